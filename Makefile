@@ -1,5 +1,5 @@
 # Everything runs from .venv, built from requirements.lock and nothing else. Needs Python 3.11 or newer, and make.
-.PHONY: style types users-types migrations-check help setup browser prometheus pgbouncer monitoring operators demo demo-poison demo-reload test test-all soak check chaos properties bench docs site site-check ui-test ui-screenshots mutants lock clean
+.PHONY: style types users-types migrations-check help setup browser prometheus pgbouncer monitoring operators demo demo-poison demo-reload demo-spark test test-all soak check chaos properties bench docs site site-check ui-test ui-screenshots mutants lock clean
 .DEFAULT_GOAL := help
 
 # Where it is set, each process that a test starts compiles all that it imports: that took two thirds of the suite's time.
@@ -11,7 +11,7 @@ UV := VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv
 READY := .venv/ready
 # Tests wait more than they compute, so there are more processes than processors.
 PYTEST = SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n $(PROCESSES) --dist loadgroup
-SPARK := .venv/spark
+WITH_SPARK := .venv/spark
 DEMO := $(BIN)/python -m demo
 DOCS := .venv/docs
 COMPILED := .venv/compiled
@@ -46,9 +46,9 @@ $(READY): pyproject.toml requirements.lock
 
 # Spark is half a gigabyte, and its build leaves another 1.4 in uv's cache; pyright and its Node are a quarter of one. A
 # demo does without. It is compiled when it is first imported: --compile-bytecode would look at all 8,000 files again.
-$(SPARK): $(READY)
+$(WITH_SPARK): $(READY)
 	$(UV) pip install --quiet --no-deps --require-hashes --build-constraints requirements.lock -r requirements.lock
-	touch $(SPARK)
+	touch $(WITH_SPARK)
 
 # Sphinx, and what drives a browser: for the site, the console's tests, and the type checker that reads them.
 $(DOCS): $(READY) requirements-docs.lock
@@ -61,17 +61,20 @@ demo: $(READY)  ## real flights, real servers, real crashes: nothing lost, nothi
 demo-poison: $(READY)  ## the same flights, one in 1,000 broken: dead-lettered, replayed with a fixed handler, none lost
 	$(DEMO) demo-poison $(ARGS)
 
-demo-reload: $(SPARK)  ## the same flights, the table rebuilt three times under load: no read torn, nobody stopped
+demo-reload: $(WITH_SPARK)  ## the same flights, the table rebuilt three times under load: no read torn, nobody stopped
 	$(DEMO) demo-reload --spark 'local[2]' $(ARGS)
+
+demo-spark: $(WITH_SPARK)  ## the same flights through Spark's DataFrames, joined and added up; drivers and tasks killed, no checkpoint
+	$(DEMO) demo-spark $(ARGS)
 
 test: $(READY)  ## each promise once, on a real Kafka and a real Postgres; what it leaves out is in `make test-all`
 	$(MAKE) --no-print-directory -j 2 style types $(COMPILED)
 	$(PYTEST) -m "not long" $(ARGS)
 
-test-all: $(SPARK) $(DOCS) pgbouncer users-types  ## what `make test` leaves out: long tests, each protocol and fault, clusters; both together are everything
+test-all: $(WITH_SPARK) $(DOCS) pgbouncer users-types  ## what `make test` leaves out: long tests, each protocol and fault, clusters; both together are everything
 	$(PYTEST) -m long $(ARGS)
 
-soak: $(SPARK) $(DOCS) pgbouncer  ## the tests of both again and again, noted in soak.jsonl: make soak ARGS="--test 12 --busy 6 --all 3"
+soak: $(WITH_SPARK) $(DOCS) pgbouncer  ## the tests of both again and again, noted in soak.jsonl: make soak ARGS="--test 12 --busy 6 --all 3"
 	$(BIN)/python tests/soak.py $(ARGS)
 
 check: $(READY)  ## style, types, layers, and migrations that equal the metadata
@@ -84,10 +87,10 @@ style: $(READY)
 	$(BIN)/lint-imports
 
 # mypy gives up (2) where its processes take more than three seconds to start; by itself it needs none.
-types: $(SPARK) $(DOCS)
+types: $(WITH_SPARK) $(DOCS)
 	$(BIN)/mypy --num-workers 2 || { test $$? -eq 2 && $(BIN)/mypy; }
 
-users-types: $(SPARK)
+users-types: $(WITH_SPARK)
 	$(BIN)/pyright
 
 migrations-check: $(READY)
@@ -99,17 +102,21 @@ $(COMPILED): $(READY)
 	$(BIN)/pytest --collect-only -qq > /dev/null 2>&1 || true
 	touch $(COMPILED)
 
-chaos: $(SPARK)  ## kill workers and servers, then reloads: make chaos ROUNDS=200 RELOADS=20 SEED=7
+chaos: $(WITH_SPARK)  ## kill workers and servers, then reloads: make chaos ROUNDS=200 RELOADS=20 SEED=7; SPARK=1: a stream of DataFrames
+ifdef SPARK
+	$(BIN)/python tests/chaos/spark/streams.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
+else
 	$(BIN)/python tests/chaos/worker/run.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
 	$(if $(filter-out 0,$(RELOADS)),$(BIN)/python tests/chaos/reload/reloads.py --rounds $(RELOADS) --seed $(SEED))
+endif
 
-properties: $(SPARK)  ## every write strategy against a plain model: make properties EXAMPLES=20000
+properties: $(WITH_SPARK)  ## every write strategy against a plain model: make properties EXAMPLES=20000
 	SEEKPOINT_EXAMPLES=$(EXAMPLES) SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 --timeout 0 tests/postgres/test_write_strategies.py $(ARGS)
 
-mutants: $(SPARK)  ## break the lines that the promise hangs on, one by one: a test must fail each time
+mutants: $(WITH_SPARK)  ## break the lines that the promise hangs on, one by one: a test must fail each time
 	$(BIN)/python tests/mutants/run.py $(ARGS)
 
-bench: $(SPARK)  ## every question, next to the floor: hours; make bench QUICK=1: the core, in under three minutes
+bench: $(WITH_SPARK)  ## every question, next to the floor: hours; make bench QUICK=1: the core, in under three minutes
 	$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick) $(ARGS)
 
 docs: site  ## build the site, run every code block of README and docs; list words that the glossary has a term for
@@ -136,7 +143,7 @@ operators: $(READY) prometheus  ## random plans under load, killed workers, mirr
 	  tests/kafka/operators tests/kafka/test_worker_processes.py tests/monitoring/test_rules.py $(ARGS)
 
 # All of it is built again: Sphinx warns only of what it reads, and leaves pages that are no more.
-site: $(SPARK) $(DOCS)  ## build the site in build/site/html: a warning is an error, and so is a reference that leads nowhere
+site: $(WITH_SPARK) $(DOCS)  ## build the site in build/site/html: a warning is an error, and so is a reference that leads nowhere
 	rm -rf $(SITE)
 	$(BIN)/python docs/site/sources.py $(SITE)/sources
 	$(BIN)/sphinx-build --quiet --jobs auto --nitpicky --fail-on-warning --conf-dir docs/site \
@@ -148,7 +155,7 @@ site-check: site  ## open every page of the site in Chromium: no error, no broke
 browser: $(DOCS)
 	@$(BIN)/python docs/site/browsing.py
 
-ui-test: browser $(SPARK)  ## the console in Chromium, on real servers: live, keyboard, no JavaScript, axe-core (Debian: chromium)
+ui-test: browser $(WITH_SPARK)  ## the console in Chromium, on real servers: live, keyboard, no JavaScript, axe-core (Debian: chromium)
 	SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -q tests/ui $(ARGS)
 
 ui-screenshots: browser  ## take the screenshots of the docs, from the console of seekpoint dev --demo under load
@@ -156,10 +163,10 @@ ui-screenshots: browser  ## take the screenshots of the docs, from the console o
 
 # Beside what pyproject.toml names: uv itself, what hatchling asks for when it installs a checkout, and what builds
 # pyspark.
-lock: $(SPARK)  ## resolve all dependencies: requirements.lock, requirements-docs.lock, and the broker's jars
+lock: $(WITH_SPARK)  ## resolve all dependencies: requirements.lock, requirements-docs.lock, and the broker's jars
 	printf 'uv\neditables\nsetuptools\n' | $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-annotate \
-	  --extra cli --extra testing --extra dev --extra registry --extra arrow --extra spark --extra prometheus --extra otel --extra web --extra delta --group test --group check --group demo --output-file requirements.lock pyproject.toml -
+	  --extra cli --extra testing --extra dev --extra registry --extra arrow --extra spark --extra prometheus --extra otel --extra web --extra delta --extra async --extra pydantic --group test --group check --group demo --output-file requirements.lock pyproject.toml -
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --fork-strategy fewest \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-annotate \
 	  --constraints requirements.lock --group docs --group ui --output-file requirements-docs.lock

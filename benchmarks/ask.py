@@ -1,4 +1,4 @@
-"""The servers of a run, their topics, and one question after the other put to them."""
+"""The servers of a run, their topics, and the questions that are asked one after the other."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from seekpoint.testing.servers.process import free_port
 from support.proxy import Proxy
 
 HERE = Path(__file__).parent
-# max_prepared_transactions is what XA needs; the rest is what anybody raises who writes much.
+# XA needs max_prepared_transactions; the rest is what is usually raised for many writes.
 POSTGRES = {"shared_buffers": "1GB", "max_wal_size": "8GB", "max_prepared_transactions": "100"}
 LONGEST = 3600.0  # seconds for one question
-MOST_TOLD = 3000  # characters of what a subject said when it failed
+MOST_TOLD = 3000  # characters of a failed subject's errors that are shown
 
 
 class Asker:
-    """A broker and a Postgres, each also reachable through a proxy; asks each question in a process of its own."""
+    """A broker and a Postgres, each also reachable through a proxy; asks each question in a separate process."""
 
     def __init__(self, options: argparse.Namespace, questions: Sequence[Question], console: Console) -> None:
         self._options, self._questions, self._console = options, questions, console
@@ -61,7 +61,7 @@ class Asker:
         self._stack.close()
 
     def describe(self) -> dict[str, Any]:
-        """The servers, and what was set on them."""
+        """The servers and their settings."""
         return {"servers": [self._postgres.describe(), self._kafka.describe()], "postgres_settings": POSTGRES}
 
     def _fill(self, question: Question) -> None:
@@ -72,7 +72,7 @@ class Asker:
             raise SystemExit(f"{question.table} could not be produced")
 
     def ask(self, question: Question) -> list[Row]:
-        """Its rows; one with ``skipped`` where it could not be asked or failed."""
+        """Its rows; one with ``skipped`` if it could not be asked or failed."""
         for proxy, delay in ((self._to_broker, question.broker_delay), (self._to_database, question.database_delay)):
             proxy.delay(delay or 0.0, "to_server")
         busy, began = machine.busy(0.3), time.monotonic()
@@ -126,18 +126,18 @@ class Asker:
         return {**os.environ, "PYTHONPATH": path, **{name: str(value) for name, value in settings.items()}}
 
     def _rows(self, question: Question, done: subprocess.CompletedProcess[str]) -> list[Row]:
-        """What it printed: JSON objects, a line each; without any, or with an exit code, it has failed."""
-        told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        for row in told:
+        """What it printed: a JSON object a line; it has failed without any, or with an exit code other than 0."""
+        rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        for row in rows:
             if "peer" in row:
                 row["subject"] = row.pop("peer")
-        if done.returncode or not told:
+        if done.returncode or not rows:
             self._console.print(done.stderr[-MOST_TOLD:], markup=False, highlight=False)
-            if told and "skipped" in told[-1]:
-                return told[-1:]
-            last = (done.stderr.strip().splitlines() or ["it told nothing"])[-1]
+            if rows and "skipped" in rows[-1]:
+                return rows[-1:]
+            last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
             return [{"subject": question.name, "skipped": f"failed: exit code {done.returncode}: {last[:300]}"}]
         if question.cases:
-            told = [row for row in told if "mode" in row]  # (a script may print a line about its servers, too)
-            return [{**row, "case": row["mode"]} for row in told]
-        return told[-1:]
+            rows = [row for row in rows if "mode" in row]  # (a script may print a line about its servers, too)
+            return [{**row, "case": row["mode"]} for row in rows]
+        return rows[-1:]

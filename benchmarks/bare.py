@@ -1,9 +1,9 @@
 """The bare streamed loop: written by hand, without the library, for speed. Exactly once as long as nothing fails.
 
 One transaction per BENCH_BATCH records. While its COPY is open, chunks of 500 are consumed, decoded and written, so
-that the server works on one chunk while the next is decoded. The offsets are rows of a table of its own, moved by the
-same transaction, and read back when partitions are assigned. What it leaves out is what the library is for: a fence
-against a second owner, the check that a topic is still the same one, records that fail, COMMITs whose answer is lost.
+that the server works on one chunk while the next is decoded. The offsets are rows of its own table, updated in the same
+transaction, and read back when partitions are assigned. It leaves out what the library is for: a fence against a second
+owner, the check that a topic is still the same one, records that fail, COMMITs whose answer is lost.
 """
 
 from __future__ import annotations
@@ -47,18 +47,22 @@ class Loop:
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Read from the positions in the table."""
-        for at in partitions:
-            self._connection.execute("INSERT INTO bare_offset VALUES (%s, 0) ON CONFLICT DO NOTHING", [at.partition])
+        for partition in partitions:
+            self._connection.execute(
+                "INSERT INTO bare_offset VALUES (%s, 0) ON CONFLICT DO NOTHING", [partition.partition]
+            )
         stored = dict(self._connection.execute('SELECT "partition", next_offset FROM bare_offset').fetchall())
         self._connection.commit()
-        consumer.assign([TopicPartition(KIND.name, at.partition, stored[at.partition]) for at in partitions])
+        consumer.assign(
+            [TopicPartition(KIND.name, partition.partition, stored[partition.partition]) for partition in partitions]
+        )
 
     def chunk(self, most: int) -> list[Any]:
-        """What is there now, or comes within a moment."""
+        """The messages that are there now, or arrive within WAIT seconds."""
         return [m for m in self._consumer.consume(most, WAIT) if m.error() is None]
 
     def write(self, first: list[Any], most: int) -> int:
-        """One transaction of at most so many records, from this chunk on; returns how many it wrote."""
+        """One transaction of at most ``most`` records, from this chunk on; returns how many it wrote."""
         written = 0
         with self._connection.cursor() as cursor:
             with cursor.copy(COPY) as copy:

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 WIDTH, BAR, GAP, TOP = 900, 18, 8, 44
 LABELS = 340  # pixels for the names
-VALUES = 230  # and for figure and guarantee to the right of the longest bar
+VALUES = 230  # pixels for figure and guarantee, to the right of the longest bar
 
 STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #24292f }
@@ -38,11 +38,11 @@ def chart(title: str, unit: str, bars: Sequence[Bar]) -> str:
     """The chart, from zero to the greatest value."""
     height = TOP + len(bars) * (BAR + GAP) + GAP
     scale = (WIDTH - LABELS - VALUES) / max(bar.most for bar in bars)
-    told = "; ".join(f"{bar.label} {bar.value:,.0f}" for bar in bars)
+    description = "; ".join(f"{bar.label} {bar.value:,.0f}" for bar in bars)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
         f"<title>{escape(title)}</title>",
-        f"<desc>{escape(f'{unit}: {told}')}</desc>",
+        f"<desc>{escape(f'{unit}: {description}')}</desc>",
         f"<style>{STYLE}</style>",
         f'<text class="title" x="0" y="16">{escape(title)}</text>',
         f'<text class="unit" x="0" y="34">{escape(unit)}; the line is from least to most</text>',

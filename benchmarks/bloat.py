@@ -1,13 +1,13 @@
-"""How many dead rows a million commits leave in the ledger, and what an old snapshot elsewhere adds.
+"""How many dead rows a million commits leave in the ledger, and how many more an old snapshot elsewhere keeps.
 
 python benchmarks/bloat.py [--commits N] [--held N] [--partitions N] [--moved N] [--quick]
 
-Needs only Postgres, with autovacuum as it is by default. One worker's worth of commits, one after the other, by
-``Ledger.advance`` alone, each a transaction of its own: sizes, dead rows, the share of updates that touched no index
-(HOT), and what an advance costs at the start and at the end. Then the same while a transaction elsewhere holds a
-snapshot open for ``--held`` commits, so that no row version it may see can be cleaned up, and after it has ended. With
-``synchronous_commit=off``, which shortens the wait for the disk alone: rows are written and cleaned up just the same.
-The positions are checked at the end: they count the commits.
+Needs only Postgres, with autovacuum as by default. Commits as of one worker, one after the other, each a transaction
+of ``Ledger.advance`` alone: sizes, dead rows, the share of updates that touched no index (HOT), and what an advance
+costs at the start and at the end. Then the same while a transaction elsewhere holds a snapshot open for ``--held``
+commits, so that no row version it may see can be cleaned up, and after it has ended. With ``synchronous_commit=off``,
+which only shortens the wait for the disk: rows are written and cleaned up in the same way. The positions are checked at
+the end: they count the commits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Sample = dict[str, Any]
 
 
 class Churn:
-    """Advances one after the other, in a schema of its own."""
+    """Advances one after the other, in its own schema."""
 
     def __init__(self, stage: Stage, name: str, partitions: int, moved: int) -> None:
         self.schema, self._moved = f"bloat_{stage.name}_{name}", moved
@@ -55,7 +55,7 @@ class Churn:
         self.commits = 0
 
     def run(self, commits: int) -> list[Sample]:
-        """So many commits; what the table looks like now and then, with the cost of the last ones."""
+        """Run ``commits`` commits; returns samples of the table, each with the cost of the last commits."""
         samples, size = [], max(1, commits // SAMPLES)
         with self._engine.connect() as connection:
             for _ in range(SAMPLES):
@@ -81,7 +81,7 @@ class Churn:
         return {"commits": self.commits, "advance_p50_ms": median_ms(last), **row._mapping}  # noqa: SLF001 -- its API
 
     def close(self) -> None:
-        """Check that every commit is there; remove it all."""
+        """Check that every commit is there; drop the schema."""
         total = sum(position.next_offset for position in self._ledger.read())
         assert total == self.commits * self._moved, f"{total} offsets passed, not {self.commits * self._moved}"
         with self._engine.begin() as tx:
@@ -99,13 +99,13 @@ def snapshot(stage: Stage) -> Iterator[None]:
 
 
 def figures(name: str, sample: Sample) -> dict[str, Any]:
-    """Of one moment, each with the moment's name in front."""
+    """A sample's figures, with the sample's name in front."""
     wanted = ("advance_p50_ms", "table_bytes", "index_bytes", "dead_rows")
     return {f"{name}_{key}": sample[key] for key in wanted}
 
 
 def steady(stage: Stage, options: Any) -> None:
-    """Commits, and nothing else."""
+    """Commits, without other load."""
     churn = Churn(stage, "steady", options.partitions, options.moved)
     first = churn.run(1000)
     began = perf_counter()
@@ -125,7 +125,7 @@ def steady(stage: Stage, options: Any) -> None:
 
 
 def report(mode: str, churn: Churn, options: Any, samples: list[Sample], **more: Any) -> None:
-    """Print the row, with the table as it was at the last of these samples."""
+    """Print the row, with the table at the last of these samples."""
     last = samples[-1]
     say(
         "ledger bloat",
@@ -161,12 +161,12 @@ def held(stage: Stage, options: Any) -> None:
 
 
 def main() -> None:
-    """Both."""
+    """Run both parts."""
     parser = arguments(__doc__)
     parser.add_argument("--commits", type=int, help="(1,000,000; quick: 20,000)")
     parser.add_argument("--held", type=int, help="commits under an old snapshot (50,000; quick: 3,000)")
     parser.add_argument("--partitions", type=int, default=6, help="rows of the ledger")
-    parser.add_argument("--moved", type=int, default=1, help="of them, by each commit, in turn")
+    parser.add_argument("--moved", type=int, default=1, help="rows that each commit advances, in turn")
     options = parser.parse_args()
     options.commits = options.commits or (20_000 if options.quick else 1_000_000)
     options.held = options.held or (3_000 if options.quick else 50_000)

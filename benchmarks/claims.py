@@ -1,12 +1,12 @@
-"""What claiming costs, and what one commit's hold and advance cost, against how many partitions are active and moved.
+"""What claiming costs, and what a commit's hold and advance cost, by the number of active and of moved partitions.
 
 python benchmarks/claims.py [--partitions N] [--rounds N] [--claims-only] [--quick]
 
-Needs only Postgres. A claim of all partitions at once, by two owners in turn (what a rebalance does): the whole of
-``Ledger.claim``, and the one statement of it that claims, as the server measures it. And transactions that hold all
-active partitions and move some, with nothing else in them. Each on a ledger that was never analyzed, as a new one is,
-and on an analyzed one; autovacuum is off meanwhile, so that it stays so. Where a plan reads the ledger from end to end
-the row says so: it should be none but over a few rows. The positions are checked at the end: where the moves end.
+Needs only Postgres. A claim of all partitions at once, by two owners in turn (what a rebalance does): all of
+``Ledger.claim``, and its one statement that claims, as the server measures it. And transactions that only hold all
+active partitions and move some. Each on a ledger that was never analyzed, as a new one is, and on an analyzed one;
+autovacuum is off, so that it stays so. A row shows whether a plan reads the whole ledger: none should, except over a
+few rows. The positions are checked at the end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ANALYZED = {False: "never analyzed", True: "analyzed"}
 
 
 class Spy:
-    """The last statement of each kind, as the driver got it: to ask the server for its plan and its own time."""
+    """The last statement of each kind, as the driver got it, to ask the server for its plan and time."""
 
     def __init__(self, engine: Engine) -> None:
         self.seen: dict[str, tuple[str, Any]] = {}
@@ -52,14 +52,14 @@ class Spy:
 
 
 def explain(engine: Engine, statement: str, parameters: Any) -> tuple[float, float, bool]:
-    """Milliseconds to plan and to run, by the server's clock, and whether it reads the ledger from end to end."""
+    """Milliseconds to plan and to run, by the server's clock, and whether it reads the whole ledger."""
     with engine.connect() as connection:
         cursor = connection.connection.cursor()
         cursor.execute(f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {statement}", parameters)
-        found = cursor.fetchone()
+        row = cursor.fetchone()
         connection.rollback()
-    assert found is not None
-    plan = found[0][0]
+    assert row is not None
+    plan = row[0][0]
     return plan["Planning Time"], plan["Execution Time"], '"Seq Scan", "Relation' in _flat(plan)
 
 
@@ -75,7 +75,7 @@ def _flat(plan: Any) -> str:
 
 @contextmanager
 def ledger(stage: Stage, *, analyzed: bool, partitions: int) -> Iterator[tuple[Engine, str]]:
-    """A schema of its own with a ledger of this many rows in one group, ``bench``."""
+    """A new schema with a ledger of this many rows in one group, ``bench``."""
     name = f"claims_{stage.name}_{partitions}_{'analyzed' if analyzed else 'fresh'}"
     engine = create_engine(stage.url)
     schema.upgrade(engine, schema=name)
@@ -90,18 +90,18 @@ def ledger(stage: Stage, *, analyzed: bool, partitions: int) -> Iterator[tuple[E
         with engine.begin() as tx:
             statistics = "SELECT count(*) FROM pg_stats WHERE schemaname = :name AND tablename = 'partition_offset'"
             known = tx.execute(text(statistics), {"name": name}).scalar_one()
-            assert (known > 0) == analyzed, "the ledger's statistics are not what this round is about"
+            assert (known > 0) == analyzed, "autovacuum has changed the ledger's statistics"
             tx.execute(text(f"DROP SCHEMA {name} CASCADE"))
     finally:
         engine.dispose()
 
 
-def _claim(at: Ledger, count: int) -> list[Claim]:
-    return list(_granted(at, [Partition(TOPIC, number) for number in range(count)]).values())
+def _claim(ledger_: Ledger, count: int) -> list[Claim]:
+    return list(_granted(ledger_, [Partition(TOPIC, number) for number in range(count)]).values())
 
 
-def _granted(at: Ledger, wanted: Sequence[Partition]) -> Mapping[Partition, Claim]:
-    claimed = at.claim(wanted, {TOPIC: TOPIC_ID}, cluster_id=CLUSTER, start=lambda _: dict.fromkeys(wanted, 0))
+def _granted(ledger_: Ledger, wanted: Sequence[Partition]) -> Mapping[Partition, Claim]:
+    claimed = ledger_.claim(wanted, {TOPIC: TOPIC_ID}, cluster_id=CLUSTER, start=lambda _: dict.fromkeys(wanted, 0))
     assert len(claimed.granted) == len(wanted)
     return claimed.granted
 
@@ -152,24 +152,24 @@ def claims(stage: Stage, partitions: int, rounds: int) -> None:
 
 
 def commits(stage: Stage, active: int, sizes: list[int], rounds: int) -> None:
-    """Transactions of hold and advance alone."""
+    """Transactions that only hold and advance."""
     for analyzed, shown in ANALYZED.items():
         for touched in sizes:
             with ledger(stage, analyzed=analyzed, partitions=active) as (engine, name):
                 _commits(Ledger(engine, "bench", schema=name), shown, active, touched, rounds)
 
 
-def _commits(at: Ledger, shown: str, active: int, touched: int, rounds: int) -> None:
-    session, held = Session(at.engine), {c.partition: c for c in _claim(at, active)}
+def _commits(ledger_: Ledger, shown: str, active: int, touched: int, rounds: int) -> None:
+    session, held = Session(ledger_.engine), {c.partition: c for c in _claim(ledger_, active)}
     seconds: dict[str, list[float]] = {"hold": [], "advance": [], "commit": [], "whole": []}
     warm = 10  # the driver prepares a statement at its fifth use
     for n in range(rounds + warm):
         moving = [held[Partition(TOPIC, (n + k * (active // touched)) % active)] for k in range(touched)]
         began = perf_counter()
         with session.transaction() as tx:
-            transaction = at.hold(tx, [Expected(c, c.next_offset) for c in held.values()])
+            transaction = ledger_.hold(tx, [Expected(c, c.next_offset) for c in held.values()])
             has_held = perf_counter()
-            moved = at.advance(tx, [Move(c, c.next_offset, c.next_offset + 1) for c in moving], transaction)
+            moved = ledger_.advance(tx, [Move(c, c.next_offset, c.next_offset + 1) for c in moving], transaction)
             advanced = perf_counter()
         ended = perf_counter()
         held |= {c.partition: c for c in moved}
@@ -179,9 +179,9 @@ def _commits(at: Ledger, shown: str, active: int, touched: int, rounds: int) -> 
             ):
                 seconds[step].append(took)
     session.close()
-    positions = at.read()
+    positions = ledger_.read()
     assert sum(p.next_offset for p in positions) == touched * (rounds + warm), "the commits are not all there"
-    _, running, reads_all = _explain_hold(at, held)
+    _, running, reads_all = _explain_hold(ledger_, held)
     say(
         "hold and advance",
         f"{active} active, {touched} moved, {shown}",
@@ -197,19 +197,19 @@ def _commits(at: Ledger, shown: str, active: int, touched: int, rounds: int) -> 
     )
 
 
-def _explain_hold(at: Ledger, held: dict[Partition, Claim]) -> tuple[float, float, bool]:
-    """Of the statement that holds them at their present positions."""
-    spy = Spy(at.engine)
-    with at.begin() as tx:
-        at.hold(tx.connection, [Expected(c, c.next_offset) for c in held.values()])
-    return explain(at.engine, *spy.seen["hold"])
+def _explain_hold(ledger_: Ledger, held: dict[Partition, Claim]) -> tuple[float, float, bool]:
+    """The plan of the statement that holds them at their present positions."""
+    spy = Spy(ledger_.engine)
+    with ledger_.begin() as tx:
+        ledger_.hold(tx.connection, [Expected(c, c.next_offset) for c in held.values()])
+    return explain(ledger_.engine, *spy.seen["hold"])
 
 
 def main() -> None:
-    """All of it."""
+    """Measure claims, then commits."""
     parser = arguments(__doc__)
-    parser.add_argument("--partitions", type=int, help="of a claim (1000; quick: 100)")
-    parser.add_argument("--rounds", type=int, help="of claims; of commits ten times as many (30; quick: 5)")
+    parser.add_argument("--partitions", type=int, help="partitions of a claim (1000; quick: 100)")
+    parser.add_argument("--rounds", type=int, help="rounds of claims; ten times as many of commits (30; quick: 5)")
     parser.add_argument("--claims-only", action="store_true", help="no commits")
     options = parser.parse_args()
     partitions = options.partitions or (100 if options.quick else 1000)

@@ -1,6 +1,6 @@
 """Rows and whole columns to COPY, from JSON, Avro, Protobuf and Arrow: the same payments, one worker, exactly once.
 
-The records are typed here (numbers, times), as these formats are. ``long way`` is Confluent's deserializer for every
+The records have types here (numbers, times), as these formats do. ``long way`` is Confluent's deserializer for every
 record. A record of the Arrow topic holds 1,000 payments.
 """
 
@@ -101,24 +101,26 @@ def typed() -> Iterator[Typed]:
 
 def _avro(topic: str) -> Iterator[bytes | None]:
     serialize, context = AvroSerializer(REGISTRY, AVRO), SerializationContext(topic, MessageField.VALUE)
-    return (serialize(msgspec.structs.asdict(one), context) for one in typed())
+    return (serialize(msgspec.structs.asdict(payment), context) for payment in typed())
 
 
 def _protobuf(topic: str) -> Iterator[bytes | None]:
     serialize = ProtobufSerializer(MESSAGE, REGISTRY, {"use.deprecated.format": False})
     context = SerializationContext(topic, MessageField.VALUE)
-    for one in typed():
-        message = MESSAGE(id=one.id, account=one.account, amount=str(one.amount), kind=one.kind, note=one.note)
-        message.at.FromDatetime(one.at)
+    for payment in typed():
+        message = MESSAGE(
+            id=payment.id, account=payment.account, amount=str(payment.amount), kind=payment.kind, note=payment.note
+        )
+        message.at.FromDatetime(payment.at)
         yield serialize(message, context)
 
 
 def _arrow(_: str) -> Iterator[bytes]:
     payments = typed()
-    while several := list(islice(payments, TOGETHER)):
+    while rows := list(islice(payments, TOGETHER)):
         written = pa.BufferOutputStream()
         with pa.ipc.new_stream(written, ARROW) as writer:
-            writer.write_table(pa.Table.from_pylist([msgspec.structs.asdict(one) for one in several], schema=ARROW))
+            writer.write_table(pa.Table.from_pylist([msgspec.structs.asdict(row) for row in rows], schema=ARROW))
         yield bytes(written.getvalue())
 
 
@@ -131,7 +133,7 @@ TOPICS: dict[str, Callable[[str], Iterable[bytes | None]]] = {
 
 
 def _fill(name: str) -> str:
-    """A topic of this format, new in every run; the registry forgets its schemas with the process."""
+    """A topic of this format, new in every run, because the registry's schemas are lost with the process."""
     topic = f"columnar_{name}_{secrets.token_hex(3)}"
     values = enumerate(TOPICS[name](topic))
     kinds.send(BROKERS, topic, ({"value": value, "partition": number % PARTITIONS} for number, value in values))
@@ -161,7 +163,7 @@ def _cases() -> Iterator[Case]:
     avro, protobuf = Avro(Typed, registry=registry), Protobuf(MESSAGE, registry=registry, type=Typed)
     long: dict[str, Any] = {
         "use.latest.version": False
-    }  # an option of Confluent's deserializer: it is not left out then
+    }  # an option of Confluent's deserializer: with it, no record takes the fast path
     for name, codec in (("json", Json(Typed)), ("avro", avro), ("protobuf", protobuf)):
         yield Case(f"{name}, rows", name, codec, by_row)
         yield Case(f"{name}, columns", name, codec, by_column)
@@ -169,8 +171,8 @@ def _cases() -> Iterator[Case]:
     yield Case("avro, rows, long way", "avro", Avro(Typed, registry=registry, options=long), by_row)
     slow = Protobuf(MESSAGE, registry=registry, type=Typed, options=long)
     yield Case("protobuf, rows, long way", "protobuf", slow, by_row)
-    each = {"sinks": [Append(KIND.name, columns=names, rows=lambda record: record.value.to_pylist())]}
-    yield Case("arrow, rows", "arrow", Arrow(), each, TOGETHER)
+    flattened = {"sinks": [Append(KIND.name, columns=names, rows=lambda record: record.value.to_pylist())]}
+    yield Case("arrow, rows", "arrow", Arrow(), flattened, TOGETHER)
     yield Case("arrow, columns", "arrow", Arrow(), by_column, TOGETHER)
 
 
@@ -202,5 +204,5 @@ def _measure(case: Case, topic: str) -> None:
 if __name__ == "__main__":
     upgrade()
     filled = {name: _fill(name) for name in TOPICS}
-    for one in _cases():
-        _measure(one, filled[one.topic])
+    for case in _cases():
+        _measure(case, filled[case.topic])

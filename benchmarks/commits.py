@@ -1,13 +1,13 @@
-"""The cost of a commit against how many partitions its batch touches: 1, 6, 100, 1,000; end to end, from Kafka.
+"""The cost of a commit by how many partitions its batch touches: 1, 6, 100, 1,000; end to end, from Kafka.
 
 python benchmarks/commits.py [--partitions 1,6,100,1000] [--batches N] [--quick]
-python benchmarks/commits.py --one-of 1000    a worker that owns so many partitions; records come to one of them
+python benchmarks/commits.py --one-of 1000    a worker that owns 1,000 partitions, of which one has records
 
-Each transaction writes a thousand records. They lie in the log in runs so short, and one fetch brings so little of
-each partition, that a batch has some of all of them: the row says how many it touched (the median). The worker reads
-a fixed list of partitions, from a backlog. Its own events split the time: *hold* from the batch's opening to the
-locked rows, *advance* from the applied rows to the moved offsets, *commit* from there to COMMIT's answer; the rest is
-reading, decoding and COPY. Rows are counted at the end.
+Each transaction writes a thousand records. The log has them in short runs, and a fetch brings little of each partition,
+so that a batch has records of all of them: the row has the median of how many it touched. The worker reads a fixed list
+of partitions, from a backlog. Its events split the time: *hold* from the batch's opening to the locked rows, *advance*
+from the applied rows to the moved offsets, *commit* from there to COMMIT's answer; the rest is reading, decoding and
+COPY. Rows are counted at the end.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from stage import BenchProcess, Stage, arguments, median_ms, say, servers
 BATCH = 1000  # records of a transaction
 STEPS = {"hold": ("BatchOpened", "Held"), "advance": ("Applied", "Advanced"), "commit": ("Advanced", "Committed")}
 TELL = ["BatchOpened", "Held", "Applied", "Advanced", "Committed"]
-OVERHEAD, VALUE = 61 + 20, 150  # bytes: of a run of records in the log, and of one record in it, at most
+OVERHEAD, VALUE = 61 + 20, 150  # bytes of a run of records in the log, and of one record, at most
 
 
 def transactions(worker: BenchProcess) -> list[dict[str, Report]]:
-    """The events of each transaction, by name; those that were tried once and are full."""
-    found, current = [], dict[str, Report]()
-    for told in worker.reports:
-        if told["event"] == "BatchOpened":
+    """The events of each full transaction that was tried once, by name."""
+    batches, current = [], dict[str, Report]()
+    for report in worker.reports:
+        if report["event"] == "BatchOpened":
             current = {}
-        current[told["event"]] = told
-        if told["event"] == "Committed" and told["records"] == BATCH and len(current) == len(TELL):
-            found.append(current)
-    return found
+        current[report["event"]] = report
+        if report["event"] == "Committed" and report["records"] == BATCH and len(current) == len(TELL):
+            batches.append(current)
+    return batches
 
 
 def run(stage: Stage, partitions: int, batches: int, *, filled: int = 0) -> None:
-    """One worker over a backlog in so many partitions, of which ``filled`` have records; 0: all."""
+    """One worker over a backlog in these partitions, of which ``filled`` have records; 0: all."""
     stage.fresh_table()
     topic, records = stage.topic(f"commits-{partitions}-{filled}", partitions), BATCH * batches
     in_a_run = max(1, BATCH // (filled or partitions))
@@ -54,15 +54,15 @@ def run(stage: Stage, partitions: int, batches: int, *, filled: int = 0) -> None
     full = transactions(worker)
     assert full, "no transaction was full"
     seconds: dict[str, list[float]] = {
-        step: [one[end]["at"] - one[start]["at"] for one in full] for step, (start, end) in STEPS.items()
+        step: [batch[end]["at"] - batch[start]["at"] for batch in full] for step, (start, end) in STEPS.items()
     }
-    whole = [one["Committed"]["seconds"] for one in full]
+    whole = [batch["Committed"]["seconds"] for batch in full]
     say(
         "commit",
         f"{partitions:,} partitions" + (f", records in {filled}" if filled else ""),
         partitions=partitions,
         records_per_transaction=BATCH,
-        partitions_per_batch=statistics.median(len(one["Advanced"]["spans"]) for one in full),
+        partitions_per_batch=statistics.median(len(batch["Advanced"]["spans"]) for batch in full),
         transactions=len(worker.all("Committed")),
         full_transactions=len(full),
         whole_p50_ms=median_ms(whole),

@@ -2,8 +2,8 @@
 
 python benchmarks/costs.py
 
-One process, one partition after the other: ``client`` is this process, ``server`` the one session of Postgres that
-serves it. What ``docs/internals/scale.md`` reckons with.
+One process, one partition after the other: ``client`` is this process, ``server`` its session's process in Postgres.
+``docs/internals/scale.md`` calculates with these figures.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STAGED, BUILT = "staged_rows", "built_rows"
 
 
 class Meter:
-    """Microseconds a row of one step; prints its line."""
+    """Measures microseconds a row of each step, and prints its line."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -70,21 +70,21 @@ def ranges() -> list[Range]:
 
 def consume() -> Iterator[Piece]:
     """All records, by the reader of the tasks."""
-    return (piece for one in ranges() for piece in read_range(KAFKA, one))
+    return (piece for range_ in ranges() for piece in read_range(KAFKA, range_))
 
 
 def rows_of(pieces: Sequence[Piece]) -> list[list[Row]]:
-    """By the pipeline's own codec and sink, piece by piece, as a task does: from the values alone."""
-    writers, made = PipelineWriters(rebuild.pipeline()), []
+    """Rows by the pipeline's codec and sink, piece by piece, from the values alone, as in a task."""
+    writers, batches = PipelineWriters(rebuild.pipeline()), []
     for piece in pieces:
         rows = writers.sinks[0].value_rows(writers.values(piece.records))
         assert rows is not None
-        made.append(rows)
-    return made
+        batches.append(rows)
+    return batches
 
 
 def statements(connection: Connection, meter: Meter) -> None:
-    """What the database does by itself, as the reload's steps do it."""
+    """The steps of a reload that run in the database alone."""
     run = connection.exec_driver_sql
     columns = ", ".join(COLUMNS)
     run("SET max_parallel_workers_per_gather = 0")
@@ -100,15 +100,15 @@ def statements(connection: Connection, meter: Meter) -> None:
     run(f"ANALYZE {STAGED}")
     left, right = (", ".join(f"{side}.{column}" for column in COLUMNS) for side in ("a", "b"))
     with meter("compare: full join"):
-        found = run(
+        differences = run(
             f"SELECT count(*) FROM {STAGED} a FULL JOIN {BUILT} b USING (id) WHERE ROW({left}) IS DISTINCT FROM"
             f" ROW({right})"
         ).scalar()
-    assert found == 0
+    assert differences == 0
 
 
 def main(engine: Engine) -> None:
-    """Every step, in the order of a row's way."""
+    """Every step, in the order in which a row passes them."""
     rebuild.apply_all(engine, KIND)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql(f"DROP TABLE IF EXISTS {STAGED}, {BUILT}")
@@ -116,7 +116,7 @@ def main(engine: Engine) -> None:
         meter = Meter(connection)
         with meter("consume"):
             assert sum(map(len, consume())) == RECORDS
-        pieces = list(consume())  # read again: to keep so many, as no task does, costs the collector more than all else
+        pieces = list(consume())  # read again, not kept above: the garbage collector would cost more than the reading
         with meter("decode and rows"):
             chunks = rows_of(pieces)
         del pieces

@@ -12,7 +12,7 @@ import psycopg
 from setting import BATCH, DSN, LIMIT, RECORDS
 from subject import COLUMNS, COPY, KIND, Clock, fresh_table
 
-PIECE = 65_536  # bytes handed to the driver at once
+PIECE = 65_536  # bytes given to the driver at once
 
 
 def lines() -> Iterator[bytes]:
@@ -35,17 +35,17 @@ def ready_lines() -> list[bytes]:
 
 def main() -> None:
     """Write them all."""
-    found = ready_lines()
-    ready = [b"".join(found[at : at + BATCH]) for at in range(0, len(found), BATCH)]
-    del found
+    rows = ready_lines()
+    ready = [b"".join(rows[start : start + BATCH]) for start in range(0, len(rows), BATCH)]
+    del rows
     fresh_table()
     clock = Clock()
     with psycopg.connect(DSN) as connection:
         clock.start()
         for chunk in ready:
             with connection.cursor() as cursor, cursor.copy(COPY) as copy:
-                for at in range(0, len(chunk), PIECE):
-                    copy.write(chunk[at : at + PIECE])
+                for start in range(0, len(chunk), PIECE):
+                    copy.write(chunk[start : start + PIECE])
             connection.commit()
     clock.report("floor", "COPY text, ready rows", transactions=len(ready))
 

@@ -2,8 +2,8 @@
 
 python benchmarks/handlers.py [--quick]
 
-One transaction of ``RECORDS`` records at a time, through the worker's unit of work without a broker; all styles turn by
-turn in one process. ``to_append`` is the sink's speed.
+One transaction of ``SIZE`` records at a time, through the worker's unit of work without a broker; all styles alternate
+in one process. ``to_append`` is the ratio to the sink's speed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def core_per_row(tx: Connection, batch: Batch[Any, Any]) -> None:
 
 
 def driver_per_row(tx: Connection, batch: Batch[Any, Any]) -> None:
-    """``cursor.execute(...)`` of psycopg's own"""
+    """psycopg's ``cursor.execute(...)``"""
     driver: Any = tx.connection.driver_connection
     cursor = driver.cursor()
     for record in batch:
@@ -65,7 +65,7 @@ def driver_per_row(tx: Connection, batch: Batch[Any, Any]) -> None:
 
 
 def driver_pipeline(tx: Connection, batch: Batch[Any, Any]) -> None:
-    """``with connection.pipeline():`` of psycopg's own, and a statement per record"""
+    """psycopg's ``with connection.pipeline():``, and a statement per record"""
     driver: Any = tx.connection.driver_connection
     with driver.pipeline():
         driver_per_row(tx, batch)
@@ -119,16 +119,16 @@ def main() -> None:
     used = cpu()
     seconds = in_turn(subjects, rounds, calls)
     used = cpu() - used
-    for mode, found in seconds.items():
+    for mode, times in seconds.items():
         row = {
             "subject": "handlers",
             "mode": mode,
             "records": SIZE * rounds * calls,
-            "seconds": round(sum(found) * calls, 3),
-            "records_per_second": round(SIZE / statistics.median(found)),
+            "seconds": round(sum(times) * calls, 3),
+            "records_per_second": round(SIZE / statistics.median(times)),
             "cpu_seconds_together": round(used, 2),
             "batch": SIZE,
-            "to_append": round(ratio(seconds["Append"], found), 3),
+            "to_append": round(ratio(seconds["Append"], times), 3),
         }
         print(json.dumps(row), flush=True)
 

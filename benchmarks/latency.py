@@ -2,14 +2,14 @@
 
 python benchmarks/latency.py [--seconds N] [--rates 1,100,10000] [--quick]
 
-Each record carries the moment right before it was handed to the producer, by the machine's monotonic clock; one
-process produces them evenly, one process works. Without linger; from 1,000 a second on with 1 ms of it and 10 ms of
-records to one partition after the other, as the client does with records that have no key: or the broker is asked for
-each record by itself, and is what one waits for. A row counts as visible when its COMMIT was answered
-(the event ``Committed``): COMMIT's answer comes when others see it. That is checked by a reader, in rounds of its own,
-who asks the table for new rows as fast as it can and notes when it first saw each: the row names its own step, how
-long it is between two of its looks. Rows are matched by partition and offset, every record counts, the first second
-is left out (plans, caches, the first fetch). Beside it is how long the broker took to answer the producer.
+Each record carries the time right before it was given to the producer, by the machine's monotonic clock; one process
+produces them evenly, one process works. Without linger; from 1,000 a second on with a linger of 1 ms, and with 10 ms of
+records to one partition after the other, as the client does with records without a key: otherwise each record would be
+a request, and the broker the bottleneck. A row counts as visible when its COMMIT was answered (the event
+``Committed``): COMMIT's answer comes when others see it. Separate rounds check that with a reader, which queries the
+table for new rows as fast as it can and notes when it first saw each: ``reader_step`` is the time between two of its
+queries. Rows are matched by partition and offset. Every record counts, except those of the first second (plans, caches,
+the first fetch). Each row also has how long the broker took to answer the producer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WARM = 1.0  # seconds at the start that do not count
 
 
 class Reader(threading.Thread):
-    """Looks for new rows all the time, and notes when it saw each first."""
+    """Queries for new rows all the time, and notes when it saw each first."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(daemon=True)
@@ -35,21 +35,21 @@ class Reader(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """By id: ids come in order within a partition, so no id below the lowest missing one is asked for again."""
+        """Query by id. Ids come in order within a partition, so ids below the lowest missing one are not queried."""
         low, before = 0, monotonic()
         asked = "SELECT id FROM orders WHERE id >= %s"
         while not self._stopping.is_set():
-            found = self._connection.execute(asked, [low], prepare=True).fetchall()
+            rows = self._connection.execute(asked, [low], prepare=True).fetchall()
             now = monotonic()
             self.steps.append(now - before)
             before = now
-            for (number,) in found:
+            for (number,) in rows:
                 self.seen.setdefault(number, now)
             while low in self.seen:
                 low += 1
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop reading."""
         self._stopping.set()
         self.join()
         self._connection.close()
@@ -57,12 +57,12 @@ class Reader(threading.Thread):
 
 def visible(worker: BenchProcess) -> dict[int, tuple[list[int], list[float]]]:
     """By partition: the ends of its commits, and when each was answered."""
-    found: dict[int, tuple[list[int], list[float]]] = {number: ([], []) for number in range(PARTITIONS)}
-    for told in worker.all("Committed"):
-        for partition, _, end in told["spans"]:
-            found[partition][0].append(end)
-            found[partition][1].append(told["at"])
-    return found
+    commits: dict[int, tuple[list[int], list[float]]] = {number: ([], []) for number in range(PARTITIONS)}
+    for report in worker.all("Committed"):
+        for partition, _, end in report["spans"]:
+            commits[partition][0].append(end)
+            commits[partition][1].append(report["at"])
+    return commits
 
 
 def run(stage: Stage, rate: int, seconds: float, *, read: bool) -> None:
@@ -85,16 +85,16 @@ def run(stage: Stage, rate: int, seconds: float, *, read: bool) -> None:
     commits = visible(worker)
     with stage.connect() as connection:
         rows = connection.execute('SELECT id, made, partition, "offset" FROM orders').fetchall()
-    began = min(made for _, made, _, _ in rows) / 1e9
+    began = min(made_at for _, made_at, _, _ in rows) / 1e9
     latency, seen = [], []
-    for number, made, partition, offset in rows:
+    for number, made_at, partition, offset in rows:
         ends, times = commits[partition]
-        if made / 1e9 < began + min(WARM, seconds / 5):
+        if made_at / 1e9 < began + min(WARM, seconds / 5):
             continue
-        latency.append(times[bisect_right(ends, offset)] - made / 1e9)
+        latency.append(times[bisect_right(ends, offset)] - made_at / 1e9)
         if reader is not None:
-            seen.append(reader.seen[number] - made / 1e9)
-    assert min(latency) > 0, "visible before it was made: the clocks are not one"
+            seen.append(reader.seen[number] - made_at / 1e9)
+    assert min(latency) > 0, "visible before it was made: the processes' clocks differ"
     transactions = len(worker.all("Committed"))
     say(
         "latency",
@@ -117,7 +117,7 @@ def run(stage: Stage, rate: int, seconds: float, *, read: bool) -> None:
 def main() -> None:
     """Each rate, plain and with the reader."""
     parser = arguments(__doc__)
-    parser.add_argument("--seconds", type=float, help="of each rate, and at least ten records (30; quick: 5)")
+    parser.add_argument("--seconds", type=float, help="seconds of each rate, and at least ten records (30; quick: 5)")
     parser.add_argument("--rates", default="1,100,10000")
     options = parser.parse_args()
     seconds = options.seconds or (5 if options.quick else 30)

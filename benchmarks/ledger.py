@@ -1,8 +1,8 @@
 """What the ledger costs: the same pipeline with its two statements, and without them, alternately in one process.
 
-Without: a ``Ledger`` whose hold and advance send nothing, so that rows are committed and no offset is. All else is the
-same, claims included. BENCH_BATCH says how many records a transaction has, BENCH_LIMIT how many records
-each measurement moves.
+Without: a ``Ledger`` whose hold and advance send nothing, so that rows are committed and offsets are not. All else is
+the same, claims included. BENCH_BATCH is the number of records in a transaction, BENCH_LIMIT the number of records in
+each measurement.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def turn(kind: type[Ledger]) -> Run:
 
 
 def main() -> None:
-    """Pairs of turns; what is first in one pair is second in the next."""
+    """Measure in pairs; the one that is first in a pair is second in the next."""
     upgrade()
     turn(Ledger)  # imports, the ledger's tables in cache
     runs: dict[type[Ledger], list[Run]] = {Ledger: [], Silent: []}
@@ -40,7 +40,7 @@ def main() -> None:
             runs[kind].append(turn(kind))
     with_it, without = ([run.ended - run.began for run in runs[kind]] for kind in (Ledger, Silent))
     records = sum(run.records for run in runs[Ledger])
-    told = row(
+    line = row(
         "ledger",
         f"Append, {BATCH:,} a transaction, with hold and advance",
         records,
@@ -50,7 +50,7 @@ def main() -> None:
         without_records_per_second=round(records / sum(without)),
         of_without=round(statistics.median(b / a for a, b in zip(with_it, without, strict=True)), 3),
     )
-    print(json.dumps(told), flush=True)
+    print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

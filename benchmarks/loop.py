@@ -1,6 +1,6 @@
-"""The hand loop: consume, decode, COPY, commit the database, then commit Kafka. At least once.
+"""The hand-written loop: consume, decode, COPY, commit the database, then commit Kafka. At least once.
 
-As its documentation recommends: manual commits after processing; ``fetch.queue.backoff.ms`` lowered like ours.
+As the client's documentation recommends: manual commits after processing; ``fetch.queue.backoff.ms`` as low as ours.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a report says of the machine and of what ran on it: never whose it is."""
+"""What a report says about the machine and its load, without names that identify it."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def describe() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The model's name, where the system reports it."""
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
+    """The model's name, if the system reports it."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or "unknown"
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of what Seekpoint depends on."""
-    found = {"python": platform.python_version(), "librdkafka": confluent_kafka.libversion()[0]}
+    """The versions of Python and of Seekpoint's dependencies."""
+    versions_by_package = {"python": platform.python_version(), "librdkafka": confluent_kafka.libversion()[0]}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions_by_package[package] = version(package)
         except PackageNotFoundError:
             continue
-    return {**found, "psycopg_implementation": psycopg.pq.__impl__}
+    return {**versions_by_package, "psycopg_implementation": psycopg.pq.__impl__}
 
 
 def busy(seconds: float) -> float:
-    """Percent of the processors that this process may use that are in use now, by all processes."""
-    each = psutil.cpu_percent(seconds, percpu=True)
-    return round(statistics.mean(each[core] for core in os.sched_getaffinity(0)), 1)
+    """How busy the processors are that this process may use, in percent: the load of all processes."""
+    percents = psutil.cpu_percent(seconds, percpu=True)
+    return round(statistics.mean(percents[core] for core in os.sched_getaffinity(0)), 1)
 
 
 def today() -> str:

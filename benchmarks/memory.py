@@ -1,12 +1,12 @@
-"""Does a worker grow? The memory of one process over ten million records, without and with bad ones among them.
+"""Whether a worker's memory grows: one process over ten million records, with and without bad ones among them.
 
 python benchmarks/memory.py [--records N] [--poison N] [--modes append,upsert,...] [--quick]
 
-The resident size of the worker's process, looked at with each commit: at the first one, after a million records, at the
-end, at its peak (as the kernel counts it, where it does), and how it grows per million after the first, by least
-squares. ``append`` and ``upsert`` (each account ten times) write every record; ``poisoned`` variants dead-letter one
-record in ``--poison``. The backlog is there before the worker starts: the client's own queue is full all the
-time. Rows and dead letters are counted at the end.
+The resident size of the worker's process, read at each commit: the first one, after a million records, the end, the
+peak (the kernel's count, if it has one), and the growth per million after the first, by least squares. ``append`` and
+``upsert`` (each account ten times) write every record; ``poisoned`` variants dead-letter one record in ``--poison``.
+The backlog is there before the worker starts, so that the client's queue is always full. Rows and dead letters are
+counted at the end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MILLION = 1_000_000
 
 
 def peak(worker: BenchProcess, seen: int) -> int:
-    """The most that was resident, in bytes: the kernel's own count, or the most that was seen."""
+    """The largest resident size, in bytes: the kernel's count, or the largest that was seen."""
     status = Path(f"/proc/{worker.process.pid}/status")
     if status.exists():
         for line in status.read_text(encoding="ascii", errors="replace").splitlines():
@@ -78,7 +78,7 @@ def run(stage: Stage, mode: str, topic: str, options: Any) -> None:
 
 
 def _accounts(records: int, poison: int) -> int:
-    """How many accounts have a good record: each account's records come every ACCOUNTS numbers."""
+    """How many accounts have a good record: an account's records are ACCOUNTS numbers apart."""
     if not poison:
         return min(records, ACCOUNTS)
     return len({n % ACCOUNTS for n in range(records) if n % poison != poison // 2})
@@ -88,7 +88,7 @@ def main() -> None:
     """Each mode in turn, on the same topic."""
     parser = arguments(__doc__)
     parser.add_argument("--records", type=int, help="(10,000,000; quick: 200,000)")
-    parser.add_argument("--poison", type=int, default=1000, help="one bad record in so many")
+    parser.add_argument("--poison", type=int, default=1000, help="one bad record in N")
     parser.add_argument("--modes", default=",".join(MODES))
     options = parser.parse_args()
     options.records = options.records or (200_000 if options.quick else 10_000_000)

@@ -1,8 +1,8 @@
 """Where each microsecond of an append goes: the client by stage, the server's backend, the broker; and the ceiling.
 
-Stages are functions that see a chunk or a transaction, so that timing them costs nothing next to what they do. Each has
-the time that passed and the processor time of the worker's thread, without that of the stages inside it. Processes
-are read by their processor time, which needs BENCH_BROKER_PID and BENCH_POSTGRES_PID, as ``run.py`` sets them.
+Stages are functions that process a chunk or a transaction, so that timing them costs little in comparison. Each has the
+elapsed time and the processor time of the worker's thread, without that of the stages inside it. For the servers'
+processes only processor time is read, which needs BENCH_BROKER_PID and BENCH_POSTGRES_PID, as ``run.py`` sets them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REST = "the rest of the loop"
 
 
 class Stopwatch:
-    """Seconds that passed, and of the thread's processor time, by stage."""
+    """Elapsed seconds, and seconds of the thread's processor time, by stage."""
 
     def __init__(self) -> None:
         self.spent: dict[str, list[float]] = {}
@@ -52,15 +52,15 @@ class Stopwatch:
         self._began = perf_counter(), thread_time()
 
     def stop(self) -> None:
-        """What belongs to no stage is the rest."""
+        """Compute the rest: the time that belongs to no stage."""
         passed = perf_counter() - self._began[0], thread_time() - self._began[1]
-        for at in (0, 1):
-            self.spent.setdefault(REST, [0.0, 0.0])[at] = passed[at] - sum(
-                spent[at] for stage, spent in self.spent.items() if stage != REST
+        for clock in (0, 1):
+            self.spent.setdefault(REST, [0.0, 0.0])[clock] = passed[clock] - sum(
+                spent[clock] for stage, spent in self.spent.items() if stage != REST
             )
 
     def watch(self, stage: str, place: str) -> None:
-        """Time every call of the function at ``module:Class.function``; AttributeError where it has moved."""
+        """Time every call of the function at ``module:Class.function``; AttributeError if it does not exist."""
         module, _, path = place.partition(":")
         owner_name, _, name = path.partition(".")
         owner = getattr(importlib.import_module(module), owner_name)
@@ -77,16 +77,16 @@ class Stopwatch:
             finally:
                 took = perf_counter() - began[0], thread_time() - began[1]
                 self._inner.pop()
-                for at in (0, 1):
-                    self.spent[stage][at] += took[at] - inner[at]
+                for clock in (0, 1):
+                    self.spent[stage][clock] += took[clock] - inner[clock]
                     if self._inner:
-                        self._inner[-1][at] += took[at]
+                        self._inner[-1][clock] += took[clock]
 
         return timed
 
 
 class Servers:
-    """Processor seconds of the broker and of Postgres' processes, by what they are."""
+    """Processor seconds of the broker, of the worker's backend, and of Postgres' other processes."""
 
     def __init__(self) -> None:
         self._broker = psutil.Process(int(os.environ["BENCH_BROKER_PID"]))
@@ -100,17 +100,17 @@ class Servers:
 
     def read(self) -> dict[str, float]:
         """Seconds since then."""
-        found = {"the server's backend": 0.0, "the rest of Postgres": 0.0, "the broker": 0.0}
+        seconds = {"the server's backend": 0.0, "the rest of Postgres": 0.0, "the broker": 0.0}
         for process, what in self._all():
-            found[what] += _used(process) - self._before.get(process.pid, 0.0)
-        return found
+            seconds[what] += _used(process) - self._before.get(process.pid, 0.0)
+        return seconds
 
     def _all(self) -> list[tuple[psutil.Process, str]]:
-        found = [(self._broker, "the broker"), (self._postgres, "the rest of Postgres")]
+        processes = [(self._broker, "the broker"), (self._postgres, "the rest of Postgres")]
         for child in self._postgres.children(recursive=True):
             is_backend = "127.0.0.1(" in " ".join(child.cmdline())  # its title names the client's address
-            found.append((child, "the server's backend" if is_backend else "the rest of Postgres"))
-        return found
+            processes.append((child, "the server's backend" if is_backend else "the rest of Postgres"))
+        return processes
 
 
 def _used(process: psutil.Process) -> float:
@@ -153,8 +153,8 @@ def main() -> None:
     subject = {"subject": "profile", "table": KIND.name, "key": KEYED, "records": run.records}
 
     def say(stage: str, **figures: float) -> None:
-        told = {name: round(value, 3) for name, value in figures.items()}
-        print(json.dumps({**subject, "mode": stage, **told}), flush=True)
+        rounded = {name: round(value, 3) for name, value in figures.items()}
+        print(json.dumps({**subject, "mode": stage, **rounded}), flush=True)
 
     def each(value: float) -> float:
         return 1e6 * value / run.records

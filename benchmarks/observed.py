@@ -1,4 +1,4 @@
-"""A worker with ``Append``, observed by operators (``on``) or not (``off``): what looking at it costs. Exactly once.
+"""A worker with ``Append``, observed by operators (``on``) or not (``off``): what monitoring costs. Exactly once.
 
 ``on``: metrics are counted and collected each second, and each second the worker writes its own row and a sample of its
 positions, which it does every 10 and 60 seconds by default, and mirrors its positions to Kafka, by default every 5.
@@ -56,8 +56,8 @@ def main(mode: str) -> None:
         run = work(pipeline, LIMIT, limits=LIMITS[mode])
     check("observed", run.records)
     seconds, transactions = run.ended - run.began, run.transactions
-    told = row("observed", f"Append, {mode}", run.records, seconds, run.cpu_seconds, transactions=transactions)
-    print(json.dumps(told), flush=True)
+    line = row("observed", f"Append, {mode}", run.records, seconds, run.cpu_seconds, transactions=transactions)
+    print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""Writes the tables and plots of ``docs/performance.md`` from a report.
+"""Writes the tables and plots of two pages from a report.
 
 python benchmarks/page.py bench-report.json
 
-The text between ``<!-- bench:NAME -->`` and ``<!-- /bench -->`` is written again, the prose around it is left alone;
-plots and a copy of the report go to ``docs/assets``. A test holds page, plots and that copy together.
+``docs/internals/benchmarks.md`` has all of it: the text between ``<!-- bench:NAME -->`` and ``<!-- /bench -->`` is
+replaced, the prose around it is not changed. ``docs/performance.md`` has a selection: a marker there names its rows,
+``<!-- rates: append ÷ floor; loop -->`` by rate and ratio, ``<!-- figures: latency: 100 a second [latency_p50_ms] -->``
+by their figures; in both, a question's case comes after a colon. Plots and a copy of the report go to ``docs/assets``.
+A test checks that pages, plots and that copy agree.
 """
 
 from __future__ import annotations
@@ -21,10 +24,11 @@ from questions import GROUPS, GUARANTEES, QUESTIONS
 from report import CPU, RATE, Row, summary
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "performance.md"
+PAGES = [ROOT / "docs" / "performance.md", ROOT / "docs" / "internals" / "benchmarks.md"]
 ASSETS = ROOT / "docs" / "assets"
 COPY = ASSETS / "bench-report.json"
-_PART = re.compile(r"(<!-- bench:([\w-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
+_PART = re.compile(r"(<!-- (bench|rates|figures|plot): ?([^>]+?) -->\n).*?(<!-- /bench -->)", re.DOTALL)
+_FIGURES = re.compile(r"(.+?) \[(.+)\]")
 _MET = {True: "met", False: "**missed**", None: "not measured"}
 _OLD = {"dearer_percent", "dearer_cpu_percent"}  # of reports that lack the ratio
 _PLAIN = {"seconds", "cpu_seconds", "transactions", "pairs", "stored_rows", "conflicts_percent", *_OLD}
@@ -35,31 +39,41 @@ PLOTS: Mapping[str, tuple[str, str, Sequence[str]]] = {
     "batches": ("batches", "By records per transaction", ("append", "loop")),
     "workers": ("workers", "By number of workers", ("floor", "append", "append, 2 workers")),
 }
-"""By name: the group, the title, and which questions of other groups stand beside its own."""
+"""By name: the group, the title, and the questions of other groups that are shown, too."""
 BESIDE: Mapping[str, Sequence[str]] = {"workers": ("append", "append, 2 workers")}
 """By group: which questions of other groups its table has too, on any number of processors."""
 
 
 def render(report: Row, text: str) -> str:
-    """The page's text with its parts written again; raises LookupError for an unknown part."""
+    """The page's text with its parts replaced; raises LookupError for an unknown part, row or figure."""
     parts: dict[str, Callable[[Row], str]] = {
         "setting": _setting,
         "goals": _goals,
         **{group: _group(group) for group in GROUPS},
         "profile": _profile,
     }
-    return _PART.sub(lambda found: f"{found[1]}{parts[found[2]](report)}{found[3]}", text)
+
+    def written(part: re.Match[str]) -> str:
+        kind, what = part[2], part[3]
+        if kind == "bench":
+            return parts[what](report)
+        if kind == "plot":
+            return f"![{PLOTS[what][1]}](assets/{what}.svg)\n"
+        chosen = [" ".join(choice.split()) for choice in what.split(";")]
+        return (_chosen_rates if kind == "rates" else _chosen_figures)(report["summary"], chosen)
+
+    return _PART.sub(lambda part: f"{part[1]}{written(part)}{part[4]}", text)
 
 
 def plots(report: Row) -> dict[str, str]:
-    """File names and SVG; none where nothing was measured."""
-    made = {}
+    """File names and SVG; empty if nothing was measured."""
+    charts = {}
     for name, (group, title, ours) in PLOTS.items():
         lines = [line for line in report["summary"] if RATE in line and "case" not in line]
         if any(line["group"] == group for line in lines):
             bars = [_bar(line) for line in lines if line["group"] == group or line["question"] in ours]
-            made[f"{name}.svg"] = chart(title, "records per second", sorted(bars, key=lambda bar: -bar.value))
-    return made
+            charts[f"{name}.svg"] = chart(title, "records per second", sorted(bars, key=lambda bar: -bar.value))
+    return charts
 
 
 def _bar(line: Row) -> Bar:
@@ -68,10 +82,10 @@ def _bar(line: Row) -> Bar:
 
 
 def _guarantee(line: Row) -> str:
-    """As the script printed it, or as it is known; empty where a row is about something else."""
+    """The guarantee that the script printed, or the known one; empty if a row is about something else."""
     question = QUESTIONS.get(_plain(line["question"]))
-    found: str = line.get("guarantee") or (GUARANTEES.get(question.script, "") if question is not None else "")
-    return found.partition(":")[0]
+    guarantee: str = line.get("guarantee") or (GUARANTEES.get(question.script, "") if question is not None else "")
+    return guarantee.partition(":")[0]
 
 
 def with_verdicts(report: Row) -> Row:
@@ -87,7 +101,7 @@ def with_verdicts(report: Row) -> Row:
 
 
 def shown(report: Row) -> str:
-    """The report as it is kept: a row a line."""
+    """The report as it is stored: a row a line."""
     rows = ",\n".join(json.dumps(row) for row in report["rows"])
     rest = {name: value for name, value in report.items() if name != "rows"}
     return json.dumps(rest, indent=1)[:-2] + f',\n "rows": [\n{rows}\n ]\n}}\n'
@@ -129,17 +143,17 @@ def _goals(report: Row) -> str:
 
 
 def goals_table(goals: Sequence[Row]) -> str:
-    """Each goal with its figure, and whether that meets it; after that what limits those that are not met."""
-    found = ""
+    """Each goal with its figure, and whether that meets it; then what limits those that are not met."""
+    tables = ""
     for processors in dict.fromkeys(goal["processors"] for goal in goals):
         mine = [goal for goal in goals if goal["processors"] == processors]
         where = "with any number of processors" if processors is None else f"with {processors} processors"
-        found += _table([where, *_GOALS_HEAD], [_goal(goal) for goal in mine]) + "\n"
+        tables += _table([where, *_GOALS_HEAD], [_goal(goal) for goal in mine]) + "\n"
     limits: dict[str, list[str]] = {}
     for goal in goals:
         if goal["met"] is False:
             limits.setdefault(goal["limit"], []).append(f"*{goal['goal']}*")
-    return found + "".join(f"- {'; '.join(dict.fromkeys(names))}: {limit}\n" for limit, names in limits.items())
+    return tables + "".join(f"- {'; '.join(dict.fromkeys(names))}: {limit}\n" for limit, names in limits.items())
 
 
 _GOALS_HEAD = ("before", "bar", "far goal", "figure (least-most)", "median of", "")
@@ -160,45 +174,73 @@ def _group(group: str) -> Callable[[Row], str]:
             return "Not measured yet.\n"
         others = BESIDE.get(group, ())
         lines = [line for line in report["summary"] if line["group"] == group or _plain(line["question"]) in others]
-        drawn = plots(report)
-        plot = next(
-            (f"![{PLOTS[n][1]}](assets/{n}.svg)\n\n" for n in PLOTS if PLOTS[n][0] == group and f"{n}.svg" in drawn), ""
-        )
-        return plot + group_tables(lines)
+        asked_again = {line["question"] for line in lines if "skipped" not in line}
+        return group_tables([line for line in lines if "skipped" not in line or line["question"] not in asked_again])
 
     return part
 
 
 def group_tables(lines: Sequence[Row]) -> str:
     """The tables of a group's lines: those with rates, and those with other figures."""
-    found = ""
+    tables = ""
     if rated := [line for line in lines if RATE in line or "skipped" in line]:
-        found = _rates(rated)
+        tables = _rates(rated)
     if others := [line for line in lines if RATE not in line and "skipped" not in line]:
-        found += ("\n" if found else "") + _figures(others)
-    return found
+        tables += ("\n" if tables else "") + _figures(others)
+    return tables
+
+
+def _chosen_rates(lines: Sequence[Row], choices: Sequence[str]) -> str:
+    """A row for each of the questions, with its rate and its ratios to the questions that the choice names."""
+    rows = []
+    for choice in choices:
+        name, *bases = choice.split(" ÷ ")
+        line = _line(lines, name)
+        ratios = "; ".join(f"{line['ratios'][base][0]:.2f} of {label_of(base)}" for base in bases)
+        rows.append([_name(line), f"{line[RATE]:,}", ratios])
+    return _table(["", "records/s", "ratios within a round"], rows)
+
+
+def _chosen_figures(lines: Sequence[Row], choices: Sequence[str]) -> str:
+    """A row for each of the questions' cases, with the figures that the choices name: the same for all."""
+    rows, head = [], list[str]()
+    for choice in choices:
+        if (parts := _FIGURES.fullmatch(choice)) is None:
+            raise LookupError(f"{choice}: must be a question and [figures]")
+        line, head = _line(lines, parts[1]), parts[2].split(", ")
+        rows.append([line.get("case") or _name(line), *(_number(line["figures"][figure]) for figure in head)])
+    return _table(["", *(figure.replace("_", " ") for figure in head)], rows)
+
+
+def _line(lines: Sequence[Row], name: str) -> Row:
+    """The line of a question, or of a case: ``question: case``."""
+    question, _, case = name.partition(": ")
+    for line in lines:
+        if (line["question"], line.get("case", "")) == (question, case):
+            return line
+    raise LookupError(f"{name!r} is not in the report")
 
 
 def _profile(report: Row) -> str:
-    """By stage, without a key and with one; the figure beside ``all of it`` is the ceiling."""
+    """By stage, without a key and with one; the figure of ``all of it`` is the ceiling."""
     lines = [line for line in report["summary"] if line["group"] == "profile" and "case" in line]
     if not lines:
         return "Not measured yet.\n"
     names = list(dict.fromkeys(line["question"] for line in lines))
-    found = {(line["question"], line["case"]): line["figures"] for line in lines}
+    figures = {(line["question"], line["case"]): line["figures"] for line in lines}
     stages = list(dict.fromkeys(line["case"] for line in lines))
     head = [
         "where",
         *(f"{what}, {'key' if 'key' in name else 'no key'}" for name in names for what in ("CPU µs", "elapsed µs")),
     ]
     rows = [
-        [stage, *(_us(found.get((name, stage), {}), key) for name in names for key in ("cpu_us", "elapsed_us"))]
+        [stage, *(_us(figures.get((name, stage), {}), key) for name in names for key in ("cpu_us", "elapsed_us"))]
         for stage in stages
     ]
     ceilings = ""
     for name in names:
-        told = {key: value for key, value in found.get((name, "all of it"), {}).items() if not key.endswith("_us")}
-        ceilings += f"- {'With a key' if 'key' in name else 'Without a key'}, records/s: {_told(told, {})}.\n"
+        ceiling = {key: value for key, value in figures.get((name, "all of it"), {}).items() if not key.endswith("_us")}
+        ceilings += f"- {'With a key' if 'key' in name else 'Without a key'}, records/s: {_told(ceiling, {})}.\n"
     return f"{_table(head, rows)}\n{ceilings}"
 
 
@@ -212,11 +254,13 @@ def _rates(lines: Sequence[Row]) -> str:
         if "skipped" in line:
             rows.append([_name(line), "-", "", "", "", f"not run: {_flat(line['skipped'])}"])
             continue
-        ratios = "; ".join(f"{_spread(*found)} of {label_of(base)}" for base, found in line.get("ratios", {}).items())
+        ratios = "; ".join(
+            f"{_spread(*numbers)} of {label_of(base)}" for base, numbers in line.get("ratios", {}).items()
+        )
         own = {name: value for name, value in line["figures"].items() if name not in _PLAIN}
         kind = "" if "case" in line or "guarantee" in line else line.get("mode", "")
-        told = _told(own, line["figures_range"])
-        what = "; ".join(part for part in (line.get("version", ""), kind, _guarantee(line), told) if part)
+        others = _told(own, line["figures_range"])
+        what = "; ".join(part for part in (line.get("version", ""), kind, _guarantee(line), others) if part)
         rate, least_most = f"{line[RATE]:,}", f"{line['min']:,}-{line['max']:,}"
         rows.append([_name(line), rate, least_most, _cpu(line), ratios, _flat(what)])
     head = ["question", "records/s", "least-most", "CPU µs a record", "ratios within a round", "what it is"]
@@ -242,7 +286,7 @@ def _figures(lines: Sequence[Row]) -> str:
 
 
 def _told(figures: Mapping[str, float], ranges: Mapping[str, Sequence[float]]) -> str:
-    """Medians, each with its least and most where the rounds differ."""
+    """Medians, each with its least and most if the rounds differ."""
     return ", ".join(
         f"{name.replace('_', ' ')} {_number(value)}"
         + (f" ({'-'.join(map(_number, ranges[name]))})" if name in ranges else "")
@@ -256,13 +300,13 @@ def _name(line: Row) -> str:
 
 
 def label_of(question: str) -> str:
-    """As tables and plots call it."""
+    """The question's name in tables and plots."""
     known = QUESTIONS.get(_plain(question))
     return known.label + question.removeprefix(known.name) if known is not None else question
 
 
 def _plain(question: str) -> str:
-    """Without the processors that it was asked on."""
+    """The question's name without the processors that it was asked on."""
     return re.sub(r" \(\d+ processors\)$", "", question)
 
 
@@ -281,7 +325,7 @@ def _number(value: float | None) -> str:
 
 
 def main() -> int:
-    """Write page, plots and copy."""
+    """Write pages, plots and copy."""
     if len(sys.argv) != 2:
         print(__doc__)
         return 2
@@ -292,7 +336,8 @@ def main() -> int:
         old.unlink()
     for name, svg in plots(report).items():
         (ASSETS / name).write_text(svg, encoding="utf-8")
-    PAGE.write_text(render(report, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(render(report, page.read_text(encoding="utf-8")), encoding="utf-8")
     return 0
 
 

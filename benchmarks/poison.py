@@ -1,10 +1,10 @@
-"""Throughput with one bad record in 10, 100, … against none: for sinks and handlers, named by the database and not.
+"""Throughput with one bad record in 10, 100, … against none: for sinks and handlers, with named and unnamed errors.
 
 python benchmarks/poison.py [--records N] [--rounds N] [--only SUBJECT] [--shares 1000,100] [--quick]
 
-One worker over the demo's flights; one record in so many is made bad by ``row=`` or the handler, is found, and becomes
-a dead letter with its offset. ``of_clean`` is the rate's ratio to the clean one of the same subject and round; both
-figures are medians of the rounds. Machines are shared and noisy: compare the rows of one run.
+One worker over the demo's flights. One record in N is made bad by ``row=`` or the handler, is found, and becomes a dead
+letter. ``of_clean`` is the rate's ratio to the clean one of the same subject and round; both figures are medians of the
+rounds. Machines are shared and noisy: compare the rows of one run.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ GOOD_YEAR, BAD_YEAR = 2013, 1
 
 
 def pipeline(subject: str, share: int, group: str) -> Pipeline:
-    """Writes the flights, and makes one in ``share`` bad in the subject's own way."""
+    """Writes the flights, and makes one in ``share`` bad in the subject's way."""
     values = attrgetter(*COLUMNS)
 
     def is_bad(record: Any) -> bool:
         return share > 0 and record.value.id % share == share // 2
 
     def row(record: Any) -> tuple[Any, ...]:
-        made: tuple[Any, ...] = values(record.value)
+        columns: tuple[Any, ...] = values(record.value)
         if not is_bad(record):
-            return made
+            return columns
         if subject.endswith("raises"):
             raise ValueError("broken")
         if subject.endswith("CHECK"):
-            return (-1, *made[1:])
-        return (made[0], BAD_YEAR, *made[2:])
+            return (-1, *columns[1:])
+        return (columns[0], BAD_YEAR, *columns[2:])
 
     def handle(tx: Connection, batch: Batch[Flight, Any]) -> None:
         if subject.endswith("named"):
@@ -78,10 +78,10 @@ def pipeline(subject: str, share: int, group: str) -> Pipeline:
     )
 
 
-def measure(subject: str, share: int, at: Stage, records: int) -> float:
-    """Records per second of one worker until every record is passed; rows and dead letters must be all of them."""
+def measure(subject: str, share: int, stage: Stage, records: int) -> float:
+    """Records per second of one worker until every record is passed; checks rows and dead letters."""
     logging.getLogger("seekpoint.events").setLevel(logging.ERROR)  # a line per dead letter is not what is measured
-    engine = create_engine(at.url)
+    engine = create_engine(stage.url)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as tx:
         table.drop(tx, checkfirst=True)
         table.create(tx)
@@ -106,14 +106,14 @@ def measure(subject: str, share: int, at: Stage, records: int) -> float:
             if passed[0] >= records:
                 done.set()
 
-    kafka = {"bootstrap.servers": at.brokers}
+    kafka = {"bootstrap.servers": stage.brokers}
     with Worker(pipeline(subject, share, group), engine=engine, kafka=kafka, observe=[observe]).running():
         assert done.wait(600), f"only {passed[0]} records after 600 s"
         seconds = monotonic() - began[0]
     with engine.connect() as tx:
         rows = tx.execute(text("SELECT count(*) FROM flights")).scalar_one()
     engine.dispose()
-    parked = at.parked(group)
+    parked = stage.parked(group)
     assert rows + parked == records, f"{rows} rows and {parked} dead letters of {records} records"
     assert (parked > 0) == (0 < share <= records)
     return records / seconds
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, help="(200,000; quick: 20,000)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", action="append", choices=list(SUBJECTS), metavar="SUBJECT", help="may be repeated")
-    parser.add_argument("--shares", default=",".join(map(str, SHARES)), help="one bad record in so many; 0: none")
+    parser.add_argument("--shares", default=",".join(map(str, SHARES)), help="one bad record in N; 0: none")
     options = parser.parse_args()
     records = options.records or (20_000 if options.quick else 200_000)
     shares = [0, *sorted({*map(int, options.shares.split(","))} - {0}, reverse=True)]
@@ -137,13 +137,13 @@ def main() -> None:
         for _ in range(options.rounds):
             for case in product(options.only or SUBJECTS, shares):
                 rates.setdefault(case, []).append(pool.apply(measure, (*case, stage, records)))
-    for (subject, share), found in rates.items():
-        of_clean = statistics.median(a / b for a, b in zip(found, rates[subject, 0], strict=True))
+    for (subject, share), case_rates in rates.items():
+        of_clean = statistics.median(a / b for a, b in zip(case_rates, rates[subject, 0], strict=True))
         say(
             "poison",
             f"{subject}, {f'1 in {share:,}' if share else 'none'} bad",
             records=records,
-            records_per_second=round(statistics.median(found)),
+            records_per_second=round(statistics.median(case_rates)),
             of_clean=round(of_clean, 2),
             how_it_is_found=SUBJECTS[subject],
         )

@@ -1,6 +1,6 @@
-"""Every question that the benchmarks answer: which script asks it, with what, and against which others it is read.
+"""Every question that the benchmarks answer: its script, its arguments, and the questions that it is compared with.
 
-``run.py`` asks them. A question's name is how rows, goals and tables call it.
+``run.py`` asks them. Rows, goals and tables use the questions' names.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 GROUPS = {
     "core": "the floor, the hand-written loops, the tutorials' loops, append and upsert",
     "batches": "records per transaction, synchronous_commit on and off",
-    "upserts": "upserts by how many keys are in the table already; ready rows by the same SQL; settings",
+    "upserts": "upserts by how many keys are in the table already; ready rows by the same SQL; settings; sums",
     "peers": "Flink, Kafka Connect, Pathway, Quix Streams, Spark",
     "operations": "claims, commits, status, bad records, latency, topic ids, rebalances, slow databases, bloat, memory",
     "workers": "how many workers until the server is full",
@@ -25,9 +25,9 @@ GROUPS = {
     "reloads": "staging a rebuilt table, seconds under the lock, verify, and what a row costs on the way",
     "profile": "where each microsecond goes",
 }
-"""In the order in which they are asked: what a short run should have comes first."""
+"""In the order in which they are asked: the most important first, for short runs."""
 DELAY = 0.005  # seconds
-ROUNDS = {"core": 5, "batches": 5, "upserts": 5}  # of a group, where the run does not say how many
+ROUNDS = {"core": 5, "batches": 5, "upserts": 5}  # of a group, unless the run sets --rounds
 OTHER_ROUNDS = 3
 GUARANTEES = {
     "floor.py": "none",
@@ -36,12 +36,15 @@ GUARANTEES = {
     "append.py": "exactly once",
     "observed.py": "exactly once",
     "upsert.py": "exactly once",
+    "accumulate.py": "exactly once",
     "upsert_sql.py": "none",
 }
 """Of the scripts that do not print it themselves."""
 
 LABELS = {
     "append": "Seekpoint append",
+    "sums": "Seekpoint sums",
+    "replaced": "Seekpoint upsert of the sums' table",
     "upsert sql": "ready rows by the upsert's SQL",
     "upsert": "Seekpoint upsert",
     "floor": "ready rows by COPY",
@@ -68,10 +71,10 @@ LABELS = {
 class Question:
     """One question; of ``limit`` records (None: all that the topic has), ``share`` of the run's records in the topic.
 
-    ``cases``: the script prints several rows, which their mode tells apart. ``against`` names the questions that it is
-    compared with, in the same round; with ``cases``, cases of its own. ``rounds`` is None where the run says how many.
-    ``broker_delay`` and ``database_delay`` (seconds) are not None where the way there leads through a proxy.
-    ``has_servers``: the script starts servers of its own. ``own_options``: the script takes ``--quick``.
+    ``cases``: the script prints several rows, which differ in their mode. ``against`` names the questions that it is
+    compared with, in the same round; with ``cases``, its own cases. ``rounds`` is None if the run sets the number.
+    ``broker_delay`` and ``database_delay`` (seconds) are not None if the connection goes through a proxy.
+    ``has_servers``: the script starts its own servers. ``own_options``: the script takes ``--quick``.
     ``in_service``: Python's garbage collector runs as often as by default; else rarely, as under ``seekpoint run``.
     """
 
@@ -106,7 +109,7 @@ class Question:
 
     @property
     def is_peer(self) -> bool:
-        """Whether it is asked of another program, which may not be there."""
+        """Whether it runs another program, which may not be installed."""
         return self.script.startswith("peers.")
 
 
@@ -137,13 +140,24 @@ def _workers() -> Iterator[Question]:
 def _upserts() -> Iterator[Question]:
     for conflicts in (50, 100):
         name = f"upsert, {conflicts} % conflicts"
-        given, ready = ("--conflicts", str(conflicts)), f"upsert sql, {conflicts} % conflicts"
-        yield Question(ready, "upserts", "upsert_sql.py", given)
-        yield Question(name, "upserts", "upsert.py", given, against=("upsert", ready))
+        arguments, ready = ("--conflicts", str(conflicts)), f"upsert sql, {conflicts} % conflicts"
+        yield Question(ready, "upserts", "upsert_sql.py", arguments)
+        yield Question(name, "upserts", "upsert.py", arguments, against=("upsert", ready))
     yield Question(
         "upsert, 10,000,000 rows", "upserts", "upsert.py", ("--large",), ("upsert",), "payments_spread", share=0.5
     )
     yield Question("what an upsert costs", "upserts", "upsert_sql.py", ("--study",), rounds=1, cases=True)
+
+
+def _sums() -> Iterator[Question]:
+    for keys in (1_000, 100_000, 10_000_000):
+        arguments, name = ("--keys", str(keys)), f"replaced, {keys:,} keys"
+        yield Question(name, "upserts", "accumulate.py", (*arguments, "--upsert"))
+        yield Question(f"sums, {keys:,} keys", "upserts", "accumulate.py", arguments, against=(name,))
+    hot = partial(Question, group="upserts", script="accumulate.py", arguments=("--keys", "1"))
+    yield hot("sums, one key")
+    for workers in (2, 4):
+        yield hot(f"sums, one key, {workers} workers", parallelism=workers, against=("sums, one key",))
 
 
 def _ledger() -> Iterator[Question]:
@@ -255,14 +269,14 @@ def _profile() -> Iterator[Question]:
 
 
 _MAKERS = (
-    *(_core, _batches, _upserts, _peers, _operations, _workers),
+    *(_core, _batches, _sums, _upserts, _peers, _operations, _workers),
     *(_ledger, _records, _handlers, _delays, _reloads, _profile),
 )
 QUESTIONS = {question.name: question for make in _MAKERS for question in make()}
 
 
 def chosen(only: Collection[str], *, quick: bool = False) -> list[Question]:
-    """Those of these groups and names, in the registry's order; of no names all, or the ``quick`` ones.
+    """The questions of these groups and names, in the registry's order; without names all, or the ``quick`` ones.
 
     Raises LookupError for an unknown name.
     """

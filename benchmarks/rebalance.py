@@ -1,13 +1,13 @@
-"""How long a partition stands still when the group changes: a worker joins, leaves or is killed; the three protocols.
+"""How long a partition pauses when the group changes: a worker joins, leaves or is killed; the three protocols.
 
 python benchmarks/rebalance.py [--rounds N] [--rate N] [--protocols eager,cooperative,consumer] [--quick]
 
-Six partitions under a steady load. Of each partition that moves: the *pause*, from its revocation (Kafka's callback;
-where the owner leaves, its decision to drain; where it is killed, the kill) to the new owner's first commit; and the
-*standstill*, from the old owner's last commit of it to that one. Of each that stays with its owner: the longest time
-between two of its commits meanwhile, beside the same figure of a quiet second. Heartbeats are those given
-(librdkafka's default is 3 s, a broker's for group.protocol=consumer 5 s), sessions 6 s (default 45 s): they decide
-how soon a member learns of a change, and how late a crash is noticed. Every record is in the table once, at the end.
+Six partitions under a steady load. For each partition that moves: the *pause*, from its revocation (Kafka's callback;
+if the owner leaves, its decision to drain; if it is killed, the kill) to the new owner's first commit; and the
+*standstill*, from the old owner's last commit of it to that one. For each that stays with its owner: the longest time
+between two of its commits meanwhile, and the same figure of a quiet second. Heartbeats are as given (librdkafka's
+default is 3 s, a broker's for group.protocol=consumer 5 s), sessions 6 s (default 45 s): they decide how soon a member
+learns of a change, and how late a crash is noticed. At the end every record must be in the table once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from stage import BenchProcess, Stage, arguments, ms, percentile, say, servers
 
 PARTITIONS = 6
-QUIET = 1.0  # seconds of plain running before each change: what is usual
+QUIET = 1.0  # seconds without a change before each change, to compare with
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "eager": {"partition.assignment.strategy": "range,roundrobin"},
     "cooperative": {"partition.assignment.strategy": "cooperative-sticky"},
@@ -33,15 +33,15 @@ TELL = ["Started", "Draining", "Revoked", "Activated", "Committed"]
 
 
 @dataclass
-class Found:
-    """Seconds, of one protocol and one kind of change, over all rounds."""
+class ChangeTimes:
+    """Seconds of one protocol and one kind of change, over all rounds."""
 
     pause: list[float] = field(default_factory=list)
     standstill: list[float] = field(default_factory=list)
     staying: list[float] = field(default_factory=list)
     quiet: list[float] = field(default_factory=list)
     whole: list[float] = field(default_factory=list)  # from the change to the last partition's first commit
-    given_back: list[float] = field(default_factory=list)  # of those that were revoked, and stay after all
+    given_back: list[float] = field(default_factory=list)  # of those that were revoked and given back
 
 
 class Group:
@@ -52,14 +52,14 @@ class Group:
         self.members: list[BenchProcess] = []
 
     def start(self) -> BenchProcess:
-        """One more member; returns when its worker has started (it has not joined yet)."""
+        """Start one more member; returns when its worker has started, before it has joined."""
         member = self._stage.start(**self._order)
         self.members.append(member)
         member.wait_for("Started")
         return member
 
     def settled(self, since: float, members: list[BenchProcess]) -> None:
-        """Until all partitions were committed for a while, by these members alone, each its share."""
+        """Wait until all partitions are committed by these members alone, each by one, and each member has some."""
         deadline, wait = monotonic() + 90, threading.Event()
         while monotonic() < deadline:
             now = monotonic()
@@ -77,54 +77,54 @@ class Group:
 
     def commits(self) -> dict[int, list[tuple[float, int]]]:
         """By partition: when it was committed, and by which member; in order."""
-        found: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        commits: dict[int, list[tuple[float, int]]] = defaultdict(list)
         for number, member in enumerate(self.members):
-            for told in member.all("Committed"):
-                for partition, _, _ in told["spans"]:
-                    found[partition].append((told["at"], number))
-        return {partition: sorted(times) for partition, times in found.items()}
+            for report in member.all("Committed"):
+                for partition, _, _ in report["spans"]:
+                    commits[partition].append((report["at"], number))
+        return {partition: sorted(times) for partition, times in commits.items()}
 
 
 def gaps(times: list[float]) -> list[float]:
-    """Between neighbours."""
+    """The times between neighbours."""
     return [b - a for a, b in pairwise(times)]
 
 
 def measure(
-    group: Group, change: float, until: float, leaver: BenchProcess | None, found: Found, *, killed: bool
+    group: Group, change: float, until: float, leaver: BenchProcess | None, times: ChangeTimes, *, killed: bool
 ) -> None:
     """What the change cost each partition."""
     firsts = []
     for partition, commits in group.commits().items():
-        before = [(at, who) for at, who in commits if at < change]
-        window = [(at, who) for at, who in commits if change - QUIET <= at <= until]
-        found.quiet.append(max(gaps([*_quiet(before, change), change])))
+        before = [(time, member) for time, member in commits if time < change]
+        window = [(time, member) for time, member in commits if change - QUIET <= time <= until]
+        times.quiet.append(max(gaps([*_quiet(before, change), change])))
         owner, successor = before[-1][1], window[-1][1]
         revoked = _revoked(group.members[owner], partition, change, until)
         if owner == successor:
-            around = [before[-1][0], *[at for at, _ in window if at >= change]]
-            found.staying.append(max(gaps(around)))
+            around = [before[-1][0], *[time for time, _ in window if time >= change]]
+            times.staying.append(max(gaps(around)))
             if revoked is not None:
-                found.given_back.append(next(at for at, _ in commits if at > revoked) - revoked)
+                times.given_back.append(next(time for time, _ in commits if time > revoked) - revoked)
             continue
         if killed:
             revoked = change
         elif group.members[owner] is leaver:
             revoked = min(t["at"] for t in leaver.all("Draining"))
         assert revoked is not None, f"partition {partition} moved, and was never revoked"
-        last = max(at for at, who in window if who == owner)
-        first = min(at for at, who in window if who == successor and at > last)
+        last = max(time for time, member in window if member == owner)
+        first = min(time for time, member in window if member == successor and time > last)
         firsts.append(first)
-        found.pause.append(first - revoked)
-        found.standstill.append(first - last)
+        times.pause.append(first - revoked)
+        times.standstill.append(first - last)
     assert firsts, "no partition moved"
-    found.whole.append(max(firsts) - change)
+    times.whole.append(max(firsts) - change)
 
 
 def _quiet(before: list[tuple[float, int]], change: float) -> list[float]:
-    """The commits of the quiet time, with the one in front of it: on busy cores there may be no two in a second."""
-    times = [at for at, _ in before]
-    return [at for at, following in pairwise([*times, change]) if following > change - QUIET]
+    """The commits of the quiet time, and the one before it: on busy cores there may be fewer than two in a second."""
+    times = [time for time, _ in before]
+    return [time for time, following in pairwise([*times, change]) if following > change - QUIET]
 
 
 def _revoked(member: BenchProcess, partition: int, since: float, until: float) -> float | None:
@@ -133,7 +133,7 @@ def _revoked(member: BenchProcess, partition: int, since: float, until: float) -
     return max(times, default=None)
 
 
-def play(group: Group, found: dict[str, Found], rounds: int) -> None:
+def play(group: Group, times_by_change: dict[str, ChangeTimes], rounds: int) -> None:
     """Rounds of: join, leave, join, kill; the first member stays."""
     stays = group.start()
     group.settled(0, [stays])
@@ -146,13 +146,13 @@ def play(group: Group, found: dict[str, Found], rounds: int) -> None:
             joined = max(before, other.all("Started")[0]["at"])
             group.settled(joined, [stays, other])
             settled = monotonic()
-            pause.wait(QUIET * 1.2)  # of the next change's quiet time; and what began before is seen to its end
-            measure(group, joined, settled, None, found[CHANGES[0]], killed=False)
-            at = other.stop() if change == CHANGES[1] else other.kill_now()
-            group.settled(at, [stays])
+            pause.wait(QUIET * 1.2)  # the next change's quiet time; what has begun can end
+            measure(group, joined, settled, None, times_by_change[CHANGES[0]], killed=False)
+            left_at = other.stop() if change == CHANGES[1] else other.kill_now()
+            group.settled(left_at, [stays])
             settled = monotonic()
             pause.wait(QUIET * 1.2)
-            measure(group, at, settled, other, found[change], killed=change == CHANGES[2])
+            measure(group, left_at, settled, other, times_by_change[change], killed=change == CHANGES[2])
     stays.stop()
 
 
@@ -163,12 +163,12 @@ def run(stage: Stage, protocol: str, options: Any) -> None:
     classic = {"session.timeout.ms": 6000, "heartbeat.interval.ms": options.heartbeat_ms}
     kafka = {**PROTOCOLS[protocol], **({} if protocol == "consumer" else classic)}
     order = {"group": f"{protocol}-{stage.name}", "topic": topic, "sink": "append", "kafka": kafka, "tell": TELL}
-    found = {change: Found() for change in CHANGES}
+    times_by_change = {change: ChangeTimes() for change in CHANGES}
     feed = {"topic": topic, "partitions": PARTITIONS, "feed": 0, "rate": options.rate, "producer": {"linger.ms": 0}}
     with stage.start(**feed) as feeder:
         group = Group(stage, order)
         try:
-            play(group, found, options.rounds)
+            play(group, times_by_change, options.rounds)
             feeder.stop()
             sent = feeder.all("Fed")[0]["records"]
             with group.start() as last:  # what is left when the load has ended
@@ -179,7 +179,7 @@ def run(stage: Stage, protocol: str, options: Any) -> None:
                 member.__exit__(None, None, None)
     rows = stage.rows()
     assert rows == (sent, sent), f"{protocol}: {rows[0]} rows, {rows[1]} different, of {sent} records"
-    for change, seconds in found.items():
+    for change, seconds in times_by_change.items():
         say(
             "rebalance",
             f"{protocol}, {change}",

@@ -1,7 +1,7 @@
-"""What the questions about reloads share: a group that has applied the whole topic, without a worker having done it.
+"""What the questions about reloads share: a group that has applied the whole topic, without a worker.
 
-The live table is written by SQL, and the ledger's positions are set to the topic's ends: to a reload it is the same as
-if workers had been there, and two million rows are there in seconds.
+The live table is written by SQL, and the ledger's positions are set to the topic's ends: for a reload it is as if
+workers had applied the records, and two million rows take seconds.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def ledger() -> Iterator[Engine]:
 
 
 def apply_all(engine: Engine, kind: Kind) -> None:
-    """Say that the group has applied the topic from end to end; groups before it write nothing."""
+    """Set the group's positions to the topic's ends, and let earlier groups write no tables."""
     with engine.begin() as tx:
         tx.execute(text("UPDATE seekpoint.consumer_group SET tables = '{}'"))
     ends = {Partition(kind.name, number): end for number, end in kinds.ends(kind, BROKERS).items()}
     own = Ledger(engine, os.environ[GROUP], version=2)
-    ids = {topic: one for topic, one in topic_ids(KAFKA, [kind.name]).items() if one is not None}
+    ids = {topic: topic_id for topic, topic_id in topic_ids(KAFKA, [kind.name]).items() if topic_id is not None}
     claimed = own.claim(list(ends), ids, cluster_id="benchmark", start=lambda _: dict.fromkeys(ends, 0))
     assert len(claimed.granted) == len(ends)
     with engine.begin() as tx:
@@ -57,5 +57,5 @@ def apply_all(engine: Engine, kind: Kind) -> None:
                 "UPDATE seekpoint.partition_offset SET next_offset = :end"
                 " WHERE consumer_group = :group AND partition = :partition"
             ),
-            [{"group": own.group, "partition": at.number, "end": end} for at, end in ends.items()],
+            [{"group": own.group, "partition": partition.number, "end": end} for partition, end in ends.items()],
         )

@@ -1,10 +1,10 @@
-"""Seconds under the lock, by strategy and by how much has changed; and what comes before it.
+"""Seconds under the lock, by strategy and by how much has changed; and the steps before it.
 
 python benchmarks/reloads.py [--quick]
 
-The live table is what older code made: in so many percent of the rows another amount. No worker is running, so the lock
-is what the cut-over itself costs; ``make demo-reload`` has workers, and records under the lock. After each cut-over
-the table must be what the topic says, in every column.
+The live table is what older code made: 0 to 100 percent of the rows have another amount. No worker runs, so the lock is
+held only for the cut-over itself; ``make demo-reload`` has workers, and records under the lock. After each cut-over the
+table must equal the topic, in every column.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def fill(percent: int) -> None:
 
 
 def drop() -> None:
-    """Drop the table, where there is one."""
+    """Drop the table if it exists."""
     with psycopg.connect(DSN, autocommit=True) as connection:
         connection.execute(f"DROP TABLE IF EXISTS {KIND.name}".encode())
 
@@ -65,7 +65,7 @@ class Steps:
 
 
 def reload(engine: Engine, strategy: str, percent: int) -> dict[str, Any]:
-    """One reload on a new table; what it took."""
+    """Reload a new table once; returns how long its steps took."""
     drop()
     fill(percent)
     rebuild.apply_all(engine, KIND)
@@ -80,8 +80,8 @@ def reload(engine: Engine, strategy: str, percent: int) -> dict[str, Any]:
             job.catch_up(driver, rounds)
         if strategy == "merge":
             with step("compared"):
-                found = job.compare(driver, rounds).tables[0]
-            assert found.different == sum(n % 100 < percent for n in range(1, RECORDS + 1))
+                comparison = job.compare(driver, rounds).tables[0]
+            assert comparison.different == sum(n % 100 < percent for n in range(1, RECORDS + 1))
         cut = job.cut_over(driver, rounds)
     job.runs.drop(driver.run.id)
     kinds.verify(KIND, DSN, RECORDS)
@@ -100,8 +100,8 @@ def verify(engine: Engine) -> dict[str, Any]:
     rebuild.apply_all(engine, KIND)
     step = Steps()
     with step("verify"):
-        found = Reload([rebuild.pipeline()], engine, KAFKA).verify()
-    assert found.is_empty
+        result = Reload([rebuild.pipeline()], engine, KAFKA).verify()
+    assert result.is_empty
     return dict(step.seconds)
 
 

@@ -1,4 +1,4 @@
-"""What is reported of the rows: medians, ratios within a round, and the goals. Nothing here measures anything."""
+"""Computes the report from the rows: medians, ratios within a round, and the goals. Measures nothing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 Row = dict[str, Any]
 Key = tuple[str, str | None]
-"""A question, and the case where its script tells several."""
+"""A question, and the case if its script has several."""
 
 RATE = "records_per_second"
 CPU = "cpu_us_per_record"  # of the client's process
-MEDIAN_OF = 3  # rounds, below which a median is none
+MEDIAN_OF = 3  # rounds that a median needs
 _NO_FIGURES = {
     "run",
     "round",
@@ -30,14 +30,14 @@ _NO_FIGURES = {
 
 def by_key(rows: Iterable[Row]) -> dict[Key, list[Row]]:
     """The rows of each question and case."""
-    found: dict[Key, list[Row]] = {}
+    groups: dict[Key, list[Row]] = {}
     for row in rows:
-        found.setdefault((row["question"], row.get("case")), []).append(row)
-    return found
+        groups.setdefault((row["question"], row.get("case")), []).append(row)
+    return groups
 
 
 def pairs(rows: Sequence[Row], of: Key, to: Key, figure: str = RATE) -> list[float]:
-    """Ratios of a figure of two questions, one for each round in which both were measured: never across runs."""
+    """Ratios of two questions' figures, one for each round in which both were measured: never across runs."""
 
     def measured(key: Key) -> dict[tuple[int, int], float]:
         return {
@@ -47,7 +47,7 @@ def pairs(rows: Sequence[Row], of: Key, to: Key, figure: str = RATE) -> list[flo
         }
 
     ours, theirs = measured(of), measured(to)
-    return [ours[at] / theirs[at] for at in ours if at in theirs]
+    return [ours[round_] / theirs[round_] for round_ in ours if round_ in theirs]
 
 
 def spread(numbers: Sequence[float]) -> list[float]:
@@ -56,7 +56,7 @@ def spread(numbers: Sequence[float]) -> list[float]:
 
 
 def summary(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> list[Row]:
-    """A line for each question and case; ``against`` says what one is compared with: questions, or its own cases."""
+    """A line for each question and case; ``against`` names what it is compared with: questions, or its own cases."""
     lines = []
     for (question, case), several in by_key(rows).items():
         good = [row for row in several if "skipped" not in row]
@@ -77,14 +77,14 @@ def summary(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> list[R
             for base in against.get(question, ())
             if base != case
         }
-        found = {base: pairs(rows, (question, case), key) for base, key in bases.items()}
-        line["ratios"] = {base: spread(numbers) for base, numbers in found.items() if numbers}
+        ratios = {base: pairs(rows, (question, case), key) for base, key in bases.items()}
+        line["ratios"] = {base: spread(numbers) for base, numbers in ratios.items() if numbers}
         lines.append(line)
     return lines
 
 
 def _figures(good: Sequence[Row]) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """The median of everything else that is a number in each row; and least and most of those that differ."""
+    """The medians of all other figures that are numbers in each row; and least and most of those that differ."""
     names = [name for name in good[-1] if name not in _NO_FIGURES and all(_is_number(row.get(name)) for row in good)]
     several = {name: [row[name] for row in good] for name in names}
     medians = {name: round(statistics.median(values), 4) for name, values in several.items()}

@@ -1,13 +1,13 @@
-"""Asks the questions, round by round, on a broker and a Postgres of its own; medians, ratios, ``bench-report.json``.
+"""Asks the questions, round by round, on its own broker and Postgres; medians, ratios, ``bench-report.json``.
 
 python benchmarks/run.py [--only core,peers] [--only "append, key"] [--quick] [--records N] [--rounds N] [--resume FILE]
-python benchmarks/run.py --only goals --processors 0,1 [--plan]    what the goals for two processors need; how long
+python benchmarks/run.py --only goals --processors 0,1 [--plan]    the questions of the goals for two processors
 
 Group after group is asked, in the order of --list. Subjects are interleaved: each round asks every chosen question of
 the group once, and with them the questions that they are compared with, so that a ratio never spans two rounds. The
-report is written after every row. ``--resume`` continues where a report ended: with the rounds that are missing, or
-with questions that it has not. ``--processors`` pins servers and subjects. The exit code is 1 where a subject failed,
-0 where all ran, or were peers that cannot be set up here.
+report is written after every row. ``--resume`` continues a report: with the rounds or the questions that it lacks.
+``--processors`` pins servers and subjects. The exit code is 1 if a subject failed, 0 if all ran, or were peers that
+cannot be set up here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RECORDS, QUICK_RECORDS = 1_000_000, 200_000
 
 
 def main() -> int:
-    """Ask what is asked for; returns the exit code."""
+    """Ask the chosen questions; returns the exit code."""
     options = _options()
     console = Console(width=None if sys.stdout.isatty() else 160)
     if options.list:
@@ -50,7 +50,7 @@ def main() -> int:
         session.show_plan()
         return 0
     if not any(session.missing.values()):
-        console.print("nothing is missing: every question chosen has its rounds")
+        console.print("nothing is missing: every chosen question has its rounds")
         session.write()  # goals may have changed since
     else:
         session.run()
@@ -62,28 +62,31 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--only", default=[], help="groups and questions; goals: what they need; may be repeated", action="append"
+        "--only", default=[], help="groups and questions, or goals: their questions; repeatable", action="append"
     )
     parser.add_argument(
         "--quick", action="store_true", help="fewer records; without --only, the core rows in under three minutes"
     )
     parser.add_argument("--records", type=int, help=f"{RECORDS:,}; with --quick {QUICK_RECORDS:,}")
-    parser.add_argument("--rounds", type=int, help="(5 of the core, of small transactions and upserts; 3 of others)")
-    parser.add_argument("--kind", default="payments", choices=("payments", "flights"), help="of the core's records")
+    parser.add_argument("--rounds", type=int, help="(5 for the core, small transactions and upserts; 3 for others)")
+    parser.add_argument("--kind", default="payments", choices=("payments", "flights"), help="the core's records")
     parser.add_argument("--processors", type=_processors, metavar="0,1", help="servers and subjects share these")
-    parser.add_argument("--plan", action="store_true", help="name what would be asked and how long it takes, and end")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="a report to go on with; it is written back")
+    parser.add_argument("--plan", action="store_true", help="show what would be asked and how long it takes, and end")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="a report to continue; it is written back")
     parser.add_argument("--output", type=Path, help="bench-report.json")
-    parser.add_argument("--list", action="store_true", help="name groups and questions, and end")
+    parser.add_argument("--list", action="store_true", help="show groups and questions, and end")
     options = parser.parse_args()
     options.records = options.records or (QUICK_RECORDS if options.quick else RECORDS)
     options.output = options.output or options.resume or Path("bench-report.json")
-    names = [part.strip() for given in options.only for part in _parts(given)]
+    names = [part.strip() for argument in options.only for part in _parts(argument)]
     options.for_goals = "goals" in names
     if options.for_goals:
         used = len(options.processors or os.sched_getaffinity(0))
         if used not in ASKED:
-            parser.error(f"--only goals: with --processors, there are goals for {' or '.join(map(str, ASKED))}")
+            parser.error(
+                f"--only goals: there are goals for {' or '.join(map(str, ASKED))} processors, not for {used}: choose "
+                "them with --processors"
+            )
         names = [*(name for name in names if name != "goals"), *ASKED[used]]
     try:
         options.chosen = chosen(names, quick=options.quick)
@@ -92,20 +95,20 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _parts(given: str) -> list[str]:
-    """A question's name has commas itself: it is taken whole."""
-    return [given] if given in QUESTIONS else [part for part in given.split(",") if part]
+def _parts(argument: str) -> list[str]:
+    """The names in an argument, which are separated by commas; a question's name may contain some."""
+    return [argument] if argument in QUESTIONS else [part for part in argument.split(",") if part]
 
 
-def _processors(given: str) -> set[int]:
-    """Raises ArgumentTypeError for one that this process may not use."""
+def _processors(argument: str) -> set[int]:
+    """The processors. Raises ArgumentTypeError for one that this process may not use."""
     try:
-        found = {int(number) for number in given.split(",")}
+        processors = {int(number) for number in argument.split(",")}
     except ValueError:
-        raise argparse.ArgumentTypeError(f"not a list of numbers: {given}") from None
-    if unknown := found - os.sched_getaffinity(0):
-        raise argparse.ArgumentTypeError(f"no processor for this process: {', '.join(map(str, sorted(unknown)))}")
-    return found
+        raise argparse.ArgumentTypeError(f"not a list of numbers: {argument}") from None
+    if unknown := processors - os.sched_getaffinity(0):
+        raise argparse.ArgumentTypeError(f"this process may not use {', '.join(map(str, sorted(unknown)))}")
+    return processors
 
 
 class Session:
@@ -126,19 +129,19 @@ class Session:
         self.missing = {q.name: self._missing(q) for q in options.chosen}
         for run in self._runs:
             if (run["machine"], run["records"], run["kind"]) != (here, options.records, options.kind):
-                raise SystemExit(f"{options.resume} was made on another machine, or of other records: begin a new one")
+                raise SystemExit(f"{options.resume} is from another machine, or of other records: begin a new one")
 
     def _missing(self, question: Question) -> int:
-        """Rounds; none of what could not be set up."""
-        found = {
+        """The number of missing rounds; 0 for a question that could not be set up."""
+        rounds = {
             (r["run"], r["round"]): r.get("skipped", "")
             for r in self._rows
             if r["question"] == question.name + self._suffix
         }
-        if any(why and not why.startswith("failed") for why in found.values()):
+        if any(why and not why.startswith("failed") for why in rounds.values()):
             return 0
         wanted = question.rounds or self._options.rounds or ROUNDS.get(question.group, OTHER_ROUNDS)
-        return max(0, wanted - sum(not why for why in found.values()))
+        return max(0, wanted - sum(not why for why in rounds.values()))
 
     def run(self) -> None:
         """Ask until every chosen question has its rounds."""
@@ -164,17 +167,17 @@ class Session:
                     progress.skip()
                     continue
                 with progress.asking(n, question):
-                    found = asker.ask(question)
-                for row in found:
+                    rows = asker.ask(question)
+                for row in rows:
                     name = question.name + self._suffix
                     self.new.append({"question": name, "group": question.group, "run": self._number, "round": n, **row})
                     progress.tell(self.new[-1])
-                if any("skipped" in row and not row["skipped"].startswith("failed") for row in found):
+                if any("skipped" in row and not row["skipped"].startswith("failed") for row in rows):
                     given_up.add(question.name)
                 self.write()
 
     def _plan(self) -> list[tuple[int, Question]]:
-        """Rounds and questions, group by group; no number of a round is given twice, so that no ratio spans two."""
+        """Rounds and questions, group by group; each round has its own number, so that no ratio spans two."""
         plan, last = [], 0
         for group in GROUPS:
             mine = [question for question in self._options.chosen if question.group == group]
@@ -185,12 +188,12 @@ class Session:
         return plan
 
     def _round(self, questions: Collection[Question], n: int) -> list[Question]:
-        """Those that miss so many rounds, with their bases; with ``--quick`` and for the goals only chosen ones."""
+        """Questions that lack ``n`` rounds, with their bases; only chosen ones with ``--quick`` and for the goals."""
         wanted = [question for question in questions if self.missing[question.name] >= n]
-        found = wanted if self._options.quick else with_bases(wanted)
+        to_ask = wanted if self._options.quick else with_bases(wanted)
         if self._options.for_goals:
-            found = [question for question in found if question.name in self.missing]
-        return [replace(q, table=self._options.kind) if q.group == "core" else q for q in found]
+            to_ask = [question for question in to_ask if question.name in self.missing]
+        return [replace(q, table=self._options.kind) if q.group == "core" else q for q in to_ask]
 
     def show_plan(self) -> None:
         """What would be asked, how often, and an estimate of the time."""
@@ -201,7 +204,7 @@ class Session:
         self._console.print(f"{len(plan)} runs, {left}; servers and topics take about a minute more")
 
     def _usual(self) -> dict[str, float]:
-        """Seconds that each question took in the report that is kept, and in the one that is continued."""
+        """Seconds that each question took in the stored report, and in the one that is continued."""
         kept = json.loads(page.COPY.read_text(encoding="utf-8"))
         reports = ((kept["rows"], kept["runs"]), (self._rows, self._runs))
         known = [show.durations(rows, runs, self._options.records) for rows, runs in reports]
@@ -209,12 +212,12 @@ class Session:
 
     @property
     def report(self) -> Row:
-        """All of it, up to now."""
+        """The report up to now."""
         rows = [*self._rows, *self.new]
         return page.with_verdicts({"runs": self._runs, "rows": rows})
 
     def write(self) -> None:
-        """The report to its file, whole or not at all."""
+        """Write the report to its file, atomically."""
         path: Path = self._options.output
         part = path.with_name(f"{path.name}.part")
         part.write_text(json.dumps(self.report, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the environment says: where the servers are, and what is to be moved. ``run.py`` sets it for every question."""
+"""The settings from the environment: servers, and what is to be moved. ``run.py`` sets them for every question."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ BROKERS = os.environ.get("BENCH_BROKERS", "127.0.0.1:9092")
 DSN = os.environ.get("BENCH_DSN", "host=127.0.0.1 port=5432 user=postgres dbname=postgres")
 URL = os.environ.get("BENCH_URL", "postgresql+psycopg://postgres@127.0.0.1:5432/postgres")
 TABLE = os.environ.get("BENCH_TABLE", "payments")  # one of the kinds of peers/kinds.py
-RECORDS = int(os.environ.get("BENCH_RECORDS", "1000000"))  # that the topic has
+RECORDS = int(os.environ.get("BENCH_RECORDS", "1000000"))  # in the topic
 LIMIT = int(os.environ.get("BENCH_LIMIT", "0")) or RECORDS  # how many of them are written, for small batches
 BATCH = int(os.environ.get("BENCH_BATCH", "10000"))  # records of a transaction
 KEYED = os.environ.get("BENCH_KEY", "0") == "1"  # the table has a primary key
 PARALLELISM = int(os.environ.get("BENCH_PARALLELISM", "1"))  # workers, slots, tasks or threads
 IS_SYNCHRONOUS = os.environ.get("BENCH_SYNCHRONOUS", "1") == "1"  # synchronous_commit
 IS_SERVICE = os.environ.get("BENCH_SERVICE", "0") == "1"  # the worker's process has the collector's own thresholds
-STORED = int(os.environ.get("BENCH_STORED", "10000000"))  # rows of the table that payments_spread is made for
+STORED = int(os.environ.get("BENCH_STORED", "10000000"))  # rows of the table for payments_spread
 
 
 def flights(records: int = RECORDS) -> Iterator[Flight]:
@@ -35,7 +35,7 @@ def flights(records: int = RECORDS) -> Iterator[Flight]:
 
 
 def upgrade(url: str = URL) -> None:
-    """The ledger's tables."""
+    """Create the ledger's tables."""
     engine = create_engine(url)
     schema.upgrade(engine)
     engine.dispose()

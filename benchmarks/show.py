@@ -1,4 +1,4 @@
-"""What a run says while it lasts, and the tables at its end."""
+"""Prints a run's progress, and the tables at its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from report import RATE, Row
 
 
 class Progress:
-    """Says what runs, and how long the rest may take: as long as it took before; ``usual`` is what is known of that."""
+    """Shows what runs, and how long the rest may take, by the times of earlier runs (``usual``) and of this one."""
 
     def __init__(self, plan: Sequence[tuple[int, Question]], console: Console, usual: Mapping[str, float]) -> None:
         self._console, self._left = console, [question.name for _, question in plan]
@@ -35,22 +35,22 @@ class Progress:
         self.skip()
 
     def skip(self) -> None:
-        """One question less to come."""
+        """Remove the next question from those that are left."""
         self._left.pop(0)
 
     def tell(self, row: Row) -> None:
         """One line for a row."""
         if "skipped" in row:
-            said = f"- {row['skipped']}"
+            text = f"- {row['skipped']}"
         elif RATE in row:
-            said = f"{row[RATE]:>11,} records/s"
+            text = f"{row[RATE]:>11,} records/s"
         else:
-            said = "  ".join(f"{k} {v}" for k, v in _figures(row).items())
+            text = "  ".join(f"{k} {v}" for k, v in _figures(row).items())
         case = f" {row['case']}" if "case" in row else ""
-        self._console.print(f"{self._label:<52}{case} {said}  ({self.remaining()})", markup=False, highlight=False)
+        self._console.print(f"{self._label:<52}{case} {text}  ({self.remaining()})", markup=False, highlight=False)
 
     def remaining(self) -> str:
-        """In words."""
+        """The time left, in words."""
         if not self._took:
             return "time left not known yet"
         usual = statistics.median(self._took.values())
@@ -59,16 +59,16 @@ class Progress:
 
 
 def durations(rows: Sequence[Row], runs: Sequence[Row], records: int) -> dict[str, float]:
-    """Seconds of each question in these runs: medians, for a run with so many records."""
+    """Seconds of each question in these runs: medians, scaled to a run of ``records`` records."""
     sizes = {run["run"]: run["records"] for run in runs}
-    found: dict[str, dict[tuple[int, int], float]] = {}
+    seconds: dict[str, dict[tuple[int, int], float]] = {}
     for row in rows:
         if "whole_seconds" in row:
-            # A question of few records takes as long in any run; of a whole topic, in proportion.
+            # A question of few records takes as long in any run; one of the whole topic in proportion to its records.
             grows = row.get("records", 0) == sizes[row["run"]]
             factor = records / sizes[row["run"]] if grows else 1.0
-            found.setdefault(row["question"], {})[row["run"], row["round"]] = row["whole_seconds"] * factor
-    return {name: statistics.median(several.values()) for name, several in found.items()}
+            seconds.setdefault(row["question"], {})[row["run"], row["round"]] = row["whole_seconds"] * factor
+    return {name: statistics.median(several.values()) for name, several in seconds.items()}
 
 
 def _figures(row: dict[str, Any]) -> dict[str, Any]:
@@ -86,4 +86,4 @@ def tables(report: Row, console: Console) -> None:
     if measured:
         console.print(Markdown(page.goals_table(measured)))
     if left := len(report["goals"]) - len(measured):
-        console.print(f"{left} goals were not measured: bench-report.json names them")
+        console.print(f"{left} goals were not measured: they are in bench-report.json")

@@ -1,13 +1,13 @@
-"""A database that is far slower than Kafka: is memory bounded, does the group stay, is the pace the database's?
+"""A database that is far slower than Kafka: is memory bounded, is there no rebalance, is the pace the database's?
 
 python benchmarks/slow.py [--records N] [--shares 10,100] [--quick]
 
-``a line of 1/10 of Kafka's pace``: what a bare consumer reads of this topic is measured first; then the way to the
-database lets through a tenth of it, in bytes a second, as a narrow line does: the worker is held up inside its COPY.
-``each answer 50 ms later``: the same line, wide and long. ``transactions longer than max.poll.interval.ms``: a
-handler that takes two and a half times as long as the group may wait for a poll. Measured: the worker's memory, what
-lies in librdkafka's queues (its own statistics, each second), the records per second against what the line allows,
-and whether Kafka took a partition away. Rows are counted at the end.
+``a line of 1/10 of Kafka's pace``: the rate of a bare consumer is measured first; then the connection to the database
+carries a tenth of that, in bytes a second, so that the worker waits inside its COPY. ``each answer 50 ms later``: a
+connection with latency and without that limit. ``transactions longer than max.poll.interval.ms``: a handler that takes
+two and a half times as long as the group may wait for a poll. Measured: the worker's memory, the size of librdkafka's
+queues (its statistics, each second), the records per second against what the connection allows, and whether Kafka took
+a partition away. Rows are counted at the end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PIECE = 16 * 1024
 
 
 class Narrow:
-    """A line to the server that carries so many bytes a second; back they come as they are. ``carried`` counts."""
+    """A proxy that carries ``rate`` bytes a second to the server, and answers without a limit. ``carried`` counts."""
 
     def __init__(self, host: str, port: int) -> None:
         self._server, self._open = (host, port), True
@@ -50,9 +50,9 @@ class Narrow:
             except OSError:  # closed
                 return
             server = socket.create_connection(self._server)
-            for one in (client, server):
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PIECE)  # what waits, waits at the sender
+            for connection in (client, server):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PIECE)  # so that data waits at the sender
             threading.Thread(target=self._carry, args=(client, server, True), daemon=True).start()
             threading.Thread(target=self._carry, args=(server, client, False), daemon=True).start()
 
@@ -85,7 +85,7 @@ class Narrow:
 
 @contextmanager
 def narrow(stage: Stage) -> Iterator[tuple[Narrow, str]]:
-    """Such a line, and the database's URL at its other end."""
+    """Such a proxy, and the database's URL through it."""
     url = make_url(stage.url)
     assert url.host, "the database's URL needs a host"
     line = Narrow(url.host, url.port or 5432)
@@ -102,12 +102,12 @@ def consume(stage: Stage, topic: str, records: int) -> float:
     consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
     seen, began = 0, None
     while seen < records:
-        found = consumer.consume(1000, 5)
-        assert found, f"only {seen} of {records} records"
+        messages = consumer.consume(1000, 5)
+        assert messages, f"only {seen} of {records} records"
         if began is None:
-            began, seen = monotonic(), -len(found)
-            records -= 2 * len(found)
-        seen += len(found)
+            began, seen = monotonic(), -len(messages)
+            records -= 2 * len(messages)
+        seen += len(messages)
     assert began is not None
     rate = seen / (monotonic() - began)
     consumer.close()
@@ -115,18 +115,18 @@ def consume(stage: Stage, topic: str, records: int) -> float:
 
 
 def run(stage: Stage, mode: str, topic: str, records: int, **order: Any) -> tuple[BenchProcess, dict[str, Any]]:
-    """One worker over all records; what is said of each mode."""
+    """One worker over all records; returns it, and the figures of each mode."""
     stage.fresh_table()
-    given = {"group": f"{mode}-{stage.name}", "topic": topic, "sink": "append", "kafka": KAFKA, "tell": TELL}
-    with stage.start(**{**given, "rss": True, "stats": True, **order}) as worker:
+    defaults = {"group": f"{mode}-{stage.name}", "topic": topic, "sink": "append", "kafka": KAFKA, "tell": TELL}
+    with stage.start(**{**defaults, "rss": True, "stats": True, **order}) as worker:
         worker.wait_until_passed(records, 900)
         worker.stop()
     rows = stage.rows()
     assert rows == (records, records), f"{mode}: {rows[0]} rows, {rows[1]} different, of {records} records"
     commits, stats = worker.all("Committed"), worker.all("Stats")
     seconds = commits[-1]["at"] - commits[0]["at"]
-    assigned = [told for told in worker.all("Assigned") if told["partitions"]]
-    taken = [told for told in worker.all("Revoked") if told["at"] < commits[-1]["at"]]
+    assigned = [report for report in worker.all("Assigned") if report["partitions"]]
+    taken = [report for report in worker.all("Revoked") if report["at"] < commits[-1]["at"]]
     settled = commits[len(commits) // 10 :]
     return worker, {
         "records": records,
@@ -146,7 +146,7 @@ def run(stage: Stage, mode: str, topic: str, records: int, **order: Any) -> tupl
 
 
 def throttled(stage: Stage, topic: str, options: Any) -> None:
-    """Lines that carry a share of what Kafka gives."""
+    """Connections that carry a share of Kafka's rate."""
     size, rate = stage.fill(topic, PARTITIONS, options.records), consume(stage, topic, options.records)
     with narrow(stage) as (line, url):
         _, free = run(stage, "wide", topic, options.records, database=url)
@@ -158,7 +158,7 @@ def throttled(stage: Stage, topic: str, options: Any) -> None:
                 stage.fill(source, PARTITIONS, records)
             line.rate = allowed * per_record
             _, figures = run(stage, f"narrow-{share}", source, records, database=url)
-            assert figures["rebalances"] == 0, "Kafka took partitions away, or gave them again"
+            assert figures["rebalances"] == 0, "there was a rebalance"
             say(
                 "slow database",
                 f"a line of 1/{share} of Kafka's pace",
@@ -182,7 +182,7 @@ def delayed(stage: Stage, topic: str, options: Any) -> None:
         proxy.delay(0.025)
         far = url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
         _, figures = run(stage, "far", topic, options.records, database=far)
-    assert figures["rebalances"] == 0, "Kafka took partitions away, or gave them again"
+    assert figures["rebalances"] == 0, "there was a rebalance"
     say("slow database", "each answer 50 ms later", **figures)
 
 
@@ -193,7 +193,7 @@ def stalling(stage: Stage, options: Any) -> None:
     stage.fill(topic, PARTITIONS, records)
     seconds = MAX_POLL * (1.5 if options.quick else 2.5)
     _, figures = run(stage, "stalling", topic, records, sink="sleep", seconds=seconds, limits={"batch_records": 1000})
-    assert figures["rebalances"] == 0, "Kafka took partitions away, or gave them again"
+    assert figures["rebalances"] == 0, "there was a rebalance"
     assert figures["longest_transaction_seconds"] > MAX_POLL
     say(
         "slow database",
@@ -205,7 +205,7 @@ def stalling(stage: Stage, options: Any) -> None:
 
 
 def main() -> None:
-    """All three."""
+    """Run all three."""
     parser = arguments(__doc__)
     parser.add_argument("--records", type=int, help="(1,000,000; quick: 200,000)")
     parser.add_argument("--shares", help="how many times slower than Kafka (10,100; quick: 20)")

@@ -1,8 +1,8 @@
-"""Small transactions: what the ledger adds to the same insert alone, at 1, 10 and 100 records a transaction.
+"""Small transactions: what the ledger adds to a plain insert, at 1, 10 and 100 records a transaction.
 
 python benchmarks/small.py [--quick]
 
-Three pairs, alternately in one process, each the same with and without hold and advance, nothing else different:
+Three pairs, alternately in one process, which differ only in hold and advance:
 
 - ``unit``: the worker's unit of work (``Append``, and a handler that runs a statement per record), against itself
   without the two statements. Three round trips each: BEGIN with hold, the rows with advance, COMMIT.
@@ -39,7 +39,7 @@ from unit import RECORDS, Silent, Unit, in_turn, ratio
 
 SIZES = (1, 10, 100)
 INSERT = f"INSERT INTO {KIND.name} ({', '.join(COLUMNS)}) VALUES ({', '.join(['%s'] * len(COLUMNS))})"
-ROWS = [tuple(getattr(one, name) for name in COLUMNS) for one in RECORDS[:100]]
+ROWS = [tuple(getattr(record, name) for name in COLUMNS) for record in RECORDS[:100]]
 NAMED = text(f"INSERT INTO {KIND.name} ({', '.join(COLUMNS)}) VALUES ({', '.join(f':{name}' for name in COLUMNS)})")
 
 
@@ -60,16 +60,14 @@ def handling(group: str, *, on: bool) -> Pipeline:
 
 
 class _Driver(HandlerConnection):
-    """As much of a worker's connection as the ledger's two statements need; ``awaits`` each, or sends it only."""
+    """The part of a worker's connection that the ledger's two statements need; ``awaits`` each, or only sends it."""
 
-    def __init__(
-        self, driver: psycopg.Connection[Any], engine: Engine, *, awaits: bool
-    ) -> None:  # no session of its own
+    def __init__(self, driver: psycopg.Connection[Any], engine: Engine, *, awaits: bool) -> None:  # without a session
         self._sends, self.dialect, self._awaits = driver, engine.dialect, awaits
 
     @property
     def connection(self) -> Any:
-        return SimpleNamespace(driver_connection=None)  # whose AUTOCOMMIT is checked: here BEGIN is a statement
+        return SimpleNamespace(driver_connection=None)  # its AUTOCOMMIT would be checked, but here BEGIN is a statement
 
     def fast_path(self, statement: str, parameters: Mapping[str, Any]) -> Any:
         cursor = self._sends.execute(statement, parameters)
@@ -86,10 +84,12 @@ class Bare:
         self._ledger = Ledger(engine, f"bare-{secrets.token_hex(4)}", synchronous_commit=on) if ledger else None
         self._tx: Any = _Driver(self._driver, engine, awaits=not one_trip)
         self._rows, self._one_trip = ROWS[:size], one_trip
-        at = Partition(KIND.name, 0)
+        partition = Partition(KIND.name, 0)
         if self._ledger is not None:
-            claimed = self._ledger.claim([at], {KIND.name: uuid4()}, cluster_id="benchmark", start=lambda _: {at: 0})
-            self._claim = claimed.granted[at]
+            claimed = self._ledger.claim(
+                [partition], {KIND.name: uuid4()}, cluster_id="benchmark", start=lambda _: {partition: 0}
+            )
+            self._claim = claimed.granted[partition]
 
     def __call__(self) -> None:
         driver, ledger = self._driver, self._ledger
@@ -123,14 +123,14 @@ def pairs(size: int, on: bool) -> dict[str, tuple[Any, Any]]:
 
 def measure(size: int, on: bool, rounds: int, calls: int) -> None:
     """Print a row for each pair."""
-    found = pairs(size, on)
+    pairs_by_name = pairs(size, on)
     subjects: dict[str, Callable[[], Any]] = {}
-    for name, (with_it, without) in found.items():
+    for name, (with_it, without) in pairs_by_name.items():
         subjects |= {f"{name} with": with_it, f"{name} without": without}
     used = cpu()
     seconds = in_turn(subjects, rounds, calls, one_core=True)
     used = cpu() - used
-    for name, both in found.items():
+    for name, pair in pairs_by_name.items():
         with_it, without = seconds[f"{name} with"], seconds[f"{name} without"]
         row = {
             "subject": "small",
@@ -145,8 +145,8 @@ def measure(size: int, on: bool, rounds: int, calls: int) -> None:
             "ledger_cost": round(ratio(with_it, without), 3),
         }
         print(json.dumps(row), flush=True)
-        for one in both:
-            one.close()
+        for call in pair:
+            call.close()
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """What the operational questions share: servers, the topic and the table, processes that work and feed, the JSON row.
 
-A script that measures members of a group starts them as processes of their own (``worker_process.py``), which report
-their events. Their times are of the machine's one monotonic clock, so they can be compared.
+A script that measures members of a group starts them as separate processes (``worker_process.py``), which report their
+events. Their times are from the machine's monotonic clock, so they can be compared.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COLUMNS = "id bigint, made bigint, account integer, amount numeric, kind text, a
 
 @dataclass(frozen=True)
 class Stage:
-    """The servers of one run. ``name`` is drawn for topics and groups, so that runs share servers in peace."""
+    """The servers of one run. ``name`` is random, for topics and groups, so that runs can share servers."""
 
     brokers: str
     url: str
@@ -55,7 +55,7 @@ class Stage:
         return full
 
     def fresh_table(self, *, key: str = "", more: str = "") -> None:
-        """An empty table, the ledger's schema, and a server that has written what it had to."""
+        """An empty table, the ledger's schema, and a checkpoint, so that the server is quiet."""
         primary = f", PRIMARY KEY ({key})" if key else ""
         with self.connect() as connection:
             connection.execute(f"DROP TABLE IF EXISTS {TABLE}".encode())
@@ -66,49 +66,49 @@ class Stage:
     def rows(self) -> tuple[int, int]:
         """How many rows the table has, and how many different ids."""
         with self.connect() as connection:
-            found = connection.execute(f"SELECT count(*), count(DISTINCT id) FROM {TABLE}".encode()).fetchone()
-        assert found is not None
-        return found[0], found[1]
+            counts = connection.execute(f"SELECT count(*), count(DISTINCT id) FROM {TABLE}".encode()).fetchone()
+        assert counts is not None
+        return counts[0], counts[1]
 
     def wait_for_rows(self, records: int, timeout: float = 600) -> None:
-        """Until the table has so many."""
+        """Wait until the table has this many rows."""
         deadline, pause = monotonic() + timeout, threading.Event()
-        while (found := self.rows()[0]) < records:
-            assert monotonic() < deadline, f"{found} of {records} rows after {timeout} s"
+        while (count := self.rows()[0]) < records:
+            assert monotonic() < deadline, f"{count} of {records} rows after {timeout} s"
             pause.wait(0.2)
 
     def parked(self, group: str) -> int:
         """How many dead letters the group has."""
         with self.connect() as connection:
             asked = "SELECT count(*) FROM seekpoint.dead_letter WHERE consumer_group = %s"
-            found = connection.execute(asked, [group]).fetchone()
-        assert found is not None
-        return int(found[0])
+            row = connection.execute(asked, [group]).fetchone()
+        assert row is not None
+        return int(row[0])
 
     def start(self, **order: Any) -> BenchProcess:
-        """Another process: ``worker_process.py`` says what it takes."""
+        """Start another process; ``worker_process.py`` describes its order."""
         return BenchProcess({"brokers": self.brokers, "database": self.url, **order})
 
     def fill(self, topic: str, partitions: int, records: int) -> float:
-        """Produce so many, by two processes at a time; returns the bytes of one value, about."""
+        """Produce ``records`` records by two processes; returns the average bytes of a value."""
         feed = {"topic": topic, "partitions": partitions, "rate": 0, "producer": {"linger.ms": 20}}
         feeders = [
             self.start(feed=(records + 1 - first) // 2, first=first, step=2, **feed) for first in range(min(2, records))
         ]
         for feeder in feeders:
             feeder.finish()
-        told = [feeder.all("Fed")[0] for feeder in feeders]
-        assert sum(t["records"] for t in told) == records
-        return float(sum(t["bytes"] for t in told) / records)
+        reports = [feeder.all("Fed")[0] for feeder in feeders]
+        assert sum(t["records"] for t in reports) == records
+        return float(sum(t["bytes"] for t in reports) / records)
 
 
-# Kafka's own value: a broker that waits for a processor for a second is not shut out of its cluster.
+# Kafka's default: a broker that waits a second for a processor is not fenced.
 PATIENT = {"broker.session.timeout.ms": "9000"}
 
 
 @contextmanager
 def servers(*, kafka: bool = True, properties: Mapping[str, str] | None = None) -> Iterator[Stage]:
-    """Servers of our own, or those that BENCH_BROKERS and BENCH_URL name."""
+    """New servers, or those that BENCH_BROKERS and BENCH_URL name."""
     brokers, url = os.environ.get("BENCH_BROKERS", ""), os.environ.get("BENCH_URL", "")
     with ExitStack() as started:
         if kafka and not (brokers and url):
@@ -121,14 +121,14 @@ def servers(*, kafka: bool = True, properties: Mapping[str, str] | None = None) 
 
 
 def arguments(about: str | None) -> argparse.ArgumentParser:
-    """A script's own options are added to these."""
+    """The options that all scripts share; a script adds its own."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small sizes: does it work, and in which order of size")
+    parser.add_argument("--quick", action="store_true", help="small sizes: to check that it works, roughly")
     return parser
 
 
 def say(subject: str, mode: str, **figures: Any) -> None:
-    """Print one row, with what else the machine was doing: the load is no figure of ours, but explains some."""
+    """Print one row, with the machine's load, which explains some figures."""
     load = round(os.getloadavg()[0], 1)
     print(json.dumps({"subject": subject, "mode": mode, **figures, "load_of_machine": load}), flush=True)
 
@@ -140,11 +140,11 @@ def percentile(values: Iterable[float], share: float) -> float:
 
 
 def ms(name: str, seconds: Sequence[float], *shares: float) -> dict[str, float]:
-    """``{name}_p50_ms`` and so on, and ``{name}_max_ms``; nothing where there are no values."""
+    """``{name}_p50_ms`` and so on, and ``{name}_max_ms``; empty without values."""
     if not seconds:
         return {}
-    found = {f"{name}_p{share * 100:g}_ms": round(percentile(seconds, share) * 1000, 3) for share in shares or (0.5,)}
-    return {**found, f"{name}_max_ms": round(max(seconds) * 1000, 3)}
+    figures = {f"{name}_p{share * 100:g}_ms": round(percentile(seconds, share) * 1000, 3) for share in shares or (0.5,)}
+    return {**figures, f"{name}_max_ms": round(max(seconds) * 1000, 3)}
 
 
 def median_ms(seconds: Sequence[float]) -> float:
@@ -153,7 +153,7 @@ def median_ms(seconds: Sequence[float]) -> float:
 
 
 class BenchProcess(ChildProcess):
-    """One process of ours: it gets its order, reports what happens, and ends with SIGTERM."""
+    """A process that gets an order, reports its events, and ends with SIGTERM."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         self.passed = 0  # offsets that it committed
@@ -166,7 +166,7 @@ class BenchProcess(ChildProcess):
         self.passed += sum(end - start for _, start, end in report.get("spans", ()))
 
     def wait_until_passed(self, records: int, timeout: float = 3600) -> None:
-        """Wait until it has committed so many offsets."""
+        """Wait until it has committed this many offsets."""
         self.wait_until(lambda: self.passed >= records, f"{records:,} records", timeout)
 
     @property
@@ -175,17 +175,17 @@ class BenchProcess(ChildProcess):
 
     def kill_now(self) -> float:
         """SIGKILL; returns when, in seconds."""
-        at = monotonic()
+        time = monotonic()
         self.kill()
-        return at
+        return time
 
     def stop(self) -> float:
-        """SIGTERM, and wait until it has ended in order; returns when it was sent, in seconds."""
-        at = monotonic()
+        """SIGTERM, and wait for exit code 0; returns when the signal was sent, in seconds."""
+        time = monotonic()
         self.terminate()
         self.finish()
-        return at
+        return time
 
     def finish(self, timeout: float = 1200) -> None:
-        """Wait until it has ended in order."""
+        """Wait for exit code 0."""
         assert self.ended(timeout) == 0, self.tail()

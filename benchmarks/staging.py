@@ -1,12 +1,12 @@
 """From Kafka into a table that has no readers yet, as the first step of a reload does it; or by Spark's JDBC writer.
 
 python benchmarks/staging.py local    this process reads, decodes and copies, one range after the other
-python benchmarks/staging.py pool     so many processes of this machine do (BENCH_PARALLELISM)
+python benchmarks/staging.py pool     BENCH_PARALLELISM processes of this machine do the same
 python benchmarks/staging.py spark    Spark's tasks do the same (BENCH_PARALLELISM slots)
 python benchmarks/staging.py jdbc     Spark reads by our source, decodes, and writes by JDBC in rewritten batches
 
-Each from the order to the last commit, for the second time in its session. ``local`` and ``spark`` then go through with
-the reload, so that what is checked is what they staged.
+Each from the request to the last commit, for the second time in its session. ``local``, ``pool`` and ``spark`` then
+complete the reload, so that the table that is checked has what they staged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from subject import KIND, fresh_table, row
 
 DATABASE = Env("BENCH_URL")
 PIPELINE = "rebuild:pipeline"
-SHARE = -(-RECORDS // PARALLELISM)  # records of one task: one for each slot, for a small one is mostly start-up
+SHARE = -(-RECORDS // PARALLELISM)  # records of one task: one for each slot, because a small one is mostly start-up
 SAID = {
     "local": "LocalStager, this process",
     "pool": "LocalStager, processes",
@@ -44,7 +44,7 @@ SAID = {
 
 
 def stage(engine: Engine, stager: Stager) -> tuple[float, float]:
-    """A reload of the empty table, by swap; the seconds of its staging, and of its consolidation and index."""
+    """Reload the empty table by swap; returns the seconds of its staging, and of all later steps."""
     timed = Timed(stager)
     reload = Reload([PIPELINE], engine, KAFKA, stager=timed, range_records=SHARE)
     driver = reload.open(strategy="swap", reason="benchmark")
@@ -54,7 +54,7 @@ def stage(engine: Engine, stager: Stager) -> tuple[float, float]:
 
 
 def stager_of(mode: str, engine: Engine, spark: Any) -> Stager:
-    """Who stages."""
+    """The stager of a mode."""
     if mode == "spark":
         return SparkStager(spark, KAFKA, database=DATABASE, range_records=SHARE)
     processes = PARALLELISM if mode == "pool" else 0
@@ -62,13 +62,13 @@ def stager_of(mode: str, engine: Engine, spark: Any) -> Stager:
 
 
 def write(engine: Engine, spark: Any) -> float:
-    """Write the records by Spark's own means, as its guide shows them; returns the seconds."""
+    """Write the records by Spark's JDBC writer, as its guide shows; returns the seconds."""
     from pyspark.sql import functions as f  # noqa: PLC0415 -- an extra
 
     fields = ", ".join(f"`{column}` {TYPES.get(type_, type_)}" for column, type_ in KIND.columns.items())
-    at = make_url(URL)
-    url = f"jdbc:postgresql://{at.host}:{at.port}/{at.database}?reWriteBatchedInserts=true&stringtype=unspecified"
-    properties = {"user": at.username or "", "password": at.password or "", "batchsize": str(BATCH)}
+    server = make_url(URL)
+    url = f"jdbc:postgresql://{server.host}:{server.port}/{server.database}?reWriteBatchedInserts=true&stringtype=unspecified"
+    properties = {"user": server.username or "", "password": server.password or "", "batchsize": str(BATCH)}
     records = read(spark, engine, os.environ[rebuild.GROUP], kafka=KAFKA, range_records=SHARE)
     began = time.monotonic()
     decoded = records.select(f.from_json(f.decode("value", "UTF-8"), fields).alias("v")).select("v.*")
@@ -77,18 +77,18 @@ def write(engine: Engine, spark: Any) -> float:
 
 
 def main() -> None:
-    """Twice; the second time counts."""
+    """Stage twice; the second time counts."""
     mode = sys.argv[1]
     os.environ.setdefault(DATABASE.name, URL)
     with rebuild.ledger() as engine, ExitStack() as stack:
         spark = None
         if mode in {"spark", "jdbc"}:
-            found = os.pathsep.join(map(str, jars.classpath("spark"))) if mode == "jdbc" else ""
-            config = {"spark.jars": found.replace(os.pathsep, ","), "spark.driver.extraClassPath": found}
-            spark = stack.enter_context(start_spark(f"local[{PARALLELISM}]", config if found else {}))
+            classpath = os.pathsep.join(map(str, jars.classpath("spark"))) if mode == "jdbc" else ""
+            config = {"spark.jars": classpath.replace(os.pathsep, ","), "spark.driver.extraClassPath": classpath}
+            spark = stack.enter_context(start_spark(f"local[{PARALLELISM}]", config if classpath else {}))
         for _ in range(2):
             fresh_table()
-            with engine.begin() as tx:  # a swap would refuse a table that is unlike what it makes
+            with engine.begin() as tx:  # a swap refuses a table with other options than it makes
                 tx.execute(text(f"ALTER TABLE {KIND.name} RESET (autovacuum_enabled)"))
             rebuild.apply_all(engine, KIND)
             used, after = cpu(), {}

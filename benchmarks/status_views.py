@@ -1,5 +1,5 @@
-"""How long `seekpoint status` of a whole ledger takes, and each page of the console: 1,000 partitions of 200 groups,
-with a month of samples.
+"""How long `seekpoint status` of a ledger and each page of the console take: 1,000 partitions of 200 groups, a month of
+samples.
 
 python benchmarks/status_views.py [--partitions N] [--groups N] [--rounds N] [--quick]
 
@@ -53,7 +53,7 @@ PAGES = (
 
 
 def console_of(admin: Admin) -> TestClient:
-    """A client of the console, without a socket between."""
+    """A client of the console, without a socket."""
     return TestClient(create_app(admin), base_url="http://localhost", client=("127.0.0.1", 50_000))
 
 
@@ -65,7 +65,7 @@ def seconds_of(console: TestClient, page: str) -> float:
 
 
 def run(stage: Stage, partitions: int, groups: int, rounds: int, month: int) -> None:
-    """One ledger, asked again and again."""
+    """Query one ledger, round by round."""
     engine, name = create_engine(stage.url), f"status_{stage.name}"
     schema.upgrade(engine, schema=name)
     with engine.begin() as tx:
@@ -88,7 +88,7 @@ def run(stage: Stage, partitions: int, groups: int, rounds: int, month: int) -> 
     with console_of(admin) as console:
         pages = {page: [seconds_of(console, page) for _ in range(rounds)] for page in PAGES}
     slowest = max(pages.values(), key=median_ms)
-    for name, seconds in [(f"page /{page}", each) for page, each in pages.items()] + [("slowest page", slowest)]:
+    for name, seconds in [(f"page /{page}", times) for page, times in pages.items()] + [("slowest page", slowest)]:
         mode = f"{name}, {partitions:,} partitions, {groups} groups"
         say("status", mode, partitions=partitions, groups=groups, samples=partitions * month, **ms("whole", seconds))
     engine.dispose()
@@ -97,9 +97,9 @@ def run(stage: Stage, partitions: int, groups: int, rounds: int, month: int) -> 
 def main() -> None:
     """The command line."""
     parser = arguments(__doc__)
-    parser.add_argument("--partitions", type=int, help="of all groups (1000; quick: 100)")
-    parser.add_argument("--groups", type=int, help="in the ledger (200; quick: 20)")
-    parser.add_argument("--rounds", type=int, help="of questions (20; quick: 3)")
+    parser.add_argument("--partitions", type=int, help="partitions of all groups (1000; quick: 100)")
+    parser.add_argument("--groups", type=int, help="groups in the ledger (200; quick: 20)")
+    parser.add_argument("--rounds", type=int, help="rounds of queries (20; quick: 3)")
     options: Any = parser.parse_args()
     partitions = options.partitions or (100 if options.quick else 1000)
     groups = options.groups or (20 if options.quick else 200)

@@ -23,11 +23,11 @@ def fresh_table(*, key: bool = KEYED) -> None:
 
 
 def check(subject: str, rows: int, *, stored: int = 0) -> None:
-    """AssertionError unless the table has ``rows`` rows more than were ``stored``, each as its record says."""
+    """AssertionError unless the table has ``rows`` rows more than ``stored``, each equal to its record."""
     with psycopg.connect(DSN) as connection:
-        found = connection.execute(f"SELECT count(*) FROM {KIND.name}".encode()).fetchone()
-    assert found is not None
-    assert found[0] == stored + rows, f"{subject}: the table has {found[0]} rows, not {stored + rows}"
+        counts = connection.execute(f"SELECT count(*) FROM {KIND.name}".encode()).fetchone()
+    assert counts is not None
+    assert counts[0] == stored + rows, f"{subject}: the table has {counts[0]} rows, not {stored + rows}"
     kinds.verify(KIND, DSN, RECORDS, part=stored > 0 or rows < RECORDS)
 
 
@@ -48,14 +48,14 @@ def row(subject: str, mode: str, records: int, seconds: float, cpu_seconds: floa
 
 
 class Clock:
-    """For subjects of one process: starts with the first record in hand, stops with the last commit."""
+    """For subjects of one process: starts with the first record, stops with the last commit."""
 
     def __init__(self) -> None:
         self.began: float | None = None
         self._cpu = 0.0
 
     def start(self) -> None:
-        """The first call counts."""
+        """Start, if it has not been started."""
         if self.began is None:
             self.began, self._cpu = monotonic(), cpu()
 

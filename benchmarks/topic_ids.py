@@ -1,8 +1,8 @@
-"""What the question for a topic's id costs, against the topic's partitions.
+"""What the request for a topic's id costs, by the number of its partitions.
 
 python benchmarks/topic_ids.py [--partitions 6,1000] [--rounds N] [--quick]
 
-Needs only Kafka. Each row is a topic with so many partitions, one question after the other in one process.
+Needs only Kafka. Each row is a topic with this many partitions, one request after the other in one process.
 ``cpu_us`` is the processor time of the whole process, the client's threads included. ``cost`` is the ratio of the
 medians to those of the first number of partitions, in the same rounds.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from seekpoint.kafka.identity import Identity
 from stage import Stage, arguments, median_ms, say, servers
 
-BLOCK = 20  # questions before another topic is asked for
+BLOCK = 20  # requests before the next topic
 
 
 def run(stage: Stage, partitions: list[int], rounds: int) -> None:
@@ -49,10 +49,10 @@ def run(stage: Stage, partitions: list[int], rounds: int) -> None:
 
 
 def main() -> int:
-    """All of them; returns the exit code."""
+    """Measure all topics; returns the exit code."""
     parser = arguments(__doc__)
-    parser.add_argument("--partitions", default="6,1000", help="of the topics (6,1000)")
-    parser.add_argument("--rounds", type=int, help=f"of {BLOCK} questions for each topic (50; quick: 5)")
+    parser.add_argument("--partitions", default="6,1000", help="numbers of partitions (6,1000)")
+    parser.add_argument("--rounds", type=int, help=f"rounds of {BLOCK} requests for each topic (50; quick: 5)")
     options: Any = parser.parse_args()
     with servers() as stage:
         run(

@@ -1,6 +1,6 @@
-"""A worker's unit of work without a worker: one partition, records made on the spot, everything else as it is.
+"""A worker's unit of work without a worker: one partition, and records that are made here; all else as in a worker.
 
-Also the same without the ledger's two statements, to tell what those cost.
+Also the same without the ledger's two statements, to measure what those cost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from seekpoint.worker.unit_of_work import Committer
 from setting import DSN, URL
 from subject import KIND
 
-VALUES = [msgspec.json.encode(one) for one in islice(KIND.make(10_000), 10_000)]
+VALUES = [msgspec.json.encode(record) for record in islice(KIND.make(10_000), 10_000)]
 RECORDS = list(KIND.make(10_000))
 
 
@@ -60,7 +60,7 @@ class Silent(Ledger):
 
 
 class Unit:
-    """Commits ``size`` records at each call. ``make`` makes the pipeline of a group's name."""
+    """Commits ``size`` records at each call. ``make`` makes the pipeline for a group."""
 
     def __init__(self, make: Callable[[str], Pipeline], size: int, kind: type[Ledger] = Ledger) -> None:
         pipeline = make(f"unit-{secrets.token_hex(4)}")
@@ -69,23 +69,25 @@ class Unit:
         engine = create_engine(URL, connect_args={"options": options})
         schema.upgrade(engine)
         ledger = kind(engine, pipeline.group, synchronous_commit=pipeline.synchronous_commit)
-        at, topic_id = Partition(KIND.name, 0), uuid4()
-        claimed = ledger.claim([at], {KIND.name: topic_id}, cluster_id="benchmark", start=lambda _: {at: 0})
-        self._held, self._at, self._size = FixedClaims(ledger, claimed.granted), at, size
+        partition, topic_id = Partition(KIND.name, 0), uuid4()
+        claimed = ledger.claim(
+            [partition], {KIND.name: topic_id}, cluster_id="benchmark", start=lambda _: {partition: 0}
+        )
+        self._held, self._partition, self._size = FixedClaims(ledger, claimed.granted), partition, size
         self._committer = Committer(ledger, PipelineWriters(pipeline), self._held, Announcer(()))
         self._limits = Limits()
         self.ledger = ledger
 
     def __call__(self) -> None:
-        claim = self._held.claims[self._at]
+        claim = self._held.claims[self._partition]
         start, end = claim.next_offset, claim.next_offset + self._size
         records = [
             RawRecord(KIND.name, 0, n, 1_700_000_000_000, None, VALUES[n % len(VALUES)], (), 1)
             for n in range(start, end)
         ]
-        chunk = Chunk(records, {self._at: Read(claim, start, end, 1, 1_700_000_000_000)})
+        chunk = Chunk(records, {self._partition: Read(claim, start, end, 1, 1_700_000_000_000)})
         self._committer.commit(OpenBatch(Buffer(chunk, lambda: None, lambda *_: Answer(), self._limits)))
-        assert self._held.claims[self._at].next_offset == end, "the records were not committed"
+        assert self._held.claims[self._partition].next_offset == end, "the records were not committed"
 
     def close(self) -> None:
         """Give the connection back."""
@@ -94,15 +96,17 @@ class Unit:
 
 
 def pin() -> None:
-    """This process and the server's sessions to one core: they alternate, and a round trip takes 30 us.
+    """Pin this process and the server's sessions to one core: they alternate, and a round trip takes 30 us.
 
-    On two cores it takes 30 or 90, as the scheduler likes. Only where the system lets us, on this machine.
+    On two cores it takes 30 or 90, depending on the scheduler. Skipped if the system does not allow it.
     """
     core = {max(os.sched_getaffinity(0))}
     with psycopg.connect(DSN) as connection:
-        found = connection.execute("SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'").fetchall()
+        backends = connection.execute(
+            "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'"
+        ).fetchall()
     with suppress(OSError):
-        for (pid,) in found:
+        for (pid,) in backends:
             os.sched_setaffinity(pid, core)
         os.sched_setaffinity(0, core)
 
@@ -110,20 +114,20 @@ def pin() -> None:
 def in_turn(
     subjects: Mapping[str, Callable[[], Any]], rounds: int, calls: int, *, one_core: bool = False
 ) -> dict[str, list[float]]:
-    """Seconds of a call, by subject: the median of each round, all subjects turn by turn."""
+    """Seconds of a call, by subject: the median of each round, in which all subjects alternate."""
     for subject in subjects.values():
         for _ in range(12):  # the driver prepares a statement at its fifth use, the server plans it five times
             subject()
     cores = os.sched_getaffinity(0)
     if one_core:
         pin()
-    found: dict[str, list[float]] = {name: [] for name in subjects}
+    seconds: dict[str, list[float]] = {name: [] for name in subjects}
     for n in range(rounds):
         names = list(subjects)
         for name in names if n % 2 else reversed(names):
-            found[name].append(statistics.median(_timed(subjects[name]) for _ in range(calls)))
+            seconds[name].append(statistics.median(_timed(subjects[name]) for _ in range(calls)))
     os.sched_setaffinity(0, cores)
-    return found
+    return seconds
 
 
 def _timed(call: Callable[[], Any]) -> float:

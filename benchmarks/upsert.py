@@ -1,6 +1,6 @@
 """A worker with ``Upsert``, by how many of the keys are in the table already. Exactly once.
 
-python benchmarks/upsert.py [--conflicts PERCENT]    so many of the records find a row of their key
+python benchmarks/upsert.py [--conflicts PERCENT]    PERCENT of the records find a row of their key
 python benchmarks/upsert.py --large                  BENCH_STORED rows, one record in five is new (payments_spread)
 
 Ready rows by each of the sink's write strategies, without Kafka: ``write_strategies.py``.
@@ -9,6 +9,7 @@ Ready rows by each of the sink's write strategies, without Kafka: ``write_strate
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import psycopg
 
@@ -25,7 +26,7 @@ def pipeline(group: str) -> Pipeline:
 
 
 def fill(conflicts: int, *, large: bool, options: str = "") -> None:
-    """The table as it is before, with these storage ``options``; what is stored is not what the records say."""
+    """Fill the table, with these storage ``options``; the stored rows differ from the records."""
     fresh_table(key=not large)
     expected = kinds.expect(KIND, DSN, RECORDS)
     with psycopg.connect(DSN, autocommit=True) as connection:
@@ -53,12 +54,14 @@ def main() -> None:
     parser.add_argument("--large", action="store_true")
     options = parser.parse_args()
     fill(options.conflicts, large=options.large)
-    told = {"key": True, "conflicts_percent": 80 if options.large else options.conflicts}
+    details: dict[str, Any] = {"key": True, "conflicts_percent": 80 if options.large else options.conflicts}
     if options.large:
         assert LIMIT == RECORDS, "all records or none: BENCH_LIMIT is not for this question"
-        measure("upsert", "Upsert, 20 % new", pipeline, stored=STORED, added=RECORDS // 5, stored_rows=STORED, **told)
+        measure(
+            "upsert", "Upsert, 20 % new", pipeline, stored=STORED, added=RECORDS // 5, stored_rows=STORED, **details
+        )
     else:
-        measure("upsert", f"Upsert, {options.conflicts} % conflicts", pipeline, **told)
+        measure("upsert", f"Upsert, {options.conflicts} % conflicts", pipeline, **details)
 
 
 if __name__ == "__main__":

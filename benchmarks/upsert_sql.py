@@ -1,6 +1,6 @@
 """The ceiling of an upsert: ready rows by the statements of the sink itself, nothing consumed, nothing decoded.
 
-python benchmarks/upsert_sql.py [--conflicts PERCENT]    so many of the rows find a row of their key
+python benchmarks/upsert_sql.py [--conflicts PERCENT]    PERCENT of the rows find a row of their key
 python benchmarks/upsert_sql.py --study                  what helps, and what costs: shuffled keys, all of them stored
 
 Each transaction has BENCH_BATCH rows: COPY into the sink's temporary table, then its merge.
@@ -35,7 +35,7 @@ ROUNDS = 3
 
 
 def merge(ready: Sequence[bytes], options: str = "") -> Clock:
-    """Write the transactions' rows; the clock has started, and runs."""
+    """Write the transactions' rows; returns the clock, which still runs."""
     target = Upsert(KIND.name, key=["id"], columns=COLUMNS).target
     engine, clock = create_engine(URL), Clock()
     with engine.connect() as connection:
@@ -52,8 +52,8 @@ def merge(ready: Sequence[bytes], options: str = "") -> Clock:
                 )
                 with driver_of(connection).cursor() as cursor:
                     with cursor.copy(into) as copy:
-                        for at in range(0, len(rows), PIECE):
-                            copy.write(rows[at : at + PIECE])
+                        for start in range(0, len(rows), PIECE):
+                            copy.write(rows[start : start + PIECE])
                     cursor.execute(UpsertSql(target, layout).merge)
     engine.dispose()
     return clock
@@ -61,12 +61,12 @@ def merge(ready: Sequence[bytes], options: str = "") -> Clock:
 
 def transactions(lines: Sequence[bytes], batch: int) -> list[bytes]:
     """The rows of each transaction."""
-    return [b"".join(lines[at : at + batch]) for at in range(0, len(lines), batch)]
+    return [b"".join(lines[start : start + batch]) for start in range(0, len(lines), batch)]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to have the table, the session or the server."""
+    """One configuration of table, session and server."""
 
     name: str
     table: str = ""
@@ -99,20 +99,20 @@ def study() -> None:
                 seconds = monotonic() - clock.began
                 written = _wal(connection) - before
             base = base or seconds
-            told: dict[str, Any] = {"to_as_it_is": round(base / seconds, 3), "round": n + 1}
-            told["wal_bytes_per_row"] = round(written / len(chosen))
-            print(json.dumps(row("upsert sql", case.name, len(chosen), seconds, 0.0, **told)), flush=True)
+            figures: dict[str, Any] = {"to_as_it_is": round(base / seconds, 3), "round": n + 1}
+            figures["wal_bytes_per_row"] = round(written / len(chosen))
+            print(json.dumps(row("upsert sql", case.name, len(chosen), seconds, 0.0, **figures)), flush=True)
 
 
 def _wal(connection: psycopg.Connection[Any]) -> int:
-    found = connection.execute("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint").fetchone()
-    assert found is not None
-    return int(found[0])
+    position = connection.execute("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint").fetchone()
+    assert position is not None
+    return int(position[0])
 
 
 @contextmanager
 def _on_server(setting: str) -> Iterator[None]:
-    """The server has this setting within the block."""
+    """Set this setting of the server within the block."""
     if not setting:
         yield
         return

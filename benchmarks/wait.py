@@ -2,11 +2,11 @@
 
 python benchmarks/wait.py [--seconds N] [--rounds N] [--committers N ...] [--waiters N]
 
-Committers, each a process with a partition of its own, move their row by one offset per transaction. Waiters, threads
-of one process, each wait ten times a second for an offset that is not there yet. Measured: how long after COMMIT had
-its answer a waiter knew (p50, p99), the committers' transactions per second, and the waiters' share of a processor.
-Offsets of the paced rounds come every 20 ms per partition, as after a click; the others as fast as the server takes
-them. Machines are shared and noisy: compare the rows of one run.
+Committers, each a process with its own partition, move their row by one offset per transaction. Waiters, threads of one
+process, each wait ten times a second for an offset that is not there yet. Measured: how long after COMMIT's answer a
+waiter knew of it (p50, p99), the committers' transactions per second, and the waiters' share of a processor. Offsets of
+the paced rounds come every 20 ms per partition, as after a click; the others as fast as the server takes them. Machines
+are shared and noisy: compare the rows of one run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ADVANCE = (
     "UPDATE seekpoint.partition_offset SET next_offset = next_offset + 1, committed_at = clock_timestamp()"
     f" WHERE consumer_group = '{GROUP}' AND topic = '{TOPIC}' AND partition = %s AND next_offset = %s"
 )
-# In the same statement: the notification costs no round trip, only what the server does for it.
+# In the same statement, so that the notification costs no round trip, only the server's work.
 NOTIFY = f" RETURNING pg_notify('{CHANNEL}', partition || ':' || next_offset)"
 
 WAYS = {0.0: ("nobody waits", "notified", "looks", "told"), PACE: ("nobody waits", "looks", "told")}
@@ -49,7 +49,7 @@ Row = dict[str, Any]
 
 
 class Shared(NamedTuple):
-    """What the processes of a round share: when it ends, when each COMMIT had its answer, and how many there were."""
+    """What the processes of a round share: its end, the time of each COMMIT's answer, and the number of COMMITs."""
 
     stop: Event
     times: Any  # by partition and offset; the clock is the same for all processes
@@ -60,15 +60,15 @@ def commit(dsn: str, statement: str, number: int, pace: float, shared: Shared) -
     """One committer: the offsets of one partition, one by one."""
     stop, times, done = shared
     with psycopg.connect(dsn, autocommit=True) as connection:
-        at = done[number]
+        offset = done[number]
         while not stop.wait(pace * random.uniform(0.5, 1.5)) if pace else not stop.is_set():
-            connection.execute(statement, (number, at), prepare=True)
-            times[number * ROOM + at] = monotonic()
-            at += 1
-            done[number] = at
+            connection.execute(statement, (number, offset), prepare=True)
+            times[number * ROOM + offset] = monotonic()
+            offset += 1
+            done[number] = offset
 
 
-class Told:
+class Listener:
     """One connection that listens for the whole process, and notifies its waiters."""
 
     def __init__(self, dsn: str, partitions: int) -> None:
@@ -89,13 +89,13 @@ class Told:
                     self._news.notify_all()
 
     def wait(self, number: int, offset: int) -> None:
-        """Until the position is past the offset."""
+        """Wait until the position is past the offset."""
         with self._news:
             if not self._news.wait_for(lambda: self._at[number] > offset, 2):
                 raise NotApplied(Partition(TOPIC, number), offset, None, "not heard of it within 2 s")
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._ended.set()
         self._thread.join()
         self._connection.close()
@@ -105,9 +105,9 @@ class Told:
 def way(name: str, server: PostgresServer, committers: int, waiters: int) -> Iterator[Wait | None]:
     """How this round's waiters wait."""
     if name == "told":
-        told = Told(server.dsn, committers)
-        yield told.wait
-        told.close()
+        listener = Listener(server.dsn, committers)
+        yield listener.wait
+        listener.close()
     elif name == "looks":
         engine = create_engine(server.url, pool_size=waiters)
         ledger = Ledger(engine, GROUP)
@@ -121,7 +121,7 @@ def _look(ledger: Ledger, number: int, offset: int) -> None:
     ledger.wait_until_applied(TOPIC, number, offset, timeout=2)
 
 
-def wait(how: Wait, shared: Shared, found: list[float]) -> None:
+def wait(how: Wait, shared: Shared, latencies: list[float]) -> None:
     """One waiter: a partition at random, an offset a little ahead of it."""
     stop, times, done = shared
     chance = random.Random()
@@ -133,8 +133,8 @@ def wait(how: Wait, shared: Shared, found: list[float]) -> None:
         except NotApplied:
             continue  # the round is over
         now = monotonic()
-        if at := times[number * ROOM + offset]:
-            found.append(max(0.0, now - at))
+        if committed_at := times[number * ROOM + offset]:
+            latencies.append(max(0.0, now - committed_at))
         stop.wait(REST * chance.uniform(0.5, 1.5))
 
 
@@ -147,9 +147,9 @@ def run(name: str, server: PostgresServer, *, committers: int, waiters: int, pac
     shared = Shared(spawn.Event(), spawn.RawArray("d", ROOM * committers), spawn.RawArray("q", committers))
     statement = ADVANCE + (NOTIFY if name in {"told", "notified"} else "")
     workers = [spawn.Process(target=commit, args=(server.dsn, statement, n, pace, shared)) for n in range(committers)]
-    found: list[float] = []
+    latencies: list[float] = []
     with way(name, server, committers, waiters) as how:
-        threads = [threading.Thread(target=wait, args=(how, shared, found)) for _ in range(waiters) if how]
+        threads = [threading.Thread(target=wait, args=(how, shared, latencies)) for _ in range(waiters) if how]
         for worker in workers:
             worker.start()
         pause = threading.Event()
@@ -166,15 +166,15 @@ def run(name: str, server: PostgresServer, *, committers: int, waiters: int, pac
         for worker in workers:
             worker.join()
     counted = {"commits_per_second": round(commits / took), "waiters_cpu": round(busy / took, 3)}
-    return {"way": name, "committers": committers, "paced": bool(pace), **counted, **told_in(found)}
+    return {"way": name, "committers": committers, "paced": bool(pace), **counted, **percentiles(latencies)}
 
 
-def told_in(found: list[float]) -> Row:
+def percentiles(latencies: list[float]) -> Row:
     """Milliseconds from COMMIT's answer to the waiter's."""
-    if len(found) < 100:
+    if len(latencies) < 100:
         return {}
-    cuts = statistics.quantiles(found, n=100)
-    return {"waits": len(found), "p50_ms": round(cuts[49] * 1000, 2), "p99_ms": round(cuts[98] * 1000, 2)}
+    cuts = statistics.quantiles(latencies, n=100)
+    return {"waits": len(latencies), "p50_ms": round(cuts[49] * 1000, 2), "p99_ms": round(cuts[98] * 1000, 2)}
 
 
 def prepare(url: str, partitions: int) -> None:
@@ -200,8 +200,8 @@ def main() -> None:
         prepare(server.url, max(options.committers))
         print(json.dumps({"server": server.describe(), "waiters": options.waiters}), flush=True)
         for committers, pace, name in rounds * options.rounds:
-            given = {"committers": committers, "waiters": options.waiters, "pace": pace, "seconds": options.seconds}
-            row = run(name, server, **given)
+            arguments = {"committers": committers, "waiters": options.waiters, "pace": pace, "seconds": options.seconds}
+            row = run(name, server, **arguments)
             print(json.dumps(row), flush=True)
             rows.setdefault(f"{committers:>2} {'paced' if pace else 'full '} {name:<12}", []).append(row)
     for label, several in rows.items():
@@ -209,7 +209,7 @@ def main() -> None:
 
 
 def medians(rows: list[Row]) -> Row:
-    """Of each figure that all of them have."""
+    """The medians of the figures that all rows have."""
     figures = ("commits_per_second", "waiters_cpu", "p50_ms", "p99_ms")
     return {key: statistics.median(row[key] for row in rows) for key in figures if all(key in row for row in rows)}
 

@@ -1,6 +1,6 @@
-"""Workers as subjects: one in this process, or several, each in a process and with a share of the partitions.
+"""Workers as subjects: one in this process, or several, each in its own process with a share of the partitions.
 
-They run as under ``seekpoint run``: Python's garbage collector runs rarely, unless BENCH_SERVICE is set.
+As under ``seekpoint run``, Python's garbage collector runs rarely, unless BENCH_SERVICE is set.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from subject import KIND, check, row
 PATIENCE = 600.0  # seconds that members wait for each other
 
 Make = Callable[[str], Pipeline]
-"""Of the group's name; a function of a module, for other processes find it by its name."""
+"""Makes the pipeline for a group; a function of a module, because other processes import it by its name."""
 
 
 class Run(NamedTuple):
-    """What a worker did, and when by the machine's monotonic clock: first record in hand to last commit."""
+    """What a worker did, and when by the machine's monotonic clock: from its first record to its last commit."""
 
     began: float
     ended: float
@@ -51,7 +51,7 @@ def work(
 ) -> Run:
     """Run one worker until it has committed this many records; ``ready`` is called when it is about to start.
 
-    It runs within ``around``, and with the batches of the environment where ``limits`` does not say otherwise.
+    It runs within ``around``, and with batches of BENCH_BATCH records unless ``limits`` are given.
     """
     began, ended, used = [0.0, 0.0], 0.0, 0.0
     done = transactions = 0
@@ -83,17 +83,30 @@ def work(
     return Run(began[0], ended, used, done, transactions)
 
 
-def measure(subject: str, mode: str, make: Make, *, stored: int = 0, added: int | None = None, **more: Any) -> None:
-    """Move the records with as many workers as BENCH_PARALLELISM says; check the table, print the row.
+def measure(
+    subject: str,
+    mode: str,
+    make: Make,
+    *,
+    stored: int = 0,
+    added: int | None = None,
+    verify: Callable[[], None] | None = None,
+    **more: Any,
+) -> None:
+    """Move the records with BENCH_PARALLELISM workers; check the table, print the row.
 
-    The table had ``stored`` rows before, and has ``added`` more then; as many as there are records, if it is not said.
+    The table had ``stored`` rows before, and has ``added`` more afterwards, by default one for each record. ``verify``
+    checks another table instead.
     """
     upgrade()
     runs = [work(make, LIMIT)] if PARALLELISM == 1 else _work_together(make)
     done = sum(run.records for run in runs)
-    check(subject, done if added is None else added, stored=stored)
+    if verify is None:
+        check(subject, done if added is None else added, stored=stored)
+    else:
+        verify()
     seconds = max(run.ended for run in runs) - min(run.began for run in runs)
-    told = row(
+    line = row(
         subject,
         f"{mode}, {'one worker' if PARALLELISM == 1 else f'{PARALLELISM} workers'}",
         done,
@@ -103,16 +116,16 @@ def measure(subject: str, mode: str, make: Make, *, stored: int = 0, added: int 
         workers=PARALLELISM,
         **more,
     )
-    print(json.dumps(told), flush=True)
+    print(json.dumps(line), flush=True)
 
 
 def _work_together(make: Make) -> list[Run]:
-    """Every worker reads a fixed share of the partitions: a rebalance in the middle would be another question."""
+    """Every worker reads a fixed share of the partitions, so that no rebalance is measured."""
     spawn = multiprocessing.get_context("spawn")
     ends, group = kinds.ends(KIND, BROKERS), f"bench-{secrets.token_hex(4)}"
     start = spawn.Barrier(PARALLELISM)
-    with _members(ends, group, make, start) as told:
-        return [pipe.recv() for pipe in told]
+    with _members(ends, group, make, start) as receivers:
+        return [pipe.recv() for pipe in receivers]
 
 
 @contextmanager
@@ -128,7 +141,7 @@ def _members(ends: dict[int, int], group: str, make: Make, start: Barrier) -> It
         member.start()
     for _, tell in pipes:
         tell.close()  # so that the end of a member is the end of its pipe
-    yield [told for told, _ in pipes]
+    yield [receiver for receiver, _ in pipes]
     for member in members:
         member.join(PATIENCE)
 

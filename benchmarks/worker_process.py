@@ -1,11 +1,11 @@
 """A process of the operational questions: a worker that reports its events, or a feeder that produces at a pace.
 
 The order is one line of JSON. A worker: ``group``, ``topic``, ``sink`` (``append``, ``upsert``, ``sleep``),
-``kafka`` and ``limits`` to add, ``tell`` (the events' names), ``later`` (tell them at the end, so that nothing is
-printed while it is measured; but for those in ``now``), ``rss`` (with each commit), ``stats`` (librdkafka's queue, each
-second), ``poison`` (one bad record in so many), ``places`` (columns for partition and offset), ``partitions`` (so many,
-without a group). A feeder: ``feed`` (records; 0: until SIGTERM), ``rate`` (a second; 0: as fast as it goes), ``first``,
-``step``, ``run`` (so many after each other to one partition), ``producer`` to add.
+``kafka`` and ``limits`` to add, ``tell`` (the events' names), ``later`` (report them at the end, so that nothing is
+printed while it is measured, except those in ``now``), ``rss`` (with each commit), ``stats`` (librdkafka's queue, each
+second), ``poison`` (one bad record in N), ``places`` (columns for partition and offset), ``partitions`` (how many,
+without a group). A feeder: ``feed`` (records; 0: until SIGTERM), ``rate`` (a second; 0: as fast as possible),
+``first``, ``step``, ``run`` (records in a row to one partition), ``producer`` to add.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Order(msgspec.Struct, frozen=True, gc=False):
 
 
 def main() -> None:
-    """Do as ordered."""
+    """Carry out the order."""
     order = receive()
     obey()
     if "feed" in order:
@@ -83,14 +83,14 @@ class BenchReporter(Reporter):
             self.report(type(event).__name__, event)
 
     def report(self, step: str, event: events.Event) -> None:
-        """With the process's memory at a commit, where that is asked for."""
+        """Report the event, at a commit with the process's memory if the order has ``rss``."""
         more: dict[str, Any] = {}
         if self._process is not None and isinstance(event, events.Committed):
             more["rss"] = self._process.memory_info().rss
         report(step, **plain_event(event), **more)
 
     def on_stats(self, text_: str) -> None:
-        """What lies in librdkafka's queue."""
+        """Report the size of librdkafka's queue."""
         stats = json.loads(text_)
         partitions = [p for topic in stats["topics"].values() for p in topic["partitions"].values()]
         report(
@@ -98,7 +98,7 @@ class BenchReporter(Reporter):
             at=monotonic(),
             records=max(
                 (p["fetchq_cnt"] for p in partitions), default=0
-            ),  # they share one queue, and each has its size
+            ),  # they share one queue, and each reports its size
             bytes=max((p["fetchq_size"] for p in partitions), default=0),
             rebalances=stats.get("cgrp", {}).get("rebalance_cnt", 0),
         )
@@ -106,7 +106,7 @@ class BenchReporter(Reporter):
 
 def work(order: dict[str, Any]) -> None:
     """Run one worker until SIGTERM."""
-    logging.getLogger("seekpoint.events").setLevel(logging.ERROR)  # a line per dead letter is not what is measured
+    logging.getLogger("seekpoint.events").setLevel(logging.ERROR)  # a log line per dead letter would be measured, too
     reporter = BenchReporter(order)
     kafka = {"bootstrap.servers": order["brokers"], **order.get("kafka", {})}
     if order.get("stats"):
@@ -135,15 +135,15 @@ def pipeline(order: dict[str, Any]) -> Pipeline:
 
     def wait(tx: Connection, batch: Batch[Order, Any]) -> None:
         tx.execute(text("SELECT pg_sleep(:seconds)"), {"seconds": order["seconds"]})
-        given = [dict(zip(COLUMNS, row(record), strict=True)) for record in batch]
-        tx.execute(text(f"INSERT INTO {TABLE} VALUES (:id, :made, :account, :amount, :kind, :at)"), given)
+        rows = [dict(zip(COLUMNS, row(record), strict=True)) for record in batch]
+        tx.execute(text(f"INSERT INTO {TABLE} VALUES (:id, :made, :account, :amount, :kind, :at)"), rows)
 
-    made: dict[str, Any] = {"row": row, "columns": COLUMNS} if share else {}
+    options: dict[str, Any] = {"row": row, "columns": COLUMNS} if share else {}
     if places:
-        made["provenance"] = {"partition": "partition", "offset": "offset"}
+        options["provenance"] = {"partition": "partition", "offset": "offset"}
     sinks: dict[str, Callable[[], dict[str, Any]]] = {
-        "append": lambda: {"sinks": [Append(TABLE, **made)]},
-        "upsert": lambda: {"sinks": [Upsert(TABLE, key=["account"], **made)]},
+        "append": lambda: {"sinks": [Append(TABLE, **options)]},
+        "upsert": lambda: {"sinks": [Upsert(TABLE, key=["account"], **options)]},
         "sleep": lambda: {"handle": wait},
     }
     writes: dict[str, Any] = sinks[order["sink"]]()
@@ -162,7 +162,7 @@ def pipeline(order: dict[str, Any]) -> Pipeline:
 
 
 class Feeder:
-    """Produces records, in turn to every partition, each at its own moment: late ones are sent at once."""
+    """Produces records to the partitions in turn, each at its due time; late ones are sent at once."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._order, self._stopping = order, threading.Event()
@@ -176,7 +176,7 @@ class Feeder:
         signal.signal(signal.SIGTERM, lambda *_: self._stopping.set())
 
     def run(self) -> None:
-        """Until all are sent, or SIGTERM; reports how many, and how late the latest was."""
+        """Produce until all are sent, or SIGTERM; reports how many, and how late the latest was."""
         feed, rate = self._order["feed"], self._order["rate"]
         first, step = self._order.get("first", 0), self._order.get("step", 1)
         began, sent, late = monotonic(), 0, 0.0

@@ -29,7 +29,7 @@ STRATEGIES = ("append", "adaptive", "copy", "temp_table", "unnest")
 
 
 class Forced(WriteStrategies):
-    """Takes one strategy, whatever comes."""
+    """Always takes one strategy."""
 
     def __init__(self, strategy: WriteStrategy) -> None:
         super().__init__()
@@ -48,8 +48,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    with servers(kafka=False) as found:
-        engine = create_engine(found.url)
+    with servers(kafka=False) as server:
+        engine = create_engine(server.url)
         for new, size, strategies in cases():
             rates: dict[str, list[float]] = {strategy: [] for strategy in strategies}
             for n in range(options.rounds):
@@ -70,12 +70,12 @@ def main() -> None:
 def cases() -> Iterator[tuple[float, int, Sequence[str]]]:
     """The share of new keys, the rows of a transaction, and the strategies that can be used."""
     for size in (1, 10, 50, 100, 500, 10_000):
-        yield 1.0, size, [one for one in STRATEGIES if one != "unnest" or size < 10_000]
+        yield 1.0, size, [strategy for strategy in STRATEGIES if strategy != "unnest" or size < 10_000]
         yield 0.2, size, ["adaptive", "temp_table", *(["unnest"] if size < 10_000 else [])]
 
 
 def some_keys(new: float, count: int, *, seed: int) -> Iterator[int]:
-    """Shuffled; no key twice among the new ones."""
+    """Shuffled keys; no new key comes twice."""
     chance = random.Random(seed)
     unused = list(range(STORED + 1, STORED + count + 1))
     chance.shuffle(unused)

@@ -5,7 +5,7 @@ topic ``orders`` of JSON objects::
 
     DATABASE_URL=postgresql+psycopg://… KAFKA=localhost:9092 uvicorn --factory examples.fastapi_service:make_app
 
-The worker has a thread of its own and shares nothing with the event loop. Several processes of the service share the
+The worker runs on its own thread and shares nothing with the event loop. Several processes of the service share the
 topic's partitions as members of one group.
 """
 
@@ -74,7 +74,7 @@ def live(worker: Annotated[Worker, Depends(the_worker)], response: Response) -> 
 
 
 def ready(worker: Annotated[Worker, Depends(the_worker)], response: Response) -> dict[str, Any]:
-    """503 while Kafka or the database is away, or the group is paused: it recovers by itself."""
+    """503 while Kafka or the database does not answer, or the group is paused: needs no restart."""
     health = worker.health()
     response.status_code = 200 if health.ready else 503
     return {

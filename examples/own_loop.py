@@ -1,4 +1,4 @@
-"""People who own their loop: the ledger and the assignment alone, around a plain confluent-kafka consumer.
+"""For programs with their own loop: only the ledger and the assignment, around a plain confluent-kafka consumer.
 
 Counts words, exactly once: the counts and the offsets are one transaction. Run it with the ledger's tables in place
 (``seekpoint db upgrade``) and a topic of text::
@@ -46,28 +46,28 @@ def run(
     schema: str = "seekpoint",
 ) -> None:
     """Read, count, commit, until ``stopping`` is set."""
-    config = consumer_config(kafka, group=group)  # forces the keys that the promise hangs on
+    config = consumer_config(kafka, group=group)  # sets what exactly once depends on
     consumer = Consumer(config)
     ledger = Ledger(engine, group, schema=schema)
     with Assignment(consumer, ledger, [topic], kafka=config) as held:
         while not stopping.is_set():
             try:
-                messages = held.accept_poll(held.client.read(500, 0.2))  # claims, places, drops what is stale
+                messages = held.accept_poll(held.client.read(500, 0.2))  # claims, activates, drops stale messages
                 if not messages:
                     continue
                 with engine.begin() as tx:
                     moved = held.advance(tx, messages)  # first: a fenced worker does no work
                     count(tx, messages)
-            except PartitionStopped as stop:  # its topic was deleted or created again under our hands
+            except PartitionStopped as stop:  # its topic was deleted, or created again
                 print(stop, file=sys.stderr)
                 held.stop(stop.partition, stop)
                 held.resync()
             except (Fenced, KafkaUnavailable, OperationalError) as error:
-                print(f"again from the ledger's position: {error}", file=sys.stderr)
+                print(f"continuing from the ledger's positions: {error}", file=sys.stderr)
                 held.resync()  # refused, or the answer to COMMIT was lost: only the ledger knows
                 stopping.wait(0.5)
             else:
-                held.accept(moved)  # claims are frozen values: taken over only after COMMIT
+                held.accept(moved)  # only after COMMIT: until then the old claims are valid
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """How to test a pipeline: with records made by hand, on a real Postgres, without a broker.
 
-In your project the declaration is in a module of yours, and ``pytest_plugins`` in your ``conftest.py``.
+In your project the declaration is in one of your modules, and ``pytest_plugins`` in your ``conftest.py``.
 The plugin lends a real Postgres (yours, Docker's or an embedded one) with the ledger's tables in it.
 """
 
@@ -14,8 +14,9 @@ import pytest
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Numeric, Table, create_engine, insert, select
 
 from seekpoint import Append, Batch, Json, Pipeline, Poison
+from seekpoint.errors import PoisonStop
 from seekpoint.records import Partition, RawRecord
-from seekpoint.testing import batch, process, raw, record
+from seekpoint.testing import batch, check_exactly_once, process, raw, record
 
 pytest_plugins = ["seekpoint.testing.pytest_plugin"]
 
@@ -37,7 +38,7 @@ def entries_of(orders: Batch[Order, bytes | None]) -> list[dict[str, object]]:
     entries: list[dict[str, object]] = []
     for order in orders:
         if order.value.amount < 0:
-            raise Poison("negative amount", order)  # names its record: its partition stops in front of it
+            raise Poison("negative amount", order)  # names its record: its partition stops before it
         entries.append({"order_id": order.value.id, "amount": order.value.amount})
     return entries
 
@@ -70,9 +71,9 @@ def test_a_negative_amount_is_poison() -> None:
 
 
 @pytest.fixture
-def database(seekpoint_engine: Engine, seekpoint_schema: str) -> Iterator[Engine]:
-    """Your tables beside the ledger's, in a schema that is this test's alone."""
-    engine = create_engine(seekpoint_engine.url, connect_args={"options": f"-c search_path={seekpoint_schema}"})
+def database(seekpoint_url: str) -> Iterator[Engine]:
+    """Your tables and the ledger's, in a schema that only this test uses."""
+    engine = create_engine(seekpoint_url)
     metadata.create_all(engine)
     yield engine
     engine.dispose()
@@ -97,14 +98,20 @@ def test_each_order_is_written_and_posted_once(database: Engine, seekpoint_schem
 
 def test_a_negative_order_stops_its_partition_and_no_other(database: Engine, seekpoint_schema: str) -> None:
     records = [order(0, 1, "1"), order(1, 2, "-2"), order(2, 3, "3"), order(0, 4, "4", partition=1)]
-    done = process(billing, database, records, schema=seekpoint_schema)
-    stop = done.stopped[Partition("orders", 0)]
-    assert stop.offset == 1
-    assert "negative amount" in str(stop)
+    with pytest.raises(PoisonStop, match="negative amount") as stopped:
+        process(billing, database, records, schema=seekpoint_schema)
+    assert (stopped.value.partition, stopped.value.offset) == (Partition("orders", 0), 1)
     assert rows(database, orders_table) == rows(database, entries_table) == [(1, Decimal(1)), (4, Decimal(4))]
 
 
 def test_an_order_that_is_no_order_stops_its_partition_too(database: Engine, seekpoint_schema: str) -> None:
-    done = process(billing, database, [raw(b'{"id": "x"}', topic="orders")], schema=seekpoint_schema)
-    assert "Expected `int`, got `str` - at `$.id`" in str(done.stopped[Partition("orders", 0)])
+    with pytest.raises(PoisonStop, match=r"Expected `int`, got `str` - at `\$\.id`"):
+        process(billing, database, [raw(b'{"id": "x"}', topic="orders")], schema=seekpoint_schema)
     assert rows(database, entries_table) == []
+
+
+@pytest.mark.usefixtures("database")
+def test_each_order_is_posted_once_under_crashes_and_rebalances(seekpoint_url: str) -> None:
+    log = [order(number // 2, number, "1.50", partition=number % 2) for number in range(20)]
+    survived = check_exactly_once(billing, seekpoint_url, log, runs=2)
+    assert survived.faults["crash before COMMIT"] > 0, survived

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import secrets
 import signal
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 _TOGETHER = {
     "tests/jobs/spark/": "spark",
-    "tests/acceptance/test_demo_reload.py": "spark",
+    "tests/acceptance/test_demo_reload.py": "spark in processes",
+    "tests/acceptance/test_demo_spark.py": "spark in processes",
+    "tests/docs/test_typed_pages.py::test_a_page_works_as_typed[docs/spark": "spark in processes",
     "tests/kafka/test_forgotten_brokers.py": "forgotten brokers",
     "tests/sql/test_plans.py": "plans",
     "tests/postgres/ledger/test_storage.py": "storage",
@@ -80,10 +83,10 @@ _TOGETHER = {
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Under ``--dist loadgroup`` one worker runs all tests of ``tests/jobs/spark``: they share a Spark session.
 
-    It also runs the demo with Spark, which has several JVMs, as a test of a cluster has: next to two more such tests,
-    on two cores, both took over four minutes. The tests of ``test_forgotten_brokers.py`` share a broker behind a proxy:
-    its start is most of what they compute. Those of the other files share tables of 10,000 rows, a server or a wheel,
-    which each of four workers would make again.
+    Another one runs the demos and the page with Spark, which have several JVMs each, one after the other: three such
+    tests at once, on two cores, took over four minutes each. The tests of ``test_forgotten_brokers.py`` share a broker
+    behind a proxy: its start is most of what they compute. Those of the other files share tables of 10,000 rows, a
+    server or a wheel, which each of four workers would make again.
 
     Marks of the kind ``xdist_group`` would say the same, but xdist 3.8 writes them where pytest 9 no longer looks.
     """
@@ -241,6 +244,13 @@ def own_kafka(idle_brokers: list[KafkaServer]) -> Iterator[KafkaServer]:
         idle_brokers.append(server)
 
 
+def _wait_for_status_writers(besides: Container[threading.Thread]) -> None:
+    """A worker waits a second for its last row, which may come later: it must not be in the schema of the next test."""
+    for thread in threading.enumerate():
+        if thread.name == "seekpoint-status" and thread not in besides:
+            thread.join(10)
+
+
 @pytest.fixture
 def run_worker(
     seekpoint_engine: Engine, seekpoint_broker: str, seekpoint_schema: str, topic: Callable[..., str], knobs: Knobs
@@ -251,6 +261,7 @@ def run_worker(
     early fails the test, unless the test has met it in ``stop()``. It ends before its topics are deleted.
     """
     with ExitStack() as running:
+        running.callback(_wait_for_status_writers, besides=set(threading.enumerate()))
 
         def start(
             pipeline: Pipeline,

@@ -1,7 +1,7 @@
 """Kafka Connect, one standalone worker, with a JDBC sink connector. Both tables.
 
 ``insert`` and ``upsert``: Debezium's JDBC sink; ``-unnest``: with the option that its documentation names for speed.
-``aiven-*``: Aiven's, which is published as source alone; it runs where BENCH_AIVEN_PLUGIN names a folder with its jars.
+``aiven-*``: Aiven's, which is published only as source; it runs if BENCH_AIVEN_PLUGIN names a folder with its jars.
 JSON without a schema becomes rows by the converter's own option ``schema.content``, so the topic is the plain one.
 
 Warmed: a first connector of the same kind fills a second table, in the same worker; the second connector counts.
@@ -41,7 +41,7 @@ appender.0.layout.pattern=%d %p %c %m%n
 
 @dataclass(frozen=True)
 class Mode:
-    """Which connector, and how it writes."""
+    """The connector, and how it writes."""
 
     upsert: bool = False
     aiven: bool = False
@@ -99,7 +99,7 @@ def _warm_and_measure(trial: Trial, child: Child, port: int, mode: Mode) -> Seen
 
 def sink(trial: Trial, table: str, mode: Mode) -> dict[str, str]:
     """The connector's configuration."""
-    at = trial.database
+    database = trial.database
     if mode.unnest and "numeric" in trial.kind.columns.values():
         raise SkippedError("with unnest, this connector cannot write text into a numeric column")
     fields: list[dict[str, Any]] = []
@@ -121,7 +121,7 @@ def sink(trial: Trial, table: str, mode: Mode) -> dict[str, str]:
         "consumer.override.fetch.max.wait.ms": "200",
         "consumer.override.max.partition.fetch.bytes": "8000000",
         "connection.url": trial.jdbc,
-        "connection.password": at["password"],
+        "connection.password": database["password"],
         "batch.size": str(trial.batch),
         "insert.mode": "upsert" if mode.upsert else "insert",
     }
@@ -131,7 +131,7 @@ def sink(trial: Trial, table: str, mode: Mode) -> dict[str, str]:
             **common,
             **keyed,
             "connector.class": "io.aiven.connect.jdbc.JdbcSinkConnector",
-            "connection.user": at["user"],
+            "connection.user": database["user"],
             "table.name.format": table,
         }
     keyed = {"primary.key.mode": "none"}
@@ -141,7 +141,7 @@ def sink(trial: Trial, table: str, mode: Mode) -> dict[str, str]:
         **common,
         **keyed,
         "connector.class": "io.debezium.connector.jdbc.JdbcSinkConnector",
-        "connection.username": at["user"],
+        "connection.username": database["user"],
         "collection.name.format": table,
         "schema.evolution": "none",
         "use.reduction.buffer": str(mode.upsert).lower(),
@@ -165,16 +165,16 @@ def _worker(trial: Trial, folder: Path, port: int) -> str:
 
 
 def _lay_out_plugin(folder: Path, *, aiven: bool) -> None:
-    """Connect loads each plugin from a folder of its own."""
+    """Make the plugin's folder: Connect loads each plugin from a separate one."""
     if aiven:
-        given = os.environ.get(AIVEN)
-        if given is None:
+        path = os.environ.get(AIVEN)
+        if path is None:
             raise SkippedError(f"Aiven's JDBC sink is published as source alone: set {AIVEN} to a folder with its jars")
-        found = sorted(Path(given).glob("*.jar"))
+        files = sorted(Path(path).glob("*.jar"))
     else:
-        found = jars.classpath("debezium")
+        files = jars.classpath("debezium")
     folder.mkdir(parents=True)
-    for jar in found:
+    for jar in files:
         (folder / jar.name).symlink_to(jar)
 
 

@@ -45,7 +45,7 @@ def run(trial: Trial, *, mode: str) -> Measured:
         seconds,
         trial.records if mode == "xa" else seen.records,
         {"append": "at least once", "upsert": "at least once, idempotent by key", "xa": "exactly once"}[mode],
-        None if mode == "xa" else seen.cpu_seconds,  # known since the first row in sight, which is late with XA
+        None if mode == "xa" else seen.cpu_seconds,  # counted from the first visible row, which is late with XA
         {
             "parallelism": trial.parallelism,
             "batch": trial.batch,
@@ -63,18 +63,18 @@ def run(trial: Trial, *, mode: str) -> Measured:
 
 
 def _measure(trial: Trial, command: list[str], *, exactly_once: bool) -> tuple[Seen, float]:
-    at = trial.database
+    database = trial.database
     env = {
         "PEER_BROKERS": trial.brokers,
         "PEER_TOPIC": trial.kind.name,
         "PEER_GROUP": trial.group("flink"),
         "PEER_COLUMNS": ", ".join(f"`{c}` {TYPES.get(t, 'STRING')}" for c, t in trial.kind.columns.items()),
         "PEER_URL": trial.jdbc,
-        "PEER_HOST": at["host"],
-        "PEER_PORT": at["port"],
-        "PEER_DATABASE": at["dbname"],
-        "PEER_USER": at["user"],
-        "PEER_PASSWORD": at["password"],
+        "PEER_HOST": database["host"],
+        "PEER_PORT": database["port"],
+        "PEER_DATABASE": database["dbname"],
+        "PEER_USER": database["user"],
+        "PEER_PASSWORD": database["password"],
         "PEER_PARALLELISM": str(trial.parallelism),
         "PEER_BATCH": str(trial.batch),
         "PEER_CHECKPOINT": str(CHECKPOINT),
@@ -87,13 +87,13 @@ def _measure(trial: Trial, command: list[str], *, exactly_once: bool) -> tuple[S
 
 def _prepared_allowed(trial: Trial) -> None:
     with psycopg.connect(trial.dsn) as connection:
-        found = connection.execute("SHOW max_prepared_transactions").fetchone()
-    if found is None or int(found[0]) < 2 * trial.parallelism + 2:
+        row = connection.execute("SHOW max_prepared_transactions").fetchone()
+    if row is None or int(row[0]) < 2 * trial.parallelism + 2:
         raise SkippedError("XA needs a server with max_prepared_transactions above 0: ask by benchmarks/run.py")
 
 
 def _forget_prepared(trial: Trial) -> None:
-    """Roll back the prepared transactions, and end their locks, that an ended job has left."""
+    """Roll back the prepared transactions that an ended job has left, with their locks."""
     with psycopg.connect(trial.dsn, autocommit=True) as connection:
         left = connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall()
         for (gid,) in left:

@@ -1,6 +1,6 @@
 """Class paths of the peers that run in Java: found by name in ``locks/NAME.jars``, fetched once, checked by SHA-256.
 
-The same way, and the same cache folder, as the broker's own jars (:mod:`seekpoint.testing.servers.jars`).
+In the same way, and into the same cache folder, as the broker's jars (:mod:`seekpoint.testing.servers.jars`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from seekpoint.testing.servers.jars import cache_folder
 
 
 def classpath(name: str) -> list[Path]:
-    """The jars of ``locks/NAME.jars``, fetched where they are missing; SkippedError where they cannot be had."""
+    """The jars of ``locks/NAME.jars``; missing ones are fetched. SkippedError if that fails."""
     lines = (LOCKS / f"{name}.jars").read_text(encoding="ascii").splitlines()
     cache = cache_folder()
     context = jgo.maven.MavenContext(repo_cache=cache / "maven", timeout=60)
@@ -30,10 +30,10 @@ def classpath(name: str) -> list[Path]:
         group, artifact, version = coordinate.split(":")
         jar = cache.joinpath("maven", *group.split("."), artifact, version, f"{artifact}-{version}.jar")
         if not (jar.exists() and _digest(jar) == digest):
-            jar.unlink(missing_ok=True)  # cut short by an earlier end
+            jar.unlink(missing_ok=True)  # incomplete: an earlier process ended while it fetched the file
             context.create_dependency(coordinate).artifact.resolve()
         if _digest(jar) != digest:
-            raise SkippedError(f"{coordinate} is not the file that {name}.jars names")
+            raise SkippedError(f"the fetched {coordinate} has another SHA-256 than in {name}.jars")
         return jar
 
     with (cache / "peers.lock").open("w") as lock, ThreadPoolExecutor(max_workers=8) as pool:
@@ -47,8 +47,8 @@ def classpath(name: str) -> list[Path]:
 def version(name: str, artifact: str) -> str:
     """The version that ``locks/NAME.jars`` has of this artifact."""
     for line in (LOCKS / f"{name}.jars").read_text(encoding="ascii").splitlines():
-        _, found, number = line.split()[1].split(":")
-        if found == artifact:
+        _, name_in_line, number = line.split()[1].split(":")
+        if name_in_line == artifact:
             return number
     raise LookupError(f"{name}.jars has no {artifact}")
 
@@ -59,7 +59,7 @@ def joined(jars: list[Path]) -> str:
 
 
 def compiled(java: Path, source: Path, jars: list[Path], into: Path) -> Path:
-    """``source`` compiled against ``jars``, by a compiler that is a jar itself: a plain Java runtime is enough."""
+    """``source`` compiled against ``jars``, by a compiler in a jar, so that a Java runtime is enough."""
     command = [str(java), "-jar", str(classpath("compiler")[0]), "-17", "-nowarn", "-proc:none"]
     command += ["-cp", joined(jars), "-d", str(into), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -74,5 +74,5 @@ def _digest(path: Path) -> str:
 
 
 def _short(error: BaseException) -> str:
-    """Without the addresses of registries, which do not belong in a report."""
+    """The error without the addresses of registries, which do not belong in a report."""
     return str(error).split(" in remote repositories")[0].splitlines()[0]

@@ -1,4 +1,4 @@
-"""The loops that tutorials teach, with kafka-python: poll, commit. They write nothing, ``-write`` apart.
+"""The loops that tutorials teach, with kafka-python: poll, commit. They write nothing, except ``-write``.
 
 ``sync`` and ``async`` name the commit after each poll; ``-crc32c`` has the wheel that the client's documentation
 recommends for speed; ``2-`` is the older client, which most tutorials were written for. Both tables.
@@ -30,22 +30,22 @@ def run(trial: Trial, *, commit: str, old: bool, crc32c: bool, write: bool = Fal
         "dsn": trial.dsn if write else None,
         "columns": list(trial.kind.columns),
     }
-    found = answer(environment, "kafka_python_job.py", settings)
+    report = answer(environment, "kafka_python_job.py", settings)
     ends = {str(partition): end for partition, end in kinds.ends(trial.kind, trial.brokers).items()}
-    assert found["positions"] == ends, f"the loop stopped at {found['positions']}, not at {ends}"
+    assert report["positions"] == ends, f"the loop stopped at {report['positions']}, not at {ends}"
     if write:
         kinds.verify(trial.kind, trial.dsn, trial.records)
     return Measured(
         venvs.version(environment, "kafka-python"),
-        found["seconds"],
-        found["records"],
+        report["seconds"],
+        report["records"],
         "at least once" if write else "none: nothing is written",
-        found["cpu_seconds"],
+        report["cpu_seconds"],
         {
             "commit": f"{commit}, after each poll",
             "max_poll_records": POLL,
             "crc32c": crc32c,
-            "polls": found["polls"],
+            "polls": report["polls"],
             "writes": "executemany, committed before Kafka" if write else "nothing",
             "recommended_by": "kafka-python, README: 'Optional crc32c install', commit() after processing",
         },

@@ -1,10 +1,10 @@
 """The kinds of records, their topics and tables; and whether a table holds what it should.
 
 ``payments``: six columns, 159 bytes of JSON, the shape on which the goals are measured; ``payments_100b`` and
-``payments_1kb`` are the same with notes of other lengths, ``payments_spread`` has the ids of a table of STORED rows
-that is to be upserted. ``totals``: two numbers, for tables of many rows. ``flights``: 20 columns, about 330 bytes. All
-have six partitions. What a table should hold is written by COPY into the schema ``expected``, once, and compared by
-count and by one checksum over all columns.
+``payments_1kb`` are the same with notes of other lengths, ``payments_spread`` has ids for an upsert into a table of
+STORED rows. ``totals``: two numbers, for tables of many rows. ``flights``: 20 columns, about 330 bytes. All have six
+partitions. What a table should hold is written by COPY into the schema ``expected``, once, and compared by count and by
+one checksum over all columns.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Total(msgspec.Struct, frozen=True, gc=False):
 
 
 def totals(records: int) -> Iterator[Total]:
-    """Make as many totals, equal on every call."""
+    """Make this many totals, equal on every call."""
     for number in range(1, records + 1):
         yield Total(number, number * 7919 % 1_000_003)
 
@@ -77,12 +77,12 @@ NOTE = 55  # bytes, which make 159 in all
 
 
 def payments(records: int, *, note: int = NOTE, id_of: Callable[[int], int] = int) -> Iterator[Payment]:
-    """Make as many payments, equal on every call; ``id_of`` makes the id of the n-th, from 1."""
+    """Make this many payments, equal on every call; ``id_of`` makes the id of the n-th, from 1."""
     draw = random.Random(7)
     start = datetime(2026, 1, 1, tzinfo=UTC)
     text = " ".join(draw.choices(WORDS, k=5000))
     for number in range(1, records + 1):
-        at = (start + timedelta(milliseconds=37 * number)).isoformat(timespec="milliseconds")
+        time = (start + timedelta(milliseconds=37 * number)).isoformat(timespec="milliseconds")
         amount = f"{draw.randrange(1, 100_000) / 100:.2f}"
         begin = draw.randrange(len(text) - note)
         yield Payment(
@@ -90,13 +90,13 @@ def payments(records: int, *, note: int = NOTE, id_of: Callable[[int], int] = in
             draw.randrange(50_000),
             amount,
             SORTS[number & 3],
-            at.replace("+00:00", "Z"),
+            time.replace("+00:00", "Z"),
             text[begin : begin + note],
         )
 
 
 def spread_id(number: int) -> int:
-    """One in five is new to a table of STORED rows, the others lie all over it; no id comes twice below STORED."""
+    """One in five is new to a table of STORED rows, the others are spread over it; up to STORED no id comes twice."""
     return STORED + number if number % 5 == 0 else number * 7_368_787 % _PRIME or _PRIME
 
 
@@ -145,7 +145,7 @@ def _payments(name: str, make: Callable[[int], Iterator[Payment]]) -> Kind:
 
 _ALL = (
     _payments("payments", payments),
-    _payments("payments_staged", payments),  # in a topic of its own, where there are more of them
+    _payments("payments_staged", payments),  # in another topic, with more records
     _payments("payments_100b", partial(payments, note=0)),
     _payments("payments_1kb", partial(payments, note=920)),
     _payments("payments_spread", partial(payments, id_of=spread_id)),
@@ -163,17 +163,17 @@ KINDS = {kind.name: kind for kind in _ALL}
 
 
 def fill(kind: Kind, brokers: str, records: int) -> None:
-    """Create the topic and produce its records; nothing where it has them already."""
+    """Create the topic and produce its records, unless it has them already."""
     admin = AdminClient({"bootstrap.servers": brokers, "log_level": 0})
     if kind.name in admin.list_topics(timeout=30).topics:
-        found = sum(ends(kind, brokers).values())
-        assert found == records, (
-            f"the topic {kind.name} has {found} records, not {records}: BENCH_RECORDS says how many"
+        count = sum(ends(kind, brokers).values())
+        assert count == records, (
+            f"the topic {kind.name} has {count} records, not {records}: set BENCH_RECORDS to {count}"
         )
         return
     encode = msgspec.json.Encoder().encode
-    made = ({"value": encode(record), "key": str(getattr(record, kind.key))} for record in kind.make(records))
-    send(brokers, kind.name, made)
+    messages = ({"value": encode(record), "key": str(getattr(record, kind.key))} for record in kind.make(records))
+    send(brokers, kind.name, messages)
     assert sum(ends(kind, brokers).values()) == records
 
 
@@ -198,20 +198,20 @@ def ends(kind: Kind, brokers: str) -> dict[int, int]:
     """Where each partition of the topic ends."""
     consumer = Consumer({"bootstrap.servers": brokers, "group.id": "ends", "log_level": 0})
     try:
-        found = {}
+        offsets = {}
         for partition in range(PARTITIONS):
-            _, found[partition] = consumer.get_watermark_offsets(TopicPartition(kind.name, partition), timeout=30)
-        return found
+            _, offsets[partition] = consumer.get_watermark_offsets(TopicPartition(kind.name, partition), timeout=30)
+        return offsets
     finally:
         consumer.close()
 
 
 def expect(kind: Kind, dsn: str, records: int) -> str:
-    """The table that has what the topic has, made when it is not there; its qualified name."""
+    """The qualified name of the table that has what the topic has; it is made if it does not exist."""
     name = f"{EXPECTED}.{kind.name}_{records}"
     with psycopg.connect(dsn) as connection:
-        found = connection.execute("SELECT to_regclass(%s)", [name]).fetchone()
-        if found is None or found[0] is None:
+        row = connection.execute("SELECT to_regclass(%s)", [name]).fetchone()
+        if row is None or row[0] is None:
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {EXPECTED}")
             connection.execute(kind.create(f"{kind.name}_{records}", EXPECTED))
             columns = tuple(kind.columns)
@@ -241,31 +241,31 @@ def fresh(kind: Kind, dsn: str, *, key: bool = False, warm: bool = False, alter:
 def verify(kind: Kind, dsn: str, records: int, renamed: Mapping[str, str] | None = None, *, part: bool = False) -> None:
     """AssertionError unless the table holds each record once, in every column.
 
-    ``renamed`` are columns that a peer had to call otherwise. With ``part`` the table may lack records, and hold
-    rows that are no records: what it shares with the topic must be as it is there.
+    ``renamed`` are columns that a peer had to rename. With ``part`` the table may lack records and have other rows:
+    the rows that are records must be equal to them.
     """
     with psycopg.connect(dsn) as connection:
         name = expect(kind, dsn, records)
         if part:
-            wanted = _digest(connection, kind, name, {}, among=kind.name)
-            found = _digest(connection, kind, kind.name, {}, among=name)
+            expected = _digest(connection, kind, name, {}, among=kind.name)
+            actual = _digest(connection, kind, kind.name, {}, among=name)
         else:
-            wanted = _remembered(connection, kind, name)
-            found = _digest(connection, kind, kind.name, renamed or {})
-    assert found == wanted, f"{kind.name} has (rows, ids, checksum) {found}, not {wanted}"
+            expected = _remembered(connection, kind, name)
+            actual = _digest(connection, kind, kind.name, renamed or {})
+    assert actual == expected, f"{kind.name} has (rows, ids, checksum) {actual}, not {expected}"
 
 
 Digest = tuple[int, int, str]
 
 
 def _remembered(connection: psycopg.Connection[Any], kind: Kind, name: str) -> Digest:
-    """That of the expected table, which never changes."""
+    """The digest of the expected table, which never changes."""
     connection.execute(f"CREATE TABLE IF NOT EXISTS {EXPECTED}.digest (name text, rows bigint, ids bigint, sum text)")
-    found = connection.execute(f"SELECT rows, ids, sum FROM {EXPECTED}.digest WHERE name = %s", [name]).fetchone()
-    if found is None:
-        found = _digest(connection, kind, name, {})
-        connection.execute(f"INSERT INTO {EXPECTED}.digest VALUES (%s, %s, %s, %s)", [name, *found])
-    return found[0], found[1], found[2]
+    digest = connection.execute(f"SELECT rows, ids, sum FROM {EXPECTED}.digest WHERE name = %s", [name]).fetchone()
+    if digest is None:
+        digest = _digest(connection, kind, name, {})
+        connection.execute(f"INSERT INTO {EXPECTED}.digest VALUES (%s, %s, %s, %s)", [name, *digest])
+    return digest[0], digest[1], digest[2]
 
 
 def _digest(
@@ -294,5 +294,5 @@ def _digest(
     return rows[0], rows[1], rows[2]
 
 
-if __name__ == "__main__":  # for the benchmarks that find their topic filled
+if __name__ == "__main__":  # for the benchmarks that need a filled topic
     fill(KINDS[os.environ["BENCH_TABLE"]], BROKERS, RECORDS)

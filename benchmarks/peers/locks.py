@@ -1,7 +1,7 @@
-"""``python -m peers.locks [NAME]..``: resolves what the peers need again, into ``locks/``.
+"""``python -m peers.locks [NAME]..``: resolves the peers' dependencies again, and writes them to ``locks/``.
 
-An environment of Python is a ``.txt`` of pinned versions; a class path is a ``.jars`` of Maven coordinates with
-their SHA-256. Nothing runs that is not in them.
+A Python environment is a ``.txt`` of pinned versions; a class path is a ``.jars`` of Maven coordinates with their
+SHA-256. Nothing else is installed or loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import uv
 
 LOCKS = Path(__file__).parent / "locks"
 
-# kafka-python 2.2 is what the loops of the tutorials were timed with; 3 is the current one.
+# The tutorials' loops were timed with kafka-python 2.2; 3 is the current version.
 ENVIRONMENTS = {
     "kafka-python": ["kafka-python==3.0.12", "psycopg[binary]==3.3.9"],
     "kafka-python-crc32c": ["kafka-python==3.0.12", "crc32c==2.9.post0", "psycopg[binary]==3.3.9"],
@@ -30,8 +30,8 @@ ENVIRONMENTS = {
 }
 
 _DRIVER = "org.postgresql:postgresql:42.7.14"
-# Groups, resolved one by one: what an earlier group settled keeps its version, or a connector's older Flink would
-# take the place of the one asked for.
+# Groups, resolved one by one: an artifact keeps the version of the first group that has it, because a connector's older
+# Flink would otherwise replace the one that is named here.
 CLASSPATHS = {
     "flink": [
         [
@@ -55,7 +55,7 @@ CLASSPATHS = {
     "debezium": [["io.debezium:debezium-connector-jdbc:3.5.0.Final"]],
     "spark": [[_DRIVER]],
 }
-# Drivers of other databases, and what the Connect worker that loads the plugin has already.
+# Drivers of other databases, and jars that the Connect worker already has when it loads the plugin.
 LEFT_OUT = {
     "flink": {"tools.profiler:async-profiler"},
     "debezium": {
@@ -90,7 +90,7 @@ def lock_classpath(name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         context = jgo.maven.MavenContext(repo_cache=Path(folder), timeout=60)
         for group in CLASSPATHS[name]:
-            roots, further = context.resolver.resolve([context.create_dependency(one) for one in group])
+            roots, further = context.resolver.resolve([context.create_dependency(artifact) for artifact in group])
             for dependency in (*roots, *further):
                 where = f"{dependency.groupId}:{dependency.artifactId}"
                 if where in settled or where in LEFT_OUT.get(name, ()):
@@ -103,7 +103,7 @@ def lock_classpath(name: str) -> None:
 
 
 def main(names: Sequence[str]) -> None:
-    """Renew these locks; all of them where none is named."""
+    """Renew these locks; all if none is named."""
     for name in ENVIRONMENTS:
         if not names or name in names:
             lock_environment(name)

@@ -1,4 +1,4 @@
-"""Pathway's Kafka reader and Postgres writer. Both tables, with changes that its writer asks for.
+"""Pathway's Kafka reader and Postgres writer. Both tables, with the changes that its writer requires.
 
 Pathway keeps the name ``id`` for itself, so that column is ``event_id``; it has no numeric, so amounts are doubles;
 ``append`` (its stream of changes) adds its own columns ``time`` and ``diff``.

@@ -1,4 +1,4 @@
-"""The processes that peers run in: ended, with their folder, when the block ends or we do."""
+"""The processes that peers run in: ended, and their folder removed, when the block or this process ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST = 1800.0  # seconds that a job may take
 
 @contextmanager
 def started(name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[Child]:
-    """A process of its own in a temporary folder; its output is the child's log."""
+    """A process in a temporary folder; its output is the child's log."""
     child = Child(command, Folder(f"peer-{name}"), env={**venvs.clean_environment(), **(env or {})})
     try:
         child.start()
@@ -30,26 +30,26 @@ def started(name: str, command: Sequence[str], env: Mapping[str, str] | None = N
 
 
 def job(environment: str, script: str, settings: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
-    """Command and variables of a script that runs in an environment of its own; it reads ``settings`` from JOB."""
+    """Command and variables of a script that runs in another environment; it reads ``settings`` from JOB."""
     python = venvs.interpreter(environment)
     return [str(python), str(JOBS / script)], {"JOB": json.dumps(settings)}
 
 
 def answer(environment: str, script: str, settings: Mapping[str, Any], **env: str) -> dict[str, Any]:
-    """Run such a script to its end; the JSON of its last line."""
-    command, given = job(environment, script, settings)
+    """Run such a script to its end; returns the JSON of its last line."""
+    command, variables = job(environment, script, settings)
     done = subprocess.run(
         command,
         capture_output=True,
         text=True,
         check=False,
         timeout=LONGEST,
-        env={**venvs.clean_environment(), **given, **env},
+        env={**venvs.clean_environment(), **variables, **env},
     )
     if done.returncode:
         raise PeerError(f"{script} ended with {done.returncode}\n{done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return report
 
 
 def said(child: Child, word: str) -> float:
@@ -57,4 +57,4 @@ def said(child: Child, word: str) -> float:
     for line in child.log_tail(1_000_000).splitlines():
         if line.startswith(f"{word} "):
             return float(line.split()[1])
-    raise PeerError(f"it never said {word}\n{child.log_tail()}")
+    raise PeerError(f"no line of its output begins with {word}\n{child.log_tail()}")

@@ -1,7 +1,7 @@
-"""Spark's JDBC writer, fed from a DataFrame with Kafka's columns that is cached in memory: no Kafka in its time.
+"""Spark's JDBC writer, fed from a DataFrame with Kafka's columns that is cached in memory: Kafka is not measured.
 
-Spark's own Kafka source needs a jar that could not be had (``kafka-append`` says so); any DataFrame with the columns
-of that source will do for the writer. JSON is decoded inside the measured time. Both tables.
+Spark's Kafka source needs a jar that the registry did not have (the message of ``kafka-append``); for the writer any
+DataFrame with the columns of that source will do. JSON is decoded inside the measured time. Both tables.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def run(trial: Trial, *, upsert: bool) -> Measured:
         not in subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=True).stdout
     ):
         raise SkippedError(
-            "Spark needs a whole JDK, with the module jdk.incubator.vector: put one on PATH or JAVA_HOME"
+            "Spark needs a complete JDK, with the module jdk.incubator.vector: put one on PATH or JAVA_HOME"
         )
     kinds.fresh(trial.kind, trial.dsn, key=upsert, warm=True)
     driver = jars.classpath("spark")
@@ -75,13 +75,13 @@ def run(trial: Trial, *, upsert: bool) -> Measured:
             "parallelism": trial.parallelism,
             "upsert": upsert,
         }
-        found = answer("spark", "spark_job.py", settings, JAVA_HOME=str(java.resolve().parent.parent))
+        report = answer("spark", "spark_job.py", settings, JAVA_HOME=str(java.resolve().parent.parent))
     finally:
         folder.close()
     kinds.verify(trial.kind, trial.dsn, trial.records)
     return Measured(
         venvs.version("spark", "pyspark"),
-        found["seconds"],
+        report["seconds"],
         trial.records,
         "at least once per task; no offsets",
         None,
@@ -97,7 +97,7 @@ def run(trial: Trial, *, upsert: bool) -> Measured:
 
 
 def from_kafka(_: Trial) -> Measured:
-    """Not to be had."""
+    """Skipped: a jar is missing."""
     raise SkippedError(
         "Spark's Kafka source asks for the jar spark-token-provider-kafka, which the registry did not have: "
         "the other modes measure the writer, from a DataFrame with that source's columns"

@@ -1,4 +1,4 @@
-"""What the peers share: where the servers are, what is to be moved, and the one JSON row."""
+"""What the peers share: the servers' addresses, the records to move, and the one JSON row."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from setting import BATCH, BROKERS, DSN, PARALLELISM, RECORDS, TABLE
 
 
 class SkippedError(Exception):
-    """This peer cannot be run here; the text says why."""
+    """This peer cannot be run here; the message says why."""
 
 
 class PeerError(Exception):
-    """The peer ran and did not do what it should; the text ends with its last lines."""
+    """The peer ran and did not do what it should; the message ends with its last lines."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a peer is asked to do; of the environment: BENCH_TABLE, BENCH_RECORDS, BENCH_BATCH, BENCH_PARALLELISM."""
+    """The task of a peer, from the environment: BENCH_TABLE, BENCH_RECORDS, BENCH_BATCH, BENCH_PARALLELISM."""
 
     kind: Kind
     records: int = RECORDS
@@ -49,9 +49,9 @@ class Trial:
 
         stringtype=unspecified lets the database read numerics and times, which are text in the records.
         """
-        at = self.database
+        database = self.database
         return (
-            f"jdbc:postgresql://{at['host']}:{at['port']}/{at['dbname']}"
+            f"jdbc:postgresql://{database['host']}:{database['port']}/{database['dbname']}"
             "?reWriteBatchedInserts=true&stringtype=unspecified"
         )
 
@@ -62,7 +62,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run took: ``records`` in ``seconds`` (those of the first sight are not counted where we looked on)."""
+    """``records`` in ``seconds``; if the table was watched, rows of the first sight are not counted."""
 
     version: str
     seconds: float
@@ -76,7 +76,7 @@ Run = Callable[[Trial], Measured]
 
 
 def play(peer: str, modes: Mapping[str, Run]) -> None:
-    """``python -m peers.NAME MODE``: run it, print its row; exit 1 where it failed, 0 where it cannot be run here."""
+    """``python -m peers.NAME MODE``: run it, print its row; exit with 1 if it failed, 0 if it cannot be run here."""
     parser = argparse.ArgumentParser(prog=f"python -m peers.{peer}")
     parser.add_argument("mode", choices=modes)
     mode = parser.parse_args().mode
@@ -101,13 +101,13 @@ def play(peer: str, modes: Mapping[str, Run]) -> None:
     sys.exit(str(row.get("skipped", "")).startswith("failed"))
 
 
-def _filled(found: Measured) -> dict[str, Any]:
+def _filled(measured: Measured) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "version": found.version,
-        "seconds": round(found.seconds, 3),
-        "records_per_second": round(found.records / found.seconds),
-        "guarantee": found.guarantee,
+        "version": measured.version,
+        "seconds": round(measured.seconds, 3),
+        "records_per_second": round(measured.records / measured.seconds),
+        "guarantee": measured.guarantee,
     }
-    if found.cpu_seconds is not None:
-        row["cpu_seconds"] = round(found.cpu_seconds, 2)
-    return row | {"settings": dict(found.settings)}
+    if measured.cpu_seconds is not None:
+        row["cpu_seconds"] = round(measured.cpu_seconds, 2)
+    return row | {"settings": dict(measured.settings)}

@@ -1,6 +1,6 @@
-"""An environment of its own for each peer that is written in Python: made from ``locks/NAME.txt``, thrown away at will.
+"""A separate environment for each peer that is written in Python, made from ``locks/NAME.txt``; it may be deleted.
 
-It lies in the cache folder of the throwaway servers (``SEEKPOINT_CACHE``); a changed lock makes a new one.
+It is in the cache folder of the throwaway servers (``SEEKPOINT_CACHE``); a changed lock makes a new one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from seekpoint.testing.servers.jars import cache_folder
 
 
 def interpreter(name: str) -> Path:
-    """The Python of the environment ``name``, made when it is not there; SkippedError where it cannot be made."""
+    """The Python of the environment ``name``, which is made if it does not exist; SkippedError if that fails."""
     lock = LOCKS / f"{name}.txt"
     digest = hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()[:12]
     folder = cache_folder() / "peers" / f"{name}-{digest}"
@@ -44,7 +44,7 @@ def version(name: str, package: str) -> str:
 
 
 def clean_environment() -> dict[str, str]:
-    """Our own environment without what would lead another Python into ours."""
+    """The environment without variables that would make another Python import our packages."""
     return {k: v for k, v in os.environ.items() if k not in {"VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME"}}
 
 

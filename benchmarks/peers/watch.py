@@ -1,4 +1,4 @@
-"""A clock at the table, for peers whose own cannot be read: from the first rows in sight to the last."""
+"""Times a peer by its table, from the first visible rows to the last, because its own clock cannot be read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from peers import kinds
 from peers.trial import PeerError, Trial
 from seekpoint.testing.servers.process import Child
 
-PATIENCE = 90.0  # seconds without a new page until a peer counts as stuck
+PATIENCE = 90.0  # seconds without a new page after which a peer counts as stuck
 
 
 @dataclass(frozen=True)
 class Seen:
-    """``records`` became visible in ``seconds``; the wall clock's time of the last one; the process's time between."""
+    """``records`` became visible in ``seconds``; ``last``: when, by the wall clock; ``cpu_seconds`` of the process."""
 
     seconds: float
     records: int
@@ -27,12 +27,12 @@ class Seen:
 
 
 def watch(trial: Trial, child: Child, *, table: str | None = None, all_of_it: bool = False) -> Seen:
-    """Look on until the table has every record.
+    """Watch until the table has every record.
 
     The rows of the first sight are not counted, so start-up is left out. While the table grows only its size is
-    asked for, which costs the server nothing; exact counts begin near the end. Raises PeerError when the process
-    ends early or the table stops growing; unless ``all_of_it``, when a clock of another kind says when it began, also
-    when every row appears at once.
+    queried, which costs the server almost nothing; exact counts begin near the end. Raises PeerError if the process
+    ends early or the table stops growing; also if all rows appear at once, unless ``all_of_it`` says that another
+    clock knows the start.
     """
     name = sql.Identifier(table or trial.kind.name)
     with psycopg.connect(trial.dsn, autocommit=True) as connection:
@@ -73,12 +73,12 @@ def cpu(child: Child) -> float:
 
 
 def _one(connection: psycopg.Connection[tuple[int]], query: sql.Composed) -> int:
-    found = connection.execute(query).fetchone()
-    assert found is not None
-    return found[0]
+    row = connection.execute(query).fetchone()
+    assert row is not None
+    return row[0]
 
 
 def _size(connection: psycopg.Connection[tuple[int]], name: str) -> int:
-    found = connection.execute("SELECT pg_relation_size(%s)", [name]).fetchone()
-    assert found is not None
-    return found[0]
+    row = connection.execute("SELECT pg_relation_size(%s)", [name]).fetchone()
+    assert row is not None
+    return row[0]

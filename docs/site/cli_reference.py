@@ -1,5 +1,7 @@
 """Writes the options of every command into docs/reference/cli.md, below what is written there by hand.
 
+Those of ``seekpoint spark run`` are written into docs/spark/options.md, too.
+
 python docs/site/cli_reference.py            # write them
 python docs/site/cli_reference.py --check    # exit with 1 where the page is not what would be written
 """
@@ -15,6 +17,7 @@ from typing import Any
 from seekpoint.cli.app import every_command
 
 PAGE = Path(__file__).resolve().parents[1] / "reference" / "cli.md"
+SPARK_PAGE, SPARK_COMMAND = PAGE.parents[1] / "spark" / "options.md", ("spark", "run")
 BEGIN, END = "<!-- options: docs/site/cli_reference.py writes them -->", "<!-- end of options -->"
 SHARED_HEADING = "Options that several commands share"
 SHARED_LINK = "#options-that-several-commands-share"
@@ -43,11 +46,15 @@ def leaves(command: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], An
     return found
 
 
-def with_options(page: str, program: Any) -> str:
-    """The page with the options of each of the program's commands at the end of its section. Raises PageError."""
+def with_options(page: str, program: Any, only: tuple[str, ...] | None = None) -> str:
+    """The page with the options of each of the program's commands at the end of its section. Raises PageError.
+
+    ``only`` is the one command that another page than the commands' own has.
+    """
     commands = leaves(program)
     shared = {one.opts[0]: one for one in commands[HAS_ALL_SHARED].params if one.opts[0] in SHARED}
-    left = set(commands)
+    left = set(commands) if only is None else {only}
+    link = SHARED_LINK if only is None else f"../reference/cli.md{SHARED_LINK}"
 
     def replaced(section: re.Match[str]) -> str:
         body = BLOCK.sub("\n", section["body"]).strip("\n")
@@ -56,7 +63,7 @@ def with_options(page: str, program: Any) -> str:
             if words not in left:
                 raise PageError(f"there is no command {' '.join(words)!r}, or it has two sections")
             left.remove(words)
-            block = _of_command(commands[words], shared)
+            block = _of_command(commands[words], shared, link)
         elif section["other"] == SHARED_HEADING:
             block = list(_table(commands[HAS_ALL_SHARED], [shared[name] for name in SHARED]))
         else:
@@ -70,7 +77,7 @@ def with_options(page: str, program: Any) -> str:
     return written
 
 
-def _of_command(command: Any, shared: dict[str, Any]) -> list[str]:
+def _of_command(command: Any, shared: dict[str, Any], link: str) -> list[str]:
     def is_shared(parameter: Any) -> bool:
         known = shared.get(parameter.opts[0])
         return known is not None and known.help == parameter.help
@@ -79,7 +86,7 @@ def _of_command(command: Any, shared: dict[str, Any]) -> list[str]:
     lines = list(_table(command, [one for one in listed if not is_shared(one)]))
     common = sorted(filter(is_shared, listed), key=lambda one: SHARED.index(one.opts[0]))
     if names := ", ".join(f"`{option}`" for one in common for option in one.opts):
-        lines += ["", f"{'Also takes' if lines else 'Takes'} {names} ([shared]({SHARED_LINK}))."]
+        lines += ["", f"{'Also takes' if lines else 'Takes'} {names} ([shared]({link}))."]
     return lines or ["It takes no options."]
 
 
@@ -129,19 +136,23 @@ def _cell(text: str) -> str:
 
 
 def main() -> int:
-    """Write the page, or compare it."""
-    before = PAGE.read_text(encoding="utf-8")
+    """Write the pages, or compare them."""
+    return max(_write(PAGE, None), _write(SPARK_PAGE, SPARK_COMMAND))
+
+
+def _write(page: Path, only: tuple[str, ...] | None) -> int:
+    before = page.read_text(encoding="utf-8")
     try:
-        after = with_options(before, every_command())
+        after = with_options(before, every_command(), only)
     except PageError as error:
-        print(f"{PAGE}: {error}", file=sys.stderr)
+        print(f"{page}: {error}", file=sys.stderr)
         return 1
     if after == before:
         return 0
     if "--check" in sys.argv[1:]:
-        print(f"{PAGE}: the options are not those of the code: run {Path(__file__).name}", file=sys.stderr)
+        print(f"{page}: the options are not those of the code: run {Path(__file__).name}", file=sys.stderr)
         return 1
-    PAGE.write_text(after, encoding="utf-8")
+    page.write_text(after, encoding="utf-8")
     return 0
 
 

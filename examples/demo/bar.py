@@ -1,4 +1,4 @@
-"""A bar of what is done, and lines of what happened above it."""
+"""A progress bar, with lines about events above it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 @contextmanager
 def bar(console: Console, what: str, total: int) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
-    """A bar that fills up to ``total``: yields how to move it, and how to print lines above it."""
+    """A progress bar up to ``total``; yields a function that sets it, and one that prints a line above it."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""What is done to the workers, step by step. Each step waits for what it needs to see; none waits for time to pass."""
+"""The workers' faults, step by step. Each step waits until it sees the state that it needs, none for a fixed time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from demo.flights import Feed
 from demo.worker_pool import DemoFailed, WorkerPool, WorkerProcess
 from seekpoint.ledger.schema_connection import APPLICATION
 
-#: Who is killed, and at which step of its transaction. The rows are written from Applied on, the offset at Advanced.
+#: The worker that is killed, and the step of its transaction: at Applied it has written rows, at Advanced the offset.
 KILLS = (("A", "Applied"), ("B", "Held"), ("A", "Advanced"), ("B", "Applied"))
 ZOMBIES = 2
 FAULTS = len(KILLS) + ZOMBIES
@@ -29,7 +29,7 @@ _WRITES = text(
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """What the server says of a worker's transaction at one moment: the proof that it was open."""
+    """A worker's transaction, as the server showed it: the proof that it was open."""
 
     pid: int
     xid: str
@@ -43,7 +43,7 @@ class OpenTransaction:
 
 @dataclass(slots=True)
 class Outcome:
-    """What truly happened, counted from what was seen, never from what was tried."""
+    """What happened, counted from what was seen and not from what was tried."""
 
     kills: int = 0
     kills_in_transaction: int = 0
@@ -60,7 +60,7 @@ class Script:
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
-        """Kill and freeze; raises DemoFailed when a step cannot be brought about."""
+        """Kill and freeze; raises DemoFailed if a step fails."""
         first, second, third, fourth = KILLS
         self._kill(*first)
         self._kill(*second)
@@ -79,7 +79,7 @@ class Script:
         self._pool.wait("both workers to share the partitions", lambda: self._pool.settled)
 
     def _halted(self, name: str, step: str) -> WorkerProcess:
-        """Both workers at work, records on their way, and this one standing still at the step."""
+        """Produce records to both workers, and wait until this one has stopped at the step."""
         self._both_at_work()
         pool, worker = self._pool, self._pool[name]
         worker.break_at(step)
@@ -105,40 +105,42 @@ class Script:
     # -- frozen ---------------------------------------------------------------------------------------
 
     def _freeze_before_writing(self, name: str) -> None:
-        """A zombie with a batch in hand and no transaction: its first statement must be refused."""
+        """Freeze a worker that has read a batch and begun no transaction: its first statement must be refused."""
         worker = self._halted(name, "BatchOpened")
         waited = self._outlive(worker)
         self._tell_of_freeze(worker, "a batch read and no transaction open", waited)
         self._expect_refusal(worker)
 
     def _freeze_in_transaction(self, name: str) -> None:
-        """A zombie inside its transaction: the successor's claim waits for it, but not for long."""
+        """Freeze a worker inside its transaction: the other one's claim waits for it, but not for long."""
         worker = self._halted(name, "Applied")
         open_ = open_transaction(self._database, worker)
         if open_ is None:
-            raise DemoFailed(f"worker {name} halted at Applied, but the server knows of no open transaction of it")
+            raise DemoFailed(f"worker {name} halted at Applied, but the server shows no open transaction of it")
         heir, troubles = self._pool.other(name), len(worker.troubles)
         stalls = len(heir.stalls)
         waited = self._outlive(worker)
         put_off = heir.stalls[stalls:]
         if is_open(self._database, open_):
-            raise DemoFailed(f"worker {heir.name} continued in spite of {open_}")
+            raise DemoFailed(f"worker {heir.name} continued before this had ended: {open_}")
         self._tell_of_freeze(worker, str(open_), waited)
         self._expect_refusal(worker)
-        by = f"{heir.name}'s claim" if any(open_.pid in stall["terminated"] for stall in put_off) else "the server"
-        said = f" ({worker.troubles[troubles]})" if len(worker.troubles) > troubles else ""
-        self._say(f"  its transaction was ended by {by}{said}; {heir.name}'s claim was put off {len(put_off)} times")
+        ender = f"{heir.name}'s claim" if any(open_.pid in stall["terminated"] for stall in put_off) else "the server"
+        trouble = f" ({worker.troubles[troubles]})" if len(worker.troubles) > troubles else ""
+        self._say(
+            f"  its transaction was ended by {ender}{trouble}; {heir.name}'s claim was postponed {len(put_off)} times"
+        )
 
     def _outlive(self, zombie: WorkerProcess) -> float:
-        """Freeze it until the other one has claimed all it had and continued; returns the seconds that took."""
+        """Freeze it until the other one has claimed its partitions and continued; returns how many seconds passed."""
         pool, heir = self._pool, self._pool.other(zombie.name)
         inheritance = list(zombie.active)
         position = pool.committed_of(inheritance)
         began = monotonic()
         zombie.freeze()
-        pool.wait(f"worker {zombie.name} to stand still", lambda: zombie.is_stopped)
+        pool.wait(f"worker {zombie.name} to be stopped", lambda: zombie.is_stopped)
         pool.wait(
-            f"worker {heir.name} to claim what worker {zombie.name} had, and to continue from there",
+            f"worker {heir.name} to claim worker {zombie.name}'s partitions, and to continue from there",
             lambda: set(inheritance) <= set(heir.active) and pool.committed_of(inheritance) > position,
         )
         return monotonic() - began
@@ -150,7 +152,7 @@ class Script:
     def _expect_refusal(self, zombie: WorkerProcess) -> None:
         """Let the zombie continue with what it was about to do.
 
-        Where the server ended its connection, it asks the ledger before it writes again, and need not be refused.
+        If the server has ended its connection, it asks the ledger before it writes again, and may not be refused.
         """
         refusals, commits, claims_lost = len(zombie.refusals), zombie.commits, zombie.claims_lost
         zombie.thaw()
@@ -168,7 +170,7 @@ class Script:
 
 
 def open_transaction(database: Engine, worker: WorkerProcess) -> OpenTransaction | None:
-    """What the server knows of the worker's transaction; None where it has none open."""
+    """The worker's open transaction, as the server shows it; None if it has none."""
     with database.connect() as connection:
         row = connection.execute(_OPEN, {"name": f"{APPLICATION}{worker.owner[:8]} %"}).one_or_none()
         if row is None:
@@ -178,7 +180,7 @@ def open_transaction(database: Engine, worker: WorkerProcess) -> OpenTransaction
 
 
 def is_open(database: Engine, transaction: OpenTransaction) -> bool:
-    """Whether it is open still."""
+    """Whether the transaction is still open."""
     with database.connect() as connection:
-        found = connection.execute(_OPEN, {"name": f"{APPLICATION}%"}).all()
-    return any((row.pid, row.xid) == (transaction.pid, transaction.xid) for row in found)
+        rows = connection.execute(_OPEN, {"name": f"{APPLICATION}%"}).all()
+    return any((row.pid, row.xid) == (transaction.pid, transaction.xid) for row in rows)

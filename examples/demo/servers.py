@@ -1,4 +1,4 @@
-"""The servers of a demonstration, a folder for its logs, and the first so many flights."""
+"""The servers of a demo, and a folder for its logs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def servers(records: int, console: Console) -> Iterator[tuple[Pair, Engine, Path
     """Start Postgres and Kafka; yields them with an engine and an empty folder. All is removed at the end.
 
     Raises ConfigError for a missing data set or a number of records that is too small or too large, and ServerFailed
-    where a server cannot be started.
+    if a server cannot be started.
     """
     if not SMALLEST <= records <= RECORDS:
         raise ConfigError(f"the demo takes {SMALLEST:,} to {RECORDS:,} records, not {records:,}")

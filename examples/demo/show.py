@@ -15,16 +15,16 @@ from demo.wire import create_topic
 from demo.worker_pool import WorkerPool
 from seekpoint import schema
 
-# Small batches make many transactions to be killed in; the times make faults short, and are the only ones changed.
+# Small batches make many transactions to be killed in; the timeouts make faults short, and no others are changed.
 LIMITS = {"batch_records": 2_000, "claim_wait": 1.0, "transaction_age": 5.0}
 TIMES = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 400}
 
 
 def perform(records: int = RECORDS, *, console: Console) -> Report:
-    """Run the demo on servers of its own, and return what it has found. Progress goes to ``console``.
+    """Run the demo on its own servers, and return the results. Progress goes to ``console``.
 
-    Raises ConfigError for a missing data set or a number of records that is too small, ServerFailed where a
-    server cannot be started, and DemoFailed where a step cannot be brought about.
+    Raises ConfigError for a missing data set or a number of records out of range, ServerFailed if a server cannot be
+    started, and DemoFailed if a step fails.
     """
     with servers(records, console) as (pair, engine, folder):
         schema.upgrade(engine)

@@ -1,4 +1,4 @@
-"""Records to a topic: as fast as the client takes them, and none that was refused goes unnoticed."""
+"""Produces records as fast as the client takes them; a refused record is an error."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Wire:
     def send(
         self, value: bytes, key: str, headers: list[tuple[str, bytes]] | None = None, heard: Heard | None = None
     ) -> None:
-        """Hand a record to the client; ``heard`` is called with where it went, by :meth:`flush` at the latest."""
-        told = self._on_delivery if heard is None else self._told(heard)
-        given: dict[str, Any] = {} if headers is None else {"headers": headers}
+        """Give a record to the client; ``heard`` gets its partition and offset, in :meth:`flush` at the latest."""
+        on_delivery = self._on_delivery if heard is None else self._on_delivery_with(heard)
+        options: dict[str, Any] = {} if headers is None else {"headers": headers}
         while True:
             try:
-                self._producer.produce(self._topic, value, key, on_delivery=told, **given)
+                self._producer.produce(self._topic, value, key, on_delivery=on_delivery, **options)
             except BufferError:  # the client's queue is full: let some of it go first
                 self._producer.poll(0.1)
             else:
@@ -46,7 +46,7 @@ class Wire:
                 return
 
     def flush(self) -> None:
-        """Wait until the brokers have all that was sent; raises SeekpointError where they do not take it."""
+        """Wait until the brokers have all that was sent; raises SeekpointError if they do not take it."""
         if self._producer.flush(60) or self._refused:
             why = str(self._refused[0]) if self._refused else "no answer within 60 s"
             raise SeekpointError(f"the broker did not take every record: {why}")
@@ -55,7 +55,7 @@ class Wire:
         if error is not None:
             self._refused.append(error)
 
-    def _told(self, heard: Heard) -> Callable[[KafkaError | None, Any], None]:
+    def _on_delivery_with(self, heard: Heard) -> Callable[[KafkaError | None, Any], None]:
         def on_delivery(error: KafkaError | None, message: Any) -> None:
             self._on_delivery(error, message)
             if error is None:

@@ -15,11 +15,11 @@ PATIENCE = 60.0  # seconds that any single step of the demo may take
 
 
 class DemoFailed(NotReached, SeekpointError):  # noqa: N818 -- named after what happened
-    """The demo could not be brought to its end; the message has the step and the workers' logs."""
+    """A step of the demo failed; the message has the step and the workers' logs."""
 
 
 class WorkerProcess(ChildProcess):
-    """One worker process, and its state by what it has reported. ``heard`` is called with each report."""
+    """One worker process, and its state by its reports. ``heard`` is called with each report."""
 
     failure = DemoFailed
 
@@ -74,7 +74,7 @@ class WorkerProcess(ChildProcess):
         self.active.clear()
 
     def kill(self) -> int:
-        """SIGKILL, as the demo's script says."""
+        """SIGKILL: the demo expects its end."""
         self.expected_to_end = True
         return super().kill()
 
@@ -104,7 +104,7 @@ class WorkerPool:
         self._order, self._partitions, self._folder = dict(order), partitions, folder
         self._changed = threading.Condition()
         self._workers: dict[str, WorkerProcess] = {}
-        self.ends: dict[int, int] = {}  # partition -> the highest offset that anybody committed
+        self.ends: dict[int, int] = {}  # partition -> the highest offset that a worker has committed
         self.on_progress: Callable[[int], None] = lambda _: None
 
     def __enter__(self) -> Self:
@@ -142,7 +142,7 @@ class WorkerPool:
         return [worker.exit_code or 0 for worker in self._workers.values()]
 
     def _ended(self, worker: WorkerProcess, what: str) -> None:
-        raise DemoFailed(f"worker {worker.name} ended by itself while the demo waited for {what}: {worker.tail()}")
+        raise DemoFailed(f"worker {worker.name} ended unexpectedly while the demo waited for {what}: {worker.tail()}")
 
     def _heard(self, _member: WorkerProcess, report: Report) -> None:
         if report["event"] == "Committed":
@@ -187,5 +187,5 @@ class WorkerPool:
                         self._ended(worker, what)
                 if (left := deadline - monotonic()) <= 0:
                     raise DemoFailed(f"waited {patience:.0f} s for {what}, in vain\n{self._state()}")
-                # Most conditions come true by what a worker reports; those that ask the system are asked in between.
+                # Most conditions depend on a worker's reports, which notify; the others are polled.
                 self._changed.wait(min(left, 0.05))

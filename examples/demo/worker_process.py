@@ -22,9 +22,9 @@ def serve(prepare: Callable[[Mapping[str, Any]], tuple[Pipeline, Sequence[events
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     order = receive()
     reporter = Reporter()
-    made, observers = prepare(order)
+    worker_pipeline, observers = prepare(order)
     worker = Worker(
-        made,
+        worker_pipeline,
         engine=order["database"],
         kafka=order["kafka"],
         limits=Limits(**order["limits"]),

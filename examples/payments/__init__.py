@@ -1,11 +1,12 @@
-"""A payment callback, twice: effects outside of this database, made safe by a key.
+"""Payments by an external provider, in two ways: effects outside of this database, made safe by an idempotency key.
 
-A topic says which payouts are due; a provider, elsewhere, pays them. Two ways lead there, and both may tell the
-provider the same thing twice: what makes it happen once is the key that goes with it (``keys``), and a receiver that
-refuses to do a key's work a second time (``provider``).
+A topic says which payouts are due; an external provider pays them. Both ways may send the provider the same payout
+twice: it is paid once because of the key that is sent with it (``keys``), and because the provider does a key's work
+only once (``provider``).
 
-- ``call``: the handler calls the provider, and keeps the receipt in the transaction that moves the offset.
-- ``outbox``: the handler writes the order down in that transaction; ``relay`` sends what is written down.
+- ``call``: the handler calls the provider, and stores the receipt in the transaction that advances the offset.
+- ``outbox``: the handler stores the payout in that transaction; ``relay`` sends what is stored.
 
-``tables.sql`` has the tables: those of ``call`` and ``outbox`` are beside the ledger, the others at the provider's.
+``tables.sql`` has the tables: those of ``call`` and ``outbox`` are in the ledger's database, the others in the
+provider's.
 """

@@ -1,7 +1,7 @@
-"""The direct way: the handler calls the provider, and keeps its receipt beside the offset.
+"""The direct way: the handler calls the provider, and stores its receipt with the offset.
 
-The call is made before COMMIT, so a crash in between repeats it, with the same key. Use it where the answer is needed
-in the same transaction, and batches are small: the transaction is open while the provider thinks.
+The call is made before COMMIT, so a crash in between repeats it, with the same key. Use it if the answer is needed in
+the same transaction, and with small batches: the transaction is open while the provider answers.
 
 ::
 
@@ -22,11 +22,11 @@ from seekpoint import Batch, Json, Pipeline, Poison, Record
 from .keys import Payout, keys
 
 RECEIPT = text("INSERT INTO receipts VALUES (:key, :account, :cents, :receipt) ON CONFLICT (key) DO NOTHING")
-PASSING = {408, 409, 425, 429}  # client errors by number, which the same call may outlive
+PASSING = {408, 409, 425, 429}  # client errors by number that are temporary: the same call may succeed later
 
 
 def pay(http: httpx.Client, key: str, record: Record[Payout, Any]) -> str:
-    """One call; returns the receipt. An answer that will never change is the record's fault, any other may pass."""
+    """Call once, and return the receipt. An answer that will not change is the record's fault; others are retried."""
     answer = http.post("/payouts", json=msgspec.to_builtins(record.value), headers={"Idempotency-Key": key})
     if answer.is_client_error and answer.status_code not in PASSING:
         raise Poison(f"the provider refuses it: {answer.status_code} {answer.text}", record)

@@ -1,8 +1,8 @@
 """The idempotency key of a record: its topic's id, its partition, its offset.
 
-``record.id`` has the topic's *name*. When a topic is deleted and created again, other records come under the same
-names and offsets, and a receiver that knows those keys would refuse them: payouts that never happen. The topic's id is
-another one then. It is in the ledger's row, which this very transaction has locked.
+``record.id`` has the topic's *name*. If a topic is deleted and created again, other records have the same names and
+offsets, and a receiver that knows those keys would refuse them: payouts that never happen. The topic's id is another
+one then. It is in the ledger's row, which this transaction has locked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Key = Callable[[Record[Any, Any]], str]
 
 
 def keys(tx: Connection, batch: Batch[Any, Any], *, group: str, schema: str = "seekpoint") -> Key:
-    """How the records of this batch are called outside: ``<topic id>/<partition>/<offset>``."""
+    """A function from a record of this batch to its key: ``<topic id>/<partition>/<offset>``."""
     offsets = table(
         "partition_offset", *map(column, ("consumer_group", "topic", "partition", "topic_id")), schema=schema
     )

@@ -1,6 +1,6 @@
-"""The outbox: the handler writes down what is to be sent, in the transaction that moves the offset.
+"""The outbox: the handler stores what is to be sent, in the transaction that advances the offset.
 
-What is rolled back was never written down, and so is never sent; what is committed is sent by the relay, at least once.
+What is rolled back is never sent; what is committed is sent by the relay, at least once.
 
 ::
 
@@ -24,7 +24,7 @@ WRITE = text("INSERT INTO outbox (key, body) VALUES (:key, CAST(:body AS jsonb))
 
 
 def make(group: str = "payouts-by-outbox", *, topic: str = "payouts", schema: str = "seekpoint") -> Pipeline:
-    """The pipeline: it knows no provider, and its batches may be as large as any."""
+    """The pipeline: it calls no provider, so its batches may be large."""
 
     def handle(tx: Connection, batch: Batch[Payout, Any]) -> None:
         key = keys(tx, batch, group=group, schema=schema)

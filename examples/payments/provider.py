@@ -1,8 +1,8 @@
 """The receiver: does the work of each key once, however often it is called.
 
-The inbox is a table whose primary key is the caller's key. Inbox row and effect are one transaction, so that neither
-is there without the other; a key that comes again gets the first answer, and one that comes with another body is
-refused: two different orders under one key are a mistake of the caller, and must not pass for a repetition.
+The inbox is a table whose primary key is the caller's key. Inbox row and effect are one transaction, so neither is
+there without the other. A key that comes again gets the first answer. If it comes with another body, it is refused:
+two different payouts under one key are a mistake of the caller, not a repetition.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ def accept(tx: Connection, key: str | None, body: bytes) -> Answer:
         payout = msgspec.json.decode(body, type=Payout)
     except msgspec.DecodeError as error:
         return 422, {"error": str(error)}
-    if "\0" in payout.account or not -(2**63) <= payout.cents < 2**63:  # no row can hold it: an answer, not a crash
-        return 422, {"error": "account or cents cannot be kept"}
-    told = {"key": key, "body": msgspec.json.encode(payout).decode()}  # no more of it than was understood
-    if receipt := tx.execute(TAKE, {**told, "receipt": uuid4().hex}).scalar_one_or_none():
+    if "\0" in payout.account or not -(2**63) <= payout.cents < 2**63:  # Postgres cannot store it
+        return 422, {"error": "account or cents cannot be stored"}
+    call = {"key": key, "body": msgspec.json.encode(payout).decode()}  # only the fields that were decoded
+    if receipt := tx.execute(TAKE, {**call, "receipt": uuid4().hex}).scalar_one_or_none():
         tx.execute(PAY, {"receipt": receipt, **msgspec.to_builtins(payout)})
         return 200, {"receipt": receipt}
-    first = tx.execute(FIRST, told).one()
+    first = tx.execute(FIRST, call).one()
     if not first.same:
         return 422, {"error": f"key {key} was used for another payout"}
     return 200, {"receipt": first.receipt}
 
 
-def serve(engine: Engine, told: Callable[[str | None, bytes], None] | None = None) -> ThreadingHTTPServer:
-    """A server on a free port of this machine; ``told`` is called when the work is done and not yet answered."""
+def serve(engine: Engine, on_done: Callable[[str | None, bytes], None] | None = None) -> ThreadingHTTPServer:
+    """A server on a free port of this machine; ``on_done`` is called when the work is done and not yet answered."""
 
     class Payouts(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -58,8 +58,8 @@ def serve(engine: Engine, told: Callable[[str | None, bytes], None] | None = Non
             key, body = self.headers["Idempotency-Key"], self.rfile.read(int(self.headers["Content-Length"]))
             with engine.begin() as tx:
                 status, answer = accept(tx, key, body)
-            if told is not None:
-                told(key, body)
+            if on_done is not None:
+                on_done(key, body)
             content = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -68,6 +68,6 @@ def serve(engine: Engine, told: Callable[[str | None, bytes], None] | None = Non
             self.wfile.write(content)
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing: the tables say it all."""
+            """Log nothing."""
 
     return ThreadingHTTPServer(("127.0.0.1", 0), Payouts)

@@ -1,8 +1,8 @@
-"""The relay: sends what the outbox holds and marks it as sent. At least once, always with the same key.
+"""The relay: sends the rows of the outbox and marks them as sent. At least once, always with the same key.
 
-Start as many as you like: each takes a row that no other has in hand. A row that cannot be sent now is tried again
-after 1, 2, 4 … seconds, 5 minutes at most; the others continue meanwhile, so rows are sent in no promised order. One
-that the provider refuses for good is kept, with its error, and not tried again.
+Start as many as you like: each takes a row that no other has locked. A row that cannot be sent now is tried again
+after 1, 2, 4 … seconds, 5 minutes at most; others are sent meanwhile, so the order is not guaranteed. A row that the
+provider refuses for good is kept with its error, and not tried again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sqlalchemy import Engine, create_engine, text
 
 from .call import PASSING
 
-# Locked until its mark is committed: a second relay passes over it, a crash gives it back.
+# Locked until its mark is committed: other relays skip it, and a crash unlocks it.
 NEXT = text("SELECT key, body FROM outbox WHERE due_at <= now() ORDER BY due_at LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED")
 SENT = text(
     "UPDATE outbox SET sent_at = clock_timestamp(), due_at = NULL, receipt = :receipt, error = NULL,"
@@ -30,7 +30,7 @@ NEVER = text("UPDATE outbox SET attempts = attempts + 1, error = :error, due_at 
 
 
 def send_next(engine: Engine, http: httpx.Client) -> bool:
-    """Send one row; whether there was one. A crash between the answer and COMMIT sends it again, with its key."""
+    """Send one row; returns whether there was one. A crash before COMMIT sends it again, with its key."""
     with engine.begin() as tx:
         row = tx.execute(NEXT).one_or_none()
         if row is None:
@@ -38,21 +38,21 @@ def send_next(engine: Engine, http: httpx.Client) -> bool:
         try:
             answer = http.post("/payouts", json=row.body, headers={"Idempotency-Key": row.key})
             receipt = str(answer.json()["receipt"]) if answer.is_success else None
-        except Exception as error:  # noqa: BLE001 -- it is not known whether it arrived: the key makes that harmless
+        except Exception as error:  # noqa: BLE001 -- it may have arrived: the key makes that harmless
             tx.execute(LATER, {"key": row.key, "error": f"{type(error).__name__}: {error}".replace("\0", "\\0")})
             return True
-        said = f"{answer.status_code} {answer.text}".replace("\0", "\\0")
+        problem = f"{answer.status_code} {answer.text}".replace("\0", "\\0")
         if receipt is not None:
             tx.execute(SENT, {"key": row.key, "receipt": receipt})
         elif answer.is_client_error and answer.status_code not in PASSING:
-            tx.execute(NEVER, {"key": row.key, "error": said})
+            tx.execute(NEVER, {"key": row.key, "error": problem})
         else:
-            tx.execute(LATER, {"key": row.key, "error": said})
+            tx.execute(LATER, {"key": row.key, "error": problem})
         return True
 
 
 def run(engine: Engine, provider: str, stopping: threading.Event, pause: float = 1.0) -> None:
-    """Send whatever is due, look again every ``pause`` seconds, until ``stopping`` is set."""
+    """Send rows that are due, check again every ``pause`` seconds, until ``stopping`` is set."""
     with httpx.Client(base_url=provider, timeout=10) as http:
         while not stopping.is_set():
             if not send_next(engine, http):

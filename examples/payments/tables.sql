@@ -1,4 +1,4 @@
--- Beside the ledger: call.py's receipts, and the outbox.
+-- In the ledger's database: call.py's receipts, and the outbox.
 CREATE TABLE receipts (key text PRIMARY KEY, account text NOT NULL, cents bigint NOT NULL, receipt text NOT NULL);
 
 CREATE TABLE outbox (
@@ -12,6 +12,6 @@ CREATE TABLE outbox (
 );
 CREATE INDEX ON outbox (due_at) WHERE due_at IS NOT NULL;
 
--- At the provider's: one row for each key that it ever did the work of, and the work.
+-- In the provider's database: one row for each key that it has done the work of, and the work.
 CREATE TABLE inbox (key text PRIMARY KEY, body jsonb NOT NULL, receipt text NOT NULL);
 CREATE TABLE paid (receipt text NOT NULL, account text NOT NULL, cents bigint NOT NULL);

@@ -137,13 +137,20 @@ CREATE TABLE seekpoint.dead_letter (
     closed_by text,
     closed_reason text,
     error_line text,
+    edited_value bytea,
+    edited_at timestamptz,
+    edited_by text,
+    edited_reason text,
     PRIMARY KEY (id),
     FOREIGN KEY (consumer_group) REFERENCES seekpoint.consumer_group (name),
     CONSTRAINT dead_letter_record_key UNIQUE (consumer_group, topic_id, partition, record_offset),
     CONSTRAINT dead_letter_state_check CHECK (
         state IN ('dead_lettered', 'blocked', 'skipped', 'replayed', 'discarded', 'superseded')
     ),
-    CONSTRAINT dead_letter_headers_check CHECK (cardinality(header_names) = cardinality(header_values))
+    CONSTRAINT dead_letter_headers_check CHECK (cardinality(header_names) = cardinality(header_values)),
+    CONSTRAINT dead_letter_edit_check CHECK (
+        num_nonnulls(edited_value, edited_at, edited_by, edited_reason) IN (0, 4)
+    )
 );
 CREATE INDEX dead_letter_key_idx
     ON seekpoint.dead_letter (consumer_group, topic_id, partition, sha256(key), record_offset)
@@ -156,6 +163,7 @@ COMMENT ON COLUMN seekpoint.dead_letter.version IS 'handler version';
 COMMENT ON COLUMN seekpoint.dead_letter.dead_lettered_by IS 'process that dead-lettered it';
 COMMENT ON COLUMN seekpoint.dead_letter.error_line IS
     'innermost line of the user''s own code in the error''s traceback';
+COMMENT ON COLUMN seekpoint.dead_letter.edited_value IS 'what a replay applies in place of value';
 
 -- Lost ranges: retention, truncation, a recreated topic, skipped by an operator (I4).
 CREATE TABLE seekpoint.lost_range (

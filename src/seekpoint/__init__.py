@@ -1,8 +1,8 @@
 """Seekpoint: Kafka to Postgres, effectively exactly once.
 
-The offset of what was read and the rows it produced are committed in one Postgres transaction; when Kafka
-assigns a partition, the consumer seeks to the offset stored in Postgres. Names that need the Kafka client or the
-database driver are loaded when first used: a declaration (``Pipeline``, codecs, sinks) imports neither.
+Rows and the offsets of their records are committed in one Postgres transaction; when Kafka assigns a partition, the
+consumer seeks to the offset stored in Postgres. Names that need the Kafka client or the database driver are loaded when
+first used: a declaration (``Pipeline``, codecs, sinks) imports neither.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from seekpoint.pipeline.batch import Batch
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import DeadLetterLimits, Limits, OnPoison, Retry, StartAt
 from seekpoint.records import Partition, Record, Span
-from seekpoint.sinks import Append, Upsert
+from seekpoint.sinks import Accumulate, Append, Upsert
 
 if TYPE_CHECKING:
     from seekpoint.kafka.config import consumer_config
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from seekpoint.worker.worker import Worker
 
 __all__ = [
+    "Accumulate",
     "Append",
     "Assignment",
     "Batch",
@@ -50,7 +51,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs the client or the driver."""
+    """Import a name that needs the Kafka client or the database driver, when it is first used."""
     if name == "Assignment":
         from seekpoint.worker.assignment import Assignment  # noqa: PLC0415 -- the Kafka client and the driver
 

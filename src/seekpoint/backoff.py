@@ -61,7 +61,7 @@ def retried(
 ) -> T:
     """Return what ``step`` returns; repeat it after transient errors. Raises the last of them, and others at once.
 
-    Once ``stopping`` is set, it is not repeated, and a wait ends.
+    Setting ``stopping`` ends a wait, and no further attempt follows.
     """
     for attempt in range(1, tries):
         try:

@@ -11,19 +11,20 @@
     ├── StandbyRequired         a reload to this handler version is open: the worker waits until it has ended
     ├── DeclarationDiffers      the group writes records of a topic to other tables than this pipeline
     ├── GroupPaused             an operator paused the group
-    ├── GroupForgotten          an operator had the ledger forget the group
+    ├── GroupForgotten          an operator removed the group from the ledger (seekpoint groups forget)
     ├── ClusterChanged          the brokers belong to another cluster than the stored offsets
     ├── KafkaUnavailable        the brokers did not answer in time; ask again later
-    ├── CodecUnavailable        a service that a codec needs does not answer, as a schema registry; the worker waits
-    ├── StopTimeout             a worker had not ended within its grace period (a TimeoutError too)
-    ├── NotApplied              a record that was waited for was not passed in time (a TimeoutError too)
+    ├── CodecUnavailable        a service that a codec needs (a schema registry) does not answer; the worker waits
+    ├── StopTimeout             a worker did not end within its grace period (a TimeoutError too)
+    ├── NotApplied              the position did not pass an awaited record in time (a TimeoutError too)
     ├── TooManyDeadLetters      the limits on dead letters are reached: the worker stops instead
+    ├── FrameFailed             a frame raised, or made rows that cannot be written: nothing of it is written
     ├── RangeLost               a range of the log that a job was to read is no longer in it
     ├── RangeStuck              a range of the log cannot be read to its end
     ├── ArchiveDamaged          a file of an archive is missing, truncated or changed
     ├── ReloadRefused           a reload cannot be opened or published
     │   ├── BatchRefused        a batch cannot be run: nothing of it is written
-    ├── CutOverRefused          a cut-over would wait, delete or change more than was allowed: the run stays open
+    ├── CutOverRefused          a cut-over would wait, delete or change more than allowed: the run stays open
     ├── ReloadOver              the run has ended, or another driver has taken it over
     └── PartitionStopped        this partition waits for a decision; the others continue
         ├── OffsetLost          the stored offset is no longer (or not yet) in the log
@@ -40,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 from uuid import UUID
 
 from seekpoint import remedies
@@ -48,7 +49,22 @@ from seekpoint.records import Failure, Partition, Record
 
 
 class SeekpointError(Exception):
-    """Base class of every error that Seekpoint itself raises."""
+    """Base class of every error that Seekpoint itself raises.
+
+    ``code`` names the class's entry on the page *Troubleshooting*, which ``seekpoint explain CODE`` prints. ``str()``
+    has it at the end of its first line; ``text`` is the text without it.
+    """
+
+    code: ClassVar[str] = "SP1000"
+
+    @property
+    def text(self) -> str:
+        """The message without the code."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        first, newline, rest = self.text.partition("\n")
+        return f"{first} [{self.code}]{newline}{rest}"
 
 
 def _listed(choices: Sequence[str]) -> str:
@@ -58,11 +74,13 @@ def _listed(choices: Sequence[str]) -> str:
 class ConfigError(SeekpointError):
     """The declaration, the configuration or the environment cannot work; the message names the remedy."""
 
+    code = "SP1001"
+
 
 def needs_extra(what: str, extra: str, error: BaseException | None = None) -> ConfigError:
     """The error for an optional dependency that is missing.
 
-    Seekpoint is not on the package index, where the name may be another project's: messages name a path.
+    Seekpoint is not on the package index, where another project may have its name: messages name a path.
     """
     why = "" if error is None else f" ({error})"
     return ConfigError(f"{what}: {install(extra)}{why}")
@@ -70,7 +88,7 @@ def needs_extra(what: str, extra: str, error: BaseException | None = None) -> Co
 
 @contextmanager
 def required(what: str, extra: str) -> Iterator[None]:
-    """Wrap an import of an optional dependency: raises :func:`needs_extra` where it is missing."""
+    """Wrap an import of an optional dependency: raises :func:`needs_extra` if it is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -78,7 +96,7 @@ def required(what: str, extra: str) -> Iterator[None]:
 
 
 def install(extra: str) -> str:
-    """How to install an extra, in words."""
+    """The sentence that says how to install an extra."""
     return (
         f"install Seekpoint's extra {extra!r} from your checkout or wheel: pip install '/path/to/seekpoint[{extra}]' "
         "(the package is not on the index)"
@@ -86,11 +104,15 @@ def install(extra: str) -> str:
 
 
 class HandlerMisuse(ConfigError):  # noqa: N818 -- named after what happened, as the public API promises
-    """A handler ended, closed or broke the transaction it was lent, or returned work undone; nothing of it was kept."""
+    """A handler ended, closed or broke its transaction, or left work undone; nothing is kept unless it committed."""
+
+    code = "SP1002"
 
 
 class SchemaMismatch(SeekpointError):  # noqa: N818
     """The ledger's schema is missing, older or newer than this library; the message names the command."""
+
+    code = "SP1003"
 
 
 class Fenced(SeekpointError):  # noqa: N818
@@ -98,6 +120,8 @@ class Fenced(SeekpointError):  # noqa: N818
 
     ``reason`` is the sentence the database answered.
     """
+
+    code = "SP1101"
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -107,18 +131,24 @@ class Fenced(SeekpointError):  # noqa: N818
 class HandlerOutdated(SeekpointError):  # noqa: N818
     """The group is at a newer handler version than this process runs; it exits as outdated."""
 
+    code = "SP1102"
+
 
 class StandbyRequired(SeekpointError):  # noqa: N818
-    """A reload of the group to this handler version is open: nothing is claimed before that run has ended.
+    """A reload of the group to this handler version is open: the worker claims nothing until it has ended.
 
     ``run`` is its id, ``state`` the run's state, ``version`` the handler version that waits. A claim at this version
-    would mix rows of the new handler with those of the old one, which the reload is there to avoid.
+    would mix rows of the new handler with those of the old one; the reload avoids that. ``on_spark``: it rebuilds the
+    tables of a SparkPipeline, which another command resumes.
     """
 
-    def __init__(self, group: str, version: int, *, run: UUID, state: str, driver: str) -> None:
+    code = "SP1103"
+
+    def __init__(self, group: str, version: int, *, run: UUID, state: str, driver: str, on_spark: bool = False) -> None:
+        command = "spark reload" if on_spark else "reload run"
         super().__init__(
             f"handler version {version} of group {group!r} waits as a standby for reload {run}, which is {state} "
-            f"(driver: {driver}), and takes over when it has ended. If its driver has ended: `seekpoint reload run "
+            f"(driver: {driver}), and takes over when it has ended. If its driver has ended: `seekpoint {command} "
             f"MODULE:NAME --resume {run}`, or `seekpoint reload abort {run} --reason ...`"
         )
         self.group, self.version, self.run, self.state, self.driver = group, version, run, state, driver
@@ -131,14 +161,16 @@ class DeclarationDiffers(SeekpointError):  # noqa: N818
     group, ``declared`` those of this process, with their Postgres schemas.
     """
 
+    code = "SP1104"
+
     def __init__(self, group: str, version: int, topic: str, *, stored: Sequence[str], declared: Sequence[str]) -> None:
         super().__init__(
             f"group {group!r} at handler version {version} writes records of topic {topic!r} to {', '.join(stored)}, "
-            f"this pipeline writes them to {', '.join(declared)}: one group name is for one pipeline"
+            f"but this pipeline writes them to {', '.join(declared)}: a group name belongs to one pipeline"
             + _listed(
                 (
-                    "another pipeline: give it a group name of its own",
-                    "the same pipeline, changed: raise its version=",
+                    "if this is another pipeline: give it another group name",
+                    "if it is the same pipeline, changed: raise its version=",
                     (
                         "or start it with Worker(accept_declaration=True) or `seekpoint run --accept-declaration`; "
                         "workers that run now exit as outdated"
@@ -153,6 +185,8 @@ class DeclarationDiffers(SeekpointError):  # noqa: N818
 class GroupPaused(SeekpointError):  # noqa: N818
     """The group was paused by an operator; ``reason`` and ``actor`` say why and by whom."""
 
+    code = "SP1105"
+
     def __init__(self, group: str, reason: str | None, actor: str | None) -> None:
         super().__init__(
             f"group {group!r} is paused by {actor or 'unknown'}: {reason or 'no reason given'}; "
@@ -162,10 +196,12 @@ class GroupPaused(SeekpointError):  # noqa: N818
 
 
 class GroupForgotten(SeekpointError):  # noqa: N818
-    """An operator had the ledger forget the group: nothing is applied under its name until that is undone or accepted.
+    """An operator removed the group from the ledger: nothing is applied in its name until that is undone or accepted.
 
-    ``actor`` and ``reason`` say by whom and why; ``at`` is when, as a start that accepts it names it.
+    ``actor`` and ``reason`` say who did it and why, ``at`` when: the value for ``Worker(accept_forgotten=...)``.
     """
+
+    code = "SP1106"
 
     def __init__(self, group: str, *, actor: str, reason: str, at: str) -> None:
         super().__init__(
@@ -185,12 +221,14 @@ class GroupForgotten(SeekpointError):  # noqa: N818
 
     @classmethod
     def of(cls, group: str, forgotten: Mapping[str, Any]) -> Self:
-        """The error for what is stored of a forgotten group."""
+        """The error for a forgotten group, from the ledger's entry about it."""
         return cls(group, actor=forgotten["by"], reason=forgotten["reason"], at=forgotten["at"])
 
 
 class ClusterChanged(SeekpointError):  # noqa: N818
     """The brokers' cluster id is not the one the group's offsets belong to; ``choices`` lists the decisions."""
+
+    code = "SP1107"
 
     def __init__(self, message: str, choices: Sequence[str] = ()) -> None:
         super().__init__(f"{message}{_listed(choices)}")
@@ -198,15 +236,26 @@ class ClusterChanged(SeekpointError):  # noqa: N818
 
 
 class KafkaUnavailable(SeekpointError):  # noqa: N818
-    """The brokers did not answer a question in time; the same question may be answered later."""
+    """The brokers did not answer a request in time; the same request may succeed later.
+
+    ``remedy`` is what to do, at the end of the message; None if the message has none.
+    """
+
+    code = "SP1301"
+
+    def __init__(self, message: str, remedy: str | None = None) -> None:
+        super().__init__(message if remedy is None else f"{message}; {remedy}")
+        self.remedy = remedy
 
 
 class CodecUnavailable(SeekpointError):  # noqa: N818
-    """A service that a codec needs, as a schema registry, does not answer: no record is blamed, and the worker waits.
+    """A service that a codec needs (a schema registry) does not answer: no record is blamed, and the worker waits.
 
-    ``ask`` sends the request again: it returns once there is any answer, and raises CodecUnavailable while there is
-    none. Without one, it is over as soon as the loop continues.
+    ``ask`` sends the request again: it returns if there is any answer, and raises CodecUnavailable if there is none.
+    Without ``ask``, the worker counts as recovered when its loop continues.
     """
+
+    code = "SP1302"
 
     def __init__(self, message: str, ask: Callable[[], object] | None = None) -> None:
         super().__init__(message)
@@ -214,10 +263,12 @@ class CodecUnavailable(SeekpointError):  # noqa: N818
 
 
 class StopTimeout(SeekpointError, TimeoutError):  # noqa: N818
-    """A worker had not ended ``grace`` seconds after it was asked to stop; its connection was closed.
+    """A worker did not end within ``grace`` seconds after it was asked to stop; its connection was closed.
 
     Nothing of the open batch is committed. The message names the call that has not returned, and its line.
     """
+
+    code = "SP1303"
 
     def __init__(self, message: str, grace: float) -> None:
         super().__init__(message)
@@ -225,11 +276,12 @@ class StopTimeout(SeekpointError, TimeoutError):  # noqa: N818
 
 
 class NotApplied(SeekpointError, TimeoutError):  # noqa: N818
-    """``offset`` of a partition was not passed in the time given; the partition is at ``position``, None if unclaimed.
+    """The partition did not pass ``offset`` in time; it is at ``position``, None if no worker has claimed it.
 
-    The record is not lost: it may still be applied. The message says what the partition waits
-    for, as far as the ledger knows.
+    The record is not lost: it may still be applied. The message says what the partition waits for, as far as known.
     """
+
+    code = "SP1304"
 
     def __init__(self, partition: Partition, offset: int, position: int | None, message: str) -> None:
         super().__init__(f"{partition}: offset {offset}: {message}")
@@ -239,17 +291,21 @@ class NotApplied(SeekpointError, TimeoutError):  # noqa: N818
 class PartitionStopped(SeekpointError):  # noqa: N818
     """One partition waits for a decision at ``offset``: ``message`` says why, ``choices`` lists the decisions."""
 
+    code = "SP1200"
+
     def __init__(self, partition: Partition, offset: int, message: str, choices: Sequence[str] = ()) -> None:
         super().__init__(f"{partition} stopped at offset {offset}: {message}{_listed(choices)}")
         self.partition, self.offset, self.message, self.choices = partition, offset, message, tuple(choices)
-        self.token: UUID | None = None  # of the claim under which it stopped: a reset draws another, and ends the stop
+        self.token: UUID | None = None  # the claim's when it stopped; a reset draws a new token, which ends the stop
 
 
 class OffsetLost(PartitionStopped):
     """The stored position is out of range, or in a part of the log that was truncated and written again.
 
-    ``log_end`` is where the log ended; None where it was written again since, so that this is not known.
+    ``log_end`` is where the log ended; None if that is unknown because it was written again since.
     """
+
+    code = "SP1201"
 
     def __init__(
         self,
@@ -266,6 +322,8 @@ class OffsetLost(PartitionStopped):
 
 class TopicRecreated(PartitionStopped):
     """The topic was deleted and created again: its id is not the one that the stored position belongs to."""
+
+    code = "SP1202"
 
     @classmethod
     def of(cls, group: str, partition: Partition, offset: int, *, stored: UUID, topic_id: UUID) -> Self:
@@ -286,11 +344,15 @@ class TopicRecreated(PartitionStopped):
 
 
 class TopicUnknown(PartitionStopped):
-    """The brokers have answered for some seconds that there is no such topic; ends when they answer its id again."""
+    """For some seconds the brokers have not known the topic; the stop ends when they answer its id again."""
+
+    code = "SP1203"
 
 
 class PoisonStop(PartitionStopped):
     """A record cannot be applied, and the failure policy is to stop before it; ``failure`` says why."""
+
+    code = "SP1204"
 
     def __init__(
         self, partition: Partition, offset: int, message: str, choices: Sequence[str] = (), *, failure: Failure
@@ -302,9 +364,22 @@ class PoisonStop(PartitionStopped):
 class TooManyDeadLetters(SeekpointError):  # noqa: N818
     """More records failed than ``DeadLetterLimits`` allow: nothing of the last batch was written, no record is lost."""
 
+    code = "SP1205"
+
+
+class FrameFailed(SeekpointError):  # noqa: N818
+    """A frame raised, or made rows that cannot be written: nothing of its micro-batch is written.
+
+    The message names the frame and, if the micro-batch had begun, its ranges.
+    """
+
+    code = "SP1405"
+
 
 class RangeLost(SeekpointError):  # noqa: N818
     """A range of the log cannot be read at ``offset``: removed by retention, a truncation or a deletion."""
+
+    code = "SP1406"
 
     def __init__(self, partition: Partition, offset: int, message: str) -> None:
         super().__init__(f"{partition} cannot be read at offset {offset}: {message}")
@@ -312,23 +387,29 @@ class RangeLost(SeekpointError):  # noqa: N818
 
 
 class RangeStuck(SeekpointError):  # noqa: N818
-    """Nothing arrives of the range from ``offset`` to ``end``, and nothing says that it has no more records."""
+    """The range of the log from ``offset`` to ``end`` cannot be read to its end now; the message says why."""
+
+    code = "SP1407"
 
     def __init__(self, partition: Partition, offset: int, end: int, message: str) -> None:
-        super().__init__(f"{partition} does not come from offset {offset} to {end}: {message}")
+        super().__init__(f"{partition} cannot be read from offset {offset} to {end}: {message}")
         self.partition, self.offset, self.end = partition, offset, end
 
 
 class ArchiveDamaged(SeekpointError):  # noqa: N818
     """The file that has the records ``[start, end)`` of a partition is missing, truncated or changed."""
 
+    code = "SP1408"
+
     def __init__(self, partition: Partition, start: int, end: int, file: str, message: str) -> None:
-        super().__init__(f"{file}, which has {partition} [{start}, {end}): {message}")
+        super().__init__(f"{file}, the file of {partition} [{start}, {end}): {message}")
         self.partition, self.start, self.end, self.file = partition, start, end, file
 
 
 class ReloadRefused(SeekpointError):  # noqa: N818
-    """A reload cannot be opened or published now; ``reasons`` has every one, with its remedy."""
+    """A reload cannot be opened or published now; ``reasons`` lists each reason, with its remedy."""
+
+    code = "SP1401"
 
     _what = "refused"  # a reload or verification
 
@@ -338,17 +419,21 @@ class ReloadRefused(SeekpointError):  # noqa: N818
 
 
 class BatchRefused(ReloadRefused):
-    """A batch cannot be run or applied now: nothing of it is written; ``reasons`` as above."""
+    """A batch cannot be run or applied now: nothing of it is written; ``reasons`` lists why, with remedies."""
+
+    code = "SP1402"
 
     _what = "the batch cannot be run"
 
 
 class CutOverRefused(SeekpointError):  # noqa: N818
-    """A cut-over would make workers wait, delete rows or change other tables more than was allowed.
+    """A cut-over would make workers wait longer, or delete or change more, than was allowed.
 
-    No live table was changed, and the run stays open: resume it with other limits. ``reasons`` has every one, with its
-    remedy; ``predicted`` is the wait that was predicted for a merge, ``waits`` those of each try, in seconds.
+    No live table was changed, and the run stays open: resume it with other limits. ``reasons`` lists each reason, with
+    its remedy; ``predicted`` is the wait that was predicted for a merge, ``waits`` those of each attempt, in seconds.
     """
+
+    code = "SP1403"
 
     def __init__(self, reasons: Sequence[str], *, predicted: float | None = None, waits: Sequence[float] = ()) -> None:
         super().__init__("the cut-over is refused; the run stays open:" + "".join(f"\n  - {r}" for r in reasons))
@@ -358,11 +443,13 @@ class CutOverRefused(SeekpointError):  # noqa: N818
 class ReloadOver(SeekpointError):  # noqa: N818
     """The run has ended, or another driver has taken it over; the message says which. Nothing was written."""
 
+    code = "SP1404"
+
 
 class Poison(Exception):  # noqa: N818 -- a control exception of users' code, like StopIteration
     """Raise this in a handler or in ``row=`` for a record that can never be applied.
 
-    With the records named, the batch need not be bisected: ``raise Poison("negative amount", record)``.
+    If it names the records, the batch need not be bisected: ``raise Poison("negative amount", record)``.
     """
 
     def __init__(self, reason: str, *records: Record[Any, Any]) -> None:

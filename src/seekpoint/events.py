@@ -1,10 +1,10 @@
 """Every event that a worker announces, as a frozen value: for logs, health, metrics, tests and crash points.
 
 Observers get every event, in order, on the worker's thread: ``Worker(..., observe=[print])``. Two come from other
-threads: ``MembershipRenewed`` from the heartbeat's, and ``WorkerStopped`` of a worker that ``stop(grace=)`` gave up
-from a timer's, perhaps while another event is handled. The events of one transaction come as ``ChunkRead`` (its
-first records), ``BatchOpened, Held, ChunkRead…, Applied, Advanced, Committed``; killing the process inside an
-observer is how the chaos suite stops a worker at a named step.
+threads: ``MembershipRenewed`` from the heartbeat's, and ``WorkerStopped`` from a timer's if ``stop(grace=)`` gave the
+worker up, perhaps while another event is handled. The events of one transaction are ``ChunkRead`` (its first
+records), ``BatchOpened, Held, ChunkRead…, Applied, Advanced, Committed``; the chaos suite kills the process inside an
+observer to stop a worker at a named step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from seekpoint.records import Failure, Partition, Span, State, error_attribute, 
 
 logger = logging.getLogger("seekpoint.events")
 
-MOST_KINDS = 10_000  # of which it is known when they were logged
+MOST_KINDS = 10_000  # kinds of log lines whose last time is kept
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
@@ -55,10 +55,10 @@ class Event:
 
     def as_fields(self) -> dict[str, Any]:
         """Its fields as plain values (texts, numbers, lists, dicts), for logs and other systems."""
-        return {each.name: _plain(getattr(self, each.name)) for each in fields(self) if each.repr}
+        return {attribute.name: _plain(getattr(self, attribute.name)) for attribute in fields(self) if attribute.repr}
 
     def log_kind(self) -> Hashable | None:
-        """What has one log line in ``log_pause`` seconds; None where each event has one."""
+        """The kind that has one log line in ``log_pause`` seconds; None if each event has one."""
         return type(self).__name__ if self.log_pause else None
 
 
@@ -77,16 +77,16 @@ def _plain(value: Any) -> Any:  # noqa: PLR0911 -- one case per kind
         case BaseException():
             return _one_line(value)
         case Mapping():
-            return {str(_plain(key)): _plain(each) for key, each in value.items()}
+            return {str(_plain(key)): _plain(element) for key, element in value.items()}
         case tuple() | list():
-            return [_plain(each) for each in value]
+            return [_plain(element) for element in value]
         case frozenset() | set():
             return sorted(map(_plain, value))
     return repr(value)
 
 
 def _one_line(error: BaseException) -> str:
-    """In one line; an error of the database without the statement that SQLAlchemy adds."""
+    """The error in one line, without the statement that SQLAlchemy adds."""
     original = error_attribute(error, "orig")
     return one_line(original if isinstance(original, BaseException) else error)
 
@@ -108,7 +108,7 @@ class Starting(Event):
 class StartDelayed(Event):
     """Brokers or database do not answer: the worker waits for them, at most ``limit`` seconds (None: without limit).
 
-    Announced once; ``KafkaTrouble`` or ``DatabaseTrouble`` follows each try.
+    Announced once; ``KafkaTrouble`` or ``DatabaseTrouble`` follows each attempt.
     """
 
     level = logging.WARNING
@@ -117,14 +117,14 @@ class StartDelayed(Event):
 
     def _message(self) -> str:
         limit = "without limit" if self.limit is None else f"{self.limit:g} s at most"
-        return f"{self.reason}; waiting for it, {limit}"
+        return f"{self.reason}; the worker waits, {limit}"
 
 
 class Started(Event):
     """The worker runs: brokers and database have answered, and the ledger's schema is at the right revision.
 
-    ``tables`` are those that sinks and handler write, each with its schema: as the engine's ``schema_translate_map``
-    and the session's search path have it. Empty where a lock kept the worker from reading them.
+    ``tables`` are those that sinks and handler write, each with its schema, by the engine's ``schema_translate_map``
+    and the session's search path. Empty if a lock kept the worker from reading them.
     """
 
     level = logging.INFO
@@ -145,7 +145,7 @@ class PoolerDetected(Event):
     """
 
     level = logging.INFO
-    text = "the database answers through a connection pooler: nothing is prepared, no temporary table is kept"
+    text = "the database answers through a connection pooler: no prepared statements, no kept temporary tables"
     announced: int
     answering: int
 
@@ -238,7 +238,7 @@ class Activated(Event):
 
 
 class Revoked(Event):
-    """Kafka took partitions away; ``lost`` where it says that another member may already have them."""
+    """Kafka took partitions away; ``lost`` if another member may already have them."""
 
     level = logging.INFO
     partitions: tuple[Partition, ...]
@@ -249,7 +249,7 @@ class Revoked(Event):
 
 
 class Released(Event):
-    """The claims were given back."""
+    """The worker released its claims."""
 
     partitions: tuple[Partition, ...]
 
@@ -262,8 +262,8 @@ class Stalled(Event):
     terminated: tuple[int, ...] = ()
 
     def _message(self) -> str:
-        return f"{_listed(self.partitions)}: another transaction holds their rows" + (
-            f"; ended backends {_listed(self.terminated)}" if self.terminated else ""
+        return f"{_listed(self.partitions)}: another transaction has locked their rows" + (
+            f"; terminated backends {_listed(self.terminated)}" if self.terminated else ""
         )
 
 
@@ -302,7 +302,7 @@ class Held(Event):
 
 
 class ChunkRead(Event):
-    """Records came from the client's queue, for this batch or a later one."""
+    """The worker read records from the client, for this batch or a later one."""
 
     records: int
 
@@ -342,9 +342,9 @@ class SessionReplaced(Event):
 
 
 class WriteStrategyChanged(Event):
-    """Large transactions reach an ``Upsert``'s table by another write strategy from now on: ``"copy"`` or ``"stage"``.
+    """An ``Upsert`` writes large transactions with another write strategy from now on: ``"copy"`` or ``"stage"``.
 
-    ``rows`` is the size of the first of them; ``conflicts`` counts how often COPY into the table met an existing key.
+    ``rows`` is the size of the first one; ``conflicts`` counts how often COPY into the table met an existing key.
     """
 
     sink: str
@@ -354,9 +354,10 @@ class WriteStrategyChanged(Event):
 
 
 class LagSampled(Event):
-    """Records up to the last stable offset, by partition, stopped ones too; in those ``not_due``, the next one waits.
+    """The lag by partition, stopped ones too: offsets up to the last stable one.
 
-    ``unknown`` are partitions whose lag cannot be known: the position is past the log's end, or the topic is another.
+    In partitions ``not_due``, the next record is delayed or scheduled for retry. ``unknown`` are those whose lag is not
+    known: the position is past the log's end, the topic is not the one that was read, or no broker answers for its log.
     """
 
     lag: Mapping[Partition, int]
@@ -368,15 +369,15 @@ class LagSampled(Event):
 
 
 class RetryScheduled(Event):
-    """A record failed, and is tried again in ``wait`` seconds; its partition waits before it.
+    """A record failed, and is tried again in ``wait`` seconds; until then its partition stays at this offset.
 
-    It was tried ``attempt`` times of ``attempts``; what follows the last one is ``then``, the policy for poison.
+    It failed on attempt ``attempt`` of ``attempts``; ``then`` is what happens after the last one.
     """
 
     level = logging.WARNING
     text = (
-        "{partition} at offset {offset}: {failure}; tried {attempt} of {attempts} times, again in {wait:.1f} s; "
-        "then {then}"
+        "{partition} at offset {offset}: {failure}; attempt {attempt} of {attempts} failed, the next is in "
+        "{wait:.1f} s; after the last: {then}"
     )
     partition: Partition
     offset: int
@@ -388,20 +389,20 @@ class RetryScheduled(Event):
 
 
 class RetrySucceeded(Event):
-    """A record that had failed was applied at its ``attempt``-th try; its partition continues."""
+    """A record that had failed was applied on attempt ``attempt``; its partition continues."""
 
     level = logging.INFO
-    text = "{partition} at offset {offset} was applied at its try {attempt}"
+    text = "{partition} at offset {offset} was applied on attempt {attempt}"
     partition: Partition
     offset: int
     attempt: int
 
 
 class Bisecting(Event):
-    """A batch failed: it is bisected: run again in parts, until the failing records are found."""
+    """A batch failed and is bisected: run again in parts, until the failing records are found."""
 
     level = logging.INFO
-    text = "a batch failed, and runs again in parts: {error}"
+    text = "a batch failed and is run again in parts, to find the failing records: {error}"
     error: BaseException
 
 
@@ -426,7 +427,7 @@ class DeadLettered(Event):
 
 
 class SingleRecordAttempt(Event):
-    """A record is about to be tried in a transaction of its own; ``attempt`` counts it, and is stored already."""
+    """A record is about to be tried in a separate transaction; ``attempt`` counts this one, and is stored already."""
 
     partition: Partition
     offset: int
@@ -438,7 +439,8 @@ class CrashSuspected(Event):
 
     level = logging.WARNING
     text = (
-        "{partition}: {crashes} owners died without progress; records before offset {until} are applied in small parts"
+        "{partition}: {crashes} owners crashed without progress; records before offset {until} are applied in small "
+        "parts"
     )
     partition: Partition
     crashes: int
@@ -446,7 +448,7 @@ class CrashSuspected(Event):
 
 
 class SuspectPartAttempt(Event):
-    """A part of a suspect range is about to be applied in a transaction of its own; its end is stored already."""
+    """A part of a suspect range is about to be applied in a separate transaction; its end is stored already."""
 
     partition: Partition
     start: int
@@ -477,7 +479,7 @@ class ClaimLost(Event):
 
 
 class Resynced(Event):
-    """The ledger's position is not the reader's; reading resumes at the ledger's.
+    """The ledger's position is not the worker's; reading resumes at the ledger's.
 
     ``cause``: ``reply lost`` (the ledger is ahead: an unanswered COMMIT took effect) or ``rolled back``
     (the ledger is at an earlier position: a failover, or a crash without synchronous commit, lost commits).
@@ -492,15 +494,15 @@ class Resynced(Event):
 
 
 class CommitUnknown(Event):
-    """COMMIT was sent and no answer came; the ledger will be asked."""
+    """COMMIT was sent and no answer came; the ledger will show whether it took effect."""
 
     level = logging.WARNING
-    text = "COMMIT was not answered, the ledger will be asked: {error}"
+    text = "COMMIT was not answered; the ledger will show whether it took effect: {error}"
     error: Exception
 
 
 class DatabaseTrouble(Event):
-    """A transient error of the database; the next try is in ``wait`` seconds."""
+    """A transient error of the database; the next attempt is in ``wait`` seconds."""
 
     level = logging.WARNING
     text = "{error}{again}"
@@ -509,7 +511,7 @@ class DatabaseTrouble(Event):
 
 
 class StatusNotStored(Event):
-    """What the ledger keeps for operators alone (workers, samples, declarations) is not stored; the worker works.
+    """Rows that only operators read (workers, samples, declarations) are not stored; the worker is not affected.
 
     Announced once, until something is stored again.
     """
@@ -520,7 +522,7 @@ class StatusNotStored(Event):
 
 
 class OtherCommits(Event):
-    """Kafka holds commits of the group's name that no mirror wrote: another consumer has, or had, this name.
+    """Kafka holds commits under the group's name that no mirror wrote: another consumer has, or had, this name.
 
     The positions are the ledger's in any case. Announced once for each partition, before a mirror replaces them.
     """
@@ -529,14 +531,14 @@ class OtherCommits(Event):
     commits: Mapping[Partition, int]
 
     def _message(self) -> str:
-        found = _listed(f"{partition} at {offset}" for partition, offset in sorted(self.commits.items()))
-        return f"Kafka holds commits of this group that are not the ledger's (the ledger's count): {found}"
+        commits = _listed(f"{partition} at {offset}" for partition, offset in sorted(self.commits.items()))
+        return f"Kafka holds commits of this group that differ from the ledger's positions, which count: {commits}"
 
 
 class MirrorFailed(Event):
-    """The positions are not committed to Kafka, for display; the worker works.
+    """The positions are not committed to Kafka, for display; the worker is not affected.
 
-    Announced once, until a commit succeeds, and at the third failure in a row: a rebalance refuses commits, too.
+    Announced at the third failure in a row (a rebalance refuses commits, too), and once until a commit succeeds.
     """
 
     level = logging.WARNING
@@ -575,16 +577,18 @@ class MembershipRenewed(Event):
 Observer = Callable[[Event], None]
 
 
-def checked(given: Any) -> tuple[Observer, ...]:
+def checked(observe: Any) -> tuple[Observer, ...]:
     """Check ``observe=``. Raises ConfigError for an observer that takes no event, or is an async function."""
-    if callable(given) or isinstance(given, str | Mapping) or not isinstance(given, Iterable):
-        raise ConfigError(f"observe= takes a list of functions, e.g. observe=[print], got {given!r}")
-    observers = tuple(given)
-    for one in observers:
-        if not callable(one) or inspect.isclass(one):
-            raise ConfigError(f"observe=: {one!r} is no function that takes an event")
-        if inspect.iscoroutinefunction(one) or inspect.iscoroutinefunction(getattr(one, "__call__", None)):  # noqa: B004
-            raise ConfigError(f"observe=: {one!r} is an async function, and would never run; write a plain one")
+    if callable(observe) or isinstance(observe, str | Mapping) or not isinstance(observe, Iterable):
+        raise ConfigError(f"observe= takes a list of functions, e.g. observe=[print], got {observe!r}")
+    observers = tuple(observe)
+    for observer in observers:
+        if not callable(observer) or inspect.isclass(observer):
+            raise ConfigError(f"observe=: {observer!r} is not a function that takes an event")
+        if inspect.iscoroutinefunction(observer) or inspect.iscoroutinefunction(getattr(observer, "__call__", None)):  # noqa: B004
+            raise ConfigError(
+                f"observe=: {observer!r} is an async function, which nothing would await; use a plain one"
+            )
     return observers
 
 
@@ -607,7 +611,7 @@ class Announcer:
         self._has_ended = True
 
     def add(self, observer: Observer) -> None:
-        """One more observer, from now on."""
+        """Add an observer; it gets later events."""
         self._observers = (*self._observers, observer)
 
     def __call__(self, event: Event) -> None:

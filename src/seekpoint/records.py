@@ -45,9 +45,8 @@ class Span(NamedTuple):
 class Record(msgspec.Struct, Generic[V_co, K_co], frozen=True, gc=False):
     """One record of a topic, its key and value decoded (or still bytes).
 
-    ``timestamp_ms`` is milliseconds since the epoch, or None where the log has none; ``headers`` are pairs in
-    order, duplicates kept; ``leader_epoch`` is the epoch of the leader that appended it, None where the broker
-    does not say.
+    ``timestamp_ms`` is milliseconds since the epoch, or None if the log has none; ``headers`` are pairs in order,
+    duplicates kept; ``leader_epoch`` is the epoch of the leader that appended it, None if the broker reports none.
     """
 
     topic: str
@@ -61,7 +60,7 @@ class Record(msgspec.Struct, Generic[V_co, K_co], frozen=True, gc=False):
 
     @property
     def timestamp(self) -> datetime | None:
-        """Kafka's timestamp as an aware time in UTC; None where it has none, or it is beyond year 9999."""
+        """Kafka's timestamp as an aware time in UTC; None if it has none, or one beyond the year 9999."""
         return utc(self.timestamp_ms)
 
     @property
@@ -86,13 +85,13 @@ RawRecord = Record[bytes | None, bytes | None]
 class LazyRecords(Sequence[RawRecord]):
     """Records of which only values and offsets are ready: ``Record`` objects are made at the first access to one.
 
-    Where rows are copied into a table, the objects are needed only for records that fail, and making them takes longer
-    than decoding their values. ``topic`` is that of all of them, None where they may be of several, ``partitions`` the
-    number of each one's partition, ``size`` the bytes of their keys and values. ``make`` makes them all, and is called
-    once. ``rows`` are those of a sink, where they were made before the records are applied.
+    When rows are copied into a table, the objects are needed only for records that fail, and making them takes longer
+    than decoding their values. ``topic`` is the topic of all records, None if there may be several; ``partitions`` has
+    each record's partition number, ``size`` is the bytes of keys and values. ``make`` makes all objects, and is called
+    once. ``rows`` are a sink's rows, if they were made before the records are applied.
     """
 
-    __slots__ = ("_made", "_make", "offsets", "partitions", "rows", "size", "topic", "values")
+    __slots__ = ("_make", "_objects", "offsets", "partitions", "rows", "size", "topic", "values")
 
     def __init__(
         self,
@@ -106,13 +105,13 @@ class LazyRecords(Sequence[RawRecord]):
     ) -> None:
         self.values, self.offsets, self.topic, self.partitions, self.size = values, offsets, topic, partitions, size
         self._make: Callable[[], list[RawRecord]] | None = make
-        self._made: list[RawRecord] = []
+        self._objects: list[RawRecord] = []
         self.rows: Sequence[tuple[Any, ...]] | None = None
 
     def _records(self) -> list[RawRecord]:
         if self._make is not None:
-            self._made, self._make = self._make(), None  # frees what they were made from
-        return self._made
+            self._objects, self._make = self._make(), None  # frees what they were made from
+        return self._objects
 
     def __len__(self) -> int:
         return len(self.values)
@@ -151,17 +150,17 @@ TRACED = 20_000  # characters of a traceback that are kept: the innermost frames
 
 
 class Cause(StrEnum):
-    """What kind of thing went wrong with a record."""
+    """The kind of a record's failure."""
 
     DECODE = "decode"  # a codec could not read key, value or headers
-    ROW = "row"  # row= or rows= of a sink raised, or returned something that is no row
-    HANDLER = "handler"  # the handler raised, and raises again when the record is tried again
+    ROW = "row"  # row= or rows= of a sink raised, or returned something that is not a row
+    HANDLER = "handler"  # the handler raised an exception other than Poison
     POISON = "poison"  # the handler raised Poison
     DATABASE = "database"  # the database refused its rows
     CRASHED = "crashed"  # the process that tried it crashed
     BLOCKED = "blocked"  # it did not fail: an earlier record of its key is an open dead letter
-    TRANSIENT = "transient"  # a transient error at a single-record attempt; never of a dead letter
-    PROGRAM = "program"  # a program error of the database; never of a dead letter
+    TRANSIENT = "transient"  # a transient error at a single-record attempt; never a dead letter's cause
+    PROGRAM = "program"  # a program error of the database; never a dead letter's cause
 
 
 class State(StrEnum):
@@ -176,18 +175,18 @@ class State(StrEnum):
 
 
 def error_attribute(error: BaseException, name: str) -> Any:
-    """An exception's attribute, None where it has none; a user's exception may have a property that raises."""
+    """An exception's attribute, None if it has none; a property of a user's exception may raise."""
     try:
         return getattr(error, name, None)
-    except Exception:  # noqa: BLE001 -- it says nothing about the error, and must not take its place
+    except Exception:  # noqa: BLE001 -- a failing property must not hide the error that is described
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why one record failed. Its texts have no NUL characters and lone surrogates: Postgres can store them.
+    """Why one record failed. Its texts have no NUL characters or lone surrogates, so Postgres can store them.
 
-    ``error`` is one line, ``type: message (notes)``; ``sqlstate`` the database's code where it was the database;
+    ``error`` is one line, ``type: message (notes)``; ``sqlstate`` the database's code, if the database refused it;
     ``attempts`` how often the record was tried; ``where`` the innermost line of the user's own code.
     """
 
@@ -209,7 +208,7 @@ class Failure:
         original = error_attribute(error, "orig")  # SQLAlchemy's wrapping adds the whole statement to the message
         reported = original if isinstance(original, BaseException) else error
         state = error_attribute(reported, "sqlstate")
-        # Each part is cut by itself: one message of many megabytes would leave no room for the frames.
+        # Each part is cut separately, because one message of many megabytes would leave no room for the frames.
         trace = "".join(_bounded(part, "\n") for part in traceback.format_exception(error))
         return cls(
             cause,
@@ -247,13 +246,13 @@ def running_line(frame: FrameType) -> str | None:
 
 
 def _users_line(frames: Iterable[tuple[FrameType, int]]) -> str | None:
-    """Of frames in order from the outermost, the last one of the user's own code."""
-    found = None
+    """The last frame of the user's own code; ``frames`` begin with the outermost."""
+    place = None
     for frame, line in frames:
         file = frame.f_code.co_filename
         if "site-packages" not in file and not file.startswith((*_NOT_THE_USERS, "<")):
-            found = f"{Path(file).name}:{line} in {frame.f_code.co_name}"
-    return None if found is None else storable(found)
+            place = f"{Path(file).name}:{line} in {frame.f_code.co_name}"
+    return None if place is None else storable(place)
 
 
 def storable(text: str) -> str:
@@ -264,13 +263,13 @@ def storable(text: str) -> str:
 
 
 def notes(error: BaseException) -> list[str]:
-    """The notes of an exception; those that are no text, or in no list, are left out."""
-    found = getattr(error, "__notes__", None)
-    return [note for note in found if isinstance(note, str)] if isinstance(found, list | tuple) else []
+    """The notes of an exception; values that are not strings in a list or tuple are left out."""
+    added_notes = getattr(error, "__notes__", None)
+    return [note for note in added_notes if isinstance(note, str)] if isinstance(added_notes, list | tuple) else []
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """``add_note``, also where the exception's ``__notes__`` is no list."""
+    """Add a note, also if the exception's ``__notes__`` is not a list."""
     with suppress(AttributeError, TypeError):  # the exception's class may allow none
         if not isinstance(getattr(error, "__notes__", []), list):
             error.__notes__ = notes(error)
@@ -288,3 +287,8 @@ def one_line(error: BaseException) -> str:
 
 def _bounded(text: str, end: str = "") -> str:
     return text if len(text) <= SAID else f"{text[:SAID]}… ({len(text)} characters){end}"
+
+
+def numbered(count: int, noun: str) -> str:
+    """``1 record``, ``2,000 records``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

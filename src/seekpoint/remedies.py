@@ -1,4 +1,4 @@
-"""What an operator can do, as messages quote it: the command first, and the method of ``Ledger`` where it helps."""
+"""Commands that messages quote for operators, with the method of ``Ledger`` if it helps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from uuid import UUID
 from seekpoint.records import Partition
 
 _DO_IT = "--apply --reason WHY"
+_TABLE = "seekpoint db table MODULE:NAME"
+
+
+def pause(group: str) -> str:
+    """Pause a group."""
+    return f"seekpoint groups pause {quote(group)} {_DO_IT}"
 
 
 def resume(group: str) -> str:
@@ -20,38 +26,38 @@ def undo_forget(group: str) -> str:
     return f"seekpoint groups forget {quote(group)} --undo {_DO_IT}"
 
 
-def reset_to_offset(group: str, at: Partition) -> str:
-    """Reset one partition to an offset of one's choice."""
-    return f"{reset_to(group, at, 'OFFSET')} (or {_method(at, '<offset>')}, log=None, reason=...))"
+def reset_to_offset(group: str, partition: Partition) -> str:
+    """Reset one partition to an offset that the operator chooses."""
+    return f"{reset_to(group, partition, 'OFFSET')} (or {_method(partition, '<offset>')}, log=None, reason=...))"
 
 
-def reset_to(group: str, at: Partition, offset: int | str) -> str:
+def reset_to(group: str, partition: Partition, offset: int | str) -> str:
     """Reset one partition to this offset."""
-    return f"seekpoint offsets reset {quote(group)} --topic {quote(_place(at))} --to-offset {offset} {_DO_IT}"
+    return f"seekpoint offsets reset {quote(group)} --topic {quote(_place(partition))} --to-offset {offset} {_DO_IT}"
 
 
-def skip_record(group: str, at: Partition, offset: int) -> str:
-    """Continue after the record at this offset, in front of which the partition waits."""
-    command = f"seekpoint offsets reset {quote(group)} --topic {quote(_place(at))} --after-failed {_DO_IT}"
-    return f"{command} (or {_method(at, offset + 1)}, log=None, lost='poison', reason=...))"
+def skip_record(group: str, partition: Partition, offset: int) -> str:
+    """Skip the record at this offset, at which the partition has stopped."""
+    command = f"seekpoint offsets reset {quote(group)} --topic {quote(_place(partition))} --after-failed {_DO_IT}"
+    return f"{command} (or {_method(partition, offset + 1)}, log=None, lost='poison', reason=...))"
 
 
-def accept_lost(group: str, at: Partition, to: int, log: tuple[int, int], lost: str | None = None) -> str:
-    """Give up what the log does not have any more, and continue at ``to``."""
+def accept_lost(group: str, partition: Partition, to: int, log: tuple[int, int], lost: str | None = None) -> str:
+    """Accept that the log no longer has some records, and continue at ``to``."""
     why = "" if lost is None else f"lost={lost!r}, "
-    command = f"seekpoint lost accept {quote(group)} {quote(_place(at))} {_DO_IT}"
-    return f"{command} (or {_method(at, to)}, log={log}, {why}reason=...))"
+    command = f"seekpoint lost accept {quote(group)} {quote(_place(partition))} {_DO_IT}"
+    return f"{command} (or {_method(partition, to)}, log={log}, {why}reason=...))"
 
 
-def accept_truncated(group: str, at: Partition) -> str:
-    """Give up what a truncated log had, from an offset that the operator names."""
-    return f"seekpoint lost accept {quote(group)} {quote(_place(at))} --to-offset OFFSET {_DO_IT}"
+def accept_truncated(group: str, partition: Partition) -> str:
+    """Accept what a truncation removed, and continue at an offset that the operator names."""
+    return f"seekpoint lost accept {quote(group)} {quote(_place(partition))} --to-offset OFFSET {_DO_IT}"
 
 
-def restart_topic(group: str, at: Partition, topic_id: UUID) -> str:
-    """Read a topic that was created again from its beginning; the method does so for one partition."""
-    command = accept_topic(group, at.topic, "--from-beginning")
-    return f"{command} (or {_method(at, 0)}, {topic_id=}, log=None, reason=...))"
+def restart_topic(group: str, partition: Partition, topic_id: UUID) -> str:
+    """Read a topic that was created again, from its beginning; the method does so for one partition."""
+    command = accept_topic(group, partition.topic, "--from-beginning")
+    return f"{command} (or {_method(partition, 0)}, {topic_id=}, log=None, reason=...))"
 
 
 def accept_topic(group: str, topic: str, where: str) -> str:
@@ -59,9 +65,24 @@ def accept_topic(group: str, topic: str, where: str) -> str:
     return f"seekpoint topics accept {quote(group)} {quote(topic)} {where} {_DO_IT}"
 
 
-def _place(at: Partition) -> str:
-    return f"{at.topic}:{at.number}"
+def create_table() -> str:
+    """Create the table of a sink."""
+    return f"create the table (`{_TABLE}` prints the statement)"
 
 
-def _method(at: Partition, to: int | str) -> str:
-    return f"Ledger.reset_offset({at.topic!r}, {at.number}, to={to}"
+def change_table() -> str:
+    """Where the statements are that add what the table of a sink lacks."""
+    return f"`{_TABLE} --database-url …` prints the statement"
+
+
+def for_pipeline(message: str, name: str) -> str:
+    """Name the pipeline in the message's ``seekpoint db table`` command."""
+    return message.replace(_TABLE, f"seekpoint db table {quote(name)}")
+
+
+def _place(partition: Partition) -> str:
+    return f"{partition.topic}:{partition.number}"
+
+
+def _method(partition: Partition, to: int | str) -> str:
+    return f"Ledger.reset_offset({partition.topic!r}, {partition.number}, to={to}"

@@ -1,6 +1,6 @@
 """Installs and upgrades the ledger's schema, checks its revision, and prints the SQL.
 
-The tables are in a schema of their own, built by the Alembic scripts in ``migrations/``. There are four ways to install
+The tables are in a separate schema, built by the Alembic scripts in ``migrations/``. There are four ways to install
 them: the command ``seekpoint db upgrade``; a revision in the application's own Alembic tree that calls :func:`upgrade`;
 Seekpoint's scripts as a second version location of the application's Alembic; and plain SQL. In each, every step
 records itself in ``<schema>.alembic_version``; :func:`check` reads only that.
@@ -81,7 +81,7 @@ BASE = "base"
 
 Target: TypeAlias = Engine | Connection | ModuleType
 
-# The schema that the running steps build in. Unset: Alembic runs our scripts by itself (a version location).
+# The schema that the running steps build in. Unset if the host's Alembic runs our scripts (as a version location).
 _chosen: ContextVar[str | None] = ContextVar("seekpoint_schema", default=None)
 
 # The groups whose rows the running steps may drop.
@@ -99,13 +99,13 @@ _one_thread = threading.Lock()
 
 
 def upgrade(target: Target, *, to: str | None = None, schema: str = DEFAULT_SCHEMA, since: str = BASE) -> None:
-    """Build the ledger's tables, or bring them up to revision ``to``; do nothing where they are there already.
+    """Build the ledger's tables, or bring them up to revision ``to``; do nothing if they are at it already.
 
     ``target`` is one of:
 
-    - an ``Engine``: one transaction of its own, committed at the end;
+    - an ``Engine``: a new transaction, committed at the end;
     - a ``Connection``: inside the caller's transaction, so committing is up to the caller;
-    - Alembic's ``op``, in a revision of the host's own: inside the host's migration, online or offline
+    - Alembic's ``op``, in one of the host's revisions: inside the host's migration, online or offline
       (``--sql``). Name ``to`` there: a revision must do the same thing next year. An offline script
       cannot ask the database for its revision, so it starts at ``since``, the revision that the host's
       previous call went to.
@@ -117,7 +117,7 @@ def upgrade(target: Target, *, to: str | None = None, schema: str = DEFAULT_SCHE
     if the tables are newer than this library, or the database's encoding is not UTF8.
     """
     if to is None and target is op:
-        raise ConfigError(f'name the revision in a migration of your own: upgrade(op, to="{HEAD}")')
+        raise ConfigError(f'a migration script must name the revision: upgrade(op, to="{HEAD}")')
     _travel(target, schema, to or HEAD, since, up=True)
 
 
@@ -135,11 +135,11 @@ def downgrade(
     open dead letters or rows of ``lost_range``: the error names the groups and what would follow. ``drop`` are the
     groups whose rows may be dropped; so are those of ``alembic -x seekpoint_drop=GROUP,...`` and of the environment
     variable ``SEEKPOINT_DROP``. The schema itself stays: it may be another owner's, with grants on it. ``target``,
-    ``schema`` and errors are those of :func:`upgrade`, and ConfigError for such a refusal; ``since`` is where an
-    offline script starts.
+    ``schema`` and errors are those of :func:`upgrade`; a refusal is a ConfigError. ``since`` is where an offline script
+    starts.
     """
     if isinstance(drop, str):
-        raise ConfigError(f"drop= takes several: write drop=[{drop!r}]")
+        raise ConfigError(f"drop= takes several group names: write drop=[{drop!r}]")
     _travel(target, schema, to, since or HEAD, up=False, drop=drop)
 
 
@@ -165,7 +165,7 @@ def not_ours(schema: str = DEFAULT_SCHEMA) -> IncludeNameFn:
     """Return a hook for the host's ``env.py`` that keeps its autogenerate off the ledger's schema.
 
     It goes to ``context.configure(include_schemas=True, include_name=not_ours())``; without it, a host that
-    looks at all schemas would propose to drop our tables. A host with a hook of its own asks both.
+    looks at all schemas would propose to drop our tables. A host that has a hook already calls both.
     """
 
     def include_name(name: str | None, type_: NameFilterType, parent_names: NameFilterParentNames) -> bool:
@@ -184,10 +184,10 @@ def step(*, to: str | None, since: str | None, compatible_with: str | None = Non
     """Wrap one of Seekpoint's revision scripts: yield the schema to build in, and record the step at its end.
 
     For the scripts in ``migrations/versions`` alone. ``to`` and ``since`` are revisions, None the state
-    before the first. ``compatible_with`` is the oldest revision whose library works with the tables of ``to``, where
-    there is an older one: services that share a ledger are upgraded one after the other then. Recording is each step's
-    own affair because, as a second version location, our scripts are run by the host's Alembic, which knows nothing of
-    our version table.
+    before the first. ``compatible_with`` is the oldest revision whose library works with the tables of ``to``, if an
+    older one does: services that share a ledger can then be upgraded one after the other. Each step records itself
+    because, as a second version location, our scripts are run by the host's Alembic, which does not know our version
+    table.
     """
     context = op.get_context()
     schema = _chosen.get()
@@ -197,7 +197,7 @@ def step(*, to: str | None, since: str | None, compatible_with: str | None = Non
     if (context.version_table, context.version_table_schema) == (VERSION_TABLE, schema):
         raise ConfigError(
             f"this Alembic keeps its own versions in schema {schema!r}: give the ledger another schema, "
-            "or migrate it alone with `seekpoint db upgrade`"
+            "or migrate the ledger separately with `seekpoint db upgrade`"
         )
     if not context.as_sql and (since or "") < (to or ""):
         assert context.connection is not None, "only an offline script has no connection"
@@ -213,9 +213,9 @@ def step(*, to: str | None, since: str | None, compatible_with: str | None = Non
 def refuse_losing(
     schema: str, table: str, *, what: str, then: str, where: str = "true", named: str = "consumer_group"
 ) -> None:
-    """Refuse, in the SQL, to drop the rows of a ledger's table; for the scripts in ``migrations/versions`` alone.
+    """Add SQL that fails if rows of this table would be dropped; for the scripts in ``migrations/versions`` alone.
 
-    ``what`` they are, and what would follow (``then``); ``where`` says which of them count, ``named`` is the column
+    ``what`` names the rows and ``then`` the consequence; ``where`` selects the rows that count, ``named`` is the column
     with the group's name. Groups that may be dropped (see :func:`downgrade`) are left out.
     """
     context = op.get_context()
@@ -264,7 +264,7 @@ END
 def run_in_schema(schema: str, statements: str) -> None:
     """Run statements that name tables as ``seekpoint.TABLE`` in this schema; for ``migrations/versions`` alone.
 
-    Each ends with a line, and is sent by itself: asyncpg takes no more at a time.
+    Each statement must end at the end of a line, and is sent separately, because asyncpg takes one at a time.
     """
     named = statements.replace(f"{DEFAULT_SCHEMA}.", f"{_plain.identifier_preparer.quote(schema)}.")
     for statement in named.rstrip().removesuffix(";").split(";\n"):
@@ -272,7 +272,7 @@ def run_in_schema(schema: str, statements: str) -> None:
 
 
 def _run_block(body: str) -> None:
-    """Run a DO block. Raises ConfigError where it raises ``_REFUSED``."""
+    """Run a DO block. Raises ConfigError if the block raises ``_REFUSED``."""
     tag = next(tag for tag in (f"$seekpoint{n or ''}$" for n in itertools.count()) if tag not in body)
     try:
         op.execute(text(f"DO {tag}{body}{tag}".replace(":", r"\:")))
@@ -283,20 +283,20 @@ def _run_block(body: str) -> None:
 
 
 def _message(refusal: Any) -> str:
-    """What the server has said, by psycopg or by the driver of the host's migrations (asyncpg)."""
+    """The server's message and hint, from the error of psycopg or of the host's driver (asyncpg)."""
     if isinstance(refusal, psycopg.Error):
         return f"{refusal.diag.message_primary}. {refusal.diag.message_hint}"
-    cause = refusal.__cause__  # asyncpg's own error, around which SQLAlchemy has put one of DBAPI's
+    cause = refusal.__cause__  # asyncpg's own error, which SQLAlchemy has wrapped
     return f"{getattr(cause, 'message', refusal)}. {getattr(cause, 'hint', '')}"
 
 
 def _droppable(context: MigrationContext) -> set[str]:
-    """The groups whose rows a downgrade may drop. A name with a comma is one, and each of its parts is."""
-    given = [os.environ.get("SEEKPOINT_DROP", "")]
+    """The groups whose rows a downgrade may drop. A value with a comma counts as one name and as a list."""
+    texts = [os.environ.get("SEEKPOINT_DROP", "")]
     if context.environment_context is not None:
-        pairs = (each.partition("=") for each in context.environment_context.get_x_argument())
-        given += [value for name, _, value in pairs if name == "seekpoint_drop"]
-    named = {part.strip() for value in given for part in (value, *value.split(","))}
+        pairs = (argument.partition("=") for argument in context.environment_context.get_x_argument())
+        texts += [value for name, _, value in pairs if name == "seekpoint_drop"]
+    named = {part.strip() for value in texts for part in (value, *value.split(","))}
     return (named | _drop.get()) - {""}
 
 
@@ -308,36 +308,36 @@ def _travel(target: Target, schema: str, to: str, since: str, *, up: bool, drop:
     _refuse_bad_name(schema)
     if isinstance(target, Engine):
         _refuse_other_database(target.dialect)
-        # Read committed, whatever the engine says: a snapshot from before the wait would not see the work
-        # of the one we waited for.
+        # READ COMMITTED, whatever the engine's default: a snapshot from before the lock would not see what the session
+        # that held it has migrated.
         with (
-            check_connections(target).connect().execution_options(isolation_level="READ COMMITTED") as own,
-            own.begin(),
+            check_connections(target).connect().execution_options(isolation_level="READ COMMITTED") as connection,
+            connection.begin(),
         ):
-            _travel(own, schema, to, since, up=up, drop=drop)
+            _travel(connection, schema, to, since, up=up, drop=drop)
     elif isinstance(target, Connection):
         context = _context(connection=target)
-        here = _locked_revision(context, schema)
+        revision = _locked_revision(context, schema)
         with _one_thread, Operations.context(context):
-            _run(schema, _steps(here, to, up=up), drop)
+            _run(schema, _steps(revision, to, up=up), drop)
     elif target is op:
         context = op.get_context()
-        here = since if context.as_sql else _locked_revision(context, schema)
-        _run(schema, _steps(here, to, up=up), drop)
+        revision = since if context.as_sql else _locked_revision(context, schema)
+        _run(schema, _steps(revision, to, up=up), drop)
     else:
         raise ConfigError(
             f"expected an Engine, a Connection or Alembic's op, not {type(target).__name__}; "
-            "an AsyncEngine goes: "
+            "with an AsyncEngine write "
             "`async with engine.begin() as connection: await connection.run_sync(seekpoint.schema.upgrade)`"
         )
 
 
 def _context(**options: Any) -> MigrationContext:
-    """A context of Alembic's own; the lines that it logs about itself say nothing to the host."""
-    here, log = threading.get_ident(), logging.getLogger(MigrationContext.__module__)
+    """Make an Alembic context, without the lines that it logs about itself."""
+    thread, log = threading.get_ident(), logging.getLogger(MigrationContext.__module__)
 
     def is_anothers(record: logging.LogRecord) -> bool:
-        return record.thread != here
+        return record.thread != thread
 
     log.addFilter(is_anothers)
     try:
@@ -359,12 +359,12 @@ def _locked_revision(context: MigrationContext, schema: str) -> str:
     pooler.detect(connection)
     key = func.hashtextextended(f"seekpoint schema {schema}", 0)
     connection.execute(select(func.pg_advisory_xact_lock(key)))
-    found = current(connection, schema)
-    if found is None:
+    revision = current(connection, schema)
+    if revision is None:
         return BASE
-    if found not in _known(_scripts()):
-        raise SchemaMismatch(difference(schema, found))
-    return found
+    if revision not in _known(_scripts()):
+        raise SchemaMismatch(difference(schema, revision))
+    return revision
 
 
 def _steps(here: str, to: str, *, up: bool) -> Sequence[Callable[[], None]]:
@@ -375,7 +375,7 @@ def _steps(here: str, to: str, *, up: bool) -> Sequence[Callable[[], None]]:
         if revision not in line:
             raise ConfigError(f"this version of Seekpoint has no schema revision {revision!r}, only {', '.join(line)}")
     low, high = (here, to) if up else (to, here)
-    between = [scripts.get_revision(each).module for each in line[line.index(low) + 1 : line.index(high) + 1]]
+    between = [scripts.get_revision(name).module for name in line[line.index(low) + 1 : line.index(high) + 1]]
     return [module.upgrade for module in between] if up else [module.downgrade for module in reversed(between)]
 
 
@@ -383,16 +383,16 @@ def _run(schema: str, steps: Sequence[Callable[[], None]], drop: Collection[str]
     """Run steps of our scripts in the Alembic context that ``op`` uses now."""
     token, permission = _chosen.set(schema), _drop.set(frozenset(drop))
     try:
-        for each in steps:
-            each()
+        for change in steps:
+            change()
     finally:
         _chosen.reset(token)
         _drop.reset(permission)
 
 
 def _create_schema(context: MigrationContext, schema: str) -> None:
-    # Postgres asks for the right to create before it looks for the name, so IF NOT EXISTS is refused to a
-    # role whose schema was made for it. Where we can look first, we do.
+    # Postgres checks the privilege before the name: it refuses CREATE SCHEMA IF NOT EXISTS to a role that may not
+    # create schemas, even if the schema exists. So look first, unless this is an offline script.
     if context.as_sql or not inspect(context.connection).has_schema(schema):
         op.execute(CreateSchema(schema, if_not_exists=True))
 
@@ -411,8 +411,8 @@ def _record(schema: str, to: str | None, since: str | None) -> None:
         op.execute(CreateTable(versions))
         op.execute(insert(versions).values(version_num=op.inline_literal(to)))
     else:
-        at = versions.c.version_num == op.inline_literal(since)
-        op.execute(update(versions).where(at).values(version_num=op.inline_literal(to)))
+        condition = versions.c.version_num == op.inline_literal(since)
+        op.execute(update(versions).where(condition).values(version_num=op.inline_literal(to)))
 
 
 def _scripts_folder() -> Path:
@@ -439,6 +439,6 @@ def _refuse_other_database(dialect: Dialect) -> None:
 def _refuse_bad_name(schema: str) -> None:
     """Refuse names that Postgres truncates or reserves, and ``public``, where the application's versions may be."""
     if not schema or "\0" in schema or len(schema.encode()) > 63:
-        raise ConfigError(f"the name of a Postgres schema has 1 to 63 bytes and no NUL: {schema!r}")
+        raise ConfigError(f"schema name {schema!r}: must have 1 to 63 bytes and no NUL character")
     if schema in {"public", "information_schema"} or schema.startswith("pg_"):
-        raise ConfigError(f"the ledger needs a schema of its own, not {schema!r}; the default is {DEFAULT_SCHEMA!r}")
+        raise ConfigError(f"the ledger needs a separate schema, not {schema!r}; the default is {DEFAULT_SCHEMA!r}")

@@ -21,19 +21,18 @@ from seekpoint.worker.open_batch import OpenBatch
 
 logger = logging.getLogger("seekpoint.tracing")
 
-LINKS = 32  # producers' spans that one transaction's is linked to
-LOOKED_AT = 1000  # records whose headers are read for them
+LINKS = 32  # links of one span, at most
+LOOKED_AT = 1000  # records whose headers are searched for them
 
 
 class Tracing:
-    """Makes one consumer span of each transaction: ``Worker(…, tracing=Tracing())``.
+    """Makes one consumer span for each transaction: ``Worker(…, tracing=Tracing())``.
 
     ``tracer_provider`` is the global one by default. The span is current inside handlers, so spans of SQLAlchemy's and
     of HTTP clients' instrumentation become its children. It is linked to the spans in the headers of its records, as
-    the global propagator reads them: up to 32, of the first 1,000 records. Its names follow the semantic conventions
-    for messaging. A transaction that was rolled back has the status ERROR and the error's class as ``error.type``; no
-    key, value, header or text of an error is in a span. A tracer that raises is logged, and does not disturb the
-    worker.
+    the global propagator reads them: up to 32, of the first 1,000 records. Names follow the semantic conventions for
+    messaging. A transaction that was rolled back has the status ERROR and the error's class as ``error.type``; no key,
+    value, header or text of an error is in a span. An exception of the tracer is logged and ignored.
     """
 
     def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
@@ -70,9 +69,9 @@ class Tracing:
             attributes["messaging.destination.name"] = pipeline.topics[0]
             name = f"process {pipeline.topics[0]}"
         try:
-            found = list(links.new_of(batch))
+            span_links = list(links.new_of(batch))
             return self._tracer.start_span(
-                name, context.Context(), kind=SpanKind.CONSUMER, attributes=attributes, links=found
+                name, context.Context(), kind=SpanKind.CONSUMER, attributes=attributes, links=span_links
             )
         except Exception:
             logger.exception("a span could not be started; ignored")
@@ -89,7 +88,7 @@ class Tracing:
                 span.set_attribute("messaging.batch.message_count", event.records)
             case events.Advanced():
                 span = trace.get_current_span()
-                span.add_event("advanced", {"seekpoint.spans": [str(one) for one in event.spans[:LINKS]]})
+                span.add_event("advanced", {"seekpoint.spans": [str(offsets) for offsets in event.spans[:LINKS]]})
                 if len(event.spans) == 1:
                     span.set_attribute("messaging.destination.partition.id", str(event.spans[0].partition.number))
 
@@ -97,7 +96,7 @@ class Tracing:
 def _end(span: Span, batch: OpenBatch, links: _Links, error: BaseException | None = None) -> None:
     try:
         if span.is_recording():
-            for link in links.new_of(batch):  # of what was read since the begin
+            for link in links.new_of(batch):  # of records that were read since it began
                 span.add_link(link.context)
         if error is not None:
             span.set_attribute("error.type", _type_of(error))
@@ -115,7 +114,7 @@ def _type_of(error: BaseException) -> str:
 
 
 class _Links:
-    """Finds the producers' spans of one transaction, each once."""
+    """Finds the producers' spans of one transaction's records, each once."""
 
     def __init__(self) -> None:
         self._known: set[tuple[bytes | None, ...]] = set()
@@ -123,7 +122,7 @@ class _Links:
         self._looked_at = 0
 
     def new_of(self, batch: OpenBatch) -> Iterator[Link]:
-        """Links to spans of records that were not looked at before."""
+        """Links to the spans of records that were not searched before."""
         records = islice(chain.from_iterable(batch.buffer.replay()), self._looked_at, LOOKED_AT)
         return self._links(records)
 
@@ -132,12 +131,12 @@ class _Links:
             if len(self._known) >= LINKS:
                 return
             self._looked_at += 1
-            given = {name: value for name, value in record.headers if name in self._names and value is not None}
-            key = tuple(given.values())
-            if not given or key in self._known:
+            headers = {name: value for name, value in record.headers if name in self._names and value is not None}
+            key = tuple(headers.values())
+            if not headers or key in self._known:
                 continue
             self._known.add(key)
-            carrier = {name: value.decode("utf-8", "replace") for name, value in given.items()}
-            found = trace.get_current_span(propagate.extract(carrier, context.Context())).get_span_context()
-            if found.is_valid:
-                yield Link(found)
+            carrier = {name: value.decode("utf-8", "replace") for name, value in headers.items()}
+            span_context = trace.get_current_span(propagate.extract(carrier, context.Context())).get_span_context()
+            if span_context.is_valid:
+                yield Link(span_context)

@@ -48,9 +48,9 @@ def test_a_run_reports_rows_ratios_and_goals_and_can_be_resumed(tmp_path: Path) 
     }
     assert len(report["goals"]) == len(GOALS)
     assert all(goal["met"] is None for goal in report["goals"]), "one round is no median"
-    told = json.dumps(report)
-    assert str(ROOT) not in told
-    assert str(tmp_path) not in told
+    text = json.dumps(report)
+    assert str(ROOT) not in text
+    assert str(tmp_path) not in text
 
     again = run(tmp_path, "--only", "floor,append", "--rounds", "2", "--resume", "bench-report.json")
     assert again.returncode == 0, again.stdout + again.stderr
@@ -72,8 +72,8 @@ def test_what_there_is_no_question_of_is_said(tmp_path: Path) -> None:
 
 
 def test_a_report_of_other_records_cannot_be_resumed(tmp_path: Path) -> None:
-    told = {"run": 1, "machine": {"cores": 0}, "records": 1, "kind": "payments", "cores_used": 4}
-    (tmp_path / "other.json").write_text(json.dumps({"rows": [], "runs": [told]}), encoding="utf-8")
+    earlier_run = {"run": 1, "machine": {"cores": 0}, "records": 1, "kind": "payments", "cores_used": 4}
+    (tmp_path / "other.json").write_text(json.dumps({"rows": [], "runs": [earlier_run]}), encoding="utf-8")
     done = run(tmp_path, "--only", "floor", "--resume", "other.json")
     assert done.returncode != 0
     assert "begin a new one" in done.stderr
@@ -93,4 +93,4 @@ def test_a_plan_names_what_the_goals_need_and_asks_nothing(tmp_path: Path) -> No
 def test_a_processor_that_there_is_not_is_refused(tmp_path: Path) -> None:
     done = run(tmp_path, "--only", "floor", "--processors", "0,100000")
     assert done.returncode == 2
-    assert "no processor for this process: 100000" in done.stderr
+    assert "this process may not use 100000" in done.stderr

@@ -38,14 +38,14 @@ def test_the_demo(tmp_path: Path) -> None:
         "kills_in_transaction": 4,
         "fenced": 2,
     }
-    told = " ".join(done.stderr.split())
+    output = " ".join(done.stderr.split())
     for name in "AB":
-        assert told.count(f"killed {name} at ") == 2
-    assert told.count(" open in backend ") == 5, "each kill, and the second freeze, with the transaction it met"
-    refused = told.count("fenced (seekpoint: claim or position is not the expected one")
-    assert refused + told.count("fenced (the ledger: claimed by another)") == 2
-    assert "froze A with a batch read and no transaction open; B took over" in told
-    assert "froze B with transaction " in told
+        assert output.count(f"killed {name} at ") == 2
+    assert output.count(" open in backend ") == 5, "each kill, and the second freeze, with the transaction it met"
+    refused = output.count("fenced (seekpoint: claim or position is not the expected one")
+    assert refused + output.count("fenced (the ledger: claimed by another)") == 2
+    assert "froze A with a batch read and no transaction open; B took over" in output
+    assert "froze B with transaction " in output
 
 
 def started(tmp_path: Path, *, stdout: int, stderr: int) -> tuple[subprocess.Popen[str], Path]:

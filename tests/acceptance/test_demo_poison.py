@@ -93,7 +93,7 @@ def test_too_few_or_many_records() -> None:
 
 # -- the whole, and that the proof can fail ------------------------------------------------------------------
 
-A_LETTER = "UPDATE seekpoint.dead_letter SET"
+A_DEAD_LETTER = "UPDATE seekpoint.dead_letter SET"
 # Changes to the database that the demo does not know of: how each is made and undone, and what must be reported then.
 TAMPERED = {
     "a row is gone": (
@@ -116,34 +116,34 @@ TAMPERED = {
         "DELETE FROM flights WHERE id = 0; DROP TABLE kept",
         "error: 1 rows are not what was sent",
     ),
-    "an applied record's letter is open": (
-        f"{A_LETTER} state = 'dead_lettered' WHERE sqlstate = '23514'",
-        f"{A_LETTER} state = 'replayed' WHERE sqlstate = '23514'",
+    "an applied record's dead letter is open": (
+        f"{A_DEAD_LETTER} state = 'dead_lettered' WHERE sqlstate = '23514'",
+        f"{A_DEAD_LETTER} state = 'replayed' WHERE sqlstate = '23514'",
         "error: 1 records are there twice",
     ),
-    "an undecodable record's letter is closed": (
-        f"{A_LETTER} state = 'discarded' WHERE error LIKE 'DecodeError%'",
-        f"{A_LETTER} state = 'dead_lettered' WHERE state = 'discarded'",
+    "an undecodable record's dead letter is closed": (
+        f"{A_DEAD_LETTER} state = 'discarded' WHERE error LIKE 'DecodeError%'",
+        f"{A_DEAD_LETTER} state = 'dead_lettered' WHERE state = 'discarded'",
         "error: 1 records are lost",
     ),
     "the value of a dead letter is another": (
-        f"{A_LETTER} value = value || '!'::bytea WHERE error LIKE 'DecodeError%'",
-        f"{A_LETTER} value = substr(value, 1, length(value) - 1) WHERE error LIKE 'DecodeError%'",
+        f"{A_DEAD_LETTER} value = value || '!'::bytea WHERE error LIKE 'DecodeError%'",
+        f"{A_DEAD_LETTER} value = substr(value, 1, length(value) - 1) WHERE error LIKE 'DecodeError%'",
         "error: 1 records are lost",
     ),
     "the record of a dead letter is at another offset": (
-        f"{A_LETTER} record_offset = record_offset + 1000000 WHERE error LIKE 'DecodeError%'",
-        f"{A_LETTER} record_offset = record_offset - 1000000 WHERE error LIKE 'DecodeError%'",
+        f"{A_DEAD_LETTER} record_offset = record_offset + 1000000 WHERE error LIKE 'DecodeError%'",
+        f"{A_DEAD_LETTER} record_offset = record_offset - 1000000 WHERE error LIKE 'DecodeError%'",
         "error: 1 records are lost",
     ),
     "a crashing record has another cause": (
-        f"{A_LETTER} cause = 'handler' WHERE cause = 'crashed'",
-        f"{A_LETTER} cause = 'crashed' WHERE error LIKE 'CrashingRecord%'",
+        f"{A_DEAD_LETTER} cause = 'handler' WHERE cause = 'crashed'",
+        f"{A_DEAD_LETTER} cause = 'crashed' WHERE error LIKE 'CrashingRecord%'",
         "error: 0 of 2 crashing records were dead-lettered",
     ),
     "a dead letter has another error": (
-        f"{A_LETTER} sqlstate = '23000' WHERE sqlstate = '23514'",
-        f"{A_LETTER} sqlstate = '23514' WHERE sqlstate = '23000'",
+        f"{A_DEAD_LETTER} sqlstate = '23000' WHERE sqlstate = '23514'",
+        f"{A_DEAD_LETTER} sqlstate = '23514' WHERE sqlstate = '23000'",
         "(CHECK): it has another error: database, 23000",
     ),
     "the clean run lacks a row": (
@@ -152,9 +152,9 @@ TAMPERED = {
         f"error: {SMALLEST - tail(SMALLEST) - 1:,} of {SMALLEST - tail(SMALLEST):,} clean rows",
     ),
     "a sound record has a dead letter": (
-        f"{A_LETTER} header_values[1] = '77'::bytea WHERE sqlstate = '23514'",
+        f"{A_DEAD_LETTER} header_values[1] = '77'::bytea WHERE sqlstate = '23514'",
         "",  # the last one
-        "is of a record that was not broken",
+        "has a record that was not broken",
     ),
 }
 
@@ -180,7 +180,7 @@ def assert_told(report: dict[str, Any], progress: str) -> None:
         assert fate["made"] == (kind.number or 1)
         assert fate["applied"] + fate["parked"] == fate["made"]
         assert fate["retried"] >= kind.outages * fate["made"]
-        assert kind.said in fate["said"]
+        assert kind.error in fate["said"]
     assert "(exit code -11, segfault); started again" in progress
     assert "(exit code 66, os._exit); started again" in progress
     assert progress.count("dead-lettered by ") == KILLERS

@@ -61,13 +61,15 @@ def test_the_wheel_carries_migrations_types_pages_and_the_jars_lock(wheel: Path)
     assert scripts <= carried
     assert {
         "seekpoint/py.typed",
+        "seekpoint/troubleshooting.md",
         "seekpoint/testing/servers/kafka-jars.lock",
         "seekpoint/testing/servers/reaper.py",
     } <= carried
     console = ROOT / "src" / "seekpoint" / "web"
     files = [path for name in ("templates", "static") for path in (console / name).iterdir()]
     assert {f"seekpoint/web/{path.relative_to(console)}" for path in files} <= carried
-    assert not [name for name in carried if not name.startswith(("seekpoint/", "seekpoint-"))]
+    by_spark = "pyspark_seekpoint/__init__.py"  # Spark finds the source by this module's name
+    assert [name for name in carried if not name.startswith(("seekpoint/", "seekpoint-"))] == [by_spark]
 
 
 def migrations() -> list[Path]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cli_reference import BLOCK, PAGE, PageError, leaves, with_options
+from cli_reference import BLOCK, PAGE, SPARK_COMMAND, SPARK_PAGE, PageError, leaves, with_options
 from seekpoint.cli import errors as explain
 from seekpoint.cli.app import every_command
 from seekpoint.cli.parent_link import GRACE, LEAVE
@@ -100,6 +100,8 @@ def test_the_text_of_a_command_names_its_own_options(words: tuple[str, ...]) -> 
 def test_the_reference_has_the_options_as_the_code_has_them() -> None:
     written = read(PAGE)
     assert with_options(written, ROOT_COMMAND) == written, "run docs/site/cli_reference.py"
+    of_spark = read(SPARK_PAGE)
+    assert with_options(of_spark, ROOT_COMMAND, SPARK_COMMAND) == of_spark, "run docs/site/cli_reference.py"
 
 
 def test_an_option_or_a_command_that_the_reference_misses_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from support.docs_pages import PAGES, ROOT, anchors, blocks, links, name_of, read
+from support.docs_pages import PAGES, ROOT, anchors, blocks, links, name_of, named, read
 from support.failures import for_each
 
 LANGUAGES = {"python", "py", "sql", "console", "text", "ini", "yaml", "json"}
@@ -37,6 +37,15 @@ def test_every_page_is_reached_from_the_readme() -> None:
         paths = [link.partition("#")[0] for link in links(read(page)) if not ELSEWHERE.match(link)]
         left += [(page.parent / path).resolve() for path in paths if path]
     assert not {name_of(page) for page in PAGES} - {name_of(page) for page in reached}
+
+
+def test_llms_txt_lists_the_pages_of_the_readme() -> None:
+    """In the form of llmstxt.org: a title, a summary, and links with a line about each."""
+    text = named("llms.txt")
+    assert re.match(r"# Seekpoint\n\n> \S.*\n\n## ", text)
+    listed = re.findall(r"^- \[([^\]]+)\]\(([^)]+)\): \S", text, re.MULTILINE)
+    table = named("README.md").partition("## Documentation\n")[2]
+    assert listed == [link for link in re.findall(r"\[([^\]]+)\]\(([^)]+)\)", table) if link[1] != "LICENSE"]
 
 
 @for_each(PAGES, name_of)

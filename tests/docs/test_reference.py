@@ -34,9 +34,18 @@ from support.docs_pages import ROOT, named, read, section
 from support.failures import for_each
 from support.public_kinds import ERRORS, EVENTS
 
-API, EVENTS_PAGE, CONFIGURATION, JOBS = (
-    named(f"docs/reference/{name}.md") for name in ("api", "events", "configuration", "reload")
-)
+API, EVENTS_PAGE, CONFIGURATION = (named(f"docs/reference/{name}.md") for name in ("api", "events", "configuration"))
+JOB_PAGES = {
+    "seekpoint.jobs.reload": "docs/concepts/reload.md",
+    "seekpoint.jobs.export": "docs/guides/batch.md",
+    "seekpoint.jobs.batch": "docs/guides/batch.md",
+    "seekpoint.spark": "docs/spark/options.md",
+}
+
+
+def job_section(module: str) -> str:
+    """The reference of a module of jobs."""
+    return section(named(JOB_PAGES[module]), module)
 
 
 def ticked(text: str) -> set[str]:
@@ -63,9 +72,9 @@ def rows(text: str) -> dict[str, list[str]]:
 
 @for_each(EVENTS, lambda kind: kind.__name__)
 def test_every_event_is_in_the_reference_with_level_and_fields(kind: type[events.Event]) -> None:
-    level, told, meaning = rows(EVENTS_PAGE)[kind.__name__]
+    level, names, meaning = rows(EVENTS_PAGE)[kind.__name__]
     assert level == logging.getLevelName(kind.level)
-    assert [f.name for f in fields(kind) if f.name != "at"] == re.findall(r"`(\w+)`", told)
+    assert [f.name for f in fields(kind) if f.name != "at"] == re.findall(r"`(\w+)`", names)
     assert meaning
 
 
@@ -137,17 +146,26 @@ def test_every_name_of_the_test_kit_is_in_the_reference() -> None:
 
 @for_each([reload, export, batch, spark], lambda module: module.__name__)
 def test_every_name_of_a_job_is_in_the_reference(module: Any) -> None:
-    shown = section(JOBS, module.__name__)
+    shown = job_section(module.__name__)
     assert {name for name in module.__all__ if not re.search(rf"`{name}\b", shown)} == set()
 
 
 JOB_CLASSES = [reload.Reload, reload.Runs, export.Export, export.Archive, batch.BatchJob]
-SPARK_NAMES: list[Any] = [spark.read, spark.stored_ranges, spark.SparkStager, spark.SparkWriter]
+OTHERS = {
+    "Env",
+    "REDACTED",
+    "ForeachBatch",
+    "FramesDone",
+    "FramesReloaded",
+    "PlannedTable",
+    "ReloadPlan",
+}  # settings, and what the functions return
+SPARK_NAMES: list[Any] = [getattr(spark, name) for name in spark.__all__ if name not in OTHERS]
 
 
 @for_each([*JOB_CLASSES, *SPARK_NAMES], lambda made: f"{made.__module__}.{made.__name__}")
 def test_every_parameter_of_a_job_is_in_the_reference(made: Any) -> None:
-    shown = section(JOBS, face_of(made))
+    shown = job_section(face_of(made))
     given = re.search(rf"`{made.__name__}\(((?:[^()]|\([^()]*\))*)\)`", shown)
     assert given is not None
     names = [part.split("=")[0].strip() for part in re.sub(r"\([^()]*\)", "", given[1]).split(",")]
@@ -158,7 +176,7 @@ def test_every_parameter_of_a_job_is_in_the_reference(made: Any) -> None:
 def test_every_method_of_a_job_is_in_the_reference(made: type) -> None:
     inner = {"storage", "ledger"} if made is export.Archive else set()
     public = {name for name, value in vars(made).items() if not name.startswith("_") and not inspect.isclass(value)}
-    assert public - inner <= ticked(section(JOBS, face_of(made)))
+    assert public - inner <= ticked(job_section(face_of(made)))
 
 
 def test_every_limit_is_in_the_reference_with_its_default() -> None:

@@ -1,7 +1,7 @@
 """Troubleshooting has every error by its class, and by its text what is raised and what an operator may choose.
 
 A message is found by the longest text in it that is always there, up to the end of its first clause, which a reader can
-search for.
+search for. What the page quotes is compared clause by clause with the texts of the source.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
+from seekpoint.cli.error_codes import error_entries, error_entry
+from seekpoint.errors import SeekpointError
 from support.docs_pages import ROOT, anchors, named, read
 from support.failures import for_each
 from support.public_kinds import ERRORS
@@ -22,6 +24,13 @@ BY_CLASS_ALONE = {"ConfigError", "Poison"}
 REASONS = {"reason", "reasons", "why", "remedy"}
 SHORTEST = 8  # characters: below, a text is no clause
 _CLAUSE = re.compile(r"[.:;](?: |$)|\(")
+LONGER = 12  # characters: a quoted clause as short as this may be anything
+# Between the fixed parts of a quotation: what it leaves out, the ends of clauses, commands and their options.
+_BETWEEN = re.compile(r"…|[.:;] |\((?:or )?| (?=--)|(?<=WHY) |(?=seekpoint )")
+_QUOTED = re.compile(r"``(.+?)``|`([^`]+)`")
+OF_KAFKA = {
+    "ConsumerGroupHeartbeat fatal error: Broker: Invalid request", "group.protocol=consumer", "kafka-consumer-groups",
+}  # fmt: skip
 
 
 def plain(text: str) -> str:
@@ -61,6 +70,9 @@ def printed(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.FunctionDef) and node.name == "choices":
             said = [part.value for part in ast.walk(node) if isinstance(part, ast.Yield) and part.value is not None]
             yield from (text for value in said for text in fragments(value))
+        elif isinstance(node, ast.FunctionDef) and node.name == "_misuse":
+            said = [part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value is not None]
+            yield from (text for value in said for text in fragments(value))
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             names = {target.id for target in node.targets if isinstance(target, ast.Name)}
             if names & {"_WHAT", "_REMEDY", "_REMEDIES"}:
@@ -93,15 +105,68 @@ def all_printed() -> dict[str, str]:
     return found
 
 
-@for_each(CLASSES)
-def test_every_error_has_its_entry(name: str) -> None:
-    assert name.lower() in anchors(PAGE)
+def quotations() -> Iterator[str]:
+    """The messages that the page quotes: what is in backticks in the first column of its tables."""
+    for row in re.findall(r"^\|(.*)$", PAGE, re.MULTILINE):
+        first, *_ = re.split(r"(?<!\\)\|", row)
+        yield from (double or single for double, single in _QUOTED.findall(first.replace("\\|", "|")))
+
+
+def fixed_parts(quotation: str) -> list[str]:
+    """The parts of a quotation that are always there, each at most a clause."""
+    parts = [part.strip(" ,:;()'\"") for part in _BETWEEN.split(plain(quotation))]
+    return [part for part in parts if len(part) > LONGER]
+
+
+def texts_of(tree: ast.AST) -> Iterator[str]:
+    """Every text of a module that is no docstring."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield plain(node.value)
+
+
+@cache
+def all_texts() -> str:
+    """Every text of the source, one a line."""
+    paths = sorted((ROOT / "src").rglob("*.py"))
+    statements = sorted((ROOT / "src").rglob("*.sql"))
+    texts = [text for path in paths for text in texts_of(ast.parse(read(path)))]
+    return "\n".join([*texts, *(plain(read(path)) for path in statements)])
+
+
+@for_each(ERRORS)
+def test_every_error_has_its_entry(kind: type[Exception]) -> None:
+    if issubclass(kind, SeekpointError):
+        entry = error_entry(kind.code)
+        assert entry.error == kind.__name__
+        assert entry.text.startswith("**Safe:** "), "says first what is safe"
+    else:
+        assert kind.__name__.lower() in anchors(PAGE)
+
+
+def test_every_code_is_of_one_error() -> None:
+    codes = {kind.__name__: kind.code for kind in ERRORS if issubclass(kind, SeekpointError)}
+    assert sorted(error_entries()) == sorted(codes.values())
+    assert {entry.error: code for code, entry in error_entries().items()} == codes
 
 
 def test_every_text_has_its_entry() -> None:
     page = plain(PAGE)
     missing = [f"{file}: {text}" for text, file in all_printed().items() if text not in page]
     assert not missing, "docs/troubleshooting.md has no entry for\n" + "\n".join(missing)
+
+
+@for_each(sorted(set(quotations()) - OF_KAFKA))
+def test_what_the_page_quotes_is_in_the_source(quotation: str) -> None:
+    stale = [part for part in fixed_parts(quotation) if part not in all_texts()]
+    assert not stale, f"{quotation!r}: no text of the source has {stale}"
+
+
+def test_a_quotation_is_compared_in_all_of_its_fixed_parts() -> None:
+    quoted = "it cannot be applied (…): give it up: seekpoint lost accept … --apply --reason WHY, or read it again…"
+    assert fixed_parts(quoted) == ["it cannot be applied", "seekpoint lost accept", "--reason WHY, or read it again"]
+    assert len(set(quotations())) > 300
 
 
 def test_what_is_printed_is_found_in_the_source() -> None:
@@ -113,6 +178,7 @@ def test_what_is_printed_is_found_in_the_source() -> None:
         "it cannot be decoded",
         "it was discarded",
         "check the user and password",
+        "await the methods of tx",
     ):
         assert any(text.strip() in one for one in found), text
     assert any("row security may hide rows" in one for one in found)

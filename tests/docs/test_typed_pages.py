@@ -1,4 +1,4 @@
-"""README and tutorial work as typed: their files and commands run in an empty folder, beside `seekpoint dev`.
+"""README, tutorial and Spark's first hour work as typed, in an empty folder, beside `seekpoint dev`.
 
 A Python block that begins with ``# name.py`` is saved under that name. The commands of console blocks are typed into
 one bash, in their order; `seekpoint dev` runs as in a terminal of its own. Lines below a command are what it prints:
@@ -30,9 +30,14 @@ from support.failures import for_each
 from support.waiting import until
 
 SECONDS = 60.0  # for what takes a few
+ON_SPARK = 300.0  # where Java is started first
 SERVERS = "seekpoint dev"
 DEMO = "seekpoint dev --demo"  # has servers of its own, and a test of its own in tests/kafka/test_cli.py
-PREPARED = {"make setup", ". .venv/bin/activate"}  # the interpreter that runs the tests has it
+PREPARED = {
+    "make setup",
+    ". .venv/bin/activate",
+    "pip install '/path/to/seekpoint[cli,dev,spark]'",
+}  # the interpreter that runs the tests has it
 LOOKS = re.compile(r'seekpoint (status |dev sql "SELECT )')
 
 
@@ -107,7 +112,8 @@ def printed(said: str, lines: list[str]) -> bool:
 class Terminal:
     """A bash with job control, typed into line by line; what it and its jobs print is kept in a file."""
 
-    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+    def __init__(self, folder: Path, env: dict[str, str], seconds: float = SECONDS) -> None:
+        self._seconds = seconds
         self._output = folder.parent / "output"
         commands, self._keyboard = os.pipe()
         loop = f'set -m; while IFS= read -r line <&{commands}; do eval "$line"; echo "~ $? ~"; done'
@@ -125,7 +131,7 @@ class Terminal:
 
     def type(self, command: Command) -> None:
         """Type the command; returns when it has ended (or runs in the background) and has printed its lines."""
-        deadline, pause = monotonic() + SECONDS, threading.Event()
+        deadline, pause = monotonic() + self._seconds, threading.Event()
         while not self._does(command, deadline):
             assert LOOKS.match(command.line), f"$ {command.line}\nhas not printed {command.prints}:\n{self.said}"
             assert monotonic() < deadline, f"$ {command.line}\nnever prints {command.prints}:\n{self.said}"
@@ -195,7 +201,7 @@ def servers(tmp_path: Path, env: dict[str, str]) -> Iterator[None]:
 def test_a_page_works_as_typed(page: str, tmp_path: Path, env: dict[str, str]) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    terminal = Terminal(folder, env)
+    terminal = Terminal(folder, env, ON_SPARK if page.startswith("docs/spark/") else SECONDS)
     try:
         for block in blocks(named(page)):
             name = re.match(r"# (\w+\.py)\n", block.text)

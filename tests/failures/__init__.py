@@ -1,4 +1,4 @@
-"""Every way in which a record fails: what it looks like (``kinds``), how pipelines write (``roads``), and checks."""
+"""Ways in which a record fails: what it looks like (``kinds``), how pipelines write (``strategies``), and checks."""
 
 import pytest
 

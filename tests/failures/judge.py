@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy import text
 
 from failures.kinds import TABLE, TRIGGER, Kind, good
-from failures.roads import key_of, pipeline_on
+from failures.strategies import key_of, pipeline_on
 from seekpoint import Partition
 from seekpoint.pipeline.policy import OnPoison, Retry
 from seekpoint.records import Cause, RawRecord, State
 from seekpoint.testing import Processed
-from support.sink_tables import Ground
+from support.sink_tables import SinkTables
 
 TOPIC = "records"
 FIRST = 10  # the offset at which partition 0 begins
@@ -25,7 +25,7 @@ ENDS = {0: 18, 1: 5}
 LONGEST = 1_100  # of an error's text, in characters
 TRY_ONCE = Retry(attempts=1, on=(OSError, ArithmeticError))
 OURS = Partition(TOPIC, 0)
-LETTERS = """
+DEAD_LETTERS = """
 SELECT topic, partition, record_offset, key, value, header_names, header_values, timestamp_ms, leader_epoch, state,
   cause, error, traceback, sqlstate, attempts, version, dead_lettered_by IS NOT NULL AS is_by_someone
 FROM dead_letter WHERE consumer_group = :group ORDER BY topic, partition, record_offset
@@ -41,7 +41,7 @@ class Outcome:
     """What was seen, in words: a line of the table."""
 
     kind: str
-    road: str
+    strategy: str
     policy: str
     cause: str
     sqlstate: str
@@ -50,14 +50,14 @@ class Outcome:
     offset: str
 
 
-def prepare(ground: Ground) -> None:
+def prepare(sink_tables: SinkTables) -> None:
     """What all tables of this schema refer to."""
-    ground.sql(f"CREATE TABLE parent (id int PRIMARY KEY); INSERT INTO parent VALUES (1); {TRIGGER}")
+    sink_tables.sql(f"CREATE TABLE parent (id int PRIMARY KEY); INSERT INTO parent VALUES (1); {TRIGGER}")
 
 
-def create(ground: Ground, name: str) -> None:
+def create(sink_tables: SinkTables, name: str) -> None:
     """A fresh table, and the one beside it."""
-    ground.sql(
+    sink_tables.sql(
         f"CREATE TABLE {name} ({TABLE}); CREATE TABLE {name}_too (seq bigint GENERATED ALWAYS AS IDENTITY, id bigint);"
         f"CREATE TRIGGER picky BEFORE INSERT ON {name} FOR EACH ROW WHEN (NEW.note = 'trigger')"
         " EXECUTE FUNCTION refuse();"
@@ -75,63 +75,67 @@ def records_of(kind: Kind, topic: str = TOPIC) -> list[RawRecord]:
     return made
 
 
-def judge(ground: Ground, kind: Kind, road: str, policy: OnPoison, name: str) -> Outcome:
+def judge(sink_tables: SinkTables, kind: Kind, strategy: str, policy: OnPoison, name: str) -> Outcome:
     """Run it through the real unit of work; fails where anything is not as it must be."""
-    create(ground, name)
+    create(sink_tables, name)
     records, group = records_of(kind), name
-    pipeline = pipeline_on(road, ground, name, topics=TOPIC, on_poison=policy, retry=TRY_ONCE, **key_of(kind))
+    pipeline = pipeline_on(strategy, sink_tables, name, topics=TOPIC, on_poison=policy, retry=TRY_ONCE, **key_of(kind))
     if kind.raises is not None:
         with pytest.raises(kind.raises, match=kind.said):
-            ground.process(pipeline, *records)
-        _nothing_happened(ground, group, name, pipeline_positions=ground.positions(pipeline))
-        return _outcome(kind, road, policy, "-", "-", f"the worker ends: {kind.raises.__name__}", "not yet", "stays")
-    done = ground.process(pipeline, *records)
-    cause = kind.cause_on(road)
+            sink_tables.process(pipeline, *records)
+        _nothing_happened(sink_tables, group, name, pipeline_positions=sink_tables.positions(pipeline))
+        return _outcome(
+            kind, strategy, policy, "-", "-", f"the worker ends: {kind.raises.__name__}", "not yet", "stays"
+        )
+    done = sink_tables.process(pipeline, *records)
+    cause = kind.cause_on(strategy)
     ends = {**ENDS, 0: BAD[0]} if cause is not None and policy is OnPoison.STOP else ENDS
     failed = () if cause is None or policy is OnPoison.STOP else BAD
-    _holds(ground, name, road, ends, failed if cause is not None else ())
-    assert {p.number: at for p, at in ground.positions(pipeline).items()} == ends, "positions equal rows"
-    letters = select(ground, LETTERS, group=group)
-    assert [row.record_offset for row in letters] == list(failed)
-    for row in letters:
-        _tells_all(row, records, kind, road, policy)
+    _holds(sink_tables, name, strategy, ends, failed if cause is not None else ())
+    assert {p.number: at for p, at in sink_tables.positions(pipeline).items()} == ends, "positions equal rows"
+    dead_letters = select(sink_tables, DEAD_LETTERS, group=group)
+    assert [row.record_offset for row in dead_letters] == list(failed)
+    for row in dead_letters:
+        _tells_all(row, records, kind, strategy, policy)
     if cause is None:
-        return _outcome(kind, road, policy, "-", "-", "applied", "applied", "passed")
+        return _outcome(kind, strategy, policy, "-", "-", "applied", "applied", "passed")
     if policy is OnPoison.STOP:
-        _stands_still(ground, group, done, kind, cause)
+        _stands_still(sink_tables, group, done, kind, cause)
     else:
         assert [(e.offset, e.state) for e in done.dead_letters] == [(at, _STATE[policy]) for at in BAD]
-    again = ground.process(pipeline, *records)
+    again = sink_tables.process(pipeline, *records)
     assert (again.records, again.dead_letters) == (0, ()), "what was passed stays passed, what stood still stands there"
-    _holds(ground, name, road, ends, failed)
-    assert {p.number: at for p, at in ground.positions(pipeline).items()} == ends
-    assert [row.record_offset for row in select(ground, LETTERS, group=group)] == list(failed)
+    _holds(sink_tables, name, strategy, ends, failed)
+    assert {p.number: at for p, at in sink_tables.positions(pipeline).items()} == ends
+    assert [row.record_offset for row in select(sink_tables, DEAD_LETTERS, group=group)] == list(failed)
     said = {OnPoison.STOP: "still in Kafka", OnPoison.DEAD_LETTER: "`parked`, whole", OnPoison.SKIP: "`skipped`"}
     stays = policy is OnPoison.STOP
     good_ones = "those in front applied" if stays else "all applied once, in order"
     offset = "in front of it" if stays else "behind it"
-    state = letters[0].sqlstate if letters else kind.sqlstate
-    return _outcome(kind, road, policy, cause.value, state or "-", said[policy], good_ones, offset)
+    state = dead_letters[0].sqlstate if dead_letters else kind.sqlstate
+    return _outcome(kind, strategy, policy, cause.value, state or "-", said[policy], good_ones, offset)
 
 
 _STATE = {OnPoison.DEAD_LETTER: State.DEAD_LETTERED, OnPoison.SKIP: State.SKIPPED}
 
 
-def _outcome(kind: Kind, road: str, policy: OnPoison, *seen: str) -> Outcome:
-    return Outcome(kind.name, road, policy.value, *seen)
+def _outcome(kind: Kind, strategy: str, policy: OnPoison, *seen: str) -> Outcome:
+    return Outcome(kind.name, strategy, policy.value, *seen)
 
 
-def select(ground: Ground, query: str, **given: Any) -> Sequence[Any]:
+def select(sink_tables: SinkTables, query: str, **given: Any) -> Sequence[Any]:
     """Rows of the ledger's schema."""
-    with ground.engine.begin() as tx:
-        tx.exec_driver_sql(f'SET LOCAL search_path = "{ground.schema}"')
+    with sink_tables.engine.begin() as tx:
+        tx.exec_driver_sql(f'SET LOCAL search_path = "{sink_tables.schema}"')
         return tx.execute(text(query), given).all()
 
 
-def _nothing_happened(ground: Ground, group: str, name: str, pipeline_positions: Mapping[Partition, int]) -> None:
+def _nothing_happened(
+    sink_tables: SinkTables, group: str, name: str, pipeline_positions: Mapping[Partition, int]
+) -> None:
     assert {p.number: at for p, at in pipeline_positions.items()} == {0: FIRST, 1: 0}
-    assert ground.rows("id", name=name) == []
-    assert select(ground, LETTERS, group=group) == []
+    assert sink_tables.rows("id", name=name) == []
+    assert select(sink_tables, DEAD_LETTERS, group=group) == []
 
 
 def ids(partition: int, start: int, end: int, without: Sequence[int] = ()) -> list[int]:
@@ -139,16 +143,16 @@ def ids(partition: int, start: int, end: int, without: Sequence[int] = ()) -> li
     return [n if partition == 0 else 1000 + n for n in range(start, end) if n not in without or partition]
 
 
-def _holds(ground: Ground, name: str, road: str, ends: Mapping[int, int], without: Sequence[int]) -> None:
+def _holds(sink_tables: SinkTables, name: str, strategy: str, ends: Mapping[int, int], without: Sequence[int]) -> None:
     """Each good record once, and each partition's in the order of the log."""
     wanted = [*ids(0, FIRST, ends[0], without), *ids(1, 0, ends[1])]
-    for table in (name, f"{name}_too") if road == "two sinks" else (name,):
-        written = [n for _, n in ground.rows("seq", "id", name=table)]
+    for table in (name, f"{name}_too") if strategy == "two sinks" else (name,):
+        written = [n for _, n in sink_tables.rows("seq", "id", name=table)]
         in_order = [n for n in written if n < 1000] + [n for n in written if n >= 1000]
         assert in_order == wanted, f"{table}: each once and in order"
 
 
-def _tells_all(row: Any, records: Sequence[RawRecord], kind: Kind, road: str, policy: OnPoison) -> None:
+def _tells_all(row: Any, records: Sequence[RawRecord], kind: Kind, strategy: str, policy: OnPoison) -> None:
     """A dead letter holds the whole record, and why."""
     (record,) = [r for r in records if (r.partition, r.offset) == (0, row.record_offset)]
     skipped = policy is OnPoison.SKIP
@@ -159,7 +163,7 @@ def _tells_all(row: Any, records: Sequence[RawRecord], kind: Kind, road: str, po
     ]
     assert (row.timestamp_ms, row.leader_epoch) == (record.timestamp_ms, record.leader_epoch)
     assert row.state == _STATE[policy].value
-    cause = kind.cause_on(road)
+    cause = kind.cause_on(strategy)
     assert cause is not None
     assert (row.cause, row.attempts, row.version) == (cause.value, 1, 1)
     assert row.is_by_someone
@@ -173,13 +177,13 @@ def _tells_all(row: Any, records: Sequence[RawRecord], kind: Kind, road: str, po
     assert len(row.traceback) <= 30_000
 
 
-def _stands_still(ground: Ground, group: str, done: Processed, kind: Kind, cause: Cause) -> None:
+def _stands_still(sink_tables: SinkTables, group: str, done: Processed, kind: Kind, cause: Cause) -> None:
     """Stopped in front of the first bad record, and it is on record why."""
     stop: Any = done.stopped[OURS]
     assert (list(done.stopped), stop.offset) == ([OURS], BAD[0])
     assert (stop.failure.cause, stop.failure.sqlstate) == (cause, kind.sqlstate)
     assert re.search(kind.said, str(stop))
     assert len(str(stop)) < 2 * LONGEST
-    (row,) = select(ground, STOPPED, group=group, topic=TOPIC)
+    (row,) = select(sink_tables, STOPPED, group=group, topic=TOPIC)
     assert (row.attempt_offset, row.attempts, row.attempt_policy, row.retry_at) == (BAD[0], 1, "stop", None)
     assert re.search(kind.said, row.attempt_error)

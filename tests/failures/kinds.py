@@ -70,7 +70,7 @@ class Kind:
     cause: Cause | None
     said: str = ""
     sqlstate: str | None = None
-    roads: tuple[str, ...] = EVERY
+    strategies: tuple[str, ...] = EVERY
     bytes_: bytes | None = b""
     key: bytes | None = b"key"
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -83,9 +83,9 @@ class Kind:
     def __str__(self) -> str:
         return self.name
 
-    def cause_on(self, road: str) -> Cause | None:
+    def cause_on(self, strategy: str) -> Cause | None:
         """What ``row=`` raises is a row's fault, what the same code raises in a handler the handler's."""
-        return Cause.HANDLER if self.cause is Cause.ROW and road in HANDLERS else self.cause
+        return Cause.HANDLER if self.cause is Cause.ROW and strategy in HANDLERS else self.cause
 
     def bad(self, id_: int, first: int, partition: int, offset: int, topic: str) -> RawRecord:
         """The bad record."""
@@ -180,18 +180,19 @@ KINDS = (
     Kind("10 MB that are no JSON", Cause.DECODE, "DecodeError", bytes_=b"x" * LONG),
     # what the database refuses
     Kind("NUL in text", _D, "NUL", fields={"note": "a\0b"}),
-    Kind("NUL in jsonb", _D, "UntranslatableCharacter", "22P05", roads=CODE, spoil=_raw('"\\u0000"')),
-    Kind("NUL in a value for jsonb", _D, "UntranslatableCharacter", "22P05", roads=SINKS, fields={"doc": "\0"}),
-    Kind("lone surrogate", _D, "surrogate", None, roads=ROWS, spoil=_spoil(note="\ud800")),
+    Kind("NUL in jsonb", _D, "UntranslatableCharacter", "22P05", strategies=CODE, spoil=_raw('"\\u0000"')),
+    Kind("NUL in a value for jsonb", _D, "UntranslatableCharacter", "22P05", strategies=SINKS, fields={"doc": "\0"}),
+    Kind("lone surrogate", _D, "surrogate", None, strategies=ROWS, spoil=_spoil(note="\ud800")),
     Kind("too long", _D, "StringDataRightTruncation", "22001", fields={"note": "x" * 21}),
     Kind("10 MB value, too long", _D, "StringDataRightTruncation", "22001", fields={"note": "x" * LONG}),
     Kind("out of range", _D, "NumericValueOutOfRange", "22003", fields={"n": 2**31}),
     Kind("huge number", _D, "NumericValueOutOfRange", "22003", fields={"n": 10**30}),
-    Kind("NaN in jsonb", _D, "InvalidTextRepresentation", "22P02", roads=CODE, spoil=_raw('{"a": NaN}')),
-    Kind("text that is no time", _D, "InvalidDatetimeFormat", "22007", fields={"at": "yesterday's"}),
+    Kind("NaN in jsonb", _D, "InvalidTextRepresentation", "22P02", strategies=CODE, spoil=_raw('{"a": NaN}')),
+    Kind("text that is no time", _D, "InvalidDatetimeFormat", "22007", fields={"at": "half past nine"}),
     Kind("year 0", _D, "DatetimeFieldOverflow|InvalidDatetimeFormat", "22008", fields={"at": "0000-01-01"}),
     Kind("year 300000", _D, "DatetimeFieldOverflow", "22008", fields={"at": "300000-01-01"}),
-    Kind("JSON too deep for the server", _D, "StatementTooComplex", "54001", roads=CODE, spoil=_raw("[" * 100_000)),
+    Kind("JSON too deep for the server", _D, "StatementTooComplex", "54001", strategies=CODE,
+         spoil=_raw("[" * 100_000)),
     Kind("CHECK", _D, "CheckViolation", "23514", fields={"note": "forbidden"}),
     Kind("NOT NULL", _D, "NotNullViolation", "23502", fields={"n": None}),
     Kind("UNIQUE", _D, "UniqueViolation", "23505", same_as_first="code"),
@@ -199,45 +200,46 @@ KINDS = (
     Kind("UNIQUE, deferred to COMMIT", _D, "UniqueViolation", "23505", same_as_first="late"),
     Kind("FOREIGN KEY, deferred to COMMIT", _D, "ForeignKeyViolation", "23503", fields={"owe": 99}),
     Kind("trigger that raises (P0001)", _D, "RaiseException: not this one", "P0001", fields={"note": "trigger"}),
-    Kind("table that does not exist, for this record alone", _D, "UndefinedTable", "42P01", roads=HANDLERS,
+    Kind("table that does not exist, for this record alone", _D, "UndefinedTable", "42P01", strategies=HANDLERS,
          act=lambda tx, *_: tx.execute(text("SELECT * FROM nowhere"))),
-    Kind("SQLSTATE of the application", _D, "no refunds", "OV404", roads=HANDLERS,
+    Kind("SQLSTATE of the application", _D, "no refunds", "OV404", strategies=HANDLERS,
          act=lambda tx, *_: tx.exec_driver_sql("DO $$ BEGIN RAISE 'no refunds' USING ERRCODE = 'OV404'; END $$")),
     # what row= and handlers raise
-    Kind("row= or handler raises on its value", Cause.ROW, "ArithmeticError: cannot", roads=(*ROWS, *HANDLERS),
+    Kind("row= or handler raises on its value", Cause.ROW, "ArithmeticError: cannot", strategies=(*ROWS, *HANDLERS),
          spoil=_crack),
-    Kind("Poison, named", Cause.POISON, "Poison: no", roads=HANDLERS, act=raising(lambda b: Poison("no", b[0]))),
-    Kind("Poison, several named", Cause.POISON, "Poison: no", roads=HANDLERS, act=raising(lambda b: Poison("no", *b))),
-    Kind("Poison, unnamed", Cause.POISON, "Poison: no", roads=HANDLERS, act=raising(lambda b: Poison("no"))),
-    Kind("exception, attempts used up", Cause.HANDLER, "OSError: gone", roads=HANDLERS,
+    Kind("Poison, named", Cause.POISON, "Poison: no", strategies=HANDLERS, act=raising(lambda b: Poison("no", b[0]))),
+    Kind("Poison, several named", Cause.POISON, "Poison: no", strategies=HANDLERS,
+         act=raising(lambda b: Poison("no", *b))),
+    Kind("Poison, unnamed", Cause.POISON, "Poison: no", strategies=HANDLERS, act=raising(lambda b: Poison("no"))),
+    Kind("exception, attempts used up", Cause.HANDLER, "OSError: gone", strategies=HANDLERS,
          act=raising(lambda b: OSError("gone"))),
-    Kind("exception not in Retry.on", Cause.HANDLER, "LookupError: what", roads=HANDLERS,
+    Kind("exception not in Retry.on", Cause.HANDLER, "LookupError: what", strategies=HANDLERS,
          act=raising(lambda b: LookupError("what"))),
-    Kind("error message of 10 MB", Cause.HANDLER, "OSError: xxx", roads=HANDLERS,
+    Kind("error message of 10 MB", Cause.HANDLER, "OSError: xxx", strategies=HANDLERS,
          act=raising(lambda b: OSError("x" * LONG))),
-    Kind("error message with NUL and a lone surrogate", Cause.HANDLER, r"OSError: a\\x00b\\ud800c", roads=HANDLERS,
+    Kind("error message with NUL and a lone surrogate", Cause.HANDLER, r"OSError: a\\x00b\\ud800c", strategies=HANDLERS,
          act=raising(lambda b: OSError("a\0b\ud800c"))),
-    Kind("error that cannot tell its message", Cause.HANDLER, "MuteError: .*cannot be read", roads=HANDLERS,
+    Kind("error that cannot tell its message", Cause.HANDLER, "MuteError: .*cannot be read", strategies=HANDLERS,
          act=raising(lambda b: MuteError())),
     # mistakes of the program: no record's fault, whatever the policy
-    Kind("handler commits", None, r"called commit\(\)", roads=HANDLERS, act=lambda tx, *_: tx.commit(), after=True,
+    Kind("handler commits", None, r"called commit\(\)", strategies=HANDLERS, act=lambda tx, *_: tx.commit(), after=True,
          raises=HandlerMisuse),
-    Kind("handler closes", None, r"called close\(\)", roads=HANDLERS, act=lambda tx, *_: tx.close(), after=True,
+    Kind("handler closes", None, r"called close\(\)", strategies=HANDLERS, act=lambda tx, *_: tx.close(), after=True,
          raises=HandlerMisuse),
-    Kind("handler rolls back", None, r"called rollback\(\)", roads=HANDLERS, act=lambda tx, *_: tx.rollback(),
+    Kind("handler rolls back", None, r"called rollback\(\)", strategies=HANDLERS, act=lambda tx, *_: tx.rollback(),
          after=True, raises=HandlerMisuse),
-    Kind("handler rolls back in SQL", None, "ended the transaction", roads=HANDLERS,
+    Kind("handler rolls back in SQL", None, "ended the transaction", strategies=HANDLERS,
          act=lambda tx, *_: tx.exec_driver_sql("ROLLBACK"), after=True, raises=HandlerMisuse),
-    Kind("handler swallows a database error", None, "caught a database error", roads=HANDLERS, act=swallow, after=True,
-         raises=HandlerMisuse),
-    Kind("handler returns a coroutine", None, "returned a coroutine", roads=HANDLERS, act=lambda *_: _later(),
+    Kind("handler swallows a database error", None, "caught a database error", strategies=HANDLERS, act=swallow,
          after=True, raises=HandlerMisuse),
-    Kind("Poison that names a stranger", None, "names no record of this batch", roads=HANDLERS,
+    Kind("handler returns a coroutine", None, "returned a coroutine", strategies=HANDLERS, act=lambda *_: _later(),
+         after=True, raises=HandlerMisuse),
+    Kind("Poison that names a stranger", None, "names no record of this batch", strategies=HANDLERS,
          act=raising(lambda b: Poison("no", record(1, topic="other"))), raises=HandlerMisuse),
     # no failures
-    Kind("handler's own savepoint fails", None, roads=HANDLERS, act=own_savepoint, after=True),
-    Kind("handler leaves a savepoint open", None, roads=HANDLERS, act=lambda tx, *_: tx.exec_driver_sql("SAVEPOINT s"),
-         after=True),
-    Kind("handler leaves begin_nested() open", None, roads=HANDLERS, act=lambda tx, *_: tx.begin_nested() and None,
+    Kind("handler's own savepoint fails", None, strategies=HANDLERS, act=own_savepoint, after=True),
+    Kind("handler leaves a savepoint open", None, strategies=HANDLERS,
+         act=lambda tx, *_: tx.exec_driver_sql("SAVEPOINT s"), after=True),
+    Kind("handler leaves begin_nested() open", None, strategies=HANDLERS, act=lambda tx, *_: tx.begin_nested() and None,
          after=True),
 )  # fmt: skip

@@ -24,9 +24,9 @@ from failures.kinds import EVERY, HANDLERS, KINDS, ROWS, SINKS
 from seekpoint import schema
 from seekpoint.pipeline.policy import OnPoison
 from seekpoint.testing.servers.postgres import start_postgres
-from support.sink_tables import Ground
+from support.sink_tables import SinkTables
 
-_ROADS = {
+_STRATEGIES = {
     EVERY: "all",
     HANDLERS: "handlers",
     ROWS: "sinks with `row=`",
@@ -35,7 +35,7 @@ _ROADS = {
 }
 HEAD = (
     "failure",
-    "roads",
+    "write strategies",
     "cause",
     "SQLSTATE",
     *(f"`{p.value}`" for p in OnPoison),
@@ -44,13 +44,13 @@ HEAD = (
 )
 
 
-def outcomes(ground: Ground) -> Iterator[Outcome]:
+def outcomes(sink_tables: SinkTables) -> Iterator[Outcome]:
     """Run them all."""
-    prepare(ground)
+    prepare(sink_tables)
     for kind in KINDS:
-        for road in kind.roads:
+        for strategy in kind.strategies:
             for policy in OnPoison:
-                yield judge(ground, kind, road, policy, f"t_{secrets.token_hex(5)}")
+                yield judge(sink_tables, kind, strategy, policy, f"t_{secrets.token_hex(5)}")
 
 
 def lines(found: Iterable[Outcome]) -> Iterator[str]:
@@ -59,12 +59,12 @@ def lines(found: Iterable[Outcome]) -> Iterator[str]:
     yield "|---" * len(HEAD) + "|"
     for name, group in groupby(found, attrgetter("kind")):
         ends: dict[tuple[str, ...], list[str]] = {}
-        for road, by_policy in groupby(group, attrgetter("road")):
+        for strategy, by_policy in groupby(group, attrgetter("strategy")):
             seen = list(by_policy)
             same = ["; ".join(dict.fromkeys(getattr(o, field) for o in seen)) for field in ("good", "offset")]
-            ends.setdefault((seen[0].cause, seen[0].sqlstate, *(o.record for o in seen), *same), []).append(road)
-        for end, roads in ends.items():
-            yield f"| {name} | {_ROADS.get(tuple(roads), ', '.join(roads))} | {' | '.join(end)} |"
+            ends.setdefault((seen[0].cause, seen[0].sqlstate, *(o.record for o in seen), *same), []).append(strategy)
+        for end, strategies in ends.items():
+            yield f"| {name} | {_STRATEGIES.get(tuple(strategies), ', '.join(strategies))} | {' | '.join(end)} |"
 
 
 def main() -> None:
@@ -74,7 +74,7 @@ def main() -> None:
         name, engine = f"seekpoint_{secrets.token_hex(6)}", create_engine(server.url)
         try:
             schema.upgrade(engine, schema=name)
-            for line in lines(list(outcomes(Ground(engine, name)))):
+            for line in lines(list(outcomes(SinkTables(engine, name)))):
                 print(line)
         finally:
             with engine.begin() as tx:

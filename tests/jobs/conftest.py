@@ -1,18 +1,18 @@
-"""A shop and an archive on the shared servers."""
+"""A group and an archive on the shared servers."""
 
 from __future__ import annotations
 
 import pytest
 
-from support.archive import Vault
-from support.reload_orders import Shop
+from support.archive import ArchivedGroup
+from support.reload_orders import OrdersGroup
 
 
 @pytest.fixture
-def shop(request: pytest.FixtureRequest) -> Shop:
-    return Shop.on_shared_servers(request.getfixturevalue)
+def orders_group(request: pytest.FixtureRequest) -> OrdersGroup:
+    return OrdersGroup.on_shared_servers(request.getfixturevalue)
 
 
 @pytest.fixture
-def vault(request: pytest.FixtureRequest) -> Vault:
-    return Vault.on_shared_servers(request.getfixturevalue)
+def archived_group(request: pytest.FixtureRequest) -> ArchivedGroup:
+    return ArchivedGroup.on_shared_servers(request.getfixturevalue)

@@ -1,4 +1,4 @@
-"""Where the command is called."""
+"""The project in which the command is called."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from support.cli_place import Place
+from support.cli_project import Project
 from support.knobs import Knobs
 
 
 @pytest.fixture
-def place(  # noqa: PLR0917 -- fixtures
+def project(  # noqa: PLR0917 -- fixtures
     seekpoint_engine: Engine,
     seekpoint_schema: str,
     seekpoint_dsn: str,
@@ -25,12 +25,14 @@ def place(  # noqa: PLR0917 -- fixtures
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     knobs: Knobs,
-) -> Iterator[Place]:
+) -> Iterator[Project]:
     monkeypatch.chdir(tmp_path)
     for name in ("SEEKPOINT_DATABASE_URL", "SEEKPOINT_KAFKA_CONFIG", "SEEKPOINT_TRACEBACK"):
         monkeypatch.delenv(name, raising=False)
     before = list(sys.path)
-    made = Place(tmp_path, seekpoint_dsn, seekpoint_broker, seekpoint_schema, topic(), group, seekpoint_engine, produce)
+    made = Project(
+        tmp_path, seekpoint_dsn, seekpoint_broker, seekpoint_schema, topic(), group, seekpoint_engine, produce
+    )
     yield made
     sys.path[:] = before
     for process in made.started:
@@ -38,6 +40,6 @@ def place(  # noqa: PLR0917 -- fixtures
 
 
 @pytest.fixture
-def lines(place: Place) -> None:
+def lines(project: Project) -> None:
     """A table for the records."""
-    place.sql("CREATE TABLE {schema}.lines (line text)")
+    project.sql("CREATE TABLE {schema}.lines (line text)")

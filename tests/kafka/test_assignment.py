@@ -11,60 +11,60 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from seekpoint import Assignment, StartAt, consumer_config, events
 from seekpoint.errors import ConfigError, Fenced
-from support.kafka_postgres import Scene, Way
+from support.kafka_postgres import WorkerGroup, WorkerOptions
 
 Protocol = Mapping[str, Any]
 
 
-def commit_to_kafka(scene: Scene, offsets: dict[tuple[str, int], int]) -> None:
+def commit_to_kafka(worker_group: WorkerGroup, offsets: dict[tuple[str, int], int]) -> None:
     """What anybody may do to a group without members: commit whatever they like."""
-    consumer = Consumer({"bootstrap.servers": scene.broker, "group.id": scene.group, "log_level": 0})
+    consumer = Consumer({"bootstrap.servers": worker_group.broker, "group.id": worker_group.group, "log_level": 0})
     try:
         consumer.commit(offsets=[TopicPartition(*at, offset) for at, offset in offsets.items()], asynchronous=False)
     finally:
         consumer.close()
 
 
-def test_i6_positions_come_from_the_ledger_whatever_was_committed_to_kafka(scene: Scene, way: Way) -> None:
+def test_i6_positions_come_from_the_ledger_whatever_was_committed_to_kafka(
+    worker_group: WorkerGroup, worker_options: WorkerOptions
+) -> None:
     """I6: commits past the ledger's position and before it, before the first start and between two."""
-    name = scene.topic(2)
-    stored = scene.produce(name, 30, partition=0) + scene.produce(name, 20, partition=1)
-    commit_to_kafka(scene, {(name, 0): 17, (name, 1): 3})  # before the first start …
-    run = scene.worker(name, **way(name, 2))
+    name = worker_group.topic(2)
+    stored = worker_group.produce(name, 30, partition=0) + worker_group.produce(name, 20, partition=1)
+    commit_to_kafka(worker_group, {(name, 0): 17, (name, 1): 3})  # before the first start …
+    run = worker_group.worker(name, **worker_options(name, 2))
     run.reached(name, 30, 0)
     run.finish(name, 20, 1)
-    commit_to_kafka(scene, {(name, 0): 1, (name, 1): 20})  # … and between two
-    stored += scene.produce(name, 5, partition=0) + scene.produce(name, 5, partition=1)
-    again = scene.worker(name, **way(name, 2))
+    commit_to_kafka(worker_group, {(name, 0): 1, (name, 1): 20})  # … and between two
+    stored += worker_group.produce(name, 5, partition=0) + worker_group.produce(name, 5, partition=1)
+    again = worker_group.worker(name, **worker_options(name, 2))
     again.reached(name, 35, 0)
     again.finish(name, 25, 1)
     assert {e.partition.number: e.offset for e in again.seen.all(events.Activated)} == {0: 30, 1: 20}
-    scene.book.assert_holds(name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
-def test_a_restart_resumes_at_the_offset_of_a_reset(scene: Scene, way: Way) -> None:
+def test_a_restart_resumes_at_the_offset_of_a_reset(worker_group: WorkerGroup, worker_options: WorkerOptions) -> None:
     """I6: nothing is remembered elsewhere."""
-    name, stored = scene.log(20)
-    run = scene.worker(name, **way(name, 1))
+    name, stored = worker_group.log(20)
+    run = worker_group.worker(name, **worker_options(name, 1))
     run.finish(name, 20)
-    scene.ledger.reset_offset(name, 0, 15, log=None, reason="again")
-    again = scene.worker(name, **way(name, 1))
+    worker_group.ledger.reset_offset(name, 0, 15, log=None, reason="again")
+    again = worker_group.worker(name, **worker_options(name, 1))
     again.finish(name, 20)
-    assert scene.book.written(name) == [*stored, *stored[15:]]
+    assert worker_group.record_table.written(name) == [*stored, *stored[15:]]
 
 
-def test_without_a_group_the_newest_claim_wins_and_the_older_worker_ends(scene: Scene) -> None:
-    name, stored = scene.log(10)
-    older = scene.worker(name, partitions=[(name, 0)])
+def test_without_a_group_the_newest_claim_wins_and_the_older_worker_ends(worker_group: WorkerGroup) -> None:
+    name, stored = worker_group.log(10)
+    older = worker_group.worker(name, partitions=[(name, 0)])
     older.reached(name, 10)
-    newer = scene.worker(name, partitions=[(name, 0)])
+    newer = worker_group.worker(name, partitions=[(name, 0)])
     newer.placed()
-    older.seen.wait_for(events.WorkerStopped)
-    with pytest.raises(Fenced, match="newest claim wins"):
-        older.stop()
-    stored += scene.produce(name, 10)
+    older.ends_with(Fenced, "newest claim wins")
+    stored += worker_group.produce(name, 10)
     newer.finish(name, 20)
-    scene.book.assert_holds(name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
 # -- where a new topic begins -----------------------------------------------------------------------------
@@ -85,25 +85,25 @@ def start_at(case: str, name: str, middle: datetime) -> tuple[StartAt, int]:
 
 
 @pytest.mark.parametrize("case", STARTS)
-def test_start_at_is_resolved_once_to_numbers_and_stored(case: str, scene: Scene) -> None:
+def test_start_at_is_resolved_once_to_numbers_and_stored(case: str, worker_group: WorkerGroup) -> None:
     """I6: from then on the ledger's numbers count, whatever Kafka has."""
-    name, now = scene.topic(), datetime.now(UTC)
-    producer = Producer({"bootstrap.servers": scene.broker, "log_level": 0})
+    name, now = worker_group.topic(), datetime.now(UTC)
+    producer = Producer({"bootstrap.servers": worker_group.broker, "log_level": 0})
     for n in range(20):  # ten records of an hour ago, ten of half an hour ago
         at = now - timedelta(minutes=60 if n < 10 else 30)
         producer.produce(name, str(n), partition=0, timestamp=round(at.timestamp() * 1000))
     producer.flush(20)
-    commit_to_kafka(scene, {(name, 0): 13})
+    commit_to_kafka(worker_group, {(name, 0): 13})
     start, first = start_at(case, name, now - timedelta(minutes=45))
 
-    run = scene.worker(scene.pipeline(name, start=start))
+    run = worker_group.worker(worker_group.pipeline(name, start=start))
     run.placed()
-    assert scene.ledger.read()[0].first_offset == first
-    scene.produce(name, 1)
+    assert worker_group.ledger.read()[0].first_offset == first
+    worker_group.produce(name, 1)
     run.finish(name, 21)
-    scene.book.assert_holds(name, [(0, offset) for offset in range(first, 21)])
+    worker_group.record_table.assert_holds(name, [(0, offset) for offset in range(first, 21)])
 
-    later = scene.worker(scene.pipeline(name, start=StartAt.earliest()))  # too late to matter
+    later = worker_group.worker(worker_group.pipeline(name, start=StartAt.earliest()))  # too late to matter
     later.placed()
     later.stop()
     assert [e.offset for e in later.seen.all(events.Activated)] == [21]
@@ -117,45 +117,47 @@ def test_start_at_is_resolved_once_to_numbers_and_stored(case: str, scene: Scene
         ([0, 1, 2], "2, but topic .* has 2 partitions"),
     ],
 )
-def test_a_start_that_does_not_fit_the_topic_ends_the_worker(given: list[int] | None, says: str, scene: Scene) -> None:
-    name = scene.topic(2)
+def test_a_start_that_does_not_fit_the_topic_ends_the_worker(
+    given: list[int] | None, says: str, worker_group: WorkerGroup
+) -> None:
+    name = worker_group.topic(2)
     start = StartAt.committed() if given is None else StartAt.offsets({(name, number): 0 for number in given})
-    run = scene.worker(scene.pipeline(name, start=start))
-    run.seen.wait_for(events.WorkerStopped)
-    with pytest.raises(ConfigError, match=says):
-        run.stop()
-    assert scene.positions() == {}
+    run = worker_group.worker(worker_group.pipeline(name, start=start))
+    run.ends_with(ConfigError, says)
+    assert worker_group.positions() == {}
 
 
-def test_added_partitions_are_read_from_their_beginning_with_any_start(scene: Scene, protocol: Protocol) -> None:
-    name = scene.topic(1)
-    scene.produce(name, ["before"])
-    run = scene.worker(scene.pipeline(name, start=StartAt.latest()), kafka=protocol)
+def test_added_partitions_are_read_from_their_beginning_with_any_start(
+    worker_group: WorkerGroup, protocol: Protocol
+) -> None:
+    name = worker_group.topic(1)
+    worker_group.produce(name, ["before"])
+    run = worker_group.worker(worker_group.pipeline(name, start=StartAt.latest()), kafka=protocol)
     run.placed()
-    scene.add_partitions(name, 3)
-    stored = scene.produce(name, 2, partition=1) + scene.produce(name, 1, partition=2)
-    stored += scene.produce(name, ["after"], partition=0)
+    worker_group.add_partitions(name, 3)
+    stored = worker_group.produce(name, 2, partition=1) + worker_group.produce(name, 1, partition=2)
+    stored += worker_group.produce(name, ["after"], partition=0)
     run.reached(name, 2, 1)
     run.reached(name, 1, 2)
     run.finish(name, 2, 0)
-    scene.book.assert_holds(name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
-def test_a_fixed_list_that_names_a_partition_the_topic_does_not_have_is_refused(scene: Scene) -> None:
-    name = scene.topic(2)
+def test_a_fixed_list_that_names_a_partition_the_topic_does_not_have_is_refused(worker_group: WorkerGroup) -> None:
+    name = worker_group.topic(2)
     with pytest.raises(ConfigError, match=f"{name}/7, but .* 2 partitions"):
-        scene.worker(name, partitions=[(name, 0), (name, 7)])
-    assert scene.positions() == {}
+        worker_group.worker(name, partitions=[(name, 0), (name, 7)])
+    assert worker_group.positions() == {}
 
 
 # -- people who own their loop ----------------------------------------------------------------------------
 
 
-def test_a_pause_that_outlives_a_placement_is_ended_by_the_next(scene: Scene, protocol: Protocol) -> None:
-    name, stored = scene.log(10)
-    config = consumer_config({"bootstrap.servers": scene.broker, **protocol}, group=scene.group)
+def test_a_pause_that_outlives_a_placement_is_ended_by_the_next(worker_group: WorkerGroup, protocol: Protocol) -> None:
+    name, stored = worker_group.log(10)
+    config = consumer_config({"bootstrap.servers": worker_group.broker, **protocol}, group=worker_group.group)
     consumer = Consumer(config)
-    with Assignment(consumer, scene.ledger, [name], kafka=config) as held:
+    with Assignment(consumer, worker_group.ledger, [name], kafka=config) as held:
         assert len(read(held, consumer, 10)) == 10
         consumer.pause([TopicPartition(name, 0)])
         held.resync()  # nothing was committed: from the beginning, and not silently for ever

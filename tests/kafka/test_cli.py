@@ -31,7 +31,7 @@ from seekpoint.errors import ConfigError
 from seekpoint.ledger import Ledger
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.records import Partition
-from support.cli_place import TO_TABLE, Place
+from support.cli_project import TO_TABLE, Project
 from support.command import seekpoint
 from support.events import Run
 from support.waiting import until
@@ -49,16 +49,16 @@ handled = Pipeline("{group}", topics="{topic}", value=Json(Order), handle=lambda
 """
 
 
-def test_the_command_prints_the_table_and_what_it_lacks(place: Place) -> None:
-    module = place.module("from seekpoint import Upsert", *KEPT.splitlines())
-    table = f"{place.schema}.kept"
+def test_the_command_prints_the_table_and_what_it_lacks(project: Project) -> None:
+    module = project.module("from seekpoint import Upsert", *KEPT.splitlines())
+    table = f"{project.schema}.kept"
     printed = seekpoint("db", "table", f"{module}:pipe", "--fillfactor", "70").stdout
     assert printed.startswith(f"CREATE TABLE {table} (")
     assert "fillfactor = 70" in printed
-    database = ("--database-url", place.url)
-    place.sql(seekpoint("db", "table", f"{module}:pipe", *database, exits=1).stdout)
+    database = ("--database-url", project.url)
+    project.sql(seekpoint("db", "table", f"{module}:pipe", *database, exits=1).stdout)
     assert seekpoint("db", "table", f"{module}:pipe", *database).stdout == f"-- {table} takes every row\n"
-    place.sql("ALTER TABLE {schema}.kept DROP COLUMN note")
+    project.sql("ALTER TABLE {schema}.kept DROP COLUMN note")
     lacking = json.loads(seekpoint("db", "table", f"{module}:pipe", "--json", *database, exits=1).stdout)
     assert lacking == {"tables": {table: [f"ALTER TABLE {table} ADD COLUMN note TEXT;"]}}
     assert "has no sink that writes a table" in seekpoint("db", "table", f"{module}:handled", exits=2).stderr
@@ -74,19 +74,19 @@ worker = Worker(pipe, engine=engine, kafka={{"bootstrap.servers": "localhost:1"}
 """
 
 
-def test_explain_names_the_tables_with_their_schemas(place: Place) -> None:
+def test_explain_names_the_tables_with_their_schemas(project: Project) -> None:
     """A sink's by the search path, a handler's by the translation of the worker's engine; without a database, too."""
-    module = place.module(
+    module = project.module(
         "from seekpoint import Append, Pipeline, Text, Worker",
         "from sqlalchemy import create_engine",
         *TENANT.splitlines(),
     )
-    place.sql("CREATE TABLE {schema}.all (v text)", "CREATE TABLE {schema}.other (v text)")
-    assert f"<lambda>, which writes {place.schema}.other" in seekpoint("explain", f"{module}:worker").stdout
-    url = f"{place.url}?options=-csearch_path%3D{place.schema}"
+    project.sql("CREATE TABLE {schema}.all (v text)", "CREATE TABLE {schema}.other (v text)")
+    assert f"<lambda>, which writes {project.schema}.other" in seekpoint("explain", f"{module}:worker").stdout
+    url = f"{project.url}?options=-csearch_path%3D{project.schema}"
     lines = seekpoint("explain", f"{module}:worker", "--database-url", url).stdout.splitlines()
-    assert f"Append('all') writes {place.schema}.all" in lines
-    assert lines[-1].endswith(f"<lambda>, which writes {place.schema}.other")
+    assert f"Append('all') writes {project.schema}.all" in lines
+    assert lines[-1].endswith(f"<lambda>, which writes {project.schema}.other")
 
 
 UPSERTED = """\
@@ -97,35 +97,50 @@ pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[keep, Append("
 """
 
 
-def test_explain_shows_the_write_strategies_of_a_pipeline(place: Place) -> None:
-    module = place.module("from seekpoint import Upsert", *UPSERTED.splitlines())
+def test_explain_shows_the_write_strategies_of_a_pipeline(project: Project) -> None:
+    module = project.module("from seekpoint import Upsert", *UPSERTED.splitlines())
     said = seekpoint("explain", f"{module}:pipe").stdout
-    assert f"{place.group} reads {place.topic}; a poison record: stop" in said
-    assert "one row for each id: the highest at, also against the row that is stored" in said
+    assert f"{project.group} reads {project.topic}; a poison record: stop" in said
+    assert "one row for each id: the highest at, also compared with the stored row" in said
     assert "copy    more rows, while all their keys are new" in said
-    assert f"handler handle, which writes {place.schema}.other" in said
+    assert f"handler handle, which writes {project.schema}.other" in said
 
-    looked = ["explain", f"{module}:pipe", "--json", "--database-url", place.url]
+    looked = ["explain", f"{module}:pipe", "--json", "--database-url", project.url]
     missing = seekpoint(*looked, exits=1)
     assert "does not exist" in missing.stderr
-    place.sql("CREATE TABLE {schema}.kept (id int, at int)")
+    project.sql("CREATE TABLE {schema}.kept (id int, at int)")
     unindexed = seekpoint(*looked, exits=2)
     assert "no unique index on exactly" in unindexed.stderr
-    place.sql("ALTER TABLE {schema}.kept ADD PRIMARY KEY (id)")
+    assert f"; `seekpoint db table {module}:pipe --database-url …` prints the statement, too." in unindexed.stderr
+    project.sql("ALTER TABLE {schema}.kept ADD PRIMARY KEY (id)")
     unmade = seekpoint(*looked, exits=1)
     assert '.all" does not exist; create the table' in unmade.stderr
-    place.sql("CREATE TABLE {schema}.all (v text)")
+    project.sql("CREATE TABLE {schema}.all (v text)")
     unwritten = seekpoint(*looked, exits=2)
-    assert f"relation '{place.schema}.other' does not exist; create the table" in unwritten.stderr
-    place.sql("CREATE TABLE {schema}.other (v text)")
+    assert f"relation '{project.schema}.other' does not exist; create the table" in unwritten.stderr
+    project.sql("CREATE TABLE {schema}.other (v text)")
     explained = json.loads(seekpoint(*looked).stdout)
-    assert explained["writes"] == [f"{place.schema}.other"]
+    assert explained["writes"] == [f"{project.schema}.other"]
     kept, every = explained["sinks"]
     assert kept["strategies"]["copy"].startswith("more rows, while")
-    assert every["strategies"] == {"copy": "COPY into the table; INSERT where there are few rows"}
-    place.sql("ALTER TABLE {schema}.kept RENAME TO base", "CREATE VIEW {schema}.kept AS TABLE {schema}.base")
+    assert every["strategies"] == {"copy": "COPY into the table; INSERT for few rows"}
+    project.sql("ALTER TABLE {schema}.kept RENAME TO base", "CREATE VIEW {schema}.kept AS TABLE {schema}.base")
     kept, _ = json.loads(seekpoint(*looked).stdout)["sinks"]
     assert kept["strategies"]["copy"] == "never: the table has row security, or is a view"
+
+
+def test_explain_shows_what_is_added_to_which_rows(project: Project) -> None:
+    sums = 'Accumulate("{schema}.daily", key=["day"], add=["cents", "orders"], most=["last"], row=lambda r: None)'
+    pipe = f'pipe = Pipeline("{{group}}", topics="{{topic}}", value=Text(), sinks=[{sums}])'
+    module = project.module("from seekpoint import Accumulate", pipe)
+    project.sql("CREATE TABLE {schema}.daily (day date, cents bigint, orders bigint, last time)")
+    looked = ["explain", f"{module}:pipe", "--database-url", project.url]
+    assert "no unique index on exactly" in seekpoint(*looked, exits=2).stderr
+    project.sql("ALTER TABLE {schema}.daily ADD PRIMARY KEY (day)")
+    said = seekpoint(*looked).stdout
+    assert f"Accumulate('{project.schema}.daily') writes {project.schema}.daily" in said
+    assert "one row for each day: the sums of cents, orders; the highest last" in said
+    assert "unnest  fewer than 100 keys in a transaction: one statement, in the order of the keys" in said
 
 
 # -- what is wrong with the command ----------------------------------------------------------------------
@@ -145,8 +160,8 @@ def test_explain_shows_the_write_strategies_of_a_pipeline(place: Place) -> None:
         ("{module}:later", "{module}:later is an async function; expected a Pipeline"),
     ],
 )
-def test_a_target_that_is_none(place: Place, target: str, said: str) -> None:
-    module = place.module(
+def test_a_target_that_is_none(project: Project, target: str, said: str) -> None:
+    module = project.module(
         """\
         def post(tx, batch): pass
         def nothing(): return None
@@ -155,18 +170,18 @@ def test_a_target_that_is_none(place: Place, target: str, said: str) -> None:
         orders = Pipeline("{group}", topics="{topic}", value=Text(), handle=post)
         """
     )
-    result = seekpoint("run", target.format(module=module), *place.options(), exits=2)
+    result = seekpoint("run", target.format(module=module), *project.options(), exits=2)
     assert result.stdout == ""
     assert f"error: {said.format(module=module)}" in result.stderr
 
 
-def test_a_module_that_fails_names_the_line(place: Place) -> None:
-    broken = place.module("prices = {{}}", "prices['EUR']")
-    result = place.run(broken, exits=1)
+def test_a_module_that_fails_names_the_line(project: Project) -> None:
+    broken = project.module("prices = {{}}", "prices['EUR']")
+    result = project.run(broken, exits=1)
     assert f"error: {broken}.py:3 in <module>: KeyError: 'EUR'" in result.stderr
-    inner = place.run(place.module("import no_such_module_of_mine"), exits=2)
+    inner = project.run(project.module("import no_such_module_of_mine"), exits=2)
     assert "No module named 'no_such_module_of_mine'" in inner.stderr
-    typo = place.run(place.module("def post(tx, batch)"), exits=2)
+    typo = project.run(project.module("def post(tx, batch)"), exits=2)
     assert "SyntaxError: expected ':'" in typo.stderr
 
 
@@ -188,18 +203,20 @@ def test_a_module_that_fails_names_the_line(place: Place) -> None:
         ),
     ],
 )
-def test_servers_that_are_not_named(place: Place, options: list[str], said: str) -> None:
-    (place.folder / "bad.properties").write_text("# mine\nbootstrap.servers=x\nsasl.password hunter2\n")
-    module = place.module('pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[Append("t")])')
+def test_servers_that_are_not_named(project: Project, options: list[str], said: str) -> None:
+    (project.folder / "bad.properties").write_text("# mine\nbootstrap.servers=x\nsasl.password hunter2\n")
+    module = project.module('pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[Append("t")])')
     result = seekpoint("run", f"{module}:pipe", *options, exits=2)
     assert result.stdout == ""
     assert said in result.stderr
     assert "hunter2" not in result.output.replace("not 'hunter2'", "")
 
 
-def test_a_worker_brings_its_own_servers(place: Place) -> None:
-    module = place.module(TO_TABLE, 'worker = Worker(pipe, engine="{url}", kafka={{"bootstrap.servers": "{broker}"}})')
-    result = place.run(module, "worker", exits=2)
+def test_a_worker_brings_its_own_servers(project: Project) -> None:
+    module = project.module(
+        TO_TABLE, 'worker = Worker(pipe, engine="{url}", kafka={{"bootstrap.servers": "{broker}"}})'
+    )
+    result = project.run(module, "worker", exits=2)
     assert f"error: {module}:worker is a Worker and brings its own database and brokers: remove --" in result.stderr
     accepting = seekpoint("run", f"{module}:worker", "--accept-declaration", exits=2)
     assert "remove --accept-declaration" in accepting.stderr
@@ -217,22 +234,22 @@ def test_a_worker_brings_its_own_servers(place: Place) -> None:
         ("group.id=other", "remove 'group.id': 'other' from the Kafka configuration; the group is the pipeline's"),
     ],
 )
-def test_a_kafka_key_that_cannot_be(place: Place, lines: None, setting: str, said: str) -> None:
-    result = place.run(place.module(TO_TABLE), "pipe", "--kafka", setting, exits=2)
+def test_a_kafka_key_that_cannot_be(project: Project, lines: None, setting: str, said: str) -> None:
+    result = project.run(project.module(TO_TABLE), "pipe", "--kafka", setting, exits=2)
     assert result.stdout == ""
     assert f"error: {said}" in result.stderr
 
 
-def test_async_handlers_and_engines_are_refused(place: Place) -> None:
-    handler = place.module(
+def test_generators_and_other_drivers_are_refused(project: Project) -> None:
+    handler = project.module(
         """\
-        async def post(tx, batch): pass
+        async def post(tx, batch): yield
         pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=post)
         """
     )
-    result = place.run(handler, exits=2)
-    assert "and would never run; write a plain function handle(tx, batch)" in (result.stderr)
-    engine = place.module(
+    result = project.run(handler, exits=2)
+    assert "the handler is a generator, and would never run; write a function handle(tx, batch)" in result.stderr
+    engine = project.module(
         TO_TABLE,
         "def worker():",
         '    return Worker(pipe, engine="postgresql+asyncpg://me:hunter2@h/d", kafka={{"bootstrap.servers": "x"}})',
@@ -242,9 +259,9 @@ def test_async_handlers_and_engines_are_refused(place: Place) -> None:
     assert "hunter2" not in result.output
 
 
-def test_an_async_engine_is_refused(place: Place) -> None:
+def test_an_async_engine_is_refused(project: Project) -> None:
     pytest.importorskip("greenlet")
-    engine = place.module(
+    engine = project.module(
         "from sqlalchemy.ext.asyncio import create_async_engine",
         TO_TABLE,
         'def worker(): return Worker(pipe, engine=create_async_engine("{url}"), kafka={{"bootstrap.servers": "x"}})',
@@ -259,18 +276,18 @@ def test_an_async_engine_is_refused(place: Place) -> None:
 # -- what is wrong with the servers ----------------------------------------------------------------------
 
 
-def test_an_unknown_topic(place: Place, lines: None) -> None:
-    module = place.module(TO_TABLE.replace("{topic}", "no-such-topic"))
-    result = place.run(module, exits=2)
+def test_an_unknown_topic(project: Project, lines: None) -> None:
+    module = project.module(TO_TABLE.replace("{topic}", "no-such-topic"))
+    result = project.run(module, exits=2)
     assert (
-        f"error: topic 'no-such-topic' does not exist on the brokers {place.broker}: create it, or correct topics="
+        f"error: topic 'no-such-topic' does not exist on the brokers {project.broker}: create it, or correct topics="
         in result.stderr
     )
 
 
 @pytest.mark.long
-def test_brokers_that_do_not_answer(place: Place, lines: None) -> None:
-    module = place.module(
+def test_brokers_that_do_not_answer(project: Project, lines: None) -> None:
+    module = project.module(
         TO_TABLE,
         "def worker():",
         '    return Worker(pipe, engine="{url}", kafka={{"bootstrap.servers": "127.0.0.1:1"}}, schema="{schema}",',
@@ -282,11 +299,11 @@ def test_brokers_that_do_not_answer(place: Place, lines: None) -> None:
     )
     assert "Connection refused" in result.stderr
     assert "KafkaError{" not in result.stderr
-    assert "check that the brokers run, bootstrap.servers and the security settings" in result.stderr
+    assert "check that the brokers run, and check bootstrap.servers and the security settings" in result.stderr
 
 
-def test_a_database_that_cannot_be_reached(place: Place, lines: None) -> None:
-    url, module = make_url(place.url), place.module(TO_TABLE)
+def test_a_database_that_cannot_be_reached(project: Project, lines: None) -> None:
+    url, module = make_url(project.url), project.module(TO_TABLE)
     role = f"role_{uuid4().hex}"
     for changed, code, said in (
         ({"database": "no_such_database"}, 1, 'database "no_such_database" does not exist; create the database'),
@@ -294,51 +311,58 @@ def test_a_database_that_cannot_be_reached(place: Place, lines: None) -> None:
         ({"port": 1}, 3, "refused Is the server running on that host and accepting TCP/IP connections?; check"),
     ):
         away = url.set(**changed).render_as_string(hide_password=False)
-        result = place.run(module, "pipe", "--start-wait", "0.1", url=away, exits=code)
+        result = project.run(module, "pipe", "--start-wait", "0.1", url=away, exits=code)
         assert result.stdout == ""
         assert "error: Postgres: " in result.stderr
         assert said in result.stderr
         assert "hunter2" not in result.output
 
 
-def test_a_missing_schema(place: Place) -> None:
-    module = place.module(TO_TABLE)
-    result = seekpoint("run", f"{module}:pipe", *place.options(), "--schema", "elsewhere", exits=1)
+def test_a_missing_schema(project: Project) -> None:
+    module = project.module(TO_TABLE)
+    result = seekpoint("run", f"{module}:pipe", *project.options(), "--schema", "elsewhere", exits=1)
     assert "error: schema 'elsewhere' has no ledger tables, and this library needs revision" in result.stderr
     assert "run `seekpoint db upgrade --schema elsewhere`" in result.stderr
 
 
-def test_a_missing_table(place: Place) -> None:
-    place.produce(["one"])
-    result = place.run(place.module(TO_TABLE), exits=1)
+def test_a_missing_table(project: Project) -> None:
+    project.produce(["one"])
+    again = 'again = Pipeline("{group}-2", topics="{topic}", value=Text(), sinks=[sink])'
+    module = project.module(*TO_TABLE.splitlines(), again)
+    result = project.run(module, exits=1)
     assert (
-        f"error: Append('{place.schema}.lines'): relation \"{place.schema}.lines\" does not exist; create the table, "
-        "or correct its name in the pipeline" in result.stderr
+        f"error: Append('{project.schema}.lines'): relation \"{project.schema}.lines\" does not exist; "
+        f"create the table (`seekpoint db table {module}:pipe` prints the statement), or correct its name in the "
+        "pipeline" in result.stderr
     )
+    several = seekpoint("run", f"{module}:pipe", f"{module}:again", *project.options(), exits=1)
+    assert "(`seekpoint db table MODULE:NAME` prints the statement)" in several.stderr
+    reloaded = seekpoint("reload", "run", f"{module}:pipe", *project.options(), exits=2)
+    assert f"does not exist: create the table (`seekpoint db table {module}:pipe` prints" in reloaded.stderr
 
 
 @pytest.fixture
-def writer(seekpoint_engine: Engine, place: Place) -> Iterator[str]:
+def writer_url(seekpoint_engine: Engine, project: Project) -> Iterator[str]:
     """The URL of a role that may use the ledger and nothing else."""
     role = f"writer_{uuid4().hex}"
     ledger = [
-        f'"{place.schema}".{name}'
+        f'"{project.schema}".{name}'
         for name in ("consumer_group", "partition_offset", "group_topic", "admin_action", "lost_range")
     ]
     with seekpoint_engine.begin() as tx:
         tx.execute(text(f"CREATE ROLE {role} LOGIN PASSWORD 'hunter2'"))
-        tx.execute(text(f'GRANT USAGE ON SCHEMA "{place.schema}" TO {role}'))
-        tx.execute(text(f'GRANT SELECT ON "{place.schema}".alembic_version TO {role}'))
+        tx.execute(text(f'GRANT USAGE ON SCHEMA "{project.schema}" TO {role}'))
+        tx.execute(text(f'GRANT SELECT ON "{project.schema}".alembic_version TO {role}'))
         tx.execute(text(f"GRANT SELECT, INSERT, UPDATE ON {', '.join(ledger)} TO {role}"))
-    yield make_url(place.url).set(username=role, password="hunter2").render_as_string(hide_password=False)
+    yield make_url(project.url).set(username=role, password="hunter2").render_as_string(hide_password=False)
     with seekpoint_engine.begin() as tx:
         tx.execute(text(f"DROP OWNED BY {role}"))
         tx.execute(text(f"DROP ROLE {role}"))
 
 
-def test_no_right_on_the_table(place: Place, lines: None, writer: str) -> None:
-    place.produce(["one"])
-    result = place.run(place.module(TO_TABLE), url=writer, exits=1)
+def test_no_right_on_the_table(project: Project, lines: None, writer_url: str) -> None:
+    project.produce(["one"])
+    result = project.run(project.module(TO_TABLE), url=writer_url, exits=1)
     assert ".lines'): permission denied for table lines; grant the right to the role of the database's URL" in (
         result.stderr
     )
@@ -348,25 +372,25 @@ def test_no_right_on_the_table(place: Place, lines: None, writer: str) -> None:
 # -- what is wrong with a record -------------------------------------------------------------------------
 
 
-def test_a_record_that_cannot_be_decoded_ends_a_strict_worker(place: Place, lines: None) -> None:
-    place.produce(["one", "two", b"\xff", "four"])
-    result = place.run(place.module(TO_TABLE), exits=1)
-    assert f"error: {place.topic}/0 stopped at offset 2: it cannot be decoded: UnicodeDecodeError" in result.stderr
+def test_a_record_that_cannot_be_decoded_ends_a_strict_worker(project: Project, lines: None) -> None:
+    project.produce(["one", "two", b"\xff", "four"])
+    result = project.run(project.module(TO_TABLE), exits=1)
+    assert f"error: {project.topic}/0 stopped at offset 2: it cannot be decoded: UnicodeDecodeError" in result.stderr
     assert "Choices:\n  - fix the codec, row= or handler, and start the worker again\n  - skip it: " in result.stderr
-    assert place.lines() == ["one", "two"], "what came before it is committed"
+    assert project.lines() == ["one", "two"], "what came before it is committed"
 
 
 @pytest.mark.pins("batch")
-def test_too_many_dead_letters_end_the_command_with_the_limit(place: Place, lines: None) -> None:
-    place.produce([b"\xff"] * 30)
+def test_too_many_dead_letters_end_the_command_with_the_limit(project: Project, lines: None) -> None:
+    project.produce([b"\xff"] * 30)
     limited = TO_TABLE.replace(
         "strict=True", 'on_poison="dead_letter", dead_letter_limits=DeadLetterLimits(consecutive=5)'
     )
-    result = place.run(place.module("from seekpoint import DeadLetterLimits", limited), exits=1)
+    result = project.run(project.module("from seekpoint import DeadLetterLimits", limited), exits=1)
     assert "error: more than 5 records in a row failed" in result.stderr
     assert "raise DeadLetterLimits(consecutive=...)" in result.stderr
-    [position] = Ledger(place.engine, place.group, schema=place.schema).read()
-    assert (position.next_offset, place.lines()) == (0, [])
+    [position] = Ledger(project.engine, project.group, schema=project.schema).read()
+    assert (position.next_offset, project.lines()) == (0, [])
 
 
 FAILING = """\
@@ -378,21 +402,21 @@ pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=post, retry=re
 """
 
 
-def test_a_handler_that_raises_names_its_line(place: Place) -> None:
-    place.produce(["one"])
-    module = place.module(FAILING)
-    result = place.run(module, exits=1)
-    assert f"error: {place.topic}/0 stopped at offset 0: the handler failed on it: ZeroDivisionError" in result.stderr
+def test_a_handler_that_raises_names_its_line(project: Project) -> None:
+    project.produce(["one"])
+    module = project.module(FAILING)
+    result = project.run(module, exits=1)
+    assert f"error: {project.topic}/0 stopped at offset 0: the handler failed on it: ZeroDivisionError" in result.stderr
     assert f"division by zero (at {module}.py:3 in post) (tried 2 times)" in result.stderr
 
 
 @pytest.mark.parametrize(("own", "shown"), [("", "(100000, 50, 100)"), ("import gc; gc.set_threshold(900)", "(900, ")])
-def test_garbage_is_collected_rarely_unless_the_module_says_how_often(place: Place, own: str, shown: str) -> None:
-    place.produce(["one"])
+def test_garbage_is_collected_rarely_unless_the_module_says_how_often(project: Project, own: str, shown: str) -> None:
+    project.produce(["one"])
     before = gc.get_threshold()
     try:
-        result = place.run(
-            place.module(FAILING.replace("1 / 0", "dict()[__import__('gc').get_threshold()]"), given=own), exits=1
+        result = project.run(
+            project.module(FAILING.replace("1 / 0", "dict()[__import__('gc').get_threshold()]"), given=own), exits=1
         )
     finally:
         left = gc.get_threshold()
@@ -401,9 +425,9 @@ def test_garbage_is_collected_rarely_unless_the_module_says_how_often(place: Pla
     assert own or left == before, "as it was, when the command has ended"
 
 
-def test_a_mistake_of_the_program_names_its_line(place: Place) -> None:
-    module = place.module("def worker():", "    return 1 / 0")
-    shown = CliRunner().invoke(app, ["--traceback", "run", f"{module}:worker", *place.options()])
+def test_a_mistake_of_the_program_names_its_line(project: Project) -> None:
+    module = project.module("def worker():", "    return 1 / 0")
+    shown = CliRunner().invoke(app, ["--traceback", "run", f"{module}:worker", *project.options()])
     assert shown.exit_code == 1
     assert "Traceback (most recent call last)" in shown.stderr
     assert f"error: {module}.py:3 in worker: ZeroDivisionError" in shown.stderr
@@ -428,22 +452,22 @@ SLOW = """\
 
 @pytest.mark.pins("batch")
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains(place: Place, lines: None, how: signal.Signals) -> None:
-    place.produce(["one", "two"])
-    config = place.folder / "kafka.properties"
-    config.write_text(f"# mine\n\nbootstrap.servers = {place.broker}\nclient.id=me\n")
-    env = {"SEEKPOINT_DATABASE_URL": place.url, "SEEKPOINT_KAFKA_CONFIG": str(config)}
-    process = place.start("run", f"{place.module(SLOW)}:pipe", "--schema", place.schema, env=env)
+def test_a_signal_drains(project: Project, lines: None, how: signal.Signals) -> None:
+    project.produce(["one", "two"])
+    config = project.folder / "kafka.properties"
+    config.write_text(f"# mine\n\nbootstrap.servers = {project.broker}\nclient.id=me\n")
+    env = {"SEEKPOINT_DATABASE_URL": project.url, "SEEKPOINT_KAFKA_CONFIG": str(config)}
+    process = project.start("run", f"{project.module(SLOW)}:pipe", "--schema", project.schema, env=env)
     process.wait_for("in hand", "out")
     process.signal(how)
-    (place.folder / "go").touch()
+    (project.folder / "go").touch()
     assert process.end() == 0, process.said
-    assert place.lines() == ["one", "two"], "the batch in hand was finished"
-    [position] = Ledger(place.engine, place.group, schema=place.schema).read()
+    assert project.lines() == ["one", "two"], "the batch in hand was finished"
+    [position] = Ledger(project.engine, project.group, schema=project.schema).read()
     assert (position.next_offset, position.owner) == (2, None), "the claim was given back"
-    assert f"INFO    seekpoint.events {place.group}: Activated: " in process.said
-    assert f"INFO    seekpoint.cli {place.group}: drained: 2 records in 1 transaction" in process.said
-    assert str(make_url(place.url).password) not in process.said
+    assert f"INFO    seekpoint.events {project.group}: Activated: " in process.said
+    assert f"INFO    seekpoint.cli {project.group}: drained: 2 records in 1 transaction" in process.said
+    assert str(make_url(project.url).password) not in process.said
 
 
 ALARM = """
@@ -453,19 +477,19 @@ threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT)).start()  # the wait 
 
 
 @pytest.mark.long
-def test_ctrl_c_ends_the_wait_for_the_first_answer(place: Place, lines: None) -> None:
-    module = place.module("import signal, threading", TO_TABLE, given=ALARM)
-    process = place.start("run", f"{module}:pipe", *place.options(broker="127.0.0.1:1"))
+def test_ctrl_c_ends_the_wait_for_the_first_answer(project: Project, lines: None) -> None:
+    module = project.module("import signal, threading", TO_TABLE, given=ALARM)
+    process = project.start("run", f"{module}:pipe", *project.options(broker="127.0.0.1:1"))
     assert process.end() == 130, process.said
     assert "aborted: before the worker had started" in process.said
-    assert f"INFO    seekpoint.events {place.group}: WorkerStopped: aborted" in process.said
+    assert f"INFO    seekpoint.events {project.group}: WorkerStopped: aborted" in process.said
     assert "ERROR" not in process.said
     assert "batch in hand" not in process.said
 
 
-def test_a_second_signal_aborts(place: Place, lines: None) -> None:
-    place.produce(["one"])
-    process = place.start("run", f"{place.module(SLOW)}:pipe", *place.options())
+def test_a_second_signal_aborts(project: Project, lines: None) -> None:
+    project.produce(["one"])
+    process = project.start("run", f"{project.module(SLOW)}:pipe", *project.options())
     process.wait_for("in hand", "out")
     process.signal(signal.SIGINT)
     process.signal(signal.SIGTERM)
@@ -473,40 +497,46 @@ def test_a_second_signal_aborts(place: Place, lines: None) -> None:
     assert "aborted: second SIG" in process.said
     assert "WorkerStopped: aborted" in process.said
     assert "Traceback" not in process.said
-    assert place.lines() == []
+    assert project.lines() == []
 
 
-def test_a_stopped_partition_is_logged_and_stops_alone(place: Place, lines: None, topic: Callable[..., str]) -> None:
-    place.topic = topic(2)
-    place.produce([b"\xff"], partition=0)
-    place.produce(["fine"], partition=1)
-    process = place.start("run", f"{place.module(TO_TABLE.replace(', strict=True', ''))}:pipe", *place.options())
-    stopped = f"PartitionStopped: {place.topic}/0 stopped at offset 0: it cannot be decoded:"
-    process.wait_for(f"ERROR   seekpoint.events {place.group}: {stopped}")
+def test_a_stopped_partition_is_logged_and_stops_alone(
+    project: Project, lines: None, topic: Callable[..., str]
+) -> None:
+    project.topic = topic(2)
+    project.produce([b"\xff"], partition=0)
+    project.produce(["fine"], partition=1)
+    process = project.start("run", f"{project.module(TO_TABLE.replace(', strict=True', ''))}:pipe", *project.options())
+    stopped = f"PartitionStopped: {project.topic}/0 stopped at offset 0: it cannot be decoded:"
+    process.wait_for(f"ERROR   seekpoint.events {project.group}: {stopped}")
     process.wait_for("Choices:\n  - fix the codec")
     process.signal(signal.SIGTERM)
     assert process.end() == 1, process.said
     assert "stopping after the batch in hand; Ctrl-C again aborts" in process.said
-    assert f"error: 1 partition stopped: {place.topic}/0\n" in process.said
+    assert f"error: 1 partition stopped: {project.topic}/0\n" in process.said
 
 
-def test_a_record_that_fails_is_logged_with_its_line_attempt_and_policy(place: Place) -> None:
-    place.produce(["one"])
-    module = place.module(FAILING.replace("strict=True", 'on_poison="skip"'))
-    process = place.start("run", f"{module}:pipe", *place.options())
-    failed = f"{place.topic}/0 at offset 0: %sZeroDivisionError: division by zero (at {module}.py:3 in post)"
-    process.wait_for("Bisecting: a batch failed, and runs again in parts: ZeroDivisionError: division by zero")
-    process.wait_for(f"RetryScheduled: {failed % ''}; tried 1 of 2 times, again in 0.0 s; then skip")
+def test_a_record_that_fails_is_logged_with_its_line_attempt_and_policy(project: Project) -> None:
+    project.produce(["one"])
+    module = project.module(FAILING.replace("strict=True", 'on_poison="skip"'))
+    process = project.start("run", f"{module}:pipe", *project.options())
+    failed = f"{project.topic}/0 at offset 0: %sZeroDivisionError: division by zero (at {module}.py:3 in post)"
+    begun = "a batch failed and is run again in parts, to find the failing records"
+    process.wait_for(f"Bisecting: {begun}: ZeroDivisionError: division by zero")
+    process.wait_for(
+        f"RetryScheduled: {failed % ''}; attempt 1 of 2 failed, the next is in 0.0 s; after the last: skip"
+    )
     process.wait_for(f"DeadLettered: {failed % 'skipped, '}")
     process.signal(signal.SIGTERM)
     assert process.end() == 0, process.said
 
 
 @pytest.mark.long
-def test_dev_lends_a_pair_until_ctrl_c(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = place.start("dev", env={"TMPDIR": str(place.folder)})
-    monkeypatch.setattr(tempfile, "tempdir", str(place.folder))
+def test_dev_lends_a_pair_until_ctrl_c(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = project.start("dev", env={"TMPDIR": str(project.folder)})
+    monkeypatch.setattr(tempfile, "tempdir", str(project.folder))
     process.wait_for("Ctrl-C removes both", "out", seconds=90)
+    assert "`seekpoint db table shop:orders | seekpoint dev sql -` creates the tables" in process.said
     exports = dict(
         line.removeprefix("export ").split("=", 1) for line in process.said.splitlines() if "export " in line
     )
@@ -527,10 +557,12 @@ def test_dev_lends_a_pair_until_ctrl_c(place: Place, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.long
-def test_dev_shows_a_demo_until_ctrl_c(place: Place) -> None:
+def test_dev_shows_a_demo_until_ctrl_c(project: Project) -> None:
     """As a user starts it, but for the display; its port is taken, so that the console has another one."""
     with closing(taken(8484)):
-        process = place.start("dev", "--demo", env={"TMPDIR": str(place.folder), "DISPLAY": "", "WAYLAND_DISPLAY": ""})
+        process = project.start(
+            "dev", "--demo", env={"TMPDIR": str(project.folder), "DISPLAY": "", "WAYLAND_DISPLAY": ""}
+        )
         process.wait_for("  Console   http://", "out", seconds=120)
     process.wait_for("Open it in a browser.", "out")
     (address,) = re.findall(r"  Console   (\S+)", process.said)
@@ -587,18 +619,20 @@ def test_without_another_extra_only_its_commands_are_missing() -> None:
 
 
 @pytest.fixture
-def applied(place: Place, lines: None, run_worker: Callable[..., Run], produce: Callable[..., object]) -> Place:
+def applied_project(
+    project: Project, lines: None, run_worker: Callable[..., Run], produce: Callable[..., object]
+) -> Project:
     """A group that has applied three records and left; a fourth has come since."""
-    place.produce(["one", "two", "three"])
-    sink = Append((place.schema, "lines"), columns=["line"], row=lambda r: (r.value,))
-    worker = run_worker(Pipeline(place.group, topics=place.topic, value=Text(), sinks=[sink]))
-    worker.finish(place.topic, 3)
-    place.produce(["four"])
-    return place
+    project.produce(["one", "two", "three"])
+    sink = Append((project.schema, "lines"), columns=["line"], row=lambda r: (r.value,))
+    worker = run_worker(Pipeline(project.group, topics=project.topic, value=Text(), sinks=[sink]))
+    worker.finish(project.topic, 3)
+    project.produce(["four"])
+    return project
 
 
-def test_status(applied: Place) -> None:
-    alone = applied.status("--json", brokers=False)
+def test_status(applied_project: Project) -> None:
+    alone = applied_project.status("--json", brokers=False)
     [line] = json.loads(alone.stdout)
     assert line.pop("committed_at").startswith("20")
     sample = {
@@ -611,8 +645,8 @@ def test_status(applied: Place) -> None:
         "is_sampled",
     }  # of the worker's, if it wrote one
     assert {name: value for name, value in line.items() if name not in sample} == {
-        "group": applied.group,
-        "topic": applied.topic,
+        "group": applied_project.group,
+        "topic": applied_project.topic,
         "partition": 0,
         "next": 3,
         "epoch": 1,
@@ -628,56 +662,59 @@ def test_status(applied: Place) -> None:
         "reload": None,
         "paused": None,
     }
-    [line] = json.loads(applied.status("--json").stdout)
+    [line] = json.loads(applied_project.status("--json").stdout)
     assert (line["next"], line["end"], line["lag"]) == (3, 4, 1)
-    shown = applied.status()
+    shown = applied_project.status()
     assert shown.stdout.splitlines()[1].split()[:7] == ["topic", "partition", "next", "end", "lag", "dead", "epoch"]
     narrow = shown.stdout.splitlines()[1].rstrip()
-    assert len(narrow) - len(applied.topic) + len("clicks") <= 100
-    assert shown.stdout.splitlines()[2].split()[:7] == [applied.topic, "0", "3", "4", "1", "0", "1"]
-    assert str(make_url(applied.url).password) not in shown.output
+    assert len(narrow) - len(applied_project.topic) + len("clicks") <= 100
+    assert shown.stdout.splitlines()[2].split()[:7] == [applied_project.topic, "0", "3", "4", "1", "0", "1"]
+    assert str(make_url(applied_project.url).password) not in shown.output
 
 
-def test_status_of_what_is_not_there(applied: Place) -> None:
-    where = ["--database-url", applied.url, "--schema", applied.schema]
+def test_status_of_what_is_not_there(applied_project: Project) -> None:
+    where = ["--database-url", applied_project.url, "--schema", applied_project.schema]
     unknown = seekpoint("status", "nobody", *where, exits=2)
     assert unknown.stdout == ""
-    assert f"error: the ledger in schema '{applied.schema}' has no group 'nobody'; it knows {applied.group}" in (
-        unknown.stderr
+    refused = f"error: the ledger in schema '{applied_project.schema}' has no group 'nobody'; "
+    assert f"{refused}it knows {applied_project.group}" in unknown.stderr
+    nowhere = seekpoint(
+        "status", applied_project.group, "--database-url", applied_project.url, "--schema", "elsewhere", exits=1
     )
-    nowhere = seekpoint("status", applied.group, "--database-url", applied.url, "--schema", "elsewhere", exits=1)
     assert "run `seekpoint db upgrade --schema elsewhere`" in nowhere.stderr
-    wrong_key = seekpoint("status", applied.group, *where, "--kafka", "sasl.mechanism=PLAIN", exits=2)
+    wrong_key = seekpoint("status", applied_project.group, *where, "--kafka", "sasl.mechanism=PLAIN", exits=2)
     assert "no brokers are named" in wrong_key.stderr
 
 
-def test_status_shows_a_stored_offset_past_the_end_of_the_log(applied: Place) -> None:
+def test_status_shows_a_stored_offset_past_the_end_of_the_log(applied_project: Project) -> None:
     """That is no lag of 0: nothing of what is produced next would be read."""
-    ledger = Ledger(applied.engine, applied.group, schema=applied.schema)
-    ledger.reset_offset(applied.topic, 0, 50, log=None, reason="a slip")
-    asked = applied.status("--json", exits=1)
+    ledger = Ledger(applied_project.engine, applied_project.group, schema=applied_project.schema)
+    ledger.reset_offset(applied_project.topic, 0, 50, log=None, reason="a slip")
+    asked = applied_project.status("--json", exits=1)
     [line] = json.loads(asked.stdout)
     assert (line["next"], line["end"], line["lag"]) == (50, 4, None)
-    shown = applied.status(exits=1)
-    assert f"{applied.topic}/0: the stored offset 50 is past the end of the log (4)" in shown.stdout
+    shown = applied_project.status(exits=1)
+    assert f"{applied_project.topic}/0: the stored offset 50 is past the end of the log (4)" in shown.stdout
 
 
-def test_status_shows_the_ledger_when_no_broker_answers(applied: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_shows_the_ledger_when_no_broker_answers(
+    applied_project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(admin, "KAFKA_TIMEOUT", 0.5)
     monkeypatch.setattr(cli_status, "SLOW", 0.05)
-    result = applied.status("--kafka", "bootstrap.servers=127.0.0.1:1", "--json", brokers=False, exits=3)
+    result = applied_project.status("--kafka", "bootstrap.servers=127.0.0.1:1", "--json", brokers=False, exits=3)
     [line] = json.loads(result.stdout)
     assert line["next"] == 3
     assert "warning: " in result.stderr
     assert "; lag is as of the last sample" in result.stderr
-    assert "no answer of the brokers yet; where none comes, the ledger is shown" in result.stderr
+    assert "no answer from the brokers yet; if none comes, the last samples are shown" in result.stderr
 
 
-def test_status_does_not_compare_with_another_topic_of_that_name(applied: Place) -> None:
-    ledger = Ledger(applied.engine, applied.group, schema=applied.schema)
-    ledger.reset_offset(applied.topic, 0, 3, log=None, reason="test", topic_id=uuid4())
-    result = applied.status("--json", exits=1)
+def test_status_does_not_compare_with_another_topic_of_that_name(applied_project: Project) -> None:
+    ledger = Ledger(applied_project.engine, applied_project.group, schema=applied_project.schema)
+    ledger.reset_offset(applied_project.topic, 0, 3, log=None, reason="test", topic_id=uuid4())
+    result = applied_project.status("--json", exits=1)
     [line] = json.loads(result.stdout)
     assert (line["next"], line["end"], line["lag"]) == (3, None, None)
-    assert f"warning: topic '{applied.topic}' is not the one that was read" in result.stderr
-    assert Partition(applied.topic, 0) == ledger.read()[0].partition
+    assert f"warning: topic '{applied_project.topic}' is not the stored one" in result.stderr
+    assert Partition(applied_project.topic, 0) == ledger.read()[0].partition

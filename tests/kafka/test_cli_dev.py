@@ -80,7 +80,7 @@ def test_a_topic_is_created_once(pair: RunningPair, seekpoint_broker: str, new_n
     assert again.stdout == ""
     assert again.stderr == (
         f"error: topic {new_name!r} exists at {seekpoint_broker} and has 3 partitions: produce to it with "
-        f"`seekpoint dev produce {new_name}`, or choose another name\n"
+        f"`seekpoint dev produce {new_name}`, or choose another name [SP1001]\n"
     )
 
 
@@ -152,14 +152,14 @@ def test_a_record_that_is_too_large_is_named(pair: RunningPair, topic: Callable[
 def test_a_record_that_the_broker_refuses_is_named(pair: RunningPair, topic: Callable[..., str]) -> None:
     name = topic(config={"max.message.bytes": "1000"})
     refused = dev("produce", name, stdin=f"{'x' * 5000}\n", exits=2)
-    assert "error: the record of line 1 was refused: Broker: Message size too large\n" in refused.stderr
+    assert "error: the record of line 1 was refused: Broker: Message size too large [SP1001]\n" in refused.stderr
 
 
 def test_a_topic_that_does_not_exist(pair: RunningPair, seekpoint_broker: str, new_name: str) -> None:
     refused = dev("produce", new_name, stdin="x", exits=2)
     assert refused.stderr == (
         f"error: topic {new_name!r} does not exist at {seekpoint_broker}: "
-        f"create it with `seekpoint dev topic {new_name}`\n"
+        f"create it with `seekpoint dev topic {new_name}` [SP1001]\n"
     )
 
 
@@ -184,16 +184,19 @@ def test_brokers_that_are_away(monkeypatch: pytest.MonkeyPatch, command: list[st
     monkeypatch.setattr(topics, "TIMEOUT", 1.0)
     refused = dev(*command, "--kafka", f"bootstrap.servers={AWAY}", stdin="x", exits=3)
     assert f"error: Kafka: no broker answered at {AWAY} within 1 s: " in refused.stderr
-    assert "; check that `seekpoint dev` still runs (each start has other ports: " in refused.stderr
+    assert "; check that `seekpoint dev` is still running (each start has other ports: " in refused.stderr
 
 
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["topic", "orders"], "no brokers are named and `seekpoint dev` does not run: start it in another terminal"),
-        (["produce", "orders"], "no brokers are named and `seekpoint dev` does not run: start it in another terminal"),
-        (["sql", "SELECT 1"], "no database is named and `seekpoint dev` does not run: start it in another terminal"),
-        (["env"], "`seekpoint dev` does not run: start it in another terminal"),
+        (["topic", "orders"], "no brokers are named and `seekpoint dev` is not running: start it in another terminal"),
+        (
+            ["produce", "orders"],
+            "no brokers are named and `seekpoint dev` is not running: start it in another terminal",
+        ),
+        (["sql", "SELECT 1"], "no database is named and `seekpoint dev` is not running: start it in another terminal"),
+        (["env"], "`seekpoint dev` is not running: start it in another terminal"),
     ],
 )
 def test_without_a_pair_the_commands_say_how_to_get_one(command: list[str], said: str) -> None:
@@ -205,7 +208,7 @@ def test_a_pair_whose_process_has_ended_is_not_found(pair: RunningPair, tmp_path
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     file = tmp_path / "seekpoint-dev-test" / "pair.json"
     file.write_text(file.read_text().replace(str(os.getpid()), ended.stdout.decode().strip()))
-    assert "`seekpoint dev` does not run" in dev("env", exits=2).stderr
+    assert "`seekpoint dev` is not running" in dev("env", exits=2).stderr
 
 
 def test_of_two_pairs_none_is_guessed(pair: RunningPair, tmp_path: Path, seekpoint_broker: str) -> None:
@@ -247,6 +250,30 @@ def test_sql_prints_what_each_statement_answers(pair: RunningPair, seekpoint_sch
     assert json.loads(found.stdout)[0] == {"id": 1, "note": "50 %s", "part": "0.25000000000000000000"}
 
 
+PIPE = """\
+import msgspec
+from seekpoint import Json, Pipeline, Upsert
+class Order(msgspec.Struct):
+    id: int
+pipe = Pipeline("shop", topics="orders", value=Json(Order), sinks=[Upsert("{schema}.kept", key=["id"])])
+"""
+
+
+@pytest.mark.usefixtures("seekpoint_engine")
+def test_sql_from_stdin_creates_the_tables_of_a_pipeline(
+    pair: RunningPair, seekpoint_schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"pipes_{secrets.token_hex(6)}"
+    (tmp_path / f"{module}.py").write_text(PIPE.format(schema=seekpoint_schema))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    table = ["db", "table", f"{module}:pipe"]
+    assert dev("sql", "-", stdin=seekpoint(*table).stdout).stdout == "CREATE TABLE\n"
+    complete = seekpoint(*table, env={"SEEKPOINT_DATABASE_URL": pair.database_url}).stdout
+    assert complete == f"-- {seekpoint_schema}.kept takes every row\n"
+    assert dev("sql", "-", stdin=complete).stdout == "\n"
+    assert dev("sql", "-", "--json", stdin=complete).stdout == ""
+
+
 @pytest.mark.usefixtures("seekpoint_engine")
 def test_a_statement_that_fails_undoes_those_before_it(pair: RunningPair, seekpoint_schema: str) -> None:
     failed = dev("sql", f'CREATE TABLE "{seekpoint_schema}".half (id int); SELECT * FROM no_such_table', exits=1)
@@ -268,7 +295,7 @@ def test_sql_prints_values_that_python_and_json_do_not_have(pair: RunningPair) -
     ("command", "message"),
     [
         (["COPY (SELECT 1) TO STDOUT"], "`seekpoint dev sql` does not run COPY from or to the client: use psql"),
-        (["SELECT 1 AS a, 2 AS a", "--json"], "--json needs a name of its own for each column: 'a' is there twice"),
+        (["SELECT 1 AS a, 2 AS a", "--json"], "--json needs distinct column names, and 'a' is there twice"),
     ],
 )
 def test_sql_refuses_what_it_cannot_print(pair: RunningPair, command: list[str], message: str) -> None:

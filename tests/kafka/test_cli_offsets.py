@@ -19,113 +19,126 @@ from seekpoint.errors import ClusterChanged, ConfigError, Fenced
 from seekpoint.kafka.commits import Commit
 from support.command import seekpoint
 from support.failures import check_each, for_each
-from support.kafka_postgres import Scene
+from support.kafka_postgres import WorkerGroup
 from support.trouble import put_stop
 
 OFTEN = Limits(idle_check=0.1, lag_check=0.1, sample_positions=1)
 
 
-def run(scene: Scene, *words: str, exits: int = 0, brokers: bool = True) -> Any:
-    servers = ["--database-url", scene.dsn, "--schema", scene.schema]
+def run(worker_group: WorkerGroup, *words: str, exits: int = 0, brokers: bool = True) -> Any:
+    servers = ["--database-url", worker_group.dsn, "--schema", worker_group.schema]
     if brokers and words[1] == "reset":
-        servers += ["--kafka", f"bootstrap.servers={scene.broker}"]
+        servers += ["--kafka", f"bootstrap.servers={worker_group.broker}"]
     return seekpoint(*words, *servers, exits=exits)
 
 
-def reset(scene: Scene, *words: str, exits: int = 0, brokers: bool = True) -> Any:
+def reset(worker_group: WorkerGroup, *words: str, exits: int = 0, brokers: bool = True) -> Any:
     """Plan with these words."""
-    return run(scene, "offsets", "reset", scene.group, *words, exits=exits, brokers=brokers)
+    return run(worker_group, "offsets", "reset", worker_group.group, *words, exits=exits, brokers=brokers)
 
 
-def applied(scene: Scene, *words: str, exits: int = 0, brokers: bool = True) -> Any:
-    return reset(scene, *words, "--apply", "--reason", "ticket 88", "--actor", "ada", exits=exits, brokers=brokers)
+def applied(worker_group: WorkerGroup, *words: str, exits: int = 0, brokers: bool = True) -> Any:
+    return reset(
+        worker_group, *words, "--apply", "--reason", "ticket 88", "--actor", "ada", exits=exits, brokers=brokers
+    )
 
 
-def admin(scene: Scene) -> Admin:
-    return Admin(scene.engine, {"bootstrap.servers": scene.broker}, schema=scene.schema)
+def admin(worker_group: WorkerGroup) -> Admin:
+    return Admin(worker_group.engine, {"bootstrap.servers": worker_group.broker}, schema=worker_group.schema)
 
 
-def losses(scene: Scene) -> list[tuple[Any, ...]]:
-    rows = scene.sql("SELECT partition, from_offset, to_offset, reason, actor FROM {schema}.lost_range ORDER BY id")
+def losses(worker_group: WorkerGroup) -> list[tuple[Any, ...]]:
+    rows = worker_group.sql(
+        "SELECT partition, from_offset, to_offset, reason, actor FROM {schema}.lost_range ORDER BY id"
+    )
     return [tuple(row) for row in rows]
 
 
 @pytest.fixture(params=["running", "stopped"])
-def read(request: pytest.FixtureRequest, scene: Scene) -> str:
+def applied_topic(request: pytest.FixtureRequest, worker_group: WorkerGroup) -> str:
     """A topic of two partitions whose ten records each are applied, by a worker that runs or has stopped."""
-    name, _ = scene.log(10, 2)
-    worker = scene.worker(name, limits=OFTEN)
-    scene.wait_for_position(name, 10, 0)
-    scene.wait_for_position(name, 10, 1)
-    scene.wait(lambda: len(scene.sql("SELECT 1 FROM {schema}.consumer_group WHERE declared IS NOT NULL")) > 0)
+    name, _ = worker_group.log(10, 2)
+    worker = worker_group.worker(name, limits=OFTEN)
+    worker_group.wait_for_position(name, 10, 0)
+    worker_group.wait_for_position(name, 10, 1)
+    worker_group.wait(
+        lambda: len(worker_group.sql("SELECT 1 FROM {schema}.consumer_group WHERE declared IS NOT NULL")) > 0
+    )
     if request.param == "stopped":
         worker.stop()
     return name
 
 
 @pytest.fixture
-def stopped(scene: Scene) -> str:
+def stopped_topic(worker_group: WorkerGroup) -> str:
     """A topic whose ten records are applied; no worker runs."""
-    name, _ = scene.log(10)
-    worker = scene.worker(name, limits=OFTEN)
+    name, _ = worker_group.log(10)
+    worker = worker_group.worker(name, limits=OFTEN)
     worker.reached(name, 10)
-    scene.wait(lambda: len(scene.sql("SELECT 1 FROM {schema}.position_sample WHERE next_offset = 10")) > 0)
+    worker_group.wait(
+        lambda: len(worker_group.sql("SELECT 1 FROM {schema}.position_sample WHERE next_offset = 10")) > 0
+    )
     worker.stop()
     return name
 
 
 @pytest.fixture
-def fixed(scene: Scene, stopped: str) -> str:
+def lagging_topic(worker_group: WorkerGroup, stopped_topic: str) -> str:
     """The topic, with five records after the position; no worker runs."""
-    scene.produce(stopped, 5)
-    return stopped
+    worker_group.produce(stopped_topic, 5)
+    return stopped_topic
 
 
-def test_a_backward_reset_is_a_plan_first_and_is_read_again(scene: Scene, read: str) -> None:
-    shown = reset(scene, "--topic", f"{read}:1", "--to-offset", "4").stdout
-    assert f"{read}/1 10 → 4: 6 offsets are read again" in shown
+def test_a_backward_reset_is_a_plan_first_and_is_read_again(worker_group: WorkerGroup, applied_topic: str) -> None:
+    shown = reset(worker_group, "--topic", f"{applied_topic}:1", "--to-offset", "4").stdout
+    assert f"{applied_topic}/1 10 → 4: 6 offsets are read again" in shown
     assert "will have two rows of each record that is read again" in shown
     assert shown.endswith("dry run; --apply does it\n")
-    assert scene.positions() == {(read, 0): 10, (read, 1): 10}
-    assert "--reason" in reset(scene, "--topic", read, "--to-offset", "4", "--apply", exits=2).stderr
+    assert worker_group.positions() == {(applied_topic, 0): 10, (applied_topic, 1): 10}
+    assert "--reason" in reset(worker_group, "--topic", applied_topic, "--to-offset", "4", "--apply", exits=2).stderr
 
-    done = applied(scene, "--topic", f"{read}:1", "--to-offset", "4").stdout
-    assert done == f"{read}/1 is reset from 10 to 4\n"
-    [row] = scene.sql("SELECT action, partition, from_offset, to_offset, actor, reason FROM {schema}.admin_action")
+    done = applied(worker_group, "--topic", f"{applied_topic}:1", "--to-offset", "4").stdout
+    assert done == f"{applied_topic}/1 is reset from 10 to 4\n"
+    [row] = worker_group.sql(
+        "SELECT action, partition, from_offset, to_offset, actor, reason FROM {schema}.admin_action"
+    )
     assert tuple(row) == ("reset", 1, 10, 4, "ada", "ticket 88")
-    assert losses(scene) == []
-    worker = scene.worker(read, limits=OFTEN)
-    scene.wait_for_position(read, 10, 1)
+    assert losses(worker_group) == []
+    worker = worker_group.worker(applied_topic, limits=OFTEN)
+    worker_group.wait_for_position(applied_topic, 10, 1)
     worker.stop()
-    written = scene.book.written(read)
+    written = worker_group.record_table.written(applied_topic)
     assert written.count((1, 4)) == written.count((1, 9)) == 2
     assert written.count((1, 3)) == written.count((0, 9)) == 1
 
 
-def test_a_forward_reset_writes_a_lost_range(scene: Scene, fixed: str) -> None:
-    assert f"{fixed}/0 10 → 15: 5 offsets are not read" in reset(scene, "--all-topics", "--to-latest").stdout
-    applied(scene, "--all-topics", "--to-latest")
-    assert scene.positions() == {(fixed, 0): 15}
-    assert losses(scene) == [(0, 10, 15, "operator", "ada")]
-    assert "nothing to do" in applied(scene, "--all-topics", "--to-latest").stdout
+def test_a_forward_reset_writes_a_lost_range(worker_group: WorkerGroup, lagging_topic: str) -> None:
+    assert (
+        f"{lagging_topic}/0 10 → 15: 5 offsets are not read"
+        in reset(worker_group, "--all-topics", "--to-latest").stdout
+    )
+    applied(worker_group, "--all-topics", "--to-latest")
+    assert worker_group.positions() == {(lagging_topic, 0): 15}
+    assert losses(worker_group) == [(0, 10, 15, "operator", "ada")]
+    assert "nothing to do" in applied(worker_group, "--all-topics", "--to-latest").stdout
 
 
-def test_a_running_worker_obeys_within_a_second(scene: Scene) -> None:
+def test_a_running_worker_obeys_within_a_second(worker_group: WorkerGroup) -> None:
     """Rewound while records arrive: none is lost, and those that it read since are read again."""
-    name, _ = scene.log(10)
-    worker = scene.worker(name, limits=OFTEN)
+    name, _ = worker_group.log(10)
+    worker = worker_group.worker(name, limits=OFTEN)
     worker.reached(name, 10)
     began = datetime.now(UTC)
-    applied(scene, "--topic", name, "--shift-by", "-10", "--wait-until-applied", "30s")
-    assert scene.book.written(name).count((0, 9)) == 2
-    [done] = scene.sql("SELECT at FROM {schema}.admin_action")
-    [moved] = scene.sql("SELECT committed_at FROM {schema}.partition_offset")
+    applied(worker_group, "--topic", name, "--shift-by", "-10", "--wait-until-applied", "30s")
+    assert worker_group.record_table.written(name).count((0, 9)) == 2
+    [done] = worker_group.sql("SELECT at FROM {schema}.admin_action")
+    [moved] = worker_group.sql("SELECT committed_at FROM {schema}.partition_offset")
     assert began < done.at
     assert (moved.committed_at - done.at).total_seconds() < 3  # a second, on a loaded machine
-    scene.produce(name, ["more"])
+    worker_group.produce(name, ["more"])
     worker.reached(name, 11)
     worker.stop()
-    assert sorted(scene.book.written(name)) == sorted([(0, n) for n in range(10)] * 2 + [(0, 10)])
+    assert sorted(worker_group.record_table.written(name)) == sorted([(0, n) for n in range(10)] * 2 + [(0, 10)])
 
 
 TARGETS: list[tuple[list[str], int]] = [
@@ -145,44 +158,48 @@ TARGETS: list[tuple[list[str], int]] = [
 
 
 @for_each(TARGETS, name=lambda target: " ".join(target[0]))
-def test_each_target_is_an_absolute_offset(target: tuple[list[str], int], scene: Scene, fixed: str) -> None:
+def test_each_target_is_an_absolute_offset(
+    target: tuple[list[str], int], worker_group: WorkerGroup, lagging_topic: str
+) -> None:
     words, to = target
-    scene.sql("UPDATE {schema}.partition_offset SET next_offset = 10", "DELETE FROM {schema}.lost_range")
-    plan = json.loads(reset(scene, "--all-topics", *words, "--json").stdout)
+    worker_group.sql("UPDATE {schema}.partition_offset SET next_offset = 10", "DELETE FROM {schema}.lost_range")
+    plan = json.loads(reset(worker_group, "--all-topics", *words, "--json").stdout)
     [part] = plan["resets"]
-    assert (part["topic"], part["position"], part["target"]) == (fixed, 10, to)
+    assert (part["topic"], part["position"], part["target"]) == (lagging_topic, 10, to)
     assert part["direction"] == ("forward" if to > 10 else "backward")
-    done = json.loads(applied(scene, "--all-topics", *words, "--json").stdout)
+    done = json.loads(applied(worker_group, "--all-topics", *words, "--json").stdout)
     assert done["applied"]
-    assert scene.positions() == {(fixed, 0): to}
-    assert losses(scene) == ([(0, 10, to, "operator", "ada")] if to > 10 else [])
+    assert worker_group.positions() == {(lagging_topic, 0): to}
+    assert losses(worker_group) == ([(0, 10, to, "operator", "ada")] if to > 10 else [])
 
 
-def test_a_plan_says_what_was_typed_and_what_is_read_again(scene: Scene, fixed: str) -> None:
+def test_a_plan_says_what_was_typed_and_what_is_read_again(worker_group: WorkerGroup, lagging_topic: str) -> None:
     """Of the position itself nothing is read again but what workers apply until the plan is carried out."""
-    typed = reset(scene, "--all-topics", "--by-duration", "90m").stdout
-    assert f"would reset {scene.group} --by-duration 90m (20" in " ".join(typed.split())
-    shown = reset(scene, "--all-topics", "--to-current").stdout
-    assert f"{fixed}/0 → 10: what workers apply until this is carried out is read again" in shown
+    typed = reset(worker_group, "--all-topics", "--by-duration", "90m").stdout
+    assert f"would reset {worker_group.group} --by-duration 90m (20" in " ".join(typed.split())
+    shown = reset(worker_group, "--all-topics", "--to-current").stdout
+    assert f"{lagging_topic}/0 → 10: what workers apply until this is carried out is read again" in shown
     assert "back to here" in shown
     assert "0 offsets" not in shown
 
 
 @pytest.mark.long
-def test_a_running_worker_obeys_each_target(scene: Scene, tmp_path: Path) -> None:
+def test_a_running_worker_obeys_each_target(worker_group: WorkerGroup, tmp_path: Path) -> None:
     """Each option, in turn, on a group whose worker runs: what is read again is in the table once for each time."""
-    name, _ = scene.log(10)
-    worker = scene.worker(name, limits=OFTEN)
+    name, _ = worker_group.log(10)
+    worker = worker_group.worker(name, limits=OFTEN)
     worker.reached(name, 10)
-    scene.wait(lambda: len(scene.sql("SELECT 1 FROM {schema}.position_sample WHERE next_offset = 10")) > 0)
+    worker_group.wait(
+        lambda: len(worker_group.sql("SELECT 1 FROM {schema}.position_sample WHERE next_offset = 10")) > 0
+    )
     moment = datetime.now(UTC).isoformat()
-    scene.sql(
+    worker_group.sql(
         "INSERT INTO {schema}.consumer_group (name) VALUES ('other')",
         "INSERT INTO {schema}.partition_offset (consumer_group, topic, partition, topic_id, first_offset, next_offset, "
         "token, epoch) SELECT 'other', topic, partition, topic_id, 0, 8, token, 1 FROM {schema}.partition_offset",
     )
     commits = [ConsumerGroupTopicPartitions("plain", [TopicPartition(name, 0, 5)])]
-    scene.admin.alter_consumer_group_offsets(commits)["plain"].result(20)
+    worker_group.admin.alter_consumer_group_offsets(commits)["plain"].result(20)
     (tmp_path / "offsets").write_text(f"{name},0,4\n")
     targets: list[tuple[list[str], int]] = [
         (["--to-offset", "3"], 3), (["--to-earliest"], 0), (["--to-latest"], 10), (["--to-current"], 10),
@@ -191,248 +208,277 @@ def test_a_running_worker_obeys_each_target(scene: Scene, tmp_path: Path) -> Non
         (["--from-file", str(tmp_path / "offsets")], 4),
     ]  # fmt: skip
     for words, to in targets:
-        plan = json.loads(reset(scene, "--all-topics", *words, "--json").stdout)
+        plan = json.loads(reset(worker_group, "--all-topics", *words, "--json").stdout)
         assert [part["target"] for part in plan["resets"]] == [to], words
-        applied(scene, "--all-topics", *words)
-        scene.wait_for_position(name, 10)
+        applied(worker_group, "--all-topics", *words)
+        worker_group.wait_for_position(name, 10)
     worker.stop()
-    assert len(scene.sql("SELECT 1 FROM {schema}.admin_action")) == sum(to < 10 for _, to in targets) + 1
-    assert Counter(scene.book.written(name)) == Counter(expected_rows(scene))
-    assert losses(scene) == []
+    assert len(worker_group.sql("SELECT 1 FROM {schema}.admin_action")) == sum(to < 10 for _, to in targets) + 1
+    assert Counter(worker_group.record_table.written(name)) == Counter(expected_rows(worker_group))
+    assert losses(worker_group) == []
 
 
-def test_to_where_the_group_was_at_a_time(scene: Scene, stopped: str) -> None:
-    scene.sql("UPDATE {schema}.position_sample SET at = at - interval '2 hours', next_offset = 7")
+def test_to_where_the_group_was_at_a_time(worker_group: WorkerGroup, stopped_topic: str) -> None:
+    worker_group.sql("UPDATE {schema}.position_sample SET at = at - interval '2 hours', next_offset = 7")
     an_hour_ago = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
-    applied(scene, "--all-topics", "--to-processed", an_hour_ago)
-    assert scene.positions() == {(stopped, 0): 7}
-    said = reset(scene, "--all-topics", "--to-processed", "2020-01-01T00:00Z", exits=2).stderr
-    assert f"there is no sample before 2020-01-01 00:00:00+00:00 of {stopped}/0" in said
+    applied(worker_group, "--all-topics", "--to-processed", an_hour_ago)
+    assert worker_group.positions() == {(stopped_topic, 0): 7}
+    said = reset(worker_group, "--all-topics", "--to-processed", "2020-01-01T00:00Z", exits=2).stderr
+    assert f"there is no sample before 2020-01-01 00:00:00+00:00 for {stopped_topic}/0" in said
 
 
-def test_to_the_positions_of_another_group_and_to_kafkas_commits(scene: Scene, stopped: str) -> None:
-    scene.sql(
+def test_to_the_positions_of_another_group_and_to_kafkas_commits(worker_group: WorkerGroup, stopped_topic: str) -> None:
+    worker_group.sql(
         "INSERT INTO {schema}.consumer_group (name) VALUES ('other')",
         "INSERT INTO {schema}.partition_offset (consumer_group, topic, partition, topic_id, first_offset, next_offset, "
         "token, epoch) SELECT 'other', topic, partition, topic_id, 0, 8, token, 1 FROM {schema}.partition_offset",
     )
-    applied(scene, "--all-topics", "--to-group", "other")
-    assert scene.positions() == {(stopped, 0): 8}
-    commits = [ConsumerGroupTopicPartitions("plain", [TopicPartition(stopped, 0, 5)])]
-    scene.admin.alter_consumer_group_offsets(commits)["plain"].result(20)
-    applied(scene, "--all-topics", "--to-kafka", "plain")
-    assert scene.positions() == {(stopped, 0): 5}
-    assert "no commit in Kafka" in reset(scene, "--all-topics", "--to-kafka", "none", exits=2).stderr
-    alive = "alive-" + scene.group
-    consumer = Consumer({"bootstrap.servers": scene.broker, "group.id": alive, "client.id": "old", "log_level": 0})
+    applied(worker_group, "--all-topics", "--to-group", "other")
+    assert worker_group.positions() == {(stopped_topic, 0): 8}
+    commits = [ConsumerGroupTopicPartitions("plain", [TopicPartition(stopped_topic, 0, 5)])]
+    worker_group.admin.alter_consumer_group_offsets(commits)["plain"].result(20)
+    applied(worker_group, "--all-topics", "--to-kafka", "plain")
+    assert worker_group.positions() == {(stopped_topic, 0): 5}
+    assert "no commit in Kafka" in reset(worker_group, "--all-topics", "--to-kafka", "none", exits=2).stderr
+    alive = "alive-" + worker_group.group
+    consumer = Consumer(
+        {"bootstrap.servers": worker_group.broker, "group.id": alive, "client.id": "old", "log_level": 0}
+    )
     try:  # it may commit before the plan is applied
-        consumer.subscribe([stopped])
-        scene.wait(lambda: consumer.poll(0.1) is not None or len(consumer.assignment()) > 0)
-        said = reset(scene, "--all-topics", "--to-kafka", alive, exits=1).stderr
+        consumer.subscribe([stopped_topic])
+        worker_group.wait(lambda: consumer.poll(0.1) is not None or len(consumer.assignment()) > 0)
+        said = reset(worker_group, "--all-topics", "--to-kafka", alive, exits=1).stderr
         assert f"group '{alive}' has 1 member in Kafka (old on " in said
     finally:
         consumer.close()
 
 
-def test_a_mirrors_commit_is_no_target(scene: Scene, stopped: str) -> None:
+def test_a_mirrors_commit_is_no_target(worker_group: WorkerGroup, stopped_topic: str) -> None:
     """It may be older than the position, or of rows that a failover lost; where it is the position, nothing moves."""
     for offset, exits in ((7, 1), (12, 1), (10, 0)):
-        mirrored = Commit.mirror(offset, None, 1).at(Partition(stopped, 0))
-        commits = [ConsumerGroupTopicPartitions(scene.group, [mirrored])]
-        scene.admin.alter_consumer_group_offsets(commits)[scene.group].result(20)
-        said = reset(scene, "--all-topics", "--to-kafka", scene.group, exits=exits)
+        mirrored = Commit.mirror(offset, None, 1).at(Partition(stopped_topic, 0))
+        commits = [ConsumerGroupTopicPartitions(worker_group.group, [mirrored])]
+        worker_group.admin.alter_consumer_group_offsets(commits)[worker_group.group].result(20)
+        said = reset(worker_group, "--all-topics", "--to-kafka", worker_group.group, exits=exits)
         assert ("was mirrored from a ledger" in said.stderr) == bool(exits)
 
 
-def test_offsets_are_exported_and_read_from_files(scene: Scene, stopped: str, tmp_path: Path) -> None:
-    text = run(scene, "offsets", "export", scene.group).stdout
-    assert text == f"{stopped},0,10\n"
-    lines = json.loads(run(scene, "offsets", "export", scene.group, "--topic", stopped, "--json").stdout)
-    assert lines == [{"topic": stopped, "partition": 0, "offset": 10}]
-    for n, content in enumerate(
-        [f"{scene.group},{stopped},0,4\n", f"\n{stopped}, 0, 4\n", json.dumps([{**lines[0], "offset": 4}])]
-    ):
+def test_offsets_are_exported_and_read_from_files(
+    worker_group: WorkerGroup, stopped_topic: str, tmp_path: Path
+) -> None:
+    text = run(worker_group, "offsets", "export", worker_group.group).stdout
+    assert text == f"{stopped_topic},0,10\n"
+    lines = json.loads(
+        run(worker_group, "offsets", "export", worker_group.group, "--topic", stopped_topic, "--json").stdout
+    )
+    assert lines == [{"topic": stopped_topic, "partition": 0, "offset": 10}]
+    spark = run(worker_group, "offsets", "export", worker_group.group, "--format", "spark").stdout
+    assert spark == f'{{"{stopped_topic}":{{"0":10}}}}\n'
+    both = run(worker_group, "offsets", "export", worker_group.group, "--format", "spark", "--json", exits=2)
+    assert "--format spark already prints JSON" in both.stderr
+    contents = [
+        f"{worker_group.group},{stopped_topic},0,4\n",
+        f"\n{stopped_topic}, 0, 4\n",
+        json.dumps([{**lines[0], "offset": 4}]),
+    ]
+    for n, content in enumerate([*contents, spark.replace(":10}", ":4}")]):
         (tmp_path / "offsets").write_text(text)
         applied(
-            scene,
+            worker_group,
             "--all-topics",
             "--from-file",
             str(tmp_path / "offsets"),
             *(["--out", str(tmp_path / "p")] if n else []),
         )
         (tmp_path / "offsets").write_text(content)
-        applied(scene, "--all-topics", "--from-file", str(tmp_path / "offsets"))
-        assert scene.positions() == {(stopped, 0): 4}
+        applied(worker_group, "--all-topics", "--from-file", str(tmp_path / "offsets"))
+        assert worker_group.positions() == {(stopped_topic, 0): 4}
 
 
 BAD_FILES = [
     ("t,0\n", "line 1: expected topic,partition,offset"),
     ("t,0,-4\n", "line 1: expected topic,partition,offset"),
+    (f"t,0,{'9' * 4301}\n", "line 1: expected topic,partition,offset"),
     ("t,0,1\nt,0,2\n", "line 2: t/0 is named twice"),
-    ("another,t,0,1\n", "line 1: it is of group 'another'"),
+    ("another,t,0,1\n", "line 1: this line is of group 'another'"),
     ("unknown,0,1\n", "unknown/0 is not among the partitions to reset"),
     ("[{}]", "missing required field"),
     ('[{"topic": "t", "partition": 0, "offset": -1}]', "entry 1: partitions and offsets are 0 or greater"),
+    ('{"t": {"0": -2}}', "t/0 has -2, which means an end of the log in Spark"),
+    ('{"unknown": {"0": 1}}', "unknown/0 is not among the partitions to reset"),
 ]
 
 
 @for_each(BAD_FILES)
-def test_a_bad_file_is_refused_with_its_line(file: tuple[str, str], scene: Scene, stopped: str, tmp_path: Path) -> None:
+def test_a_bad_file_is_refused_with_its_line(
+    file: tuple[str, str], worker_group: WorkerGroup, stopped_topic: str, tmp_path: Path
+) -> None:
     content, said = file
-    assert stopped
+    assert stopped_topic
     (tmp_path / "offsets").write_text(content)
-    assert said in reset(scene, "--all-topics", "--from-file", str(tmp_path / "offsets"), exits=2).stderr
+    assert said in reset(worker_group, "--all-topics", "--from-file", str(tmp_path / "offsets"), exits=2).stderr
 
 
-def test_after_the_failed_record(scene: Scene) -> None:
+def test_after_the_failed_record(worker_group: WorkerGroup) -> None:
     """The partition waits in front of a record that its handler refuses, and passes exactly that one."""
-    name, _ = scene.log(["0", "bad", "2"])
-    pipeline = scene.pipeline(
-        name, sinks=(), handle=scene.book.refusing(lambda record: record.value == "bad"), on_poison=OnPoison.STOP
+    name, _ = worker_group.log(["0", "bad", "2"])
+    pipeline = worker_group.pipeline(
+        name,
+        sinks=(),
+        handle=worker_group.record_table.refusing(lambda record: record.value == "bad"),
+        on_poison=OnPoison.STOP,
     )
-    worker = scene.worker(pipeline, limits=OFTEN)
+    worker = worker_group.worker(pipeline, limits=OFTEN)
     stops = "SELECT stop_kind FROM {schema}.partition_state"
-    scene.wait(lambda: [row.stop_kind for row in scene.sql(stops)] == ["PoisonStop"])
-    said = reset(scene, "--all-topics", "--after-failed").stdout
+    worker_group.wait(lambda: [row.stop_kind for row in worker_group.sql(stops)] == ["PoisonStop"])
+    said = reset(worker_group, "--all-topics", "--after-failed").stdout
     assert f"{name}/0 1 → 2: the record that failed is skipped; it is kept as a lost range, reason operator" in said
-    plan = admin(scene).plan_reset(scene.group, ResetTo.after_failed())
-    admin(scene).apply(plan, reason="ticket 89", actor="ada")
+    plan = admin(worker_group).plan_reset(worker_group.group, ResetTo.after_failed())
+    admin(worker_group).apply(plan, reason="ticket 89", actor="ada")
     worker.reached(name, 3)
     worker.stop()
-    assert losses(scene) == [(0, 1, 2, "operator", "ada")]
-    assert scene.book.written(name) == [(0, 0), (0, 2)]
-    assert "nothing to do" in reset(scene, "--all-topics", "--after-failed").stdout
-    assert "no failed record" in reset(scene, "--topic", name, "--after-failed", exits=2).stderr
+    assert losses(worker_group) == [(0, 1, 2, "operator", "ada")]
+    assert worker_group.record_table.written(name) == [(0, 0), (0, 2)]
+    assert "nothing to do" in reset(worker_group, "--all-topics", "--after-failed").stdout
+    assert "no failed record" in reset(worker_group, "--topic", name, "--after-failed", exits=2).stderr
     with pytest.raises(Fenced, match="was reset since the plan was made"):
-        admin(scene).apply(plan, reason="again")
+        admin(worker_group).apply(plan, reason="again")
 
 
-def test_a_plan_that_passes_a_failed_record_holds_for_that_one_alone(scene: Scene, stopped: str) -> None:
-    scene.sql("UPDATE {schema}.partition_offset SET next_offset = 4", put_stop("{schema}", "PoisonStop", "4"))
-    plan = admin(scene).plan_reset(scene.group, ResetTo.after_failed())
-    scene.sql("UPDATE {schema}.partition_offset SET next_offset = 5")
-    with pytest.raises(Fenced, match="/0 is at offset 5, in the plan at 4: nothing was done"):
-        admin(scene).apply(plan, reason="r")
-    assert scene.positions() == {(stopped, 0): 5}
+def test_a_plan_that_passes_a_failed_record_holds_for_that_one_alone(
+    worker_group: WorkerGroup, stopped_topic: str
+) -> None:
+    worker_group.sql("UPDATE {schema}.partition_offset SET next_offset = 4", put_stop("{schema}", "PoisonStop", "4"))
+    plan = admin(worker_group).plan_reset(worker_group.group, ResetTo.after_failed())
+    worker_group.sql("UPDATE {schema}.partition_offset SET next_offset = 5")
+    with pytest.raises(Fenced, match="/0 is at offset 5, but the plan has 4: nothing was done"):
+        admin(worker_group).apply(plan, reason="r")
+    assert worker_group.positions() == {(stopped_topic, 0): 5}
 
 
 # -- what is compared --------------------------------------------------------------------------------------------
 
 
-def test_of_two_operators_who_apply_the_same_plan_one_wins(scene: Scene, read: str, tmp_path: Path) -> None:
-    reset(scene, "--topic", f"{read}:0", "--to-offset", "2", "--out", str(tmp_path / "plan"))
+def test_of_two_operators_who_apply_the_same_plan_one_wins(
+    worker_group: WorkerGroup, applied_topic: str, tmp_path: Path
+) -> None:
+    reset(worker_group, "--topic", f"{applied_topic}:0", "--to-offset", "2", "--out", str(tmp_path / "plan"))
     from_file = ["--plan", str(tmp_path / "plan")]
     with ThreadPoolExecutor(2) as pool:
         plan = ResetPlan.from_json((tmp_path / "plan").read_bytes())
-        both = [pool.submit(admin(scene).apply, plan, reason="r", actor=actor) for actor in ("ada", "bob")]
+        both = [pool.submit(admin(worker_group).apply, plan, reason="r", actor=actor) for actor in ("ada", "bob")]
         errors = [one.exception(60) for one in both]
     assert sorted(map(type, errors), key=str) == sorted([type(None), Fenced], key=str)
-    assert len(scene.sql("SELECT 1 FROM {schema}.admin_action")) == 1
-    said = applied(scene, *from_file, exits=1).stderr
-    assert f"{read}/0 was reset since the plan was made" in said
+    assert len(worker_group.sql("SELECT 1 FROM {schema}.admin_action")) == 1
+    said = applied(worker_group, *from_file, exits=1).stderr
+    assert f"{applied_topic}/0 was reset since the plan was made" in said
 
 
-def test_a_plan_holds_while_the_position_moves_on_and_not_past_its_target(scene: Scene, fixed: str) -> None:
-    it = admin(scene)
-    forward, rewind = (it.plan_reset(scene.group, ResetTo.offset(to)) for to in (13, 6))
-    scene.sql("UPDATE {schema}.partition_offset SET next_offset = 14")
+def test_a_plan_holds_while_the_position_moves_on_and_not_past_its_target(
+    worker_group: WorkerGroup, lagging_topic: str
+) -> None:
+    it = admin(worker_group)
+    forward, rewind = (it.plan_reset(worker_group.group, ResetTo.offset(to)) for to in (13, 6))
+    worker_group.sql("UPDATE {schema}.partition_offset SET next_offset = 14")
     with pytest.raises(Fenced, match=r"/0 is at offset 14, past the forward target 13: nothing was done"):
         it.apply(forward, reason="r")
-    scene.sql("UPDATE {schema}.partition_offset SET next_offset = 5")
+    worker_group.sql("UPDATE {schema}.partition_offset SET next_offset = 5")
     with pytest.raises(Fenced, match=r"/0 is at offset 5, before the backward target 6: nothing was done"):
         it.apply(rewind, reason="r")
-    scene.sql("UPDATE {schema}.partition_offset SET next_offset = 12")
+    worker_group.sql("UPDATE {schema}.partition_offset SET next_offset = 12")
     done = it.apply(forward, reason="r", actor="ada").done[0]
     assert (done.from_offset, done.to_offset) == (12, 13)
-    assert losses(scene) == [(0, 12, 13, "operator", "ada")]
-    assert fixed
+    assert losses(worker_group) == [(0, 12, 13, "operator", "ada")]
+    assert lagging_topic
 
 
-def test_another_topic_and_another_cluster_are_refused(scene: Scene, stopped: str) -> None:
-    it = admin(scene)
-    plan = it.plan_reset(scene.group, ResetTo.earliest())
-    scene.sql("UPDATE {schema}.partition_offset SET topic_id = gen_random_uuid()")
-    with pytest.raises(Fenced, match=f"{stopped}/0 belongs to topic id .*, the plan to .*: nothing was done"):
+def test_another_topic_and_another_cluster_are_refused(worker_group: WorkerGroup, stopped_topic: str) -> None:
+    it = admin(worker_group)
+    plan = it.plan_reset(worker_group.group, ResetTo.earliest())
+    worker_group.sql("UPDATE {schema}.partition_offset SET topic_id = gen_random_uuid()")
+    with pytest.raises(Fenced, match=f"{stopped_topic}/0 belongs to topic id .*, the plan to .*: nothing was done"):
         it.apply(plan, reason="r")
     with pytest.raises(Fenced, match="is not the one that was read"):
-        it.plan_reset(scene.group, ResetTo.offset(1))
-    scene.sql("UPDATE {schema}.consumer_group SET cluster_id = 'another'")
+        it.plan_reset(worker_group.group, ResetTo.offset(1))
+    worker_group.sql("UPDATE {schema}.consumer_group SET cluster_id = 'another'")
     with pytest.raises(Fenced, match="belongs to cluster another, the plan to"):
         it.apply(plan, reason="r")
     with pytest.raises(ClusterChanged, match="the brokers belong to cluster"):
-        it.plan_reset(scene.group, ResetTo.offset(1))
-    assert scene.positions() == {(stopped, 0): 10}
+        it.plan_reset(worker_group.group, ResetTo.offset(1))
+    assert worker_group.positions() == {(stopped_topic, 0): 10}
 
 
 @pytest.fixture
-def two(scene: Scene) -> str:
+def two_partition_topic(worker_group: WorkerGroup) -> str:
     """A topic of two partitions whose ten records each are applied; no worker runs."""
-    name, _ = scene.log(10, 2)
-    worker = scene.worker(name, limits=OFTEN)
-    scene.wait_for_position(name, 10, 0)
-    scene.wait_for_position(name, 10, 1)
+    name, _ = worker_group.log(10, 2)
+    worker = worker_group.worker(name, limits=OFTEN)
+    worker_group.wait_for_position(name, 10, 0)
+    worker_group.wait_for_position(name, 10, 1)
     worker.stop()
     return name
 
 
-def test_a_plan_is_one_transaction_or_one_for_each_partition(scene: Scene, two: str) -> None:
-    it = admin(scene)
-    plan = it.plan_reset(scene.group, ResetTo.offset(6))
-    scene.sql("UPDATE {schema}.partition_offset SET next_offset = 3 WHERE partition = 0")
+def test_a_plan_is_one_transaction_or_one_for_each_partition(
+    worker_group: WorkerGroup, two_partition_topic: str
+) -> None:
+    it = admin(worker_group)
+    plan = it.plan_reset(worker_group.group, ResetTo.offset(6))
+    worker_group.sql("UPDATE {schema}.partition_offset SET next_offset = 3 WHERE partition = 0")
     with pytest.raises(Fenced):
         it.apply(plan, reason="r")
-    assert scene.positions() == {(two, 0): 3, (two, 1): 10}
+    assert worker_group.positions() == {(two_partition_topic, 0): 3, (two_partition_topic, 1): 10}
     result = it.apply(plan, reason="r", each=True)
-    assert [done.partition for done in result.done] == [Partition(two, 1)]
-    assert [said.split(" is at")[0] for said in result.refused] == [f"{two}/0"]
-    assert scene.positions() == {(two, 0): 3, (two, 1): 6}
+    assert [done.partition for done in result.done] == [Partition(two_partition_topic, 1)]
+    assert [said.split(" is at")[0] for said in result.refused] == [f"{two_partition_topic}/0"]
+    assert worker_group.positions() == {(two_partition_topic, 0): 3, (two_partition_topic, 1): 6}
 
 
-def test_a_locked_partition_is_named_and_no_lock_is_kept(scene: Scene, stopped: str) -> None:
-    plan = admin(scene).plan_reset(scene.group, ResetTo.offset(6))
-    with scene.engine.begin() as tx:
-        tx.exec_driver_sql(f'UPDATE "{scene.schema}".partition_offset SET epoch = epoch')
-        with pytest.raises(Fenced, match=f"^{stopped}/0 is locked by .* since 20.* UTC; not all locks"):
-            admin(scene).apply(plan, reason="r", wait=0.5)
+def test_a_locked_partition_is_named_and_no_lock_is_kept(worker_group: WorkerGroup, stopped_topic: str) -> None:
+    plan = admin(worker_group).plan_reset(worker_group.group, ResetTo.offset(6))
+    with worker_group.engine.begin() as tx:
+        tx.exec_driver_sql(f'UPDATE "{worker_group.schema}".partition_offset SET epoch = epoch')
+        with pytest.raises(Fenced, match=f"^{stopped_topic}/0 is locked by .* since 20.* UTC; not all locks"):
+            admin(worker_group).apply(plan, reason="r", wait=0.5)
         with ThreadPoolExecutor(1) as pool:
-            late = pool.submit(admin(scene).apply, plan, reason="r", wait=60)
-            scene.wait(lambda: len(scene.sql("SELECT 1 FROM pg_locks WHERE NOT granted")) > 0)
+            late = pool.submit(admin(worker_group).apply, plan, reason="r", wait=60)
+            worker_group.wait(lambda: len(worker_group.sql("SELECT 1 FROM pg_locks WHERE NOT granted")) > 0)
             tx.commit()
             assert len(late.result(60).done) == 1
-    assert scene.positions() == {(stopped, 0): 6}
+    assert worker_group.positions() == {(stopped_topic, 0): 6}
 
 
-def test_locks_are_released_while_one_is_not_to_be_had(scene: Scene, two: str) -> None:
-    plan = admin(scene).plan_reset(scene.group, ResetTo.offset(6))
-    with scene.engine.begin() as tx, ThreadPoolExecutor(1) as pool:
-        tx.exec_driver_sql(f'UPDATE "{scene.schema}".partition_offset SET epoch = epoch WHERE partition = 1')
-        late = pool.submit(admin(scene).apply, plan, reason="r", wait=60)
-        scene.wait(lambda: len(scene.sql("SELECT 1 FROM pg_locks WHERE NOT granted")) > 0)
-        scene.sql(
+def test_locks_are_released_while_one_is_not_to_be_had(worker_group: WorkerGroup, two_partition_topic: str) -> None:
+    plan = admin(worker_group).plan_reset(worker_group.group, ResetTo.offset(6))
+    with worker_group.engine.begin() as tx, ThreadPoolExecutor(1) as pool:
+        tx.exec_driver_sql(f'UPDATE "{worker_group.schema}".partition_offset SET epoch = epoch WHERE partition = 1')
+        late = pool.submit(admin(worker_group).apply, plan, reason="r", wait=60)
+        worker_group.wait(lambda: len(worker_group.sql("SELECT 1 FROM pg_locks WHERE NOT granted")) > 0)
+        worker_group.sql(
             "SET LOCAL lock_timeout = '10s'", "UPDATE {schema}.partition_offset SET epoch = epoch WHERE partition = 0"
         )
         assert not late.done()
         tx.commit()
         assert len(late.result(60).done) == 2
-    assert scene.positions() == {(two, 0): 6, (two, 1): 6}
+    assert worker_group.positions() == {(two_partition_topic, 0): 6, (two_partition_topic, 1): 6}
 
 
-def test_a_wait_for_workers_that_do_not_run_ends(scene: Scene, stopped: str) -> None:
-    said = applied(scene, "--all-topics", "--to-offset", "3", "--wait-until-applied", "1s", exits=1).stderr
+def test_a_wait_for_workers_that_do_not_run_ends(worker_group: WorkerGroup, stopped_topic: str) -> None:
+    said = applied(worker_group, "--all-topics", "--to-offset", "3", "--wait-until-applied", "1s", exits=1).stderr
     assert "not applied within" in said
-    assert scene.positions() == {(stopped, 0): 3}
+    assert worker_group.positions() == {(stopped_topic, 0): 3}
 
 
-def test_retention_has_removed_what_is_wanted(scene: Scene, stopped: str) -> None:
-    at = TopicPartition(stopped, 0, 8)
-    scene.admin.delete_records([at])[at].result(20)
-    said = reset(scene, "--all-topics", "--to-offset", "3").stdout
-    assert f"{stopped}/0: the log begins at 8: up to 5 offsets are gone" in said
-    assert "--accept-loss" in applied(scene, "--all-topics", "--to-offset", "3", exits=2).stderr
-    applied(scene, "--all-topics", "--to-offset", "3", "--accept-loss")
-    assert scene.positions() == {(stopped, 0): 8}
-    assert losses(scene) == []  # they were applied
-    [row] = scene.sql("SELECT reason FROM {schema}.admin_action")
+def test_retention_has_removed_what_is_wanted(worker_group: WorkerGroup, stopped_topic: str) -> None:
+    at = TopicPartition(stopped_topic, 0, 8)
+    worker_group.admin.delete_records([at])[at].result(20)
+    said = reset(worker_group, "--all-topics", "--to-offset", "3").stdout
+    assert f"{stopped_topic}/0: the log begins at 8: up to 5 offsets are gone" in said
+    assert "--accept-loss" in applied(worker_group, "--all-topics", "--to-offset", "3", exits=2).stderr
+    applied(worker_group, "--all-topics", "--to-offset", "3", "--accept-loss")
+    assert worker_group.positions() == {(stopped_topic, 0): 8}
+    assert losses(worker_group) == []  # they were applied
+    [row] = worker_group.sql("SELECT reason FROM {schema}.admin_action")
     assert row.reason == "ticket 88 (retention has removed [3, 8): not read again)"
 
 
@@ -440,7 +486,9 @@ WRONG_USAGE = [
     (["--all-topics", "--to-offset", "99"], "99 is past the end of the log"),
     (["--all-topics", "--to-datetime", "2026-01-01T00:00"], "say in which zone"),
     (["--all-topics", "--to-datetime", "noon"], "takes a time with its zone"),
-    (["--all-topics", "--by-duration", "P9999999999D"], "nothing is so old"),
+    (["--all-topics", "--by-duration", "P9999999999D"], "no record can be that old"),
+    (["--all-topics", "--by-duration", f"P{'9' * 4301}D"], "no record can be that old"),
+    (["--topic", f"{{topic}}:{'9' * 4301}", "--to-earliest"], "--topic takes a topic"),
     (["--all-topics", "--to-offset", "3", "--out", "/no/such/folder/plan"], "cannot be written"),
     (["--all-topics", "--by-duration", "long"], "--by-duration takes a length of time"),
     (["--topic", "nowhere", "--to-earliest"], "has no stored offset for topic 'nowhere'; its topics are"),
@@ -451,58 +499,66 @@ WRONG_USAGE = [
     (["--all-topics", "--to-earliest", "--to-latest"], "one target, not --to-earliest and --to-latest"),
     (["--all-topics", "--to-group", "nobody"], "has no group 'nobody'; it knows"),
     (["--plan", "/nowhere"], "cannot be read"),
+    (["--plan", "/nowhere", "--all-topics"], "leave --topic and --all-topics out"),
 ]
 
 
-def test_wrong_usage_exits_with_2(scene: Scene, stopped: str) -> None:
+def test_wrong_usage_exits_with_2(worker_group: WorkerGroup, stopped_topic: str) -> None:
     def check(case: tuple[list[str], str]) -> None:
         words, said = case
-        assert said in reset(scene, *(word.format(topic=stopped) for word in words), exits=2).stderr
-        assert scene.positions() == {(stopped, 0): 10}
+        assert said in reset(worker_group, *(word.format(topic=stopped_topic) for word in words), exits=2).stderr
+        assert worker_group.positions() == {(stopped_topic, 0): 10}
 
     check_each(WRONG_USAGE, check)
 
 
 @pytest.mark.long
 def test_without_brokers_what_needs_none_is_planned(
-    scene: Scene, stopped: str, monkeypatch: pytest.MonkeyPatch
+    worker_group: WorkerGroup, stopped_topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seekpoint_admin, "KAFKA_TIMEOUT", 1.0)
-    said = reset(scene, "--all-topics", "--to-offset", "3", brokers=False).stdout
-    assert "no brokers are named: it was not checked that the offsets are in the logs" in said
-    assert "name them with --kafka" in reset(scene, "--all-topics", "--to-earliest", brokers=False, exits=2).stderr
+    said = reset(worker_group, "--all-topics", "--to-offset", "3", brokers=False).stdout
+    assert "no brokers are named: the offsets were not compared with the logs" in said
+    assert (
+        "name them with --kafka" in reset(worker_group, "--all-topics", "--to-earliest", brokers=False, exits=2).stderr
+    )
     nowhere = ["--kafka", "bootstrap.servers=127.0.0.1:1"]
-    assert "it was not checked" in reset(scene, "--all-topics", "--to-offset", "3", *nowhere, brokers=False).stdout
-    reset(scene, "--all-topics", "--to-earliest", *nowhere, brokers=False, exits=3)
+    assert (
+        "were not compared" in reset(worker_group, "--all-topics", "--to-offset", "3", *nowhere, brokers=False).stdout
+    )
+    reset(worker_group, "--all-topics", "--to-earliest", *nowhere, brokers=False, exits=3)
     seekpoint("offsets", "history", "g", "--database-url", "postgresql://u@127.0.0.1:1/none", exits=3)
-    assert scene.positions() == {(stopped, 0): 10}
+    assert worker_group.positions() == {(stopped_topic, 0): 10}
 
 
-def test_history_names_who_did_what(scene: Scene, stopped: str) -> None:
-    applied(scene, "--all-topics", "--to-offset", "3")
-    run(scene, "groups", "pause", scene.group, "--apply", "--reason", "maintenance", "--actor", "bob")
-    shown = json.loads(run(scene, "offsets", "history", scene.group, "--json").stdout)
+def test_history_names_who_did_what(worker_group: WorkerGroup, stopped_topic: str) -> None:
+    applied(worker_group, "--all-topics", "--to-offset", "3")
+    run(worker_group, "groups", "pause", worker_group.group, "--apply", "--reason", "maintenance", "--actor", "bob")
+    shown = json.loads(run(worker_group, "offsets", "history", worker_group.group, "--json").stdout)
     assert [(one["action"], one["actor"], one["to_offset"]) for one in shown] == [
         ("pause", "bob", None),
         ("reset", "ada", 3),
     ]
-    assert "ticket 88" in run(scene, "offsets", "history", scene.group, "--topic", stopped, "--limit", "1").stdout
-    assert "has no group 'nobody'" in run(scene, "offsets", "history", "nobody", exits=2).stderr
+    assert (
+        "ticket 88"
+        in run(worker_group, "offsets", "history", worker_group.group, "--topic", stopped_topic, "--limit", "1").stdout
+    )
+    assert "has no group 'nobody'" in run(worker_group, "offsets", "history", "nobody", exits=2).stderr
 
 
-def test_plans_that_are_none(scene: Scene, stopped: str) -> None:
-    plan = admin(scene).plan_reset(scene.group, ResetTo.offset(3))
+def test_plans_that_are_none(worker_group: WorkerGroup, stopped_topic: str) -> None:
+    plan = admin(worker_group).plan_reset(worker_group.group, ResetTo.offset(3))
     assert ResetPlan.from_json(plan.to_json()) == plan
     for text in (b"", b"{}", b"\xff", plan.to_json().replace(b'"format": 1', b'"format": 9')):
         with pytest.raises(ConfigError):
             ResetPlan.from_json(text)
-    assert stopped
+    assert stopped_topic
 
 
-def expected_rows(scene: Scene) -> list[tuple[int, int]]:
+def expected_rows(worker_group: WorkerGroup) -> list[tuple[int, int]]:
     """What is read from 0 on, from each reset's target to the position of the next reset, and to the position now."""
-    rows, began = [], dict.fromkeys((at.number for at in scene.positions()), 0)
-    for row in scene.sql("SELECT partition, from_offset, to_offset FROM {schema}.admin_action ORDER BY id"):
+    rows, began = [], dict.fromkeys((at.number for at in worker_group.positions()), 0)
+    for row in worker_group.sql("SELECT partition, from_offset, to_offset FROM {schema}.admin_action ORDER BY id"):
         rows += [(row.partition, n) for n in range(began[row.partition], row.from_offset)]
         began[row.partition] = row.to_offset
-    return rows + [(p.number, n) for p, at in scene.positions().items() for n in range(began[p.number], at)]
+    return rows + [(p.number, n) for p, at in worker_group.positions().items() for n in range(began[p.number], at)]

@@ -123,7 +123,7 @@ def test_an_ended_server_shows_the_space_left(own_postgres: PostgresServer, monk
     own_postgres.kill()
     monkeypatch.setattr(server, "LITTLE", 2**63)  # as if the disk were full
     said = str(own_postgres.failure("it has ended by itself"))
-    assert said.startswith("it has ended by itself\nThe last lines of its log:\n")
+    assert said.startswith("it has ended by itself [SP1001]\nThe last lines of its log:\n")
     assert re.search(r"\n/\S+ has \d+ MB left\.\nRemedy: set TMPDIR to a folder with free space", said)
 
 
@@ -163,7 +163,7 @@ def test_a_given_postgres_is_never_broken(own_postgres: PostgresServer, monkeypa
         assert given.url == own_postgres.url
         assert given.describe().endswith("(given)")
         for refuse in (given.stop, given.kill, given.freeze):
-            with pytest.raises(ServerFailed, match="not ours to break"):
+            with pytest.raises(ServerFailed, match="was not started here"):
                 refuse()
     assert own_postgres.running
 
@@ -251,7 +251,7 @@ def test_a_given_broker_is_used_and_never_broken(own_kafka: KafkaServer, monkeyp
     with start_kafka() as given:
         assert given.bootstrap == own_kafka.bootstrap
         assert given.describe() == f"Kafka at {own_kafka.bootstrap} (given)"
-        with pytest.raises(ServerFailed, match="not ours to break"):
+        with pytest.raises(ServerFailed, match="was not started here"):
             given.kill()
     assert own_kafka.running
 
@@ -289,12 +289,12 @@ def owner(start: str, end: str) -> tuple[subprocess.Popen[str], list[int], list[
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     with process.stdout:
-        told = [line.split() for line in iter(process.stdout.readline, "\n")]
-    folders = [Path(folder) for _, folder in told]
+        lines = [line.split() for line in iter(process.stdout.readline, "\n")]
+    folders = [Path(folder) for _, folder in lines]
     # Postgres works in its data folder, one below its temporary folder.
     return (
         process,
-        [int(pid) for pid, _ in told],
+        [int(pid) for pid, _ in lines],
         [folder.parent if folder.name == "data" else folder for folder in folders],
     )
 

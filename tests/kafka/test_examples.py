@@ -21,7 +21,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from seekpoint import Append, Json, Partition, Pipeline
 from support.fixtures import NewEngine
-from support.kafka_postgres import PROTOCOLS, QUICK, Scene
+from support.kafka_postgres import PROTOCOLS, QUICK, WorkerGroup
 from support.postgres_proxy import PostgresProxy
 
 
@@ -43,14 +43,14 @@ own_loop, fastapi_service = example("own_loop"), example("fastapi_service")
 
 
 @contextmanager
-def looping(scene: Scene, topic: str, engine: Engine, kafka: dict[str, Any]) -> Iterator[None]:
+def looping(worker_group: WorkerGroup, topic: str, engine: Engine, kafka: dict[str, Any]) -> Iterator[None]:
     """The example's loop, on a thread of its own."""
     stopping, failed = threading.Event(), []
 
     def run() -> None:
         try:
-            config = {"bootstrap.servers": scene.broker, **kafka}
-            own_loop.run(engine, config, topic, stopping, group=scene.group, schema=scene.schema)
+            config = {"bootstrap.servers": worker_group.broker, **kafka}
+            own_loop.run(engine, config, topic, stopping, group=worker_group.group, schema=worker_group.schema)
         except BaseException as error:
             failed.append(error)
             raise
@@ -67,12 +67,12 @@ def looping(scene: Scene, topic: str, engine: Engine, kafka: dict[str, Any]) -> 
 
 
 @pytest.fixture
-def in_schema(scene: Scene, new_engine: NewEngine) -> Callable[[str], Engine]:
+def in_schema(worker_group: WorkerGroup, new_engine: NewEngine) -> Callable[[str], Engine]:
     """``in_schema(url)``: an engine whose unqualified tables are the test's own."""
 
     def make(url: str) -> Engine:
         engine = new_engine(url, pool_pre_ping=True)
-        event.listen(engine, "connect", lambda raw, _: raw.execute(f'SET search_path TO "{scene.schema}"'))
+        event.listen(engine, "connect", lambda raw, _: raw.execute(f'SET search_path TO "{worker_group.schema}"'))
         event.listen(engine, "connect", lambda raw, _: raw.commit())
         return engine
 
@@ -80,85 +80,94 @@ def in_schema(scene: Scene, new_engine: NewEngine) -> Callable[[str], Engine]:
 
 
 @pytest.fixture
-def words(scene: Scene) -> Callable[[], dict[str, int]]:
+def word_counts(worker_group: WorkerGroup) -> Callable[[], dict[str, int]]:
     """The table of the example, made; call it for what it holds."""
-    scene.sql(f'CREATE TABLE "{scene.schema}".words (word text PRIMARY KEY, seen bigint NOT NULL)')
+    worker_group.sql(f'CREATE TABLE "{worker_group.schema}".words (word text PRIMARY KEY, seen bigint NOT NULL)')
 
     def read() -> dict[str, int]:
-        return {row.word: row.seen for row in scene.sql("SELECT word, seen FROM {schema}.words")}
+        return {row.word: row.seen for row in worker_group.sql("SELECT word, seen FROM {schema}.words")}
 
     return read
 
 
-@pytest.mark.parametrize("way", PROTOCOLS)
-def test_an_own_loop_counts_every_record_once(scene: Scene, way: str, words: Any, in_schema: Any) -> None:
-    name, kafka = scene.topic(4), dict(PROTOCOLS[way])
-    stored = [at for n in range(4) for at in scene.produce(name, ["to be or not to be"] * 50, partition=n)]
-    with looping(scene, name, in_schema(scene.dsn), kafka):
-        scene.wait_until_caught_up(name, stored)
-        with looping(scene, name, in_schema(scene.dsn), kafka):  # a second member joins …
-            stored += [at for n in range(4) for at in scene.produce(name, ["to be"] * 50, partition=n)]
-            scene.wait_until_caught_up(name, stored)
-        stored += [at for n in range(4) for at in scene.produce(name, ["not"] * 50, partition=n)]  # … and leaves
-        scene.wait_until_caught_up(name, stored)
-    assert words() == {"to": 600, "be": 600, "or": 200, "not": 400}
-    assert [row.owner for row in scene.ledger.read()] == [None] * 4
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_own_loop_counts_every_record_once(
+    worker_group: WorkerGroup, protocol: str, word_counts: Any, in_schema: Any
+) -> None:
+    name, kafka = worker_group.topic(4), dict(PROTOCOLS[protocol])
+    stored = [at for n in range(4) for at in worker_group.produce(name, ["to be or not to be"] * 50, partition=n)]
+    with looping(worker_group, name, in_schema(worker_group.dsn), kafka):
+        worker_group.wait_until_caught_up(name, stored)
+        with looping(worker_group, name, in_schema(worker_group.dsn), kafka):  # a second member joins …
+            stored += [at for n in range(4) for at in worker_group.produce(name, ["to be"] * 50, partition=n)]
+            worker_group.wait_until_caught_up(name, stored)
+        stored += [at for n in range(4) for at in worker_group.produce(name, ["not"] * 50, partition=n)]  # … and leaves
+        worker_group.wait_until_caught_up(name, stored)
+    assert word_counts() == {"to": 600, "be": 600, "or": 200, "not": 400}
+    assert [row.owner for row in worker_group.ledger.read()] == [None] * 4
 
 
 @pytest.mark.long
-def test_an_own_loop_survives_faults_and_resets(scene: Scene, words: Any, in_schema: Any, seekpoint_dsn: str) -> None:
-    name = scene.topic()
-    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy, looping(scene, name, in_schema(proxy.dsn), dict(QUICK)):
-        stored = scene.produce(name, ["one"] * 100)
-        scene.wait_until_caught_up(name, stored)
+def test_an_own_loop_survives_faults_and_resets(
+    worker_group: WorkerGroup, word_counts: Any, in_schema: Any, seekpoint_dsn: str
+) -> None:
+    name = worker_group.topic()
+    with (
+        PostgresProxy.in_front_of(seekpoint_dsn) as proxy,
+        looping(worker_group, name, in_schema(proxy.dsn), dict(QUICK)),
+    ):
+        stored = worker_group.produce(name, ["one"] * 100)
+        worker_group.wait_until_caught_up(name, stored)
         proxy.arm("after_commit")  # of whatever commits next: the loop's own look, or its batch
-        stored += scene.produce(name, ["two"] * 100)
+        stored += worker_group.produce(name, ["two"] * 100)
         assert proxy.fired.wait(20)
-        scene.wait_until_caught_up(name, stored)
+        worker_group.wait_until_caught_up(name, stored)
         proxy.arm("at_statement", "INSERT INTO words")
-        stored += scene.produce(name, ["three"] * 100)
+        stored += worker_group.produce(name, ["three"] * 100)
         assert proxy.fired.wait(20)
-        scene.wait_until_caught_up(name, stored)
-        scene.ledger.reset_offset(name, 0, 250, log=None, reason="half of the last hundred again")
-        scene.wait_for_position(name, 300)
+        worker_group.wait_until_caught_up(name, stored)
+        worker_group.ledger.reset_offset(name, 0, 250, log=None, reason="half of the last hundred again")
+        worker_group.wait_for_position(name, 300)
         proxy.refuse()
         proxy.cut()
-        stored += scene.produce(name, ["four"] * 100)
+        stored += worker_group.produce(name, ["four"] * 100)
         proxy.accept()
-        scene.wait_until_caught_up(name, stored)
-    assert words() == {"one": 100, "two": 100, "three": 150, "four": 100}
+        worker_group.wait_until_caught_up(name, stored)
+    assert word_counts() == {"one": 100, "two": 100, "three": 150, "four": 100}
 
 
-def test_an_own_loop_stops_at_a_recreated_topic_until_it_is_decided(scene: Scene, words: Any, in_schema: Any) -> None:
-    name = scene.topic()
-    with looping(scene, name, in_schema(scene.dsn), {**QUICK, "group.protocol": "consumer"}):
-        stored = scene.produce(name, ["old"] * 10)
-        scene.wait_until_caught_up(name, stored)
-        scene.delete_topic(name)
-        scene.topic(name=name)
-        stored = scene.produce(name, ["new"] * 50)
-        new = scene.topic_id(name)
-        assert words() == {"old": 10}
-        scene.ledger.reset_offset(name, 0, 0, topic_id=new, log=None, reason="restart")
-        scene.wait_until_caught_up(name, stored)
-    assert words() == {"old": 10, "new": 50}
+def test_an_own_loop_stops_at_a_recreated_topic_until_it_is_decided(
+    worker_group: WorkerGroup, word_counts: Any, in_schema: Any
+) -> None:
+    name = worker_group.topic()
+    with looping(worker_group, name, in_schema(worker_group.dsn), {**QUICK, "group.protocol": "consumer"}):
+        stored = worker_group.produce(name, ["old"] * 10)
+        worker_group.wait_until_caught_up(name, stored)
+        worker_group.delete_topic(name)
+        worker_group.topic(name=name)
+        stored = worker_group.produce(name, ["new"] * 50)
+        new = worker_group.topic_id(name)
+        assert word_counts() == {"old": 10}
+        worker_group.ledger.reset_offset(name, 0, 0, topic_id=new, log=None, reason="restart")
+        worker_group.wait_until_caught_up(name, stored)
+    assert word_counts() == {"old": 10, "new": 50}
 
 
 # -- fastapi_service --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def orders(scene: Scene) -> Pipeline:
+def orders(worker_group: WorkerGroup) -> Pipeline:
     """The pipeline of the example, on a topic and a table of the test's own."""
-    scene.sql(f'CREATE TABLE "{scene.schema}".orders (id bigint, item text)')
-    value, sinks = Json(fastapi_service.Order), [Append((scene.schema, "orders"))]
-    return Pipeline(scene.group, topics=scene.topic(2), value=value, sinks=sinks)
+    worker_group.sql(f'CREATE TABLE "{worker_group.schema}".orders (id bigint, item text)')
+    value, sinks = Json(fastapi_service.Order), [Append((worker_group.schema, "orders"))]
+    return Pipeline(worker_group.group, topics=worker_group.topic(2), value=value, sinks=sinks)
 
 
 @pytest.fixture
-def app(scene: Scene, orders: Pipeline, in_schema: Callable[[str], Engine]) -> Any:
-    kafka = {"bootstrap.servers": scene.broker, **QUICK}
-    return fastapi_service.make_app(in_schema(scene.dsn), kafka, orders, schema=scene.schema)
+def app(worker_group: WorkerGroup, orders: Pipeline, in_schema: Callable[[str], Engine]) -> Any:
+    kafka = {"bootstrap.servers": worker_group.broker, **QUICK}
+    return fastapi_service.make_app(in_schema(worker_group.dsn), kafka, orders, schema=worker_group.schema)
 
 
 @asynccontextmanager
@@ -169,20 +178,20 @@ async def serving(app: Any) -> AsyncIterator[httpx.AsyncClient]:
         yield web
 
 
-def test_a_service_consumes_while_it_serves(scene: Scene, orders: Pipeline, app: Any) -> None:
+def test_a_service_consumes_while_it_serves(worker_group: WorkerGroup, orders: Pipeline, app: Any) -> None:
     (topic,) = orders.topics
 
     async def visit() -> None:
         async with serving(app) as web:
             assert (await web.get("/health/live")).json() == {"live": True, "error": None}
             tea = [json.dumps({"id": n, "item": "tea"}) for n in range(100)]
-            stored = await asyncio.to_thread(scene.produce, topic, tea, partition=1)
-            await asyncio.to_thread(scene.wait_until_caught_up, topic, stored)
+            stored = await asyncio.to_thread(worker_group.produce, topic, tea, partition=1)
+            await asyncio.to_thread(worker_group.wait_until_caught_up, topic, stored)
             assert (await web.get("/orders/count")).json() == {"orders": 100}
             ready = await web.get("/health/ready")
             assert (ready.status_code, ready.json()["trouble"], ready.json()["stopped"]) == (200, None, {})
 
-            await asyncio.to_thread(scene.produce, topic, ["not json"], partition=0)
+            await asyncio.to_thread(worker_group.produce, topic, ["not json"], partition=0)
             async with asyncio.timeout(20):
                 while not (stopped := (await web.get("/health/ready")).json()["stopped"]):
                     await asyncio.sleep(0.02)
@@ -191,16 +200,16 @@ def test_a_service_consumes_while_it_serves(scene: Scene, orders: Pipeline, app:
 
     asyncio.run(visit())
     assert not app.state.worker.health().live
-    assert [row.owner for row in scene.ledger.read()] == [None, None]
+    assert [row.owner for row in worker_group.ledger.read()] == [None, None]
 
 
-def test_a_service_whose_worker_has_ended_reports_it(scene: Scene, orders: Pipeline, app: Any) -> None:
+def test_a_service_whose_worker_has_ended_reports_it(worker_group: WorkerGroup, orders: Pipeline, app: Any) -> None:
     (topic,) = orders.topics
 
     async def visit() -> None:
         async with serving(app) as web:
-            scene.sql(f'DROP TABLE "{scene.schema}".partition_offset CASCADE')
-            await asyncio.to_thread(scene.produce, topic, ['{"id": 1, "item": "tea"}'])
+            worker_group.sql(f'DROP TABLE "{worker_group.schema}".partition_offset CASCADE')
+            await asyncio.to_thread(worker_group.produce, topic, ['{"id": 1, "item": "tea"}'])
             async with asyncio.timeout(20):
                 while (live := await web.get("/health/live")).status_code == 200:
                     await asyncio.sleep(0.02)

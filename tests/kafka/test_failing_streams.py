@@ -10,9 +10,9 @@ import pytest
 from confluent_kafka import Producer
 from sqlalchemy import Connection, Engine
 
-from failures.judge import LETTERS, create, prepare, select
+from failures.judge import DEAD_LETTERS, create, prepare, select
 from failures.kinds import EVERY, HANDLERS, KINDS, Item, Kind, good
-from failures.roads import BY_NAME, pipeline_on
+from failures.strategies import BY_NAME, pipeline_on
 from kafka.test_odd_records import produce_by_hand
 from seekpoint import Batch, Ledger, Limits, Partition, Text, events
 from seekpoint.pipeline.pipeline import Pipeline
@@ -20,7 +20,7 @@ from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry
 from seekpoint.records import AnyRecord, Cause, RawRecord
 from support.events import Run
 from support.kafka_postgres import QUICK
-from support.sink_tables import Ground
+from support.sink_tables import SinkTables
 
 TRIES = 3
 RETRY = Retry(attempts=TRIES, wait_initial=0.05, jitter=0, on=(OSError, ArithmeticError))
@@ -29,12 +29,12 @@ SOON = Limits(idle_check=0.1)
 HEADER = Kind("header name that is not UTF-8", Cause.DECODE, "headers cannot be read")
 
 
-class Stubborn:
+class RetriedFailure:
     """Fails until its retry was announced twice."""
 
     def __init__(self) -> None:
         self.seen: dict[int, int] = {}
-        self.kind = Kind("exception that passes at the third try", None, roads=HANDLERS, act=self._act)
+        self.kind = Kind("exception that passes at the third try", None, strategies=HANDLERS, act=self._act)
 
     def __call__(self, event: events.Event) -> None:
         if isinstance(event, events.RetryScheduled):
@@ -98,16 +98,16 @@ class Stream:
 
 
 @pytest.fixture
-def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
-    made = Ground(seekpoint_engine, seekpoint_schema)
+def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
+    made = SinkTables(seekpoint_engine, seekpoint_schema)
     prepare(made)
     create(made, "t")
     return made
 
 
 @pytest.fixture
-def stubborn() -> Any:
-    made = Stubborn()
+def retried_failure() -> Any:
+    made = RetriedFailure()
     BY_NAME[made.kind.name] = made.kind
     yield made
     del BY_NAME[made.kind.name]
@@ -115,62 +115,70 @@ def stubborn() -> Any:
 
 @pytest.fixture
 def start(
-    ground: Ground, stubborn: Stubborn, run_worker: Callable[..., Run], topic: Callable[..., str], seekpoint_broker: str
+    sink_tables: SinkTables,
+    retried_failure: RetriedFailure,
+    run_worker: Callable[..., Run],
+    topic: Callable[..., str],
+    seekpoint_broker: str,
 ) -> Callable[..., tuple[Stream, Pipeline, Run]]:
     """A worker over a new stream of these kinds."""
 
-    def run(road: str, policy: OnPoison, kinds: Sequence[Kind]) -> tuple[Stream, Pipeline, Run]:
+    def run(strategy: str, policy: OnPoison, kinds: Sequence[Kind]) -> tuple[Stream, Pipeline, Run]:
         name = topic(2, config={"max.message.bytes": "20000000"})
         stream = Stream(seekpoint_broker, name, kinds)
-        keys = {} if road == "values alone" else {"key": Text()}
+        keys = {} if strategy == "values alone" else {"key": Text()}
         pipeline = pipeline_on(
-            road, ground, "t", topics=name, on_poison=policy, retry=RETRY, dead_letter_limits=NO_LIMITS, **keys
+            strategy, sink_tables, "t", topics=name, on_poison=policy, retry=RETRY, dead_letter_limits=NO_LIMITS, **keys
         )
         where = {"partitions": [(name, 0), (name, 1)], "kafka": QUICK, "limits": SOON}
-        return stream, pipeline, run_worker(pipeline, observe=[stubborn], **where)
+        return stream, pipeline, run_worker(pipeline, observe=[retried_failure], **where)
 
     return run
 
 
-def failing_on(road: str, stubborn: Stubborn) -> list[Kind]:
+def failing_on(strategy: str, retried_failure: RetriedFailure) -> list[Kind]:
     """Every kind that is some record's fault, on this path."""
-    kinds = [*KINDS, HEADER, stubborn.kind]
-    kinds = [k for k in kinds if road in k.roads and k.raises is None]
-    return [k for k in kinds if road != "values alone" or "key" not in k.name]
+    kinds = [*KINDS, HEADER, retried_failure.kind]
+    kinds = [k for k in kinds if strategy in k.strategies and k.raises is None]
+    return [k for k in kinds if strategy != "values alone" or "key" not in k.name]
 
 
 @pytest.mark.repeats("policy")
 @pytest.mark.parametrize("policy", [OnPoison.DEAD_LETTER, OnPoison.SKIP])
-@pytest.mark.parametrize("road", EVERY)
+@pytest.mark.parametrize("strategy", EVERY)
 def test_all_kinds_in_one_stream(
-    start: Callable[..., tuple[Stream, Pipeline, Run]], ground: Ground, stubborn: Stubborn, road: str, policy: OnPoison
+    start: Callable[..., tuple[Stream, Pipeline, Run]],
+    sink_tables: SinkTables,
+    retried_failure: RetriedFailure,
+    strategy: str,
+    policy: OnPoison,
 ) -> None:
-    stream, pipeline, run = start(road, policy, failing_on(road, stubborn))
+    stream, pipeline, run = start(strategy, policy, failing_on(strategy, retried_failure))
     for partition, end in stream.ends.items():
         run.reached(stream.topic, end, partition.number)
     run.stop()
     failed = {offset for offset, kind in stream.kinds.items() if kind.cause is not None}
-    holds(ground, stream, failed)
-    assert ground.positions(pipeline) == stream.ends
-    letters = select(ground, LETTERS, group=pipeline.group)
-    assert [row.record_offset for row in letters] == sorted(failed)
+    holds(sink_tables, stream, failed)
+    assert sink_tables.positions(pipeline) == stream.ends
+    dead_letters = select(sink_tables, DEAD_LETTERS, group=pipeline.group)
+    assert [row.record_offset for row in dead_letters] == sorted(failed)
     by_offset = {r.offset: r for r in stream.records if r.partition == 0}
-    for row in letters:
+    for row in dead_letters:
         kind, record = stream.kinds[row.record_offset], by_offset[row.record_offset]
-        tells(row, kind, record, road, policy)
+        tells(row, kind, record, strategy, policy)
 
 
-def holds(ground: Ground, stream: Stream, failed: set[int]) -> None:
+def holds(sink_tables: SinkTables, stream: Stream, failed: set[int]) -> None:
     """Each good record once, each partition's in the order of the log."""
-    written = [n for _, n in ground.rows("seq", "id")]
+    written = [n for _, n in sink_tables.rows("seq", "id")]
     for partition in (0, 1):
         of_it = [n for n in written if (n >= 1000 * 1000) == bool(partition)]
         assert of_it == stream.applied(partition, failed)
 
 
-def tells(row: Any, kind: Kind, record: RawRecord, road: str, policy: OnPoison) -> None:
+def tells(row: Any, kind: Kind, record: RawRecord, strategy: str, policy: OnPoison) -> None:
     """The whole record, and why it failed, how often it was tried."""
-    cause = kind.cause_on(road)
+    cause = kind.cause_on(strategy)
     assert (row.cause, row.sqlstate) == (cause, kind.sqlstate), kind.name
     assert re.search(kind.said, row.error), row.error
     assert row.state == ("dead_lettered" if policy is OnPoison.DEAD_LETTER else "skipped")
@@ -184,12 +192,15 @@ def tells(row: Any, kind: Kind, record: RawRecord, road: str, policy: OnPoison) 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("road", ["streamed Append", "executemany"])
+@pytest.mark.parametrize("strategy", ["streamed Append", "executemany"])
 def test_each_kind_stops_its_partition_until_it_is_passed_by_hand(
-    start: Callable[..., tuple[Stream, Pipeline, Run]], ground: Ground, stubborn: Stubborn, road: str
+    start: Callable[..., tuple[Stream, Pipeline, Run]],
+    sink_tables: SinkTables,
+    retried_failure: RetriedFailure,
+    strategy: str,
 ) -> None:
-    stream, pipeline, run = start(road, OnPoison.STOP, failing_on(road, stubborn))
-    ledger = Ledger(ground.engine, pipeline.group, schema=ground.schema)
+    stream, pipeline, run = start(strategy, OnPoison.STOP, failing_on(strategy, retried_failure))
+    ledger = Ledger(sink_tables.engine, pipeline.group, schema=sink_tables.schema)
     failed = {offset for offset, kind in stream.kinds.items() if kind.cause is not None}
     run.reached(stream.topic, stream.ends[Partition(stream.topic, 1)], 1)
     mark = 0
@@ -200,16 +211,16 @@ def test_each_kind_stops_its_partition_until_it_is_passed_by_hand(
         assert re.search(stream.kinds[offset].said, str(parked.error))
         ledger.reset_offset(stream.topic, 0, offset + 1, expected=offset, lost="poison", log=None, reason="a test")
     run.finish(stream.topic, stream.ends[Partition(stream.topic, 0)], 0)
-    holds(ground, stream, failed)
-    assert select(ground, LETTERS, group=pipeline.group) == []
-    lost = select(ground, "SELECT from_offset FROM lost_range WHERE consumer_group = :group", group=pipeline.group)
+    holds(sink_tables, stream, failed)
+    assert select(sink_tables, DEAD_LETTERS, group=pipeline.group) == []
+    lost = select(sink_tables, "SELECT from_offset FROM lost_range WHERE consumer_group = :group", group=pipeline.group)
     assert sorted(row.from_offset for row in lost) == sorted(failed)
 
 
 @pytest.mark.repeats("kind")
 @pytest.mark.parametrize("kind", [k for k in KINDS if k.raises is not None], ids=str)
 def test_a_mistake_of_the_program_ends_the_worker_and_moves_nothing(
-    start: Callable[..., tuple[Stream, Pipeline, Run]], ground: Ground, kind: Kind
+    start: Callable[..., tuple[Stream, Pipeline, Run]], sink_tables: SinkTables, kind: Kind
 ) -> None:
     assert kind.raises is not None
     _, pipeline, run = start("executemany", OnPoison.DEAD_LETTER, [kind])
@@ -217,6 +228,6 @@ def test_a_mistake_of_the_program_ends_the_worker_and_moves_nothing(
     with pytest.raises(kind.raises, match=kind.said):
         run.stop()
     assert not run.health().live
-    assert ground.rows("id") == []
-    assert set(ground.positions(pipeline).values()) == {0}
-    assert select(ground, LETTERS, group=pipeline.group) == []
+    assert sink_tables.rows("id") == []
+    assert set(sink_tables.positions(pipeline).values()) == {0}
+    assert select(sink_tables, DEAD_LETTERS, group=pipeline.group) == []

@@ -28,7 +28,7 @@ from seekpoint.testing.servers.kafka import KafkaServer, start_kafka
 from seekpoint.testing.servers.process import free_port
 from seekpoint.worker import broker_answers
 from support.events import Run
-from support.kafka_postgres import QUICK, Scene, Way
+from support.kafka_postgres import QUICK, WorkerGroup, WorkerOptions
 from support.kafka_proxy import KafkaProxy
 from support.waiting import until
 
@@ -54,61 +54,63 @@ def proxy(proxied_broker: tuple[KafkaServer, KafkaProxy]) -> Iterator[KafkaProxy
 
 
 @pytest.fixture
-def scene(scene_on: Callable[..., Scene], proxied_broker: tuple[KafkaServer, KafkaProxy]) -> Scene:
-    """The scene on the broker with a proxy; its own clients use the first listener."""
-    return scene_on(kafka=proxied_broker[0])
+def worker_group(
+    worker_group_on: Callable[..., WorkerGroup], proxied_broker: tuple[KafkaServer, KafkaProxy]
+) -> WorkerGroup:
+    """The group on the broker with a proxy; its own clients use the first listener."""
+    return worker_group_on(kafka=proxied_broker[0])
 
 
-def worker(scene: Scene, proxy: KafkaProxy, name: str, options: Mapping[str, Any], **more: Any) -> Run:
+def worker(worker_group: WorkerGroup, proxy: KafkaProxy, name: str, options: Mapping[str, Any], **more: Any) -> Run:
     """A worker that reaches the broker through the proxy, and forgets brokers for good."""
     given = {"limits": SOON, **options, **more}
     kafka = {**QUICK, **options.get("kafka", {}), **FORGETFUL, "bootstrap.servers": proxy.bootstrap}
-    return scene.worker(name, **{**given, "kafka": kafka})
+    return worker_group.worker(name, **{**given, "kafka": kafka})
 
 
 def test_a_worker_whose_client_for_topic_ids_forgot_the_brokers_commits_on(
-    scene: Scene, proxy: KafkaProxy, way: Way
+    worker_group: WorkerGroup, proxy: KafkaProxy, worker_options: WorkerOptions
 ) -> None:
-    name, stored = scene.log(5)
-    run = worker(scene, proxy, name, way(name, 1))
+    name, stored = worker_group.log(5)
+    run = worker(worker_group, proxy, name, worker_options(name, 1))
     run.reached(name, 5)
     proxy.empty_metadata("other")
     proxy.wait_emptied("other")
-    stored += scene.produce(name, 5)
+    stored += worker_group.produce(name, 5)
     run.finish(name, 10)
     assert not [event for event in run.seen.all(events.Assigned) if event.partitions][1:], "the consumer is kept"
-    scene.book.assert_holds(name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
 @pytest.mark.long
 def test_a_consumer_that_forgot_the_brokers_is_closed_and_another_one_reads_on(
-    scene: Scene, proxy: KafkaProxy, way: Way
+    worker_group: WorkerGroup, proxy: KafkaProxy, worker_options: WorkerOptions
 ) -> None:
     """With its mirror: commits are sent by the consumer."""
-    scene.notice_the_dead_soon()
-    name, stored = scene.log(5)
-    run = worker(scene, proxy, name, way(name, 1), mirror=True)
+    worker_group.notice_the_dead_soon()
+    name, stored = worker_group.log(5)
+    run = worker(worker_group, proxy, name, worker_options(name, 1), mirror=True)
     run.reached(name, 5)
     mark = run.seen.mark()
     proxy.empty_metadata("consumer")  # it asks again every half second
-    run.seen.wait_for(events.KafkaTrouble, lambda event: "two questions of the consumer" in event.error)
+    run.seen.wait_for(events.KafkaTrouble, lambda event: "two requests of the consumer" in event.error)
     run.seen.wait_for(events.Activated, since=mark)
     run.seen.wait_for(events.Recovered, since=mark)
     run.ready()
-    stored += scene.produce(name, 5)
+    stored += worker_group.produce(name, 5)
     run.reached(name, 10)
     partition = Partition(name, 0)
-    identity = Identity({"bootstrap.servers": scene.broker}, 10.0)
-    commits = partial(read_commits, identity, scene.group, [partition])
+    identity = Identity({"bootstrap.servers": worker_group.broker}, 10.0)
+    commits = partial(read_commits, identity, worker_group.group, [partition])
     until(lambda: [commit.offset for commit in commits().values()] == [10], "the mirrored position")
     run.stop()
-    scene.book.assert_holds(name, stored)
-    assert [row.owner for row in scene.ledger.read()] == [None]
+    worker_group.record_table.assert_holds(name, stored)
+    assert [row.owner for row in worker_group.ledger.read()] == [None]
 
 
 @pytest.mark.long
 def test_an_idle_consumer_that_brokers_answer_is_kept(
-    scene: Scene, proxy: KafkaProxy, monkeypatch: pytest.MonkeyPatch
+    worker_group: WorkerGroup, proxy: KafkaProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: list[bool] = []
     is_answered = Client.is_answered
@@ -119,20 +121,20 @@ def test_an_idle_consumer_that_brokers_answer_is_kept(
 
     monkeypatch.setattr(Client, "is_answered", noted)
     monkeypatch.setattr(broker_answers, "EVERY", 0.1)
-    name, stored = scene.log(5)
-    run = worker(scene, proxy, name, {})
+    name, stored = worker_group.log(5)
+    run = worker(worker_group, proxy, name, {})
     run.reached(name, 5)
     until(lambda: len(checked) > 3, "checks of a quiet consumer")
-    stored += scene.produce(name, 5)
+    stored += worker_group.produce(name, 5)
     run.finish(name, 10)
     assert all(checked)
     assert len(run.seen.all(events.Started)) == 1
 
 
 @pytest.mark.long
-def test_a_long_wait_ends_when_a_broker_answers(scene: Scene, proxy: KafkaProxy) -> None:
-    name, stored = scene.log(5)
-    run = worker(scene, proxy, name, {})
+def test_a_long_wait_ends_when_a_broker_answers(worker_group: WorkerGroup, proxy: KafkaProxy) -> None:
+    name, stored = worker_group.log(5)
+    run = worker(worker_group, proxy, name, {})
     run.reached(name, 5)
     assert run.worker._loop is not None
     run.worker._loop._waits = repeat(1000.0)
@@ -141,28 +143,28 @@ def test_a_long_wait_ends_when_a_broker_answers(scene: Scene, proxy: KafkaProxy)
         run.seen.wait_for(events.KafkaTrouble, lambda event: event.wait == 1000.0)
     finally:
         proxy.thaw()
-    stored += scene.produce(name, 5)
+    stored += worker_group.produce(name, 5)
     run.finish(name, 10)
-    scene.book.assert_holds(name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
-def test_the_ends_of_logs_are_answered_to_a_new_client(scene: Scene, proxy: KafkaProxy) -> None:
-    name, _ = scene.log(5)
+def test_the_ends_of_logs_are_answered_to_a_new_client(worker_group: WorkerGroup, proxy: KafkaProxy) -> None:
+    name, _ = worker_group.log(5)
     partition = Partition(name, 0)
     identity = Identity({"bootstrap.servers": proxy.bootstrap, **FORGETFUL}, 1.0)
     watermarks = Watermarks(identity)
     assert watermarks.ends([partition])[partition].offset == 5
     proxy.empty_metadata("other")
-    assert identity.ask([name]).result() == {name: scene.topic_id(name)}
+    assert identity.ask([name]).result() == {name: worker_group.topic_id(name)}
     proxy.wait_emptied("other")
     forgetful = identity.admin
     assert watermarks.ends([partition])[partition].offset == 5
     assert identity.admin is not forgetful
 
 
-def test_a_new_client_asks_leaders_when_a_broker_has_answered_it(scene: Scene, proxy: KafkaProxy) -> None:
+def test_a_new_client_asks_leaders_when_a_broker_has_answered_it(worker_group: WorkerGroup, proxy: KafkaProxy) -> None:
     """One that looks for leaders while it connects looks again only after 3 s: lag was unknown for a scrape."""
-    name, _ = scene.log(1)
+    name, _ = worker_group.log(1)
     asked: list[tuple[AskingClient, bool]] = []
 
     def send(client: AskingClient, _: float) -> Wait[bool]:
@@ -184,25 +186,25 @@ def test_a_new_client_asks_leaders_when_a_broker_has_answered_it(scene: Scene, p
 
 
 @pytest.mark.long
-def test_commits_are_answered_to_a_new_client(scene: Scene, proxy: KafkaProxy) -> None:
-    name, _ = scene.log(5)
+def test_commits_are_answered_to_a_new_client(worker_group: WorkerGroup, proxy: KafkaProxy) -> None:
+    name, _ = worker_group.log(5)
     identity = Identity({"bootstrap.servers": proxy.bootstrap, **FORGETFUL}, 1.0)
 
-    write_commits(identity, scene.group, {Partition(name, 0): Commit(3)})
+    write_commits(identity, worker_group.group, {Partition(name, 0): Commit(3)})
     proxy.empty_metadata("other")
     identity.ask([name]).result()
     proxy.wait_emptied("other")
     forgetful = identity.admin
-    assert read_commits(identity, scene.group) == {Partition(name, 0): Commit(3)}
+    assert read_commits(identity, worker_group.group) == {Partition(name, 0): Commit(3)}
     assert identity.admin is not forgetful
 
 
-def test_the_exporter_asks_a_new_client(scene: Scene, proxy: KafkaProxy) -> None:
-    name, _ = scene.log(5)
-    scene.worker(name).finish(name, 5)
-    scene.produce(name, 5)
+def test_the_exporter_asks_a_new_client(worker_group: WorkerGroup, proxy: KafkaProxy) -> None:
+    name, _ = worker_group.log(5)
+    worker_group.worker(name).finish(name, 5)
+    worker_group.produce(name, 5)
     kafka = {"bootstrap.servers": proxy.bootstrap, **FORGETFUL}
-    gauges = LedgerGauges(scene.engine, schema=scene.schema, kafka=kafka)
+    gauges = LedgerGauges(worker_group.engine, schema=worker_group.schema, kafka=kafka)
 
     def lag() -> list[float]:
         samples = Samples()
@@ -216,13 +218,13 @@ def test_the_exporter_asks_a_new_client(scene: Scene, proxy: KafkaProxy) -> None
 
 
 @pytest.mark.long
-def test_a_job_whose_consumer_forgot_the_brokers_reads_on(scene: Scene, proxy: KafkaProxy) -> None:
-    name, _ = scene.log(5)
-    partition, topic_id = Partition(name, 0), scene.topic_id(name)
+def test_a_job_whose_consumer_forgot_the_brokers_reads_on(worker_group: WorkerGroup, proxy: KafkaProxy) -> None:
+    name, _ = worker_group.log(5)
+    partition, topic_id = Partition(name, 0), worker_group.topic_id(name)
     kafka = {"bootstrap.servers": proxy.bootstrap, **FORGETFUL, "topic.metadata.refresh.interval.ms": 300}
     with RangeFollower(kafka, {name: topic_id}, {partition: 0}) as follower:
         assert sum(map(len, follower.read_to({partition: 5}))) == 5
         proxy.empty_metadata("consumer")
         proxy.wait_emptied("consumer")
-        scene.produce(name, 5)
+        worker_group.produce(name, 5)
         assert sum(map(len, follower.read_to({partition: 10}, idle=2.0))) == 5

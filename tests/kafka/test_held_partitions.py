@@ -18,7 +18,7 @@ from seekpoint.ledger import Claim, Expected, Ledger, Move
 from seekpoint.worker import apply, reader
 from seekpoint.worker.assignment import held as held_partitions
 from support.events import Gate, Run
-from support.kafka_postgres import Scene
+from support.kafka_postgres import WorkerGroup
 from support.manual_worker import rival, seize
 from support.postgres_proxy import MOVES, PostgresProxy
 from support.waiting import SECONDS
@@ -33,7 +33,7 @@ ALL = PARTITIONS * EACH
 
 
 @pytest.fixture(autouse=True)
-def held(monkeypatch: pytest.MonkeyPatch) -> list[set[Partition]]:
+def held_sets(monkeypatch: pytest.MonkeyPatch) -> list[set[Partition]]:
     """What each transaction held. No transaction moves another partition."""
     monkeypatch.setattr(reader, "CHUNK", 15)
     monkeypatch.setattr(apply, "MOST_RECORDS_IN_ONE_INSERT", 0)  # a small batch reads all before it holds anything
@@ -57,12 +57,12 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[set[Partition]]:
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch, held: list[set[Partition]]) -> list[int]:
+def chunk_waits(monkeypatch: pytest.MonkeyPatch, held_sets: list[set[Partition]]) -> list[int]:
     """So many transactions wait for their next chunk: they are never closed for want of records."""
     read, left, transactions = Client.read, [ALL], [1]
 
     def waits(self: Client, most: int, wait: float) -> list[Any]:
-        is_patient = wait == 0 and left[0] > 0 and len(held) <= transactions[0]
+        is_patient = wait == 0 and left[0] > 0 and len(held_sets) <= transactions[0]
         found = [] if is_patient else read(self, most, wait)
         while is_patient and len(found) < min(most, left[0]):
             if not (more := read(self, min(most, left[0]) - len(found), SECONDS)):
@@ -86,12 +86,12 @@ def read(run: Run) -> int:
 
 
 @pytest.fixture
-def finish(scene: Scene) -> Callable[[Run, str, list[tuple[int, int]]], None]:
+def finish(worker_group: WorkerGroup) -> Callable[[Run, str, list[tuple[int, int]]], None]:
     """Wait until all is applied: each record once, in order."""
 
     def wait(run: Run, topic: str, stored: list[tuple[int, int]]) -> None:
-        scene.finish(run, topic, stored)
-        scene.book.assert_holds(topic, stored)
+        worker_group.finish(run, topic, stored)
+        worker_group.record_table.assert_holds(topic, stored)
 
     return wait
 
@@ -100,13 +100,13 @@ Finish = Callable[[Run, str, list[tuple[int, int]]], None]
 
 
 def test_a_chunk_of_another_partition_closes_the_batch_and_begins_the_next(
-    scene: Scene, held: list[set[Partition]], patient: list[int], finish: Finish
+    worker_group: WorkerGroup, held_sets: list[set[Partition]], chunk_waits: list[int], finish: Finish
 ) -> None:
-    patient[0] = 2
-    name, stored = scene.log(EACH, PARTITIONS)
-    run = scene.worker(name)
+    chunk_waits[0] = 2
+    name, stored = worker_group.log(EACH, PARTITIONS)
+    run = worker_group.worker(name)
     finish(run, name, stored)
-    first, second = held[:2]
+    first, second = held_sets[:2]
     assert len(first) == 1, "the first chunk's"
     assert len(second) == PARTITIONS, "full chunks: there is a backlog"
     assert [len(one) for one in spans(run)[:2]] == [1, PARTITIONS - 1]
@@ -114,23 +114,27 @@ def test_a_chunk_of_another_partition_closes_the_batch_and_begins_the_next(
 
 
 def test_partitions_that_moved_lately_are_held_too(
-    scene: Scene, held: list[set[Partition]], patient: list[int], finish: Finish, monkeypatch: pytest.MonkeyPatch
+    worker_group: WorkerGroup,
+    held_sets: list[set[Partition]],
+    chunk_waits: list[int],
+    finish: Finish,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    patient[0] = PARTITIONS
+    chunk_waits[0] = PARTITIONS
     monkeypatch.setattr(held_partitions.HeldPartitions, "closed_by_another", lambda self, *, is_full: None)
-    name, stored = scene.log(EACH, PARTITIONS)
-    run = scene.worker(name)
+    name, stored = worker_group.log(EACH, PARTITIONS)
+    run = worker_group.worker(name)
     finish(run, name, stored)
-    assert [len(one) for one in held] == [1, 2, 3, 4], "one more with each transaction"
+    assert [len(one) for one in held_sets] == [1, 2, 3, 4], "one more with each transaction"
     assert [len(one) for one in spans(run)] == [1] * PARTITIONS
 
 
 def test_a_kept_chunk_survives_an_unknown_commit(
-    scene: Scene, proxy: PostgresProxy, new_engine: Callable[..., Engine], finish: Finish
+    worker_group: WorkerGroup, proxy: PostgresProxy, new_engine: Callable[..., Engine], finish: Finish
 ) -> None:
-    name, stored = scene.log(EACH, PARTITIONS)
+    name, stored = worker_group.log(EACH, PARTITIONS)
     gate = Gate(events.Advanced)
-    run = scene.worker(name, engine=new_engine(proxy.dsn, pool_pre_ping=True), observe=[gate])
+    run = worker_group.worker(name, engine=new_engine(proxy.dsn, pool_pre_ping=True), observe=[gate])
     gate.wait()
     proxy.arm("before_commit", MOVES)
     gate.open()
@@ -139,29 +143,29 @@ def test_a_kept_chunk_survives_an_unknown_commit(
     assert len(run.seen.all(events.Activated)) == PARTITIONS, "neither the batch's nor the chunk's are read again"
 
 
-def test_a_kept_chunk_is_dropped_with_its_claim(scene: Scene, finish: Finish) -> None:
+def test_a_kept_chunk_is_dropped_with_its_claim(worker_group: WorkerGroup, finish: Finish) -> None:
     """I2: another process has claimed the kept partition: its records are read again from the position then."""
-    name, stored = scene.log(EACH, PARTITIONS)
+    name, stored = worker_group.log(EACH, PARTITIONS)
     gate = Gate(events.Advanced)
-    run = scene.worker(name, observe=[gate])
+    run = worker_group.worker(name, observe=[gate])
     gate.wait()
     (mine,) = {span.partition.number for span in run.seen.all(events.Advanced)[0].spans}
-    seize(scene, rival(scene), name, *({*range(PARTITIONS)} - {mine}))
+    seize(worker_group, rival(worker_group), name, *({*range(PARTITIONS)} - {mine}))
     gate.open()
     finish(run, name, stored)
     assert len(run.seen.all(events.ClaimLost)) == PARTITIONS - 1
 
 
-def test_a_reset_of_a_kept_partition_is_obeyed(scene: Scene) -> None:
+def test_a_reset_of_a_kept_partition_is_obeyed(worker_group: WorkerGroup) -> None:
     """I5: what was kept is in front of the operator's offset, and is not applied."""
-    name, stored = scene.log(EACH, PARTITIONS)
+    name, stored = worker_group.log(EACH, PARTITIONS)
     gate = Gate(events.Advanced)
-    run = scene.worker(name, observe=[gate])
+    run = worker_group.worker(name, observe=[gate])
     gate.wait()
     (mine,) = {span.partition.number for span in run.seen.all(events.Advanced)[0].spans}
     other = (mine + 1) % PARTITIONS
-    scene.ledger.reset_offset(name, other, 30, log=None, reason="a test", lost="operator")
+    worker_group.ledger.reset_offset(name, other, 30, log=None, reason="a test", lost="operator")
     gate.open()
-    scene.finish(run, name, stored)
+    worker_group.finish(run, name, stored)
     expected = [at for at in stored if at[0] != other or at[1] >= 30]
-    scene.book.assert_holds(name, expected)
+    worker_group.record_table.assert_holds(name, expected)

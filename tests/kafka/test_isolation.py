@@ -14,8 +14,8 @@ from seekpoint.errors import TooManyDeadLetters
 from seekpoint.pipeline.policy import DeadLetterLimits, Retry
 from support.events import Gate
 from support.fixtures import NewEngine
-from support.kafka_postgres import QUICK, Scene
-from support.sink_tables import TOPIC, Ground, orders
+from support.kafka_postgres import QUICK, WorkerGroup
+from support.sink_tables import TOPIC, SinkTables, orders
 
 Handler = Callable[[Connection, Batch[Any, Any]], Any]
 TWICE = Retry(attempts=2, wait_initial=0.05, jitter=0)
@@ -37,29 +37,31 @@ def raised(tx: Connection, sqlstate: str) -> None:
 @pytest.mark.pins("batch")
 @pytest.mark.repeats("sqlstate")
 @pytest.mark.parametrize("sqlstate", ["40P01", "40001", "55P03", "53200"])
-def test_errors_that_pass_use_up_no_attempts(scene: Scene, sqlstate: str) -> None:
+def test_errors_that_pass_use_up_no_attempts(worker_group: WorkerGroup, sqlstate: str) -> None:
     """Deadlock, serialization, lock timeout, memory: the transaction is run again, in the end by parts."""
-    name, left = scene.topic(), [5]
+    name, left = worker_group.topic(), [5]
 
     def handle(tx: Connection, batch: Batch[str, Any]) -> None:
-        scene.book.enter(tx, batch)
+        worker_group.record_table.enter(tx, batch)
         if left[0]:
             left[0] -= 1
             raised(tx, sqlstate)
 
-    stored = scene.produce(name, 10)
-    run = scene.worker(scene.pipeline(name, handle=handle, retry=TWICE, on_poison="dead_letter"), **fixed(name))
+    stored = worker_group.produce(name, 10)
+    run = worker_group.worker(
+        worker_group.pipeline(name, handle=handle, retry=TWICE, on_poison="dead_letter"), **fixed(name)
+    )
     run.finish(name, 10)
     assert len(run.seen.all(events.DatabaseTrouble)) >= 3
     assert not run.seen.all(events.RetryScheduled)
-    scene.book.assert_holds(name, stored)
-    assert scene.dead_letters("cause") == []
+    worker_group.record_table.assert_holds(name, stored)
+    assert worker_group.dead_letters("cause") == []
 
 
 # -- statement_timeout -------------------------------------------------------------------------------------------
 
 
-def sleepy(scene: Scene, milliseconds: int, most: int) -> tuple[Handler, list[int]]:
+def sleepy(worker_group: WorkerGroup, milliseconds: int, most: int) -> tuple[Handler, list[int]]:
     """A handler with one statement that takes so long per record, and may take ``most`` milliseconds."""
     sizes: list[int] = []
 
@@ -68,62 +70,67 @@ def sleepy(scene: Scene, milliseconds: int, most: int) -> tuple[Handler, list[in
         tx.exec_driver_sql(f"SELECT pg_sleep({milliseconds * len(batch) / 1000})")
         tx.exec_driver_sql("SET LOCAL statement_timeout = 0")
         sizes.append(len(batch))
-        scene.book.enter(tx, batch)
+        worker_group.record_table.enter(tx, batch)
 
     return handle, sizes
 
 
 @pytest.mark.long
-def test_what_takes_too_long_is_written_in_smaller_parts_from_then_on(scene: Scene) -> None:
-    name = scene.topic(2)
-    stored = scene.produce(name, 120) + scene.produce(name, 30, partition=1)
-    handle, sizes = sleepy(scene, 20, 600)  # a stall of so much more than half of it is rare
-    run = scene.worker(scene.pipeline(name, handle=handle, retry=TWICE, on_poison="dead_letter"), **fixed(name, 2))
-    scene.wait_until_caught_up(name, stored)
+@pytest.mark.pins("batch")
+def test_what_takes_too_long_is_written_in_smaller_parts_from_then_on(worker_group: WorkerGroup) -> None:
+    name = worker_group.topic(2)
+    stored = worker_group.produce(name, 120) + worker_group.produce(name, 30, partition=1)
+    handle, sizes = sleepy(worker_group, 20, 600)  # a stall of so much more than half of it is rare
+    run = worker_group.worker(
+        worker_group.pipeline(name, handle=handle, retry=TWICE, on_poison="dead_letter"), **fixed(name, 2)
+    )
+    worker_group.wait_until_caught_up(name, stored)
     mark = run.seen.mark()
-    stored += scene.produce(name, 60)
+    stored += worker_group.produce(name, 60)
     run.finish(name, 180)
     assert run.seen.all(events.DatabaseTrouble)
     assert not [e for e in run.seen.all(events.DatabaseTrouble) if e.wait], "no batch was given back"
     assert not run.seen.all(events.DatabaseTrouble, since=mark), "what was learned is kept"
     assert 5 < max(sizes) <= 30
-    scene.book.assert_holds(name, stored)
-    assert scene.dead_letters("cause") == []
+    worker_group.record_table.assert_holds(name, stored)
+    assert worker_group.dead_letters("cause") == []
 
 
-def test_one_record_that_takes_too_long_alone_is_reported_with_the_remedy(scene: Scene) -> None:
+def test_one_record_that_takes_too_long_alone_is_reported_with_the_remedy(worker_group: WorkerGroup) -> None:
     """It may wait for a lock: it is tried again and again, before everything after it."""
-    name, _ = scene.log(4)
-    handle, _ = sleepy(scene, 60, 20)
-    run = scene.worker(scene.pipeline(name, handle=handle, retry=TWICE, on_poison="dead_letter"), **fixed(name))
+    name, _ = worker_group.log(4)
+    handle, _ = sleepy(worker_group, 60, 20)
+    run = worker_group.worker(
+        worker_group.pipeline(name, handle=handle, retry=TWICE, on_poison="dead_letter"), **fixed(name)
+    )
     trouble = run.seen.wait_for(events.DatabaseTrouble, lambda e: e.wait > 0)
     assert "raise statement_timeout" in trouble.error.__notes__[0]
     assert isinstance(trouble.error, OperationalError)
     run.seen.wait_for(events.DatabaseTrouble, lambda e: e.wait > 0, count=2)
     run.stop()
-    assert scene.positions() == {Partition(name, 0): 0}
-    assert scene.book.written(name) == []
-    assert scene.dead_letters("cause") == []
+    assert worker_group.positions() == {Partition(name, 0): 0}
+    assert worker_group.record_table.written(name) == []
+    assert worker_group.dead_letters("cause") == []
 
 
-def statement_runs(scene: Scene, tx: Connection) -> None:
+def statement_runs(worker_group: WorkerGroup, tx: Connection) -> None:
     tx.exec_driver_sql("SELECT pg_sleep(5)")
 
 
-def statement_comes_later(scene: Scene, tx: Connection) -> None:
-    session_ends(scene, tx)
+def statement_comes_later(worker_group: WorkerGroup, tx: Connection) -> None:
+    session_ends(worker_group, tx)
     tx.exec_driver_sql("SELECT 1")
 
 
-def session_ends(scene: Scene, tx: Connection) -> None:
+def session_ends(worker_group: WorkerGroup, tx: Connection) -> None:
     """The server ends the session while no statement runs."""
     (pid,) = tx.exec_driver_sql("SELECT pg_backend_pid()").one()
-    scene.wait(lambda: not scene.sql(f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid}"))
+    worker_group.wait(lambda: not worker_group.sql(f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid}"))
 
 
-def error_is_wrapped(scene: Scene, tx: Connection) -> None:
+def error_is_wrapped(worker_group: WorkerGroup, tx: Connection) -> None:
     try:
-        statement_runs(scene, tx)
+        statement_runs(worker_group, tx)
     except Exception as error:
         raise RuntimeError("the repository is away") from error
 
@@ -133,107 +140,111 @@ def error_is_wrapped(scene: Scene, tx: Connection) -> None:
 @pytest.mark.repeats("end")
 @pytest.mark.parametrize("end", [statement_runs, statement_comes_later, session_ends, error_is_wrapped])
 def test_a_transaction_that_is_ended_by_its_age_says_so_however_it_is_noticed(
-    scene: Scene, end: Callable[[Scene, Connection], None]
+    worker_group: WorkerGroup, end: Callable[[WorkerGroup, Connection], None]
 ) -> None:
     """The server names the reason only to a statement that is running (from version 17 on)."""
-    name, stored = scene.log(40)
+    name, stored = worker_group.log(40)
     sizes: list[int] = []  # of the transaction that is ended, and of those after it
 
     def handle(tx: Connection, batch: Batch[str, Any]) -> None:
-        scene.book.enter(tx, batch)
+        worker_group.record_table.enter(tx, batch)
         if sizes or len(batch) > 1:
             sizes.append(len(batch))
         if len(sizes) == 1:
-            end(scene, tx)
+            end(worker_group, tx)
 
     limits = Limits(transaction_age=1.5)
-    run = scene.worker(scene.pipeline(name, handle=handle, retry=TWICE), **fixed(name, limits=limits))
+    run = worker_group.worker(worker_group.pipeline(name, handle=handle, retry=TWICE), **fixed(name, limits=limits))
     trouble = run.seen.wait_for(events.DatabaseTrouble)
     run.finish(name, 40)
     half = sizes[0] // 2
     (note,) = [note for note in trouble.error.__notes__ if "the transaction had taken" in note]
-    expected = f"s for {sizes[0]} records, and a transaction may take 1.5 s: the next one has {half} records at most"
+    expected = f"s for {sizes[0]} records, and the limit is 1.5 s: the next one has at most {half} records"
     assert expected in note
     assert sizes[1] <= half, "the same records are not run again"
-    scene.book.assert_holds(name, stored)
-    assert scene.dead_letters("cause") == []
+    worker_group.record_table.assert_holds(name, stored)
+    assert worker_group.dead_letters("cause") == []
 
 
 @pytest.mark.long
-def test_a_slow_handler_with_a_backlog_commits(scene: Scene) -> None:
+def test_a_slow_handler_with_a_backlog_commits(worker_group: WorkerGroup) -> None:
     """All of it in one transaction would be ended by its age each time."""
-    name, stored = scene.log(400)
+    name, stored = worker_group.log(400)
     sizes: list[int] = []
 
     def handle(tx: Connection, batch: Batch[str, Any]) -> None:
         sizes.append(len(batch))
-        scene.book.enter(tx, batch)
+        worker_group.record_table.enter(tx, batch)
         tx.exec_driver_sql(f"SELECT pg_sleep({0.01 * len(batch)})")
 
     limits = Limits(transaction_age=1.5, transaction_target=0.5)
-    run = scene.worker(scene.pipeline(name, handle=handle), **fixed(name, limits=limits))
+    run = worker_group.worker(worker_group.pipeline(name, handle=handle), **fixed(name, limits=limits))
     run.finish(name, 400)
-    scene.book.assert_holds(name, stored)
+    worker_group.record_table.assert_holds(name, stored)
     assert max(sizes[-3:]) <= 100, sizes
 
 
-def test_the_first_transaction_of_a_handler_is_small(scene: Scene) -> None:
-    name, stored = scene.log(1200)
+def test_the_first_transaction_of_a_handler_is_small(worker_group: WorkerGroup) -> None:
+    name, stored = worker_group.log(1200)
     sizes: list[int] = []
 
     def handle(tx: Connection, batch: Batch[str, Any]) -> None:
         sizes.append(len(batch))
-        scene.book.enter(tx, batch)
+        worker_group.record_table.enter(tx, batch)
 
-    run = scene.worker(scene.pipeline(name, handle=handle), **fixed(name))
+    run = worker_group.worker(worker_group.pipeline(name, handle=handle), **fixed(name))
     run.finish(name, 1200)
     assert sizes[0] <= 500
-    scene.book.assert_holds(name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
 @pytest.mark.pins("batch")
-def test_a_streamed_copy_that_takes_too_long_is_written_in_parts(scene: Scene, new_engine: NewEngine) -> None:
+def test_a_streamed_copy_that_takes_too_long_is_written_in_parts(
+    worker_group: WorkerGroup, new_engine: NewEngine
+) -> None:
     """``statement_timeout`` counts all the time that a COPY is open: a trigger makes its rows slow here."""
-    name = scene.topic()
-    scene.sql(
-        f'CREATE FUNCTION "{scene.schema}".slow() RETURNS trigger LANGUAGE plpgsql AS '
+    name = worker_group.topic()
+    worker_group.sql(
+        f'CREATE FUNCTION "{worker_group.schema}".slow() RETURNS trigger LANGUAGE plpgsql AS '
         "$$ BEGIN PERFORM pg_sleep(0.005); RETURN NEW; END $$",
-        f'CREATE TRIGGER slow BEFORE INSERT ON "{scene.schema}".book FOR EACH ROW '
-        f'EXECUTE FUNCTION "{scene.schema}".slow()',
+        f'CREATE TRIGGER slow BEFORE INSERT ON "{worker_group.schema}".book FOR EACH ROW '
+        f'EXECUTE FUNCTION "{worker_group.schema}".slow()',
     )
-    engine = new_engine(scene.dsn, connect_args={"options": "-c statement_timeout=150"})
-    stored = scene.produce(name, 100)
-    run = scene.worker(name, engine=engine, **fixed(name))
+    engine = new_engine(worker_group.dsn, connect_args={"options": "-c statement_timeout=150"})
+    stored = worker_group.produce(name, 100)
+    run = worker_group.worker(name, engine=engine, **fixed(name))
     run.finish(name, 100)
     assert run.seen.all(events.DatabaseTrouble)
-    scene.book.assert_holds(name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
 # -- tables that change ------------------------------------------------------------------------------------------
 
 
-def test_a_stale_plan_of_a_changed_table_is_prepared_again(scene: Scene) -> None:
+def test_a_stale_plan_of_a_changed_table_is_prepared_again(worker_group: WorkerGroup) -> None:
     """The driver prepares a statement that comes often; a column of another type makes the server refuse it once."""
-    name = scene.topic()
-    scene.sql(f'CREATE TABLE "{scene.schema}".rate (n int)', f'INSERT INTO "{scene.schema}".rate VALUES (7)')
+    name = worker_group.topic()
+    worker_group.sql(
+        f'CREATE TABLE "{worker_group.schema}".rate (n int)', f'INSERT INTO "{worker_group.schema}".rate VALUES (7)'
+    )
     seen: list[Any] = []
 
     def handle(tx: Connection, batch: Batch[str, Any]) -> None:
-        seen.append(tx.exec_driver_sql(f'SELECT * FROM "{scene.schema}".rate').scalar_one())
-        scene.book.enter(tx, batch)
+        seen.append(tx.exec_driver_sql(f'SELECT * FROM "{worker_group.schema}".rate').scalar_one())
+        worker_group.record_table.enter(tx, batch)
 
-    run = scene.worker(scene.pipeline(name, handle=handle), **fixed(name))
+    run = worker_group.worker(worker_group.pipeline(name, handle=handle), **fixed(name))
     stored = []
     for n in range(8):  # psycopg prepares a statement the fifth time
-        stored += scene.produce(name, 1)
+        stored += worker_group.produce(name, 1)
         run.reached(name, n + 1)
-    scene.sql(f'ALTER TABLE "{scene.schema}".rate ALTER n TYPE text')
-    stored += scene.produce(name, 1)
+    worker_group.sql(f'ALTER TABLE "{worker_group.schema}".rate ALTER n TYPE text')
+    stored += worker_group.produce(name, 1)
     run.finish(name, 9)
     (trouble,) = run.seen.all(events.DatabaseTrouble)
     assert "cached plan must not change result type" in str(trouble.error)
     assert (seen[0], seen[-1]) == (7, "7")
-    scene.book.assert_holds(name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
 ALTERED: dict[str, tuple[str, Any, Any]] = {
@@ -245,83 +256,85 @@ ALTERED: dict[str, tuple[str, Any, Any]] = {
 
 
 @pytest.mark.parametrize("kind", ALTERED)
-def test_no_record_is_blamed_for_a_statement_of_before_an_alter(scene: Scene, kind: str) -> None:
+def test_no_record_is_blamed_for_a_statement_of_before_an_alter(worker_group: WorkerGroup, kind: str) -> None:
     """An Upsert keeps its statements from one transaction to the next; records that come alone met the old one."""
     change, produced, expected = ALTERED[kind]
-    table = f'"{scene.schema}".latest'
-    scene.sql(f"CREATE TABLE {table} (id int PRIMARY KEY, v int)")
-    name = scene.topic()
+    table = f'"{worker_group.schema}".latest'
+    worker_group.sql(f"CREATE TABLE {table} (id int PRIMARY KEY, v int)")
+    name = worker_group.topic()
     sink: Any = Upsert(
-        (scene.schema, "latest"),
+        (worker_group.schema, "latest"),
         key=["id"],
         columns=["id", "v"],
         row=lambda r: (r.key, r.value),
         tombstone_key=lambda r: r.key,
     )
     value = Text(tombstones=True)
-    pipeline = Pipeline(scene.group, topics=name, key=Text(), value=value, sinks=[sink], on_poison="dead_letter")
-    run = scene.worker(pipeline, **fixed(name))
+    pipeline = Pipeline(worker_group.group, topics=name, key=Text(), value=value, sinks=[sink], on_poison="dead_letter")
+    run = worker_group.worker(pipeline, **fixed(name))
     for n in range(3):
-        scene.produce(name, [(str(n), "7")])
+        worker_group.produce(name, [(str(n), "7")])
         run.reached(name, n + 1)
-    scene.produce(name, [("9", None)])  # the statement that deletes is known, too
+    worker_group.produce(name, [("9", None)])  # the statement that deletes is known, too
     run.reached(name, 4)
-    scene.sql(f"ALTER TABLE {table} {change}")
+    worker_group.sql(f"ALTER TABLE {table} {change}")
     if expected is None:  # no text of these is a uuid: now the record is to blame
-        scene.produce(name, produced)
+        worker_group.produce(name, produced)
         run.finish(name, 5)
-        assert scene.dead_letters("sqlstate") == [(0, 4, "22P02")]
+        assert worker_group.dead_letters("sqlstate") == [(0, 4, "22P02")]
         return
-    scene.produce(name, produced)
+    worker_group.produce(name, produced)
     run.finish(name, 4 + len(produced))
-    assert scene.dead_letters("sqlstate") == []
-    with scene.engine.connect() as connection:
+    assert worker_group.dead_letters("sqlstate") == []
+    with worker_group.engine.connect() as connection:
         rows = connection.execute(text(f"SELECT id::text, v::text FROM {table} ORDER BY id")).all()
     assert [tuple(row) for row in rows] == expected
 
 
-def test_no_record_is_blamed_for_a_prepared_statement_of_before_an_alter(scene: Scene) -> None:
+def test_no_record_is_blamed_for_a_prepared_statement_of_before_an_alter(worker_group: WorkerGroup) -> None:
     """The driver prepares what a handler sends often, with the types that the columns had."""
-    name = scene.topic()
-    table = f'"{scene.schema}".amounts'
-    scene.sql(f"CREATE TABLE {table} (n int)")
+    name = worker_group.topic()
+    table = f'"{worker_group.schema}".amounts'
+    worker_group.sql(f"CREATE TABLE {table} (n int)")
 
     def handle(tx: Connection, batch: Batch[str, Any]) -> None:
         for _ in batch:
             tx.exec_driver_sql(f"INSERT INTO {table} VALUES (%s) RETURNING n", ("7",)).scalar_one()
-        scene.book.enter(tx, batch)
+        worker_group.record_table.enter(tx, batch)
 
-    run = scene.worker(scene.pipeline(name, handle=handle, on_poison="dead_letter"), **fixed(name))
+    run = worker_group.worker(worker_group.pipeline(name, handle=handle, on_poison="dead_letter"), **fixed(name))
     stored = []
     for n in range(8):
-        stored += scene.produce(name, 1)
+        stored += worker_group.produce(name, 1)
         run.reached(name, n + 1)
-    scene.sql(f"ALTER TABLE {table} ALTER n TYPE jsonb USING to_jsonb(n)")
-    stored += scene.produce(name, 1)
+    worker_group.sql(f"ALTER TABLE {table} ALTER n TYPE jsonb USING to_jsonb(n)")
+    stored += worker_group.produce(name, 1)
     run.finish(name, 9)
-    assert scene.dead_letters("sqlstate") == []
-    scene.book.assert_holds(name, stored)
+    assert worker_group.dead_letters("sqlstate") == []
+    worker_group.record_table.assert_holds(name, stored)
 
 
 # -- constraints that are fulfilled later ------------------------------------------------------------------------
 
 
-def test_a_constraint_that_the_second_sink_fulfils_is_deferred_while_bisecting(ground: Ground, group: str) -> None:
-    parent = ground.append("id int PRIMARY KEY CHECK (id <> 13)", name="parent", columns=["id"],
+def test_a_constraint_that_the_second_sink_fulfils_is_deferred_while_bisecting(
+    sink_tables: SinkTables, group: str
+) -> None:
+    parent = sink_tables.append("id int PRIMARY KEY CHECK (id <> 13)", name="parent", columns=["id"],
                            row=lambda r: None if r.value == 99 else (r.value,))  # fmt: skip
-    child = ground.append(
-        f'id int REFERENCES "{ground.schema}".parent DEFERRABLE INITIALLY DEFERRED',
+    child = sink_tables.append(
+        f'id int REFERENCES "{sink_tables.schema}".parent DEFERRABLE INITIALLY DEFERRED',
         name="child", columns=["id"], row=lambda r: (r.value,),
     )  # fmt: skip
     pipeline = Pipeline(group, topics=TOPIC, value=Json(int), sinks=[child, parent], on_poison="dead_letter")
-    done = ground.process(pipeline, *orders(b"1", b"13", b"2", b"99", b"3"), *orders(b"4", b"13", partition=1))
-    assert ground.rows("id", name="child") == ground.rows("id", name="parent") == [(1,), (2,), (3,), (4,)]
+    done = sink_tables.process(pipeline, *orders(b"1", b"13", b"2", b"99", b"3"), *orders(b"4", b"13", partition=1))
+    assert sink_tables.rows("id", name="child") == sink_tables.rows("id", name="parent") == [(1,), (2,), (3,), (4,)]
     assert [(e.partition.number, e.offset, e.failure.sqlstate) for e in done.dead_letters] == [
         (0, 1, "23514"),
         (0, 3, "23503"),
         (1, 1, "23514"),
     ]
-    assert ground.positions(pipeline) == {Partition(TOPIC, 0): 5, Partition(TOPIC, 1): 2}
+    assert sink_tables.positions(pipeline) == {Partition(TOPIC, 0): 5, Partition(TOPIC, 1): 2}
 
 
 # -- too many of them --------------------------------------------------------------------------------------------
@@ -337,12 +350,14 @@ def test_a_constraint_that_the_second_sink_fulfils_is_deferred_while_bisecting(g
 )
 @pytest.mark.parametrize("on_poison", ["dead_letter", "skip"])
 def test_too_many_dead_letters_end_the_worker_with_nothing_of_the_batch_written(
-    scene: Scene, limits: DeadLetterLimits, is_bad: Callable[[str], bool], said: str, on_poison: str
+    worker_group: WorkerGroup, limits: DeadLetterLimits, is_bad: Callable[[str], bool], said: str, on_poison: str
 ) -> None:
-    name, _ = scene.log(60)
+    name, _ = worker_group.log(60)
     options: dict[str, Any] = {"on_poison": on_poison, "dead_letter_limits": limits}
-    pipeline = scene.pipeline(name, handle=scene.book.refusing(lambda r: is_bad(r.value)), **options)
-    run = scene.worker(pipeline, **fixed(name, limits=Limits(batch_records=60)))
+    pipeline = worker_group.pipeline(
+        name, handle=worker_group.record_table.refusing(lambda r: is_bad(r.value)), **options
+    )
+    run = worker_group.worker(pipeline, **fixed(name, limits=Limits(batch_records=60)))
     run.seen.wait_for(events.WorkerStopped)
     with pytest.raises(TooManyDeadLetters, match=said) as caught:
         run.stop()
@@ -350,96 +365,106 @@ def test_too_many_dead_letters_end_the_worker_with_nothing_of_the_batch_written(
     assert not run.health().live
     ends = [span.end for e in run.seen.all(events.Committed) for span in e.spans]
     position = ends[-1] if ends else 0
-    assert scene.positions() == {Partition(name, 0): position}, "a committed batch, or none"
-    assert scene.book.written(name) == [(0, n) for n in range(position) if not is_bad(str(n))]
-    assert [offset for _, offset, _ in scene.dead_letters("cause")] == [n for n in range(position) if is_bad(str(n))]
+    assert worker_group.positions() == {Partition(name, 0): position}, "a committed batch, or none"
+    assert worker_group.record_table.written(name) == [(0, n) for n in range(position) if not is_bad(str(n))]
+    assert [offset for _, offset, _ in worker_group.dead_letters("cause")] == [
+        n for n in range(position) if is_bad(str(n))
+    ]
 
-    mended = scene.worker(scene.pipeline(name, handle=scene.book.enter, **options), **fixed(name))
+    mended = worker_group.worker(
+        worker_group.pipeline(name, handle=worker_group.record_table.enter, **options), **fixed(name)
+    )
     mended.finish(name, 60)
-    assert len(scene.book.written(name)) + len(scene.dead_letters("cause")) == 60, "none is lost"
+    assert len(worker_group.record_table.written(name)) + len(worker_group.dead_letters("cause")) == 60, "none is lost"
 
 
 # -- together with the offset ------------------------------------------------------------------------------------
 
 
-def test_i1_a_dead_letter_becomes_visible_with_the_offset_that_passes_it(scene: Scene) -> None:
+def test_i1_a_dead_letter_becomes_visible_with_the_offset_that_passes_it(worker_group: WorkerGroup) -> None:
     """I1: one transaction."""
-    name, gate = scene.topic(), Gate(events.Advanced)
-    scene.produce(name, ["0", "bad", "2"])
-    pipeline = scene.pipeline(name, handle=scene.book.refusing(lambda r: r.value == "bad"), on_poison="dead_letter")
-    run = scene.worker(pipeline, observe=[gate], **fixed(name))
+    name, gate = worker_group.topic(), Gate(events.Advanced)
+    worker_group.produce(name, ["0", "bad", "2"])
+    pipeline = worker_group.pipeline(
+        name, handle=worker_group.record_table.refusing(lambda r: r.value == "bad"), on_poison="dead_letter"
+    )
+    run = worker_group.worker(pipeline, observe=[gate], **fixed(name))
     gate.wait()
-    assert (scene.dead_letters("cause"), scene.book.written(name), scene.positions()) == (
+    assert (worker_group.dead_letters("cause"), worker_group.record_table.written(name), worker_group.positions()) == (
         [],
         [],
         {Partition(name, 0): 0},
     )
     gate.open()
     run.finish(name, 3)
-    assert scene.dead_letters("cause") == [(0, 1, "poison")]
-    scene.book.assert_holds(name, [(0, 0), (0, 2)])
-    assert scene.positions() == {Partition(name, 0): 3}
+    assert worker_group.dead_letters("cause") == [(0, 1, "poison")]
+    worker_group.record_table.assert_holds(name, [(0, 0), (0, 2)])
+    assert worker_group.positions() == {Partition(name, 0): 3}
 
 
 @pytest.mark.pins("batch")
-def test_i4_dead_letters_of_a_refused_partition_are_dropped_with_it(scene: Scene) -> None:
+def test_i4_dead_letters_of_a_refused_partition_are_dropped_with_it(worker_group: WorkerGroup) -> None:
     """I4: it is reset between the attempt that failed and the one that bisects; the other's dead letter is kept."""
-    name, gate = scene.topic(2), Gate(events.Bisecting)
-    stored = scene.produce(name, [*"01", "bad", *"34567"]) + scene.produce(name, ["0", "bad", "2"], partition=1)
-    pipeline = scene.pipeline(name, handle=scene.book.refusing(lambda r: r.value == "bad"), on_poison="dead_letter")
+    name, gate = worker_group.topic(2), Gate(events.Bisecting)
+    stored = worker_group.produce(name, [*"01", "bad", *"34567"]) + worker_group.produce(
+        name, ["0", "bad", "2"], partition=1
+    )
+    pipeline = worker_group.pipeline(
+        name, handle=worker_group.record_table.refusing(lambda r: r.value == "bad"), on_poison="dead_letter"
+    )
     both = Limits(batch_age=60)
-    run = scene.worker(pipeline, observe=[gate], **fixed(name, 2, limits=both))
+    run = worker_group.worker(pipeline, observe=[gate], **fixed(name, 2, limits=both))
     gate.wait()
-    scene.ledger.reset_offset(name, 0, 5, lost="poison", log=None, reason="the first five are not wanted")
+    worker_group.ledger.reset_offset(name, 0, 5, lost="poison", log=None, reason="the first five are not wanted")
     gate.open()
-    scene.finish(run, name, stored)
+    worker_group.finish(run, name, stored)
     assert run.seen.all(events.Refused)
-    assert scene.dead_letters("cause") == [(1, 1, "poison")]
-    scene.book.assert_holds(name, [(0, 5), (0, 6), (0, 7), (1, 0), (1, 2)])
+    assert worker_group.dead_letters("cause") == [(1, 1, "poison")]
+    worker_group.record_table.assert_holds(name, [(0, 5), (0, 6), (0, 7), (1, 0), (1, 2)])
 
 
-def test_what_is_left_of_a_batch_is_not_blamed_for_what_was_refused(scene: Scene) -> None:
+def test_what_is_left_of_a_batch_is_not_blamed_for_what_was_refused(worker_group: WorkerGroup) -> None:
     """The partition whose record failed is moved before the search begins: the other's only record is innocent."""
-    name, gate = scene.topic(2), Gate(events.Bisecting)
-    scene.produce(name, ["bad"])
-    scene.produce(name, ["good"], partition=1)
+    name, gate = worker_group.topic(2), Gate(events.Bisecting)
+    worker_group.produce(name, ["bad"])
+    worker_group.produce(name, ["good"], partition=1)
 
     def handle(tx: Connection, batch: Batch[str, Any]) -> None:
         if any(r.value == "bad" for r in batch):
             raise LookupError("what")
-        scene.book.enter(tx, batch)
+        worker_group.record_table.enter(tx, batch)
 
-    pipeline = scene.pipeline(name, handle=handle, on_poison="dead_letter", retry=Retry(attempts=1))
-    run = scene.worker(pipeline, observe=[gate], **fixed(name, 2, limits=Limits(batch_age=60)))
+    pipeline = worker_group.pipeline(name, handle=handle, on_poison="dead_letter", retry=Retry(attempts=1))
+    run = worker_group.worker(pipeline, observe=[gate], **fixed(name, 2, limits=Limits(batch_age=60)))
     gate.wait()
-    scene.ledger.reset_offset(name, 0, 1, lost="poison", log=None, reason="nobody wants it")
+    worker_group.ledger.reset_offset(name, 0, 1, lost="poison", log=None, reason="nobody wants it")
     gate.open()
     run.finish(name, 1, 1)
     assert run.seen.all(events.Refused)
-    assert not scene.dead_letters("cause")
-    scene.book.assert_holds(name, [(1, 0)])
+    assert not worker_group.dead_letters("cause")
+    worker_group.record_table.assert_holds(name, [(1, 0)])
 
 
-def test_an_attempt_that_was_not_committed_counts_for_no_limit(scene: Scene) -> None:
-    name, owner = scene.topic(), [""]
+def test_an_attempt_that_was_not_committed_counts_for_no_limit(worker_group: WorkerGroup) -> None:
+    name, owner = worker_group.topic(), [""]
 
     def cut(event: events.Event) -> None:
         if isinstance(event, events.Started):
             owner[0] = event.owner
         if isinstance(event, events.Advanced) and owner[0]:
             query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE starts_with(application_name, :name)"
-            with scene.engine.begin() as tx:
+            with worker_group.engine.begin() as tx:
                 assert tx.execute(text(query), {"name": f"seekpoint {owner[0][:8]}"}).all()
             owner[0] = ""
 
-    scene.produce(name, 3)
-    pipeline = scene.pipeline(
+    worker_group.produce(name, 3)
+    pipeline = worker_group.pipeline(
         name,
-        handle=scene.book.refusing(lambda r: True),
+        handle=worker_group.record_table.refusing(lambda r: True),
         on_poison="dead_letter",
         dead_letter_limits=DeadLetterLimits(consecutive=5, ratio=None),
     )
-    run = scene.worker(pipeline, observe=[cut], **fixed(name))
+    run = worker_group.worker(pipeline, observe=[cut], **fixed(name))
     run.finish(name, 3)
     assert run.seen.all(events.CommitUnknown)
-    assert [offset for _, offset, _ in scene.dead_letters("cause")] == [0, 1, 2]
+    assert [offset for _, offset, _ in worker_group.dead_letters("cause")] == [0, 1, 2]

@@ -15,30 +15,30 @@ from seekpoint.metrics import LedgerGauges, Samples, catalogue
 from seekpoint.web import Access, Right, create_app
 from support.browser import LOCAL, Browser
 from support.command import seekpoint
-from support.kafka_postgres import PROTOCOLS, Scene
+from support.kafka_postgres import PROTOCOLS, WorkerGroup
 
 
-def admin_of(scene: Scene, *, brokers: bool = True) -> Admin:
-    kafka = {"bootstrap.servers": scene.broker, "log_level": 0} if brokers else None
-    return Admin(scene.engine, kafka, schema=scene.schema)
+def admin_of(worker_group: WorkerGroup, *, brokers: bool = True) -> Admin:
+    kafka = {"bootstrap.servers": worker_group.broker, "log_level": 0} if brokers else None
+    return Admin(worker_group.engine, kafka, schema=worker_group.schema)
 
 
-def status(scene: Scene, *words: str, exits: int = 0, brokers: bool = True) -> Any:
-    where = ["--database-url", scene.dsn, "--schema", scene.schema]
-    asked = ["--kafka", f"bootstrap.servers={scene.broker}"] if brokers else []
-    return seekpoint("status", scene.group, *where, *asked, *words, exits=exits)
+def status(worker_group: WorkerGroup, *words: str, exits: int = 0, brokers: bool = True) -> Any:
+    where = ["--database-url", worker_group.dsn, "--schema", worker_group.schema]
+    asked = ["--kafka", f"bootstrap.servers={worker_group.broker}"] if brokers else []
+    return seekpoint("status", worker_group.group, *where, *asked, *words, exits=exits)
 
 
 @pytest.fixture
-def killed(scene: Scene) -> str:
+def killed_worker_topic(worker_group: WorkerGroup) -> str:
     """The topic of a worker that was killed two minutes ago, after which three records have come."""
-    name, _ = scene.log(10)
-    process = scene.worker_process(name, kafka=PROTOCOLS["eager"])
-    scene.wait_for_position(name, 10)
-    scene.wait(lambda: [row.lag_records for row in scene.sql("SELECT * FROM {schema}.lag")] == [0])
+    name, _ = worker_group.log(10)
+    process = worker_group.worker_process(name, kafka=PROTOCOLS["eager"])
+    worker_group.wait_for_position(name, 10)
+    worker_group.wait(lambda: [row.lag_records for row in worker_group.sql("SELECT * FROM {schema}.lag")] == [0])
     process.kill()
-    scene.produce(name, 3)
-    scene.sql(
+    worker_group.produce(name, 3)
+    worker_group.sql(
         "UPDATE {schema}.position_sample SET at = at - interval '2 minutes'",
         "UPDATE {schema}.worker SET seen_at = seen_at - interval '2 minutes'",
     )
@@ -46,115 +46,123 @@ def killed(scene: Scene) -> str:
 
 
 @pytest.mark.long
-def test_after_a_kill_each_tool_has_the_same_lag_in_time(scene: Scene, killed: str) -> None:
+def test_after_a_kill_each_tool_has_the_same_lag_in_time(worker_group: WorkerGroup, killed_worker_topic: str) -> None:
     """Console, status, its check and the exporter: the view alone says 0, and the records have come since."""
     samples = Samples()
-    LedgerGauges(scene.engine, schema=scene.schema, kafka={"bootstrap.servers": scene.broker}).add_to(samples)
-    exported = samples.of(catalogue.LAG_SECONDS)[(scene.group, killed, "0")]
+    LedgerGauges(
+        worker_group.engine, schema=worker_group.schema, kafka={"bootstrap.servers": worker_group.broker}
+    ).add_to(samples)
+    exported = samples.of(catalogue.LAG_SECONDS)[(worker_group.group, killed_worker_topic, "0")]
     assert exported == pytest.approx(120, abs=30)
-    [line] = json.loads(status(scene, "--json").stdout)
+    [line] = json.loads(status(worker_group, "--json").stdout)
     assert (line["lag"], line["headroom"], line["is_sampled"]) == (3, 10, False)
     assert line["lag_seconds"] == pytest.approx(exported, abs=30)
-    assert " s old, over 30 s" in status(scene, "--check", "--max-age", "30s", exits=1).stdout
-    browser = Browser(create_app(admin_of(scene), access=lambda _: Access("ada", Right.READ)), base_url=LOCAL)
-    group = browser.get("/api/group", params={"group": scene.group}).json()["data"]["group"]
+    assert " s old, over 30 s" in status(worker_group, "--check", "--max-age", "30s", exits=1).stdout
+    browser = Browser(create_app(admin_of(worker_group), access=lambda _: Access("ada", Right.READ)), base_url=LOCAL)
+    group = browser.get("/api/group", params={"group": worker_group.group}).json()["data"]["group"]
     assert group["partitions"][0]["lag_seconds"] == pytest.approx(exported, abs=30)
-    assert "caught up" not in browser.get("/group", params={"group": scene.group}).text
+    assert "caught up" not in browser.get("/group", params={"group": worker_group.group}).text
 
 
 @pytest.mark.long("another state of a group")
-def test_without_brokers_a_number_shows_its_age_and_a_check_does_not_trust_it(scene: Scene, killed: str) -> None:
-    [group], _ = admin_of(scene, brokers=False).status([scene.group])
+def test_without_brokers_a_number_shows_its_age_and_a_check_does_not_trust_it(
+    worker_group: WorkerGroup, killed_worker_topic: str
+) -> None:
+    [group], _ = admin_of(worker_group, brokers=False).status([worker_group.group])
     [at] = group.partitions
     assert (at.lag, at.is_sampled) == (0, True)
     assert at.age is not None
     assert at.age > timedelta(minutes=2)
-    shown = status(scene, brokers=False).stdout
+    shown = status(worker_group, brokers=False).stdout
     assert " 2 min " in shown
     assert " ago" in shown
-    said = status(scene, "--check", "--max-age", "30s", exits=1, brokers=False).stdout
-    assert f"{killed}/0: how old its next record is, is not known: its last sample is 1" in said
-    assert status(scene, "--check", "--max-age", "10m", brokers=False).stdout == ""
+    said = status(worker_group, "--check", "--max-age", "30s", exits=1, brokers=False).stdout
+    assert f"{killed_worker_topic}/0: the age of its next record is not known: its last sample is 1" in said
+    assert status(worker_group, "--check", "--max-age", "10m", brokers=False).stdout == ""
     browser = Browser(
-        create_app(admin_of(scene, brokers=False), access=lambda _: Access("a", Right.READ)), base_url=LOCAL
+        create_app(admin_of(worker_group, brokers=False), access=lambda _: Access("a", Right.READ)), base_url=LOCAL
     )
-    assert "0, 2 min ago" in browser.get("/group", params={"group": scene.group}).text
+    assert "0, 2 min ago" in browser.get("/group", params={"group": worker_group.group}).text
 
 
-def test_the_groups_are_shown_with_the_brokers_lag_or_the_samples_age(scene: Scene, killed: str) -> None:
-    [asked], doubts = admin_of(scene).groups()
+def test_the_groups_are_shown_with_the_brokers_lag_or_the_samples_age(
+    worker_group: WorkerGroup, killed_worker_topic: str
+) -> None:
+    [asked], doubts = admin_of(worker_group).groups()
     assert (asked.lag, asked.age, doubts) == (3, None, [])
     assert asked.lag_seconds == pytest.approx(120, abs=30)
-    [sampled], _ = admin_of(scene, brokers=False).groups()
+    [sampled], _ = admin_of(worker_group, brokers=False).groups()
     assert (sampled.lag, sampled.lag_seconds) == (0, 0)
     assert sampled.age is not None
     assert sampled.age > timedelta(minutes=2)
-    where = ["--database-url", scene.dsn, "--schema", scene.schema]
+    where = ["--database-url", worker_group.dsn, "--schema", worker_group.schema]
     assert " 2 min " in seekpoint("groups", "list", *where).stdout
-    asked_for = ["--kafka", f"bootstrap.servers={scene.broker}", "--json"]
+    asked_for = ["--kafka", f"bootstrap.servers={worker_group.broker}", "--json"]
     [line] = json.loads(seekpoint("groups", "list", *where, *asked_for).stdout)
     assert (line["lag"], line["age"]) == (3, None)
-    app = create_app(admin_of(scene), access=lambda _: Access("ada", Right.READ))
+    app = create_app(admin_of(worker_group), access=lambda _: Access("ada", Right.READ))
     [shown] = Browser(app, base_url=LOCAL).get("/api/").json()["data"]
     assert shown["group"]["lag"] == 3
 
 
-def test_of_a_topic_that_was_created_again_no_lag_is_known(scene: Scene, killed: str) -> None:
-    scene.delete_topic(killed)
-    scene.topic(name=killed)
-    scene.produce(killed, 5)
-    scene.wait(lambda: "was created again" in status(scene, "--json", exits=1).stderr)
-    [line] = json.loads(status(scene, "--json", exits=1).stdout)
+def test_of_a_topic_that_was_created_again_no_lag_is_known(worker_group: WorkerGroup, killed_worker_topic: str) -> None:
+    worker_group.delete_topic(killed_worker_topic)
+    worker_group.topic(name=killed_worker_topic)
+    worker_group.produce(killed_worker_topic, 5)
+    worker_group.wait(lambda: "was created again" in status(worker_group, "--json", exits=1).stderr)
+    [line] = json.loads(status(worker_group, "--json", exits=1).stdout)
     assert [line[name] for name in ("end", "lag", "lag_seconds", "headroom")] == [None] * 4
-    [group], _ = admin_of(scene).groups()
+    [group], _ = admin_of(worker_group).groups()
     assert (group.lag, group.lag_seconds) == (None, None)
 
 
 @pytest.mark.long("another state of a group")
-def test_a_killed_worker_is_gone_after_a_minute_and_a_paused_one_is_paused(scene: Scene, killed: str) -> None:
-    [group], _ = admin_of(scene).status([scene.group])
+def test_a_killed_worker_is_gone_after_a_minute_and_a_paused_one_is_paused(
+    worker_group: WorkerGroup, killed_worker_topic: str
+) -> None:
+    [group], _ = admin_of(worker_group).status([worker_group.group])
     assert [worker.state for worker in group.workers] == ["gone"]
-    admin = admin_of(scene)
-    admin.apply(admin.plan_pause(scene.group), reason="a migration")
-    run = scene.worker(killed, limits=Limits(lag_check=0.1), kafka=PROTOCOLS["eager"])
-    scene.wait(lambda: "paused" in {worker.state for worker in admin.status([scene.group])[0][0].workers})
-    [paused] = [worker for worker in admin.status([scene.group])[0][0].workers if worker.state == "paused"]
+    admin = admin_of(worker_group)
+    admin.apply(admin.plan_pause(worker_group.group), reason="a migration")
+    run = worker_group.worker(killed_worker_topic, limits=Limits(lag_check=0.1), kafka=PROTOCOLS["eager"])
+    worker_group.wait(lambda: "paused" in {worker.state for worker in admin.status([worker_group.group])[0][0].workers})
+    [paused] = [worker for worker in admin.status([worker_group.group])[0][0].workers if worker.state == "paused"]
     assert "a migration" in str(paused.trouble)
-    admin.apply(admin.plan_resume(scene.group), reason="done")
-    scene.wait_for_position(killed, 13)
+    admin.apply(admin.plan_resume(worker_group.group), reason="done")
+    worker_group.wait_for_position(killed_worker_topic, 13)
     run.stop()
 
 
-def test_trouble_is_stored_with_its_text(scene: Scene) -> None:
+def test_trouble_is_stored_with_its_text(worker_group: WorkerGroup) -> None:
     """A handler raises what passes by itself."""
-    name, _ = scene.log(3)
+    name, _ = worker_group.log(3)
 
     def handle(tx: Connection, batch: Batch[str, Any]) -> None:
         tx.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION 'no space yet' USING ERRCODE = '53100'; END $$")
 
-    run = scene.worker(scene.pipeline(name, handle=handle), limits=Limits(lag_check=0.1))
+    run = worker_group.worker(worker_group.pipeline(name, handle=handle), limits=Limits(lag_check=0.1))
     run.seen.wait_for(events.DatabaseTrouble, lambda event: event.wait > 0)
-    scene.wait(lambda: "trouble" in {row.state for row in scene.sql("SELECT state FROM {schema}.worker")})
-    [worker] = admin_of(scene, brokers=False).status([scene.group])[0][0].workers
+    worker_group.wait(lambda: "trouble" in {row.state for row in worker_group.sql("SELECT state FROM {schema}.worker")})
+    [worker] = admin_of(worker_group, brokers=False).status([worker_group.group])[0][0].workers
     assert "no space yet" in str(worker.trouble)
-    assert f"worker {worker.owner.hex[:8]} is in trouble: " in status(scene, brokers=False).stdout
+    assert f"worker {worker.owner.hex[:8]} is in trouble: " in status(worker_group, brokers=False).stdout
     run.stop()
 
 
-def test_a_rebalance_that_waits_for_a_member_is_shown(scene: Scene) -> None:
+def test_a_rebalance_that_waits_for_a_member_is_shown(worker_group: WorkerGroup) -> None:
     """A worker that stands still answers no rebalance: the next one waits until its session has ended."""
-    name, _ = scene.log(10, 2)
+    name, _ = worker_group.log(10, 2)
     eager = {**PROTOCOLS["eager"], "session.timeout.ms": 45_000, "max.poll.interval.ms": 60_000}
-    process = scene.worker_process(name, kafka=eager)
-    scene.wait_for_position(name, 10)
+    process = worker_group.worker_process(name, kafka=eager)
+    worker_group.wait_for_position(name, 10)
     process.freeze()
-    run = scene.worker(name, kafka={**eager, "client.id": "the-next"})
-    admin = admin_of(scene)
-    scene.wait(lambda: admin.status([scene.group])[0][0].rebalance is not None)
-    said = str(admin.status([scene.group])[0][0].rebalance)
-    assert f"{scene.group}: Kafka rebalances the group" in said
-    assert said in " ".join(status(scene).stdout.split())
+    run = worker_group.worker(name, kafka={**eager, "client.id": "the-next"})
+    admin = admin_of(worker_group)
+    worker_group.wait(lambda: admin.status([worker_group.group])[0][0].rebalance is not None)
+    said = str(admin.status([worker_group.group])[0][0].rebalance)
+    assert f"{worker_group.group}: Kafka rebalances the group" in said
+    assert said in " ".join(status(worker_group).stdout.split())
     process.thaw()
     run.ready()
-    scene.wait(lambda: admin.status([scene.group])[0][0].rebalance is None)
+    worker_group.wait(lambda: admin.status([worker_group.group])[0][0].rebalance is None)
     run.stop()

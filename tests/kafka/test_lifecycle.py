@@ -26,7 +26,7 @@ from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.testing.servers.postgres import PostgresServer
 from seekpoint.worker import loop
 from support.events import Gate, Recorder
-from support.kafka_postgres import PROTOCOLS, QUICK, Scene
+from support.kafka_postgres import PROTOCOLS, QUICK, WorkerGroup
 from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("short_backoff")
@@ -51,23 +51,27 @@ def test_making_a_worker_does_no_io_and_its_repr_hides_the_password() -> None:
 
 @pytest.mark.repeats("number")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_the_batch_in_hand_and_gives_the_partitions_back(scene: Scene, number: int) -> None:
-    name, stored = scene.log(100, 2)
-    process = scene.worker_process(name, stop_at=("Applied", 1))
+def test_a_signal_drains_the_batch_in_hand_and_gives_the_partitions_back(
+    worker_group: WorkerGroup, number: int
+) -> None:
+    name, stored = worker_group.log(100, 2)
+    process = worker_group.worker_process(name, stop_at=("Applied", 1))
     process.wait_until_stopped()  # inside its transaction
     process.signal(number)
     process.thaw()
     assert (process.ended(), process.errors) == (0, "")
     assert process.all("Committed")
-    assert [row.owner for row in scene.ledger.read()] == [None, None]
-    assert sum(row.unreleased_claims for row in scene.ledger.read()) == 0
-    committed = {f"{topic}/{number}": at for (topic, number), at in scene.positions().items()}
-    scene.book.assert_holds(name, [at for at in stored if at[1] < committed[f"{name}/{at[0]}"]])
+    assert [row.owner for row in worker_group.ledger.read()] == [None, None]
+    assert sum(row.unreleased_claims for row in worker_group.ledger.read()) == 0
+    committed = {f"{topic}/{number}": at for (topic, number), at in worker_group.positions().items()}
+    worker_group.record_table.assert_holds(name, [at for at in stored if at[1] < committed[f"{name}/{at[0]}"]])
 
 
-def test_a_second_signal_throws_the_open_transaction_away(scene: Scene) -> None:
-    name, stored = scene.log(100)
-    process = scene.worker_process(name, handle="blocks")
+@pytest.mark.parametrize("handle", ["blocks", "awaits"])
+def test_a_second_signal_throws_the_open_transaction_away(worker_group: WorkerGroup, handle: str) -> None:
+    """A statement of it is ended at the server, too: until then the partition's row would be locked."""
+    name, stored = worker_group.log(100)
+    process = worker_group.worker_process(name, handle=handle)
     process.wait_for("handler entered")
     process.signal(signal.SIGTERM)
     process.wait_for("signal seen")
@@ -75,36 +79,36 @@ def test_a_second_signal_throws_the_open_transaction_away(scene: Scene) -> None:
     assert process.ended() != 0
     assert "second SIGTERM: aborted" in process.errors
     assert not process.all("Committed")
-    assert scene.book.written(name) == []
-    assert [row.owner for row in scene.ledger.read()] == [None]
-    heir = scene.worker(name)
+    assert worker_group.record_table.written(name) == []
+    assert [row.owner for row in worker_group.ledger.read()] == [None]
+    heir = worker_group.worker(name)
     heir.finish(name, 100)
-    scene.book.assert_holds(name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
 # -- inside a service -----------------------------------------------------------------------------------------
 
 
-def make(scene: Scene, pipeline: Pipeline, *, kafka: Mapping[str, Any] = QUICK, **options: Any) -> Worker:
+def make(worker_group: WorkerGroup, pipeline: Pipeline, *, kafka: Mapping[str, Any] = QUICK, **options: Any) -> Worker:
     """A worker that the test runs itself."""
-    given = {"engine": scene.engine, "schema": scene.schema, **options}
-    return Worker(pipeline, kafka={"bootstrap.servers": scene.broker, **kafka}, **given)
+    given = {"engine": worker_group.engine, "schema": worker_group.schema, **options}
+    return Worker(pipeline, kafka={"bootstrap.servers": worker_group.broker, **kafka}, **given)
 
 
-def test_i2_a_worker_is_another_owner_in_each_process_that_runs_it(scene: Scene) -> None:
+def test_i2_a_worker_is_another_owner_in_each_process_that_runs_it(worker_group: WorkerGroup) -> None:
     """A server that forks after it has made its worker has one in each process: their claims must not be the same."""
     seen = Recorder()
-    worker = make(scene, scene.pipeline(scene.topic()), observe=[seen])
+    worker = make(worker_group, worker_group.pipeline(worker_group.topic()), observe=[seen])
     made = worker._ledger.owner.hex
     with worker.running():
         assert seen.wait_for(events.Started).owner == worker._ledger.owner.hex != made
 
 
 @pytest.mark.pins("batch")
-def test_a_with_block_runs_the_worker_and_drains_it(scene: Scene) -> None:
-    name, seen = scene.topic(), Recorder()
-    stored = scene.produce(name, 10)
-    worker = make(scene, scene.pipeline(name), observe=[seen])
+def test_a_with_block_runs_the_worker_and_drains_it(worker_group: WorkerGroup) -> None:
+    name, seen = worker_group.topic(), Recorder()
+    stored = worker_group.produce(name, 10)
+    worker = make(worker_group, worker_group.pipeline(name), observe=[seen])
     assert not worker.health().live
     with worker.running() as running:
         assert running.health().live
@@ -113,13 +117,13 @@ def test_a_with_block_runs_the_worker_and_drains_it(scene: Scene) -> None:
     assert not worker.health().live
     assert worker.health().error is None
     assert [type(e) for e in seen.events[-1:]] == [events.WorkerStopped]
-    assert [row.owner for row in scene.ledger.read()] == [None]
-    scene.book.assert_holds(name, stored)
+    assert [row.owner for row in worker_group.ledger.read()] == [None]
+    worker_group.record_table.assert_holds(name, stored)
 
 
-def test_a_worker_that_has_ended_is_kept_by_nothing(scene: Scene) -> None:
+def test_a_worker_that_has_ended_is_kept_by_nothing(worker_group: WorkerGroup) -> None:
     """A host that starts and stops workers has no more threads and connections for each: not even for the grace."""
-    worker = make(scene, scene.pipeline(scene.topic()))
+    worker = make(worker_group, worker_group.pipeline(worker_group.topic()))
     with worker.running(grace=600):
         pass
     kept = weakref.ref(worker)
@@ -133,11 +137,11 @@ def test_a_worker_that_has_ended_is_kept_by_nothing(scene: Scene) -> None:
 
 
 @pytest.mark.pins("batch")
-def test_an_async_with_block_does_the_same_without_blocking_the_loop(scene: Scene) -> None:
-    name, seen = scene.topic(), Recorder()
-    stored = scene.produce(name, 10)
+def test_an_async_with_block_does_the_same_without_blocking_the_loop(worker_group: WorkerGroup) -> None:
+    name, seen = worker_group.topic(), Recorder()
+    stored = worker_group.produce(name, 10)
     gate = Gate(events.Advanced)
-    worker = make(scene, scene.pipeline(name), observe=[seen, gate])
+    worker = make(worker_group, worker_group.pipeline(name), observe=[seen, gate])
 
     async def serve() -> None:
         async with worker.running() as running:
@@ -148,17 +152,19 @@ def test_an_async_with_block_does_the_same_without_blocking_the_loop(scene: Scen
 
     asyncio.run(serve())
     assert seen.all(events.Committed)
-    scene.book.assert_holds(name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
-def test_an_error_in_the_block_drains_the_worker_and_passes(scene: Scene) -> None:
-    worker = make(scene, scene.pipeline(scene.topic()))
+def test_an_error_in_the_block_drains_the_worker_and_passes(worker_group: WorkerGroup) -> None:
+    worker = make(worker_group, worker_group.pipeline(worker_group.topic()))
     with pytest.raises(ZeroDivisionError), worker.running():
         _ = 1 / 0
     assert not worker.health().live
 
 
-def test_an_error_of_the_release_does_not_hide_the_first_error(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_release_does_not_hide_the_first_error(
+    worker_group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(_tx: Connection, _batch: Batch[str, Any]) -> None:
         raise Poison("no")
 
@@ -166,8 +172,8 @@ def test_an_error_of_the_release_does_not_hide_the_first_error(scene: Scene, mon
         raise RuntimeError("no release")
 
     monkeypatch.setattr(Ledger, "release", no_release)
-    name, seen = scene.log(1)[0], Recorder()
-    worker = make(scene, scene.pipeline(name, handle=refuse, strict=True), observe=[seen])
+    name, seen = worker_group.log(1)[0], Recorder()
+    worker = make(worker_group, worker_group.pipeline(name, handle=refuse, strict=True), observe=[seen])
     with pytest.raises(PoisonStop):
         worker.run()
     assert isinstance(seen.wait_for(events.WorkerStopped).error, PoisonStop)
@@ -175,14 +181,14 @@ def test_an_error_of_the_release_does_not_hide_the_first_error(scene: Scene, mon
 
 
 @pytest.mark.pins("batch")
-def test_a_fatal_error_turns_live_false_at_once_and_is_raised_on_leaving(scene: Scene) -> None:
-    name, seen = scene.topic(), Recorder()
+def test_a_fatal_error_turns_live_false_at_once_and_is_raised_on_leaving(worker_group: WorkerGroup) -> None:
+    name, seen = worker_group.topic(), Recorder()
 
     def fails(tx: Connection, batch: Batch[str, Any]) -> None:
         tx.execute(text("SELECT FROM no_such_table"))  # a mistake in the program: no record is at fault
 
-    scene.produce(name, 3)
-    worker = make(scene, scene.pipeline(name, handle=fails), observe=[seen])
+    worker_group.produce(name, 3)
+    worker = make(worker_group, worker_group.pipeline(name, handle=fails), observe=[seen])
 
     def serve() -> None:
         with worker.running():
@@ -193,7 +199,7 @@ def test_a_fatal_error_turns_live_false_at_once_and_is_raised_on_leaving(scene: 
     with pytest.raises(ProgrammingError, match="no_such_table") as caught:
         serve()
     assert f"while applying {name}/0 [0, 3)" in caught.value.__notes__[0]
-    assert scene.positions() == dict.fromkeys(scene.positions(), 0)
+    assert worker_group.positions() == dict.fromkeys(worker_group.positions(), 0)
 
 
 # -- the start ------------------------------------------------------------------------------------------------
@@ -212,14 +218,19 @@ NOBODY = "127.0.0.1:1"
 )
 @pytest.mark.parametrize("wait", [True, False])
 def test_what_is_wrong_for_good_is_not_waited_for(  # noqa: PLR0917 -- fixtures
-    scene: Scene, what: str, error: type[Exception], says: str, wait: bool, caplog: pytest.LogCaptureFixture
+    worker_group: WorkerGroup,
+    what: str,
+    error: type[Exception],
+    says: str,
+    wait: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Also where brokers are away: what the client does not know is refused before it waits for them."""
     kafka = {"bootstrap.servers": NOBODY, "no.such.option": "1"} if what == "option" else QUICK
-    pipeline = scene.pipeline("no-such-topic" if what == "topic" else scene.topic())
-    url = scene.engine.url.set(database="no_such_database") if what == "database" else scene.engine.url
-    schema = "elsewhere" if what == "schema" else scene.schema
-    worker = make(scene, pipeline, engine=url, kafka=kafka, schema=schema, limits=Limits(kafka_timeout=2))
+    pipeline = worker_group.pipeline("no-such-topic" if what == "topic" else worker_group.topic())
+    url = worker_group.engine.url.set(database="no_such_database") if what == "database" else worker_group.engine.url
+    schema = "elsewhere" if what == "schema" else worker_group.schema
+    worker = make(worker_group, pipeline, engine=url, kafka=kafka, schema=schema, limits=Limits(kafka_timeout=2))
     deaths: list[BaseException] = []
     died = threading.Event()
 
@@ -245,11 +256,18 @@ def test_what_is_wrong_for_good_is_not_waited_for(  # noqa: PLR0917 -- fixtures
 
 @pytest.mark.long
 @pytest.mark.parametrize("away", ["brokers", "database"])
-def test_a_start_waits_as_long_as_it_may_and_then_says_what_is_away(scene: Scene, away: str) -> None:
+def test_a_start_waits_as_long_as_it_may_and_then_says_what_is_away(worker_group: WorkerGroup, away: str) -> None:
     kafka = {"bootstrap.servers": NOBODY, **QUICK} if away == "brokers" else QUICK
-    url = scene.engine.url.set(host="127.0.0.1", port=1) if away == "database" else scene.engine.url
+    url = worker_group.engine.url.set(host="127.0.0.1", port=1) if away == "database" else worker_group.engine.url
     limits, seen = Limits(start_wait=2, kafka_timeout=0.5), Recorder()
-    worker = make(scene, scene.pipeline(scene.topic()), engine=url, kafka=kafka, limits=limits, observe=[seen])
+    worker = make(
+        worker_group,
+        worker_group.pipeline(worker_group.topic()),
+        engine=url,
+        kafka=kafka,
+        limits=limits,
+        observe=[seen],
+    )
     kind, says = (
         (KafkaUnavailable, "check that the brokers run") if away == "brokers" else (OperationalError, "refused")
     )
@@ -258,7 +276,7 @@ def test_a_start_waits_as_long_as_it_may_and_then_says_what_is_away(scene: Scene
     trouble = events.KafkaTrouble if away == "brokers" else events.DatabaseTrouble
     assert len(seen.all(trouble)) >= 2
     (delayed,) = seen.all(events.StartDelayed)
-    assert str(delayed).endswith("waiting for it, 2 s at most")
+    assert str(delayed).endswith("the worker waits, 2 s at most")
     assert delayed.limit == 2
     assert delayed.reason
     assert all(each.wait > 0 for each in seen.all(trouble)[:-1])  # type: ignore[attr-defined]
@@ -267,14 +285,14 @@ def test_a_start_waits_as_long_as_it_may_and_then_says_what_is_away(scene: Scene
 @pytest.mark.long
 @pytest.mark.pins("batch")
 def test_an_embedding_service_starts_while_brokers_and_database_are_away(
-    scene_on: Callable[..., Scene], own_kafka: KafkaServer, own_postgres: PostgresServer
+    worker_group_on: Callable[..., WorkerGroup], own_kafka: KafkaServer, own_postgres: PostgresServer
 ) -> None:
-    scene = scene_on(kafka=own_kafka, postgres=own_postgres)
-    name, seen = scene.topic(), Recorder()
-    stored = scene.produce(name, 10)
+    worker_group = worker_group_on(kafka=own_kafka, postgres=own_postgres)
+    name, seen = worker_group.topic(), Recorder()
+    stored = worker_group.produce(name, 10)
     own_kafka.kill()
     own_postgres.kill()
-    worker = make(scene, scene.pipeline(name), observe=[seen], limits=Limits(kafka_timeout=1))
+    worker = make(worker_group, worker_group.pipeline(name), observe=[seen], limits=Limits(kafka_timeout=1))
     with worker.running(wait=False) as running:
         seen.wait_for(events.DatabaseTrouble)
         health = running.health()
@@ -285,33 +303,41 @@ def test_an_embedding_service_starts_while_brokers_and_database_are_away(
         own_kafka.start()
         seen.wait_for(events.Recovered)
         seen.wait_for(events.Committed)
-        scene.wait(lambda: running.health().ready)
+        worker_group.wait(lambda: running.health().ready)
         assert running.health().trouble is None
-    scene.book.assert_holds(name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
-def test_a_worker_that_waits_for_its_servers_can_be_left(scene: Scene) -> None:
+def test_a_worker_that_waits_for_its_servers_can_be_left(worker_group: WorkerGroup) -> None:
     seen, away = Recorder(), {"bootstrap.servers": NOBODY}
-    worker = make(scene, scene.pipeline(scene.topic()), kafka=away, limits=Limits(kafka_timeout=0.5), observe=[seen])
+    worker = make(
+        worker_group,
+        worker_group.pipeline(worker_group.topic()),
+        kafka=away,
+        limits=Limits(kafka_timeout=0.5),
+        observe=[seen],
+    )
     with worker.running(wait=False):
         seen.wait_for(events.KafkaTrouble)
     assert worker.health().error is None
     assert not worker.health().live
 
 
-def test_a_topic_that_a_broker_does_not_know_yet_is_awaited(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = scene.topic()
+def test_a_topic_that_a_broker_does_not_know_yet_is_awaited(
+    worker_group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = worker_group.topic()
     answers: list[dict[str, int]] = [{}, {}]
     known = Identity.known
     monkeypatch.setattr(Identity, "known", lambda self, topics: answers.pop() if answers else known(self, topics))
-    run = scene.worker(name)
+    run = worker_group.worker(name)
     run.placed()
     run.stop()
     assert not answers
 
 
-def test_an_embedded_worker_that_dies_is_reported(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    name, deaths = scene.topic(), []
+def test_an_embedded_worker_that_dies_is_reported(worker_group: WorkerGroup, caplog: pytest.LogCaptureFixture) -> None:
+    name, deaths = worker_group.topic(), []
 
     def fails(tx: Connection, batch: Batch[str, Any]) -> None:
         raise SystemExit("enough")
@@ -321,8 +347,8 @@ def test_an_embedded_worker_that_dies_is_reported(scene: Scene, caplog: pytest.L
         died.set()
 
     def serve() -> None:
-        with make(scene, scene.pipeline(name, handle=fails)).running(on_error=on_error):
-            scene.produce(name, 3)
+        with make(worker_group, worker_group.pipeline(name, handle=fails)).running(on_error=on_error):
+            worker_group.produce(name, 3)
             assert died.wait(30)
 
     died = threading.Event()
@@ -335,9 +361,9 @@ def test_an_embedded_worker_that_dies_is_reported(scene: Scene, caplog: pytest.L
     assert logged.exc_info[1] is deaths[0]
 
 
-def test_stop_may_be_called_from_any_thread(scene: Scene) -> None:
-    name, seen = scene.topic(), Recorder()
-    worker = make(scene, scene.pipeline(name), observe=[seen])
+def test_stop_may_be_called_from_any_thread(worker_group: WorkerGroup) -> None:
+    name, seen = worker_group.topic(), Recorder()
+    worker = make(worker_group, worker_group.pipeline(name), observe=[seen])
     runner = threading.Thread(target=worker.run)  # run() outside the main thread installs no signal handler
     runner.start()
     seen.wait_for(events.Activated)
@@ -349,7 +375,7 @@ def test_stop_may_be_called_from_any_thread(scene: Scene) -> None:
     assert worker.health().error is None
 
 
-def test_run_in_the_main_thread_puts_the_signal_handlers_back(scene: Scene) -> None:
+def test_run_in_the_main_thread_puts_the_signal_handlers_back(worker_group: WorkerGroup) -> None:
     if threading.current_thread() is not threading.main_thread():
         pytest.skip("this runner runs its tests outside the main thread")
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
@@ -358,7 +384,7 @@ def test_run_in_the_main_thread_puts_the_signal_handlers_back(scene: Scene) -> N
         if isinstance(event, events.Started):
             worker.stop()
 
-    worker = make(scene, scene.pipeline(scene.topic()), observe=[stop])
+    worker = make(worker_group, worker_group.pipeline(worker_group.topic()), observe=[stop])
     worker.run()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
@@ -366,20 +392,20 @@ def test_run_in_the_main_thread_puts_the_signal_handlers_back(scene: Scene) -> N
 # -- handlers that do not return ------------------------------------------------------------------------------
 
 
-class Endless:
-    """A handler that books its records, and then does not return before the test lets it."""
+class BlockingHandler:
+    """A handler that writes its records, and then does not return before the test lets it."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+    def __init__(self, worker_group: WorkerGroup) -> None:
+        self._worker_group = worker_group
         self.entered, self.released, self.left = threading.Event(), threading.Event(), threading.Event()
         self.late: list[BaseException] = []
 
     def __call__(self, tx: Connection, batch: Batch[str, Any]) -> None:
-        self._scene.book.enter(tx, batch)
+        self._worker_group.record_table.enter(tx, batch)
         self.entered.set()
         assert self.released.wait(60)
         try:
-            self._scene.book.enter(tx, batch)
+            self._worker_group.record_table.enter(tx, batch)
         except BaseException as error:
             self.late.append(error)
             raise
@@ -388,58 +414,61 @@ class Endless:
 
 
 @pytest.fixture
-def endless(scene: Scene) -> Iterator[Endless]:
+def blocking_handler(worker_group: WorkerGroup) -> Iterator[BlockingHandler]:
     """Let go at the end of the test."""
-    made = Endless(scene)
+    made = BlockingHandler(worker_group)
     yield made
     made.released.set()
 
 
-@pytest.mark.parametrize("way", ["leave", "stop"])
+@pytest.mark.repeats("shutdown")
+@pytest.mark.parametrize("shutdown", ["leave", "stop"])
 def test_i2_a_worker_whose_handler_never_returns_is_given_up_after_the_grace(
-    scene: Scene, endless: Endless, way: str, protocol: Mapping[str, Any]
+    worker_group: WorkerGroup, blocking_handler: BlockingHandler, shutdown: str, protocol: Mapping[str, Any]
 ) -> None:
     """I2: leaving is bounded, a successor takes over at once, and what the thread does later is refused."""
-    name, seen = scene.topic(), Recorder()
-    stored = scene.produce(name, 10)
-    worker = make(scene, scene.pipeline(name, handle=endless), kafka=protocol, observe=[seen])
-    running = worker.running(grace=0.5 if way == "leave" else None).__enter__()
-    assert endless.entered.wait(30)
+    name, seen = worker_group.topic(), Recorder()
+    stored = worker_group.produce(name, 10)
+    worker = make(worker_group, worker_group.pipeline(name, handle=blocking_handler), kafka=protocol, observe=[seen])
+    running = worker.running(grace=0.5 if shutdown == "leave" else None).__enter__()
+    assert blocking_handler.entered.wait(30)
     began = monotonic()
-    if way == "stop":
+    if shutdown == "stop":
         worker.stop(grace=0.5)
     with pytest.raises(
-        StopTimeout, match=r"the handler .*Endless.* has not returned within 0.5 s .* is at .*:\d+ in "
+        StopTimeout, match=r"the handler .*BlockingHandler.* has not returned within 0.5 s .* is at .*:\d+ in "
     ) as e:
         running.__exit__(None, None, None)
     assert 0.5 <= monotonic() - began < 8
     health = worker.health()
     assert (health.live, health.error) == (False, e.value)
     assert isinstance(seen.events[-1], events.WorkerStopped)
-    (row,) = scene.ledger.read()
+    (row,) = worker_group.ledger.read()
     assert row.owner is not None
-    groups = scene.admin.describe_consumer_groups
-    scene.wait(lambda: not groups([scene.group])[scene.group].result(10).members, 4)  # no session has expired by then
+    groups = worker_group.admin.describe_consumer_groups
+    worker_group.wait(
+        lambda: not groups([worker_group.group])[worker_group.group].result(10).members, 4
+    )  # no session has expired by then
 
-    heir = scene.worker(name, kafka=protocol)
+    heir = worker_group.worker(name, kafka=protocol)
     heir.reached(name, 10)
     assert heir.seen.all(events.Activated)[0].offset == 0
     mark = seen.mark()
-    endless.released.set()
-    assert endless.left.wait(30)
-    stored += scene.produce(name, 10)
+    blocking_handler.released.set()
+    assert blocking_handler.left.wait(30)
+    stored += worker_group.produce(name, 10)
     heir.finish(name, 20)
-    assert endless.late
+    assert blocking_handler.late
     assert seen.mark() == mark
-    scene.book.assert_holds(name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
-def test_a_start_that_is_given_up_raises_at_once(scene: Scene) -> None:
+def test_a_start_that_is_given_up_raises_at_once(worker_group: WorkerGroup) -> None:
     """A server that accepts connections and never answers keeps the worker's thread, and nothing else."""
-    name, seen, raised = scene.topic(), Recorder(), queue.SimpleQueue[BaseException]()
+    name, seen, raised = worker_group.topic(), Recorder(), queue.SimpleQueue[BaseException]()
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        engine = create_engine(scene.engine.url.set(host="127.0.0.1", port=silent.getsockname()[1]))
-        worker = make(scene, scene.pipeline(name), engine=engine, kafka={}, observe=[seen])
+        engine = create_engine(worker_group.engine.url.set(host="127.0.0.1", port=silent.getsockname()[1]))
+        worker = make(worker_group, worker_group.pipeline(name), engine=engine, kafka={}, observe=[seen])
 
         def serve() -> None:
             try:
@@ -459,39 +488,55 @@ def test_a_start_that_is_given_up_raises_at_once(scene: Scene) -> None:
     assert raised.get_nowait() is worker.health().error
 
 
-def test_a_handler_that_never_returns_is_a_crash_to_the_next_owner(scene: Scene, endless: Endless) -> None:
-    name, _ = scene.log(10)
+def test_a_handler_that_never_returns_is_a_crash_to_the_next_owner(
+    worker_group: WorkerGroup, blocking_handler: BlockingHandler
+) -> None:
+    name, _ = worker_group.log(10)
     gate = Gate(events.Activated)
     deaths: list[BaseException] = []
-    worker = make(scene, scene.pipeline(name, handle=endless))
+    worker = make(worker_group, worker_group.pipeline(name, handle=blocking_handler))
     with pytest.raises(StopTimeout) as given_up, worker.running(grace=0.1, on_error=deaths.append):
-        assert endless.entered.wait(30)
+        assert blocking_handler.entered.wait(30)
     assert deaths == [given_up.value]
-    heir = scene.worker(name, observe=[gate])
+    worker_group.wait(lambda: states(worker_group) == ["ended"])  # although its thread is in the handler
+    heir = worker_group.worker(name, observe=[gate])
     gate.wait()
-    assert owners(scene) == [(True, 1)]
+    assert owners(worker_group) == [(True, 1)]
     heir.stop()
 
 
-def wait_for_its_end(scene: Scene) -> None:
-    """Until the thread of the scene's worker has ended."""
+def states(worker_group: WorkerGroup) -> list[str]:
+    """The states of the group's workers, as they have stored them."""
+    query = f"SELECT state FROM {{schema}}.worker WHERE consumer_group = '{worker_group.group}'"
+    return [row.state for row in worker_group.sql(query)]
+
+
+def wait_for_its_end(worker_group: WorkerGroup) -> None:
+    """Until the thread of the group's worker has ended."""
     for thread in threading.enumerate():
-        if thread.name == f"seekpoint-{scene.group}":
+        if thread.name == f"seekpoint-{worker_group.group}":
             thread.join(30)
             assert not thread.is_alive()
 
 
-def test_i2_a_worker_that_was_given_up_releases_no_claim_later(scene: Scene, endless: Endless) -> None:
+def test_i2_a_worker_that_was_given_up_releases_no_claim_later(
+    worker_group: WorkerGroup, blocking_handler: BlockingHandler
+) -> None:
     """To the next owner it is a crash, however late the handler comes back."""
-    name, _ = scene.log(10)
-    with pytest.raises(StopTimeout), make(scene, scene.pipeline(name, handle=endless)).running(grace=0.1):
-        assert endless.entered.wait(30)
-    endless.released.set()
-    wait_for_its_end(scene)
-    assert owners(scene) == [(True, 0)]
+    name, _ = worker_group.log(10)
+    with (
+        pytest.raises(StopTimeout),
+        make(worker_group, worker_group.pipeline(name, handle=blocking_handler)).running(grace=0.1),
+    ):
+        assert blocking_handler.entered.wait(30)
+    blocking_handler.released.set()
+    wait_for_its_end(worker_group)
+    assert owners(worker_group) == [(True, 0)]
 
 
-def test_a_worker_given_up_before_it_joins_leaves_no_member(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_given_up_before_it_joins_leaves_no_member(
+    worker_group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its client is made after that, and closed by its own thread."""
     looking, answered = threading.Event(), threading.Event()
     clients: list[Any] = []
@@ -508,110 +553,118 @@ def test_a_worker_given_up_before_it_joins_leaves_no_member(scene: Scene, monkey
 
     monkeypatch.setattr(Ledger, "differs", slow)
     monkeypatch.setattr(loop, "make_consumer", made)
-    with pytest.raises(StopTimeout), make(scene, scene.pipeline(scene.topic())).running(wait=False, grace=0.1):
+    with (
+        pytest.raises(StopTimeout),
+        make(worker_group, worker_group.pipeline(worker_group.topic())).running(wait=False, grace=0.1),
+    ):
         assert looking.wait(30)
     answered.set()
-    wait_for_its_end(scene)
+    wait_for_its_end(worker_group)
     for client in clients:
         with pytest.raises(RuntimeError, match="closed"):
             client.assignment()
     assert clients
 
 
-def test_live_is_false_while_a_handler_runs_for_too_long(scene: Scene, endless: Endless) -> None:
-    name, seen = scene.topic(), Recorder()
-    scene.produce(name, 10)
-    worker = make(scene, scene.pipeline(name, handle=endless), limits=Limits(transaction_age=0.3), observe=[seen])
+def test_live_is_false_while_a_handler_runs_for_too_long(
+    worker_group: WorkerGroup, blocking_handler: BlockingHandler
+) -> None:
+    name, seen = worker_group.topic(), Recorder()
+    worker_group.produce(name, 10)
+    worker = make(
+        worker_group,
+        worker_group.pipeline(name, handle=blocking_handler),
+        limits=Limits(transaction_age=0.3),
+        observe=[seen],
+    )
     with worker.running():
-        assert endless.entered.wait(30)
-        scene.wait(lambda: not worker.health().live)
+        assert blocking_handler.entered.wait(30)
+        worker_group.wait(lambda: not worker.health().live)
         health = worker.health()
         assert health.stuck is not None
         assert health.stuck > 0.3
         assert (health.ready, health.error) == (False, None)
-        endless.released.set()
+        blocking_handler.released.set()
         seen.wait_for(events.Committed)  # its transaction had come to its end: it ran again
         assert worker.health().live
         assert worker.health().stuck is None
     assert seen.all(events.DatabaseTrouble)
 
 
-def test_what_a_handler_waits_for_in_the_database_does_not_count_as_running(scene: Scene) -> None:
-    name, seconds = scene.topic(), []
+def test_what_a_handler_waits_for_in_the_database_does_not_count_as_running(worker_group: WorkerGroup) -> None:
+    name, seconds = worker_group.topic(), []
 
     def locks(tx: Connection, batch: Batch[str, Any]) -> None:
         tx.execute(text("SELECT pg_sleep(0.5)"))
         seconds.append(worker._stopwatch.seconds())
-        scene.book.enter(tx, batch)
+        worker_group.record_table.enter(tx, batch)
 
-    stored, seen = scene.produce(name, 1), Recorder()
-    worker = make(scene, scene.pipeline(name, handle=locks), observe=[seen])
+    stored, seen = worker_group.produce(name, 1), Recorder()
+    worker = make(worker_group, worker_group.pipeline(name, handle=locks), observe=[seen])
     with worker.running():
         seen.wait_for(events.Committed)
     assert 0 < seconds[0] < 0.4
     assert worker._stopwatch.seconds() == 0
-    scene.book.assert_holds(name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
 # -- what is left behind --------------------------------------------------------------------------------------
 
 
-def owners(scene: Scene) -> list[tuple[bool, int]]:
+def owners(worker_group: WorkerGroup) -> list[tuple[bool, int]]:
     """Of each partition: whether it has an owner, and the claims that were not released."""
-    return [(row.owner is not None, row.unreleased_claims) for row in scene.ledger.read()]
+    return [(row.owner is not None, row.unreleased_claims) for row in worker_group.ledger.read()]
 
 
-def raise_version(scene: Scene, name: str, *numbers: int) -> Ledger:
+def raise_version(worker_group: WorkerGroup, name: str, *numbers: int) -> Ledger:
     """What a worker of version 2 does when it claims these partitions."""
-    newer = Ledger(scene.engine, scene.group, schema=scene.schema, version=2)
-    cluster = str(scene.admin.list_topics(timeout=10).cluster_id)
+    newer = Ledger(worker_group.engine, worker_group.group, schema=worker_group.schema, version=2)
+    cluster = str(worker_group.admin.list_topics(timeout=10).cluster_id)
     wanted = [Partition(name, number) for number in numbers]
-    newer.claim(wanted, {name: scene.topic_id(name)}, cluster_id=cluster, start=lambda _: {})
+    newer.claim(wanted, {name: worker_group.topic_id(name)}, cluster_id=cluster, start=lambda _: {})
     return newer
 
 
 @pytest.mark.long
-def test_a_stop_while_paused_is_counted_as_no_crash(scene: Scene) -> None:
+def test_a_stop_while_paused_is_counted_as_no_crash(worker_group: WorkerGroup) -> None:
     """I5: a pause draws new tokens and keeps the owner: the owner still says that it leaves."""
-    name = scene.topic(2)
-    stored = scene.produce(name, 10)
+    name = worker_group.topic(2)
+    stored = worker_group.produce(name, 10)
     for _ in range(3):
-        run = scene.worker(name, limits=Limits(idle_check=0.1))
+        run = worker_group.worker(name, limits=Limits(idle_check=0.1))
         run.placed(2)
-        scene.wait_until_caught_up(name, stored)
-        scene.ledger.pause(reason="a test")
+        worker_group.wait_until_caught_up(name, stored)
+        worker_group.ledger.pause(reason="a test")
         run.seen.wait_for(events.Paused)
         run.stop()
-        assert owners(scene) == [(False, 0), (False, 0)]
-        scene.ledger.resume()
-        stored += scene.produce(name, 10)
-    heir = scene.worker(name)
-    scene.finish(heir, name, stored)
+        assert owners(worker_group) == [(False, 0), (False, 0)]
+        worker_group.ledger.resume()
+        stored += worker_group.produce(name, 10)
+    heir = worker_group.worker(name)
+    worker_group.finish(heir, name, stored)
     assert not heir.seen.all(events.CrashSuspected)
-    scene.book.assert_holds(name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
-def test_a_worker_that_ends_as_outdated_is_counted_as_no_crash(scene: Scene) -> None:
+def test_a_worker_that_ends_as_outdated_is_counted_as_no_crash(worker_group: WorkerGroup) -> None:
     """I5: so does a new version; what its worker has claimed stays its own."""
-    name = scene.topic(2)
-    run = scene.worker(name, limits=Limits(idle_check=0.1))
+    name = worker_group.topic(2)
+    run = worker_group.worker(name, limits=Limits(idle_check=0.1))
     run.placed(2)
-    newer = raise_version(scene, name, 1)
-    run.seen.wait_for(events.WorkerStopped, lambda e: isinstance(e.error, HandlerOutdated))
-    with pytest.raises(HandlerOutdated):
-        run.stop()
-    assert [row.owner for row in scene.ledger.read()] == [None, newer.owner]
-    assert owners(scene) == [(False, 0), (True, 1)]  # it claimed over an owner that lived
+    newer = raise_version(worker_group, name, 1)
+    run.ends_with(HandlerOutdated)
+    assert [row.owner for row in worker_group.ledger.read()] == [None, newer.owner]
+    assert owners(worker_group) == [(False, 0), (True, 1)]  # it claimed over an owner that lived
 
 
-def test_an_outdated_worker_without_a_partition_hears_of_the_new_version(scene: Scene) -> None:
-    name, gate = scene.topic(), Gate(events.ChunkRead)
-    busy = scene.worker(name, kafka=PROTOCOLS["848"], observe=[gate])
+def test_an_outdated_worker_without_a_partition_hears_of_the_new_version(worker_group: WorkerGroup) -> None:
+    name, gate = worker_group.topic(), Gate(events.ChunkRead)
+    busy = worker_group.worker(name, kafka=PROTOCOLS["848"], observe=[gate])
     busy.placed()
-    idle = scene.worker(name, kafka=PROTOCOLS["848"], limits=Limits(idle_check=0.1))
-    scene.produce(name, 1)
+    idle = worker_group.worker(name, kafka=PROTOCOLS["848"], limits=Limits(idle_check=0.1))
+    worker_group.produce(name, 1)
     gate.wait()  # it keeps the partition, and has no transaction yet
-    raise_version(scene, name, 0)
+    raise_version(worker_group, name, 0)
     # Sooner than max.poll.interval.ms, after which it would be given the partition.
     idle.seen.wait_for(events.WorkerStopped, lambda e: isinstance(e.error, HandlerOutdated), timeout=5.0)
     assert not idle.seen.all(events.Activated)
@@ -620,8 +673,8 @@ def test_an_outdated_worker_without_a_partition_hears_of_the_new_version(scene: 
     busy.stop()
 
 
-def test_a_worker_runs_once(scene: Scene) -> None:
-    worker = make(scene, scene.pipeline(scene.topic()))
+def test_a_worker_runs_once(worker_group: WorkerGroup) -> None:
+    worker = make(worker_group, worker_group.pipeline(worker_group.topic()))
     with worker.running():
         pass
     with pytest.raises(ConfigError, match="runs once"), worker.running():
@@ -630,24 +683,24 @@ def test_a_worker_runs_once(scene: Scene) -> None:
 
 @pytest.mark.pins("batch")
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_stopped_partition_ends_the_worker_only_if_it_is_strict(scene: Scene, strict: bool) -> None:
-    name, seen = scene.topic(2), Recorder()
-    stored = scene.produce(name, ["fine"], partition=0)
-    scene.produce(name, [b"\xff\xfe"], partition=0)  # not UTF-8
-    worker = make(scene, scene.pipeline(name, strict=strict), observe=[seen])
+def test_a_stopped_partition_ends_the_worker_only_if_it_is_strict(worker_group: WorkerGroup, strict: bool) -> None:
+    name, seen = worker_group.topic(2), Recorder()
+    stored = worker_group.produce(name, ["fine"], partition=0)
+    worker_group.produce(name, [b"\xff\xfe"], partition=0)  # not UTF-8
+    worker = make(worker_group, worker_group.pipeline(name, strict=strict), observe=[seen])
     if strict:
         with pytest.raises(PoisonStop) as caught, worker.running():
             seen.wait_for(events.WorkerStopped)
         assert (caught.value.partition, caught.value.offset) == ((name, 0), 1)
-        stop = scene.ledger.read()[0].stop
+        stop = worker_group.ledger.read()[0].stop
         assert stop is not None, "it is stored before the worker ends"
         assert (stop.kind, stop.offset) == ("PoisonStop", 1)
     else:
         with worker.running():
             seen.wait_for(events.PartitionStopped)
-            stored += scene.produce(name, ["the other partition goes on"], partition=1)
+            stored += worker_group.produce(name, ["the other partition goes on"], partition=1)
             seen.wait_for(events.Committed, lambda e: e.spans[0].partition.number == 1)
             assert list(worker.health().stopped) == [(name, 0)]
             assert worker.health().live
-    scene.book.assert_holds(name, stored)
-    assert [row.owner for row in scene.ledger.read()] == [None, None], "a parked partition is given back too"
+    worker_group.record_table.assert_holds(name, stored)
+    assert [row.owner for row in worker_group.ledger.read()] == [None, None], "a parked partition is given back too"

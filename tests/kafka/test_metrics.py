@@ -21,7 +21,7 @@ from seekpoint.ledger.roles import Role
 from seekpoint.metrics import LedgerGauges, Samples, Tally, catalogue
 from seekpoint.metrics.prometheus import serving
 from support.command import seekpoint
-from support.kafka_postgres import Scene
+from support.kafka_postgres import WorkerGroup
 from support.ledger_roles import LedgerRoles
 from support.trouble import put_stop
 
@@ -41,53 +41,53 @@ def read(source: Any) -> Samples:
     return samples
 
 
-def where(scene: Scene) -> list[str]:
-    return ["--database-url", scene.dsn, "--schema", scene.schema]
+def where(worker_group: WorkerGroup) -> list[str]:
+    return ["--database-url", worker_group.dsn, "--schema", worker_group.schema]
 
 
-def gauges(scene: Scene, *, brokers: str | None = None) -> LedgerGauges:
+def gauges(worker_group: WorkerGroup, *, brokers: str | None = None) -> LedgerGauges:
     kafka = None if brokers is None else {"bootstrap.servers": brokers, "log_level": 0}
-    return LedgerGauges(scene.engine, schema=scene.schema, kafka=kafka)
+    return LedgerGauges(worker_group.engine, schema=worker_group.schema, kafka=kafka)
 
 
 @pytest.fixture
-def sampled(scene: Scene) -> str:
+def sampled_topic(worker_group: WorkerGroup) -> str:
     """The topic of a worker that has applied ten records, has written a sample, and has ended."""
-    name, _ = scene.log(10)
-    worker = scene.worker(name, limits=OFTEN)
+    name, _ = worker_group.log(10)
+    worker = worker_group.worker(name, limits=OFTEN)
     worker.reached(name, 10)
-    scene.wait(lambda: [row.lag_records for row in scene.sql("SELECT * FROM {schema}.lag")] == [0])
+    worker_group.wait(lambda: [row.lag_records for row in worker_group.sql("SELECT * FROM {schema}.lag")] == [0])
     worker.stop()
     return name
 
 
-def test_worker_and_ledger_have_the_same_numbers(scene: Scene) -> None:
-    name = scene.topic(2)
-    run = scene.worker(name, limits=OFTEN)
+def test_worker_and_ledger_have_the_same_numbers(worker_group: WorkerGroup) -> None:
+    name = worker_group.topic(2)
+    run = worker_group.worker(name, limits=OFTEN)
     tally = Tally(run.worker)
     for number in range(2):
-        scene.produce(name, 20, partition=number)
+        worker_group.produce(name, 20, partition=number)
         run.reached(name, 20, number)
-    scene.wait(lambda: [row.lag_records for row in scene.sql("SELECT * FROM {schema}.lag")] == [0, 0])
-    scene.wait(lambda: list(read(tally).of(catalogue.LAG).values()) == [0, 0])
-    mine, its = read(tally), read(gauges(scene))
+    worker_group.wait(lambda: [row.lag_records for row in worker_group.sql("SELECT * FROM {schema}.lag")] == [0, 0])
+    worker_group.wait(lambda: list(read(tally).of(catalogue.LAG).values()) == [0, 0])
+    mine, its = read(tally), read(gauges(worker_group))
     for metric in (catalogue.NEXT_OFFSET, catalogue.LAG):
         assert mine.of(metric) == its.of(metric), metric.name
-    assert mine.of(catalogue.RECORDS) == {(scene.group,): 40}
-    assert its.of(catalogue.OWNED) == {(scene.group, name, str(n)): 1 for n in range(2)}
-    assert its.of(catalogue.WORKERS) == {(scene.group,): 1}
-    assert its.of(catalogue.HEADROOM) == {(scene.group, name, str(n)): 20 for n in range(2)}
+    assert mine.of(catalogue.RECORDS) == {(worker_group.group,): 40}
+    assert its.of(catalogue.OWNED) == {(worker_group.group, name, str(n)): 1 for n in range(2)}
+    assert its.of(catalogue.WORKERS) == {(worker_group.group,): 1}
+    assert its.of(catalogue.HEADROOM) == {(worker_group.group, name, str(n)): 20 for n in range(2)}
     for key, at in its.of(catalogue.LAST_COMMIT).items():
         assert mine.of(catalogue.LAST_COMMIT)[key] == pytest.approx(at, abs=2)
     assert its.of(catalogue.LEDGER_UP) == {(): 1}
     assert not its.of(catalogue.KAFKA_UP), "no brokers were named"
 
 
-def test_with_all_workers_dead_a_small_lag_does_not_look_healthy(scene: Scene, sampled: str) -> None:
-    scene.sql("UPDATE {schema}.position_sample SET at = at - interval '4 minutes'")
-    scene.produce(sampled, 7)
-    frozen, asked = read(gauges(scene)), read(gauges(scene, brokers=scene.broker))
-    at = (scene.group, sampled, "0")
+def test_with_all_workers_dead_a_small_lag_does_not_look_healthy(worker_group: WorkerGroup, sampled_topic: str) -> None:
+    worker_group.sql("UPDATE {schema}.position_sample SET at = at - interval '4 minutes'")
+    worker_group.produce(sampled_topic, 7)
+    frozen, asked = read(gauges(worker_group)), read(gauges(worker_group, brokers=worker_group.broker))
+    at = (worker_group.group, sampled_topic, "0")
     assert (frozen.of(catalogue.LAG), frozen.of(catalogue.HEADROOM)) == ({}, {})
     assert frozen.of(catalogue.SAMPLE_AGE)[at] > 239
     assert frozen.of(catalogue.OWNED)[at] == 0
@@ -96,79 +96,93 @@ def test_with_all_workers_dead_a_small_lag_does_not_look_healthy(scene: Scene, s
     assert asked.of(catalogue.KAFKA_UP) == {(): 1}
 
 
-def test_a_killed_worker_has_no_partition(scene: Scene) -> None:
+def test_a_killed_worker_has_no_partition(worker_group: WorkerGroup) -> None:
     """It has released nothing: its row says when it was seen last."""
-    name, _ = scene.log(10)
-    process = scene.worker_process(name)
-    at = (scene.group, name, "0")
-    scene.wait_for_position(name, 10)
-    scene.wait(lambda: read(gauges(scene)).of(catalogue.OWNED) == {at: 1})
+    name, _ = worker_group.log(10)
+    process = worker_group.worker_process(name)
+    at = (worker_group.group, name, "0")
+    worker_group.wait_for_position(name, 10)
+    worker_group.wait(lambda: read(gauges(worker_group)).of(catalogue.OWNED) == {at: 1})
     process.kill()
-    scene.sql("UPDATE {schema}.worker SET seen_at = seen_at - interval '1 minute'")
-    assert [row.owner is None for row in scene.sql("SELECT owner FROM {schema}.lag")] == [False]
-    assert read(gauges(scene)).of(catalogue.OWNED) == {at: 0}
+    worker_group.sql("UPDATE {schema}.worker SET seen_at = seen_at - interval '1 minute'")
+    assert [row.owner is None for row in worker_group.sql("SELECT owner FROM {schema}.lag")] == [False]
+    assert read(gauges(worker_group)).of(catalogue.OWNED) == {at: 0}
 
 
-def test_with_brokers_lag_and_headroom_in_time_outlive_the_workers(scene: Scene, sampled: str) -> None:
+def test_with_brokers_lag_and_headroom_in_time_outlive_the_workers(
+    worker_group: WorkerGroup, sampled_topic: str
+) -> None:
     """Retention has deleted nine of ten records in the two hours since a sample, and the next one came lately."""
-    at = (scene.group, sampled, "0")
-    scene.sql(
+    at = (worker_group.group, sampled_topic, "0")
+    worker_group.sql(
         "DELETE FROM {schema}.position_sample WHERE at <> (SELECT max(at) FROM {schema}.position_sample)",
         "UPDATE {schema}.position_sample SET at = now() - interval '2 hours'",
     )
-    assert read(gauges(scene, brokers=scene.broker)).of(catalogue.LAG_SECONDS) == {at: 0}, "nothing waits"
-    scene.produce(sampled, 10)
-    scene.admin.delete_records([TopicPartition(sampled, 0, 9)])[TopicPartition(sampled, 0)].result(20)
-    found = read(gauges(scene, brokers=scene.broker))
+    assert read(gauges(worker_group, brokers=worker_group.broker)).of(catalogue.LAG_SECONDS) == {at: 0}, "nothing waits"
+    worker_group.produce(sampled_topic, 10)
+    worker_group.admin.delete_records([TopicPartition(sampled_topic, 0, 9)])[TopicPartition(sampled_topic, 0)].result(
+        20
+    )
+    found = read(gauges(worker_group, brokers=worker_group.broker))
     assert found.of(catalogue.SAMPLE_AGE)[at] > 7199
     assert (found.of(catalogue.LAG), found.of(catalogue.HEADROOM)) == ({at: 10}, {at: 1})
     assert found.of(catalogue.LAG_SECONDS)[at] == pytest.approx(7200, abs=60), "it came after the sample"
     assert found.of(catalogue.HEADROOM_SECONDS)[at] == pytest.approx(7200 / 9, abs=10)
-    without = read(gauges(scene))
+    without = read(gauges(worker_group))
     assert (without.of(catalogue.LAG_SECONDS), without.of(catalogue.HEADROOM_SECONDS)) == ({}, {})
 
 
-def test_with_brokers_lag_in_time_is_interpolated_up_to_now(scene: Scene, sampled: str) -> None:
+def test_with_brokers_lag_in_time_is_interpolated_up_to_now(worker_group: WorkerGroup, sampled_topic: str) -> None:
     """Of the 20 records since the sample of an hour ago, the position has passed half."""
-    at = (scene.group, sampled, "0")
-    scene.produce(sampled, 10)
-    scene.sql(
+    at = (worker_group.group, sampled_topic, "0")
+    worker_group.produce(sampled_topic, 10)
+    worker_group.sql(
         "DELETE FROM {schema}.position_sample WHERE at <> (SELECT max(at) FROM {schema}.position_sample)",
         "UPDATE {schema}.position_sample SET at = now() - interval '1 hour', log_end = 0, next_offset = 0",
     )
-    found = read(gauges(scene, brokers=scene.broker))
+    found = read(gauges(worker_group, brokers=worker_group.broker))
     assert found.of(catalogue.LAG_SECONDS)[at] == pytest.approx(1800, abs=30)
-    scene.admin.delete_records([TopicPartition(sampled, 0, 12)])[TopicPartition(sampled, 0)].result(20)
-    lost = read(gauges(scene, brokers=scene.broker))
+    worker_group.admin.delete_records([TopicPartition(sampled_topic, 0, 12)])[TopicPartition(sampled_topic, 0)].result(
+        20
+    )
+    lost = read(gauges(worker_group, brokers=worker_group.broker))
     assert (lost.of(catalogue.HEADROOM)[at], lost.of(catalogue.HEADROOM_SECONDS)[at]) == (-2, 0)
 
 
-def test_a_topic_that_was_created_again_has_no_lag(scene: Scene, sampled: str) -> None:
-    scene.sql(f"UPDATE {{schema}}.partition_offset SET topic_id = '{uuid4()}'")
-    assert read(gauges(scene, brokers=scene.broker)).of(catalogue.LAG) == {}
-    assert sampled
+def test_a_topic_that_was_created_again_has_no_lag(worker_group: WorkerGroup, sampled_topic: str) -> None:
+    worker_group.sql(f"UPDATE {{schema}}.partition_offset SET topic_id = '{uuid4()}'")
+    assert read(gauges(worker_group, brokers=worker_group.broker)).of(catalogue.LAG) == {}
+    assert sampled_topic
 
 
 @pytest.mark.long
-def test_brokers_that_are_away_leave_the_samples(scene: Scene, sampled: str, caplog: pytest.LogCaptureFixture) -> None:
-    source = gauges(scene, brokers="127.0.0.1:1")
+def test_brokers_that_are_away_leave_the_samples(
+    worker_group: WorkerGroup, sampled_topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = gauges(worker_group, brokers="127.0.0.1:1")
     for _ in range(2):
         found = read(source)
-        assert found.of(catalogue.LAG) == {(scene.group, sampled, "0"): 0}
+        assert found.of(catalogue.LAG) == {(worker_group.group, sampled_topic, "0"): 0}
         assert (found.of(catalogue.KAFKA_UP), found.of(catalogue.LEDGER_UP)) == ({(): 0}, {(): 1})
     assert [r.name for r in caplog.records if "the brokers do not answer" in r.getMessage()] == ["seekpoint.metrics"]
 
 
-def test_stops_dead_letters_pauses_and_silent_drivers_are_seen(scene: Scene, sampled: str) -> None:
-    scene.sql(
+@pytest.mark.long
+def test_brokers_are_asked_before_a_group_has_positions(worker_group: WorkerGroup) -> None:
+    for brokers, up in ((worker_group.broker, 1), ("127.0.0.1:1", 0)):
+        assert read(gauges(worker_group, brokers=brokers)).of(catalogue.KAFKA_UP) == {(): up}
+
+
+def test_stops_dead_letters_pauses_and_silent_drivers_are_seen(worker_group: WorkerGroup, sampled_topic: str) -> None:
+    worker_group.sql(
         put_stop("{schema}", "PoisonStop", "10"),
         "UPDATE {schema}.consumer_group SET paused = true",
         SILENT_RELOAD,
     )
-    found, at = read(gauges(scene)), (scene.group, sampled, "0")
+    found, at = read(gauges(worker_group)), (worker_group.group, sampled_topic, "0")
     assert found.of(catalogue.STOPPED) == {(*at, "PoisonStop"): 1}
     assert found.of(catalogue.LAG) == {at: 0}, "a stopped partition keeps its lag"
-    assert found.of(catalogue.PAUSED) == {(scene.group,): 1}
+    assert found.of(catalogue.PAUSED) == {(worker_group.group,): 1}
     assert found.of(catalogue.DEAD_LETTERS_OPEN) == {at: 0}
     ((key, silent),) = found.of(catalogue.RELOAD_SILENT).items()
     assert key[1] == "opened"
@@ -176,20 +190,29 @@ def test_stops_dead_letters_pauses_and_silent_drivers_are_seen(scene: Scene, sam
 
 
 @pytest.fixture
-def reader(scene: Scene) -> Iterator[str]:
+def reader_url(worker_group: WorkerGroup) -> Iterator[str]:
     """The URL of a login that has the reader's role and no other, as the exporter has it."""
-    roles = LedgerRoles(scene.engine.url, scene.schema, owner=scene.engine.url.username)
+    roles = LedgerRoles(worker_group.engine.url, worker_group.schema, owner=worker_group.engine.url.username)
     roles.script()
     yield roles.login(Role.READER).render_as_string(hide_password=False)
     roles.drop()
 
 
-def test_the_exporter_runs_with_the_rights_of_a_reader(scene: Scene, sampled: str, reader: str) -> None:
+def test_the_exporter_runs_with_the_rights_of_a_reader(
+    worker_group: WorkerGroup, sampled_topic: str, reader_url: str
+) -> None:
     """With brokers, and an open reload: what it asks beside the views, too."""
-    scene.sql(SILENT_RELOAD)
-    where = ["--database-url", reader, "--schema", scene.schema, "--kafka", f"bootstrap.servers={scene.broker}"]
+    worker_group.sql(SILENT_RELOAD)
+    where = [
+        "--database-url",
+        reader_url,
+        "--schema",
+        worker_group.schema,
+        "--kafka",
+        f"bootstrap.servers={worker_group.broker}",
+    ]
     found = json.loads(seekpoint("exporter", "--once", "--json", *where).stdout)
-    at = {"group": scene.group, "topic": sampled, "partition": "0"}
+    at = {"group": worker_group.group, "topic": sampled_topic, "partition": "0"}
     assert {"name": "lag_records", "labels": at, "value": 0} in found
     assert {one["name"]: one["value"] for one in found}.items() >= {"ledger_up": 1, "kafka_up": 1}.items()
     assert [one["labels"]["state"] for one in found if one["name"] == catalogue.RELOAD_SILENT.name] == ["opened"]
@@ -205,12 +228,12 @@ def test_a_database_that_is_away_is_a_metric(caplog: pytest.LogCaptureFixture) -
     assert len([one for one in caplog.records if "the ledger cannot be read" in one.getMessage()]) == 1
 
 
-def test_a_locked_ledger_ends_a_scrape_soon(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_ledger_ends_a_scrape_soon(worker_group: WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two scrapes, one waits for the server and the other for the first one, both for a limited time."""
     monkeypatch.setattr("seekpoint.metrics.ledger.TIMEOUT", 1.0)
-    source = gauges(scene)
-    with scene.engine.connect() as other, ThreadPoolExecutor(2) as scrapes:
-        other.execute(text(f'LOCK TABLE "{scene.schema}".partition_offset IN ACCESS EXCLUSIVE MODE'))
+    source = gauges(worker_group)
+    with worker_group.engine.connect() as other, ThreadPoolExecutor(2) as scrapes:
+        other.execute(text(f'LOCK TABLE "{worker_group.schema}".partition_offset IN ACCESS EXCLUSIVE MODE'))
         found = [each.result(30) for each in [scrapes.submit(read, source) for _ in range(2)]]
     assert [one.of(catalogue.LEDGER_UP) for one in found] == [{(): 0}] * 2
     assert "timeout" in str(source.error)
@@ -218,29 +241,36 @@ def test_a_locked_ledger_ends_a_scrape_soon(scene: Scene, monkeypatch: pytest.Mo
     assert source.error is None
 
 
-def test_without_the_extra_the_exporter_names_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_exporter_names_it(worker_group: WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [one for one in sys.modules if one.split(".")[0] == "prometheus_client"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "seekpoint.metrics.prometheus")
-    said = seekpoint("exporter", *where(scene), "--once", exits=2).stderr
+    said = seekpoint("exporter", *where(worker_group), "--once", exits=2).stderr
     assert "seekpoint[prometheus]" in said
 
 
-def test_a_worker_is_scraped_by_http(scene: Scene) -> None:
-    name = scene.topic()
-    run = scene.worker(name, limits=OFTEN)
+def test_a_worker_is_scraped_by_http(worker_group: WorkerGroup) -> None:
+    name = worker_group.topic()
+    run = worker_group.worker(name, limits=OFTEN)
     with serving("127.0.0.1", 0, Tally(run.worker)) as port:
-        scene.produce(name, 10)
+        worker_group.produce(name, 10)
         run.reached(name, 10)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             shown = answer.read().decode()
-    assert f'seekpoint_records_total{{group="{scene.group}"}} 10.0' in shown
-    assert f'seekpoint_live{{group="{scene.group}"}} 1.0' in shown
+    assert f'seekpoint_records_total{{group="{worker_group.group}"}} 10.0' in shown
+    assert f'seekpoint_live{{group="{worker_group.group}"}} 1.0' in shown
 
 
-def test_the_exporter_answers_until_sigterm(scene: Scene, sampled: str) -> None:
-    words = ["exporter", *where(scene), "--kafka", f"bootstrap.servers={scene.broker}", "--listen", "127.0.0.1:0"]
+def test_the_exporter_answers_until_sigterm(worker_group: WorkerGroup, sampled_topic: str) -> None:
+    words = [
+        "exporter",
+        *where(worker_group),
+        "--kafka",
+        f"bootstrap.servers={worker_group.broker}",
+        "--listen",
+        "127.0.0.1:0",
+    ]
     command = [sys.executable, "-m", "seekpoint.cli.main", *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -249,26 +279,26 @@ def test_the_exporter_answers_until_sigterm(scene: Scene, sampled: str) -> None:
             shown = answer.read().decode()
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
-    assert f'seekpoint_lag_records{{group="{scene.group}",partition="0",topic="{sampled}"}} 0.0' in shown
+    assert f'seekpoint_lag_records{{group="{worker_group.group}",partition="0",topic="{sampled_topic}"}} 0.0' in shown
     assert "seekpoint_kafka_up 1.0" in shown
 
 
-def test_the_exporter_prints_its_metrics_once(scene: Scene, sampled: str) -> None:
-    shown = seekpoint("exporter", "--once", *where(scene)).stdout
-    assert f'seekpoint_next_offset{{group="{scene.group}",partition="0",topic="{sampled}"}} 10.0' in shown
-    combined = json.loads(seekpoint("exporter", "--once", "--json", "--no-per-partition", *where(scene)).stdout)
-    labels = {"group": scene.group, "topic": "", "partition": ""}
+def test_the_exporter_prints_its_metrics_once(worker_group: WorkerGroup, sampled_topic: str) -> None:
+    shown = seekpoint("exporter", "--once", *where(worker_group)).stdout
+    assert f'seekpoint_next_offset{{group="{worker_group.group}",partition="0",topic="{sampled_topic}"}} 10.0' in shown
+    combined = json.loads(seekpoint("exporter", "--once", "--json", "--no-per-partition", *where(worker_group)).stdout)
+    labels = {"group": worker_group.group, "topic": "", "partition": ""}
     assert {"name": "next_offset", "labels": labels, "value": 10} in combined
     assert {"name": "ledger_up", "labels": {}, "value": 1} in combined
 
 
-def test_what_is_wrong_is_said_in_a_sentence(scene: Scene) -> None:
-    assert "takes host:port" in seekpoint("exporter", *where(scene), "--listen", "9807", exits=2).stderr
-    assert "--once" in seekpoint("exporter", *where(scene), "--json", exits=2).stderr
+def test_what_is_wrong_is_said_in_a_sentence(worker_group: WorkerGroup) -> None:
+    assert "takes host:port" in seekpoint("exporter", *where(worker_group), "--listen", "9807", exits=2).stderr
+    assert "--once" in seekpoint("exporter", *where(worker_group), "--json", exits=2).stderr
     away = seekpoint("exporter", "--database-url", AWAY.replace("+psycopg", ""), "--once", exits=3)
     assert "seekpoint_ledger_up 0.0" in away.stdout
     with serving("127.0.0.1", 0) as port:
-        taken = seekpoint("exporter", *where(scene), "--listen", f"127.0.0.1:{port}", exits=2).stderr
+        taken = seekpoint("exporter", *where(worker_group), "--listen", f"127.0.0.1:{port}", exits=2).stderr
     assert "in use" in taken
 
 

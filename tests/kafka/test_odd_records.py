@@ -12,7 +12,7 @@ from seekpoint import Ledger, Partition, events
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import EPOCH
 from support.fixtures import NewEngine
-from support.kafka_postgres import Scene
+from support.kafka_postgres import WorkerGroup
 
 _POLYNOMIAL = 0x82F63B78  # CRC-32C, reflected: what Kafka's record batches are checked with
 
@@ -53,30 +53,34 @@ def produce_by_hand(broker: str, topic: str, value: bytes, header: bytes, at: in
 
 
 @pytest.mark.pins("batch")
-def test_a_header_name_that_is_not_text_stops_its_partition_alone(scene: Scene) -> None:
+def test_a_header_name_that_is_not_text_stops_its_partition_alone(worker_group: WorkerGroup) -> None:
     """I4: the client cannot give such headers: the record is a poison record, and no end of the worker."""
-    name = scene.topic(2)
+    name = worker_group.topic(2)
     now = round(datetime.now(UTC).timestamp() * 1000)
-    first = scene.produce(name, 2_000, partition=0)  # enough for Python to take its specialized paths, which check less
-    produce_by_hand(scene.broker, name, b"bad", b"\xff\xfe", now)
-    other = scene.produce(name, 3, partition=1)
-    run = scene.worker(name)
+    first = worker_group.produce(
+        name, 2_000, partition=0
+    )  # enough for Python to take its specialized paths, which check less
+    produce_by_hand(worker_group.broker, name, b"bad", b"\xff\xfe", now)
+    other = worker_group.produce(name, 3, partition=1)
+    run = worker_group.worker(name)
     parked = run.seen.wait_for(events.PartitionStopped)
     assert (parked.partition, parked.error.offset) == (Partition(name, 0), 2_000)
     assert "headers" in str(parked.error)
-    scene.finish(run, name, first + other)
-    scene.book.assert_holds(name, first + other)
+    worker_group.finish(run, name, first + other)
+    worker_group.record_table.assert_holds(name, first + other)
 
 
-def test_a_time_at_the_end_of_the_calendar_is_read_in_any_zone(scene: Scene, new_engine: NewEngine) -> None:
+def test_a_time_at_the_end_of_the_calendar_is_read_in_any_zone(
+    worker_group: WorkerGroup, new_engine: NewEngine
+) -> None:
     """I4: the ledger keeps the record's time; a database whose zone lies east of UTC must not end the worker by it."""
-    name = scene.topic(config={"message.timestamp.after.max.ms": str(2**63 - 1)})  # brokers refuse it by default
+    name = worker_group.topic(config={"message.timestamp.after.max.ms": str(2**63 - 1)})  # brokers refuse it by default
     late = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
-    produce_by_hand(scene.broker, name, b"late", b"h", round((late - EPOCH) / timedelta(milliseconds=1)))
-    east = new_engine(scene.dsn, connect_args={"options": "-c TimeZone=Europe/Berlin"})
-    run = scene.worker(name, engine=east, limits=Limits(idle_check=0.1, lag_check=0.5))
+    produce_by_hand(worker_group.broker, name, b"late", b"h", round((late - EPOCH) / timedelta(milliseconds=1)))
+    east = new_engine(worker_group.dsn, connect_args={"options": "-c TimeZone=Europe/Berlin"})
+    run = worker_group.worker(name, engine=east, limits=Limits(idle_check=0.1, lag_check=0.5))
     run.seen.wait_for(events.Committed)
     run.seen.wait_for(events.LagSampled, count=2)  # a look at the quiet partition has come in between
     run.stop()
-    ledger = Ledger(east, scene.group, schema=scene.schema)
+    ledger = Ledger(east, worker_group.group, schema=worker_group.schema)
     assert [p.record_time for p in ledger.read()] == [late]

@@ -25,8 +25,8 @@ from sqlalchemy import Engine, text
 from seekpoint import Partition, Worker, events
 from seekpoint.testing import process, raw
 from support.fixtures import NewEngine
-from support.kafka_postgres import QUICK, Scene
-from support.ledger_desk import wait_until_blocked
+from support.kafka_postgres import QUICK, WorkerGroup
+from support.ledger_worker import wait_until_blocked
 from support.waiting import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -86,9 +86,9 @@ class Provider:
 
 
 @pytest.fixture
-def url(scene: Scene) -> str:
+def url(worker_group: WorkerGroup) -> str:
     """The database, with the test's own tables in front."""
-    found = scene.engine.url.update_query_dict({"options": f"-csearch_path={scene.schema}"})
+    found = worker_group.engine.url.update_query_dict({"options": f"-csearch_path={worker_group.schema}"})
     return found.render_as_string(hide_password=False)
 
 
@@ -130,12 +130,18 @@ def kill(one: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture
-def work(scene: Scene, url: str, start: Start) -> Start:
-    """``work(way, topic, …)``: a worker of the example in a process of its own."""
+def start_worker(worker_group: WorkerGroup, url: str, start: Start) -> Start:
+    """``start_worker(example, topic, …)``: a worker of the example in a process of its own."""
 
-    def begin(way: str, topic: str, **what: Any) -> subprocess.Popen[bytes]:
-        servers = {"bootstrap.servers": scene.broker, **QUICK}
-        given = {"way": way, "url": url, "schema": scene.schema, "group": scene.group, "topic": topic}
+    def begin(example: str, topic: str, **what: Any) -> subprocess.Popen[bytes]:
+        servers = {"bootstrap.servers": worker_group.broker, **QUICK}
+        given = {
+            "example": example,
+            "url": url,
+            "schema": worker_group.schema,
+            "group": worker_group.group,
+            "topic": topic,
+        }
         return start(__file__, json.dumps({**given, "kafka": servers, **what}))
 
     return begin
@@ -151,27 +157,29 @@ def paid(engine: Engine) -> list[tuple[Any, ...]]:
     return rows(engine, "SELECT account, cents FROM paid ORDER BY cents")
 
 
-def expected_keys(scene: Scene, topic: str, count: int = 3) -> list[str]:
-    return [f"{scene.topic_id(topic)}/0/{n}" for n in range(count)]
+def expected_keys(worker_group: WorkerGroup, topic: str, count: int = 3) -> list[str]:
+    return [f"{worker_group.topic_id(topic)}/0/{n}" for n in range(count)]
 
 
 # -- by call ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
-def test_a_call_before_a_kill_is_paid_once(scene: Scene, engine: Engine, bank: Provider, work: Start) -> None:
+def test_a_call_before_a_kill_is_paid_once(
+    worker_group: WorkerGroup, engine: Engine, bank: Provider, start_worker: Start
+) -> None:
     """SIGKILL between call and COMMIT: the same key twice at the provider, one effect, one receipt, one offset."""
-    name, _ = scene.log(ORDERS)
+    name, _ = worker_group.log(ORDERS)
     bank.hold(2)
-    first = work("call", name, provider=bank.url)
+    first = start_worker("call", name, provider=bank.url)
     bank.heard(2)  # both are paid; the handler waits for the second answer, in its open transaction
     kill(first)
     assert rows(engine, "SELECT * FROM receipts") == []
-    assert scene.positions() == {Partition(name, 0): 0}
+    assert worker_group.positions() == {Partition(name, 0): 0}
     bank.go_on()
-    work("call", name, provider=bank.url)
-    scene.wait_for_position(name, 3)
-    keys = expected_keys(scene, name)
+    start_worker("call", name, provider=bank.url)
+    worker_group.wait_for_position(name, 3)
+    keys = expected_keys(worker_group, name)
     assert bank.keys() == [keys[0], keys[1], *keys]
     assert len(set(bank.calls)) == 3  # a key never came with another body
     assert paid(engine) == PAID
@@ -180,36 +188,42 @@ def test_a_call_before_a_kill_is_paid_once(scene: Scene, engine: Engine, bank: P
     assert [key for key, _ in kept] == keys
 
 
-def test_a_recreated_topic_brings_equal_record_ids_and_other_keys(scene: Scene, engine: Engine, bank: Provider) -> None:
+def test_a_recreated_topic_brings_equal_record_ids_and_other_keys(
+    worker_group: WorkerGroup, engine: Engine, bank: Provider
+) -> None:
     """Other records come under the old topic/partition/offset: they are paid all the same."""
-    name = scene.topic()
-    pipeline = call.make(scene.group, topic=name, provider=bank.url, schema=scene.schema)
-    old = expected_keys(scene, name, 1)
-    scene.produce(name, ORDERS[:1])
-    run = scene.worker(pipeline, engine=engine)
+    name = worker_group.topic()
+    pipeline = call.make(worker_group.group, topic=name, provider=bank.url, schema=worker_group.schema)
+    old = expected_keys(worker_group, name, 1)
+    worker_group.produce(name, ORDERS[:1])
+    run = worker_group.worker(pipeline, engine=engine)
     run.finish(name, 1)
-    scene.delete_topic(name)
-    scene.topic(name=name)
-    scene.produce(name, ORDERS[1:2])
-    scene.ledger.reset_offset(name, 0, 0, topic_id=scene.topic_id(name), log=None, reason="restart")
-    scene.worker(pipeline, engine=engine).reached(name, 1)
-    new = expected_keys(scene, name, 1)
+    worker_group.delete_topic(name)
+    worker_group.topic(name=name)
+    worker_group.produce(name, ORDERS[1:2])
+    worker_group.ledger.reset_offset(name, 0, 0, topic_id=worker_group.topic_id(name), log=None, reason="restart")
+    worker_group.worker(pipeline, engine=engine).reached(name, 1)
+    new = expected_keys(worker_group, name, 1)
     assert bank.keys() == [*old, *new]
     assert old != new
     assert paid(engine) == PAID[:2]
 
 
-def test_what_the_provider_refuses_for_good_is_poison(scene: Scene, engine: Engine, bank: Provider) -> None:
-    pipeline = call.make(scene.group, topic="payouts", provider=bank.url, schema=scene.schema)
+def test_what_the_provider_refuses_for_good_is_poison(
+    worker_group: WorkerGroup, engine: Engine, bank: Provider
+) -> None:
+    pipeline = call.make(worker_group.group, topic="payouts", provider=bank.url, schema=worker_group.schema)
     with engine.begin() as tx:  # the key of the second record, used for something else
         provider.accept(tx, "seen", ORDERS[0].encode())
-    done = process(pipeline, engine, [raw(ORDERS[0].encode(), topic="payouts")], schema=scene.schema)
+    done = process(pipeline, engine, [raw(ORDERS[0].encode(), topic="payouts")], schema=worker_group.schema)
     (key,) = [key for (key,) in rows(engine, "SELECT key FROM receipts")]
     assert done.records == 1
     assert bank.keys() == [key]
     with engine.begin() as tx:
         tx.execute(text("UPDATE inbox SET key = replace(key, '/0/0', '/0/1')"))
-    done = process(pipeline, engine, [raw(ORDERS[1].encode(), topic="payouts", offset=1)], schema=scene.schema)
+    done = process(
+        pipeline, engine, [raw(ORDERS[1].encode(), topic="payouts", offset=1)], schema=worker_group.schema, collect=True
+    )
     stop = done.stopped[Partition("payouts", 0)]
     assert stop.offset == 1
     assert "was used for another payout" in str(stop)
@@ -219,52 +233,56 @@ def test_what_the_provider_refuses_for_good_is_poison(scene: Scene, engine: Engi
 
 
 @pytest.mark.long
-def test_what_was_rolled_back_is_never_sent(scene: Scene, engine: Engine, bank: Provider, work: Start) -> None:
+def test_what_was_rolled_back_is_never_sent(
+    worker_group: WorkerGroup, engine: Engine, bank: Provider, start_worker: Start
+) -> None:
     """SIGKILL when the outbox is written and not committed: nothing is sent; then everything, with its own key."""
-    name, _ = scene.log(ORDERS)
-    first = work("outbox", name, stop_at="Applied")
+    name, _ = worker_group.log(ORDERS)
+    first = start_worker("outbox", name, stop_at="Applied")
     wait_until_stopped(first)
     with httpx.Client(base_url=bank.url) as http:
         assert not relay.send_next(engine, http)
         kill(first)
         assert not relay.send_next(engine, http)
         assert bank.calls == []
-        work("outbox", name)
-        scene.wait_for_position(name, 3)
+        start_worker("outbox", name)
+        worker_group.wait_for_position(name, 3)
         assert [relay.send_next(engine, http) for _ in range(4)] == [True, True, True, False]
-    assert sorted(bank.keys()) == expected_keys(scene, name)
+    assert sorted(bank.keys()) == expected_keys(worker_group, name)
     assert paid(engine) == PAID
     assert rows(engine, "SELECT count(*) FROM outbox WHERE sent_at IS NULL OR receipt IS NULL") == [(0,)]
 
 
 @pytest.mark.long
 def test_a_relay_that_is_killed_around_a_call_makes_it_again_with_its_key(
-    scene: Scene, engine: Engine, bank: Provider, work: Start, start: Start
+    worker_group: WorkerGroup, engine: Engine, bank: Provider, start_worker: Start, start: Start
 ) -> None:
     """SIGKILL between the provider's answer and the mark: sent twice, paid once; a rewind sends nothing again."""
-    name, _ = scene.log(ORDERS)
-    work("outbox", name)
-    scene.wait_for_position(name, 3)
+    name, _ = worker_group.log(ORDERS)
+    start_worker("outbox", name)
+    worker_group.wait_for_position(name, 3)
     bank.hold(2)
     first = start("-m", "payments.relay", PROVIDER=bank.url)
     bank.heard(2)
     kill(first)
     bank.go_on()
     start("-m", "payments.relay", PROVIDER=bank.url)
-    scene.wait(lambda: rows(engine, "SELECT count(*) FROM outbox WHERE sent_at IS NOT NULL") == [(3,)])
-    keys = expected_keys(scene, name)
+    worker_group.wait(lambda: rows(engine, "SELECT count(*) FROM outbox WHERE sent_at IS NOT NULL") == [(3,)])
+    keys = expected_keys(worker_group, name)
     assert Counter(bank.keys()) == Counter([*keys, bank.keys()[1]])
     assert paid(engine) == PAID
-    scene.ledger.reset_offset(name, 0, 0, log=None, reason="read again")
-    scene.wait_for_position(name, 3)
+    worker_group.ledger.reset_offset(name, 0, 0, log=None, reason="read again")
+    worker_group.wait_for_position(name, 3)
     with httpx.Client(base_url=bank.url) as http:
         assert not relay.send_next(engine, http)
     assert len(bank.calls) == 4
 
 
-def test_a_relay_retries_what_may_pass_and_keeps_what_never_will(scene: Scene, engine: Engine, bank: Provider) -> None:
-    pipeline = outbox.make(scene.group, topic="payouts", schema=scene.schema)
-    process(pipeline, engine, [raw(ORDERS[0].encode(), topic="payouts")], schema=scene.schema)
+def test_a_relay_retries_what_may_pass_and_keeps_what_never_will(
+    worker_group: WorkerGroup, engine: Engine, bank: Provider
+) -> None:
+    pipeline = outbox.make(worker_group.group, topic="payouts", schema=worker_group.schema)
+    process(pipeline, engine, [raw(ORDERS[0].encode(), topic="payouts")], schema=worker_group.schema)
     with engine.begin() as tx:
         tx.execute(text("UPDATE outbox SET attempts = 8"))  # the next pause is of minutes, the first one of a second
     with httpx.Client(base_url="http://127.0.0.1:1") as nobody:
@@ -287,17 +305,17 @@ def test_a_relay_retries_what_may_pass_and_keeps_what_never_will(scene: Scene, e
 
 
 def test_the_receiver_refuses_a_key_twice(engine: Engine) -> None:
-    def told(key: str | None, body: str) -> tuple[int, dict[str, Any]]:
+    def accept(key: str | None, body: str) -> tuple[int, dict[str, Any]]:
         with engine.begin() as tx:
             answer: tuple[int, dict[str, Any]] = provider.accept(tx, key, body.encode())
             return answer
 
-    status, first = told("k", ORDERS[0])
+    status, first = accept("k", ORDERS[0])
     assert status == 200
-    assert told("k", ORDERS[0]) == (200, first)
-    assert told("k", ORDERS[1])[0] == 422
-    assert told(None, ORDERS[1])[0] == 400
-    assert told("l", "no payout")[0] == 422
+    assert accept("k", ORDERS[0]) == (200, first)
+    assert accept("k", ORDERS[1])[0] == 422
+    assert accept(None, ORDERS[1])[0] == 400
+    assert accept("l", "no payout")[0] == 422
     assert paid(engine) == PAID[:1]
 
 
@@ -327,14 +345,14 @@ def wait_until_stopped(one: subprocess.Popen[bytes]) -> None:
     until(lambda: psutil.Process(one.pid).status() == psutil.STATUS_STOPPED, "a process that has stopped itself")
 
 
-def main(*, way: str, url: str, schema: str, group: str, topic: str, kafka: dict[str, str], **what: str) -> None:
+def main(*, example: str, url: str, schema: str, group: str, topic: str, kafka: dict[str, str], **what: str) -> None:
     """A worker of the example; with ``stop_at`` it stops itself (SIGSTOP) at the first such event."""
 
     def observe(event: events.Event) -> None:
         if type(event).__name__ == what.get("stop_at"):
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    if way == "call":
+    if example == "call":
         pipeline = call.make(group, topic=topic, provider=what["provider"], schema=schema)
     else:
         pipeline = outbox.make(group, topic=topic, schema=schema)

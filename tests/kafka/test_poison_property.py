@@ -18,13 +18,13 @@ import pytest
 from confluent_kafka import Producer
 from sqlalchemy import Engine
 
-import support.random_failures as mixture
 from seekpoint import Ledger
+from support import random_failures
 from support.kafka_postgres import QUICK
-from support.random_failures import CREATE, Died, Found, Mixture, die, live
-from support.sink_tables import Ground
+from support.random_failures import CREATE, Died, RandomCase, StoredOutcome, die, run_until_crash
+from support.sink_tables import SinkTables
 
-MOST_LIVES = 40
+MOST_WORKERS = 40
 
 
 def seeds(count: int) -> range:
@@ -36,16 +36,16 @@ def seeds(count: int) -> range:
 @pytest.fixture
 def prepare(
     seekpoint_engine: Engine, seekpoint_schema: str, seekpoint_broker: str, topic: Callable[..., str], group: str
-) -> Callable[[Mixture], dict[str, Any]]:
+) -> Callable[[RandomCase], dict[str, Any]]:
     """The log in the broker, empty tables beside the ledger; returns where everything is."""
 
-    def make(mixed: Mixture) -> dict[str, Any]:
-        print(mixed)
-        Ground(seekpoint_engine, seekpoint_schema).sql(CREATE)
-        name = topic(len(mixed.log))
+    def make(random_case: RandomCase) -> dict[str, Any]:
+        print(random_case)
+        SinkTables(seekpoint_engine, seekpoint_schema).sql(CREATE)
+        name = topic(len(random_case.log))
         producer = Producer({"bootstrap.servers": seekpoint_broker, "enable.idempotence": True, "log_level": 0})
-        for partition in mixed.log:
-            for key, value in mixed.values(partition):
+        for partition in random_case.log:
+            for key, value in random_case.values(partition):
                 producer.produce(name, value, key, partition=partition)
         assert producer.flush(30) == 0
         kafka = {"bootstrap.servers": seekpoint_broker, **QUICK}
@@ -57,14 +57,14 @@ def prepare(
 @pytest.mark.long("some of its cases take seconds")
 @pytest.mark.parametrize("seed", seeds(24))
 def test_each_offset_that_is_passed_ended_once(
-    prepare: Callable[[Mixture], dict[str, Any]],
+    prepare: Callable[[RandomCase], dict[str, Any]],
     seekpoint_engine: Engine,
     monkeypatch: pytest.MonkeyPatch,
     seed: int,
 ) -> None:
     """A crash is an exception that is not caught; what has crashed releases nothing."""
-    mixed = Mixture(seed)
-    where = prepare(mixed)
+    random_case = RandomCase(seed)
+    where = prepare(random_case)
     dead = False
     release = Ledger.release
 
@@ -78,36 +78,36 @@ def test_each_offset_that_is_passed_ended_once(
         die()
 
     monkeypatch.setattr(Ledger, "release", release_if_alive)
-    for number in range(MOST_LIVES):
+    for number in range(MOST_WORKERS):
         dead = False
         try:
-            live(mixed, number, where, seekpoint_engine, die_for_good)
+            run_until_crash(random_case, number, where, seekpoint_engine, die_for_good)
         except Died:
             continue
         break
     else:
-        pytest.fail(f"not done after {MOST_LIVES} lives")
-    Found.read(seekpoint_engine, where["schema"], where["group"]).judge(mixed, deaths=number)
+        pytest.fail(f"not done after {MOST_WORKERS} workers")
+    StoredOutcome.read(seekpoint_engine, where["schema"], where["group"]).judge(random_case, deaths=number)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", seeds(3))
 def test_each_offset_ended_once_though_processes_are_killed(
-    prepare: Callable[[Mixture], dict[str, Any]], seekpoint_engine: Engine, seed: int
+    prepare: Callable[[RandomCase], dict[str, Any]], seekpoint_engine: Engine, seed: int
 ) -> None:
     """Real processes, which kill themselves by SIGKILL."""
-    mixed = Mixture(seed + 500)
-    where = prepare(mixed)
+    random_case = RandomCase(seed + 500)
+    where = prepare(random_case)
     dsn = seekpoint_engine.url.render_as_string(hide_password=False)
-    for number in range(MOST_LIVES):
-        what = json.dumps({**where, "dsn": dsn, "seed": mixed.seed, "number": number})
+    for number in range(MOST_WORKERS):
+        what = json.dumps({**where, "dsn": dsn, "seed": random_case.seed, "number": number})
         done = subprocess.run(
-            [sys.executable, "-W", "error", str(Path(mixture.__file__)), what],
+            [sys.executable, "-W", "error", str(Path(random_failures.__file__)), what],
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         assert done.returncode in {0, -signal.SIGKILL}, done.stderr
         if done.returncode == 0:
             break
     else:
-        pytest.fail(f"not done after {MOST_LIVES} lives")
-    Found.read(seekpoint_engine, where["schema"], where["group"]).judge(mixed, deaths=number)
+        pytest.fail(f"not done after {MOST_WORKERS} workers")
+    StoredOutcome.read(seekpoint_engine, where["schema"], where["group"]).judge(random_case, deaths=number)

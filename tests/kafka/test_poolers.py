@@ -20,14 +20,14 @@ from seekpoint.pipeline.sink import Sink
 from seekpoint.postgres import pooler
 from seekpoint.records import Partition
 from seekpoint.sinks.arrow import AppendArrow
-from seekpoint.sinks.upsert import strategy as roads
+from seekpoint.sinks.upsert import strategy as strategies
 from seekpoint.sinks.upsert import upsert as upsert_module
 from seekpoint.sinks.upsert.strategy import WriteStrategy, Wrote
 from support.batch_process import batch
 from support.before_cutover import settled
 from support.events import Run
-from support.reload_orders import Shop, doubled, gone, of
-from support.sink_tables import Ground
+from support.reload_orders import OrdersGroup, doubled, gone, of
+from support.sink_tables import SinkTables
 from support.transaction_pooler import POOL_SIZE, POOLERS, in_each_session, pgbouncer
 
 
@@ -42,8 +42,8 @@ def seekpoint_dsn(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterato
 
 
 @pytest.fixture
-def shop(request: pytest.FixtureRequest) -> Shop:
-    return Shop.on_shared_servers(request.getfixturevalue)
+def orders_group(request: pytest.FixtureRequest) -> OrdersGroup:
+    return OrdersGroup.on_shared_servers(request.getfixturevalue)
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ Apply = Callable[..., Run]
 
 @pytest.fixture
 def apply(
-    ground: Ground,
+    sink_tables: SinkTables,
     group: str,
     topic: Callable[..., str],
     produce: Callable[..., list[tuple[int, int]]],
@@ -97,7 +97,7 @@ def apply(
         pipeline = Pipeline(group, topics=name, value=Json(), **options)
         worker = run_worker(pipeline, limits=Limits(batch_records=size))
         worker.finish(name, len(values))
-        assert ground.positions(pipeline) == {Partition(name, 0): len(values)}
+        assert sink_tables.positions(pipeline) == {Partition(name, 0): len(values)}
         return worker
 
     return run
@@ -110,22 +110,24 @@ def values(count: int, ids: int) -> list[bytes]:
 @pytest.mark.repeats("size")
 @pytest.mark.parametrize("size", [3, 30], ids=["insert", "copy"])
 @pytest.mark.parametrize("kind", [Append, AppendArrow])
-def test_append(ground: Ground, apply: Apply, kind: Any, size: int) -> None:
+def test_append(sink_tables: SinkTables, apply: Apply, kind: Any, size: int) -> None:
     count = BATCHES * size
-    apply(values(count, count), size, sinks=[kind(ground.create("id int, v text"), columns=["id", "v"])])
-    assert ground.rows("id") == [(n,) for n in range(count)]
+    apply(values(count, count), size, sinks=[kind(sink_tables.create("id int, v text"), columns=["id", "v"])])
+    assert sink_tables.rows("id") == [(n,) for n in range(count)]
 
 
-@pytest.mark.parametrize("road", list(WriteStrategy))
-def test_upsert(ground: Ground, apply: Apply, road: WriteStrategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roads, "SMALL", 100 if road is WriteStrategy.UNNEST else 0)
-    sink = Upsert(ground.create("id int PRIMARY KEY, v text"), key=["id"], columns=["id", "v"])
+@pytest.mark.parametrize("strategy", list(WriteStrategy))
+def test_upsert(
+    sink_tables: SinkTables, apply: Apply, strategy: WriteStrategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strategies, "SMALL", 100 if strategy is WriteStrategy.UNNEST else 0)
+    sink = Upsert(sink_tables.create("id int PRIMARY KEY, v text"), key=["id"], columns=["id", "v"])
     used: set[WriteStrategy] = set()
 
-    class Forced(roads.WriteStrategies):
+    class Forced(strategies.WriteStrategies):
         def __init__(self) -> None:
             super().__init__()
-            self._wait = 10**9 if road is WriteStrategy.TEMP_TABLE else 0
+            self._wait = 10**9 if strategy is WriteStrategy.TEMP_TABLE else 0
 
         def wrote(self, what: Wrote) -> None:
             used.add(what.strategy)
@@ -133,32 +135,32 @@ def test_upsert(ground: Ground, apply: Apply, road: WriteStrategy, monkeypatch: 
 
     monkeypatch.setattr(upsert_module, "WriteStrategies", Forced)
     count, size = BATCHES * 40, 40
-    ids = size if road is WriteStrategy.TEMP_TABLE else count
+    ids = size if strategy is WriteStrategy.TEMP_TABLE else count
     apply(values(count, ids), size, sinks=[sink])
-    assert used == {road}
-    assert ground.rows("id", "v") == [(n, f"v{count - ids + n}") for n in range(ids)]
+    assert used == {strategy}
+    assert sink_tables.rows("id", "v") == [(n, f"v{count - ids + n}") for n in range(ids)]
 
 
 @pytest.mark.pins("batch")
-def test_several_sinks_and_a_handler_in_one_transaction(ground: Ground, apply: Apply) -> None:
-    log, wide = ground.create("id int, v text", "log"), ground.create("id int PRIMARY KEY, v text")
-    ground.create("n int", "counted")
+def test_several_sinks_and_a_handler_in_one_transaction(sink_tables: SinkTables, apply: Apply) -> None:
+    log, wide = sink_tables.create("id int, v text", "log"), sink_tables.create("id int PRIMARY KEY, v text")
+    sink_tables.create("n int", "counted")
 
     def count(tx: Connection, records: Any) -> None:
-        tx.execute(text(f'INSERT INTO "{ground.schema}".counted VALUES (:n)'), {"n": len(records)})
+        tx.execute(text(f'INSERT INTO "{sink_tables.schema}".counted VALUES (:n)'), {"n": len(records)})
 
     sinks: list[Sink] = [Append(log, columns=["id", "v"]), Upsert(wide, key=["id"], columns=["id", "v"])]
     apply(values(BATCHES * 5, 5), 5, sinks=sinks, handle=count)
-    assert len(ground.rows("id", name="log")) == BATCHES * 5
-    assert len(ground.rows("id")) == 5
-    assert ground.rows("n", name="counted") == [(5,)] * BATCHES
+    assert len(sink_tables.rows("id", name="log")) == BATCHES * 5
+    assert len(sink_tables.rows("id")) == 5
+    assert sink_tables.rows("n", name="counted") == [(5,)] * BATCHES
 
 
-def test_bad_rows_are_found_and_kept_as_dead_letters(ground: Ground, apply: Apply) -> None:
-    sink = ground.append("id int CHECK (id % 50 <> 7), v text", columns=["id", "v"])
+def test_bad_rows_are_found_and_kept_as_dead_letters(sink_tables: SinkTables, apply: Apply) -> None:
+    sink = sink_tables.append("id int CHECK (id % 50 <> 7), v text", columns=["id", "v"])
     worker = apply(values(600, 600), 200, sinks=[sink], on_poison="dead_letter")
     assert [aside.offset % 50 for aside in worker.seen.all(events.DeadLettered)] == [7] * 12
-    assert len(ground.rows("id")) == 588
+    assert len(sink_tables.rows("id")) == 588
 
 
 # -- handlers -------------------------------------------------------------------------------------------------------
@@ -203,28 +205,30 @@ def orm(tx: Connection, schema: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 @pytest.mark.repeats("write")
 @pytest.mark.parametrize("write", [core, executemany, cursors, orm], ids=lambda write: write.__name__)
-def test_handlers(ground: Ground, apply: Apply, write: Any) -> None:
-    ground.create("id int PRIMARY KEY, v text")
+def test_handlers(sink_tables: SinkTables, apply: Apply, write: Any) -> None:
+    sink_tables.create("id int PRIMARY KEY, v text")
 
     def handle(tx: Connection, records: Any) -> None:
         if bad := [record for record in records if record.value["id"] == 11]:
             raise Poison("eleven", *bad)
-        write(tx, ground.schema, [record.value for record in records])
+        write(tx, sink_tables.schema, [record.value for record in records])
 
     count = BATCHES * 5
     apply(values(count, count), 5, handle=handle, on_poison="dead_letter")
-    assert ground.rows("id") == [(n,) for n in range(count) if n != 11]
+    assert sink_tables.rows("id") == [(n,) for n in range(count) if n != 11]
 
 
-def test_settings_of_other_clients_are_not_the_handlers(ground: Ground, apply: Apply, seekpoint_engine: Engine) -> None:
-    ground.create("id int PRIMARY KEY, v text")
+def test_settings_of_other_clients_are_not_the_handlers(
+    sink_tables: SinkTables, apply: Apply, seekpoint_engine: Engine
+) -> None:
+    sink_tables.create("id int PRIMARY KEY, v text")
     dsn = seekpoint_engine.url.render_as_string(hide_password=False)
     in_each_session(dsn, "SELECT set_config('statement_timeout', (60000 + pg_backend_pid() % 1000) || 'ms', false)")
     try:
         worker = apply(
             values(BATCHES * 5, BATCHES * 5),
             5,
-            handle=lambda tx, records: core(tx, ground.schema, [record.value for record in records]),
+            handle=lambda tx, records: core(tx, sink_tables.schema, [record.value for record in records]),
         )
     finally:
         in_each_session(dsn, "SELECT set_config('statement_timeout', '0', false)")
@@ -235,27 +239,27 @@ def test_settings_of_other_clients_are_not_the_handlers(ground: Ground, apply: A
 
 
 @pytest.mark.long
-def test_workers_share_a_topic_through_moves_and_pauses(shop: Shop) -> None:
+def test_workers_share_a_topic_through_moves_and_pauses(orders_group: OrdersGroup) -> None:
     records = [of(n % 50, n, n) for n in range(600)]
-    workers = [shop.worker()]
+    workers = [orders_group.worker()]
     workers[0].placed(2)
-    workers.append(shop.worker())
+    workers.append(orders_group.worker())
     for worker in workers:
         seen = worker.seen.all(events.PoolerDetected)
         assert len(seen) == 1
         assert seen[0].announced != seen[0].answering
     for start in range(0, 600, 60):  # many transactions
         some = records[start : start + 60]
-        shop.produce(shop.topic, some, partition=0)
+        orders_group.produce(orders_group.topic, some, partition=0)
         if start == 180:
-            shop.ledger().pause(reason="a test")
-            shop.ledger().resume()
-        assert shop.ledger().wait_until_applied(shop.topic, 0, start + 59, timeout=30).applied
-    shop.ledger().reset_offset(shop.topic, 0, to=0, log=None, reason="again")
-    assert shop.ledger().wait_until_applied(shop.topic, 0, 599, timeout=30).applied
+            orders_group.ledger().pause(reason="a test")
+            orders_group.ledger().resume()
+        assert orders_group.ledger().wait_until_applied(orders_group.topic, 0, start + 59, timeout=30).applied
+    orders_group.ledger().reset_offset(orders_group.topic, 0, to=0, log=None, reason="again")
+    assert orders_group.ledger().wait_until_applied(orders_group.topic, 0, 599, timeout=30).applied
     for worker in workers:
         worker.stop()
-    assert shop.rows() == doubled(records, by=1)
+    assert orders_group.rows() == doubled(records, by=1)
 
 
 # -- reloads and batches --------------------------------------------------------------------------------------------
@@ -264,17 +268,17 @@ FIRST = [of(n % 60, n, n) for n in range(300)] + [gone(3)]
 
 
 @pytest.mark.parametrize("strategy", ["merge", "swap"])
-def test_reloads(shop: Shop, strategy: str) -> None:
-    settled(shop, FIRST)
-    reload = shop.reload(range_records=40)
+def test_reloads(orders_group: OrdersGroup, strategy: str) -> None:
+    settled(orders_group, FIRST)
+    reload = orders_group.reload(range_records=40)
     reload.run(reload.open(strategy=strategy))
-    assert shop.rows() == doubled(FIRST)
-    assert shop.schemas() == []
+    assert orders_group.rows() == doubled(FIRST)
+    assert orders_group.schemas() == []
 
 
-def test_verify_and_batches(shop: Shop) -> None:
-    shop.produce(shop.topic, FIRST, partition=0)
-    done = batch(shop, range_records=40).run()
+def test_verify_and_batches(orders_group: OrdersGroup) -> None:
+    orders_group.produce(orders_group.topic, FIRST, partition=0)
+    done = batch(orders_group, range_records=40).run()
     assert done.records == len(FIRST)
-    assert shop.rows() == doubled(FIRST, by=1)
-    assert shop.reload(version=1).verify().is_empty
+    assert orders_group.rows() == doubled(FIRST, by=1)
+    assert orders_group.reload(version=1).verify().is_empty

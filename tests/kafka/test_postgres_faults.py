@@ -21,18 +21,18 @@ from seekpoint.testing.servers.postgres import PostgresServer
 from seekpoint.worker.reader import Reader
 from support.events import Gate
 from support.fixtures import NewEngine
-from support.kafka_postgres import PROTOCOLS, QUICK, Scene, Way
+from support.kafka_postgres import PROTOCOLS, QUICK, WorkerGroup, WorkerOptions
 from support.manual_worker import actions
 from support.postgres_proxy import PostgresProxy
 
 pytestmark = pytest.mark.usefixtures("short_backoff")
 
 Protocol = Mapping[str, Any]
-SceneOn = Callable[..., Scene]
+WorkerGroupOn = Callable[..., WorkerGroup]
 
 
 @pytest.fixture
-def through(proxy: PostgresProxy, new_engine: NewEngine) -> Engine:
+def proxied_engine(proxy: PostgresProxy, new_engine: NewEngine) -> Engine:
     """An engine that goes through the proxy."""
     return new_engine(proxy.dsn, pool_pre_ping=True)
 
@@ -42,35 +42,37 @@ def through(proxy: PostgresProxy, new_engine: NewEngine) -> Engine:
 
 @pytest.mark.repeats("step")
 @pytest.mark.parametrize("step", [events.Held, events.Applied, events.Advanced])
-def test_a_backend_terminated_in_mid_batch_is_replaced(scene: Scene, step: type[events.Event]) -> None:
-    name, stored = scene.log(1_000)
+def test_a_backend_terminated_in_mid_batch_is_replaced(worker_group: WorkerGroup, step: type[events.Event]) -> None:
+    name, stored = worker_group.log(1_000)
     gate = Gate(step)
-    run = scene.worker(name, observe=[gate], limits=Limits(batch_records=300))
+    run = worker_group.worker(name, observe=[gate], limits=Limits(batch_records=300))
     gate.wait()
-    (pid,) = transactions_of(scene)
-    with scene.engine.begin() as tx:
+    (pid,) = transactions_of(worker_group)
+    with worker_group.engine.begin() as tx:
         assert tx.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid}).scalar_one()
     gate.open()
     run.seen.wait_for(events.DatabaseTrouble)
     run.reached(name, 1_000)
     run.ready()
     run.stop()
-    scene.book.assert_holds(name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
-def transactions_of(scene: Scene) -> list[int]:
+def transactions_of(worker_group: WorkerGroup) -> list[int]:
     """The sessions that hold a row of this schema's ledger."""
-    table = f"'{scene.schema}.partition_offset'::regclass"
-    found = scene.sql(f"SELECT DISTINCT pid FROM pg_locks WHERE relation = {table} AND mode = 'RowShareLock'")
+    table = f"'{worker_group.schema}.partition_offset'::regclass"
+    found = worker_group.sql(f"SELECT DISTINCT pid FROM pg_locks WHERE relation = {table} AND mode = 'RowShareLock'")
     return [row.pid for row in found]
 
 
 @pytest.mark.repeats("before")
 @pytest.mark.parametrize("before", [0, 100], ids=["first batch", "later"])
-def test_a_pool_that_the_host_keeps_busy_is_waited_for(scene: Scene, new_engine: NewEngine, before: int) -> None:
-    name, stored = scene.log(before)
-    engine = new_engine(scene.dsn, pool_size=3, max_overflow=0, pool_timeout=0.05)
-    run = scene.worker(name, engine=engine, limits=Limits(idle_check=0.05))
+def test_a_pool_that_the_host_keeps_busy_is_waited_for(
+    worker_group: WorkerGroup, new_engine: NewEngine, before: int
+) -> None:
+    name, stored = worker_group.log(before)
+    engine = new_engine(worker_group.dsn, pool_size=3, max_overflow=0, pool_timeout=0.05)
+    run = worker_group.worker(name, engine=engine, limits=Limits(idle_check=0.05))
     run.placed()
     if before:
         run.reached(name, before)
@@ -82,32 +84,34 @@ def test_a_pool_that_the_host_keeps_busy_is_waited_for(scene: Scene, new_engine:
             except PoolTimeout:
                 busy += 1
         since = run.seen.mark()
-        stored += scene.produce(name, 100)
+        stored += worker_group.produce(name, 100)
         run.seen.wait_for(events.DatabaseTrouble, lambda e: isinstance(e.error, PoolTimeout), since=since, count=2)
         assert run.health().live
         assert run.health().trouble is not None
     run.reached(name, before + 100)
     run.ready()
     run.stop()
-    scene.book.assert_holds(name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
 @pytest.mark.pins("batch")
 def test_a_connection_cut_in_mid_copy_writes_nothing_of_it(
-    scene: Scene, proxy: PostgresProxy, through: Engine, monkeypatch: pytest.MonkeyPatch
+    worker_group: WorkerGroup, proxy: PostgresProxy, proxied_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Every chunk is read by the transaction that writes it, and not while an answer of the server is awaited.
     monkeypatch.setattr(Reader, "read_ahead", lambda reader: False)
-    name, stored = scene.log(["x" * 100] * 5_000)  # one fetch has them all: no transaction waits for the next one
+    name, stored = worker_group.log(
+        ["x" * 100] * 5_000
+    )  # one fetch has them all: no transaction waits for the next one
     # COPY is open, and rows of an earlier chunk are on their way.
     gate = Gate((events.Held, events.ChunkRead, events.Applied), where=second_draw())
-    run = scene.worker(name, engine=through, observe=[gate])
+    run = worker_group.worker(name, engine=proxied_engine, observe=[gate])
     gate.wait()
     assert proxy.cut() > 0
     gate.open()
     run.seen.wait_for(events.DatabaseTrouble)
     run.finish(name, 5_000)
-    scene.book.assert_holds(name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
 def second_draw() -> Callable[[Any], bool]:
@@ -126,16 +130,16 @@ def second_draw() -> Callable[[Any], bool]:
 
 
 def test_a_database_that_refuses_connections_is_waited_for_with_announced_waits(
-    scene: Scene, proxy: PostgresProxy, through: Engine, protocol: Protocol
+    worker_group: WorkerGroup, proxy: PostgresProxy, proxied_engine: Engine, protocol: Protocol
 ) -> None:
-    name = scene.topic(2)
-    scene.notice_the_dead_soon()
-    stored = scene.produce(name, 100, partition=0) + scene.produce(name, 100, partition=1)
-    run = scene.worker(name, engine=through, kafka=protocol)
-    scene.wait_until_caught_up(name, stored)
+    name = worker_group.topic(2)
+    worker_group.notice_the_dead_soon()
+    stored = worker_group.produce(name, 100, partition=0) + worker_group.produce(name, 100, partition=1)
+    run = worker_group.worker(name, engine=proxied_engine, kafka=protocol)
+    worker_group.wait_until_caught_up(name, stored)
     proxy.refuse()
     proxy.cut()
-    stored += scene.produce(name, 100, partition=0) + scene.produce(name, 100, partition=1)
+    stored += worker_group.produce(name, 100, partition=0) + worker_group.produce(name, 100, partition=1)
     waits = [run.seen.wait_for(events.DatabaseTrouble, lambda e: e.wait > 0, count=n).wait for n in (1, 2, 3)]
     assert 0 < waits[0] <= 1
     assert waits[2] > waits[0], "the waits grow"
@@ -144,41 +148,45 @@ def test_a_database_that_refuses_connections_is_waited_for_with_announced_waits(
     assert health.trouble is not None
 
     # Another member joins meanwhile: the rebalance is served, and it gets its part.
-    heir = scene.worker(name, kafka=protocol)
+    heir = worker_group.worker(name, kafka=protocol)
     heir.seen.wait_for(events.Activated)
     heir.seen.wait_for(events.Committed)
     assert not run.seen.all(events.Recovered)
     proxy.accept()
     run.seen.wait_for(events.Recovered)
-    scene.wait_until_caught_up(name, stored)
+    worker_group.wait_until_caught_up(name, stored)
     run.ready()
     run.stop()
     heir.stop()
-    scene.book.assert_holds(name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
-def test_a_worker_drains_while_the_database_is_away(scene: Scene, proxy: PostgresProxy, through: Engine) -> None:
-    name, stored = scene.log(10)
-    run = scene.worker(name, engine=through)
+def test_a_worker_drains_while_the_database_is_away(
+    worker_group: WorkerGroup, proxy: PostgresProxy, proxied_engine: Engine
+) -> None:
+    name, stored = worker_group.log(10)
+    run = worker_group.worker(name, engine=proxied_engine)
     run.reached(name, 10)
     proxy.refuse()
     proxy.cut()
     run.seen.wait_for(events.DatabaseTrouble)
     run.stop()
-    heir = scene.worker(name)
-    stored += scene.produce(name, 10)
+    heir = worker_group.worker(name)
+    stored += worker_group.produce(name, 10)
     heir.finish(name, 20)
-    scene.book.assert_holds(name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
 # -- the server ----------------------------------------------------------------------------------------------------
 
 
-def test_a_restarted_postgres_costs_only_time(scene_on: SceneOn, own_postgres: PostgresServer, way: Way) -> None:
-    scene = scene_on(postgres=own_postgres)
-    name = scene.topic(2)
-    with scene.stream(name, 2, rate=300) as stream:
-        run = scene.worker(name, **way(name, 2))
+def test_a_restarted_postgres_costs_only_time(
+    worker_group_on: WorkerGroupOn, own_postgres: PostgresServer, worker_options: WorkerOptions
+) -> None:
+    worker_group = worker_group_on(postgres=own_postgres)
+    name = worker_group.topic(2)
+    with worker_group.stream(name, 2, rate=300) as stream:
+        run = worker_group.worker(name, **worker_options(name, 2))
         run.seen.wait_for(events.Committed, count=5)
         own_postgres.kill()
         run.seen.wait_for(events.DatabaseTrouble, lambda e: e.wait > 0)
@@ -187,18 +195,18 @@ def test_a_restarted_postgres_costs_only_time(scene_on: SceneOn, own_postgres: P
         mark = run.seen.mark()
         run.seen.wait_for(events.Recovered)
         run.seen.wait_for(events.Committed, count=3, since=mark)
-    scene.wait_until_caught_up(name, stream.stored)
+    worker_group.wait_until_caught_up(name, stream.stored)
     run.ready()
     run.stop()
-    scene.book.assert_holds(name, stream.stored)
+    worker_group.record_table.assert_holds(name, stream.stored)
 
 
 @pytest.mark.long
-def test_a_frozen_postgres_is_waited_for(scene_on: SceneOn, own_postgres: PostgresServer) -> None:
-    scene = scene_on(postgres=own_postgres)
-    name = scene.topic()
-    with scene.stream(name, 1, rate=300) as stream:
-        run = scene.worker(name, kafka={**PROTOCOLS["eager"], "max.poll.interval.ms": 3_500})
+def test_a_frozen_postgres_is_waited_for(worker_group_on: WorkerGroupOn, own_postgres: PostgresServer) -> None:
+    worker_group = worker_group_on(postgres=own_postgres)
+    name = worker_group.topic()
+    with worker_group.stream(name, 1, rate=300) as stream:
+        run = worker_group.worker(name, kafka={**PROTOCOLS["eager"], "max.poll.interval.ms": 3_500})
         run.seen.wait_for(events.Committed, count=5)
         own_postgres.freeze()
         mark = run.seen.mark()
@@ -206,18 +214,20 @@ def test_a_frozen_postgres_is_waited_for(scene_on: SceneOn, own_postgres: Postgr
         own_postgres.thaw()
         mark = run.seen.mark()
         run.seen.wait_for(events.Committed, count=5, since=mark)
-    scene.finish(run, name, stream.stored)
+    worker_group.finish(run, name, stream.stored)
     assert not [e for e in run.seen.all(events.Revoked) if e.lost]
-    scene.book.assert_holds(name, stream.stored)
+    worker_group.record_table.assert_holds(name, stream.stored)
 
 
 @pytest.mark.long
-def test_a_third_signal_ends_a_worker_of_a_silent_database(scene_on: SceneOn, own_postgres: PostgresServer) -> None:
-    scene = scene_on(postgres=own_postgres)
-    name, stored = scene.log(10)
-    process = scene.worker_process(name, kafka=PROTOCOLS["eager"], stop_at=("Held", 2))
+def test_a_third_signal_ends_a_worker_of_a_silent_database(
+    worker_group_on: WorkerGroupOn, own_postgres: PostgresServer
+) -> None:
+    worker_group = worker_group_on(postgres=own_postgres)
+    name, stored = worker_group.log(10)
+    process = worker_group.worker_process(name, kafka=PROTOCOLS["eager"], stop_at=("Held", 2))
     process.wait_for("Committed")
-    stored += scene.produce(name, 10)
+    stored += worker_group.produce(name, 10)
     process.wait_until_stopped()  # inside its transaction
     own_postgres.freeze()
     for _ in range(3):
@@ -227,68 +237,74 @@ def test_a_third_signal_ends_a_worker_of_a_silent_database(scene_on: SceneOn, ow
             process.ended(2)
     assert process.ended() == -signal.SIGTERM
     own_postgres.thaw()
-    heir = scene.worker(name, kafka=PROTOCOLS["eager"], limits=Limits(claim_wait=0.5))
-    scene.finish(heir, name, stored)
-    scene.book.assert_holds(name, stored)
+    heir = worker_group.worker(name, kafka=PROTOCOLS["eager"], limits=Limits(claim_wait=0.5))
+    worker_group.finish(heir, name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
-def test_i1_a_crash_takes_unsynced_rows_and_offsets_together(scene_on: SceneOn, own_postgres: PostgresServer) -> None:
+def test_i1_a_crash_takes_unsynced_rows_and_offsets_together(
+    worker_group_on: WorkerGroupOn, own_postgres: PostgresServer
+) -> None:
     """I1: the tail that was not synced is gone from both, and Kafka replays it."""
-    scene = scene_on(postgres=own_postgres)
-    with scene.engine.connect() as connection:
+    worker_group = worker_group_on(postgres=own_postgres)
+    with worker_group.engine.connect() as connection:
         connection.execution_options(isolation_level="AUTOCOMMIT")
         connection.execute(text("ALTER SYSTEM SET wal_writer_delay = '10s'"))  # what is not synced stays unsynced
         connection.execute(text("ALTER SYSTEM SET wal_writer_flush_after = '1GB'"))
         connection.execute(text("SELECT pg_reload_conf()"))
-    name = scene.topic(2)
-    run = scene.worker(scene.pipeline(name, synchronous_commit=False))
+    name = worker_group.topic(2)
+    run = worker_group.worker(worker_group.pipeline(name, synchronous_commit=False))
     run.placed(2)
-    stored = scene.produce(name, 100, partition=0)
+    stored = worker_group.produce(name, 100, partition=0)
     run.reached(name, 100, 0)
-    scene.sql("CREATE TABLE public.flushed ()", "SELECT pg_reload_conf()")
-    stored += scene.produce(name, 50, partition=1)  # only this partition moves after the flush
+    worker_group.sql("CREATE TABLE public.flushed ()", "SELECT pg_reload_conf()")
+    stored += worker_group.produce(name, 50, partition=1)  # only this partition moves after the flush
     run.reached(name, 50, 1)
-    before = scene.book.written(name)
+    before = worker_group.record_table.written(name)
     own_postgres.kill()
     own_postgres.start()
-    after = scene.book.written(name)
+    after = worker_group.record_table.written(name)
     run.seen.wait_for(events.DatabaseTrouble)
     rolled_back = run.seen.wait_for(events.Resynced, lambda e: e.cause == "rolled back")
     assert len(before) == 150
     assert len(after) < 150, "the crash took the tail"
     assert rolled_back.partition == Partition(name, 1)
-    scene.finish(run, name, stored)
-    scene.book.assert_holds(name, stored)
-    assert [(a.action, a.topic, a.from_offset) for a in actions(scene)] == [("rolled back", name, 50)]
+    worker_group.finish(run, name, stored)
+    worker_group.record_table.assert_holds(name, stored)
+    assert [(a.action, a.topic, a.from_offset) for a in actions(worker_group)] == [("rolled back", name, 50)]
 
 
-def test_i3_a_rolled_back_partition_alone_is_read_again(scene_on: SceneOn, own_postgres: PostgresServer) -> None:
+def test_i3_a_rolled_back_partition_alone_is_read_again(
+    worker_group_on: WorkerGroupOn, own_postgres: PostgresServer
+) -> None:
     """I3: the refusal is met inside a batch that has records of both: none of them may be passed over."""
-    scene = scene_on(postgres=own_postgres)
-    name = scene.topic(2)
-    run = scene.worker(name)
-    stored = scene.produce(name, 50, partition=0) + scene.produce(name, 50, partition=1)
-    scene.wait_until_caught_up(name, stored)
+    worker_group = worker_group_on(postgres=own_postgres)
+    name = worker_group.topic(2)
+    run = worker_group.worker(name)
+    stored = worker_group.produce(name, 50, partition=0) + worker_group.produce(name, 50, partition=1)
+    worker_group.wait_until_caught_up(name, stored)
     gate = Gate(events.BatchOpened)
     run.stop()
-    run = scene.worker(name, observe=[gate])
-    stored += scene.produce(name, 50, partition=0)
+    run = worker_group.worker(name, observe=[gate])
+    stored += worker_group.produce(name, 50, partition=0)
     gate.wait()
-    scene.sql(
-        f'UPDATE "{scene.schema}".partition_offset SET next_offset = 20 WHERE partition = 1',
-        f'DELETE FROM "{scene.schema}".book WHERE partition = 1 AND "offset" >= 20',
+    worker_group.sql(
+        f'UPDATE "{worker_group.schema}".partition_offset SET next_offset = 20 WHERE partition = 1',
+        f'DELETE FROM "{worker_group.schema}".book WHERE partition = 1 AND "offset" >= 20',
     )
-    stored += scene.produce(name, 50, partition=1)
+    stored += worker_group.produce(name, 50, partition=1)
     gate.open()
-    scene.wait_until_caught_up(name, stored)
+    worker_group.wait_until_caught_up(name, stored)
     run.seen.wait_for(events.Resynced, lambda e: (e.cause, e.expected, e.found) == ("rolled back", 50, 20))
     run.stop()
     assert run.seen.all(events.Refused)
-    assert sorted(scene.book.written(name)) == sorted(stored)
+    assert sorted(worker_group.record_table.written(name)) == sorted(stored)
 
 
-def test_a_wrong_database_is_said_on_entering(scene: Scene) -> None:
-    kafka = {"bootstrap.servers": scene.broker, **QUICK}
-    worker = Worker(scene.pipeline(scene.topic()), engine=scene.dsn, kafka=kafka, schema="not_here")
+def test_a_wrong_database_is_said_on_entering(worker_group: WorkerGroup) -> None:
+    kafka = {"bootstrap.servers": worker_group.broker, **QUICK}
+    worker = Worker(
+        worker_group.pipeline(worker_group.topic()), engine=worker_group.dsn, kafka=kafka, schema="not_here"
+    )
     with pytest.raises(SchemaMismatch, match="seekpoint db upgrade"), worker.running():
         raise AssertionError("it must not have started")

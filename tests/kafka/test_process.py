@@ -11,17 +11,19 @@ from time import monotonic
 import pytest
 from sqlalchemy import text
 
-from support.cli_place import TO_TABLE, Place
+from support.cli_project import TO_TABLE, Project
 from support.command import seekpoint
 from support.probe import ask, free_port
 from support.waiting import until
 
 
-def test_probes_answer_while_the_worker_runs(place: Place, lines: None) -> None:
-    place.produce(["a", "b"])
+def test_probes_answer_while_the_worker_runs(project: Project, lines: None) -> None:
+    project.produce(["a", "b"])
     port = free_port()
-    process = place.start("run", f"{place.module(TO_TABLE)}:pipe", *place.options(), "--listen", f"127.0.0.1:{port}")
-    until(lambda: ask(port, "/ready")[0] == 200 and place.lines() == ["a", "b"], "ready, with both records applied")
+    process = project.start(
+        "run", f"{project.module(TO_TABLE)}:pipe", *project.options(), "--listen", f"127.0.0.1:{port}"
+    )
+    until(lambda: ask(port, "/ready")[0] == 200 and project.lines() == ["a", "b"], "ready, with both records applied")
     assert [ask(port, path)[0] for path in ("/live", "/stale", "/live?x=1")] == [200, 200, 200]
     body = json.loads(ask(port, "/live")[1])
     assert (body["live"], body["ready"], body["stale"], body["trouble"], body["records"]) == (
@@ -32,7 +34,7 @@ def test_probes_answer_while_the_worker_runs(place: Place, lines: None) -> None:
         2,
     )
     assert ask(port, "/live", "HEAD") == (200, b"")
-    assert f'seekpoint_records_total{{group="{place.group}"}} 2.0' in ask(port, "/metrics")[1].decode()
+    assert f'seekpoint_records_total{{group="{project.group}"}} 2.0' in ask(port, "/metrics")[1].decode()
     assert json.loads(ask(port, "/other")[1]) == {"paths": ["/live", "/ready", "/stale", "/metrics"]}
     assert ask(port, "/live", "POST")[0] == 501
     process.signal(signal.SIGTERM)
@@ -40,8 +42,8 @@ def test_probes_answer_while_the_worker_runs(place: Place, lines: None) -> None:
     assert ask(port, "/live")[0] == 0
 
 
-def test_a_handler_that_does_not_return_is_not_live(place: Place) -> None:
-    module = place.module(
+def test_a_handler_that_does_not_return_is_not_live(project: Project) -> None:
+    module = project.module(
         """\
         from threading import Event
         pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=lambda tx, batch: Event().wait())
@@ -50,22 +52,22 @@ def test_a_handler_that_does_not_return_is_not_live(place: Place) -> None:
             return Worker(pipe, engine="{url}", kafka=kafka, schema="{schema}", limits=Limits(transaction_age=1))
         """
     )
-    place.produce(["a"])
+    project.produce(["a"])
     port = free_port()
-    place.start("run", f"{module}:worker", "--listen", f"127.0.0.1:{port}")
+    project.start("run", f"{module}:worker", "--listen", f"127.0.0.1:{port}")
     until(lambda: ask(port, "/live")[0] == 200, "live")
     until(lambda: ask(port, "/live")[0] == 503, "not live")
     assert json.loads(ask(port, "/live")[1])["stuck"] >= 1
 
 
-def test_an_address_that_cannot_be_listened_on(place: Place, lines: None) -> None:
-    target = f"{place.module(TO_TABLE)}:pipe"
-    for wrong in ("8080", "localhost:http", ":8080", "127.0.0.1:70000"):
-        said = seekpoint("run", target, *place.options(), "--listen", wrong, exits=2).stderr
+def test_an_address_that_cannot_be_listened_on(project: Project, lines: None) -> None:
+    target = f"{project.module(TO_TABLE)}:pipe"
+    for wrong in ("8080", "localhost:http", ":8080", "127.0.0.1:70000", f"127.0.0.1:{'9' * 4301}"):
+        said = seekpoint("run", target, *project.options(), "--listen", wrong, exits=2).stderr
         assert f"--listen takes host:port, e.g. 127.0.0.1:8080 or 0.0.0.0:8080, not '{wrong}'" in said
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        said = seekpoint("run", target, *place.options(), "--listen", address, exits=1).stderr
+        said = seekpoint("run", target, *project.options(), "--listen", address, exits=1).stderr
     assert f"--listen {address}: Address already in use" in said
 
 
@@ -79,35 +81,35 @@ pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[sink], handle=
 """
 
 
-def test_a_log_of_json_has_fields_and_no_password(place: Place, lines: None) -> None:
-    place.produce(["a"])
-    module = place.module(HANDLED)
-    process = place.start("run", f"{module}:pipe", *place.options(), "--log-format", "json")
+def test_a_log_of_json_has_fields_and_no_password(project: Project, lines: None) -> None:
+    project.produce(["a"])
+    module = project.module(HANDLED)
+    process = project.start("run", f"{module}:pipe", *project.options(), "--log-format", "json")
     process.wait_for('"event": "Started"')
-    until(lambda: place.lines() == ["a"], "the record applied")
+    until(lambda: project.lines() == ["a"], "the record applied")
     process.signal(signal.SIGTERM)
     assert process.end() == 0, process.said
     found = process.log()
     assert [line["message"] for line in found if line["logger"] == "seekpoint.cli"] == [
         "stopping after the batch in hand; Ctrl-C again aborts",
-        f"{place.group}: drained: 1 record in 1 transaction",
+        f"{project.group}: drained: 1 record in 1 transaction",
     ]
     started = next(line for line in found if line.get("event") == "Started")
-    assert (started["level"], started["logger"], started["group"]) == ("INFO", "seekpoint.events", place.group)
+    assert (started["level"], started["logger"], started["group"]) == ("INFO", "seekpoint.events", project.group)
     mine = next(line for line in found if line["logger"] == "mine")
     order = {"secret": "password=***", "ratio": "nan", "most": ["inf", 1.5]}
     assert (mine["level"], mine["order"]) == ("WARNING", order)
     assert "hunter2" not in process.said
-    assert started["message"].startswith(f"{place.group}: Started")
+    assert started["message"].startswith(f"{project.group}: Started")
 
 
-def test_systemd_hears_of_start_watchdog_and_end(place: Place, lines: None) -> None:
-    path = str(place.folder / "notify")
+def test_systemd_hears_of_start_watchdog_and_end(project: Project, lines: None) -> None:
+    path = str(project.folder / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind(path)
         heard.settimeout(40)
         env = {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "300000"}
-        process = place.start("run", f"{place.module(TO_TABLE)}:pipe", *place.options(), env=env)
+        process = project.start("run", f"{project.module(TO_TABLE)}:pipe", *project.options(), env=env)
         assert heard.recv(100) == b"READY=1\nWATCHDOG=1"
         before = monotonic()
         assert heard.recv(100) == b"WATCHDOG=1"
@@ -128,14 +130,14 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
 
 
 @pytest.mark.long
-def test_systemd_hears_of_worker_processes_once_each_has_been_live(place: Place, lines: None) -> None:
-    path = str(place.folder / "notify")
+def test_systemd_hears_of_worker_processes_once_each_has_been_live(project: Project, lines: None) -> None:
+    path = str(project.folder / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind(path)
         heard.settimeout(120)
         env = {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "300000", "IMPORTED": path}
-        words = ["run", f"{place.module(IMPORTED, TO_TABLE)}:pipe", *place.options(), "--workers", "2"]
-        process = place.start(*words, env=env)
+        words = ["run", f"{project.module(IMPORTED, TO_TABLE)}:pipe", *project.options(), "--workers", "2"]
+        process = project.start(*words, env=env)
         assert [heard.recv(100) for _ in range(4)] == [*[b"imported"] * 2, b"READY=1\nWATCHDOG=1", b"WATCHDOG=1"]
         process.signal(signal.SIGTERM)
         while heard.recv(100) != b"STOPPING=1":
@@ -143,16 +145,16 @@ def test_systemd_hears_of_worker_processes_once_each_has_been_live(place: Place,
         assert process.end() == 0, process.said
 
 
-def test_the_default_client_id_names_the_process(place: Place, lines: None) -> None:
-    place.produce(["a"])
-    process = place.start("run", f"{place.module(TO_TABLE)}:pipe", *place.options())
+def test_the_default_client_id_names_the_process(project: Project, lines: None) -> None:
+    project.produce(["a"])
+    process = project.start("run", f"{project.module(TO_TABLE)}:pipe", *project.options())
 
     def names() -> list[str]:
-        with place.engine.connect() as connection:
-            asked = text(f'SELECT client_id FROM "{place.schema}".worker WHERE consumer_group = :g')
-            return list(connection.execute(asked, {"g": place.group}).scalars())
+        with project.engine.connect() as connection:
+            asked = text(f'SELECT client_id FROM "{project.schema}".worker WHERE consumer_group = :g')
+            return list(connection.execute(asked, {"g": project.group}).scalars())
 
-    until(lambda: names() == [f"seekpoint-{place.group}-{socket.gethostname()}-{process.pid}"], "its row")
+    until(lambda: names() == [f"seekpoint-{project.group}-{socket.gethostname()}-{process.pid}"], "its row")
 
 
 TWO = """\
@@ -169,16 +171,20 @@ other = Pipeline("{group}-other", topics="{topic}", value=Text(), handle=handle)
 """
 
 
-def test_several_pipelines_share_a_process(place: Place, lines: None) -> None:
-    module, port = place.module(TWO), free_port()
-    more = [*place.options(), "--listen", f"127.0.0.1:{port}"]
+def test_several_pipelines_share_a_process(project: Project, lines: None) -> None:
+    module, port = project.module(TWO), free_port()
+    more = [*project.options(), "--listen", f"127.0.0.1:{port}"]
     assert "named twice" in seekpoint("run", f"{module}:one", f"{module}:one", *more, exits=2).stderr
-    process = place.start("run", f"{module}:one", f"{module}:other", *more)
-    place.produce(["a"])
-    until(lambda: place.lines() == ["a", "other a"], "the record applied by both", 60)
-    status, body = ask(port, "/ready")
-    groups = {one["group"]: one["records"] for one in json.loads(body)["pipelines"]}
-    assert (status, groups) == (200, {place.group: 1, f"{place.group}-other": 1})
+    process = project.start("run", f"{module}:one", f"{module}:other", *more)
+    project.produce(["a"])
+    until(lambda: project.lines() == ["a", "other a"], "the record applied by both", 60)
+    groups = {project.group: 1, f"{project.group}-other": 1}
+
+    def ready() -> tuple[int, dict[str, int]]:
+        status, body = ask(port, "/ready")
+        return status, {one["group"]: one["records"] for one in json.loads(body)["pipelines"]}
+
+    until(lambda: ready() == (200, groups), "both have the answer to their COMMIT", 60)
     shown = ask(port, "/metrics")[1].decode()
     assert all(f'seekpoint_records_total{{group="{group}"}} 1.0' in shown for group in groups)
     process.signal(signal.SIGTERM)
@@ -186,21 +192,21 @@ def test_several_pipelines_share_a_process(place: Place, lines: None) -> None:
     assert all(f"{group}: drained: 1 record in 1 transaction" in process.said for group in groups)
 
 
-def test_of_several_pipelines_one_that_ends_by_an_error_drains_all(place: Place, lines: None) -> None:
-    module = place.module(TWO)
-    process = place.start("run", f"{module}:one", f"{module}:other", *place.options())
-    process.wait_for(f"{place.group}-other: Started")
-    process.wait_for(f"{place.group}: Started")
-    place.produce(["bad"])
+def test_of_several_pipelines_one_that_ends_by_an_error_drains_all(project: Project, lines: None) -> None:
+    module = project.module(TWO)
+    process = project.start("run", f"{module}:one", f"{module}:other", *project.options())
+    process.wait_for(f"{project.group}-other: Started")
+    process.wait_for(f"{project.group}: Started")
+    project.produce(["bad"])
     assert process.end() == 1, process.said
-    assert f"{place.group}: Draining" in process.said
+    assert f"{project.group}: Draining" in process.said
 
 
 @pytest.mark.long
-def test_a_second_signal_aborts_several_pipelines(place: Place, lines: None) -> None:
-    module = place.module(TWO.replace('    if batch[0].value == "bad":\n        raise SystemExit("no")\n', STUCK))
-    process = place.start("run", f"{module}:one", f"{module}:other", *place.options())
-    place.produce(["a"])
+def test_a_second_signal_aborts_several_pipelines(project: Project, lines: None) -> None:
+    module = project.module(TWO.replace('    if batch[0].value == "bad":\n        raise SystemExit("no")\n', STUCK))
+    process = project.start("run", f"{module}:one", f"{module}:other", *project.options())
+    project.produce(["a"])
     process.wait_for("in hand", "out")
     process.signal(signal.SIGINT)
     process.wait_for("stopping after the batch in hand")
@@ -208,7 +214,7 @@ def test_a_second_signal_aborts_several_pipelines(place: Place, lines: None) -> 
     assert process.end() == 130, process.said
     # The line is printed before the handler has run: of two signals that wait for it, the later one's may come first.
     assert "aborted: second SIG" in process.said
-    assert "other a" not in place.lines()
+    assert "other a" not in project.lines()
 
 
 STUCK = """\
@@ -218,38 +224,41 @@ STUCK = """\
 """
 
 
-def test_what_ends_a_worker_is_a_sentence_at_error(place: Place) -> None:
-    module = place.module(TO_TABLE)
-    process = place.start("run", f"{module}:pipe", *place.options(), "--log-format", "json")
+def test_what_ends_a_worker_is_a_sentence_at_error(project: Project) -> None:
+    module = project.module(TO_TABLE)
+    process = project.start("run", f"{module}:pipe", *project.options(), "--log-format", "json")
     assert process.end() == 1, process.said
     died, ended = (line for line in process.log() if line["level"] == "ERROR")
-    assert (died["event"], died["group"]) == ("WorkerStopped", place.group)
-    assert (ended["logger"], died["message"]) == ("seekpoint.cli", f"{place.group}: WorkerStopped: {ended['message']}")
+    assert (died["event"], died["group"]) == ("WorkerStopped", project.group)
+    assert (ended["logger"], died["message"]) == (
+        "seekpoint.cli",
+        f"{project.group}: WorkerStopped: {ended['message'].replace(f'{module}:pipe', 'MODULE:NAME')}",
+    )  # the command knows the pipeline's name
 
 
-def test_what_ends_the_command_is_a_line_of_the_json_log(place: Place, lines: None) -> None:
-    process = place.start("run", "no_such_module:pipe", *place.options(), "--log-format", "json")
+def test_what_ends_the_command_is_a_line_of_the_json_log(project: Project, lines: None) -> None:
+    process = project.start("run", "no_such_module:pipe", *project.options(), "--log-format", "json")
     assert process.end() == 2, process.said
     (line,) = process.log()
     assert (line["level"], line["logger"]) == ("ERROR", "seekpoint.cli")
     assert "no_such_module" in line["message"]
-    stops = place.module(TO_TABLE.replace("strict=True", "on_poison=OnPoison.STOP"))
-    [source] = place.folder.glob(f"{stops}.py")
+    stops = project.module(TO_TABLE.replace("strict=True", "on_poison=OnPoison.STOP"))
+    [source] = project.folder.glob(f"{stops}.py")
     code = source.read_text(encoding="utf-8").replace("r: (r.value,)", "r: (int(r.value),)")
     source.write_text("from seekpoint import OnPoison\n" + code, encoding="utf-8")
-    place.produce(["not a number"])
-    process = place.start("run", f"{stops}:pipe", *place.options(), "--log-format", "json")
+    project.produce(["not a number"])
+    process = project.start("run", f"{stops}:pipe", *project.options(), "--log-format", "json")
     process.wait_for("PartitionStopped")
     process.signal(signal.SIGTERM)
     assert process.end() == 1, process.said
-    assert process.log()[-1]["message"] == f"1 partition stopped: {place.topic}/0"
+    assert process.log()[-1]["message"] == f"1 partition stopped: {project.topic}/0"
 
 
 @pytest.mark.long
-def test_lines_about_worker_processes_have_fields(place: Place, lines: None) -> None:
-    module = place.module(TO_TABLE)
-    words = ["run", f"{module}:pipe", *place.options(), "--workers", "1", "--log-format", "json"]
-    process = place.start(*words)
+def test_lines_about_worker_processes_have_fields(project: Project, lines: None) -> None:
+    module = project.module(TO_TABLE)
+    words = ["run", f"{module}:pipe", *project.options(), "--workers", "1", "--log-format", "json"]
+    process = project.start(*words)
     process.wait_for('"event": "Started"')
     (started,) = (line for line in process.log() if "worker" in line)
     assert started["message"] == f"worker 1 started, pid {started['pid']}"

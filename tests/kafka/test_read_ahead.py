@@ -19,7 +19,7 @@ from seekpoint.worker.assignment import Chunk
 from seekpoint.worker.assignment.partitions import AssignedPartitions
 from seekpoint.worker.reader import Reader
 from support.events import Gate, Run
-from support.kafka_postgres import Scene
+from support.kafka_postgres import WorkerGroup
 from support.manual_worker import rival, seize
 from support.postgres_proxy import MOVES, PostgresProxy
 from support.waiting import SECONDS
@@ -34,7 +34,7 @@ LIMITS = Limits(batch_records=BATCH)
 
 
 @pytest.fixture
-def patient() -> list[int]:
+def full_chunks() -> list[int]:
     """So many records are read in full chunks, however late they come: those of two batches."""
     return [2 * BATCH]
 
@@ -43,9 +43,9 @@ SLOW = "CREATE TRIGGER slow AFTER INSERT ON {schema}.%s FOR EACH STATEMENT EXECU
 
 
 @pytest.fixture(autouse=True)
-def slow_server(scene: Scene) -> None:
+def slow_server(worker_group: WorkerGroup) -> None:
     """The server takes a moment for each batch: a worker that has its answer at once reads nothing ahead."""
-    scene.sql(
+    worker_group.sql(
         "CREATE FUNCTION {schema}.slow() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN PERFORM pg_sleep(0.05); RETURN NULL; END $$",
         SLOW % "book",
@@ -53,11 +53,11 @@ def slow_server(scene: Scene) -> None:
 
 
 @pytest.fixture(autouse=True)
-def ahead(monkeypatch: pytest.MonkeyPatch, patient: list[int]) -> list[int]:
+def kept_counts(monkeypatch: pytest.MonkeyPatch, full_chunks: list[int]) -> list[int]:
     """How many records were kept, after each chunk that was read ahead."""
     monkeypatch.setattr(reader, "CHUNK", CHUNK)
     kept: list[int] = []
-    left, read, keep = patient, Client.read, AssignedPartitions.keep
+    left, read, keep = full_chunks, Client.read, AssignedPartitions.keep
 
     def waits(self: Client, most: int, wait: float) -> list[Any]:
         found: list[Any] = [] if wait == 0 else read(self, most, wait)
@@ -77,75 +77,77 @@ def ahead(monkeypatch: pytest.MonkeyPatch, patient: list[int]) -> list[int]:
     return kept
 
 
-def start(scene: Scene, at: type[events.Event], **options: Any) -> tuple[Run, Gate, str, list[tuple[int, int]]]:
+def start(
+    worker_group: WorkerGroup, at: type[events.Event], **options: Any
+) -> tuple[Run, Gate, str, list[tuple[int, int]]]:
     """A worker that waits at an event of its first batch."""
-    name, stored = scene.log(ALL)
+    name, stored = worker_group.log(ALL)
     gate = Gate(at)
-    run = scene.worker(name, observe=[gate], limits=LIMITS, **options)
+    run = worker_group.worker(name, observe=[gate], limits=LIMITS, **options)
     gate.wait()
     return run, gate, name, stored
 
 
-def finish(scene: Scene, run: Run, name: str, stored: list[tuple[int, int]]) -> None:
-    scene.finish(run, name, stored)
-    scene.book.assert_holds(name, stored)
+def finish(worker_group: WorkerGroup, run: Run, name: str, stored: list[tuple[int, int]]) -> None:
+    worker_group.finish(run, name, stored)
+    worker_group.record_table.assert_holds(name, stored)
 
 
 def test_chunks_of_the_next_batch_are_read_while_one_waits_and_are_bounded_as_a_batch_is(
-    scene: Scene, ahead: list[int], patient: list[int]
+    worker_group: WorkerGroup, kept_counts: list[int], full_chunks: list[int]
 ) -> None:
-    patient[0] = ALL
-    name, stored = scene.log(ALL)
-    run = scene.worker(name, limits=LIMITS)
-    finish(scene, run, name, stored)
-    assert BATCH - CHUNK <= max(ahead) <= BATCH
+    full_chunks[0] = ALL
+    name, stored = worker_group.log(ALL)
+    run = worker_group.worker(name, limits=LIMITS)
+    finish(worker_group, run, name, stored)
+    assert BATCH - CHUNK <= max(kept_counts) <= BATCH
     assert {e.records > BATCH - CHUNK for e in run.seen.all(events.Committed)[:-1]} == {True}
     assert max(e.records for e in run.seen.all(events.Committed)) <= BATCH
     assert sum(e.records for e in run.seen.all(events.ChunkRead)) == ALL, "nothing is read twice"
 
 
-def test_nothing_is_read_ahead_while_a_handler_runs(scene: Scene, ahead: list[int]) -> None:
+def test_nothing_is_read_ahead_while_a_handler_runs(worker_group: WorkerGroup, kept_counts: list[int]) -> None:
     """A codec's code must not run inside of a handler's statement."""
-    name, stored = scene.log(ALL)
-    run = scene.worker(scene.pipeline(name, handle=scene.book.enter), limits=LIMITS)
-    finish(scene, run, name, stored)
-    assert not ahead
+    name, stored = worker_group.log(ALL)
+    run = worker_group.worker(worker_group.pipeline(name, handle=worker_group.record_table.enter), limits=LIMITS)
+    finish(worker_group, run, name, stored)
+    assert not kept_counts
 
 
 def test_chunks_survive_an_unknown_commit(
-    scene: Scene, proxy: PostgresProxy, new_engine: Callable[..., Engine], ahead: list[int]
+    worker_group: WorkerGroup, proxy: PostgresProxy, new_engine: Callable[..., Engine], kept_counts: list[int]
 ) -> None:
-    run, gate, name, stored = start(scene, events.Advanced, engine=new_engine(proxy.dsn, pool_pre_ping=True))
-    assert ahead
+    run, gate, name, stored = start(worker_group, events.Advanced, engine=new_engine(proxy.dsn, pool_pre_ping=True))
+    assert kept_counts
     proxy.arm("before_commit", MOVES)
     gate.open()
-    finish(scene, run, name, stored)
+    finish(worker_group, run, name, stored)
     assert run.seen.all(events.CommitUnknown)
     assert len(run.seen.all(events.Activated)) == 1, "nothing is read again"
 
 
-def test_a_reset_drops_them(scene: Scene, ahead: list[int]) -> None:
+def test_a_reset_drops_them(worker_group: WorkerGroup, kept_counts: list[int]) -> None:
     """I5: the records that were read ahead are before the operator's offset, and are not applied."""
-    run, gate, name, stored = start(scene, events.Committed)
-    assert ahead
-    scene.ledger.reset_offset(name, 0, 150, log=None, reason="a test", lost="operator")
+    run, gate, name, stored = start(worker_group, events.Committed)
+    assert kept_counts
+    worker_group.ledger.reset_offset(name, 0, 150, log=None, reason="a test", lost="operator")
     gate.open()
-    scene.finish(run, name, stored)
-    scene.book.assert_holds(name, [at for at in stored if at[1] < BATCH or at[1] >= 150])
+    worker_group.finish(run, name, stored)
+    worker_group.record_table.assert_holds(name, [at for at in stored if at[1] < BATCH or at[1] >= 150])
 
 
-def test_another_claim_drops_them(scene: Scene, ahead: list[int]) -> None:
+def test_another_claim_drops_them(worker_group: WorkerGroup, kept_counts: list[int]) -> None:
     """I2: they were read under a claim that is lost; they are read again under the next one."""
-    run, gate, name, stored = start(scene, events.Committed)
-    assert ahead
-    seize(scene, rival(scene), name, 0)
+    run, gate, name, stored = start(worker_group, events.Committed)
+    assert kept_counts
+    seize(worker_group, rival(worker_group), name, 0)
     gate.open()
-    finish(scene, run, name, stored)
+    finish(worker_group, run, name, stored)
     assert run.seen.all(events.ClaimLost)
 
 
 def test_an_error_of_the_client_is_met_by_the_next_read(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, ahead: list[int]
+    worker_group: WorkerGroup, monkeypatch: pytest.MonkeyPatch, kept_counts: list[int]
 ) -> None:
     """The transaction that waits is committed; what was read ahead is read again."""
     read, read_ahead, state = Client.read, Reader.read_ahead, {"ahead": False, "raised": 0}
@@ -158,67 +160,73 @@ def test_an_error_of_the_client_is_met_by_the_next_read(
             state["ahead"] = False
 
     def failing(self: Client, most: int, wait: float) -> list[Any]:
-        if state["ahead"] and ahead and not state["raised"]:
+        if state["ahead"] and kept_counts and not state["raised"]:
             state["raised"] = 1
             raise KafkaException(KafkaError(KafkaError._TRANSPORT))
         return read(self, most, wait)
 
     monkeypatch.setattr(Reader, "read_ahead", marked)
     monkeypatch.setattr(Client, "read", failing)
-    name, stored = scene.log(ALL)
-    run = scene.worker(name, limits=LIMITS)
-    finish(scene, run, name, stored)
+    name, stored = worker_group.log(ALL)
+    run = worker_group.worker(name, limits=LIMITS)
+    finish(worker_group, run, name, stored)
     assert state["raised"]
     assert run.seen.all(events.KafkaTrouble)
 
 
-def test_a_record_that_cannot_be_decoded_is_the_dead_letter_of_its_own_batch(scene: Scene, ahead: list[int]) -> None:
-    name = scene.topic()
-    scene.sql("CREATE TABLE {schema}.plain (v int)")
+def test_a_record_that_cannot_be_decoded_is_the_dead_letter_of_its_own_batch(
+    worker_group: WorkerGroup, kept_counts: list[int]
+) -> None:
+    name = worker_group.topic()
+    worker_group.sql("CREATE TABLE {schema}.plain (v int)")
     values = [b"7"] * ALL
     values[73] = b"{"
-    scene.produce(name, values)
+    worker_group.produce(name, values)
     pipeline = Pipeline(
-        scene.group,
+        worker_group.group,
         topics=name,
         value=Json(int),
-        sinks=[Append((scene.schema, "plain"), columns=["v"], row=lambda r: (r.value,))],
+        sinks=[Append((worker_group.schema, "plain"), columns=["v"], row=lambda r: (r.value,))],
         on_poison="dead_letter",
     )
-    run = scene.worker(pipeline, limits=LIMITS)
+    run = worker_group.worker(pipeline, limits=LIMITS)
     run.reached(name, ALL)
-    assert ahead
-    assert [(at, offset) for at, offset, *_ in scene.dead_letters()] == [(0, 73)]
-    assert scene.sql("SELECT count(*) FROM {schema}.plain")[0][0] == ALL - 1
-    assert scene.positions() == {Partition(name, 0): ALL}
+    assert kept_counts
+    assert [(at, offset) for at, offset, *_ in worker_group.dead_letters()] == [(0, 73)]
+    assert worker_group.sql("SELECT count(*) FROM {schema}.plain")[0][0] == ALL - 1
+    assert worker_group.positions() == {Partition(name, 0): ALL}
 
 
 REFUSES = """CREATE FUNCTION {schema}.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     IF NEW.v = 23 THEN RAISE SQLSTATE '55P03'; END IF; RETURN NEW; END $$"""
 
 
-def test_they_wait_after_a_record_that_is_tried_again(scene: Scene, ahead: list[int]) -> None:
+def test_they_wait_after_a_record_that_is_tried_again(worker_group: WorkerGroup, kept_counts: list[int]) -> None:
     """They are of its partition: the order is kept, and no transaction is refused for a gap."""
-    name = scene.topic()
-    scene.sql(
+    name = worker_group.topic()
+    worker_group.sql(
         "CREATE TABLE {schema}.plain (n serial, v int)",
         REFUSES,
         "CREATE TRIGGER refuse BEFORE INSERT ON {schema}.plain FOR EACH ROW EXECUTE FUNCTION {schema}.refuse()",
         SLOW % "plain",
     )
-    scene.produce(name, [b"%d" % n for n in range(ALL)])
-    sink: Append[int, Any] = Append((scene.schema, "plain"), columns=["v"], row=lambda r: (r.value,))
+    worker_group.produce(name, [b"%d" % n for n in range(ALL)])
+    sink: Append[int, Any] = Append((worker_group.schema, "plain"), columns=["v"], row=lambda r: (r.value,))
     retry = Retry(attempts=100, wait_initial=0.1, multiplier=1)
-    run = scene.worker(Pipeline(scene.group, topics=name, value=Json(int), sinks=[sink], retry=retry), limits=LIMITS)
+    run = worker_group.worker(
+        Pipeline(worker_group.group, topics=name, value=Json(int), sinks=[sink], retry=retry), limits=LIMITS
+    )
     run.seen.wait_for(events.RetryScheduled)
-    assert ahead
-    scene.sql("DROP TRIGGER refuse ON {schema}.plain")
+    assert kept_counts
+    worker_group.sql("DROP TRIGGER refuse ON {schema}.plain")
     run.reached(name, ALL)
     assert not run.seen.all(events.Refused)
-    assert [v for (v,) in scene.sql("SELECT v FROM {schema}.plain ORDER BY n")] == list(range(ALL))
+    assert [v for (v,) in worker_group.sql("SELECT v FROM {schema}.plain ORDER BY n")] == list(range(ALL))
 
 
-def test_a_revocation_drops_them(scene: Scene, monkeypatch: pytest.MonkeyPatch, ahead: list[int]) -> None:
+def test_a_revocation_drops_them(
+    worker_group: WorkerGroup, monkeypatch: pytest.MonkeyPatch, kept_counts: list[int]
+) -> None:
     """I2: the partition is taken while they are kept, and given again; they are read again under the next claim."""
     keep, revoked = AssignedPartitions.keep, [False]
 
@@ -231,9 +239,9 @@ def test_a_revocation_drops_them(scene: Scene, monkeypatch: pytest.MonkeyPatch, 
             self.on_assigned(partitions)
 
     monkeypatch.setattr(AssignedPartitions, "keep", revoking)
-    name, stored = scene.log(ALL)
-    run = scene.worker(name, limits=LIMITS)
-    finish(scene, run, name, stored)
+    name, stored = worker_group.log(ALL)
+    run = worker_group.worker(name, limits=LIMITS)
+    finish(worker_group, run, name, stored)
     assert revoked[0]
     assert len(run.seen.all(events.Activated)) == 2
     assert not run.seen.all(events.Refused)

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from seekpoint import OnPoison, Poison
 from seekpoint.tracing import Tracing
-from support.kafka_postgres import Scene
+from support.kafka_postgres import WorkerGroup
 
 PRODUCERS = [0x11, 0x22]
 
@@ -39,9 +39,9 @@ def named(exporter: InMemorySpanExporter, name: str) -> list[ReadableSpan]:
 
 @pytest.mark.pins("batch")
 def test_a_transaction_is_one_consumer_span_with_the_handlers_spans_in_it(
-    scene: Scene, provider: TracerProvider, exporter: InMemorySpanExporter
+    worker_group: WorkerGroup, provider: TracerProvider, exporter: InMemorySpanExporter
 ) -> None:
-    name = scene.topic()
+    name = worker_group.topic()
     tracer = provider.get_tracer("a handler's")
 
     def handle(tx: Any, batch: Any) -> None:
@@ -49,19 +49,19 @@ def test_a_transaction_is_one_consumer_span_with_the_handlers_spans_in_it(
             for record in batch:
                 if record.value == "bad":
                     raise Poison("no", record)
-        scene.book.enter(tx, batch)
+        worker_group.record_table.enter(tx, batch)
 
     for number, value in zip(PRODUCERS, ["good", "bad"], strict=True):
-        scene.produce(name, [value], headers=header(number))
-    pipeline = scene.pipeline(name, handle=handle, on_poison=OnPoison.DEAD_LETTER)
-    scene.finish(scene.worker(pipeline, tracing=Tracing(provider)), name, [(0, 1)])
+        worker_group.produce(name, [value], headers=header(number))
+    pipeline = worker_group.pipeline(name, handle=handle, on_poison=OnPoison.DEAD_LETTER)
+    worker_group.finish(worker_group.worker(pipeline, tracing=Tracing(provider)), name, [(0, 1)])
     first, *_, last = spans = named(exporter, f"process {name}")
     assert last.attributes is not None
     assert dict(last.attributes) == {
         "messaging.system": "kafka",
         "messaging.operation.name": "process",
         "messaging.operation.type": "process",
-        "messaging.consumer.group.name": scene.group,
+        "messaging.consumer.group.name": worker_group.group,
         "messaging.destination.name": name,
         "messaging.destination.partition.id": "0",
         "messaging.batch.message_count": 1,
@@ -78,11 +78,11 @@ def test_a_transaction_is_one_consumer_span_with_the_handlers_spans_in_it(
 
 
 def test_a_stream_of_values_is_linked_too(
-    scene: Scene, provider: TracerProvider, exporter: InMemorySpanExporter
+    worker_group: WorkerGroup, provider: TracerProvider, exporter: InMemorySpanExporter
 ) -> None:
-    name = scene.topic()
-    scene.produce(name, 500, headers=header(0x33))
-    scene.finish(scene.worker(name, tracing=Tracing(provider)), name, [(0, 499)])
+    name = worker_group.topic()
+    worker_group.produce(name, 500, headers=header(0x33))
+    worker_group.finish(worker_group.worker(name, tracing=Tracing(provider)), name, [(0, 499)])
     spans = named(exporter, f"process {name}")
     counts = [span.attributes["messaging.batch.message_count"] for span in spans if span.attributes is not None]
     assert sum(counts) == 500  # type: ignore[arg-type]

@@ -23,21 +23,21 @@ from seekpoint.ledger.sql import WAIT
 from seekpoint.ledger.tables import dead_letter, in_schema
 from seekpoint.records import State
 from support.fixtures import NewEngine
-from support.kafka_postgres import Scene
-from support.ledger_desk import Desk, make_table, scalar
+from support.kafka_postgres import WorkerGroup
+from support.ledger_worker import LedgerWorker, make_table, scalar
 from support.plans import scans
 
 HERE = Partition("t", 0)
 
 
 @pytest.fixture
-def desk(seekpoint_engine: Engine, seekpoint_schema: str) -> Desk:
+def worker(seekpoint_engine: Engine, seekpoint_schema: str) -> LedgerWorker:
     """A worker of the group ``g``, which has claimed ``t/0`` and is at offset 5."""
     make_table(seekpoint_engine, seekpoint_schema)
-    desk = Desk(Ledger(seekpoint_engine, "g", schema=seekpoint_schema))
-    desk.claim(0)
-    desk.commit({0: 5})
-    return desk
+    worker = LedgerWorker(Ledger(seekpoint_engine, "g", schema=seekpoint_schema))
+    worker.claim(0)
+    worker.commit({0: 5})
+    return worker
 
 
 class Reader:
@@ -71,8 +71,8 @@ class Reader:
 
 
 @pytest.fixture
-def reader(desk: Desk) -> Iterator[Reader]:
-    reader = Reader(desk.ledger)
+def reader(worker: LedgerWorker) -> Iterator[Reader]:
+    reader = Reader(worker.ledger)
     yield reader
     reader.close()
 
@@ -80,36 +80,38 @@ def reader(desk: Desk) -> Iterator[Reader]:
 # -- applied ----------------------------------------------------------------------------------------------------
 
 
-def test_what_was_passed_is_answered_at_once(desk: Desk) -> None:
-    passed = desk.ledger.wait_until_applied("t", 0, 4, timeout=0)
+def test_what_was_passed_is_answered_at_once(worker: LedgerWorker) -> None:
+    passed = worker.ledger.wait_until_applied("t", 0, 4, timeout=0)
     assert passed == Passed(HERE, 4, 5)
     assert (passed.applied, passed.state, passed.unread) == (True, None, None)
     assert str(passed) == "t/0: offset 4 was applied"
 
 
-def test_the_wait_ends_with_the_commit_and_not_before(desk: Desk, reader: Reader) -> None:
+def test_the_wait_ends_with_the_commit_and_not_before(worker: LedgerWorker, reader: Reader) -> None:
     """I1: rows and offset become visible together, so a reader that has seen the offset sees the rows."""
     waiting = reader.wait(7)
-    with desk.ledger.engine.begin() as tx:
-        moved = desk.work(tx, {0: 8})
+    with worker.ledger.engine.begin() as tx:
+        moved = worker.work(tx, {0: 8})
         reader.has_looked()
         assert not waiting.done()
-    desk.accept(moved)
+    worker.accept(moved)
     assert waiting.result(20) == Passed(HERE, 7, 8)
     query = f"SELECT count(*) FROM {reader.ledger.schema}.applied WHERE record = 7"
     assert scalar(reader.engine, query) == 1
 
 
-def test_nothing_is_held_between_two_looks(desk: Desk, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_held_between_two_looks(
+    worker: LedgerWorker, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No connection out of the pool, no transaction at the server; and none ever was: a look is one statement."""
     seen: list[tuple[int, int]] = []
     ours = scalar(reader.engine, "SELECT current_setting('application_name')")
     open_now = "SELECT count(*) FROM pg_stat_activity WHERE application_name = :ours AND xact_start IS NOT NULL"
 
     def look_around(seconds: float) -> None:
-        seen.append((reader.engine.pool.checkedout(), scalar(desk.ledger.engine, open_now, ours=ours)))  # type: ignore[attr-defined]
+        seen.append((reader.engine.pool.checkedout(), scalar(worker.ledger.engine, open_now, ours=ours)))  # type: ignore[attr-defined]
         if len(seen) == 5:
-            desk.commit({0: 6})
+            worker.commit({0: 6})
 
     monkeypatch.setattr(wait, "sleep", look_around)
     assert reader.ledger.wait_until_applied("t", 0, 5, timeout=20).applied
@@ -118,13 +120,13 @@ def test_nothing_is_held_between_two_looks(desk: Desk, reader: Reader, monkeypat
         assert connection.get_isolation_level() == connection.default_isolation_level == "READ COMMITTED"
 
 
-def test_many_wait_at_once_with_few_connections(desk: Desk, new_engine: NewEngine) -> None:
-    engine = new_engine(desk.ledger.engine.url, pool_size=2, max_overflow=0)
-    ledger = Ledger(engine, "g", schema=desk.ledger.schema)
+def test_many_wait_at_once_with_few_connections(worker: LedgerWorker, new_engine: NewEngine) -> None:
+    engine = new_engine(worker.ledger.engine.url, pool_size=2, max_overflow=0)
+    ledger = Ledger(engine, "g", schema=worker.ledger.schema)
     with ThreadPoolExecutor(30) as pool:
         waiting = [pool.submit(ledger.wait_until_applied, "t", 0, 5 + n, 20) for n in range(30)]
         for end in range(6, 36):
-            desk.commit({0: end})
+            worker.commit({0: end})
         assert [one.result(20).offset for one in waiting] == list(range(5, 35))
 
 
@@ -135,9 +137,9 @@ def test_the_pause_grows_with_the_time_waited_within_bounds() -> None:
     assert all(pause <= max(wait.SHORTEST, wait.SHARE * n / 1000) for n, pause in enumerate(pauses))
 
 
-def test_a_look_is_a_lookup_by_the_primary_key(desk: Desk) -> None:
+def test_a_look_is_a_lookup_by_the_primary_key(worker: LedgerWorker) -> None:
     """However many rows the ledger has."""
-    engine, schema = desk.ledger.engine, desk.ledger.schema
+    engine, schema = worker.ledger.engine, worker.ledger.schema
     fill = (
         f"INSERT INTO {schema}.partition_offset"
         " (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch)"
@@ -157,12 +159,12 @@ def test_a_look_is_a_lookup_by_the_primary_key(desk: Desk) -> None:
 # -- passed, and not applied ------------------------------------------------------------------------------------
 
 
-def bury(desk: Desk, offset: int, state: State, topic_id: UUID | None = None) -> None:
+def bury(worker: LedgerWorker, offset: int, state: State, topic_id: UUID | None = None) -> None:
     """A dead letter in this state."""
     row = {
         "consumer_group": "g",
         "topic": "t",
-        "topic_id": topic_id or desk.topic_id,
+        "topic_id": topic_id or worker.topic_id,
         "partition": 0,
         "record_offset": offset,
         "header_names": [],
@@ -173,12 +175,12 @@ def bury(desk: Desk, offset: int, state: State, topic_id: UUID | None = None) ->
         "attempts": 1,
         "version": 1,
     }
-    with desk.ledger.engine.begin() as tx:
-        tx.execute(dead_letter.insert(), row, execution_options=in_schema(desk.ledger.schema))
+    with worker.ledger.engine.begin() as tx:
+        tx.execute(dead_letter.insert(), row, execution_options=in_schema(worker.ledger.schema))
 
 
 @pytest.mark.parametrize(
-    ("state", "told", "applied"),
+    ("state", "expected", "applied"),
     [
         (State.DEAD_LETTERED, State.DEAD_LETTERED, False),
         (State.BLOCKED, State.BLOCKED, False),
@@ -188,32 +190,34 @@ def bury(desk: Desk, offset: int, state: State, topic_id: UUID | None = None) ->
         (State.SUPERSEDED, None, True),  # the position was moved back over it, and it was read again
     ],
 )
-def test_a_dead_letter_is_answered_by_its_state(desk: Desk, state: State, told: State | None, applied: bool) -> None:
-    bury(desk, 3, state)
-    bury(desk, 2, State.DEAD_LETTERED, topic_id=uuid4())  # of an earlier topic of this name
-    passed = desk.ledger.wait_until_applied("t", 0, 3)
-    assert (passed.state, passed.applied, passed.unread) == (told, applied, None)
-    assert str(passed).startswith(f"t/0: offset 3 was {told or 'applied'}")
+def test_a_dead_letter_is_answered_by_its_state(
+    worker: LedgerWorker, state: State, expected: State | None, applied: bool
+) -> None:
+    bury(worker, 3, state)
+    bury(worker, 2, State.DEAD_LETTERED, topic_id=uuid4())  # of an earlier topic of this name
+    passed = worker.ledger.wait_until_applied("t", 0, 3)
+    assert (passed.state, passed.applied, passed.unread) == (expected, applied, None)
+    assert str(passed).startswith(f"t/0: offset 3 was {expected or 'applied'}")
     assert ("dead letter" in str(passed)) is not applied
-    assert desk.ledger.wait_until_applied("t", 0, 2).state is None
+    assert worker.ledger.wait_until_applied("t", 0, 2).state is None
 
 
-def test_a_record_that_was_moved_over_was_not_read(desk: Desk) -> None:
+def test_a_record_that_was_moved_over_was_not_read(worker: LedgerWorker) -> None:
     """Until the position is moved back, and the record passed by reading it."""
-    moved = desk.ledger.reset_offset("t", 0, to=9, log=None, reason="ticket 7", actor="ada", lost="poison")
-    passed = desk.ledger.wait_until_applied("t", 0, 6)
+    moved = worker.ledger.reset_offset("t", 0, to=9, log=None, reason="ticket 7", actor="ada", lost="poison")
+    passed = worker.ledger.wait_until_applied("t", 0, 6)
     assert (passed.position, passed.state, passed.applied) == (9, None, False)
     assert str(passed) == "t/0: offset 6 was not read: ada reset the position over it (ticket 7)"
-    assert desk.ledger.wait_until_applied("t", 0, 4).applied  # read before
-    desk.ledger.reset_offset("t", 0, to=6, expected=moved.next_offset, log=None, reason="after all", actor="ada")
-    desk.claim(0)
-    desk.commit({0: 9})
-    assert desk.ledger.wait_until_applied("t", 0, 6).applied
-    assert not desk.ledger.wait_until_applied("t", 0, 5).applied  # moved over, and not read since
+    assert worker.ledger.wait_until_applied("t", 0, 4).applied  # read before
+    worker.ledger.reset_offset("t", 0, to=6, expected=moved.next_offset, log=None, reason="after all", actor="ada")
+    worker.claim(0)
+    worker.commit({0: 9})
+    assert worker.ledger.wait_until_applied("t", 0, 6).applied
+    assert not worker.ledger.wait_until_applied("t", 0, 5).applied  # moved over, and not read since
 
 
 def test_a_record_before_the_groups_beginning_was_not_read(seekpoint_engine: Engine, seekpoint_schema: str) -> None:
-    worker = Desk(Ledger(seekpoint_engine, "late", schema=seekpoint_schema))
+    worker = LedgerWorker(Ledger(seekpoint_engine, "late", schema=seekpoint_schema))
     worker.claim(0, start={0: 100})
     passed = worker.ledger.wait_until_applied("t", 0, 99)
     assert not passed.applied
@@ -225,37 +229,39 @@ def test_a_record_before_the_groups_beginning_was_not_read(seekpoint_engine: Eng
     assert not worker.ledger.wait_until_applied("t", 0, 98).applied
 
 
-def worker_moves_on(worker: Desk, end: int) -> None:
+def worker_moves_on(worker: LedgerWorker, end: int) -> None:
     worker.accept(worker.ledger.advance_alone([worker.move(0, end)]))
 
 
 # -- moved, recreated -------------------------------------------------------------------------------------------
 
 
-def test_a_position_that_was_moved_back_is_waited_for_again(desk: Desk, reader: Reader) -> None:
-    desk.ledger.reset_offset("t", 0, to=2, log=None, reason="again")
+def test_a_position_that_was_moved_back_is_waited_for_again(worker: LedgerWorker, reader: Reader) -> None:
+    worker.ledger.reset_offset("t", 0, to=2, log=None, reason="again")
     waiting = reader.wait(3)
     reader.has_looked()
     assert not waiting.done()
-    desk.claim(0)
-    worker_moves_on(desk, 4)
+    worker.claim(0)
+    worker_moves_on(worker, 4)
     assert waiting.result(20).applied
 
 
-def test_a_move_back_between_position_and_fate_is_noticed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_move_back_between_position_and_fate_is_noticed(
+    worker: LedgerWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The answer is of one snapshot: "passed" a moment ago is not enough."""
     looks, sleeps = [0], [0]
 
     def look() -> AbstractContextManager[GroupConnection]:
         looks[0] += 1
         if looks[0] == 2:  # the first one said: passed
-            desk.ledger.reset_offset("t", 0, to=2, log=None, reason="again")
-        return desk.ledger._plain_read()
+            worker.ledger.reset_offset("t", 0, to=2, log=None, reason="again")
+        return worker.ledger._plain_read()
 
     def sleep(seconds: float) -> None:
         sleeps[0] += 1
-        desk.claim(0)
-        worker_moves_on(desk, 5)
+        worker.claim(0)
+        worker_moves_on(worker, 5)
 
     monkeypatch.setattr(wait, "sleep", sleep)
     assert wait.wait(look, wait.Wanted(HERE, 4, 20.0)).applied
@@ -263,13 +269,13 @@ def test_a_move_back_between_position_and_fate_is_noticed(desk: Desk, monkeypatc
     assert (looks[0], sleeps[0]) == (5, 1)
 
 
-def test_a_topic_that_is_recreated_meanwhile_ends_the_wait(desk: Desk, reader: Reader) -> None:
+def test_a_topic_that_is_recreated_meanwhile_ends_the_wait(worker: LedgerWorker, reader: Reader) -> None:
     """Its offsets are other records': nothing is guessed from them."""
-    old, new = desk.topic_id, uuid4()
+    old, new = worker.topic_id, uuid4()
     waiting = reader.wait(7)
     known = reader.wait(7, topic_id=old)
     reader.has_looked(4)
-    desk.ledger.reset_offset("t", 0, to=50, topic_id=new, log=None, reason="adopt")
+    worker.ledger.reset_offset("t", 0, to=50, topic_id=new, log=None, reason="adopt")
     for one in (waiting, known):
         with pytest.raises(NotApplied, match="was recreated meanwhile") as refused:
             one.result(20)
@@ -277,32 +283,32 @@ def test_a_topic_that_is_recreated_meanwhile_ends_the_wait(desk: Desk, reader: R
         assert f"topic_id=UUID('{new}')" in str(refused.value)
 
 
-def test_a_known_topic_id_keeps_the_old_offsets_apart(desk: Desk, reader: Reader) -> None:
+def test_a_known_topic_id_keeps_the_old_offsets_apart(worker: LedgerWorker, reader: Reader) -> None:
     """The stored position is far beyond the offset, and of the topic that is gone."""
     new = uuid4()
     with pytest.raises(NotApplied, match="the topic was recreated; decide where to continue") as late:
-        desk.ledger.wait_until_applied("t", 0, 2, timeout=0, topic_id=new)
-    assert f"belongs to topic id {desk.topic_id}, the record to {new}" in str(late.value)
+        worker.ledger.wait_until_applied("t", 0, 2, timeout=0, topic_id=new)
+    assert f"belongs to topic id {worker.topic_id}, the record to {new}" in str(late.value)
     waiting = reader.wait(2, topic_id=new)
     reader.has_looked()
-    desk.ledger.reset_offset("t", 0, to=0, topic_id=new, log=None, reason="restart")
-    desk.topic_id = new
-    desk.claim(0)
+    worker.ledger.reset_offset("t", 0, to=0, topic_id=new, log=None, reason="restart")
+    worker.topic_id = new
+    worker.claim(0)
     reader.has_looked()
     assert not waiting.done()
-    worker_moves_on(desk, 3)
+    worker_moves_on(worker, 3)
     assert waiting.result(20) == Passed(HERE, 2, 3)
 
 
 @pytest.mark.parametrize("to", [2, 4, 50], ids=["before", "same", "behind"])
-def test_records_before_the_position_of_a_new_topic_were_not_read(desk: Desk, to: int) -> None:
+def test_records_before_the_position_of_a_new_topic_were_not_read(worker: LedgerWorker, to: int) -> None:
     """The old topic's record of that offset was applied; the new one's was not, whatever was moved before."""
     new = uuid4()
-    desk.ledger.reset_offset("t", 0, to=0, log=None, reason="again")
-    desk.claim(0)
-    worker_moves_on(desk, 4)
-    desk.ledger.reset_offset("t", 0, to=to, topic_id=new, log=None, reason="adopt", actor="ada")
-    passed = desk.ledger.wait_until_applied("t", 0, 1, topic_id=new)
+    worker.ledger.reset_offset("t", 0, to=0, log=None, reason="again")
+    worker.claim(0)
+    worker_moves_on(worker, 4)
+    worker.ledger.reset_offset("t", 0, to=to, topic_id=new, log=None, reason="adopt", actor="ada")
+    passed = worker.ledger.wait_until_applied("t", 0, 1, topic_id=new)
     assert (passed.applied, passed.unread) == (False, "ada reset the position over it (adopt)")
 
 
@@ -312,28 +318,30 @@ def test_records_before_the_position_of_a_new_topic_were_not_read(desk: Desk, to
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("t", 0, -1), "offset -1 of t/0: offsets are counted from 0"),
-        (("t", 0, -1001), "delivery report has"),
+        (("t", 0, -1), "offset -1 of t/0: offsets begin at 0"),
+        (("t", 0, -1001), "in the producer's delivery report"),
         (("t", 0, None), "offset None of t/0"),
         (("t", 0, 2**63 - 1), "offset 9223372036854775807"),
-        (("t", -1, 4), "t/-1: partitions are counted from 0"),
-        (("t", 2**31, 4), "t/2147483648: partitions are counted from 0, up to 2147483647"),
+        (("t", -1, 4), "t/-1: partitions are numbered from 0"),
+        (("t", 2**31, 4), "t/2147483648: partitions are numbered from 0 to 2147483647"),
         (("t", 0, 4, -1), "timeout=-1"),
         (("t", 0, 4, float("inf")), "timeout=inf: must be a finite number of seconds"),
         (("t", 0, 4, float("nan")), "timeout=nan"),
         (("t", 0, 4, None), "timeout=None"),
     ],
 )
-def test_what_cannot_be_waited_for_is_refused_at_once(desk: Desk, given: tuple[Any, ...], said: str) -> None:
+def test_what_cannot_be_waited_for_is_refused_at_once(worker: LedgerWorker, given: tuple[Any, ...], said: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        desk.ledger.wait_until_applied(*given)
+        worker.ledger.wait_until_applied(*given)
     assert said in str(refused.value)
 
 
 @pytest.mark.parametrize(("topic", "partition"), [("t", 9), ("x", 0)])
-def test_a_partition_that_no_worker_has_claimed_is_not_applied_yet(desk: Desk, topic: str, partition: int) -> None:
+def test_a_partition_that_no_worker_has_claimed_is_not_applied_yet(
+    worker: LedgerWorker, topic: str, partition: int
+) -> None:
     with pytest.raises(NotApplied, match="group 'g' has no stored offset for the partition yet") as raised:
-        desk.ledger.wait_until_applied(topic, partition, 4, 0.05)
+        worker.ledger.wait_until_applied(topic, partition, 4, 0.05)
     assert (raised.value.partition, raised.value.position) == ((topic, partition), None)
 
 
@@ -342,80 +350,80 @@ def test_a_group_without_a_worker_so_far_is_not_applied_yet(seekpoint_engine: En
         Ledger(seekpoint_engine, "nobody", schema=seekpoint_schema).wait_until_applied("t", 0, 0, 0)
 
 
-def test_a_wait_that_began_before_the_first_claim_sees_what_it_brings(scene: Scene) -> None:
+def test_a_wait_that_began_before_the_first_claim_sees_what_it_brings(worker_group: WorkerGroup) -> None:
     """Also for a partition that was added since."""
-    name, _ = scene.log(5)
-    with ThreadPoolExecutor(2) as elsewhere:
-        first = elsewhere.submit(scene.ledger.wait_until_applied, name, 0, 4, 30)
-        added = elsewhere.submit(scene.ledger.wait_until_applied, name, 1, 2, 30)
-        run = scene.worker(name)
+    name, _ = worker_group.log(5)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(worker_group.ledger.wait_until_applied, name, 0, 4, 30)
+        added = threads.submit(worker_group.ledger.wait_until_applied, name, 1, 2, 30)
+        run = worker_group.worker(name)
         assert first.result(30).applied
         assert not added.done()
-        scene.add_partitions(name, 2)
-        scene.produce(name, 3, partition=1)
+        worker_group.add_partitions(name, 2)
+        worker_group.produce(name, 3, partition=1)
         assert added.result(30).applied
     run.stop()
 
 
-def late(desk: Desk, offset: int = 7, timeout: float = 0) -> NotApplied:
+def late(worker: LedgerWorker, offset: int = 7, timeout: float = 0) -> NotApplied:
     with pytest.raises(NotApplied) as raised:
-        desk.ledger.wait_until_applied("t", 0, offset, timeout)
+        worker.ledger.wait_until_applied("t", 0, offset, timeout)
     return raised.value
 
 
-def test_a_wait_that_is_over_says_the_position(desk: Desk) -> None:
-    error = late(desk, timeout=0.05)
+def test_a_wait_that_is_over_says_the_position(worker: LedgerWorker) -> None:
+    error = late(worker, timeout=0.05)
     assert isinstance(error, TimeoutError)
     assert isinstance(error, SeekpointError)
     assert (error.partition, error.offset, error.position) == (HERE, 7, 5)
-    stands = r"t/0: offset 7: not applied within 0\.05 s; group 'g' is at offset 5, 2 before it\. "
-    assert re.fullmatch(stands + r"It last moved \d+\.\d s ago: wait again, or look at its worker's log .*", str(error))
-    assert "is at offset 5. " in str(late(desk, offset=5))
+    stands = r"t/0: offset 7: not applied within 0\.05 s; group 'g' is at offset 5, 2 offsets before it\. "
+    assert re.fullmatch(stands + r"It last moved \d+\.\d s ago: wait again, or check its worker's log .*", str(error))
+    assert "is at offset 5. " in str(late(worker, offset=5))
 
 
-def note(desk: Desk, attempt: Attempt) -> None:
+def note(worker: LedgerWorker, attempt: Attempt) -> None:
     """Put an attempt at a record on file, as a worker does."""
-    with desk.ledger.engine.begin() as tx:
-        desk.accept(desk.ledger.record_attempts(tx, [(desk.claims[0], attempt)]))
+    with worker.ledger.engine.begin() as tx:
+        worker.accept(worker.ledger.record_attempts(tx, [(worker.claims[0], attempt)]))
 
 
-def test_it_says_what_the_partition_waits_for(desk: Desk) -> None:
-    note(desk, Attempt(5, 2, "TimeoutError: no", 5000.0, 5, "stop"))
+def test_it_says_what_the_partition_waits_for(worker: LedgerWorker) -> None:
+    note(worker, Attempt(5, 2, "TimeoutError: no", 5000.0, 5, "stop"))
     tried = r"offset 5 failed \(TimeoutError: no\), attempt 2 of 5; it is tried again in \d{4}\.\d s"
-    assert re.search(tried, str(late(desk)))
-    note(desk, Attempt(5, 5, "TimeoutError: no", None, 5, "stop"))
-    assert "failed (TimeoutError: no), and the partition is stopped before it" in str(late(desk))
-    note(desk, Attempt(5, 1, "its timestamp lies in the future", 60.0, None, "delay"))
-    assert re.search(r"offset 5 is due in \d+\.\d s \(its timestamp lies in the future\)", str(late(desk)))
-    waits = RetryStatus.of(desk.ledger.read()[0])
+    assert re.search(tried, str(late(worker)))
+    note(worker, Attempt(5, 5, "TimeoutError: no", None, 5, "stop"))
+    assert "failed (TimeoutError: no), and the partition is stopped before it" in str(late(worker))
+    note(worker, Attempt(5, 1, "its timestamp lies in the future", 60.0, None, "delay"))
+    assert re.search(r"offset 5 is due in \d+\.\d s \(its timestamp lies in the future\)", str(late(worker)))
+    waits = RetryStatus.of(worker.ledger.read()[0])
     assert waits is not None
     assert re.search(r"offset 5: its timestamp lies in the future; due \d\d:\d\d:\d\d UTC$", waits.sentence("g"))
-    note(desk, Attempt(5, 1))
-    assert "offset 5 is in a single-record attempt now, number 1" in str(late(desk))
-    heir = Desk(Ledger(desk.ledger.engine, "g", schema=desk.ledger.schema), topic_id=desk.topic_id)
+    note(worker, Attempt(5, 1))
+    assert "offset 5 is in a single-record attempt now, number 1" in str(late(worker))
+    heir = LedgerWorker(Ledger(worker.ledger.engine, "g", schema=worker.ledger.schema), topic_id=worker.topic_id)
     heir.claim(0)  # from an owner that has died over it
-    assert "offset 5 crashed the processes that tried it, 1 so far, or they died beside it" in str(late(desk))
-    desk.ledger.pause(reason="an index", actor="ada")
-    assert "The group is paused by ada (an index): resume it: seekpoint groups resume" in str(late(desk))
+    assert "offset 5 was in attempt 1 when the process crashed, perhaps because of the record" in str(late(worker))
+    worker.ledger.pause(reason="an index", actor="ada")
+    assert "The group is paused by ada (an index): resume it: seekpoint groups resume" in str(late(worker))
 
 
-def test_a_wait_at_a_stop_ends_at_once_and_says_what_stopped_the_partition(desk: Desk) -> None:
+def test_a_wait_at_a_stop_ends_at_once_and_says_what_stopped_the_partition(worker: LedgerWorker) -> None:
     """Without an operator's decision the record is not applied, however long the timeout is."""
     stop = OffsetLost(HERE, 5, "retention has deleted the records up to offset 9")
-    stop.token = desk.claims[0].token
-    desk.ledger.record_stops([stop])
+    stop.token = worker.claims[0].token
+    worker.ledger.record_stops([stop])
     for offset in (5, 7):
-        error = late(desk, offset=offset, timeout=3600)
+        error = late(worker, offset=offset, timeout=3600)
         assert (error.offset, error.position) == (offset, 5)
         reason = "has stopped the partition at offset 5 (retention has deleted the records up to offset 9)"
         assert f"not applied: group 'g' {reason}, until an operator decides" in str(error)
-    assert desk.ledger.wait_until_applied("t", 0, 4, timeout=0).applied
+    assert worker.ledger.wait_until_applied("t", 0, 4, timeout=0).applied
 
 
-def test_it_says_that_no_worker_has_claimed(desk: Desk) -> None:
-    desk.ledger.release(desk.claims.values())
-    assert str(late(desk)).endswith("No worker has claimed the partition: start one")
-    other = Desk(desk.ledger, topic="u")
+def test_it_says_that_no_worker_has_claimed(worker: LedgerWorker) -> None:
+    worker.ledger.release(worker.claims.values())
+    assert str(late(worker)).endswith("No worker has claimed the partition: start one [SP1304]")
+    other = LedgerWorker(worker.ledger, topic="u")
     other.claim(0)
     with pytest.raises(NotApplied, match="has not moved since it was first claimed"):
         other.ledger.wait_until_applied("u", 0, 0, timeout=0)
@@ -424,23 +432,23 @@ def test_it_says_that_no_worker_has_claimed(desk: Desk) -> None:
 # -- with real workers ------------------------------------------------------------------------------------------
 
 
-def test_a_producer_reads_its_own_write(scene: Scene) -> None:
+def test_a_producer_reads_its_own_write(worker_group: WorkerGroup) -> None:
     """Waits as a service would: for the offset of the delivery report."""
-    name = scene.topic(2)
-    scene.worker(name).placed(2)
+    name = worker_group.topic(2)
+    worker_group.worker(name).placed(2)
     for partition in (0, 1):
         for value in ("one", "two"):
-            [(_, offset)] = scene.produce(name, [value], partition=partition)
-            assert scene.ledger.wait_until_applied(name, partition, offset).applied
-            assert (partition, offset) in scene.book.written(name)
+            [(_, offset)] = worker_group.produce(name, [value], partition=partition)
+            assert worker_group.ledger.wait_until_applied(name, partition, offset).applied
+            assert (partition, offset) in worker_group.record_table.written(name)
 
 
 @pytest.mark.parametrize(("policy", "state"), [("dead_letter", State.DEAD_LETTERED), ("skip", State.SKIPPED)])
-def test_a_producer_hears_that_its_record_was_poison(scene: Scene, policy: str, state: State) -> None:
-    name, refuse = scene.topic(), scene.book.refusing(lambda r: r.value == "bad")
-    scene.worker(scene.pipeline(name, handle=refuse, on_poison=policy))
-    stored = scene.produce(name, ["good", "bad", "good"])
-    scene.wait_until_caught_up(name, stored)
-    states = [scene.ledger.wait_until_applied(name, 0, offset).state for _, offset in stored]
+def test_a_producer_hears_that_its_record_was_poison(worker_group: WorkerGroup, policy: str, state: State) -> None:
+    name, refuse = worker_group.topic(), worker_group.record_table.refusing(lambda r: r.value == "bad")
+    worker_group.worker(worker_group.pipeline(name, handle=refuse, on_poison=policy))
+    stored = worker_group.produce(name, ["good", "bad", "good"])
+    worker_group.wait_until_caught_up(name, stored)
+    states = [worker_group.ledger.wait_until_applied(name, 0, offset).state for _, offset in stored]
     assert states == [None, state, None]
-    assert scene.book.written(name) == [stored[0], stored[2]]
+    assert worker_group.record_table.written(name) == [stored[0], stored[2]]

@@ -50,7 +50,7 @@ def test_newer(engine: Engine) -> None:
     stamp(engine, "9999")
     said = complaint(engine)
     assert f"at revision 9999, newer than revision {schema.HEAD}" in said
-    assert "update Seekpoint to the version that made it" in said
+    assert "update Seekpoint to the version that migrated it" in said
     assert "db upgrade" not in said, "it would not help"
 
 
@@ -60,7 +60,7 @@ def test_a_version_table_of_another_library(engine: Engine, revisions: list[str]
     stamp(engine, *revisions)
     said = complaint(engine)
     assert "3f2a9c01d7e4" in said
-    assert "give the ledger a schema of its own" in said
+    assert "give the ledger a separate schema" in said
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "EUC_JP"])

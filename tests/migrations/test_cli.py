@@ -61,9 +61,9 @@ def test_any_postgres_url_is_understood(database_url: str, scheme: str) -> None:
 def test_json(database_url: str) -> None:
     missing = db("check", "--json", "--schema", "other", url=database_url)
     assert missing.exit_code == 1
-    told = json.loads(missing.stdout)
-    assert "run `seekpoint db upgrade --schema other`" in told.pop("message")
-    assert told == {"schema": "other", "library": "0001", "database": None, "ok": False}
+    report = json.loads(missing.stdout)
+    assert "run `seekpoint db upgrade --schema other`" in report.pop("message")
+    assert report == {"schema": "other", "library": "0001", "database": None, "ok": False, "code": "SP1003"}
     upgraded = db("upgrade", "--json", "--schema", "other", url=database_url)
     assert json.loads(upgraded.stdout) == {"schema": "other", "before": None, "after": "0001"}
     good = json.loads(db("check", "--json", "--schema", "other", url=database_url).stdout)
@@ -96,7 +96,7 @@ def test_sql_needs_no_database_and_makes_the_ledger(engine: Engine, database_url
     [
         (["check"], None, "--database-url"),
         (["check", "--no-such-option"], None, "--no-such-option"),
-        (["sql", "--schema", "public"], None, "needs a schema of its own, not 'public'"),
+        (["sql", "--schema", "public"], None, "needs a separate schema, not 'public'"),
         (["sql", "--since", "0815"], None, "no schema revision '0815'"),
         (["upgrade"], "mysql://root:hunter2@127.0.0.1/shop", "in Postgres, not in mysql"),
         (["upgrade"], "postgresql://me:hunter2@127.0.0.1:port/shop", "the database's URL cannot be read"),

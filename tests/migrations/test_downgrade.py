@@ -13,7 +13,7 @@ from sqlalchemy import Engine, text
 
 from migrations.test_cli import db
 from migrations.test_host import Host
-from migrations.test_install import LETTER, ODD_NAMES, ROWS, at, execute, run_script
+from migrations.test_install import DEAD_LETTER, ODD_NAMES, ROWS, at, execute, run_script
 from seekpoint import schema
 from seekpoint.errors import ConfigError
 from support.waiting import until
@@ -75,7 +75,7 @@ def test_offsets_that_a_claim_is_about_to_store_are_not_dropped_without_permissi
 def test_open_dead_letters_and_lost_ranges_are_not_dropped_without_permission(engine: Engine) -> None:
     schema.upgrade(engine)
     execute(engine, ROWS)
-    execute(engine, LETTER)
+    execute(engine, DEAD_LETTER)
     execute(engine, "DELETE FROM seekpoint.partition_offset")
     with pytest.raises(ConfigError, match=r"would drop open dead letters of groups 'g' \(1\): .*no worker reads them"):
         schema.downgrade(engine)
@@ -162,7 +162,7 @@ class TestHost:
     """`alembic downgrade -1` of a host whose last revision built the ledger."""
 
     @pytest.fixture
-    def filled(self, host: Host, engine: Engine) -> Host:
+    def filled_host(self, host: Host, engine: Engine) -> Host:
         host.write_ledger_revision()
         host.run(command.upgrade, "head")
         execute(engine, ROWS)
@@ -180,21 +180,21 @@ class TestHost:
 
         host.config = config  # type: ignore[method-assign]
 
-    def test_online(self, filled: Host, engine: Engine) -> None:
+    def test_online(self, filled_host: Host, engine: Engine) -> None:
         with pytest.raises(ConfigError, match=OFFSETS):
-            filled.run(command.downgrade, "-1")
+            filled_host.run(command.downgrade, "-1")
         assert offsets(engine) == 100
-        self.permitting(filled, "other=1", "seekpoint_drop=h", "seekpoint_drop=f,g")
-        filled.run(command.downgrade, "-1")
+        self.permitting(filled_host, "other=1", "seekpoint_drop=h", "seekpoint_drop=f,g")
+        filled_host.run(command.downgrade, "-1")
         assert at(engine) is None
 
-    def test_offline(self, filled: Host, engine: Engine) -> None:
-        script = filled.run(command.downgrade, "head:a1", sql=True)
+    def test_offline(self, filled_host: Host, engine: Engine) -> None:
+        script = filled_host.run(command.downgrade, "head:a1", sql=True)
         with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="would drop the stored offsets"):
-            run_script(filled.url, script)
+            run_script(filled_host.url, script)
         assert offsets(engine) == 100
-        self.permitting(filled, "seekpoint_drop=g")
-        run_script(filled.url, filled.run(command.downgrade, "head:a1", sql=True))
+        self.permitting(filled_host, "seekpoint_drop=g")
+        run_script(filled_host.url, filled_host.run(command.downgrade, "head:a1", sql=True))
         assert at(engine) is None
 
     def test_an_empty_ledger_goes_up_down_and_up(self, host: Host, engine: Engine) -> None:

@@ -226,7 +226,7 @@ class TestOwnRevision:
 
     def test_the_revision_must_name_where_it_goes(self, host: Host, engine: Engine) -> None:
         host.add("b2", "a1", "import seekpoint.schema; seekpoint.schema.upgrade(op)")
-        with pytest.raises(ConfigError, match=r'name the revision .* upgrade\(op, to="0001"\)'):
+        with pytest.raises(ConfigError, match=r'must name the revision: upgrade\(op, to="0001"\)'):
             host.run(command.upgrade, "head")
         assert made(engine, "crm") == set(), "the host's whole transaction was rolled back"
 
@@ -240,7 +240,7 @@ class TestOwnRevision:
         execute(engine, "CREATE SCHEMA ledger")
         host.versions = 'version_table_schema="ledger",'
         host.write_ledger_revision("--schema", "ledger")
-        with pytest.raises(SchemaMismatch, match=r"at revision a1, .* give the ledger a schema of its own"):
+        with pytest.raises(SchemaMismatch, match=r"at revision a1, .* give the ledger a separate schema"):
             host.run(command.upgrade, "head")
         with pytest.raises(ConfigError, match="this Alembic keeps its own versions in schema 'ledger'"):
             host.run(command.upgrade, "head", sql=True)
@@ -271,48 +271,48 @@ class TestSecondOwnRevision:
     FIRST = 'import seekpoint.schema; seekpoint.schema.{}(op, to="{}"{})'
 
     @pytest.fixture
-    def upgraded(self, host: Host, second_revision: str) -> Host:
+    def upgraded_host(self, host: Host, second_revision: str) -> Host:
         down = self.FIRST.format("downgrade", "base", ', since="0001"')
         host.add("b2", "a1", self.FIRST.format("upgrade", "0001", ""), down)
         host.run(command.upgrade, "head")
         return host
 
-    def test_what_is_written(self, upgraded: Host) -> None:
-        written = upgraded.write_ledger_revision("--since", "0001").read_text()
+    def test_what_is_written(self, upgraded_host: Host) -> None:
+        written = upgraded_host.write_ledger_revision("--since", "0001").read_text()
         assert 'seekpoint.schema.upgrade(op, to="0002", since="0001")' in written
         assert 'seekpoint.schema.downgrade(op, to="0001", since="0002")' in written
         assert "down_revision = 'b2'" in written
 
-    def test_online(self, upgraded: Host, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_online(self, upgraded_host: Host, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         assert made(engine) == OURS
         fill(engine)
-        upgraded.write_ledger_revision("--since", "0001")
-        upgraded.run(command.upgrade, "head")
+        upgraded_host.write_ledger_revision("--since", "0001")
+        upgraded_host.run(command.upgrade, "head")
         assert_complete(engine)
         assert positions(engine) == [5]
-        upgraded.run(command.check)
-        upgraded.run(command.downgrade, "-1")
+        upgraded_host.run(command.check)
+        upgraded_host.run(command.downgrade, "-1")
         assert (made(engine), positions(engine)) == (OURS, [5])
-        upgraded.run(command.upgrade, "head")
+        upgraded_host.run(command.upgrade, "head")
         assert_complete(engine)
         monkeypatch.setenv("SEEKPOINT_DROP", "g")
-        upgraded.run(command.downgrade, "base")
+        upgraded_host.run(command.downgrade, "base")
         assert made(engine) == set()
-        upgraded.run(command.upgrade, "head")
+        upgraded_host.run(command.upgrade, "head")
         assert_complete(engine)
 
-    def test_offline(self, upgraded: Host, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_offline(self, upgraded_host: Host, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         fill(engine)
-        upgraded.write_ledger_revision("--since", "0001")
-        mine = ScriptDirectory.from_config(upgraded.config()[0]).get_current_head()
-        run_script(upgraded.url, upgraded.run(command.upgrade, "b2:head", sql=True))
+        upgraded_host.write_ledger_revision("--since", "0001")
+        mine = ScriptDirectory.from_config(upgraded_host.config()[0]).get_current_head()
+        run_script(upgraded_host.url, upgraded_host.run(command.upgrade, "b2:head", sql=True))
         assert_complete(engine)
-        run_script(upgraded.url, upgraded.run(command.downgrade, f"{mine}:b2", sql=True))
+        run_script(upgraded_host.url, upgraded_host.run(command.downgrade, f"{mine}:b2", sql=True))
         assert (made(engine), positions(engine)) == (OURS, [5])
         monkeypatch.setenv("SEEKPOINT_DROP", "g")
-        run_script(upgraded.url, upgraded.run(command.downgrade, "b2:a1", sql=True))
+        run_script(upgraded_host.url, upgraded_host.run(command.downgrade, "b2:a1", sql=True))
         assert made(engine) == set()
-        run_script(upgraded.url, upgraded.run(command.upgrade, "a1:head", sql=True))
+        run_script(upgraded_host.url, upgraded_host.run(command.upgrade, "a1:head", sql=True))
         assert_complete(engine)
 
     @pytest.mark.repeats("name")

@@ -189,12 +189,12 @@ def test_a_refusal_by_the_driver_of_an_async_host_is_its_sentence(monkeypatch: p
         raise DBAPIError("DO ...", None, adapted)
 
     monkeypatch.setattr(op, "execute", refuse)
-    with pytest.raises(ConfigError, match=r"^seekpoint: a run is open: 5\. Let it end$"):
+    with pytest.raises(ConfigError, match=r"^seekpoint: a run is open: 5\. Let it end \[SP1001\]$"):
         schema.refuse_open_runs("seekpoint")
 
 
 def test_unknown_revisions_are_refused(engine: Engine) -> None:
-    with pytest.raises(ConfigError, match=r"no schema revision '9999', only base, 0001$"):
+    with pytest.raises(ConfigError, match=r"no schema revision '9999', only base, 0001 \[SP1001\]$"):
         schema.upgrade(engine, to="9999")
     with pytest.raises(ConfigError, match="no schema revision 'head'"):
         schema.sql(since="head")
@@ -281,7 +281,7 @@ ROWS = """
       (consumer_group, topic, topic_id, partition, from_offset, to_offset, reason, decision, actor)
     VALUES ('g', 't', gen_random_uuid(), 0, 1, 2, 'r', 'd', 'a');
     INSERT INTO {s}.admin_action (consumer_group, action, actor, reason) VALUES ('g', 'pause', 'a', 'r')"""
-LETTER = """
+DEAD_LETTER = """
     INSERT INTO {s}.dead_letter (consumer_group, topic, topic_id, partition, record_offset, header_names, header_values,
                                  state, cause, error, attempts, version)
     VALUES ('g', 't', gen_random_uuid(), 0, 1, '{{}}', '{{}}', 'dead_lettered', 'row', 'e', 1, 1)"""

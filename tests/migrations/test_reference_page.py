@@ -58,22 +58,22 @@ def test_the_rights_suffice_for_a_worker_and_its_operator(worker_url: str) -> No
         schema.check(connection)
     ledger = Ledger(engine, "billing", tables=["orders"])
     here, topic = Partition("orders", 0), uuid4()
-    topics, letters = {"orders": topic}, DeadLetters(ledger)
+    topics, dead_letters = {"orders": topic}, DeadLetters(ledger)
     claimed = ledger.claim([here], topics, cluster_id="one", start=lambda _: {here: 0})
     claim = claimed.granted[here]
     with engine.begin() as tx:
         held = ledger.hold(tx, [Expected(claim, 0)])
-        letters.insert(
+        dead_letters.insert(
             tx, [NewDeadLetter(RawRecord("orders", 0, 9, None, b"k", b"v"), FAILURE, State.DEAD_LETTERED)], topics, 1
         )
         (claim,) = ledger.advance(tx, [Move(claim, 0, 10, None, None)], held)
         ledger.record_attempts(tx, [(claim, Attempt(10, 1, "ValueError", 5.0))])
     ledger.record_attempts_alone([(claim, Attempt(10, 2))])
     with engine.begin() as tx:
-        assert letters.open_keys(tx, [here]) == {(here, b"k"): 9}
-        [letter] = letters.list(Where())
-        letters.failed_again(tx, letters.lock(tx, letter.id), FAILURE)
-        letters.close(tx, letter, State.REPLAYED, "alice", "a test")
+        assert dead_letters.open_keys(tx, [here]) == {(here, b"k"): 9}
+        [dead_letter] = dead_letters.list(Where())
+        dead_letters.failed_again(tx, dead_letters.lock(tx, dead_letter.id), FAILURE)
+        dead_letters.close(tx, dead_letter, State.REPLAYED, "alice", "a test")
     ledger.reset_offset("orders", 0, 20, log=None, reason="a test", lost="a test gave them up")
     ledger.pause(reason="a test")
     ledger.resume()

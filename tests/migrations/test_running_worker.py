@@ -11,7 +11,7 @@ from sqlalchemy import Engine, text
 from seekpoint import Ledger, Partition, schema
 from support.events import Run
 from support.kafka_postgres import QUICK
-from support.recorded_rows import Book, Stream, ends
+from support.recorded_rows import RecordTable, Stream, ends
 from support.waiting import until
 
 PARTITIONS, GROUP = 2, "orders"
@@ -27,30 +27,33 @@ def test_a_worker_continues_over_a_revision_that_adds_and_loses_nothing(
 ) -> None:
     """One that starts afterwards, of the release before, is accepted: the revision is marked as compatible."""
     schema.upgrade(engine)
-    book, name = Book(engine, "public").create(), topic(PARTITIONS)
+    record_table, name = RecordTable(engine, "public").create(), topic(PARTITIONS)
 
     def start() -> Run:
-        return run_worker(book.pipeline(GROUP, name), engine=engine, schema="seekpoint", kafka=QUICK)
+        return run_worker(record_table.pipeline(GROUP, name), engine=engine, schema="seekpoint", kafka=QUICK)
 
     def applies_more(run: Run, than: int) -> bool:
         assert run.health().live, "the worker has ended"
-        return len(book.written(name)) > than + 100
+        return len(record_table.written(name)) > than + 100
 
     with Stream(seekpoint_broker, name, PARTITIONS, rate=200) as stream:
         run = start()
         for migrate, revision in ((schema.upgrade, second_script), (schema.downgrade, "0001")) * 2:
-            until(partial(applies_more, run, len(book.written(name))), f"the worker applies the load before {revision}")
+            until(
+                partial(applies_more, run, len(record_table.written(name))),
+                f"the worker applies the load before {revision}",
+            )
             migrate(engine, to=revision)
         schema.upgrade(engine, to=second_script)
-        until(partial(applies_more, run, len(book.written(name))), "it continues after the upgrade")
+        until(partial(applies_more, run, len(record_table.written(name))), "it continues after the upgrade")
         run.stop()
         run = start()
-        until(partial(applies_more, run, len(book.written(name))), "the next one continues")
+        until(partial(applies_more, run, len(record_table.written(name))), "the next one continues")
     positions = {Partition(name, number): end for number, end in ends(stream.stored).items()}
     ledger = Ledger(engine, GROUP)
     until(lambda: {row.partition: row.next_offset for row in ledger.read()} == positions, "it catches up")
     run.stop()
-    book.assert_holds(name, stream.stored)
+    record_table.assert_holds(name, stream.stored)
     with engine.connect() as connection:
         assert schema.current(connection) == second_script
         assert connection.execute(text("SELECT count(*) FROM seekpoint.dead_letter")).scalar_one() == 0

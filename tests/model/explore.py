@@ -306,18 +306,18 @@ class Graph:
         while k:
             chain.append(self.states[k])
             k = self.parents[k]
-        told: list[str] = []
+        path: list[str] = []
         s = start(self.rules)
         for target in reversed(chain):
             found = (step for step in steps(s, self.rules) if self.merge(step.to, self.rules) == target)
             step = next(found, None)
             if step is None:
                 raise LookupError(
-                    f"only merging makes this history possible, so canonical() is wrong: {told}, {target}"
+                    f"only merging makes this history possible, so canonical() is wrong: {path}, {target}"
                 )
-            told.append(step.what)
+            path.append(step.what)
             s = step.to
-        return tuple(told), s
+        return tuple(path), s
 
 
 def explore(rules: Rules) -> Findings:
@@ -338,8 +338,8 @@ def explore(rules: Rules) -> Findings:
                 t = graph.reach(k, step)
                 bad = violation(t) if t else None
                 if bad:
-                    told, _ = graph.history(len(graph.states) - 1)
-                    return Findings(len(graph.states), len(goals), time.monotonic() - began, bad, needless, None, told)
+                    path, _ = graph.history(len(graph.states) - 1)
+                    return Findings(len(graph.states), len(goals), time.monotonic() - began, bad, needless, None, path)
         stuck = graph.stuck(goals) if rules.claims < 0 else None
         if stuck and not history:
             history, _ = graph.history(stuck[0])
@@ -350,8 +350,8 @@ def explore(rules: Rules) -> Findings:
 
 
 def refusal(graph: Graph, k: int) -> tuple[str, ...]:
-    told, s = graph.history(k)
-    return (*told, next(step.what for step in steps(s, graph.rules) if step.needless))
+    path, s = graph.history(k)
+    return (*path, next(step.what for step in steps(s, graph.rules) if step.needless))
 
 
 @contextmanager

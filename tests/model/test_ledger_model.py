@@ -201,7 +201,7 @@ def test_what_is_merged_is_the_same(bounds: str, name: str | None) -> None:
 
 def test_the_command_prints_the_shortest_history(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--break", "no position", "--records", "2"]) == 0
-    told = capsys.readouterr().out
-    assert "no position (partitions 1, records 2, claims 2" in told
-    assert "partition 0 offset 0 lost" in told
-    assert " 3. A drops what it read of 0 and does not seek\n" in told
+    output = capsys.readouterr().out
+    assert "no position (partitions 1, records 2, claims 2" in output
+    assert "partition 0 offset 0 lost" in output
+    assert " 3. A drops what it read of 0 and does not seek\n" in output

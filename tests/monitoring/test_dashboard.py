@@ -19,7 +19,7 @@ from seekpoint import Limits
 from seekpoint.metrics import LedgerGauges, Tally
 from seekpoint.metrics.prometheus import exposition, serving
 from support.docs_pages import ROOT
-from support.kafka_postgres import Scene
+from support.kafka_postgres import WorkerGroup
 from support.waiting import until
 
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "seekpoint.json").read_text(encoding="utf-8"))
@@ -59,13 +59,15 @@ class Server:
 
 
 @pytest.fixture
-def server(prometheus: Path, scene: Scene, tmp_path: Path) -> Iterator[Server]:
+def server(prometheus: Path, worker_group: WorkerGroup, tmp_path: Path) -> Iterator[Server]:
     """A Prometheus that scrapes a worker under load, and an exporter, each second."""
-    name = scene.topic(2)
-    run = scene.worker(name, limits=OFTEN)
-    exporter = LedgerGauges(scene.engine, schema=scene.schema, kafka={"bootstrap.servers": scene.broker})
+    name = worker_group.topic(2)
+    run = worker_group.worker(name, limits=OFTEN)
+    exporter = LedgerGauges(
+        worker_group.engine, schema=worker_group.schema, kafka={"bootstrap.servers": worker_group.broker}
+    )
     with (
-        scene.stream(name, 2, rate=200),
+        worker_group.stream(name, 2, rate=200),
         serving("127.0.0.1", 0, Tally(run.worker)) as one,
         serving("127.0.0.1", 0, exporter) as other,
     ):
@@ -110,7 +112,7 @@ def asked_for(interval: str) -> dict[str, str]:
     return {n: q.replace("$group", ".*").replace("$__rate_interval", interval) for n, q in QUERIES.items()}
 
 
-def test_every_query_gives_a_series(server: Server, scene: Scene) -> None:
+def test_every_query_gives_a_series(server: Server, worker_group: WorkerGroup) -> None:
     """$__rate_interval as Grafana makes it: four scrapes, and here a few more."""
     asked = asked_for("8s")
 
@@ -125,7 +127,7 @@ def test_every_query_gives_a_series(server: Server, scene: Scene) -> None:
     assert firing["result"] == [], "a healthy group"
     stopped = asked["Stopped partitions A"]
     assert server.values(stopped) == ["0"]
-    scene.produce(next(iter(scene.positions())).topic, [b"\xff"], partition=1)  # no text
+    worker_group.produce(next(iter(worker_group.positions())).topic, [b"\xff"], partition=1)  # no text
     until(lambda: server.values("count(seekpoint_partition_stopped)") == ["2"], "a stop that both have", 60)
     assert server.values(stopped) == ["1"]
 
@@ -183,10 +185,10 @@ def test_panels_have_a_unit_a_description_and_a_place_of_their_own() -> None:
     assert all("$group" in query or "ledger_up" in query for query in QUERIES.values())
 
 
-def test_promtool_finds_nothing_wrong_with_the_metrics(promtool: Path, scene: Scene) -> None:
-    name, _ = scene.log(3)
-    run = scene.worker(name, limits=OFTEN)
+def test_promtool_finds_nothing_wrong_with_the_metrics(promtool: Path, worker_group: WorkerGroup) -> None:
+    name, _ = worker_group.log(3)
+    run = worker_group.worker(name, limits=OFTEN)
     run.reached(name, 3)
-    text = exposition(Tally(run.worker), LedgerGauges(scene.engine, schema=scene.schema))
+    text = exposition(Tally(run.worker), LedgerGauges(worker_group.engine, schema=worker_group.schema))
     done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False, timeout=60)
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")

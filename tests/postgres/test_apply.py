@@ -26,7 +26,7 @@ from seekpoint.testing import Processed, kit, raw, record
 from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.worker.open_batch import Buffer, OpenBatch
 from seekpoint.worker.unit_of_work import Committer
-from support.sink_tables import TOPIC, Ground, orders, stopped_at
+from support.sink_tables import TOPIC, SinkTables, orders, stopped_at
 
 Handler = Callable[[Connection, Batch[Any, Any]], Any]
 
@@ -35,15 +35,15 @@ def numbers(*values: object, partition: int = 0, start: int = 0) -> list[RawReco
     return orders(*(str(value).encode() for value in values), partition=partition, start=start)
 
 
-class Book:
+class RecordingHandler:
     """A handler that writes what it is given, and remembers each call; ``then`` is what the test is about."""
 
-    def __init__(self, ground: Ground, then: Handler | None = None) -> None:
-        ground.create("p int, o bigint, v text", "book")
+    def __init__(self, sink_tables: SinkTables, then: Handler | None = None) -> None:
+        sink_tables.create("p int, o bigint, v text", "book")
         self.calls: list[list[tuple[int, int]]] = []
         self.spans: list[tuple[Span, ...]] = []
-        self._ground, self.then = ground, then
-        self._insert = text(f'INSERT INTO "{ground.schema}".book VALUES (:p, :o, :v)').bindparams(
+        self._sink_tables, self.then = sink_tables, then
+        self._insert = text(f'INSERT INTO "{sink_tables.schema}".book VALUES (:p, :o, :v)').bindparams(
             bindparam("p"), bindparam("o"), bindparam("v")
         )
 
@@ -54,89 +54,93 @@ class Book:
         return None if self.then is None else self.then(tx, batch)
 
     def rows(self) -> list[tuple[int, int]]:
-        return [(p, o) for p, o in self._ground.rows("p", "o", name="book")]
+        return [(p, o) for p, o in self._sink_tables.rows("p", "o", name="book")]
 
 
 def handled(group: str, handle: Handler, *sinks: Append, value: Any = None) -> Pipeline:
     return Pipeline(group, topics=TOPIC, value=value or Json(), sinks=sinks, handle=handle)
 
 
-def nothing_written(ground: Ground, pipeline: Pipeline, *tables: str) -> None:
-    assert set(ground.positions(pipeline).values()) == {0}
+def nothing_written(sink_tables: SinkTables, pipeline: Pipeline, *tables: str) -> None:
+    assert set(sink_tables.positions(pipeline).values()) == {0}
     for table in tables:
-        with ground.engine.connect() as tx:
-            assert tx.execute(text(f'SELECT count(*) FROM "{ground.schema}".{table}')).scalar_one() == 0
+        with sink_tables.engine.connect() as tx:
+            assert tx.execute(text(f'SELECT count(*) FROM "{sink_tables.schema}".{table}')).scalar_one() == 0
 
 
 # -- several sinks and a handler ----------------------------------------------------------------------------
 
 
-def test_sinks_write_in_their_order_then_the_handler_all_in_one_transaction(ground: Ground, group: str) -> None:
-    parents = ground.append("id int PRIMARY KEY, xid text DEFAULT pg_current_xact_id()::text", name="parents",
+def test_sinks_write_in_their_order_then_the_handler_all_in_one_transaction(
+    sink_tables: SinkTables, group: str
+) -> None:
+    parents = sink_tables.append("id int PRIMARY KEY, xid text DEFAULT pg_current_xact_id()::text", name="parents",
                             columns=["id"], row=lambda r: (r.value,))  # fmt: skip
-    children = ground.append(
-        f'id int REFERENCES "{ground.schema}".parents, xid text DEFAULT pg_current_xact_id()::text',
+    children = sink_tables.append(
+        f'id int REFERENCES "{sink_tables.schema}".parents, xid text DEFAULT pg_current_xact_id()::text',
         name="children", columns=["id"], rows=lambda r: [(r.value,), (r.value,)],
     )  # fmt: skip
     seen: list[int] = []
 
     def look(tx: Connection, batch: Batch[Any, Any]) -> None:
-        seen.append(tx.execute(text(f'SELECT count(*) FROM "{ground.schema}".children')).scalar_one())
+        seen.append(tx.execute(text(f'SELECT count(*) FROM "{sink_tables.schema}".children')).scalar_one())
 
-    book = Book(ground, look)
-    pipeline = handled(group, book, parents, children)
-    done = ground.process(pipeline, *numbers(1, 2), *numbers(3, partition=1))
+    handler = RecordingHandler(sink_tables, look)
+    pipeline = handled(group, handler, parents, children)
+    done = sink_tables.process(pipeline, *numbers(1, 2), *numbers(3, partition=1))
     assert (done.records, seen) == (3, [6])
-    assert book.rows() == [(0, 0), (0, 1), (1, 0)]
-    assert book.spans == [(Span(Partition(TOPIC, 0), 0, 2), Span(Partition(TOPIC, 1), 0, 1))] == [done.spans]
-    (one,) = {xid for table in ("parents", "children") for (xid,) in ground.rows("xid", name=table)}
+    assert handler.rows() == [(0, 0), (0, 1), (1, 0)]
+    assert handler.spans == [(Span(Partition(TOPIC, 0), 0, 2), Span(Partition(TOPIC, 1), 0, 1))] == [done.spans]
+    (one,) = {xid for table in ("parents", "children") for (xid,) in sink_tables.rows("xid", name=table)}
     assert one
 
 
-def test_a_record_that_one_sink_cannot_take_goes_into_none(ground: Ground, group: str) -> None:
-    good = ground.append("id int", name="good", columns=["id"], row=lambda r: (r.value,))
-    picky = ground.append("id int", name="picky", columns=["id"], row=lambda r: (10 // r.value,))
-    book = Book(ground)
-    done = ground.process(handled(group, book, good, picky), *numbers(1, 0, 2), *numbers(5, partition=1))
+def test_a_record_that_one_sink_cannot_take_goes_into_none(sink_tables: SinkTables, group: str) -> None:
+    good = sink_tables.append("id int", name="good", columns=["id"], row=lambda r: (r.value,))
+    picky = sink_tables.append("id int", name="picky", columns=["id"], row=lambda r: (10 // r.value,))
+    handler = RecordingHandler(sink_tables)
+    done = sink_tables.process(handled(group, handler, good, picky), *numbers(1, 0, 2), *numbers(5, partition=1))
     assert "ZeroDivisionError" in str(stopped_at(done, 0, 1))
-    assert ground.rows("id", name="good") == [(1,), (5,)]
-    assert ground.rows("id", name="picky") == [(2,), (10,)]
-    assert book.calls == [[(0, 0), (1, 0)]]
+    assert sink_tables.rows("id", name="good") == [(1,), (5,)]
+    assert sink_tables.rows("id", name="picky") == [(2,), (10,)]
+    assert handler.calls == [[(0, 0), (1, 0)]]
 
 
 @pytest.mark.parametrize("constraint", ["CHECK (id <> 7)", "REFERENCES parent"])
-def test_a_row_that_the_second_sink_is_refused_undoes_the_first(ground: Ground, group: str, constraint: str) -> None:
-    ground.sql("CREATE TABLE parent (id int PRIMARY KEY); INSERT INTO parent VALUES (1), (2), (3), (5)")
-    constraint = constraint.replace("parent", f'"{ground.schema}".parent')
-    first = ground.append("id int", name="first", columns=["id"], row=lambda r: (r.value,))
-    second = ground.append(f"id int {constraint}", name="second", columns=["id"], row=lambda r: (r.value,))
-    book = Book(ground)
-    done = ground.process(handled(group, book, first, second), *numbers(1, 2, 7, 3), *numbers(5, partition=1))
+def test_a_row_that_the_second_sink_is_refused_undoes_the_first(
+    sink_tables: SinkTables, group: str, constraint: str
+) -> None:
+    sink_tables.sql("CREATE TABLE parent (id int PRIMARY KEY); INSERT INTO parent VALUES (1), (2), (3), (5)")
+    constraint = constraint.replace("parent", f'"{sink_tables.schema}".parent')
+    first = sink_tables.append("id int", name="first", columns=["id"], row=lambda r: (r.value,))
+    second = sink_tables.append(f"id int {constraint}", name="second", columns=["id"], row=lambda r: (r.value,))
+    handler = RecordingHandler(sink_tables)
+    done = sink_tables.process(handled(group, handler, first, second), *numbers(1, 2, 7, 3), *numbers(5, partition=1))
     assert "the database refused it: " in (said := str(stopped_at(done, 0, 2)))
     assert '"second"' in said
-    assert ground.rows("id", name="first") == ground.rows("id", name="second") == [(1,), (2,), (5,)]
-    assert book.rows() == [(0, 0), (0, 1), (1, 0)]
-    assert [at for call in book.calls for at in call] == book.rows(), "the handler saw only the parts that held"
+    assert sink_tables.rows("id", name="first") == sink_tables.rows("id", name="second") == [(1,), (2,), (5,)]
+    assert handler.rows() == [(0, 0), (0, 1), (1, 0)]
+    assert [at for call in handler.calls for at in call] == handler.rows(), "the handler saw only the parts that held"
 
 
-def test_what_a_sink_defers_the_handler_may_still_fulfil(ground: Ground, group: str) -> None:
+def test_what_a_sink_defers_the_handler_may_still_fulfil(sink_tables: SinkTables, group: str) -> None:
     """Also in the attempt that searches for a bad row: no good one is blamed for what comes later."""
-    ground.sql("CREATE TABLE parent (id int PRIMARY KEY)")
-    sink = ground.append(
-        f'id int UNIQUE DEFERRABLE REFERENCES "{ground.schema}".parent DEFERRABLE INITIALLY DEFERRED',
+    sink_tables.sql("CREATE TABLE parent (id int PRIMARY KEY)")
+    sink = sink_tables.append(
+        f'id int UNIQUE DEFERRABLE REFERENCES "{sink_tables.schema}".parent DEFERRABLE INITIALLY DEFERRED',
         columns=["id"],
         row=lambda r: (r.value,),
     )
 
     def fulfil(tx: Connection, batch: Batch[Any, Any]) -> None:
         tx.execute(
-            text(f'INSERT INTO "{ground.schema}".parent VALUES (:id) ON CONFLICT DO NOTHING'),
+            text(f'INSERT INTO "{sink_tables.schema}".parent VALUES (:id) ON CONFLICT DO NOTHING'),
             [{"id": r.value} for r in batch],
         )
 
-    done = ground.process(handled(group, fulfil, sink), *numbers(1, 2, 1, 3), *numbers(5, partition=1))
+    done = sink_tables.process(handled(group, fulfil, sink), *numbers(1, 2, 1, 3), *numbers(5, partition=1))
     assert "duplicate key" in str(stopped_at(done, 0, 2))
-    assert ground.rows("id") == [(1,), (2,), (5,)]
+    assert sink_tables.rows("id") == [(1,), (2,), (5,)]
 
 
 # -- poison raised by a handler -----------------------------------------------------------------------------
@@ -153,37 +157,37 @@ def test_what_a_sink_defers_the_handler_may_still_fulfil(ground: Ground, group: 
 )
 @pytest.mark.parametrize("at_once", [True, False], ids=["all named", "one by one"])
 def test_a_handler_names_its_poison_and_runs_again_without_it(
-    ground: Ground, group: str, bad: set[tuple[int, int]], ends: dict[int, int], at_once: bool
+    sink_tables: SinkTables, group: str, bad: set[tuple[int, int]], ends: dict[int, int], at_once: bool
 ) -> None:
     def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
         if named := [r for r in batch if (r.partition, r.offset) in bad]:
             raise Poison("negative amount", *(named if at_once else named[:1]))
 
-    book = Book(ground, refuse)
-    pipeline = handled(group, book)
-    done = ground.process(pipeline, *numbers(1, 2, 3), *numbers(4, 5, 6, partition=1))
+    handler = RecordingHandler(sink_tables, refuse)
+    pipeline = handled(group, handler)
+    done = sink_tables.process(pipeline, *numbers(1, 2, 3), *numbers(4, 5, 6, partition=1))
     for partition, end in ends.items():
         if end < 3:
             assert "the handler calls it poison: Poison: negative amount" in str(stopped_at(done, partition, end))
-    assert book.rows() == [(p, o) for p in (0, 1) for o in range(ends[p])]
-    assert ground.positions(pipeline) == {Partition(TOPIC, p): end for p, end in ends.items()}
-    assert [] not in book.calls, "never without a record"
+    assert handler.rows() == [(p, o) for p in (0, 1) for o in range(ends[p])]
+    assert sink_tables.positions(pipeline) == {Partition(TOPIC, p): end for p, end in ends.items()}
+    assert [] not in handler.calls, "never without a record"
 
 
-def test_poison_that_names_no_record_is_searched_for(ground: Ground, group: str) -> None:
+def test_poison_that_names_no_record_is_searched_for(sink_tables: SinkTables, group: str) -> None:
     def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
         if any(r.value < 0 for r in batch):
             raise Poison("something in here")
 
-    sink = ground.append("id int", columns=["id"], row=lambda r: (r.value,))
-    pipeline = handled(group, book := Book(ground, refuse), sink)
-    done = ground.process(pipeline, *numbers(1, 2, -3, 4), *numbers(5, partition=1), *numbers(-6, partition=2))
+    sink = sink_tables.append("id int", columns=["id"], row=lambda r: (r.value,))
+    pipeline = handled(group, handler := RecordingHandler(sink_tables, refuse), sink)
+    done = sink_tables.process(pipeline, *numbers(1, 2, -3, 4), *numbers(5, partition=1), *numbers(-6, partition=2))
     for partition, offset in [(0, 2), (2, 0)]:
         stop = stopped_at(done, partition, offset)
         assert "the handler calls it poison: Poison: something in here" in str(stop)
-    assert book.rows() == [(0, 0), (0, 1), (1, 0)]
-    assert ground.rows("id") == [(1,), (2,), (5,)]
-    assert ground.positions(pipeline) == {Partition(TOPIC, 0): 2, Partition(TOPIC, 1): 1, Partition(TOPIC, 2): 0}
+    assert handler.rows() == [(0, 0), (0, 1), (1, 0)]
+    assert sink_tables.rows("id") == [(1,), (2,), (5,)]
+    assert sink_tables.positions(pipeline) == {Partition(TOPIC, 0): 2, Partition(TOPIC, 1): 1, Partition(TOPIC, 2): 0}
 
 
 def names_its_batch(error: BaseException) -> None:
@@ -193,25 +197,27 @@ def names_its_batch(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("stranger", [record(1, topic="other"), record(1, topic=TOPIC, offset=99), "a text", None])
-def test_poison_that_names_no_record_of_the_batch_is_refused(ground: Ground, group: str, stranger: Any) -> None:
+def test_poison_that_names_no_record_of_the_batch_is_refused(
+    sink_tables: SinkTables, group: str, stranger: Any
+) -> None:
     def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
         raise Poison("bad", stranger)
 
-    pipeline = handled(group, book := Book(ground, refuse))
-    with pytest.raises(HandlerMisuse, match="names no record of this batch: name those that the batch gave you"):
-        ground.process(pipeline, *numbers(1, 2))
-    nothing_written(ground, pipeline, "book")
-    assert len(book.calls) == 1
+    pipeline = handled(group, handler := RecordingHandler(sink_tables, refuse))
+    with pytest.raises(HandlerMisuse, match="names no record of this batch: pass records of the batch"):
+        sink_tables.process(pipeline, *numbers(1, 2))
+    nothing_written(sink_tables, pipeline, "book")
+    assert len(handler.calls) == 1
 
 
-def test_among_other_records_the_batchs_own_counts(ground: Ground, group: str) -> None:
+def test_among_other_records_the_batchs_own_counts(sink_tables: SinkTables, group: str) -> None:
     def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
         if len(batch) > 1:
             raise Poison("bad", record(1, topic="other"), batch[1])
 
-    done = ground.process(handled(group, book := Book(ground, refuse)), *numbers(1, 2))
+    done = sink_tables.process(handled(group, handler := RecordingHandler(sink_tables, refuse)), *numbers(1, 2))
     stopped_at(done, 0, 1)
-    assert book.rows() == [(0, 0)]
+    assert handler.rows() == [(0, 0)]
 
 
 # -- other errors of a handler ------------------------------------------------------------------------------
@@ -222,25 +228,27 @@ class BrokenError(Exception):
 
 
 @pytest.mark.parametrize("with_sink", [False, True])
-def test_any_other_error_of_a_handler_is_raised_for_another_try(ground: Ground, group: str, with_sink: bool) -> None:
+def test_any_other_error_of_a_handler_is_raised_for_another_try(
+    sink_tables: SinkTables, group: str, with_sink: bool
+) -> None:
     """The partition waits in front of the record that failed; here, where no worker waits, the error is raised."""
 
     def fail(tx: Connection, batch: Batch[Any, Any]) -> None:
         if any(r.value == 2 for r in batch):
             raise BrokenError("a mistake")
 
-    sink = ground.append("id int", columns=["id"], row=lambda r: (r.value,))
-    pipeline = handled(group, book := Book(ground, fail), *([sink] if with_sink else []))
+    sink = sink_tables.append("id int", columns=["id"], row=lambda r: (r.value,))
+    pipeline = handled(group, handler := RecordingHandler(sink_tables, fail), *([sink] if with_sink else []))
     with pytest.raises(BrokenError, match="a mistake"):
-        ground.process(pipeline, *numbers(1, 2, 3), *numbers(4, partition=1))
-    assert book.rows() == [(0, 0), (1, 0)]
-    assert ground.positions(pipeline) == {Partition(TOPIC, 0): 1, Partition(TOPIC, 1): 1}
+        sink_tables.process(pipeline, *numbers(1, 2, 3), *numbers(4, partition=1))
+    assert handler.rows() == [(0, 0), (1, 0)]
+    assert sink_tables.positions(pipeline) == {Partition(TOPIC, 0): 1, Partition(TOPIC, 1): 1}
 
-    book.then = None  # corrected: the same records come again
-    assert ground.process(pipeline, *numbers(1, 2, 3), *numbers(4, partition=1)).records == 2
-    assert book.rows() == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    handler.then = None  # corrected: the same records come again
+    assert sink_tables.process(pipeline, *numbers(1, 2, 3), *numbers(4, partition=1)).records == 2
+    assert handler.rows() == [(0, 0), (0, 1), (0, 2), (1, 0)]
     if with_sink:
-        assert ground.rows("id") == [(1,), (2,), (3,), (4,)]
+        assert sink_tables.rows("id") == [(1,), (2,), (3,), (4,)]
 
 
 @pytest.mark.parametrize(
@@ -255,52 +263,56 @@ def test_any_other_error_of_a_handler_is_raised_for_another_try(ground: Ground, 
 )
 @pytest.mark.parametrize("with_sink", [False, True])
 def test_a_handlers_statement_that_the_database_refuses_is_its_records_fault(
-    ground: Ground, group: str, statement: str, sqlstate: str, with_sink: bool
+    sink_tables: SinkTables, group: str, statement: str, sqlstate: str, with_sink: bool
 ) -> None:
-    path = ground.create("id int PRIMARY KEY", "once")
+    path = sink_tables.create("id int PRIMARY KEY", "once")
 
     def fail(tx: Connection, batch: Batch[Any, Any]) -> None:
         if any(r.value < 0 for r in batch):
             tx.execute(text(statement.format(t=".".join(f'"{part}"' for part in path))))
 
-    sink = ground.append("id int", columns=["id"], row=lambda r: (r.value,))
-    pipeline = handled(group, book := Book(ground, fail), *([sink] if with_sink else []))
-    done = ground.process(pipeline, *numbers(1, -2, 3), *numbers(4, partition=1))
+    sink = sink_tables.append("id int", columns=["id"], row=lambda r: (r.value,))
+    pipeline = handled(group, handler := RecordingHandler(sink_tables, fail), *([sink] if with_sink else []))
+    done = sink_tables.process(pipeline, *numbers(1, -2, 3), *numbers(4, partition=1))
     stop = stopped_at(done, 0, 1)
     assert isinstance(stop, PoisonStop)
     assert (stop.failure.cause, stop.failure.sqlstate, stop.failure.attempts) == (Cause.DATABASE, sqlstate, 1)
-    assert book.rows() == [(0, 0), (1, 0)]
-    assert ground.rows("id", name="once") == []
+    assert handler.rows() == [(0, 0), (1, 0)]
+    assert sink_tables.rows("id", name="once") == []
 
 
 @pytest.mark.parametrize("with_sink", [False, True])
-def test_a_statement_that_is_wrong_in_itself_ends_the_work(ground: Ground, group: str, with_sink: bool) -> None:
+def test_a_statement_that_is_wrong_in_itself_ends_the_work(
+    sink_tables: SinkTables, group: str, with_sink: bool
+) -> None:
     def fail(tx: Connection, batch: Batch[Any, Any]) -> None:
         tx.execute(text("SELECT * FROM nowhere"))
 
-    sink = ground.append("id int", columns=["id"], row=lambda r: (r.value,))
-    pipeline = handled(group, Book(ground, fail), *([sink] if with_sink else []))
+    sink = sink_tables.append("id int", columns=["id"], row=lambda r: (r.value,))
+    pipeline = handled(group, RecordingHandler(sink_tables, fail), *([sink] if with_sink else []))
     with pytest.raises(ProgrammingError) as caught:
-        ground.process(pipeline, *numbers(1, 2), *numbers(3, partition=1))
+        sink_tables.process(pipeline, *numbers(1, 2), *numbers(3, partition=1))
     names_its_batch(caught.value)
-    nothing_written(ground, pipeline, "book", "t")
+    nothing_written(sink_tables, pipeline, "book", "t")
 
 
 @pytest.mark.parametrize("with_sink", [False, True])
-def test_a_handlers_row_refused_at_commit_is_its_records_fault(ground: Ground, group: str, with_sink: bool) -> None:
-    ground.create("id int UNIQUE DEFERRABLE INITIALLY DEFERRED", "late")
+def test_a_handlers_row_refused_at_commit_is_its_records_fault(
+    sink_tables: SinkTables, group: str, with_sink: bool
+) -> None:
+    sink_tables.create("id int UNIQUE DEFERRABLE INITIALLY DEFERRED", "late")
 
     def enter(tx: Connection, batch: Batch[Any, Any]) -> None:
         rows = [{"id": r.value} for r in batch for _ in range(2 if r.value < 0 else 1)]
-        tx.execute(text(f'INSERT INTO "{ground.schema}".late VALUES (:id)'), rows)
+        tx.execute(text(f'INSERT INTO "{sink_tables.schema}".late VALUES (:id)'), rows)
 
-    sink = ground.append("id int", columns=["id"], row=lambda r: (r.value,))
-    pipeline = handled(group, book := Book(ground, enter), *([sink] if with_sink else []))
+    sink = sink_tables.append("id int", columns=["id"], row=lambda r: (r.value,))
+    pipeline = handled(group, handler := RecordingHandler(sink_tables, enter), *([sink] if with_sink else []))
     seen: list[events.Event] = []
-    done = ground.process(pipeline, *numbers(1, -2, 3), *numbers(4, partition=1), observe=(seen.append,))
+    done = sink_tables.process(pipeline, *numbers(1, -2, 3), *numbers(4, partition=1), observe=(seen.append,))
     assert "UniqueViolation" in str(stopped_at(done, 0, 1))
-    assert book.rows() == [(0, 0), (1, 0)]
-    assert ground.rows("id", name="late") == [(1,), (4,)]
+    assert handler.rows() == [(0, 0), (1, 0)]
+    assert sink_tables.rows("id", name="late") == [(1,), (4,)]
     assert not any(isinstance(e, events.CommitUnknown) for e in seen), "a refusal is no unknown"
 
 
@@ -340,43 +352,43 @@ RETURNED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("what", RETURNED)
-def test_what_a_handler_returns_is_not_thrown_away_in_silence(ground: Ground, group: str, what: str) -> None:
+def test_what_a_handler_returns_is_not_thrown_away_in_silence(sink_tables: SinkTables, group: str, what: str) -> None:
     """I4: work that is returned, and not done, passes no offset; no coroutine is left that was never awaited."""
-    handle = Book(ground, lambda tx, batch: RETURNED[what]())
+    handle = RecordingHandler(sink_tables, lambda tx, batch: RETURNED[what]())
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=handle)
     with pytest.raises(
-        HandlerMisuse, match=rf"the handler \S*test_apply\.Book returned {what}, which is never run"
+        HandlerMisuse, match=rf"the handler \S*test_apply\.RecordingHandler returned {what}, which is never run"
     ) as refused:
-        ground.process(pipeline, *numbers(1))
+        sink_tables.process(pipeline, *numbers(1))
     assert "and return None" in str(refused.value)
-    nothing_written(ground, pipeline, "book")
+    nothing_written(sink_tables, pipeline, "book")
 
 
-def test_work_that_is_returned_for_one_record_is_refused_while_bisecting(ground: Ground, group: str) -> None:
+def test_work_that_is_returned_for_one_record_is_refused_while_bisecting(sink_tables: SinkTables, group: str) -> None:
     def then(tx: Connection, batch: Batch[Any, Any]) -> Any:
         if len(batch) > 1:
             raise Poison("one of them")
         return map(print, batch)
 
-    pipeline = handled(group, book := Book(ground, then))
-    with pytest.raises(HandlerMisuse, match=r"the handler \S*test_apply\.Book returned a map"):
-        ground.process(pipeline, *numbers(1, 2))
-    nothing_written(ground, pipeline, "book")
-    assert len(book.calls) == 2
+    pipeline = handled(group, handler := RecordingHandler(sink_tables, then))
+    with pytest.raises(HandlerMisuse, match=r"the handler \S*test_apply\.RecordingHandler returned a map"):
+        sink_tables.process(pipeline, *numbers(1, 2))
+    nothing_written(sink_tables, pipeline, "book")
+    assert len(handler.calls) == 2
 
 
-def test_the_result_of_a_last_statement_may_be_returned(ground: Ground, group: str) -> None:
+def test_the_result_of_a_last_statement_may_be_returned(sink_tables: SinkTables, group: str) -> None:
     def handle(tx: Connection, batch: Batch[Any, Any]) -> Any:
         return tx.execute(text("SELECT 1"))
 
-    assert ground.process(handled(group, Book(ground, handle)), *numbers(1)).records == 1
+    assert sink_tables.process(handled(group, RecordingHandler(sink_tables, handle)), *numbers(1)).records == 1
 
 
 # -- poison in a group --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_group_of_poison_is_poison(ground: Ground, group: str, nested: bool) -> None:
+def test_a_group_of_poison_is_poison(sink_tables: SinkTables, group: str, nested: bool) -> None:
     """As a TaskGroup raises it; each record has the reason of its own."""
 
     def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
@@ -384,16 +396,16 @@ def test_a_group_of_poison_is_poison(ground: Ground, group: str, nested: bool) -
         if bad:
             raise ExceptionGroup("several", [ExceptionGroup("within", bad)] if nested else bad)
 
-    pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=(book := Book(ground, refuse)),
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=(handler := RecordingHandler(sink_tables, refuse)),
                         on_poison="dead_letter")  # fmt: skip
-    done = ground.process(pipeline, *numbers(1, -2, 3, -4))
+    done = sink_tables.process(pipeline, *numbers(1, -2, 3, -4))
     found = [(aside.offset, aside.failure.cause, aside.failure.error) for aside in done.dead_letters]
     assert found == [(1, Cause.POISON, "Poison: negative: -2"), (3, Cause.POISON, "Poison: negative: -4")]
-    assert book.rows() == [(0, 0), (0, 2)]
-    assert len(book.calls) == 2, "all are named: nothing is searched for"
+    assert handler.rows() == [(0, 0), (0, 2)]
+    assert len(handler.calls) == 2, "all are named: nothing is searched for"
 
 
-def test_a_group_of_which_one_names_no_record(ground: Ground, group: str) -> None:
+def test_a_group_of_which_one_names_no_record(sink_tables: SinkTables, group: str) -> None:
     """What is named is a dead letter at once, the other one is searched for."""
 
     def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
@@ -403,74 +415,80 @@ def test_a_group_of_which_one_names_no_record(ground: Ground, group: str) -> Non
         if bad:
             raise ExceptionGroup("several", bad)
 
-    pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=(book := Book(ground, refuse)),
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=(handler := RecordingHandler(sink_tables, refuse)),
                         on_poison="dead_letter")  # fmt: skip
-    done = ground.process(pipeline, *numbers(1, -1, 2, -2, 3))
+    done = sink_tables.process(pipeline, *numbers(1, -1, 2, -2, 3))
     assert sorted((aside.offset, aside.failure.cause) for aside in done.dead_letters) == [
         (1, Cause.POISON), (3, Cause.POISON)
     ]  # fmt: skip
-    assert book.rows() == [(0, 0), (0, 2), (0, 4)]
+    assert handler.rows() == [(0, 0), (0, 2), (0, 4)]
 
 
-def test_a_group_with_another_error_is_a_failure_like_any_other(ground: Ground, group: str) -> None:
+def test_a_group_with_another_error_is_a_failure_like_any_other(sink_tables: SinkTables, group: str) -> None:
     def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
         raise ExceptionGroup("mixed", [Poison("bad", next(iter(batch))), ArithmeticError("no")])
 
-    pipeline = handled(group, Book(ground, refuse))
+    pipeline = handled(group, RecordingHandler(sink_tables, refuse))
     with pytest.raises(ExceptionGroup, match="mixed"):
-        ground.process(pipeline, *numbers(1))
-    nothing_written(ground, pipeline, "book")
+        sink_tables.process(pipeline, *numbers(1))
+    nothing_written(sink_tables, pipeline, "book")
 
 
 @pytest.mark.parametrize("odd", ["a text", 5, {"a": 1}, [None, "kept", 7]], ids=repr)
 @pytest.mark.parametrize("error", [ArithmeticError, Poison])
-def test_notes_of_an_exception_may_be_anything(ground: Ground, group: str, odd: Any, error: type[Exception]) -> None:
+def test_notes_of_an_exception_may_be_anything(
+    sink_tables: SinkTables, group: str, odd: Any, error: type[Exception]
+) -> None:
     def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
         if any(r.value == 2 for r in batch):
             raised = error("no")
             raised.__notes__ = odd
             raise raised
 
-    pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=(book := Book(ground, refuse)),
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=(handler := RecordingHandler(sink_tables, refuse)),
                         on_poison="dead_letter", retry=Retry(attempts=1))  # fmt: skip
-    done = ground.process(pipeline, *numbers(1, 2, 3))
+    done = sink_tables.process(pipeline, *numbers(1, 2, 3))
     assert [aside.offset for aside in done.dead_letters] == [1]
     assert ("(kept)" in done.dead_letters[0].failure.error) == isinstance(odd, list)
-    assert book.rows() == [(0, 0), (0, 2)]
+    assert handler.rows() == [(0, 0), (0, 2)]
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
-def test_an_interruption_is_nobodys_poison(ground: Ground, group: str, interruption: type[BaseException]) -> None:
+def test_an_interruption_is_nobodys_poison(
+    sink_tables: SinkTables, group: str, interruption: type[BaseException]
+) -> None:
     def row(r: Record[int, Any]) -> tuple[int]:
         if r.offset == 1:
             raise interruption
         return (r.value,)
 
-    pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[ground.append("id int", columns=["id"], row=row)])
+    pipeline = Pipeline(
+        group, topics=TOPIC, value=Json(), sinks=[sink_tables.append("id int", columns=["id"], row=row)]
+    )
     with pytest.raises(interruption):
-        ground.process(pipeline, *numbers(1, 2, 3))
-    nothing_written(ground, pipeline, "t")
+        sink_tables.process(pipeline, *numbers(1, 2, 3))
+    nothing_written(sink_tables, pipeline, "t")
 
 
 # -- no records ---------------------------------------------------------------------------------------------
 
 
-def test_a_handler_is_not_called_without_records(ground: Ground, group: str) -> None:
+def test_a_handler_is_not_called_without_records(sink_tables: SinkTables, group: str) -> None:
     """SQLAlchemy makes a row of defaults of an insert of no rows: a handler need not check for that."""
     calls: list[int] = []
     pipeline = handled(group, lambda tx, batch: calls.append(len(batch)))
-    done = ground.process(pipeline, *orders(b"{", b"1"), *orders(b"[", partition=1))
+    done = sink_tables.process(pipeline, *orders(b"{", b"1"), *orders(b"[", partition=1))
     stopped_at(done, 0, 0)
     stopped_at(done, 1, 0)
     assert (calls, done.records, done.spans) == ([], 0, ())
-    assert set(ground.positions(pipeline).values()) == {0}
+    assert set(sink_tables.positions(pipeline).values()) == {0}
 
 
-def test_an_event_for_every_step_of_every_attempt(ground: Ground, group: str) -> None:
-    sink = ground.append("id int CHECK (id > 0)", columns=["id"], row=lambda r: (r.value,))
+def test_an_event_for_every_step_of_every_attempt(sink_tables: SinkTables, group: str) -> None:
+    sink = sink_tables.append("id int CHECK (id > 0)", columns=["id"], row=lambda r: (r.value,))
     seen: list[events.Event] = []
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[sink])
-    ground.process(pipeline, *numbers(1, 2, -3, 4), observe=(seen.append,))
+    sink_tables.process(pipeline, *numbers(1, 2, -3, 4), observe=(seen.append,))
     failed = next(n for n, event in enumerate(seen) if isinstance(event, events.Bisecting))
     # A few rows are sent and awaited with advance: the server's answer may come before or after their Applied.
     begun = [events.BatchOpened(attempt=1), events.Held(partitions=1)]
@@ -482,16 +500,18 @@ def test_an_event_for_every_step_of_every_attempt(ground: Ground, group: str) ->
         events.Held(partitions=1),
         events.Applied(records=2),
         events.Advanced(spans=(span,)),
-        events.Committed(spans=(span,), records=2, seconds=seen[-1].seconds, rows={f"{ground.schema}.t": 2}),
+        events.Committed(spans=(span,), records=2, seconds=seen[-1].seconds, rows={f"{sink_tables.schema}.t": 2}),
     ]
 
 
 # -- chunk by chunk -----------------------------------------------------------------------------------------
 
 
-def process_in_chunks(ground: Ground, pipeline: Pipeline, records: Sequence[RawRecord], cuts: set[int]) -> Processed:
+def process_in_chunks(
+    sink_tables: SinkTables, pipeline: Pipeline, records: Sequence[RawRecord], cuts: set[int]
+) -> Processed:
     """As the worker does: the first chunk opens the batch, the others are drawn while it is applied."""
-    ledger = Ledger(ground.engine, pipeline.group, schema=ground.schema)
+    ledger = Ledger(sink_tables.engine, pipeline.group, schema=sink_tables.schema)
     cursors = dict.fromkeys([Partition(TOPIC, n) for n in range(3)], 0)
     ids = {TOPIC: kit.topic_id(TOPIC)}
     claims = ledger.claim(list(cursors), ids, cluster_id=kit.CLUSTER, start=lambda _: dict(cursors)).granted
@@ -507,7 +527,7 @@ def process_in_chunks(ground: Ground, pipeline: Pipeline, records: Sequence[RawR
         chunks.append(Chunk(records[start:end], reads))
     seen, hands = kit._Seen(), kit.FixedClaims(ledger, dict(claims))
     committer = Committer(ledger, PipelineWriters(pipeline), hands, Announcer([seen]))
-    batch = OpenBatch(Buffer(chunks.pop(0), lambda: chunks.pop(0) if chunks else None, kit._known, Limits()))
+    batch = OpenBatch(Buffer(chunks.pop(0), lambda: chunks.pop(0) if chunks else None, kit.same_topics, Limits()))
     try:
         committer.commit(batch)
     finally:
@@ -549,16 +569,16 @@ def streams(draw: st.DrawFn) -> tuple[list[RawRecord], dict[int, int], set[int]]
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", ["values", "records", "whole"])
-def test_rows_equal_the_records_before_each_first_bad_one(ground: Ground, group: str, path: str) -> None:
+def test_rows_equal_the_records_before_each_first_bad_one(sink_tables: SinkTables, group: str, path: str) -> None:
     """Values alone, whole records, or a whole batch for a handler. Prints the failing stream and how to repeat it."""
-    ground.sql("CREATE TABLE parent (v text PRIMARY KEY); INSERT INTO parent VALUES ('1'), ('-1')")
-    sink = ground.append(
-        f"p int, o bigint, v text CHECK (v <> '-1') REFERENCES \"{ground.schema}\".parent",
+    sink_tables.sql("CREATE TABLE parent (v text PRIMARY KEY); INSERT INTO parent VALUES ('1'), ('-1')")
+    sink = sink_tables.append(
+        f"p int, o bigint, v text CHECK (v <> '-1') REFERENCES \"{sink_tables.schema}\".parent",
         columns=None if path == "values" else ["p", "o", "v"],
         row=None if path == "values" else lambda r: r.value,
     )
-    ground.sql("CREATE TABLE handled (n bigint GENERATED ALWAYS AS IDENTITY, p int, o bigint)")
-    handled_too = text(f'INSERT INTO "{ground.schema}".handled (p, o) VALUES (:p, :o)')
+    sink_tables.sql("CREATE TABLE handled (n bigint GENERATED ALWAYS AS IDENTITY, p int, o bigint)")
+    handled_too = text(f'INSERT INTO "{sink_tables.schema}".handled (p, o) VALUES (:p, :o)')
     runs = iter(range(10**6))
 
     def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
@@ -568,33 +588,35 @@ def test_rows_equal_the_records_before_each_first_bad_one(ground: Ground, group:
     @given(streams())
     def check(stream: tuple[list[RawRecord], dict[int, int], set[int]]) -> None:
         records, bad, cuts = stream
-        ground.sql("TRUNCATE t, handled")
+        sink_tables.sql("TRUNCATE t, handled")
         options: dict[str, Any] = {"value": Json(Entry) if path == "values" else json.loads}
         options["handle"] = handle if path == "whole" else None
         pipeline = Pipeline(f"{group}-{next(runs)}", topics=TOPIC, sinks=[sink], **options)
-        done = process_in_chunks(ground, pipeline, records, cuts)
+        done = process_in_chunks(sink_tables, pipeline, records, cuts)
         expected = [(r.partition, r.offset) for r in records if r.offset < bad.get(r.partition, 10**6)]
-        assert ground.rows("p", "o") == sorted(expected)
+        assert sink_tables.rows("p", "o") == sorted(expected)
         assert done.records == len(expected)
         assert {p.number: stop.offset for p, stop in done.stopped.items()} == bad
         last = {p: o + 1 for p, o in expected}
         ends = {p: bad.get(p, last[p]) if p in last else 0 for p in range(3)}
-        assert {p.number: at for p, at in ground.positions(pipeline).items()} == ends
+        assert {p.number: at for p, at in sink_tables.positions(pipeline).items()} == ends
         if path == "whole":
-            seen = [(p, o) for _, p, o in ground.rows("n", "p", "o", name="handled")]
+            seen = [(p, o) for _, p, o in sink_tables.rows("n", "p", "o", name="handled")]
             assert seen == expected, "in the order of the batch, in however many parts"
-        assert ground.process(pipeline, *records).records == 0, "nothing twice"
+        assert sink_tables.process(pipeline, *records).records == 0, "nothing twice"
 
     check()
 
 
-def test_a_mistake_in_the_declaration_is_no_records_fault(ground: Ground, group: str) -> None:
+def test_a_mistake_in_the_declaration_is_no_records_fault(sink_tables: SinkTables, group: str) -> None:
     """``row=`` may say so itself: the work ends, instead of stopping partition after partition."""
 
     def row(r: Record[str, Any]) -> tuple[str]:
         raise ConfigError("the table of rates is empty: fill it")
 
-    pipeline = Pipeline(group, topics=TOPIC, value=Text(), sinks=[ground.append("id int", columns=["id"], row=row)])
+    pipeline = Pipeline(
+        group, topics=TOPIC, value=Text(), sinks=[sink_tables.append("id int", columns=["id"], row=row)]
+    )
     with pytest.raises(ConfigError, match="the table of rates is empty"):
-        ground.process(pipeline, *numbers(1))
-    nothing_written(ground, pipeline, "t")
+        sink_tables.process(pipeline, *numbers(1))
+    nothing_written(sink_tables, pipeline, "t")

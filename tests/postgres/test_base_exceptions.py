@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from seekpoint import Batch, Json, Pipeline
-from support.sink_tables import TOPIC, Ground, orders
+from seekpoint import Batch, Json, Pipeline, Retry
+from support.sink_tables import TOPIC, SinkTables, orders
 
 
 class PanicException(BaseException):
@@ -17,8 +17,8 @@ class PanicException(BaseException):
 
 
 @pytest.mark.parametrize("kind", [PanicException, asyncio.CancelledError])
-@pytest.mark.parametrize("road", ["row", "handler"])
-def test_it_ends_no_worker(ground: Ground, kind: type[BaseException], road: str) -> None:
+@pytest.mark.parametrize("strategy", ["row", "handler"])
+def test_it_ends_no_worker(sink_tables: SinkTables, kind: type[BaseException], strategy: str) -> None:
     def row(record: Any) -> dict[str, Any]:
         if record.value["id"] == 2:
             raise kind("assertion failed")
@@ -28,11 +28,11 @@ def test_it_ends_no_worker(ground: Ground, kind: type[BaseException], road: str)
         for record in batch:
             row(record)
 
-    if road == "row":
-        how: dict[str, Any] = {"sinks": [ground.append("id int", columns=["id"], row=row)]}
+    if strategy == "row":
+        how: dict[str, Any] = {"sinks": [sink_tables.append("id int", columns=["id"], row=row)]}
     else:
-        how = {"handle": handle}
+        how = {"handle": handle, "retry": Retry(attempts=1)}
     pipeline = Pipeline("g", topics=TOPIC, value=Json(), on_poison="dead_letter", **how)
-    done = ground.process(pipeline, *orders(b'{"id": 1}', b'{"id": 2}', b'{"id": 3}'))
-    assert [(aside.offset, aside.failure.cause) for aside in done.dead_letters] == [(1, road)]
+    done = sink_tables.process(pipeline, *orders(b'{"id": 1}', b'{"id": 2}', b'{"id": 3}'))
+    assert [(aside.offset, aside.failure.cause) for aside in done.dead_letters] == [(1, strategy)]
     assert done.records == 2

@@ -24,7 +24,7 @@ from seekpoint.web import create_app, present
 from seekpoint.worker.replay.requests import RequestedReplays
 from support.browser import LOCAL, Browser
 from support.command import seekpoint
-from support.dead_letter_group import TOPIC, Depot, orders
+from support.dead_letter_group import TOPIC, DeadLetterGroup, orders
 from support.failures import for_each
 from support.trouble import put_trouble
 
@@ -49,10 +49,10 @@ others = Pipeline("others", topics="orders", value=Bytes(), handle=book)
 class Terminal:
     """A folder with the pipeline's module and the list of what it refuses; the command, called there."""
 
-    def __init__(self, depot: Depot, folder: Path) -> None:
-        self.depot, self._folder = depot, folder
-        self.module = f"letters_{secrets.token_hex(6)}"
-        (folder / f"{self.module}.py").write_text(MODULE.format(schema=depot.schema), encoding="utf-8")
+    def __init__(self, dead_letter_group: DeadLetterGroup, folder: Path) -> None:
+        self.dead_letter_group, self._folder = dead_letter_group, folder
+        self.module = f"pipes_{secrets.token_hex(6)}"
+        (folder / f"{self.module}.py").write_text(MODULE.format(schema=dead_letter_group.schema), encoding="utf-8")
         self.refuse()
 
     def refuse(self, *values: str) -> None:
@@ -61,9 +61,9 @@ class Terminal:
 
     def run(self, *words: str, exits: int = 0, stdin: str = "") -> Result:
         """Call the command; it must exit so."""
-        url = self.depot.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        url = self.dead_letter_group.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
         env = {"SEEKPOINT_DATABASE_URL": url}
-        return seekpoint(*words, "--schema", self.depot.schema, exits=exits, width=80, env=env, stdin=stdin)
+        return seekpoint(*words, "--schema", self.dead_letter_group.schema, exits=exits, width=80, env=env, stdin=stdin)
 
     def lines(self, *words: str, exits: int = 0) -> list[str]:
         """Call the command; returns what it prints, line by line."""
@@ -83,20 +83,20 @@ def terminal(
 ) -> Iterator[Terminal]:
     monkeypatch.chdir(tmp_path)
     before = list(sys.path)
-    yield Terminal(Depot(seekpoint_engine, seekpoint_schema).create(), tmp_path)
+    yield Terminal(DeadLetterGroup(seekpoint_engine, seekpoint_schema).create(), tmp_path)
     sys.path[:] = before
 
 
 def park(terminal: Terminal) -> list[int]:
     """Of key k: offset 0 dead-lettered, 2 blocked; without a key: 1 dead-lettered. Their ids, by offset."""
-    depot = terminal.depot
-    depot.bad = {b"bad", b"worse"}
+    dead_letter_group = terminal.dead_letter_group
+    dead_letter_group.bad = {b"bad", b"worse"}
     records = [
         raw(b"bad", topic=TOPIC, offset=0, key=b"k", headers=[("trace", b"t-1"), ("bin", b"\xff")]),
         raw(b"worse", topic=TOPIC, offset=1, timestamp=datetime(2026, 7, 1, 12, tzinfo=UTC)),
         raw(b"good", topic=TOPIC, offset=2, key=b"k"),
     ]
-    return [letter.id for letter in depot.park(*records, keep_key_order=True)]
+    return [dead_letter.id for dead_letter in dead_letter_group.park(*records, keep_key_order=True)]
 
 
 # -- list and show ----------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_list_shows_the_open_ones(terminal: Terminal) -> None:
 
 
 @pytest.fixture
-def parked(terminal: Terminal) -> Terminal:
+def parked_terminal(terminal: Terminal) -> Terminal:
     """The terminal of a group with the three dead letters of ``park``."""
     park(terminal)
     return terminal
@@ -137,13 +137,13 @@ def parked(terminal: Terminal) -> Terminal:
     ],
     lambda case: " ".join(case[0]) or "none",
 )
-def test_conditions_narrow_the_list(case: tuple[list[str], list[int]], parked: Terminal) -> None:
+def test_conditions_narrow_the_list(case: tuple[list[str], list[int]], parked_terminal: Terminal) -> None:
     conditions, offsets = case
-    found = parked.json("dead-letters", "list", "g", *conditions)
+    found = parked_terminal.json("dead-letters", "list", "g", *conditions)
     assert [one["offset"] for one in found] == offsets
     assert all("value" not in one and one["group"] == "g" for one in found)
     if not offsets:
-        said = parked.run("dead-letters", "list", "g", *conditions).stdout
+        said = parked_terminal.run("dead-letters", "list", "g", *conditions).stdout
         assert said == "g: no dead letters meet these conditions\n"
 
 
@@ -188,26 +188,28 @@ def test_a_list_that_is_cut_says_so(terminal: Terminal) -> None:
         (["list", "g", "--since", "2026-08-01"], "say in which zone, e.g. 2026-08-01Z"),
         (["list", "g", "--cause", "bad luck"], "'bad luck' is not one of"),
         (["show", "4711"], "has no dead letter 4711"),
-        (["replay", "{module}:pipe"], "name dead letters by their ids, or say --all"),
+        (["replay", "{module}:pipe"], "give ids of dead letters, or --all"),
         (["replay", "{module}:pipe", "1", "--all"], "give either ids, or --all with conditions"),
         (["replay", "{module}:pipe", "1", "--topic", "orders"], "give either ids, or --all with conditions"),
-        (["replay", "{module}:pipe", "--topic", "orders"], "or say --all (with conditions, if you like)"),
+        (["replay", "{module}:pipe", "--topic", "orders"], "or --all (with conditions, if you like)"),
         (["replay", "{module}:pipe", "4711"], "has no dead letter 4711"),
         (["replay", "{module}:newer", "--all"], "start a worker of version 2 first"),
         (["replay", "{module}:none", "--all"], "has no 'none'; it has pipe, newer, others"),
         (["discard", "1", "--apply"], "--apply needs --reason"),
         (["discard", "--all", "--reason", "x"], "--all needs --group"),
         (["discard", "1", "--apply", "--reason", " "], "--apply needs --reason"),
-        (["replay", "g", "--all"], "for a group's name add --by-worker"),
+        (["replay", "g", "--all"], "if it is a group, add --by-worker"),
         (["discard", "4711", "--reason", "x"], "has no dead letter 4711"),
         (["discard", "--all", "--group", "other", "--reason", "x"], "has no group 'other'; it knows g"),
         (["export", "other"], "has no group 'other'; it knows g"),
     ],
     lambda case: " ".join(case[0]),
 )
-def test_what_is_wrong_is_said(case: tuple[list[str], str], parked: Terminal) -> None:
+def test_what_is_wrong_is_said(case: tuple[list[str], str], parked_terminal: Terminal) -> None:
     words, said = case
-    result = parked.run("dead-letters", *(word.format(module=parked.module) for word in words), exits=2)
+    result = parked_terminal.run(
+        "dead-letters", *(word.format(module=parked_terminal.module) for word in words), exits=2
+    )
     assert said in result.stderr
     assert result.stdout == ""
 
@@ -215,8 +217,8 @@ def test_what_is_wrong_is_said(case: tuple[list[str], str], parked: Terminal) ->
 def test_a_dead_letter_of_another_group_is_not_called_unknown(terminal: Terminal) -> None:
     first = park(terminal)[0]
     result = terminal.run("dead-letters", "replay", f"{terminal.module}:others", str(first), "--apply", exits=2)
-    assert f"error: dead letter {first} is of group 'g', and Pipeline('others', topics=['orders']) is" in result.stderr
-    assert terminal.depot.applied() == []
+    assert f"error: dead letter {first} belongs to group 'g', but you named Pipeline('others', " in result.stderr
+    assert terminal.dead_letter_group.applied() == []
 
 
 def test_show_prints_the_whole_dead_letter_and_what_can_be_done(terminal: Terminal) -> None:
@@ -234,11 +236,11 @@ def test_show_prints_the_whole_dead_letter_and_what_can_be_done(terminal: Termin
         "  value     3 bytes, UTF-8:",
         "  bad",
         f"    seekpoint dead-letters replay MODULE:PIPELINE {ids[0]} --apply",
-        f"  close it unapplied: seekpoint dead-letters discard {ids[0]} --reason '…' --apply",
+        f"  close it without applying it: seekpoint dead-letters discard {ids[0]} --reason '…' --apply",
     ):
         assert f"{line}\n" in said
     held = terminal.run("dead-letters", "show", str(ids[2])).stdout
-    assert f"replay or discard {ids[0]} first: it is blocked behind it (offset 0)" in held
+    assert f"replay or discard {ids[0]} (offset 0) first: this one is blocked behind it" in held
     assert "2026-07-01 12:00:00 UTC" in terminal.run("dead-letters", "show", str(ids[1])).stdout
     answer = terminal.json("dead-letters", "show", str(ids[0]))
     assert answer["value"] == {"base64": "YmFk", "text": "bad"}
@@ -247,10 +249,10 @@ def test_show_prints_the_whole_dead_letter_and_what_can_be_done(terminal: Termin
 
 def test_show_does_not_let_a_record_speak_to_the_terminal(terminal: Terminal) -> None:
     """Escape sequences are written out; what is no text is dumped; long values are cut, but with --full."""
-    depot = terminal.depot
+    dead_letter_group = terminal.dead_letter_group
     values = [b"\x1b[2Jgone", b"\xff\x00\n", b"x" * 5000, "ü".encode() * 1500]
-    depot.bad = set(values)
-    ids = [letter.id for letter in depot.park(*orders(*values))]
+    dead_letter_group.bad = set(values)
+    ids = [dead_letter.id for dead_letter in dead_letter_group.park(*orders(*values))]
     shown = [terminal.run("dead-letters", "show", str(one)).stdout for one in ids]
     assert not any("\x1b" in one for one in shown)
     assert "  00000000  1b 5b 32 4a 67 6f 6e 65                          .[2Jgone\n" in shown[0]
@@ -266,9 +268,10 @@ def test_show_does_not_let_a_record_speak_to_the_terminal(terminal: Terminal) ->
 
 def test_no_password_comes_out_of_an_error(terminal: Terminal) -> None:
     (one, *_) = park(terminal)
-    with terminal.depot.engine.begin() as tx:
+    with terminal.dead_letter_group.engine.begin() as tx:
         error = "OperationalError: postgresql://me:hunter2@db/shop refused, password=hunter2"
-        tx.execute(text(f"UPDATE \"{terminal.depot.schema}\".dead_letter SET error = '{error}', traceback = '{error}'"))
+        table = f'"{terminal.dead_letter_group.schema}".dead_letter'
+        tx.execute(text(f"UPDATE {table} SET error = '{error}', traceback = '{error}'"))
     for words in (["list", "g"], ["list", "g", "--json"], ["show", str(one)], ["show", str(one), "--json"]):
         assert "hunter2" not in terminal.run("dead-letters", *words).output
     for words in (["export", "g"], ["discard", str(one), "--reason", "x"]):
@@ -283,7 +286,7 @@ def test_replay_is_a_dry_run_without_apply(terminal: Terminal) -> None:
     said = [line.rstrip() for line in terminal.replay(str(ids[0])).stdout.splitlines()]
     assert said[0] == "dry run"
     assert said[2].split() == [str(ids[0]), "orders", "0", "0", "dead_lettered", "replayed"]
-    assert said[3].endswith(f"blocked        replayed after {ids[0]}, whose key it has")
+    assert said[3].endswith(f"blocked        replayed after {ids[0]}, which has the same key")
     assert said[4] == "dry run: 2 would be replayed, 0 refused; --apply does it"
     refused = terminal.replay(str(ids[2]), exits=1).stdout
     assert f"comes after {ids[0]} (offset 0)" in refused
@@ -291,7 +294,7 @@ def test_replay_is_a_dry_run_without_apply(terminal: Terminal) -> None:
     plan = terminal.json("dead-letters", "replay", f"{terminal.module}:pipe", "--all")
     assert [(one["id"], one["refusal"]) for one in plan["planned"]] == [(one, None) for one in ids]
     assert plan["applied"] is False
-    assert terminal.depot.applied() == []
+    assert terminal.dead_letter_group.applied() == []
 
 
 def test_replay_applies_and_says_what_became_of_each(terminal: Terminal) -> None:
@@ -303,8 +306,8 @@ def test_replay_applies_and_says_what_became_of_each(terminal: Terminal) -> None
         f"failed again: {ids[1]} (orders/0 offset 1): ValueError: b'worse' is not to be taken\n"
         "2 replayed, 1 failed again, 0 refused\n"
     )
-    assert terminal.depot.applied() == [0, 2]
-    assert terminal.depot.actions() == [("replay", 0, "eve", "3 dead letters: ticket 7")]
+    assert terminal.dead_letter_group.applied() == [0, 2]
+    assert terminal.dead_letter_group.actions() == [("replay", 0, "eve", "3 dead letters: ticket 7")]
     shown = terminal.run("dead-letters", "show", str(ids[1])).stdout
     assert "  replays   1, the last one at 20" in shown
     assert "  failed    ValueError: b'worse' is not to be taken\n" in shown
@@ -317,7 +320,7 @@ def test_replay_applies_and_says_what_became_of_each(terminal: Terminal) -> None
     assert terminal.replay("--all", "--apply").stdout == "1 replayed, 0 failed again, 0 refused\n"
     assert terminal.replay("--all", "--apply").stdout == "0 replayed, 0 failed again, 0 refused\n"
     assert terminal.replay("--all").stdout == "no open dead letters meet these conditions: there is nothing to do\n"
-    assert terminal.depot.applied() == [0, 2, 1]
+    assert terminal.dead_letter_group.applied() == [0, 2, 1]
 
 
 def test_a_running_worker_is_asked_to_replay(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,17 +339,20 @@ def test_a_running_worker_is_asked_to_replay(terminal: Terminal, monkeypatch: py
     monkeypatch.setattr("seekpoint.cli.options.at_terminal", lambda: True)
     refused = terminal.run(*done, exits=1, stdin="n\n")
     assert "have a worker of g replay 3 dead letters?" in refused.stderr
-    assert terminal.depot.actions() == []
+    assert terminal.dead_letter_group.actions() == []
     waited = terminal.run(*done, "--wait", "1s", exits=1, stdin="y\n")
     monkeypatch.undo()
     assert "(3 dead letters) is requested" in waited.stdout
-    ((action, _, actor, why),) = terminal.depot.actions()
+    ((action, _, actor, why),) = terminal.dead_letter_group.actions()
     assert (action, actor) == ("request replay", "eve")
     request = re.fullmatch(r"request (\d+), 3 dead letters: fixed", why)
     assert request is not None
-    depot = terminal.depot
-    depot.bad = {b"worse"}
-    worker = RequestedReplays(depot.pipeline(keep_key_order=True), Ledger(depot.engine, "g", schema=depot.schema))
+    dead_letter_group = terminal.dead_letter_group
+    dead_letter_group.bad = {b"worse"}
+    worker = RequestedReplays(
+        dead_letter_group.pipeline(keep_key_order=True),
+        Ledger(dead_letter_group.engine, "g", schema=dead_letter_group.schema),
+    )
     worker.check()
     worker.work()
     shown = ("dead-letters", "replay-request", "g", request[1])
@@ -354,7 +360,7 @@ def test_a_running_worker_is_asked_to_replay(terminal: Terminal, monkeypatch: py
         f"request {request[1]} (3 dead letters) is done; 2 replayed, 1 failed again, 0 refused"
     ]
     assert terminal.json(*shown, "--wait", "1s", exits=1)["request"]["replayed"] == 2
-    assert terminal.depot.applied() == [0, 2]
+    assert terminal.dead_letter_group.applied() == [0, 2]
     assert [one["id"] for one in terminal.json(*by_worker, "--all")["planned"]] == [ids[1]]
 
 
@@ -367,12 +373,12 @@ def test_what_a_worker_is_not_asked_for_is_said(terminal: Terminal) -> None:
     assert done["request"]["dead_letters"] == [first]
     assert [one["id"] for one in done["refused"]] == [second]
     said = terminal.run(*asked, "--apply", "--reason", "fixed", exits=1).stdout
-    assert f"refused, and no part of it: dead letter {second}: " in said
+    assert f"refused, so not in the request: dead letter {second}: " in said
 
 
 def test_a_paused_group_says_who_paused_it(terminal: Terminal) -> None:
     park(terminal)
-    terminal.depot.ledger.pause(reason="an index", actor="ada")
+    terminal.dead_letter_group.ledger.pause(reason="an index", actor="ada")
     assert "paused by ada: an index" in terminal.replay("--all", "--apply", exits=1).stderr
     assert terminal.replay("--all", "--apply", "--while-paused").stdout == "3 replayed, 0 failed again, 0 refused\n"
 
@@ -388,9 +394,9 @@ def test_discard_is_a_dry_run_without_apply(terminal: Terminal) -> None:
         f"would be discarded: {ids[1]} (orders/0 offset 1): ValueError: b'worse' is not to be taken",
         "dry run: 2 would be discarded (2 dead_lettered), 0 refused; --apply does it",
     ]
-    assert terminal.depot.states() == {0: "dead_lettered", 1: "dead_lettered", 2: "blocked"}
+    assert terminal.dead_letter_group.states() == {0: "dead_lettered", 1: "dead_lettered", 2: "blocked"}
     assert terminal.run(*words, "--apply").stdout.endswith("2 discarded, 0 refused\n")
-    assert terminal.depot.states() == {0: "discarded", 1: "discarded", 2: "blocked"}
+    assert terminal.dead_letter_group.states() == {0: "discarded", 1: "discarded", 2: "blocked"}
     again = terminal.run(*words, "--apply", exits=1).stdout
     assert again.count("was discarded by ") == 2
     report = terminal.json(
@@ -398,6 +404,43 @@ def test_discard_is_a_dry_run_without_apply(terminal: Terminal) -> None:
     )
     assert [(one["id"], one["refusal"]) for one in report["discarded"]] == [(ids[2], None)]
     assert "it was discarded" in terminal.run("dead-letters", "show", str(ids[0])).stdout
+
+
+def test_edit_is_a_dry_run_without_apply(terminal: Terminal, tmp_path: Path) -> None:
+    """Shown with both values, and by the replay's plan; `--undo` takes it back."""
+    (one, *_) = map(str, park(terminal))
+    terminal.refuse("bad")
+    file = tmp_path / "value"
+    file.write_bytes(b"fixed")
+    words = ("dead-letters", "edit", one, "--value-file", str(file), "--author", "ada", "--reason", "typo")
+    assert terminal.lines(*words) == [
+        f'a replay would apply {one} (orders/0 offset 0) edited: "fixed"',
+        "dry run; --apply does it",
+    ]
+    assert "edited" not in terminal.run("dead-letters", "show", one).stdout
+    assert terminal.lines(*words, "--apply") == [
+        f'a replay applies {one} (orders/0 offset 0) edited: "fixed"',
+        f"replay it: seekpoint dead-letters replay MODULE:PIPELINE {one} --apply",
+    ]
+    shown = terminal.run("dead-letters", "show", one).stdout
+    assert re.search(
+        r"  value     3 bytes, UTF-8:\n  bad\n  edited    20.* UTC by ada: typo\n  to apply  5 bytes", shown
+    )
+    assert f"undo the edit: seekpoint dead-letters edit {one} --undo" in shown
+    assert "replayed, with the value that ada gave it" in " ".join(terminal.replay(one).stdout.split())
+    undo = ("dead-letters", "edit", one, "--undo", "--reason", "right")
+    assert terminal.json(*undo, "--apply")["edited"]["refusal"] is None
+    assert "is not edited" in terminal.run(*undo, "--apply", exits=1).stdout
+    terminal.run(*words, "--apply")
+    assert terminal.replay(one, "--apply").stdout.endswith("0 failed again, 0 refused\n")
+    assert terminal.dead_letter_group.states()[0] == "replayed"
+    assert "was replayed by" in terminal.run(*words, exits=1).stdout
+    for wrong, said in (
+        ((), "give --value-file FILE with the new value, or --undo"),
+        (("--value-file", str(tmp_path / "none")), "none: No such file"),
+        (("--undo", "--apply"), "--apply needs --reason"),
+    ):
+        assert said in terminal.run("dead-letters", "edit", one, *wrong, exits=2).stderr
 
 
 def test_export_writes_json_lines(terminal: Terminal, tmp_path: Path) -> None:
@@ -410,7 +453,7 @@ def test_export_writes_json_lines(terminal: Terminal, tmp_path: Path) -> None:
     assert (result.stdout, result.stderr) == ("", f"1 dead letter in {file}\n")
     missing = tmp_path / "none" / "letters.jsonl"
     refused = terminal.run("dead-letters", "export", "g", "-o", str(missing), exits=2)
-    assert refused.stderr == f"error: {missing} cannot be written: No such file or directory\n"
+    assert refused.stderr == f"error: {missing} cannot be written: No such file or directory [SP1001]\n"
     assert [json.loads(line)["id"] for line in file.read_text().splitlines()] == [ids[2]]
     assert [path.name for path in tmp_path.glob("letters.jsonl*")] == ["letters.jsonl"]
 
@@ -452,8 +495,8 @@ TRIED = f"{WAITS}ValueError: no price; tried 3 of 5 times, next try"
         ({"retry_at": "'2020-01-01T12:03:04Z'"}, f"{TRIED} 2020-01-01 12:03:04 UTC (due; no worker has", "dead_letter"),
         (
             {"attempt_running": "true"},
-            f"{WAITS}try 3 of 5 has begun, alone",
-            "before: ValueError: no price, then dead_letter",
+            f"{WAITS}attempt 3 of 5 is running, alone",
+            "last error: ValueError: no price, then dead_letter",
         ),
         (
             STOPPED,
@@ -469,9 +512,9 @@ TRIED = f"{WAITS}ValueError: no price; tried 3 of 5 times, next try"
     ids=["retry", "overdue", "running", "stopped", "crashed"],
 )
 def test_status_says_what_is_waited_for(terminal: Terminal, columns: dict[str, str], begins: str, ends: str) -> None:
-    terminal.depot.process(orders(b"a", b"b", b"c"))
-    with terminal.depot.engine.begin() as tx:
-        statement = put_trouble(f'"{terminal.depot.schema}"', **{**FAILED, **columns}).replace(":", "\\:")
+    terminal.dead_letter_group.process(orders(b"a", b"b", b"c"))
+    with terminal.dead_letter_group.engine.begin() as tx:
+        statement = put_trouble(f'"{terminal.dead_letter_group.schema}"', **{**FAILED, **columns}).replace(":", "\\:")
         tx.execute(text(statement))
     exits = int(columns is STOPPED)
     (said,) = terminal.run("status", "g", exits=exits).stdout.splitlines()[3:]
@@ -479,14 +522,14 @@ def test_status_says_what_is_waited_for(terminal: Terminal, columns: dict[str, s
     assert said.endswith(ends)
     (line,) = terminal.json("status", "g", exits=exits)
     assert (line["retry"]["offset"], line["retry"]["stopped"]) == (3, columns is STOPPED)
-    terminal.depot.process(orders(b"d", start=3))
+    terminal.dead_letter_group.process(orders(b"d", start=3))
     assert terminal.run("status", "g").stdout.splitlines()[3:] == []
 
 
 def test_status_says_so_of_a_real_stop(terminal: Terminal) -> None:
     """I4: as the unit of work leaves it."""
-    terminal.depot.bad = {b"bad"}
-    terminal.depot.process(orders(b"a", b"b", b"c", b"bad"), on_poison="stop")
+    terminal.dead_letter_group.bad = {b"bad"}
+    terminal.dead_letter_group.process(orders(b"a", b"b", b"c", b"bad"), on_poison="stop")
     (said,) = terminal.run("status", "g", exits=1).stdout.splitlines()[3:]
     assert said.startswith(
         "orders/0 has stopped in front of offset 3: ValueError: b'bad' is not to be taken (at dead_letter_group.py:"
@@ -497,9 +540,9 @@ def test_status_says_so_of_a_real_stop(terminal: Terminal) -> None:
 
 def test_tables_are_as_wide_as_they_are_whatever_the_group_is_called(terminal: Terminal) -> None:
     """An offset that is cut is none; a group's name is no markup."""
-    terminal.depot.group, terminal.depot.bad = "a[/b]", {b"bad"}
+    terminal.dead_letter_group.group, terminal.dead_letter_group.bad = "a[/b]", {b"bad"}
     at = 123_456_789_012
-    terminal.depot.process(orders(b"bad", start=at))
+    terminal.dead_letter_group.process(orders(b"bad", start=at))
     for command in ("status", "dead-letters list"):
         said = terminal.run(*command.split(), "a[/b]").stdout
         assert str(at)[:-1] in said, said
@@ -510,13 +553,13 @@ def test_tables_are_as_wide_as_they_are_whatever_the_group_is_called(terminal: T
 def test_nothing_in_a_dead_letter_reaches_the_terminal_raw(terminal: Terminal) -> None:
     """Key, headers, error and its traceback come from anybody who may produce."""
     odd = "\x1b]0;owned\x07\u202e"
-    letter = raw(b"bad", topic=TOPIC, key=odd.encode(), headers=[(f"h{odd}", odd.encode())])
+    dead_letter = raw(b"bad", topic=TOPIC, key=odd.encode(), headers=[(f"h{odd}", odd.encode())])
 
     def fail(tx: object, batch: object) -> None:
         raise ValueError(odd)
 
-    terminal.depot.park(letter, handle=fail)
-    (one,) = terminal.depot.open()
+    terminal.dead_letter_group.park(dead_letter, handle=fail)
+    (one,) = terminal.dead_letter_group.open()
     for words in (["list", "g"], ["show", str(one.id)], ["discard", str(one.id), "--reason", odd]):
         said = terminal.run("dead-letters", *words).output
         assert not {"\x1b", "\x07", "\u202e"} & set(said), said
@@ -538,7 +581,7 @@ def test_blocked_records_are_counted_apart_everywhere(terminal: Terminal) -> Non
         "orders/0: 3 records that the lag does not count are not applied: 2 dead letters, and 1 blocked behind their"
     )
     assert waits in " ".join(terminal.run("status", "g").stdout.split())
-    engine, schema = terminal.depot.engine, terminal.depot.schema
+    engine, schema = terminal.dead_letter_group.engine, terminal.dead_letter_group.schema
     samples = Samples()
     LedgerGauges(engine, schema=schema).add_to(samples)
     at = ("g", TOPIC, "0")

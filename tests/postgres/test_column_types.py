@@ -11,52 +11,52 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
 from seekpoint.sinks.column_types import types_locked
-from support.sink_tables import Ground
+from support.sink_tables import SinkTables
 
 
 @pytest.fixture
-def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
-    return Ground(seekpoint_engine, seekpoint_schema)
+def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
+    return SinkTables(seekpoint_engine, seekpoint_schema)
 
 
 @pytest.fixture
-def driver(ground: Ground) -> Iterator[psycopg.Connection[Any]]:
+def driver(sink_tables: SinkTables) -> Iterator[psycopg.Connection[Any]]:
     """A session with an open transaction."""
-    with ground.engine.connect() as connection:
+    with sink_tables.engine.connect() as connection:
         driver = connection.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
         connection.exec_driver_sql("SELECT 1")
         yield driver
 
 
-def test_no_session_alters_the_table_until_the_transaction_ends(ground: Ground, driver: Any) -> None:
-    path = ground.create("v text")
+def test_no_session_alters_the_table_until_the_transaction_ends(sink_tables: SinkTables, driver: Any) -> None:
+    path = sink_tables.create("v text")
     locked: dict[Any, Any] = {}
     assert types_locked(driver, path, locked).columns["v"].named == "text"
     with pytest.raises(OperationalError, match="lock timeout"):
-        ground.sql("SET LOCAL lock_timeout = '50ms'; ALTER TABLE t ALTER v TYPE jsonb USING to_jsonb(v)")
+        sink_tables.sql("SET LOCAL lock_timeout = '50ms'; ALTER TABLE t ALTER v TYPE jsonb USING to_jsonb(v)")
     assert list(locked) == [path]
 
 
-def test_a_name_without_a_schema_may_become_another_table(ground: Ground, driver: Any) -> None:
-    other = f"{ground.schema}_first"
-    ground.create("v text")
-    ground.sql(f'CREATE SCHEMA "{other}"')
+def test_a_name_without_a_schema_may_become_another_table(sink_tables: SinkTables, driver: Any) -> None:
+    other = f"{sink_tables.schema}_first"
+    sink_tables.create("v text")
+    sink_tables.sql(f'CREATE SCHEMA "{other}"')
     try:
-        driver.execute(f'SET LOCAL search_path = "{other}", "{ground.schema}"')
+        driver.execute(f'SET LOCAL search_path = "{other}", "{sink_tables.schema}"')
         locked: dict[Any, Any] = {}
         assert types_locked(driver, ["t"], locked).columns["v"].named == "text"
-        ground.sql(f'CREATE TABLE "{other}".t (v jsonb)')
+        sink_tables.sql(f'CREATE TABLE "{other}".t (v jsonb)')
         assert types_locked(driver, ["t"], locked).columns["v"].named == "jsonb"
     finally:
         driver.rollback()
-        ground.sql(f'DROP SCHEMA "{other}" CASCADE')
+        sink_tables.sql(f'DROP SCHEMA "{other}" CASCADE')
 
 
-def test_a_view_is_not_locked_and_is_asked_again(ground: Ground, driver: Any) -> None:
-    ground.create("v text", "base")
-    ground.sql("CREATE VIEW t AS SELECT * FROM base")
+def test_a_view_is_not_locked_and_is_asked_again(sink_tables: SinkTables, driver: Any) -> None:
+    sink_tables.create("v text", "base")
+    sink_tables.sql("CREATE VIEW t AS SELECT * FROM base")
     locked: dict[Any, Any] = {}
-    assert types_locked(driver, (ground.schema, "t"), locked).columns["v"].named == "text"
-    ground.sql("DROP VIEW t; CREATE VIEW t AS SELECT to_jsonb(v) AS v FROM base")
-    assert types_locked(driver, (ground.schema, "t"), locked).columns["v"].named == "jsonb"
+    assert types_locked(driver, (sink_tables.schema, "t"), locked).columns["v"].named == "text"
+    sink_tables.sql("DROP VIEW t; CREATE VIEW t AS SELECT to_jsonb(v) AS v FROM base")
+    assert types_locked(driver, (sink_tables.schema, "t"), locked).columns["v"].named == "jsonb"

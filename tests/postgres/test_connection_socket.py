@@ -12,6 +12,8 @@ from sqlalchemy import Engine
 
 from seekpoint.postgres.session import ConnectionSocket
 from seekpoint.worker.waiting import Stopwatch, waiting
+from support.ledger_worker import scalar
+from support.waiting import until
 
 
 @pytest.fixture
@@ -26,8 +28,8 @@ def test_a_wait_for_the_server_ends_when_the_wire_is_cut(driver: psycopg.Connect
     stopwatch = Stopwatch()
     wire = ConnectionSocket(waiting(stopwatch))
     wire.connected(driver)
-    with ThreadPoolExecutor(1) as elsewhere:
-        waits = elsewhere.submit(driver.execute, "SELECT pg_sleep(60)")
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(driver.execute, "SELECT pg_sleep(60)")
         wire.cut()
         with pytest.raises(psycopg.OperationalError):
             waits.result(30)
@@ -37,6 +39,24 @@ def test_a_wait_for_the_server_ends_when_the_wire_is_cut(driver: psycopg.Connect
         wire.connected(driver)
     wire.disconnected()
     wire.cut()  # twice, and without a connection: nothing
+
+
+def test_the_statement_of_a_connection_that_is_cut_ends_at_the_server(
+    driver: psycopg.Connection[Any], seekpoint_engine: Engine
+) -> None:
+    """Else it would hold its locks until it is done: a server that runs a statement does not look at the socket."""
+    wire, pid = ConnectionSocket(), driver.info.backend_pid
+    wire.connected(driver)
+    is_running = "SELECT count(*) FROM pg_stat_activity WHERE pid = :pid AND query LIKE 'SELECT pg_sleep%'"
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(driver.execute, "SELECT pg_sleep(600)")
+        until(lambda: scalar(seekpoint_engine, is_running, pid=pid), "the statement")
+        wire.cut()
+        with pytest.raises(psycopg.Error):
+            waits.result(30)
+    until(lambda: not scalar(seekpoint_engine, is_running, pid=pid), "the end of the statement")
+    wire.disconnected()
+    driver.close()
 
 
 def test_a_connection_that_is_given_back_is_as_it_was(driver: psycopg.Connection[Any]) -> None:

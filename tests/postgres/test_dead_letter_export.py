@@ -15,7 +15,7 @@ from seekpoint.errors import ConfigError
 from seekpoint.pipeline.policy import DeadLetterLimits
 from seekpoint.records import Cause, RawRecord, State
 from seekpoint.testing import raw
-from support.dead_letter_group import EVERY, TOPIC, Depot, orders
+from support.dead_letter_group import EVERY, TOPIC, DeadLetterGroup, orders
 
 NO_LIMITS = DeadLetterLimits(consecutive=None, ratio=None)
 LARGE = bytes(range(256)) * 40_960  # 10 MiB
@@ -56,11 +56,11 @@ def back(line: dict[str, Any]) -> RawRecord:
     )
 
 
-def test_an_export_has_every_byte_of_the_record(depot: Depot) -> None:
+def test_an_export_has_every_byte_of_the_record(dead_letter_group: DeadLetterGroup) -> None:
     """I4: null and empty are different; NUL, 10 MiB and what is no UTF-8 are there; headers in order, doubles kept."""
-    depot.bad = {r.value for r in odd() if r.value is not None}
-    depot.park(*odd())
-    text = "\n".join(json.dumps(line) for line in depot.redrive().export())
+    dead_letter_group.bad = {r.value for r in odd() if r.value is not None}
+    dead_letter_group.park(*odd())
+    text = "\n".join(json.dumps(line) for line in dead_letter_group.new_replay().export())
     lines = [json.loads(line) for line in text.split("\n")]
     assert [back(line) for line in lines] == odd()
     assert lines[0]["value"] == {"base64": "YQBi", "text": "a\0b"}
@@ -75,41 +75,41 @@ def test_an_export_has_every_byte_of_the_record(depot: Depot) -> None:
     )
 
 
-def test_an_export_has_what_became_of_it(depot: Depot) -> None:
+def test_an_export_has_what_became_of_it(dead_letter_group: DeadLetterGroup) -> None:
     """I4: errors, replays, and who decided."""
-    depot.bad = {b"b"}
-    first, second, third = depot.park(*orders(b"b", b"b", b"b"))
-    depot.redrive().replay(first.id)
-    depot.redrive().discard(second.id, reason="a double")
-    lines = {line["id"]: line for line in depot.redrive().export(EVERY)}
+    dead_letter_group.bad = {b"b"}
+    first, second, third = dead_letter_group.park(*orders(b"b", b"b", b"b"))
+    dead_letter_group.new_replay().replay(first.id)
+    dead_letter_group.new_replay().discard(second.id, reason="a double")
+    lines = {line["id"]: line for line in dead_letter_group.new_replay().export(EVERY)}
     assert lines[first.id]["replays"] == 1
     assert lines[first.id]["replay_error"] == lines[first.id]["error"] == "ValueError: b'b' is not to be taken"
     assert (lines[second.id]["state"], lines[second.id]["closed_by"]) == ("discarded", "ada")
     assert lines[second.id]["closed_reason"] == "a double"
     assert datetime.fromisoformat(lines[second.id]["closed_at"]).tzinfo is not None
-    assert [line["id"] for line in depot.redrive().export()] == [first.id, third.id]
+    assert [line["id"] for line in dead_letter_group.new_replay().export()] == [first.id, third.id]
 
 
-def test_a_replay_has_every_byte_too(depot: Depot) -> None:
+def test_a_replay_has_every_byte_too(dead_letter_group: DeadLetterGroup) -> None:
     """I4: what comes back to the handler is the record as it was read."""
-    depot.bad = {r.value for r in odd() if r.value is not None}
-    depot.park(*odd())
-    depot.bad.clear()
-    depot.batches.clear()
-    assert depot.redrive(value=Bytes(tombstones=True)).replay_all().replayed == len(odd())
-    assert [record for batch in depot.batches for record in batch] == odd()
+    dead_letter_group.bad = {r.value for r in odd() if r.value is not None}
+    dead_letter_group.park(*odd())
+    dead_letter_group.bad.clear()
+    dead_letter_group.batches.clear()
+    assert dead_letter_group.new_replay(value=Bytes(tombstones=True)).replay_all().replayed == len(odd())
+    assert [record for batch in dead_letter_group.batches for record in batch] == odd()
 
 
 @pytest.mark.long
-def test_a_choice_meets_every_condition(depot: Depot) -> None:
+def test_a_choice_meets_every_condition(dead_letter_group: DeadLetterGroup) -> None:
     """I4: and many pages are one list."""
-    depot.bad = {b"bad", b"worse"}
-    depot.process(orders(*[b"bad"] * 3, b"worse"), dead_letter_limits=NO_LIMITS)
-    depot.process(orders(*[b"bad"] * 1100, partition=1), dead_letter_limits=NO_LIMITS)
-    letters = DeadLetterAdmin(depot.engine, "g", schema=depot.schema, actor="eve")
+    dead_letter_group.bad = {b"bad", b"worse"}
+    dead_letter_group.process(orders(*[b"bad"] * 3, b"worse"), dead_letter_limits=NO_LIMITS)
+    dead_letter_group.process(orders(*[b"bad"] * 1100, partition=1), dead_letter_limits=NO_LIMITS)
+    dead_letters = DeadLetterAdmin(dead_letter_group.engine, "g", schema=dead_letter_group.schema, actor="eve")
 
     def found(**where: Any) -> int:
-        return len(list(letters.list(Where(**where))))
+        return len(list(dead_letters.list(Where(**where))))
 
     assert found() == 1104
     assert (found(topic=TOPIC, partition=0), found(topic="other"), found(error="b'worse'")) == (4, 0, 1)
@@ -117,23 +117,35 @@ def test_a_choice_meets_every_condition(depot: Depot) -> None:
     assert (found(cause=Cause.HANDLER), found(cause=Cause.BLOCKED), found(states=(State.DISCARDED,))) == (1104, 0, 0)
     now = datetime.now(UTC)
     assert (found(since=now - timedelta(hours=1)), found(since=now + timedelta(hours=1))) == (1104, 0)
-    assert [one.offset for one in letters.list(limit=6)] == [0, 1, 2, 3, 0, 1]
+    assert [one.offset for one in dead_letters.list(limit=6)] == [0, 1, 2, 3, 0, 1]
     seen: list[int] = []
-    done = letters.discard(
+    done = dead_letters.discard(
         Where(topic=TOPIC, partition=0), reason="all", progress=lambda one: seen.append(one.dead_letter.id)
     )
     assert [one.dead_letter.id for one in done] == seen
     assert (len(done), found(), found(states=(State.DISCARDED,))) == (4, 1100, 4)
 
 
-def test_a_discard_needs_a_reason_and_a_dead_letter_that_exists(depot: Depot) -> None:
+def test_the_history_counts_those_that_a_discard_closes(dead_letter_group: DeadLetterGroup) -> None:
+    """Those that are closed before it, or that came after its plan, are refused."""
+    dead_letter_group.bad = {b"b"}
+    first, *early = dead_letter_group.park(*orders(b"b", b"b", b"b"))
+    *_, late = dead_letter_group.park(*orders(b"b", start=3))
+    dead_letter_group.new_replay().discard(first.id, reason="a double")
+    chosen, as_of = [one.id for one in (first, *early, late)], max(one.dead_lettered_at for one in early)
+    done = dead_letter_group.new_replay().discard(chosen, reason="old", as_of=as_of)
+    assert [one.refusal is None for one in done] == [False, True, True, False]
+    assert dead_letter_group.actions()[1:] == [("discard", 1, "ada", "2 dead letters: old")]
+
+
+def test_a_discard_needs_a_reason_and_a_dead_letter_that_exists(dead_letter_group: DeadLetterGroup) -> None:
     """I4."""
-    depot.bad = {b"b"}
-    (letter,) = depot.park(*orders(b"b"))
-    with pytest.raises(ConfigError, match="given up for a reason"):
-        depot.redrive().discard(letter.id, reason=" ")
+    dead_letter_group.bad = {b"b"}
+    (dead_letter,) = dead_letter_group.park(*orders(b"b"))
+    with pytest.raises(ConfigError, match="a discard needs a reason"):
+        dead_letter_group.new_replay().discard(dead_letter.id, reason=" ")
     with pytest.raises(ConfigError, match="has no dead letter 99"):
-        depot.redrive().discard([letter.id, 99], reason="x")
-    (done,) = depot.redrive().discard(letter.id, reason="with a \0 in it \ud800")
+        dead_letter_group.new_replay().discard([dead_letter.id, 99], reason="x")
+    (done,) = dead_letter_group.new_replay().discard(dead_letter.id, reason="with a \0 in it \ud800")
     assert done.refusal is None
-    assert depot.redrive().get(letter.id).closed_reason == "with a \\x00 in it \\ud800"
+    assert dead_letter_group.new_replay().get(dead_letter.id).closed_reason == "with a \\x00 in it \\ud800"

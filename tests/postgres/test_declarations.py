@@ -14,7 +14,7 @@ from sqlalchemy import Engine, create_engine, text
 from seekpoint import Append, Json, Pipeline, Upsert, schema
 from seekpoint.pipeline.sink import Sink
 from seekpoint.sinks.arrow import AppendArrow
-from support.committer_desk import Desk
+from support.batch_committer import BatchCommitter
 from support.databases import new_database
 
 # What column v is in each of the two databases, and what becomes of the same values there.
@@ -53,7 +53,7 @@ def test_two_workers_of_one_pipeline_write_two_databases_by_their_own_types(
     sink = declare("t", columns=["id", "v"])
     pipeline = Pipeline(group, topics="orders", value=Json(), sinks=[sink])
     before = state_of(sink), set(vars(pipeline))
-    workers = [Desk(engine, "seekpoint", pipeline) for engine in engines]
+    workers = [BatchCommitter(engine, "seekpoint", pipeline) for engine in engines]
     number = 0
     for size in SIZES:
         rows = [{"id": n, "v": ("1.5", "2")[n % 2]} for n in range(number, number + size)]

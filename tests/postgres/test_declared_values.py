@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 from seekpoint import Append, Json, Pipeline, Upsert
 from seekpoint.errors import ConfigError
 from seekpoint.sinks.arrow import AppendArrow
-from support.sink_tables import TOPIC, Ground, with_enums
+from support.sink_tables import TOPIC, SinkTables, with_enums
 
 
 class Transit(Enum):
@@ -53,13 +53,13 @@ REFUSED: list[tuple[Any, str, str]] = [
     (datetime, "date", "a datetime has a time of day, which the column drops: declare date"),
     (datetime, "time", "a datetime has a date: declare time"),
     (Annotated[time, msgspec.Meta(tz=True)], "time", "a time has a time zone, which the column drops"),
-    (bytes, "text", "it takes no bytes: make the column bytea, or decode them (key=Text() for a record's key"),
-    (bool, "text", "it takes no bool: make the column boolean"),
-    (bool | None, "varchar(5)", "it takes no bool"),
-    (list[str], "text", "it takes no list: make the column an array or jsonb"),
-    (list[bool], "text[]", "it takes no bool"),
-    (Other, "mood", "neither all values nor all names of Other are labels of the type, which has in-transit, done"),
-    (Transit, "either", "of Transit all values and all names are labels"),
+    (bytes, "text", "the column takes no bytes: make it bytea, or decode them (key=Text() for a record's key"),
+    (bool, "text", "the column takes no bool: make it boolean"),
+    (bool | None, "varchar(5)", "the column takes no bool"),
+    (list[str], "text", "the column takes no list: make it an array or jsonb"),
+    (list[bool], "text[]", "the column takes no bool"),
+    (Other, "mood", "neither all values nor all names of Other are labels of the column's type (in-transit, done)"),
+    (Transit, "either", "all values of Transit are labels"),
     (list[Other], "mood[]", "neither all values nor all names of Other are labels"),
 ]
 TAKEN: list[tuple[Any, str]] = [
@@ -83,13 +83,13 @@ TAKEN: list[tuple[Any, str]] = [
 
 
 @pytest.fixture
-def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
-    return with_enums(Ground(seekpoint_engine, seekpoint_schema))
+def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
+    return with_enums(SinkTables(seekpoint_engine, seekpoint_schema))
 
 
-def refusal(ground: Ground, pipeline: Pipeline[Any, Any]) -> str:
+def refusal(sink_tables: SinkTables, pipeline: Pipeline[Any, Any]) -> str:
     """What a worker's start says; empty where it says nothing."""
-    with ground.engine.connect() as tx:
+    with sink_tables.engine.connect() as tx:
         try:
             pipeline.check_tables(tx)
         except ConfigError as error:
@@ -97,34 +97,36 @@ def refusal(ground: Ground, pipeline: Pipeline[Any, Any]) -> str:
     return ""
 
 
-def table(ground: Ground, kind: str) -> tuple[str, str]:
-    ground.sql("DROP TABLE IF EXISTS t")
+def table(sink_tables: SinkTables, kind: str) -> tuple[str, str]:
+    sink_tables.sql("DROP TABLE IF EXISTS t")
     own = kind.removesuffix("[]") in {"mood", "named", "either"}
-    return ground.create(f"id int PRIMARY KEY, v {f'{chr(34)}{ground.schema}{chr(34)}.' if own else ''}{kind}")
+    return sink_tables.create(
+        f"id int PRIMARY KEY, v {f'{chr(34)}{sink_tables.schema}{chr(34)}.' if own else ''}{kind}"
+    )
 
 
-def started(ground: Ground, sink: Any, value: Any) -> str:
-    return refusal(ground, Pipeline("g", topics=TOPIC, value=value, sinks=[sink]))
+def started(sink_tables: SinkTables, sink: Any, value: Any) -> str:
+    return refusal(sink_tables, Pipeline("g", topics=TOPIC, value=value, sinks=[sink]))
 
 
 @pytest.mark.parametrize("kind", [Append, AppendArrow, Upsert])
-def test_a_field_that_its_column_cannot_hold_is_refused_at_the_start(ground: Ground, kind: Any) -> None:
+def test_a_field_that_its_column_cannot_hold_is_refused_at_the_start(sink_tables: SinkTables, kind: Any) -> None:
     options: dict[str, Any] = {"key": ["id"]} if kind is Upsert else {}
     found = []
     for field, column, said in REFUSED:
         value = msgspec.defstruct("Value", [("id", int), ("v", field)])
-        told = started(ground, kind(table(ground, column), **options), Json(value))
-        if not (said in told and "field 'v', column 'v'" in told):
-            found.append(f"{field} into {column}: {told or 'taken'}")
+        message = started(sink_tables, kind(table(sink_tables, column), **options), Json(value))
+        if not (said in message and "field 'v', column 'v'" in message):
+            found.append(f"{field} into {column}: {message or 'taken'}")
     assert not found, "\n".join(found)
 
 
-def test_what_a_column_holds_is_not_refused(ground: Ground) -> None:
+def test_what_a_column_holds_is_not_refused(sink_tables: SinkTables) -> None:
     found = []
     for field, column in TAKEN:
         value = msgspec.defstruct("Value", [("id", int), ("v", field)])
-        if told := started(ground, Append(table(ground, column)), Json(value)):
-            found.append(f"{field} into {column}: {told}")
+        if message := started(sink_tables, Append(table(sink_tables, column)), Json(value)):
+            found.append(f"{field} into {column}: {message}")
     assert not found, "\n".join(found)
 
 
@@ -143,22 +145,22 @@ class Keys(TypedDict):
     v: float
 
 
-def test_every_kind_of_value_that_names_its_fields_is_checked(ground: Ground) -> None:
-    path = table(ground, "numeric")
+def test_every_kind_of_value_that_names_its_fields_is_checked(sink_tables: SinkTables) -> None:
+    path = table(sink_tables, "numeric")
     for value, columns in ((Row, None), (Keys, ["id", "v"]), (dict[str, float], ["id", "v"])):
-        assert FLOAT in started(ground, Append(path, columns=columns), Json(value)), value
+        assert FLOAT in started(sink_tables, Append(path, columns=columns), Json(value)), value
 
 
-def test_the_sinks_options_allow_what_is_refused_without_them(ground: Ground) -> None:
+def test_the_sinks_options_allow_what_is_refused_without_them(sink_tables: SinkTables) -> None:
     value = msgspec.defstruct("Value", [("id", int), ("v", float)])
-    assert not started(ground, Append(table(ground, "numeric"), round=True), Json(value))
+    assert not started(sink_tables, Append(table(sink_tables, "numeric"), round=True), Json(value))
     value = msgspec.defstruct("Value", [("id", int), ("v", datetime)])
-    assert not started(ground, Append(table(ground, "timestamp"), timezone="UTC"), Json(value))
-    with pytest.raises(ConfigError, match="timezone='Mars' is no time zone that is known"):
+    assert not started(sink_tables, Append(table(sink_tables, "timestamp"), timezone="UTC"), Json(value))
+    with pytest.raises(ConfigError, match="timezone='Mars' is not a known time zone"):
         Append("t", timezone="Mars")
 
 
-def test_floats_of_other_formats_have_their_digits(ground: Ground) -> None:
+def test_floats_of_other_formats_have_their_digits(sink_tables: SinkTables) -> None:
     """A double of Avro is a double: no digit of the record is lost."""
     value = msgspec.defstruct("Value", [("id", int), ("v", float)])
 
@@ -170,7 +172,7 @@ def test_floats_of_other_formats_have_their_digits(ground: Ground) -> None:
         def __call__(self, data: bytes) -> Any:
             return value(1, 0.1)
 
-    assert not started(ground, Append(table(ground, "numeric")), Binary())
+    assert not started(sink_tables, Append(table(sink_tables, "numeric")), Binary())
 
 
 LONG = "a_name_that_is_longer_than_the_sixty_three_bytes_that_postgres_takes"
@@ -178,12 +180,12 @@ CUT = LONG[:63]
 
 
 @pytest.mark.parametrize("kind", [Append, AppendArrow, Upsert])
-def test_a_name_that_the_server_would_cut_is_refused_with_both_spellings(ground: Ground, kind: Any) -> None:
+def test_a_name_that_the_server_would_cut_is_refused_with_both_spellings(sink_tables: SinkTables, kind: Any) -> None:
     options: dict[str, Any] = {"key": ["id"]} if kind is Upsert else {}
-    path = ground.create(f"id int PRIMARY KEY, {CUT} jsonb")
+    path = sink_tables.create(f"id int PRIMARY KEY, {CUT} jsonb")
     value = msgspec.defstruct("Value", [("id", int), (LONG, Any)])
     assert f"the name '{LONG}' has 68 bytes, and Postgres cuts it to '{CUT}'" in started(
-        ground, kind(path, **options), Json(value)
+        sink_tables, kind(path, **options), Json(value)
     )
     for declared in ({"columns": ["id", LONG]}, {"columns": ["id"], "provenance": {"offset": LONG}}):
         with pytest.raises(ConfigError, match=f"{LONG}.*{CUT}"):

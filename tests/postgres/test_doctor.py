@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -30,6 +31,7 @@ from seekpoint.ledger.roles import Role
 from seekpoint.ledger.status import StatusTables, WorkerProcess
 from seekpoint.records import Partition
 from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
+from support.command import seekpoint
 from support.databases import empty, new_database
 from support.ledger_roles import LedgerRoles
 from support.transaction_pooler import run_own
@@ -109,7 +111,7 @@ def roles(engine: Engine) -> Iterator[LedgerRoles]:
 
 
 def test_each_role_has_its_rights(roles: LedgerRoles) -> None:
-    """A role that may not read the groups' rows is warned that they were not looked at."""
+    """A role that may not read the groups' rows is warned that they were not checked."""
     for role in (Role.WRITER, Role.OPERATOR, Role.READER, Role.STAGER):
         diagnosis = Admin(roles.engine(role)).doctor(role)
         assert found(diagnosis) == {}
@@ -124,7 +126,7 @@ def test_a_right_that_is_missing(engine: Engine, roles: LedgerRoles) -> None:
     assert "lacks rights of a writer" in found(Admin(reader).doctor(Role.WRITER))["rights"]
     sql(engine, f'REVOKE UPDATE ON seekpoint.dead_letter FROM "{name}"')
     message = found(Admin(writer).doctor())["rights"]
-    assert message.endswith("of a writer it lacks UPDATE on dead_letter")
+    assert message.endswith("for a writer it lacks UPDATE on dead_letter")
     sql(engine, f'REVOKE SELECT (state) ON seekpoint.reload_run FROM "{roles.names[Role.READER]}"')
     assert found(Admin(reader).doctor(Role.READER))["rights"].endswith(": SELECT (state) on reload_run")
     sql(engine, f'REVOKE SELECT ON seekpoint.alembic_version FROM "{name}"')
@@ -202,7 +204,7 @@ def test_a_table_without_autovacuum_and_dead_rows_that_are_left(engine: Engine) 
     )
     messages = found(Admin(engine).doctor(), Level.WARNING)["autovacuum"].splitlines()
     table = "seekpoint.position_sample"
-    assert messages == [f"autovacuum is off for {table}", f"{table} has 20,001 dead rows beside 1"]
+    assert messages == [f"autovacuum is off for {table}", f"{table} has 20,001 dead rows and 1 live row"]
     sql(engine, "ALTER TABLE seekpoint.position_sample RESET (autovacuum_enabled)")
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as tx:
         tx.execute(text("VACUUM seekpoint.position_sample"))
@@ -223,7 +225,7 @@ def test_a_transaction_that_was_left_open(engine: Engine, monkeypatch: pytest.Mo
     isolation, left = LEFT_OPEN[name]
     with engine.connect().execution_options(isolation_level=isolation) as idle:
         idle.execute(text(left))
-        assert "a transaction is open since" in found(Admin(engine).doctor(), Level.WARNING)["autovacuum"]
+        assert "a transaction has been open for" in found(Admin(engine).doctor(), Level.WARNING)["autovacuum"]
 
 
 RISKY = {"fsync": "off", "full_page_writes": "off", "autovacuum": "off", "wal_level": "logical",
@@ -245,7 +247,7 @@ def test_a_server_that_may_lose_commits_or_takes_none(monkeypatch: pytest.Monkey
         with monkeypatch.context() as patch:
             patch.setattr(check_postgres, "OLD", 0.0)
             _alone(engine, "BEGIN", "CREATE TABLE left_open ()", "PREPARE TRANSACTION 'left'")
-            assert "a transaction is open since" in found(Admin(engine).doctor(), Level.WARNING)["autovacuum"]
+            assert "a transaction has been open for" in found(Admin(engine).doctor(), Level.WARNING)["autovacuum"]
             _alone(engine, "ROLLBACK PREPARED 'left'")
         folder = _answer(engine, "SELECT current_setting('data_directory')")
         _alone(engine, f"COPY (SELECT 1) TO '{folder}/standby.signal'")
@@ -260,7 +262,7 @@ def _replicas(server: PostgresServer, engine: Engine) -> None:
     replica = psycopg.pq.PGconn.connect(make_conninfo(server.dsn, replication="database").encode())
     try:
         assert replica.status == psycopg.pq.ConnStatus.OK
-        assert "1 standbys are asynchronous" in found(Admin(engine).doctor(), Level.WARNING)["replication"]
+        assert "1 asynchronous standby: a failover" in found(Admin(engine).doctor(), Level.WARNING)["replication"]
         options = "proto_version '1', publication_names 'changes'"
         started = replica.exec_(f"START_REPLICATION SLOT other LOGICAL 0/0 ({options})".encode())
         assert started.status == psycopg.pq.ExecStatus.COPY_BOTH
@@ -302,7 +304,7 @@ def test_a_stop_and_records_that_retention_deleted(engine: Engine) -> None:
     )
     failures = found(Admin(engine).doctor())
     assert failures["stops"] == "shop: orders/0 stopped at 10: OffsetLost"
-    assert failures["retention"] == "shop: orders/0: 15 records were deleted by retention before they were applied"
+    assert failures["retention"] == "shop: orders/0: retention deleted 15 records that had not been applied"
 
 
 def test_a_pause(engine: Engine) -> None:
@@ -320,7 +322,7 @@ def test_many_partitions_with_the_same_problem_are_counted(engine: Engine) -> No
         put_stop("seekpoint", "PoisonStop", "10"),
     )
     *_, last = lines = found(Admin(engine).doctor())["stops"].splitlines()
-    assert (len(lines), last) == (11, "shop: the same of 15 more partitions")
+    assert (len(lines), last) == (11, "shop: the same for 15 more partitions")
 
 
 def test_records_that_retention_is_about_to_delete_and_no_fresh_sample(engine: Engine) -> None:
@@ -338,7 +340,7 @@ def test_records_that_retention_is_about_to_delete_and_no_fresh_sample(engine: E
     assert message.startswith("shop: orders/0: the log's start reaches the position in 4:00:0")
     sql(engine, "UPDATE seekpoint.position_sample SET at = at - interval '4 minutes'")
     message = found(Admin(engine).doctor(), Level.WARNING)["retention"]
-    assert message.endswith("is not known of 1 partitions: no sample is fresh")
+    assert message.endswith("headroom is not known for 1 partition: no sample is recent")
 
 
 def test_brokers_that_do_not_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,3 +382,93 @@ def test_the_command_answers_with_exit_code_and_without_a_password(engine: Engin
     assert "stops" in [each["check"] for each in report["findings"] if each["level"] == "failure"]
     for answer in (done, failed):
         assert str(make_url(url).password) not in answer.output
+
+
+# -- tables of pipelines -----------------------------------------------------------------------------------
+
+PIPELINES = """\
+import msgspec
+from seekpoint import Append, Json, Pipeline, Text, Upsert
+
+class Order(msgspec.Struct):
+    id: int
+    note: str | None
+
+sink = Append("lines", columns=["line"], row=lambda record: (record.value,))
+orders = Pipeline("shop", topics="orders", value=Json(Order), sinks=[Upsert("orders", key=["id"])])
+lines = Pipeline("lines", topics="lines", value=Text(), sinks=[sink])
+handled = Pipeline("handled", topics="lines", value=Text(), handle=lambda tx, batch: None, writes=["accounts"])
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module with pipelines."""
+    name = f"pipes_{uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text(PIPELINES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def of_tables(engine: Engine, *targets: str, exits: int) -> list[list[Any]]:
+    """Level, message and remedies of each finding on the tables of these pipelines."""
+    url = engine.url.render_as_string(hide_password=False)
+    report = json.loads(seekpoint("doctor", *targets, "--database-url", url, "--json", exits=exits).stdout)
+    findings = [each for each in report["findings"] if each["check"] == "tables"]
+    return [[each["level"], each["message"], each["remedies"]] for each in findings]
+
+
+def test_what_the_tables_of_a_pipeline_lack(engine: Engine, module: str) -> None:
+    assert of_tables(engine, exits=0) == []
+    orders = f"{module}:orders"
+    ((level, message, created),) = of_tables(engine, orders, exits=1)
+    assert (level, message) == ("failure", f"{orders}: orders does not take every row")
+    columns = "( id BIGINT NOT NULL, note TEXT, PRIMARY KEY (id) )"
+    assert created == [f"CREATE TABLE orders {columns} WITH (fillfactor = 50);"]
+    sql(engine, *created)
+    assert of_tables(engine, orders, exits=0) == [["ok", f"{orders}: its tables take every row", []]]
+    sql(engine, "ALTER TABLE orders DROP COLUMN note, DROP CONSTRAINT orders_pkey")
+    url = engine.url.render_as_string(hide_password=False)
+    lines = seekpoint("doctor", orders, "-q", "--database-url", url, exits=1).stdout.splitlines()
+    assert [line.strip() for line in lines if "→" in line][-2:] == [
+        "→ ALTER TABLE orders ADD COLUMN note TEXT;",
+        "→ ALTER TABLE orders ADD CONSTRAINT orders_pkey PRIMARY KEY (id);",
+    ]
+
+
+def test_what_a_start_refuses_of_a_pipeline(engine: Engine, module: str) -> None:
+    lines, handled, orders = (f"{module}:{name}" for name in ("lines", "handled", "orders"))
+    unknown, missing, unwritten = of_tables(engine, lines, handled, exits=1)
+    assert unknown[:1] == ["warning"]
+    assert f"{lines}: types were not compared: Append('lines'): the fields of its rows are not known" in unknown[1]
+    assert missing[:2] == ["failure", f"{lines}: Append('lines'): relation \"lines\" does not exist"]
+    assert missing[2][0].startswith(f"create the table (`seekpoint db table {lines}` prints the statement), or correct")
+    assert unwritten[1].endswith("writes='accounts': relation 'accounts' does not exist")
+    assert unwritten[2][0].startswith("create the table, or correct its name")
+    sql(engine, "CREATE TABLE lines (line text)", "CREATE TABLE accounts ()")
+    assert [level for level, *_ in of_tables(engine, lines, handled, exits=0)] == ["warning", "ok"]
+    sql(engine, "CREATE TABLE orders (id bigint PRIMARY KEY DEFERRABLE, note text)")
+    ((level, message, _),) = of_tables(engine, orders, exits=1)
+    assert (level, "the table has no unique index on exactly" in message) == ("failure", True)
+    sql(engine, "ALTER TABLE orders RENAME TO base", "CREATE VIEW orders AS TABLE base")
+    sql(engine, "ALTER TABLE base DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (id)")
+    assert [level for level, *_ in of_tables(engine, orders, exits=0)] == ["ok"]
+
+
+@pytest.mark.long
+def test_a_locked_table_of_a_pipeline_is_a_warning(engine: Engine, module: str) -> None:
+    sql(engine, "CREATE TABLE orders (id bigint PRIMARY KEY, note text)")
+    with engine.begin() as tx:
+        tx.execute(text("LOCK TABLE orders"))
+        (locked,) = of_tables(engine, f"{module}:orders", exits=0)
+    assert locked == [
+        "warning",
+        f"{module}:orders: not checked: LockNotAvailable: canceling statement due to lock timeout",
+        ["run doctor again"],
+    ]
+
+
+def test_a_pipeline_that_does_not_exist(engine: Engine, module: str) -> None:
+    url = engine.url.render_as_string(hide_password=False)
+    assert "has no 'nope'" in seekpoint("doctor", f"{module}:nope", "--database-url", url, exits=2).stderr
+    assert "'shop' is not module:name" in seekpoint("doctor", "shop", "--database-url", url, exits=2).stderr

@@ -17,16 +17,16 @@ from failures.kinds import KINDS, Kind
 from seekpoint import schema
 from seekpoint.pipeline.policy import OnPoison
 from support.failures import check_each
-from support.sink_tables import Ground
+from support.sink_tables import SinkTables
 
 
 @pytest.fixture(scope="module")
-def ground(seekpoint_dsn: str) -> Iterator[Ground]:
+def sink_tables(seekpoint_dsn: str) -> Iterator[SinkTables]:
     """One schema for all of them: each case has tables and a group of its own."""
     name, engine = f"seekpoint_{secrets.token_hex(6)}", create_engine(seekpoint_dsn)
     try:
         schema.upgrade(engine, schema=name)
-        made = Ground(engine, name)
+        made = SinkTables(engine, name)
         prepare(made)
         yield made
         with engine.begin() as tx:
@@ -37,20 +37,20 @@ def ground(seekpoint_dsn: str) -> Iterator[Ground]:
 
 
 # A part has two ways of writing under two policies; all of a kind's parts together have each way under each policy.
-PARTS = [(kind, part) for kind in KINDS for part in range(min(9, len(kind.roads) * len(OnPoison)))]
+PARTS = [(kind, part) for kind in KINDS for part in range(min(9, len(kind.strategies) * len(OnPoison)))]
 
 
 @pytest.mark.repeats("part")
 @pytest.mark.parametrize(("kind", "part"), PARTS, ids=str)
-def test_where_a_record_ends(ground: Ground, kind: Kind, part: int) -> None:
+def test_where_a_record_ends(sink_tables: SinkTables, kind: Kind, part: int) -> None:
     policies = list(OnPoison)
     cases = [
-        (road, policies[(number + turn) % len(policies)])
+        (strategy, policies[(number + turn) % len(policies)])
         for turn in range(len(policies))
-        for number, road in enumerate(kind.roads)
+        for number, strategy in enumerate(kind.strategies)
     ]
     check_each(
         cases[part::9],
-        lambda case: judge(ground, kind, *case, f"t_{secrets.token_hex(5)}"),
+        lambda case: judge(sink_tables, kind, *case, f"t_{secrets.token_hex(5)}"),
         lambda case: f"{case[0]}, {case[1].value}",
     )

@@ -18,17 +18,17 @@ from seekpoint.postgres.session_state import is_configured_by_code
 from support.fixtures import NewEngine
 from support.round_trips import trips
 from support.service import Service, driver
-from support.sink_tables import Ground
+from support.sink_tables import SinkTables
 from support.waiting import until
 
 
 @pytest.fixture
 def service(seekpoint_engine: Engine, seekpoint_schema: str, group: str, new_engine: NewEngine) -> Iterator[Service]:
     engine = new_engine(seekpoint_engine.url, pool_size=2, max_overflow=0)
-    service = Service(Ground(seekpoint_engine, seekpoint_schema), engine, group)
+    service = Service(SinkTables(seekpoint_engine, seekpoint_schema), engine, group)
     yield service
     if service.clear:
-        service.ground.sql(service.clear)
+        service.sink_tables.sql(service.clear)
 
 
 # -- options ------------------------------------------------------------------------------------------------------
@@ -63,11 +63,13 @@ MEANWHILE = (
 @pytest.mark.parametrize("statement", MEANWHILE)
 def test_the_next_part_of_a_batch_finds_its_tables(service: Service, new_engine: NewEngine, statement: str) -> None:
     """I1: a handler's search_path, or its temporary table, takes no rows of the sink in the parts that follow."""
-    schema = service.ground.schema
+    schema = service.sink_tables.schema
     service.engine = new_engine(
         service.engine.url, connect_args={"options": f"-c search_path={schema},public"}, pool_size=2
     )
-    service.ground.sql(f'CREATE SCHEMA "tenant_of_{schema}"; CREATE TABLE "tenant_of_{schema}".t (id bigint, v text)')
+    service.sink_tables.sql(
+        f'CREATE SCHEMA "tenant_of_{schema}"; CREATE TABLE "tenant_of_{schema}".t (id bigint, v text)'
+    )
     service.clear = f'DROP SCHEMA "tenant_of_{schema}" CASCADE'
     paths: list[str] = []
 
@@ -79,7 +81,7 @@ def test_the_next_part_of_a_batch_finds_its_tables(service: Service, new_engine:
 
     sink = Append("t", columns=["id", "v"], row=lambda r: (r.offset, r.value))
     service.run(handle, ["a", "b", "bad", "c", "d"], ["e"], sinks=[sink], on_poison="dead_letter")
-    assert service.ground.rows("v") == [("a",), ("b",), ("c",), ("d",), ("e",)]
+    assert service.sink_tables.rows("v") == [("a",), ("b",), ("c",), ("d",), ("e",)]
     assert len(paths) == 3
     assert all(path.startswith(schema) for path in paths)
 
@@ -100,8 +102,8 @@ def test_a_handler_finds_the_drivers_connection_as_the_host_made_it(service: Ser
 
 
 def by_role(service: Service, options: str = "SUPERUSER") -> str:
-    role, schema = f'"{service.group}"', f'"{service.ground.schema}"'
-    service.ground.sql(
+    role, schema = f'"{service.group}"', f'"{service.sink_tables.schema}"'
+    service.sink_tables.sql(
         f"CREATE ROLE {role} {options}; GRANT ALL ON SCHEMA {schema} TO {role};"
         f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}; GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema} TO {role}"
     )
@@ -110,20 +112,21 @@ def by_role(service: Service, options: str = "SUPERUSER") -> str:
 
 
 def by_trigger(service: Service) -> str:
-    service.ground.sql(
+    service.sink_tables.sql(
         "CREATE TABLE watched (v text);"
         "CREATE FUNCTION noted() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
         "PERFORM set_config('search_path', 'nowhere', false); RETURN NEW; END $$;"
-        f'CREATE TRIGGER noted BEFORE INSERT ON watched FOR EACH ROW EXECUTE FUNCTION "{service.ground.schema}".noted()'
+        "CREATE TRIGGER noted BEFORE INSERT ON watched FOR EACH ROW "
+        f'EXECUTE FUNCTION "{service.sink_tables.schema}".noted()'
     )
-    return f"INSERT INTO \"{service.ground.schema}\".watched VALUES ('x')"
+    return f"INSERT INTO \"{service.sink_tables.schema}\".watched VALUES ('x')"
 
 
 def by_locking_function(service: Service) -> str:
-    service.ground.sql(
+    service.sink_tables.sql(
         "CREATE FUNCTION locked() RETURNS void LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_lock(4711); END $$"
     )
-    return f'SELECT "{service.ground.schema}".locked()'
+    return f'SELECT "{service.sink_tables.schema}".locked()'
 
 
 CHANGES: dict[str, tuple[str | Callable[[Service], str], str]] = {
@@ -168,14 +171,14 @@ WAYS = {
 def test_no_call_finds_a_setting_of_the_one_before(service: Service, name: str) -> None:
     """I1: however it was set: the server has no list of such settings, so they are reset together with COMMIT."""
     found: list[Any] = []
-    service.ground.sql(
+    service.sink_tables.sql(
         "CREATE FUNCTION quiet(x text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN "
         "PERFORM set_config('app.' || 'function', x, false); RETURN x; END $$"
     )
 
     def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
         found.append(tx.exec_driver_sql(f"SELECT nullif(current_setting('{name}', true), '')").scalar())
-        tx.exec_driver_sql(WAYS[name].format(schema=service.ground.schema))
+        tx.exec_driver_sql(WAYS[name].format(schema=service.sink_tables.schema))
         service.insert(tx, batch)
 
     service.run(handle, ["a"], ["b"], ["c"])
@@ -195,7 +198,7 @@ def test_a_session_that_takes_backslashes_in_strings_is_checked_too(service: Ser
 
     service.run(handle, ["a"], ["b"], ["c"])
     assert service.changed() == [("setting statement_timeout",)]
-    assert service.ground.rows("v") == [("a",), ("b",), ("c",)]
+    assert service.sink_tables.rows("v") == [("a",), ("b",), ("c",)]
 
 
 def test_i1_a_commit_that_is_answered_with_rollback_is_an_error(service: Service) -> None:
@@ -231,7 +234,7 @@ def test_a_change_of_the_session_ends_with_its_transaction(service: Service, cha
     assert second != third == fourth
     (changed,) = service.changed()
     assert what in changed
-    assert service.ground.rows("v") == [("a",), ("b",), ("c",), ("d",)]
+    assert service.sink_tables.rows("v") == [("a",), ("b",), ("c",), ("d",)]
 
 
 def test_an_advisory_lock_ends_after_commit(service: Service) -> None:
@@ -242,7 +245,7 @@ def test_an_advisory_lock_ends_after_commit(service: Service) -> None:
     locks = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 815")
 
     def is_free() -> bool:
-        with service.ground.engine.connect() as tx:
+        with service.sink_tables.engine.connect() as tx:
             return bool(tx.execute(locks).scalar_one() == 0)
 
     until(is_free, "the server's end of the session, whose connection was closed")
@@ -256,7 +259,7 @@ def test_a_session_whose_statements_were_forgotten_is_not_replaced(service: Serv
         service.insert(tx, batch)
 
     service.run(handle, ["a"], ["b"], ["c"])
-    assert service.ground.rows("v") == [("a",), ("b",), ("c",)]
+    assert service.sink_tables.rows("v") == [("a",), ("b",), ("c",)]
     assert len(set(service.backends)) == 1
     assert service.changed() == []
 
@@ -294,7 +297,7 @@ def test_a_handler_that_always_sets_something_is_applied_all_the_same(service: S
     service.run(handle, ["a"], ["b"], ["c"])
     assert len(set(service.backends)) == 3
     assert service.changed() == [("setting work_mem",)] * 3
-    assert service.ground.rows("v") == [("a",), ("b",), ("c",)]
+    assert service.sink_tables.rows("v") == [("a",), ("b",), ("c",)]
 
 
 # -- the host's ---------------------------------------------------------------------------------------------------
@@ -449,5 +452,5 @@ def test_an_answer_that_is_missing_after_commit_is_no_failed_commit(service: Ser
 
     service.run(handle, ["a"], ["b"])
     assert calls == [1, 1]
-    assert service.ground.rows("v") == [("a",), ("b",)]
+    assert service.sink_tables.rows("v") == [("a",), ("b",)]
     assert service.changed() == [("unknown",)] * 2

@@ -7,21 +7,22 @@ from typing import Any
 
 import pytest
 from psycopg.rows import dict_row
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, create_engine, text
 
 from seekpoint import Append, Batch, Bytes, Json, Ledger, Pipeline, events
-from seekpoint.errors import ConfigError, Fenced, HandlerOutdated, SchemaMismatch
+from seekpoint.errors import ConfigError, Fenced, HandlerOutdated, Poison, PoisonStop, SchemaMismatch
 from seekpoint.events import Observer
 from seekpoint.records import Partition, RawRecord, Span
 from seekpoint.testing import Processed, batch, kit, process, raw, record
+from seekpoint.testing.pytest_plugin import with_search_path
 from support.fixtures import NewEngine
-from support.sink_tables import TOPIC, Ground, orders
+from support.sink_tables import TOPIC, SinkTables, orders
 from support.waiting import until
 
 
 @pytest.fixture
-def pipeline(ground: Ground, group: str) -> Pipeline:
-    sink = ground.append("p int, o bigint", columns=["p", "o"], row=lambda r: (r.partition, r.offset))
+def pipeline(sink_tables: SinkTables, group: str) -> Pipeline:
+    sink = sink_tables.append("p int, o bigint", columns=["p", "o"], row=lambda r: (r.partition, r.offset))
     return Pipeline(group, topics=TOPIC, value=Bytes(), sinks=[sink])
 
 
@@ -58,96 +59,122 @@ def test_a_batch_spans_its_records() -> None:
 # -- the real unit of work ----------------------------------------------------------------------------------
 
 
-def test_it_says_what_it_did(ground: Ground, pipeline: Pipeline) -> None:
-    done = ground.process(pipeline, *orders(b"", b"", start=5), *orders(b"", partition=2, start=40))
+def test_it_says_what_it_did(sink_tables: SinkTables, pipeline: Pipeline) -> None:
+    done = sink_tables.process(pipeline, *orders(b"", b"", start=5), *orders(b"", partition=2, start=40))
     assert done == Processed(spans=(Span(Partition(TOPIC, 0), 5, 7), Span(Partition(TOPIC, 2), 40, 41)), records=3)
-    assert ground.positions(pipeline) == {Partition(TOPIC, 0): 7, Partition(TOPIC, 2): 41}
+    assert sink_tables.positions(pipeline) == {Partition(TOPIC, 0): 7, Partition(TOPIC, 2): 41}
 
 
-def test_the_order_of_the_records_is_the_batchs(ground: Ground, group: str) -> None:
+def test_the_order_of_the_records_is_the_batchs(sink_tables: SinkTables, group: str) -> None:
     seen: list[str] = []
     pipeline = Pipeline(group, topics=[TOPIC, "b"], value=Bytes(), handle=lambda tx, b: seen.extend(r.id for r in b))
     mixed = [raw(b"", topic=t, partition=p, offset=o) for t, p, o in [("b", 1, 0), (TOPIC, 0, 3), ("b", 1, 1)]]
-    ground.process(pipeline, *mixed)
+    sink_tables.process(pipeline, *mixed)
     assert seen == ["b/1/0", f"{TOPIC}/0/3", "b/1/1"]
 
 
-def test_records_that_come_again_are_left_out(ground: Ground, pipeline: Pipeline) -> None:
-    ground.process(pipeline, *orders(b"", b"", start=5))
-    done = ground.process(pipeline, *orders(b"", b"", b"", b"", start=4))
+def test_records_that_come_again_are_left_out(sink_tables: SinkTables, pipeline: Pipeline) -> None:
+    sink_tables.process(pipeline, *orders(b"", b"", start=5))
+    done = sink_tables.process(pipeline, *orders(b"", b"", b"", b"", start=4))
     assert done.spans == (Span(Partition(TOPIC, 0), 7, 8),)
-    assert ground.rows("o") == [(5,), (6,), (7,)]
-    assert ground.process(pipeline, *orders(b"", start=7)) == Processed()
+    assert sink_tables.rows("o") == [(5,), (6,), (7,)]
+    assert sink_tables.process(pipeline, *orders(b"", start=7)) == Processed()
 
 
-def test_a_gap_between_offsets_is_compaction(ground: Ground, pipeline: Pipeline) -> None:
-    ground.process(pipeline, *orders(b"", start=5), *orders(b"", start=90))
-    assert ground.positions(pipeline) == {Partition(TOPIC, 0): 91}
+def test_a_gap_between_offsets_is_compaction(sink_tables: SinkTables, pipeline: Pipeline) -> None:
+    sink_tables.process(pipeline, *orders(b"", start=5), *orders(b"", start=90))
+    assert sink_tables.positions(pipeline) == {Partition(TOPIC, 0): 91}
 
 
-def test_no_records_are_no_work(ground: Ground, pipeline: Pipeline) -> None:
-    assert ground.process(pipeline) == Processed()
-    assert ground.positions(pipeline) == {}
+def test_no_records_are_no_work(sink_tables: SinkTables, pipeline: Pipeline) -> None:
+    assert sink_tables.process(pipeline) == Processed()
+    assert sink_tables.positions(pipeline) == {}
 
 
-def test_claims_are_given_back_whatever_happens(ground: Ground, pipeline: Pipeline, group: str) -> None:
+def test_claims_are_given_back_whatever_happens(sink_tables: SinkTables, pipeline: Pipeline, group: str) -> None:
     def fail(tx: Connection, b: Batch[Any, Any]) -> None:
         raise ZeroDivisionError
 
-    ground.process(pipeline, *orders(b""))
-    ground.process(pipeline, *orders(b""))
+    sink_tables.process(pipeline, *orders(b""))
+    sink_tables.process(pipeline, *orders(b""))
     with pytest.raises(ZeroDivisionError):
-        ground.process(Pipeline(group, topics=TOPIC, value=Bytes(), handle=fail), *orders(b"", start=1))
-    (position,) = Ledger(ground.engine, group, schema=ground.schema).read()
+        sink_tables.process(Pipeline(group, topics=TOPIC, value=Bytes(), handle=fail), *orders(b"", start=1))
+    (position,) = Ledger(sink_tables.engine, group, schema=sink_tables.schema).read()
     assert (position.owner, position.unreleased_claims) == (None, 0), "a test is no crash"
     assert position.epoch == 3
 
 
-def test_it_observes_like_a_worker(ground: Ground, pipeline: Pipeline) -> None:
+def test_a_record_that_stops_its_partition_is_raised_unless_stops_are_collected(
+    sink_tables: SinkTables, group: str
+) -> None:
+    """A test that does not ask for stops would pass over a poison record."""
+
+    def refuse(tx: Connection, batch: Batch[bytes, bytes | None]) -> None:
+        if any(record.value == b"bad" for record in batch):
+            raise Poison("no")
+
+    pipeline = Pipeline(group, topics=TOPIC, value=Bytes(), handle=refuse)
+    records = orders(b"", b"bad", b"")
+    with pytest.raises(PoisonStop, match=rf"{TOPIC}/0 stopped at offset 1: .*no"):
+        process(pipeline, sink_tables.engine, records, schema=sink_tables.schema)
+    assert sink_tables.positions(pipeline) == {Partition(TOPIC, 0): 1}, "the records before it are applied"
+    again = process(pipeline, sink_tables.engine, records, schema=sink_tables.schema, collect=True)
+    assert ([*again.stopped], again.records) == ([Partition(TOPIC, 0)], 0)
+
+
+def test_it_observes_like_a_worker(sink_tables: SinkTables, pipeline: Pipeline) -> None:
     seen: list[events.Event] = []
-    ground.process(pipeline, *orders(b""), observe=(seen.append,))
+    sink_tables.process(pipeline, *orders(b""), observe=(seen.append,))
     assert [type(e).__name__ for e in seen] == ["BatchOpened", "Held", "Applied", "Advanced", "Committed"]
 
 
 @pytest.mark.parametrize("shape", ["text", "url"])
-def test_an_engine_of_a_url_is_closed_again(ground: Ground, pipeline: Pipeline, seekpoint_dsn: str, shape: str) -> None:
-    url = ground.engine.url if shape == "url" else seekpoint_dsn
-    named = Pipeline(ground.schema, topics=TOPIC, value=Bytes(), sinks=pipeline.sinks)  # short enough to be found by
+def test_an_engine_of_a_url_is_closed_again(
+    sink_tables: SinkTables, pipeline: Pipeline, seekpoint_dsn: str, shape: str
+) -> None:
+    url = sink_tables.engine.url if shape == "url" else seekpoint_dsn
+    named = Pipeline(
+        sink_tables.schema, topics=TOPIC, value=Bytes(), sinks=pipeline.sinks
+    )  # short enough to be found by
     open_meanwhile: list[int] = []
-    counted: Observer = lambda event: open_meanwhile.append(sessions(ground))  # noqa: E731
-    assert process(named, url, orders(b""), schema=ground.schema, observe=[counted]).records == 1
+    counted: Observer = lambda event: open_meanwhile.append(sessions(sink_tables))  # noqa: E731
+    assert process(named, url, orders(b""), schema=sink_tables.schema, observe=[counted]).records == 1
     assert max(open_meanwhile) >= 1
-    until(lambda: sessions(ground) == 0, "the end of the engine's sessions")
+    until(lambda: sessions(sink_tables) == 0, "the end of the engine's sessions")
 
 
-def sessions(ground: Ground) -> int:
+def sessions(sink_tables: SinkTables) -> int:
     """Open sessions of the group that is called like the schema."""
     query = text("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'seekpoint % ' || :name")
-    with ground.engine.connect() as tx:
-        return int(tx.execute(query, {"name": ground.schema}).scalar_one())
+    with sink_tables.engine.connect() as tx:
+        return int(tx.execute(query, {"name": sink_tables.schema}).scalar_one())
 
 
 # -- what it cannot take ------------------------------------------------------------------------------------
 
 
-def test_records_of_another_topic_are_refused(ground: Ground, pipeline: Pipeline) -> None:
+def test_records_of_another_topic_are_refused(sink_tables: SinkTables, pipeline: Pipeline) -> None:
     with pytest.raises(ConfigError, match=r"does not read topic 'topic': make its records with raw\(\.\.\., topic=\)"):
-        ground.process(pipeline, raw(b""))
-    assert ground.positions(pipeline) == {}
+        sink_tables.process(pipeline, raw(b""))
+    assert sink_tables.positions(pipeline) == {}
 
 
 @pytest.mark.parametrize(("offsets", "said"), [([0, 0], "and 0 comes after 0"), ([5, 7, 6], "and 6 comes after 7")])
-def test_offsets_rise_or_nothing_is_claimed(ground: Ground, pipeline: Pipeline, offsets: list[int], said: str) -> None:
+def test_offsets_rise_or_nothing_is_claimed(
+    sink_tables: SinkTables, pipeline: Pipeline, offsets: list[int], said: str
+) -> None:
     with pytest.raises(ConfigError, match=rf"the offsets of {TOPIC}/0 must rise from record to record, {said}"):
-        ground.process(pipeline, *[raw(b"", topic=TOPIC, offset=o) for o in offsets])
-    assert ground.positions(pipeline) == {}, "the mended call stores the first position"
+        sink_tables.process(pipeline, *[raw(b"", topic=TOPIC, offset=o) for o in offsets])
+    assert sink_tables.positions(pipeline) == {}, "the mended call stores the first position"
 
 
-def test_a_newer_version_of_the_handler_stays_in_its_right(ground: Ground, pipeline: Pipeline, group: str) -> None:
+def test_a_newer_version_of_the_handler_stays_in_its_right(
+    sink_tables: SinkTables, pipeline: Pipeline, group: str
+) -> None:
     newer = Pipeline(group, topics=TOPIC, value=Bytes(), sinks=pipeline.sinks, version=2)
-    ground.process(newer, *orders(b""))
-    with pytest.raises(HandlerOutdated, match="is at handler version 2, this process runs version 1"):
-        ground.process(pipeline, *orders(b"", start=1))
+    sink_tables.process(newer, *orders(b""))
+    with pytest.raises(HandlerOutdated, match="is at handler version 2, but this process runs version 1"):
+        sink_tables.process(pipeline, *orders(b"", start=1))
 
 
 def test_a_database_without_the_ledger(seekpoint_dsn: str, group: str, new_engine: NewEngine) -> None:
@@ -157,35 +184,57 @@ def test_a_database_without_the_ledger(seekpoint_dsn: str, group: str, new_engin
 
 
 def test_the_default_schema_without_the_ledger_names_the_fixture(
-    ground: Ground, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+    sink_tables: SinkTables, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kit, "DEFAULT_SCHEMA", "no_such_schema")
     with pytest.raises(SchemaMismatch, match="in a test, pass schema=seekpoint_schema, the plugin's fixture"):
-        process(pipeline, ground.engine, orders(b"1"), schema="no_such_schema")
+        process(pipeline, sink_tables.engine, orders(b"1"), schema="no_such_schema")
 
 
-def test_a_decoded_record_is_refused(ground: Ground, pipeline: Pipeline) -> None:
+def test_a_decoded_record_is_refused(sink_tables: SinkTables, pipeline: Pipeline) -> None:
     decoded: Any = record({"id": 1}, topic=TOPIC)
     with pytest.raises(ConfigError, match=r"whose value is a dict: make it with raw\(b'...', topic='orders'\)"):
-        ground.process(pipeline, decoded)
-    assert ground.positions(pipeline) == {}
+        sink_tables.process(pipeline, decoded)
+    assert sink_tables.positions(pipeline) == {}
 
 
 def test_connections_whose_rows_are_no_tuples_are_refused(
     seekpoint_dsn: str, pipeline: Pipeline, new_engine: NewEngine
 ) -> None:
     engine = new_engine(seekpoint_dsn, connect_args={"row_factory": dict_row})
-    with pytest.raises(ConfigError, match="need tuples; make the engine without row_factory= in connect_args"):
+    with pytest.raises(ConfigError, match="need tuples; create the engine without row_factory= in connect_args"):
         process(pipeline, engine, orders(b"1"))
 
 
 @pytest.mark.long
-def test_a_partition_that_another_session_writes_is_not_awaited_for_ever(ground: Ground, pipeline: Pipeline) -> None:
-    ground.process(pipeline, *orders(b""), *orders(b"", partition=1))
-    with ground.engine.begin() as tx:
-        tx.execute(text(f'SELECT 1 FROM "{ground.schema}".partition_offset WHERE partition = 1 FOR UPDATE'))
+def test_a_partition_that_another_session_writes_is_not_awaited_for_ever(
+    sink_tables: SinkTables, pipeline: Pipeline
+) -> None:
+    sink_tables.process(pipeline, *orders(b""), *orders(b"", partition=1))
+    with sink_tables.engine.begin() as tx:
+        tx.execute(text(f'SELECT 1 FROM "{sink_tables.schema}".partition_offset WHERE partition = 1 FOR UPDATE'))
         with pytest.raises(Fenced, match=f"{TOPIC}/1: another transaction is writing there"):
-            ground.process(pipeline, *orders(b"", start=1), *orders(b"", partition=1, start=1))
-    assert ground.rows("p", "o") == [(0, 0), (1, 0)]
-    ground.process(pipeline, *orders(b"", start=1), *orders(b"", partition=1, start=1))
-    assert ground.rows("p", "o") == [(0, 0), (0, 1), (1, 0), (1, 1)]
+            sink_tables.process(pipeline, *orders(b"", start=1), *orders(b"", partition=1, start=1))
+    assert sink_tables.rows("p", "o") == [(0, 0), (1, 0)]
+    sink_tables.process(pipeline, *orders(b"", start=1), *orders(b"", partition=1, start=1))
+    assert sink_tables.rows("p", "o") == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_tables_without_a_schema_are_of_the_test(
+    seekpoint_url: str, seekpoint_engine: Engine, seekpoint_schema: str
+) -> None:
+    engine = create_engine(seekpoint_url)
+    with engine.begin() as tx:
+        tx.exec_driver_sql("CREATE TABLE orders (o bigint)")
+    engine.dispose()
+    with seekpoint_engine.connect() as tx:
+        assert tx.scalar(text(f"SELECT to_regclass('{seekpoint_schema}.orders') IS NOT NULL"))
+
+
+def test_the_options_of_a_given_server_stay(seekpoint_engine: Engine) -> None:
+    url = seekpoint_engine.url.update_query_dict({"options": "-c statement_timeout=5000"})
+    engine = create_engine(with_search_path(url, "orders"))
+    with engine.connect() as tx:
+        assert tx.scalar(text("SHOW statement_timeout")) == "5s"
+        assert tx.scalar(text("SHOW search_path")) == "orders,public"
+    engine.dispose()

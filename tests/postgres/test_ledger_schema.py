@@ -45,7 +45,7 @@ _CHANGES = [
 _OBJECTS = "SELECT count(*) FROM pg_depend WHERE refclassid = 'pg_namespace'::regclass AND refobjid = %s::regnamespace"
 
 
-class Lent:
+class LentSchema:
     """A schema of the test's own, and a session that uses it as tests do."""
 
     def __init__(self, dsn: str) -> None:
@@ -66,82 +66,93 @@ class Lent:
 
 
 @pytest.fixture
-def lent(seekpoint_dsn: str) -> Iterator[Lent]:
-    lent = Lent(make_url(seekpoint_dsn).set(drivername="postgresql").render_as_string(hide_password=False))
-    yield lent
-    lent.session.close()
-    lent.schema.remove(lent.dsn)
+def lent_schema(seekpoint_dsn: str) -> Iterator[LentSchema]:
+    lent_schema = LentSchema(make_url(seekpoint_dsn).set(drivername="postgresql").render_as_string(hide_password=False))
+    yield lent_schema
+    lent_schema.session.close()
+    lent_schema.schema.remove(lent_schema.dsn)
 
 
-def write(lent: Lent) -> None:
-    lent.session.execute("INSERT INTO consumer_group (name) VALUES ('g')")
-    lent.session.execute("INSERT INTO admin_action (consumer_group, action, actor, reason) VALUES ('g', 'a', 'b', 'c')")
+def write(lent_schema: LentSchema) -> None:
+    lent_schema.session.execute("INSERT INTO consumer_group (name) VALUES ('g')")
+    lent_schema.session.execute(
+        "INSERT INTO admin_action (consumer_group, action, actor, reason) VALUES ('g', 'a', 'b', 'c')"
+    )
 
 
-def test_what_a_test_wrote_and_made_is_removed_and_the_tables_stay(lent: Lent) -> None:
-    name = lent.prepare()
-    before = lent.scalar(_OBJECTS, name)
+def test_what_a_test_wrote_and_made_is_removed_and_the_tables_stay(lent_schema: LentSchema) -> None:
+    name = lent_schema.prepare()
+    before = lent_schema.scalar(_OBJECTS, name)
     for _ in range(2):
-        write(lent)
-        assert lent.scalar("SELECT id FROM admin_action") == 1, "its sequence begins again"
-        lent.session.execute("UPDATE alembic_version SET version_num = 'none'")
-        lent.session.execute(_LEFT.encode())
-        lent.schema.empty()
-        assert lent.prepare() == name
-        assert lent.scalar(_OBJECTS, name) == before
-        assert lent.scalar("SELECT (SELECT count(*) FROM consumer_group) + (SELECT count(*) FROM admin_action)") == 0
-        assert lent.scalar("SELECT version_num FROM alembic_version") == HEAD
+        write(lent_schema)
+        assert lent_schema.scalar("SELECT id FROM admin_action") == 1, "its sequence begins again"
+        lent_schema.session.execute("UPDATE alembic_version SET version_num = 'none'")
+        lent_schema.session.execute(_LEFT.encode())
+        lent_schema.schema.empty()
+        assert lent_schema.prepare() == name
+        assert lent_schema.scalar(_OBJECTS, name) == before
+        assert (
+            lent_schema.scalar("SELECT (SELECT count(*) FROM consumer_group) + (SELECT count(*) FROM admin_action)")
+            == 0
+        )
+        assert lent_schema.scalar("SELECT version_num FROM alembic_version") == HEAD
 
 
 @pytest.mark.long
-def test_tables_that_a_test_changed_are_made_again(lent: Lent) -> None:
+def test_tables_that_a_test_changed_are_made_again(lent_schema: LentSchema) -> None:
     unnoticed = []
     for change in _CHANGES:
-        name = lent.prepare()
-        lent.session.execute(change.encode())
-        lent.schema.empty()
-        assert lent.scalar("SELECT count(*) FROM pg_namespace WHERE nspname = %s", name) == int(lent.schema.is_made)
-        if lent.schema.is_made:
+        name = lent_schema.prepare()
+        lent_schema.session.execute(change.encode())
+        lent_schema.schema.empty()
+        assert lent_schema.scalar("SELECT count(*) FROM pg_namespace WHERE nspname = %s", name) == int(
+            lent_schema.schema.is_made
+        )
+        if lent_schema.schema.is_made:
             unnoticed.append(change)
     assert not unnoticed
-    lent.prepare()
-    write(lent)
+    lent_schema.prepare()
+    write(lent_schema)
 
 
-def test_what_a_test_changes_without_the_tables_is_found_by_the_next_one(lent: Lent) -> None:
+def test_what_a_test_changes_without_the_tables_is_found_by_the_next_one(lent_schema: LentSchema) -> None:
     """It has asked for the schema's name alone: nothing is emptied after it."""
-    name = lent.prepare()
-    lent.schema.empty()
+    name = lent_schema.prepare()
+    lent_schema.schema.empty()
     for change in ("CREATE TABLE left_behind ()", "ALTER TABLE worker ADD COLUMN more int"):
-        assert lent.schema.lend() == name
-        lent.session.execute(change.encode())
-        lent.prepare()
-        assert lent.scalar("SELECT to_regclass('left_behind') IS NULL") is True
+        assert lent_schema.schema.lend() == name
+        lent_schema.session.execute(change.encode())
+        lent_schema.prepare()
+        assert lent_schema.scalar("SELECT to_regclass('left_behind') IS NULL") is True
         assert "more" not in str(
-            lent.scalar("SELECT array_agg(attname) FROM pg_attribute WHERE attrelid = 'worker'::regclass")
+            lent_schema.scalar("SELECT array_agg(attname) FROM pg_attribute WHERE attrelid = 'worker'::regclass")
         )
 
 
-def test_a_session_that_a_test_ended_is_replaced(lent: Lent) -> None:
-    name = lent.prepare()
-    lent.schema.empty()
+def test_a_session_that_a_test_ended_is_replaced(lent_schema: LentSchema) -> None:
+    name = lent_schema.prepare()
+    lent_schema.schema.empty()
     ended = (
         "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE query LIKE %s AND pid <> pg_backend_pid()"
     )
-    for use in (lent.prepare, lent.schema.empty):
-        lent.schema.lend()
-        assert lent.scalar(ended, f"%{name}%") is True
+    for use in (lent_schema.prepare, lent_schema.schema.empty):
+        lent_schema.schema.lend()
+        assert lent_schema.scalar(ended, f"%{name}%") is True
         use()
-    assert lent.prepare() == name
+    assert lent_schema.prepare() == name
 
 
-def test_a_transaction_that_a_test_left_open_is_an_error(lent: Lent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_that_a_test_left_open_is_an_error(
+    lent_schema: LentSchema, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ledger_schema, "_LOCK_TIMEOUT", "100ms")
-    name = lent.prepare()
-    write(lent)
-    with psycopg.connect(lent.dsn) as open_one:
+    name = lent_schema.prepare()
+    write(lent_schema)
+    with psycopg.connect(lent_schema.dsn) as open_one:
         open_one.execute(f"SELECT FROM {name}.admin_action FOR UPDATE".encode())
         with pytest.raises(LockNotAvailable):
-            lent.schema.empty()
-    lent.prepare()
-    assert lent.scalar("SELECT count(*) FROM admin_action") == 0
+            lent_schema.schema.empty()
+        assert lent_schema.prepare() != name, "the next test does not wait for it"
+    assert lent_schema.scalar("SELECT count(*) FROM admin_action") == 0
+    lent_schema.schema.remove(lent_schema.dsn)
+    assert lent_schema.scalar("SELECT count(*) FROM pg_namespace WHERE nspname = %s", name) == 0

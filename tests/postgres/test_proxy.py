@@ -343,7 +343,7 @@ def client(postgres: PostgresProxy) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
-# Ways to write one row and commit it. Each names how the COMMIT travels.
+# Functions that write one row and commit it, named for how they send the COMMIT.
 
 
 def simple_protocol(postgres: PostgresProxy, table: Table) -> None:
@@ -375,15 +375,15 @@ def sqlalchemy(postgres: PostgresProxy, table: Table) -> None:
         engine.dispose()
 
 
-Way = Callable[[PostgresProxy, Table], None]
-ways = pytest.mark.parametrize("commit", [simple_protocol, pipeline, prepared_statement, sqlalchemy])
+Commit = Callable[[PostgresProxy, Table], None]
+each_commit = pytest.mark.parametrize("commit", [simple_protocol, pipeline, prepared_statement, sqlalchemy])
 
 
-def skipped(commit: Way) -> int:
+def skipped(commit: Commit) -> int:
     return 1 if commit is prepared_statement else 0  # it commits once to prepare its COMMIT
 
 
-def fails(commit: Way, postgres: PostgresProxy, table: Table) -> None:
+def fails(commit: Commit, postgres: PostgresProxy, table: Table) -> None:
     expected = sa.exc.OperationalError if commit is sqlalchemy else psycopg.OperationalError
     with pytest.raises(expected) as caught:
         commit(postgres, table)
@@ -393,16 +393,16 @@ def fails(commit: Way, postgres: PostgresProxy, table: Table) -> None:
     assert postgres.fired.wait(SECONDS)
 
 
-@ways
-def test_unarmed_the_proxy_is_not_noticed(postgres: PostgresProxy, table: Table, commit: Way) -> None:
+@each_commit
+def test_unarmed_the_proxy_is_not_noticed(postgres: PostgresProxy, table: Table, commit: Commit) -> None:
     commit(postgres, table)
     assert table.rows() == [1]
     assert postgres.counts["commit"] == 1 + skipped(commit)
     assert not postgres.fired.is_set()
 
 
-@ways
-def test_before_commit_has_not_taken_effect(postgres: PostgresProxy, table: Table, commit: Way) -> None:
+@each_commit
+def test_before_commit_has_not_taken_effect(postgres: PostgresProxy, table: Table, commit: Commit) -> None:
     postgres.arm("before_commit", skip=skipped(commit))
     fails(commit, postgres, table)
     assert table.rows() == []
@@ -413,16 +413,16 @@ def test_before_commit_has_not_taken_effect(postgres: PostgresProxy, table: Tabl
     assert postgres.counts["before_commit"] == 1
 
 
-@ways
-def test_after_commit_has_taken_effect(postgres: PostgresProxy, table: Table, commit: Way) -> None:
+@each_commit
+def test_after_commit_has_taken_effect(postgres: PostgresProxy, table: Table, commit: Commit) -> None:
     postgres.arm("after_commit", skip=skipped(commit))
     fails(commit, postgres, table)
     assert table.rows() == [1]
     assert postgres.counts["after_commit"] == 1
 
 
-@ways
-def test_a_delayed_commit_is_in_doubt_until_delivered(postgres: PostgresProxy, table: Table, commit: Way) -> None:
+@each_commit
+def test_a_delayed_commit_is_in_doubt_until_delivered(postgres: PostgresProxy, table: Table, commit: Commit) -> None:
     postgres.arm("after_commit_delayed", skip=skipped(commit))
     fails(commit, postgres, table)
     assert table.rows() == []
@@ -435,8 +435,8 @@ def test_a_delayed_commit_is_in_doubt_until_delivered(postgres: PostgresProxy, t
     table.wait_until_free()
 
 
-@ways
-def test_at_statement_nothing_is_executed(postgres: PostgresProxy, table: Table, commit: Way) -> None:
+@each_commit
+def test_at_statement_nothing_is_executed(postgres: PostgresProxy, table: Table, commit: Commit) -> None:
     postgres.arm("at_statement", f"INSERT INTO {table.name}")
     fails(commit, postgres, table)
     assert table.rows() == []

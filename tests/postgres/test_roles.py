@@ -99,7 +99,7 @@ def among(*names: str) -> set[str]:
 DRIVES = (
     *(f"reload_run.{name}" for name in ("insert_run", "insert_position", "insert_staged", "settled_run", "step")),
     *(f"reload_run.{name}" for name in ("take_over", "transition", "diffed", "close", "swept", "gone", "guard")),
-    "reload_run.advance_positions",
+    *("reload_run.advance_positions", "batch.delete_published"),
     *("export_manifest.insert", "export_manifest.note"),
 )
 # What was stored of records is deleted by the owner alone.

@@ -18,7 +18,7 @@ from seekpoint.events import DatabaseTrouble, Event
 from seekpoint.records import Partition, RawRecord
 from seekpoint.sinks.arrow import AppendArrow, copy_into
 from support.fixtures import NewEngine
-from support.sink_tables import TOPIC, Ground, orders, writer_of
+from support.sink_tables import TOPIC, SinkTables, orders, writer_of
 
 NASTY = [
     None,
@@ -40,29 +40,33 @@ COLUMNS = (
 
 
 @pytest.fixture
-def owner(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
+def owner_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
     """As the owner of all, who is above row security."""
-    return Ground(seekpoint_engine, seekpoint_schema)
+    return SinkTables(seekpoint_engine, seekpoint_schema)
 
 
 @pytest.fixture
-def limited(owner: Ground, new_engine: NewEngine) -> Iterator[Ground]:
+def limited_tables(owner_tables: SinkTables, new_engine: NewEngine) -> Iterator[SinkTables]:
     """The tables as a role with rights on the ledger, which is subject to row security."""
-    role, schema = f"{owner.schema}_limited", owner.schema
-    owner.sql(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA {schema} TO {role}")
-    owner.sql(f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}")
-    owner.sql(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema} TO {role}")
-    engine = new_engine(owner.engine.url, connect_args={"options": f"-crole={role}"})
-    yield Ground(engine, schema)
+    role, schema = f"{owner_tables.schema}_limited", owner_tables.schema
+    owner_tables.sql(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA {schema} TO {role}")
+    owner_tables.sql(f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}")
+    owner_tables.sql(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema} TO {role}")
+    engine = new_engine(owner_tables.engine.url, connect_args={"options": f"-crole={role}"})
+    yield SinkTables(engine, schema)
     engine.dispose()
-    owner.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+    owner_tables.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-def secured(owner: Ground, body: str, rights: str, name: str = "t", check: str = "id % 10 <> 7") -> tuple[str, str]:
+def secured(
+    owner_tables: SinkTables, body: str, rights: str, name: str = "t", check: str = "id % 10 <> 7"
+) -> tuple[str, str]:
     """A table of the owner's with a policy, and what the limited role may do there."""
-    path = owner.create(body, name)
-    owner.sql(f"GRANT {rights} ON {name} TO {owner.schema}_limited; ALTER TABLE {name} ENABLE ROW LEVEL SECURITY")
-    owner.sql(f"CREATE POLICY p ON {name} USING (true) WITH CHECK ({check})")
+    path = owner_tables.create(body, name)
+    owner_tables.sql(
+        f"GRANT {rights} ON {name} TO {owner_tables.schema}_limited; ALTER TABLE {name} ENABLE ROW LEVEL SECURITY"
+    )
+    owner_tables.sql(f"CREATE POLICY p ON {name} USING (true) WITH CHECK ({check})")
     return path
 
 
@@ -82,32 +86,35 @@ def nasty(record: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("count", [13, 700], ids=["few", "many"])
 @pytest.mark.parametrize("kind", [Append, AppendArrow])
-def test_inserts_write_what_copy_writes(owner: Ground, limited: Ground, group: str, kind: Any, count: int) -> None:
+def test_inserts_write_what_copy_writes(
+    owner_tables: SinkTables, limited_tables: SinkTables, group: str, kind: Any, count: int
+) -> None:
     """The limited role needs no more than INSERT."""
     columns = ["id", "v", "b", "many", "doc", "n"]
     records = numbered(*range(count))
-    plain = kind(owner.create(COLUMNS, "plain"), columns=columns, row=nasty)
-    owner.process(Pipeline(f"{group}-plain", topics=TOPIC, value=Json(), sinks=[plain]), *records)
-    sink = kind(secured(owner, COLUMNS, "INSERT", check="true"), columns=columns, row=nasty)
-    limited.process(Pipeline(group, topics=TOPIC, value=Json(), sinks=[sink]), *records)
+    plain = kind(owner_tables.create(COLUMNS, "plain"), columns=columns, row=nasty)
+    owner_tables.process(Pipeline(f"{group}-plain", topics=TOPIC, value=Json(), sinks=[plain]), *records)
+    sink = kind(secured(owner_tables, COLUMNS, "INSERT", check="true"), columns=columns, row=nasty)
+    limited_tables.process(Pipeline(group, topics=TOPIC, value=Json(), sinks=[sink]), *records)
     shown = ["id", "v", "b", "n", "number"]
-    assert owner.rows(*shown) == owner.rows(*shown, name="plain")
-    same = f'SELECT * FROM "{owner.schema}".t EXCEPT SELECT id, v, b, many, doc, n, number FROM "{owner.schema}".plain'
-    with owner.engine.connect() as tx:
+    assert owner_tables.rows(*shown) == owner_tables.rows(*shown, name="plain")
+    schema = owner_tables.schema
+    same = f'SELECT * FROM "{schema}".t EXCEPT SELECT id, v, b, many, doc, n, number FROM "{schema}".plain'
+    with owner_tables.engine.connect() as tx:
         assert not tx.exec_driver_sql(
             same.replace("doc", "doc::text").replace("*", "id, v, b, many, doc::text, n, number")
         ).all()
 
 
-def test_whole_tables_of_arrow(owner: Ground, limited: Ground, group: str) -> None:
-    path = secured(owner, "id int, v text", "INSERT", check="true")
+def test_whole_tables_of_arrow(owner_tables: SinkTables, limited_tables: SinkTables, group: str) -> None:
+    path = secured(owner_tables, "id int, v text", "INSERT", check="true")
 
     def handle(tx: Connection, records: Any) -> None:
         copy_into(tx, path, pa.table({"id": list(range(len(NASTY))), "v": NASTY}))
 
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=handle, writes=[".".join(path)])
-    limited.process(pipeline, *numbered(0))
-    assert owner.rows("id", "v") == list(enumerate(NASTY))
+    limited_tables.process(pipeline, *numbered(0))
+    assert owner_tables.rows("id", "v") == list(enumerate(NASTY))
 
 
 # -- what a policy refuses ------------------------------------------------------------------------------------------
@@ -120,8 +127,10 @@ def insert(tx: Connection, records: Any) -> None:
 
 @pytest.mark.parametrize("count", [8, 200])
 @pytest.mark.parametrize("kind", [Append, AppendArrow, Upsert, insert])
-def test_a_row_refused_by_a_policy_is_poison(owner: Ground, limited: Ground, group: str, kind: Any, count: int) -> None:
-    path = secured(owner, "id int PRIMARY KEY, v text", "ALL")
+def test_a_row_refused_by_a_policy_is_poison(
+    owner_tables: SinkTables, limited_tables: SinkTables, group: str, kind: Any, count: int
+) -> None:
+    path = secured(owner_tables, "id int PRIMARY KEY, v text", "ALL")
     options: dict[str, Any] = {"columns": ["id", "v"]} | ({"key": ["id"]} if kind is Upsert else {})
 
     def handle(tx: Connection, records: Any) -> None:
@@ -130,36 +139,38 @@ def test_a_row_refused_by_a_policy_is_poison(owner: Ground, limited: Ground, gro
 
     does: dict[str, Any] = {"handle": handle} if kind is insert else {"sinks": [kind(path, **options)]}
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), on_poison="dead_letter", **does)
-    done = limited.process(pipeline, *numbered(*range(count)))
+    done = limited_tables.process(pipeline, *numbered(*range(count)))
     assert [aside.offset for aside in done.dead_letters] == list(range(7, count, 10))
     assert {aside.failure.sqlstate for aside in done.dead_letters} == {"42501"}
-    assert owner.rows("id") == [(n,) for n in range(count) if n % 10 != 7]
-    alone = limited.process(pipeline, *numbered(1007, start=count))
+    assert owner_tables.rows("id") == [(n,) for n in range(count) if n % 10 != 7]
+    alone = limited_tables.process(pipeline, *numbered(1007, start=count))
     assert [aside.offset for aside in alone.dead_letters] == [count], "also where no other record was applied"
-    assert owner.positions(pipeline) == {Partition(TOPIC, 0): count + 1}
+    assert owner_tables.positions(pipeline) == {Partition(TOPIC, 0): count + 1}
 
 
-def test_a_missing_right_is_no_records_fault(owner: Ground, limited: Ground, group: str) -> None:
-    path = secured(owner, "id int, v text", "SELECT")
+def test_a_missing_right_is_no_records_fault(owner_tables: SinkTables, limited_tables: SinkTables, group: str) -> None:
+    path = secured(owner_tables, "id int, v text", "SELECT")
     sink = Append(path, columns=["id", "v"])
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[sink], on_poison="dead_letter")
     with pytest.raises((DBAPIError, Exception), match="permission denied for table t"):
-        limited.process(pipeline, *numbered(*range(20)))
-    assert owner.positions(pipeline) == {Partition(TOPIC, 0): 0}
-    owner.sql(f"GRANT INSERT ON t TO {owner.schema}_limited")
-    assert len(limited.process(pipeline, *numbered(*range(20))).dead_letters) == 2
+        limited_tables.process(pipeline, *numbered(*range(20)))
+    assert owner_tables.positions(pipeline) == {Partition(TOPIC, 0): 0}
+    owner_tables.sql(f"GRANT INSERT ON t TO {owner_tables.schema}_limited")
+    assert len(limited_tables.process(pipeline, *numbered(*range(20))).dead_letters) == 2
 
 
-def test_row_security_that_is_enabled_while_a_worker_runs(owner: Ground, limited: Ground, group: str) -> None:
-    path = owner.create("id int, v text")
-    owner.sql(f"GRANT INSERT ON t TO {owner.schema}_limited")
+def test_row_security_that_is_enabled_while_a_worker_runs(
+    owner_tables: SinkTables, limited_tables: SinkTables, group: str
+) -> None:
+    path = owner_tables.create("id int, v text")
+    owner_tables.sql(f"GRANT INSERT ON t TO {owner_tables.schema}_limited")
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[Append(path, columns=["id", "v"])])
-    limited.process(pipeline, *numbered(*range(150)))  # by COPY, which is refused later
-    owner.sql("ALTER TABLE t ENABLE ROW LEVEL SECURITY; CREATE POLICY every ON t USING (true)")
+    limited_tables.process(pipeline, *numbered(*range(150)))  # by COPY, which is refused later
+    owner_tables.sql("ALTER TABLE t ENABLE ROW LEVEL SECURITY; CREATE POLICY every ON t USING (true)")
     seen: list[Event] = []
-    limited.process(pipeline, *numbered(*range(150, 300), start=150), observe=(seen.append,))
+    limited_tables.process(pipeline, *numbered(*range(150, 300), start=150), observe=(seen.append,))
     assert len([event for event in seen if isinstance(event, DatabaseTrouble)]) == 1, "one more try"
-    assert owner.rows("id") == [(n,) for n in range(300)]
+    assert owner_tables.rows("id") == [(n,) for n in range(300)]
 
 
 # -- a table that is altered between a session's look and its rows ----------------------------------------------------
@@ -189,53 +200,55 @@ def looked(engine: Engine, sink: Any, rows: list[Any]) -> Iterator[Callable[[], 
 
 @pytest.mark.parametrize("pool", [NullPool, QueuePool])
 def test_row_security_that_is_enabled_between_the_first_look_and_the_rows(
-    owner: Ground, limited: Ground, new_engine: NewEngine, pool: Pools
+    owner_tables: SinkTables, limited_tables: SinkTables, new_engine: NewEngine, pool: Pools
 ) -> None:
     """The session has never looked before: the transaction is run again, once, and then writes by INSERT."""
-    sink = Append(owner.create("id int, v text"), columns=["id", "v"])
-    owner.sql(f"GRANT INSERT ON t TO {owner.schema}_limited")
-    role = {"options": f"-crole={owner.schema}_limited"}
-    engine = new_engine(limited.engine.url, poolclass=pool, connect_args=role)
+    sink = Append(owner_tables.create("id int, v text"), columns=["id", "v"])
+    owner_tables.sql(f"GRANT INSERT ON t TO {owner_tables.schema}_limited")
+    role = {"options": f"-crole={owner_tables.schema}_limited"}
+    engine = new_engine(limited_tables.engine.url, poolclass=pool, connect_args=role)
     with looked(engine, sink, MANY) as write:
-        owner.sql(SECURE)
-        with pytest.raises(psycopg.errors.SerializationFailure, match="it will be read again"):
+        owner_tables.sql(SECURE)
+        with pytest.raises(psycopg.errors.SerializationFailure, match="it is read again"):
             write()
     with engine.begin() as tx, writer_of(sink).open(tx) as writer:
         writer.write(MANY)
-    assert owner.rows("id") == [(n,) for n, _ in MANY]
+    assert owner_tables.rows("id") == [(n,) for n, _ in MANY]
 
 
-def test_sessions_that_all_looked_before_row_security_was_enabled(owner: Ground, limited: Ground) -> None:
+def test_sessions_that_all_looked_before_row_security_was_enabled(
+    owner_tables: SinkTables, limited_tables: SinkTables
+) -> None:
     """What one of them has met says nothing against the others' second try."""
-    sink = Append(owner.create("id int, v text"), columns=["id", "v"])
-    owner.sql(f"GRANT INSERT ON t TO {owner.schema}_limited")
+    sink = Append(owner_tables.create("id int, v text"), columns=["id", "v"])
+    owner_tables.sql(f"GRANT INSERT ON t TO {owner_tables.schema}_limited")
     with ExitStack() as stack:
-        writes = [stack.enter_context(looked(limited.engine, sink, MANY)) for _ in range(3)]
-        owner.sql(SECURE)
+        writes = [stack.enter_context(looked(limited_tables.engine, sink, MANY)) for _ in range(3)]
+        owner_tables.sql(SECURE)
         for write in writes:
             with pytest.raises(psycopg.errors.SerializationFailure):
                 write()
     for _ in writes:
-        with limited.engine.begin() as tx, writer_of(sink).open(tx) as writer:
+        with limited_tables.engine.begin() as tx, writer_of(sink).open(tx) as writer:
             writer.write(MANY[:1])
-    assert owner.rows("id") == [(0,)] * 3
+    assert owner_tables.rows("id") == [(0,)] * 3
 
 
 @pytest.mark.parametrize("pool", [NullPool, QueuePool])
 @pytest.mark.parametrize("state", ["42P01", "55000", "42809"])
 def test_an_error_like_that_of_an_altered_table_is_raised_at_the_second_look(
-    owner: Ground, new_engine: NewEngine, pool: Pools, state: str
+    owner_tables: SinkTables, new_engine: NewEngine, pool: Pools, state: str
 ) -> None:
     """A trigger raises the same: at the second look the table is in the state in which it failed."""
-    sink = Append(owner.create("id int, v text"), columns=["id", "v"])
-    owner.sql(
+    sink = Append(owner_tables.create("id int, v text"), columns=["id", "v"])
+    owner_tables.sql(
         f"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
         f"$$BEGIN RAISE EXCEPTION 'not this one' USING ERRCODE = '{state}'; END$$"
     )
-    engine = new_engine(owner.engine.url, poolclass=pool)
+    engine = new_engine(owner_tables.engine.url, poolclass=pool)
     with engine.begin() as tx, writer_of(sink).open(tx) as writer:
         writer.write(MANY)
-    owner.sql("CREATE TRIGGER refuse BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION refuse()")
+    owner_tables.sql("CREATE TRIGGER refuse BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION refuse()")
     raised: list[BaseException] = []
     while not raised or isinstance(raised[-1], psycopg.errors.SerializationFailure):
         assert len(raised) < 3
@@ -246,14 +259,14 @@ def test_an_error_like_that_of_an_altered_table_is_raised_at_the_second_look(
     assert len(raised) == (2 if pool is NullPool else 3)  # what was known from before the trigger is another state
 
 
-def test_a_view_that_takes_no_rows_ends_in_its_own_error(owner: Ground) -> None:
+def test_a_view_that_takes_no_rows_ends_in_its_own_error(owner_tables: SinkTables) -> None:
     """At the first try: it is no table that was altered."""
-    owner.create("id int, v text")
-    owner.sql("CREATE VIEW distinct_rows AS SELECT DISTINCT id, v FROM t")
-    sink = Append((owner.schema, "distinct_rows"), columns=["id", "v"])
+    owner_tables.create("id int, v text")
+    owner_tables.sql("CREATE VIEW distinct_rows AS SELECT DISTINCT id, v FROM t")
+    sink = Append((owner_tables.schema, "distinct_rows"), columns=["id", "v"])
     with (
         pytest.raises(psycopg.errors.WrongObjectType, match="cannot copy to view"),
-        owner.engine.begin() as tx,
+        owner_tables.engine.begin() as tx,
         writer_of(sink).open(tx) as writer,
     ):
         writer.write(MANY)

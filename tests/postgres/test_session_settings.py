@@ -20,7 +20,7 @@ REFUSED = pytest.mark.parametrize(
         ({"client_encoding": "GBK"}, "its client_encoding is GBK, .*: set client_encoding=utf8"),
         ({"options": "-cDateStyle=SQL,DMY"}, "its DateStyle is 'SQL, DMY', .*: set DateStyle to ISO"),
         ({"options": "-cDateStyle=German"}, "its DateStyle is 'German, DMY', .*: set DateStyle to ISO"),
-        ({"options": "-carray_nulls=off"}, "its array_nulls is off, .*: set array_nulls to on"),
+        ({"options": "-carray_nulls=off"}, "its array_nulls is off, .*Set array_nulls to on"),
     ],
     ids=["ascii", "gbk", "sql", "german", "nulls"],
 )
@@ -77,8 +77,8 @@ def test_what_is_refused_to_seekpoint_is_the_applications_own_business(
     [
         ({"execution_options": {"isolation_level": "REPEATABLE READ"}}, "isolation level is REPEATABLE READ"),
         ({"poolclass": StaticPool}, "has a StaticPool, whose one connection"),
-        ({"execution_options": {"schema_translate_map": {None: "tenant"}}}, "writes t, .* has tenant.t for it"),
-        ({"execution_options": {"schema_translate_map": {"own": "tenant"}}}, "writes own.t, .* has tenant.t for it"),
+        ({"execution_options": {"schema_translate_map": {None: "tenant"}}}, "writes t, .* maps it to tenant.t"),
+        ({"execution_options": {"schema_translate_map": {"own": "tenant"}}}, "writes own.t, .* maps it to tenant.t"),
     ],
     ids=["repeatable read", "static", "no schema", "schema"],
 )
@@ -101,7 +101,7 @@ def test_a_worker_is_refused_where_its_connections_have_another_isolation_level(
     pipeline = Pipeline(group, topics="t", value=Json(), sinks=[Append("t", columns=["id"])])
     engine = new_engine(seekpoint_dsn, isolation_level="SERIALIZABLE")
     worker = Worker(pipeline, engine=engine, kafka={"bootstrap.servers": "127.0.0.1:1"}, schema=seekpoint_schema)
-    with pytest.raises(ConfigError, match=r"isolation level is SERIALIZABLE, and a worker's .* READ COMMITTED"):
+    with pytest.raises(ConfigError, match=r"isolation level is SERIALIZABLE, but a worker's .* READ COMMITTED"):
         worker.run()
     with first_connection(postgres_engine(engine.execution_options(isolation_level="READ COMMITTED"))) as connection:
         assert connection.get_isolation_level() == "READ COMMITTED"

@@ -13,21 +13,21 @@ from seekpoint import Append, Json, OnPoison, Pipeline, Upsert, events
 from seekpoint.events import Event
 from seekpoint.records import RawRecord
 from seekpoint.sinks.arrow import AppendArrow
-from support.sink_tables import TOPIC, Ground, orders
+from support.sink_tables import TOPIC, SinkTables, orders
 
 
 @pytest.fixture
-def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
-    return Ground(seekpoint_engine, seekpoint_schema)
+def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
+    return SinkTables(seekpoint_engine, seekpoint_schema)
 
 
 def numbers(*values: object) -> list[RawRecord]:
     return orders(*(str(value).encode() for value in values))
 
 
-def counted(ground: Ground, pipeline: Pipeline, records: Sequence[RawRecord]) -> dict[str, int]:
+def counted(sink_tables: SinkTables, pipeline: Pipeline, records: Sequence[RawRecord]) -> dict[str, int]:
     seen: list[Event] = []
-    ground.process(pipeline, *records, observe=(seen.append,))
+    sink_tables.process(pipeline, *records, observe=(seen.append,))
     (committed,) = [one for one in seen if isinstance(one, events.Committed)]
     return {name.rpartition(".")[2]: count for name, count in committed.rows.items()}
 
@@ -38,25 +38,29 @@ def pipeline(group: str, *sinks: Any, **more: Any) -> Pipeline:
 
 @pytest.mark.parametrize("count", [3, 500])
 @pytest.mark.parametrize("bad", [False, True])
-def test_of_one_sink(ground: Ground, group: str, count: int, bad: bool) -> None:
+def test_of_one_sink(sink_tables: SinkTables, group: str, count: int, bad: bool) -> None:
     """In one statement, by COPY, and bisected."""
-    table = ground.create("v int CHECK (v <> 2)", "plain")
+    table = sink_tables.create("v int CHECK (v <> 2)", "plain")
     sink: Append[Any, Any] = Append(table, columns=["v"], rows=lambda r: [(r.value,)] * 2)
     values = [n for n in range(count) if bad or n != 2]
-    assert counted(ground, pipeline(group, sink), numbers(*values)) == {"plain": len(ground.rows("v", name="plain"))}
-    assert len(ground.rows("v", name="plain")) == 2 * (count - 1)
+    assert counted(sink_tables, pipeline(group, sink), numbers(*values)) == {
+        "plain": len(sink_tables.rows("v", name="plain"))
+    }
+    assert len(sink_tables.rows("v", name="plain")) == 2 * (count - 1)
 
 
-def test_of_several_sinks_of_a_table_and_beside_a_handler(ground: Ground, group: str) -> None:
-    table, other = ground.create("v int", "twice"), ground.create("v int PRIMARY KEY", "once")
+def test_of_several_sinks_of_a_table_and_beside_a_handler(sink_tables: SinkTables, group: str) -> None:
+    table, other = sink_tables.create("v int", "twice"), sink_tables.create("v int PRIMARY KEY", "once")
     sinks = [Append(table, columns=["v"], row=lambda r: (r.value,)) for _ in range(2)]
     upsert: Upsert[Any, Any] = Upsert(other, key=["v"], columns=["v"], row=lambda r: (r.value,))
     made = pipeline(group, *sinks, upsert, handle=lambda tx, batch: None)
-    assert counted(ground, made, numbers(1, 2, 3)) == {"twice": 6, "once": 3}
+    assert counted(sink_tables, made, numbers(1, 2, 3)) == {"twice": 6, "once": 3}
 
 
-def test_of_whole_tables(ground: Ground, group: str) -> None:
+def test_of_whole_tables(sink_tables: SinkTables, group: str) -> None:
     sink: AppendArrow[Any, Any] = AppendArrow(
-        ground.create("v int", "arrow"), row=lambda r: pa.table({"v": pa.array([r.value] * r.value, pa.int32())})
+        sink_tables.create("v int", "arrow"), row=lambda r: pa.table({"v": pa.array([r.value] * r.value, pa.int32())})
     )
-    assert counted(ground, pipeline(group, sink), numbers(3, 0, 4)) == {"arrow": len(ground.rows("v", name="arrow"))}
+    assert counted(sink_tables, pipeline(group, sink), numbers(3, 0, 4)) == {
+        "arrow": len(sink_tables.rows("v", name="arrow"))
+    }

@@ -14,14 +14,14 @@ import msgspec
 import pytest
 from sqlalchemy import MetaData, Table
 
-from seekpoint import Append, Json, Pipeline, Upsert
+from seekpoint import Accumulate, Append, Json, Pipeline, Upsert
 from seekpoint.errors import ConfigError
 from seekpoint.records import Record
-from seekpoint.sinks.suggested_table import suggested_table
+from seekpoint.sinks.suggested_table import joined_table, suggested_table
 from seekpoint.sinks.table_changes import create_statement, table_changes
 from seekpoint.testing import raw
 from support.failures import for_each
-from support.sink_tables import TOPIC, Ground
+from support.sink_tables import TOPIC, SinkTables
 
 
 class Mood(Enum):
@@ -99,33 +99,35 @@ def suggest(sink: Any, *types: Any) -> Table:
     return suggested_table(sink, [Json(kind) for kind in types], MetaData())
 
 
-def changes(ground: Ground, sink: Any, kind: Any) -> list[str]:
-    with ground.engine.connect() as tx:
+def changes(sink_tables: SinkTables, sink: Any, kind: Any) -> list[str]:
+    with sink_tables.engine.connect() as tx:
         return table_changes(tx, suggest(sink, kind))
 
 
-def make(ground: Ground, sink: Any, kind: Any) -> None:
-    for statement in changes(ground, sink, kind):
-        ground.sql(statement)
+def make(sink_tables: SinkTables, sink: Any, kind: Any) -> None:
+    for statement in changes(sink_tables, sink, kind):
+        sink_tables.sql(statement)
 
 
 @pytest.mark.parametrize("kind", [Append, Upsert])
-def test_every_value_comes_out_of_the_suggested_table_as_it_went_in(ground: Ground, group: str, kind: Any) -> None:
+def test_every_value_comes_out_of_the_suggested_table_as_it_went_in(
+    sink_tables: SinkTables, group: str, kind: Any
+) -> None:
     origins = ["topic", "partition", "offset"]
-    sink = kind((ground.schema, "t"), provenance=origins, **({} if kind is Append else {"key": ["id"]}))
-    make(ground, sink, Everything)
-    assert changes(ground, sink, Everything) == []
+    sink = kind((sink_tables.schema, "t"), provenance=origins, **({} if kind is Append else {"key": ["id"]}))
+    make(sink_tables, sink, Everything)
+    assert changes(sink_tables, sink, Everything) == []
     pipeline = Pipeline(group, topics=TOPIC, value=Json(Everything), sinks=[sink])
     record = raw(msgspec.json.encode(EVERYTHING), topic=TOPIC)
-    assert ground.process(pipeline, record).records == 1
-    stored = {name: ground.value(f'"{name}"') for name in Everything.__struct_fields__}
+    assert sink_tables.process(pipeline, record).records == 1
+    stored = {name: sink_tables.value(f'"{name}"') for name in Everything.__struct_fields__}
     plain = {name: getattr(EVERYTHING, name) for name in Everything.__struct_fields__}
     lines = {"lines": [{"sku": "s", "price": 0.1}], "line": {"sku": "s", "price": 0.2}, "free": {"x": 0.3}}
     assert stored == {**plain, "mood": "so-so", "level": 2, "prices": [Decimal("1.10")], **lines}
-    assert [ground.value(f'"{name}"') for name in origins] == [TOPIC, 0, 0]
+    assert [sink_tables.value(f'"{name}"') for name in origins] == [TOPIC, 0, 0]
 
 
-def test_a_field_that_may_be_none_may_be_null_and_a_key_is_the_primary_key(ground: Ground) -> None:
+def test_a_field_that_may_be_none_may_be_null_and_a_key_is_the_primary_key(sink_tables: SinkTables) -> None:
     class Order(msgspec.Struct):
         select: int
         shop: str
@@ -141,6 +143,68 @@ def test_a_field_that_may_be_none_may_be_null_and_a_key_is_the_primary_key(groun
         ")\nWITH (fillfactor = 50);"
     )
     assert "fillfactor" not in create_statement(suggest(Append("orders"), Order))
+
+
+class Take(msgspec.Struct):
+    """What a shop takes, of which sums, the lowest and the highest are kept."""
+
+    shop: str
+    day: date
+    cents: Annotated[int, msgspec.Meta(ge=-100, le=100)]
+    weight: float
+    price: Decimal
+    guests: int | None
+    first: datetime
+    best: Decimal | None = None
+
+
+def takings(schema: str, **options: Any) -> Accumulate[Any, Any]:
+    added = ["cents", "weight", "price", "guests"]
+    return Accumulate((schema, "t"), key=["day", "shop"], add=added, least=["first"], most=["best"], **options)
+
+
+def test_a_sum_has_a_column_that_is_wider_than_its_records(sink_tables: SinkTables, group: str) -> None:
+    """400 records of 100 are beyond a smallint; a sum is never NULL, and None adds nothing to it."""
+    sink = takings(sink_tables.schema)
+    columns = {column.name: (str(column.type), column.nullable) for column in suggest(sink, Take).columns}
+    assert columns == {
+        "day": ("DATE", False), "shop": ("TEXT", False), "cents": ("BIGINT", False), "weight": ("DOUBLE", False),
+        "price": ("NUMERIC", False), "guests": ("BIGINT", False), "first": ("TIMESTAMP", False),
+        "best": ("NUMERIC", True),
+    }  # fmt: skip
+    make(sink_tables, sink, Take)
+    assert changes(sink_tables, sink, Take) == []
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(Take), sinks=[sink])
+    at = datetime(2026, 11, 1, tzinfo=UTC)
+    take = Take("north", at.date(), 100, 0.5, Decimal("0.10"), None, at)
+    records = [raw(msgspec.json.encode(take), topic=TOPIC, offset=n) for n in range(400)]
+    assert sink_tables.process(pipeline, *records).records == 400
+    sums = sink_tables.rows("cents", "weight", "price", "guests", "first", "best")
+    assert sums == [(40_000, 200.0, Decimal("40.00"), 0, at, None)]
+    assert "fillfactor = 50" in create_statement(suggest(sink, Take))
+
+
+def test_a_first_record_that_subtracts_has_no_lowest_and_no_highest_value() -> None:
+    table = suggest(takings("shop", subtract=lambda r: None), Take)
+    assert [column.name for column in table.columns if column.nullable] == ["first", "best"]
+
+
+SUMS_LACK: dict[str, list[str]] = {
+    "id bigint PRIMARY KEY, cents numeric, at timestamptz": [],
+    "id bigint PRIMARY KEY, cents int, at timestamptz, note text": ["ALTER TABLE {t} ALTER COLUMN cents TYPE BIGINT;"],
+    "id bigint, cents bigint": [
+        "ALTER TABLE {t} ADD COLUMN at TIMESTAMP WITH TIME ZONE;",
+        "ALTER TABLE {t} ADD CONSTRAINT t_pkey PRIMARY KEY (id);",
+    ],
+}
+
+
+@for_each(SUMS_LACK)
+def test_what_a_table_of_sums_lacks(body: str, sink_tables: SinkTables) -> None:
+    sink_tables.sql("DROP TABLE IF EXISTS t")
+    sink_tables.create(body)
+    lacks = changes(sink_tables, Accumulate((sink_tables.schema, "t"), key=["id"], add=["cents"], most=["at"]), Sale)
+    assert lacks == [statement.replace("{t}", f"{sink_tables.schema}.t") for statement in SUMS_LACK[body]]
 
 
 @attrs.define
@@ -201,6 +265,14 @@ REFUSED: list[tuple[Any, list[Any], str]] = [
     (Upsert("t", key=["colour"]), [Attrs], "key= names colour, which its rows do not have"),
     (Append("t"), [Mixed], "field 'value' has values of several types"),
     (Append("t"), [Measured], "field 'readings': a float keeps about 15 digits"),
+    (Accumulate("t", key=["id"], add=["colour"]), [Attrs], "key=, add=, least= or most= names colour, which .*Attrs"),
+    (Accumulate("t", key=["id"], add=["note"]), [Attrs], "add= names 'note', whose values are not numbers"),
+    (
+        Accumulate("t", key=["id"], most=["flag"]),
+        [Everything],
+        "'flag' is Boolean.*, and Postgres has no min",
+    ),
+    (Accumulate("t", key=["id"], least=["line"]), [Everything], "'line' is JSONB.*, and Postgres has no min"),
 ]
 
 
@@ -244,8 +316,75 @@ LACKS: dict[str, list[str]] = {
 
 
 @for_each(LACKS)
-def test_what_a_table_lacks(body: str, ground: Ground) -> None:
-    ground.sql("DROP TABLE IF EXISTS t")
-    ground.create(body)
-    lacks = changes(ground, Upsert((ground.schema, "t"), key=["id"]), Sale)
-    assert lacks == [statement.replace("{t}", f"{ground.schema}.t") for statement in LACKS[body]]
+def test_what_a_table_lacks(body: str, sink_tables: SinkTables) -> None:
+    sink_tables.sql("DROP TABLE IF EXISTS t")
+    sink_tables.create(body)
+    lacks = changes(sink_tables, Upsert((sink_tables.schema, "t"), key=["id"]), Sale)
+    assert lacks == [statement.replace("{t}", f"{sink_tables.schema}.t") for statement in LACKS[body]]
+
+
+def test_one_table_takes_the_rows_of_two_sinks(sink_tables: SinkTables, group: str) -> None:
+    class Placed(msgspec.Struct):
+        id: int
+        shop: str
+
+    class Paid(msgspec.Struct):
+        id: int
+        cents: Annotated[int, msgspec.Meta(ge=0, le=1000)]
+        note: str | None = None
+
+    class Counted(msgspec.Struct):
+        id: Annotated[int, msgspec.Meta(ge=0, le=1000)]
+        cents: int
+
+    path = (sink_tables.schema, "t")
+    upserts = [suggest(Upsert(path, key=["id"]), kind) for kind in (Placed, Paid)]
+    append = suggest(Append(path), Counted)
+    joined = joined_table([append, *upserts])
+    columns = {column.name: (repr(column.type), column.nullable) for column in joined.columns}
+    assert columns == {
+        "id": ("BigInteger()", False),
+        "cents": ("BigInteger()", True),
+        "shop": ("Text()", True),
+        "note": ("Text()", True),
+    }
+    assert joined.primary_key.columns.keys() == ["id"]
+    assert create_statement(joined).endswith("WITH (fillfactor = 50);")
+    sink_tables.sql(create_statement(joined))
+    pipeline = Pipeline(
+        group,
+        topics=TOPIC,
+        value=Json(dict),
+        sinks=[
+            Upsert(path, key=["id"], row=lambda record: Placed(record.value["id"], "s")),
+            Upsert(path, key=["id"], row=lambda record: Paid(record.value["id"] + 1, 5)),
+        ],
+    )
+    assert sink_tables.process(pipeline, raw(b'{"id": 1}', topic=TOPIC)).records == 1
+    assert sink_tables.rows("id", "shop", "cents", "note") == [(1, "s", None, None), (2, None, 5, None)]
+
+
+class _Id(msgspec.Struct):
+    id: int
+
+
+class _Name(msgspec.Struct):
+    id: str
+    name: str
+
+
+class _Shop(msgspec.Struct):
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("sinks", "refused"),
+    [
+        ([(Upsert("s.t", key=["id"]), _Name), (Upsert("s.t", key=["name"]), _Name)], "different keys"),
+        ([(Append("s.t"), _Shop), (Upsert("s.t", key=["id"]), _Id)], "not every sink writes the key's column 'id'"),
+        ([(Append("s.t"), _Id), (Append("s.t"), _Name)], r"write column 'id' as BigInteger\(\) and as Text\(\)"),
+    ],
+)
+def test_sinks_that_no_one_table_suits_are_refused(sinks: list[tuple[Any, Any]], refused: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^s\.t: .*{refused}"):
+        joined_table([suggest(sink, kind) for sink, kind in sinks])

@@ -22,20 +22,20 @@ from seekpoint.pipeline.batch import Batch
 from seekpoint.records import Partition
 from seekpoint.testing import Processed, kit, process, raw
 from support.fixtures import NewEngine
-from support.ledger_desk import applied, make_table, scalar
+from support.ledger_worker import applied, make_table, scalar
 from support.service import driver
 
 Handler = Callable[[Connection, Batch[Any, Any]], None]
 
 
-class Work:
-    """A group whose handler first books its records, then does what the test is about."""
+class HandlerGroup:
+    """A group whose handler first writes its records, then does what the test is about."""
 
     def __init__(self, engine: Engine, schema: str) -> None:
         self.engine, self.schema, self.group = engine, schema, f"g-{schema[-8:]}"  # no other test's: sessions show it
         make_table(engine, schema)
 
-    def book(self, tx: Connection, batch: Batch[Any, Any]) -> None:
+    def write(self, tx: Connection, batch: Batch[Any, Any]) -> None:
         rows = [{"partition": r.partition, "record": r.offset, "by": r.value.decode()} for r in batch]
         tx.execute(applied.insert(), rows, execution_options=in_schema(self.schema))
 
@@ -43,11 +43,11 @@ class Work:
         """``count`` records through the real unit of work."""
         pipeline = Pipeline(self.group, topics="topic", value=Bytes(), handle=handle, **options)
         records = [raw(b"v%d" % n, offset=n, leader_epoch=4) for n in range(count)]
-        return process(pipeline, self.engine, records, schema=self.schema)
+        return process(pipeline, self.engine, records, schema=self.schema, collect=True)
 
-    def run_after_booking(self, then: Callable[[Connection], object]) -> Processed:
+    def run_after_writing(self, then: Callable[[Connection], object]) -> Processed:
         def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
-            self.book(tx, batch)
+            self.write(tx, batch)
             then(tx)
 
         return self.run(handle)
@@ -72,16 +72,16 @@ def controlled(tx: Connection) -> Session:
 
 
 @pytest.fixture
-def work(seekpoint_engine: Engine, seekpoint_schema: str) -> Work:
-    return Work(seekpoint_engine, seekpoint_schema)
+def handler_group(seekpoint_engine: Engine, seekpoint_schema: str) -> HandlerGroup:
+    return HandlerGroup(seekpoint_engine, seekpoint_schema)
 
 
-def test_rows_and_offset_are_one_transaction(work: Work) -> None:
+def test_rows_and_offset_are_one_transaction(handler_group: HandlerGroup) -> None:
     """I1: and what was applied is not applied again."""
-    assert work.run(work.book).records == 3
-    work.holds(3, 3)
-    assert work.run(work.book, 5).records == 2
-    work.holds(5, 5)
+    assert handler_group.run(handler_group.write).records == 3
+    handler_group.holds(3, 3)
+    assert handler_group.run(handler_group.write, 5).records == 2
+    handler_group.holds(5, 5)
 
 
 def sends(statement: str) -> Callable[[Any], object]:
@@ -125,14 +125,14 @@ ENDS: dict[str, tuple[str, Callable[[Any], object]]] = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_ending_the_transaction_is_refused(work: Work, how: str) -> None:
+def test_ending_the_transaction_is_refused(handler_group: HandlerGroup, how: str) -> None:
     """I1: nothing reaches the table, the offset stays, and the error names what to do instead."""
     says, ends = ENDS[how]
     with pytest.raises((HandlerMisuse, psycopg.ProgrammingError), match=says):
-        work.run_after_booking(ends)
-    work.holds(0, 0)
-    work.run(work.book)
-    work.holds(3, 3)
+        handler_group.run_after_writing(ends)
+    handler_group.holds(0, 0)
+    handler_group.run(handler_group.write)
+    handler_group.holds(3, 3)
 
 
 @pytest.mark.parametrize(
@@ -144,47 +144,49 @@ def test_ending_the_transaction_is_refused(work: Work, how: str) -> None:
     ],
     ids=["rollback", "send", "pipeline"],
 )
-def test_calls_of_pgconn_come_to_a_clear_end(work: Work, says: str, does: Callable[[Any], object]) -> None:
+def test_calls_of_pgconn_come_to_a_clear_end(
+    handler_group: HandlerGroup, says: str, does: Callable[[Any], object]
+) -> None:
     """I1: what is sent by libpq's own calls is found when the handler has returned."""
 
     def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
-        work.book(tx, batch)
+        handler_group.write(tx, batch)
         does(driver(tx).pgconn)
 
     with pytest.raises(HandlerMisuse, match=says):
-        work.run(handle)
-    work.holds(0, 0)
+        handler_group.run(handle)
+    handler_group.holds(0, 0)
 
 
-def test_a_connection_that_pgconn_closed_is_tried_again(work: Work) -> None:
+def test_a_connection_that_pgconn_closed_is_tried_again(handler_group: HandlerGroup) -> None:
     """I1: like one that was lost: nothing is written, and nothing is blamed."""
     calls: list[int] = []
 
     def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
         calls.append(len(batch))
-        work.book(tx, batch)
+        handler_group.write(tx, batch)
         if len(calls) == 1:
             driver(tx).pgconn.finish()
 
-    assert work.run(handle).records == 3
+    assert handler_group.run(handle).records == 3
     assert calls == [3, 3]
-    work.holds(3, 3)
+    handler_group.holds(3, 3)
 
 
 @pytest.mark.parametrize("isolating", [False, True])
-def test_a_refused_commit_cannot_be_swallowed(work: Work, isolating: bool) -> None:
+def test_a_refused_commit_cannot_be_swallowed(handler_group: HandlerGroup, isolating: bool) -> None:
     """I1: the handler that catches the refusal, and continues, has committed nothing."""
 
     def swallow(tx: Connection, batch: Batch[Any, Any]) -> None:
         if isolating and len(batch) == 3:
             raise Poison("the first", *[r for r in batch if r.offset == 0])
-        work.book(tx, batch)
+        handler_group.write(tx, batch)
         with pytest.raises(HandlerMisuse):
             tx.get_transaction().commit()  # type: ignore[union-attr]
 
     with pytest.raises(HandlerMisuse, match="ended the transaction it was lent"):
-        work.run(swallow, on_poison="dead_letter")
-    work.holds(0, 0)
+        handler_group.run(swallow, on_poison="dead_letter")
+    handler_group.holds(0, 0)
 
 
 @pytest.mark.parametrize(
@@ -197,22 +199,24 @@ def test_a_refused_commit_cannot_be_swallowed(work: Work, isolating: bool) -> No
     ],
     ids=["literal commit", "literal commit and begin", "commit among others", "pgconn"],
 )
-def test_a_commit_by_the_handler_stops_the_work(work: Work, commits: Callable[[Connection], None]) -> None:
+def test_a_commit_by_the_handler_stops_the_work(
+    handler_group: HandlerGroup, commits: Callable[[Connection], None]
+) -> None:
     """I1: what the handler committed by itself cannot be taken back: stop, say so, and never do it again."""
     calls: list[int] = []
 
     def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
         calls.append(len(batch))
-        work.book(tx, batch)
+        handler_group.write(tx, batch)
         commits(tx)
 
     with pytest.raises(HandlerMisuse, match="half done"):
-        work.run(handle)
+        handler_group.run(handle)
     assert calls == [3]
-    work.holds(3, 0)
+    handler_group.holds(3, 0)
 
 
-def test_a_swallowed_database_error_is_heard(work: Work) -> None:
+def test_a_swallowed_database_error_is_heard(handler_group: HandlerGroup) -> None:
     """I1: the transaction is broken; to continue as if nothing had happened would lose the rows."""
 
     def swallow(tx: Connection) -> None:
@@ -220,41 +224,41 @@ def test_a_swallowed_database_error_is_heard(work: Work) -> None:
             tx.execute(text("SELECT 1 / 0"))
 
     with pytest.raises(HandlerMisuse, match="caught a database error and continued"):
-        work.run_after_booking(swallow)
-    work.holds(0, 0)
+        handler_group.run_after_writing(swallow)
+    handler_group.holds(0, 0)
 
 
-def test_a_savepoint_may_fail(work: Work) -> None:
+def test_a_savepoint_may_fail(handler_group: HandlerGroup) -> None:
     """I1: the part that failed is gone, the rest is committed with the offset."""
 
     def try_it(tx: Connection) -> None:
         with pytest.raises(DBAPIError), tx.begin_nested():
             tx.execute(text("SELECT 1 / 0"))
 
-    assert work.run_after_booking(try_it).records == 3
-    work.holds(3, 3)
+    assert handler_group.run_after_writing(try_it).records == 3
+    handler_group.holds(3, 3)
 
 
-def test_an_exception_of_the_handler_takes_everything_back(work: Work) -> None:
+def test_an_exception_of_the_handler_takes_everything_back(handler_group: HandlerGroup) -> None:
     """I1: it passes unwrapped, and the record will be tried again."""
 
     def fail(tx: Connection) -> None:
         raise ArithmeticError("no")
 
     with pytest.raises(ArithmeticError, match="no"):
-        work.run_after_booking(fail)
-    work.holds(0, 0)
+        handler_group.run_after_writing(fail)
+    handler_group.holds(0, 0)
 
 
-def test_misuse_leaves_no_open_transaction_in_the_pool(work: Work, seekpoint_engine: Engine) -> None:
+def test_misuse_leaves_no_open_transaction_in_the_pool(handler_group: HandlerGroup, seekpoint_engine: Engine) -> None:
     """I1: the next user of the pool does not find itself inside our transaction, nor do its rows vanish."""
     with pytest.raises(HandlerMisuse):
-        work.run_after_booking(lambda tx: tx.rollback())
+        handler_group.run_after_writing(lambda tx: tx.rollback())
     with seekpoint_engine.connect() as tx:
         raw_connection: Any = tx.connection.driver_connection
         assert raw_connection.info.transaction_status.name == "IDLE"
     query = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' AND application_name LIKE :n"
-    assert scalar(seekpoint_engine, query, n=f"seekpoint % {work.group}") == 0
+    assert scalar(seekpoint_engine, query, n=f"seekpoint % {handler_group.group}") == 0
 
 
 class Base(DeclarativeBase):
@@ -270,15 +274,15 @@ class Applied(Base):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_orm_joins_the_transaction(work: Work, fails: bool) -> None:
+def test_the_orm_joins_the_transaction(handler_group: HandlerGroup, fails: bool) -> None:
     """I1: a Session of the ORM commits into our transaction, and not through it: an error after it leaves nothing."""
 
     def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
-        joined = tx.execution_options(**in_schema(work.schema))
+        joined = tx.execution_options(**in_schema(handler_group.schema))
         with Session(joined, join_transaction_mode="create_savepoint") as session:
             session.add_all(Applied(record=r.offset, partition=r.partition, by="orm") for r in batch)
             session.commit()
-            assert work.rows() == []  # committed to the savepoint: no other session sees it
+            assert handler_group.rows() == []  # committed to the savepoint: no other session sees it
             session.add(Applied(record=0, partition=0, by="gone"))
             session.rollback()
         if fails:
@@ -286,34 +290,34 @@ def test_the_orm_joins_the_transaction(work: Work, fails: bool) -> None:
 
     if fails:
         with pytest.raises(ArithmeticError):
-            work.run(handle)
-        work.holds(0, 0)
+            handler_group.run(handle)
+        handler_group.holds(0, 0)
     else:
-        assert work.run(handle).records == 3
-        work.holds(3, 3)
+        assert handler_group.run(handle).records == 3
+        handler_group.holds(3, 3)
 
 
-def test_options_that_a_handler_sets_do_not_outlive_its_batch(work: Work) -> None:
+def test_options_that_a_handler_sets_do_not_outlive_its_batch(handler_group: HandlerGroup) -> None:
     """I1: the next transaction of the worker is READ COMMITTED, and its ledger the ledger, whatever came before."""
 
     def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
         tx.execution_options(**in_schema("nowhere"))
-        work.book(tx, batch)
+        handler_group.write(tx, batch)
 
-    assert work.run(handle, 2).records == 2
-    assert work.run(handle, 3).records == 1
-    work.holds(3, 3)
+    assert handler_group.run(handle, 2).records == 2
+    assert handler_group.run(handle, 3).records == 1
+    handler_group.holds(3, 3)
 
 
-def test_a_constraint_that_is_checked_at_commit_is_one_records_fault(work: Work) -> None:
+def test_a_constraint_that_is_checked_at_commit_is_one_records_fault(handler_group: HandlerGroup) -> None:
     """I1: COMMIT itself may be refused: then the record is searched for, and rows and offset end in front of it."""
-    with work.engine.begin() as tx:
-        table = f"{work.schema}.applied"
+    with handler_group.engine.begin() as tx:
+        table = f"{handler_group.schema}.applied"
         tx.execute(text(f"ALTER TABLE {table} ADD CONSTRAINT once UNIQUE (by) DEFERRABLE INITIALLY DEFERRED"))
         tx.execute(text(f"INSERT INTO {table} VALUES (0, 99, 'v1')"))
-    done = work.run(work.book)
+    done = handler_group.run(handler_group.write)
     assert "UniqueViolation" in str(done.stopped[Partition("topic", 0)])
-    assert (work.rows(), work.position()) == ([0, 99], 1)
+    assert (handler_group.rows(), handler_group.position()) == ([0, 99], 1)
 
 
 @pytest.mark.parametrize(
@@ -325,62 +329,70 @@ def test_a_constraint_that_is_checked_at_commit_is_one_records_fault(work: Work)
     ],
     ids=["option", "argument", "option of the argument"],
 )
-def test_an_engine_that_commits_by_itself_is_refused(work: Work, made: Callable[[Engine], Engine]) -> None:
+def test_an_engine_that_commits_by_itself_is_refused(
+    handler_group: HandlerGroup, made: Callable[[Engine], Engine]
+) -> None:
     """I1: AUTOCOMMIT would make rows and offset two transactions; said before anything is done."""
-    work.engine = made(work.engine)
-    with pytest.raises(ConfigError, match="the engine is set to AUTOCOMMIT"):
-        work.run(work.book)
+    handler_group.engine = made(handler_group.engine)
+    with pytest.raises(ConfigError, match="the engine is in AUTOCOMMIT mode"):
+        handler_group.run(handler_group.write)
 
 
 @pytest.mark.parametrize("how", ["options", "driver"])
-def test_a_connection_that_commits_by_itself_is_refused(work: Work, new_engine: NewEngine, how: str) -> None:
+def test_a_connection_that_commits_by_itself_is_refused(
+    handler_group: HandlerGroup, new_engine: NewEngine, how: str
+) -> None:
     """I1: also where people own their loop, and the engine says nothing of it."""
     given = {"connect_args": {"autocommit": True}} if how == "driver" else {}
-    engine = new_engine(work.engine.url, **given)
-    ledger = Ledger(engine, work.group, schema=work.schema)
+    engine = new_engine(handler_group.engine.url, **given)
+    ledger = Ledger(engine, handler_group.group, schema=handler_group.schema)
     with engine.connect() as tx:
         if how == "options":
             tx.execution_options(isolation_level="AUTOCOMMIT")
-        with pytest.raises(ConfigError, match="the connection is set to AUTOCOMMIT"):
+        with pytest.raises(ConfigError, match="the connection is in AUTOCOMMIT mode"):
             ledger.hold(tx, [])
-        with pytest.raises(ConfigError, match="the connection is set to AUTOCOMMIT"):
+        with pytest.raises(ConfigError, match="the connection is in AUTOCOMMIT mode"):
             ledger.advance(tx, [])
 
 
 @pytest.mark.parametrize("isolating", [False, True])
-def test_an_exit_in_a_handler_is_said(work: Work, isolating: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exit_in_a_handler_is_said(
+    handler_group: HandlerGroup, isolating: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """Python ends a process for SystemExit without a word: the log says who asked for it, and that nothing is lost."""
 
     def leave(tx: Connection, batch: Batch[Any, Any]) -> None:
         if isolating and len(batch) == 3:
             raise Poison("one of them")
-        work.book(tx, batch)
+        handler_group.write(tx, batch)
         sys.exit(3)
 
     with pytest.raises(SystemExit) as ended:
-        work.run(leave, on_poison="dead_letter")
+        handler_group.run(leave, on_poison="dead_letter")
     assert ended.value.code == 3
     (line,) = [one for one in caplog.records if one.name == "seekpoint.worker.unit_of_work"]
     assert line.levelno == logging.ERROR
     said = line.getMessage()
     for words in ("SystemExit(3)", "in leave", "topic/0 [0, 3)", "nothing of this batch was written", "Worker.stop()"):
         assert words in said
-    work.holds(0, 0)
+    handler_group.holds(0, 0)
 
 
-def test_an_error_of_the_client_after_commit_is_not_the_batchs(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_client_after_commit_is_not_the_batchs(
+    handler_group: HandlerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A partition ends at a poison record, and the client cannot stop reading it: the records before are written."""
 
-    def book(tx: Connection, batch: Batch[Any, Any]) -> None:
+    def write(tx: Connection, batch: Batch[Any, Any]) -> None:
         if b"v2" in [r.value for r in batch]:
             raise Poison("no")
-        work.book(tx, batch)
+        handler_group.write(tx, batch)
 
     def stop(*_: object) -> None:
         raise KafkaException(KafkaError(KafkaError._STATE))
 
     monkeypatch.setattr(kit.FixedClaims, "stop_or_reclaim", stop)
     with pytest.raises(KafkaException) as raised:
-        work.run(book)
+        handler_group.run(write)
     assert not getattr(raised.value, "__notes__", []), "it does not say that nothing was written"
-    work.holds(2, 2)
+    handler_group.holds(2, 2)

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import BigInteger, Connection, Engine, Numeric, column, table, text
 
 from seekpoint import Batch, Json, Pipeline
-from support.sink_tables import TOPIC, Ground, orders
+from support.sink_tables import TOPIC, SinkTables, orders
 
 VALUES = (b"true", b'{"a": 1}', b"[1]", b'[{"a": 1}]')
 
@@ -18,8 +18,8 @@ VALUES = (b"true", b'{"a": 1}', b"[1]", b'[{"a": 1}]')
 def test_a_value_of_another_type_is_its_records_fault(
     seekpoint_engine: Engine, seekpoint_schema: str, value: bytes, typed: bool
 ) -> None:
-    ground = Ground(seekpoint_engine, seekpoint_schema)
-    schema, name = ground.create("id bigint, v numeric")
+    sink_tables = SinkTables(seekpoint_engine, seekpoint_schema)
+    schema, name = sink_tables.create("id bigint, v numeric")
     there = table(name, column("id", BigInteger), column("v", Numeric), schema=schema)
     plain = text(f'INSERT INTO "{schema}"."{name}" (id, v) VALUES (:id, :v)')
 
@@ -27,14 +27,16 @@ def test_a_value_of_another_type_is_its_records_fault(
         tx.execute(there.insert() if typed else plain, [{"id": r.value["id"], "v": r.value["v"]} for r in batch])
 
     pipeline = Pipeline("g", topics=TOPIC, value=Json(), handle=handle, on_poison="dead_letter")
-    done = ground.process(pipeline, *orders(b'{"id": 1, "v": 1}', b'{"id": 2, "v": %s}' % value, b'{"id": 3, "v": 3}'))
-    assert ground.rows("id") == [(1,), (3,)]
+    done = sink_tables.process(
+        pipeline, *orders(b'{"id": 1, "v": 1}', b'{"id": 2, "v": %s}' % value, b'{"id": 3, "v": 3}')
+    )
+    assert sink_tables.rows("id") == [(1,), (3,)]
     assert [(aside.offset, aside.failure.cause) for aside in done.dead_letters] == [(1, "database")]
 
 
 def test_a_row_met_twice_by_one_statement_is_divided(seekpoint_engine: Engine, seekpoint_schema: str) -> None:
-    ground = Ground(seekpoint_engine, seekpoint_schema)
-    schema, name = ground.create("id int PRIMARY KEY, v int")
+    sink_tables = SinkTables(seekpoint_engine, seekpoint_schema)
+    schema, name = sink_tables.create("id int PRIMARY KEY, v int")
     upsert = text(
         f'INSERT INTO "{schema}"."{name}" SELECT * FROM unnest(CAST(:ids AS int[]), CAST(:vs AS int[])) '
         "ON CONFLICT (id) DO UPDATE SET v = excluded.v"
@@ -43,7 +45,7 @@ def test_a_row_met_twice_by_one_statement_is_divided(seekpoint_engine: Engine, s
     def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
         tx.execute(upsert, {"ids": [r.value["id"] for r in batch], "vs": [r.value["v"] for r in batch]})
 
-    ground.process(
+    sink_tables.process(
         Pipeline("g", topics=TOPIC, value=Json(), handle=handle), *orders(b'{"id": 1, "v": 1}', b'{"id": 1, "v": 2}')
     )
-    assert ground.rows("id", "v") == [(1, 2)]
+    assert sink_tables.rows("id", "v") == [(1, 2)]

@@ -27,7 +27,7 @@ from seekpoint.pipeline.sink import RowRefused
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.upsert import upsert as upsert_module
 from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
-from support.sink_tables import TOPIC, Ground, orders, with_enums, write_small, writer_of
+from support.sink_tables import TOPIC, SinkTables, orders, with_enums, write_small, writer_of
 
 EAST = timezone(timedelta(hours=2))
 AT = datetime(2026, 1, 2, tzinfo=UTC)
@@ -105,9 +105,9 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("int", True, Refused("invalid input syntax for type integer")),
     ("mood", "in-transit", Stored("in-transit")),
     ("mood", Transit.IN_TRANSIT, Stored("in-transit")),
-    ("mood", Level.LOW, Refused("neither all values nor all names of Level are labels of the type, which has in-")),
+    ("mood", Level.LOW, Refused("neither all values nor all names of Level are labels of the column's type (in-")),
     ("named", Transit.DONE, Stored("DONE")),
-    ("either", Transit.DONE, Refused("of Transit all values and all names are labels")),
+    ("either", Transit.DONE, Refused("all values of Transit are labels")),
     ("numeric", number(DIGITS), Stored(DIGITS)),
     ("numeric", number("20.50"), Stored("20.50")),
     ("numeric", Decimal(DIGITS), Stored(DIGITS)),
@@ -131,7 +131,7 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("timestamp", "infinity", Stored("infinity")),
     ("timestamp", "2026-01-02T10:00:00+02:00", DROPS_ZONE),
     ("timestamp", "2026-01-02T10:00:00Z", DROPS_ZONE),
-    ("timestamp", "2026-01-02 10:00:00 Europe/Berlin", Refused("is no timestamp as ISO 8601 writes it")),
+    ("timestamp", "2026-01-02 10:00:00 Europe/Berlin", Refused("is not an ISO 8601 timestamp")),
     ("timestamp[]", [datetime(2026, 1, 2, 10, tzinfo=EAST)], DROPS_ZONE),
     ("timestamptz", datetime(2026, 1, 2, 10, tzinfo=EAST), Stored("2026-01-02 08:00:00+00")),
     ("timestamptz", "2026-01-02T10:00:00+02:00", Stored("2026-01-02 08:00:00+00")),
@@ -139,11 +139,20 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("timestamptz(0)", "2026-01-02T10:00:00.7+02:00", Stored("2026-01-02 08:00:01+00")),
     ("date", date(2026, 1, 2), Stored("2026-01-02")),
     ("date", datetime(2026, 1, 2, 10), Refused("has a time of day, which the column drops: give its date()")),
-    ("date", "2026-01-02T10:00", Refused("has a time of day, which the column drops")),
+    ("date", "2026-01-02T10:00", Refused("is not an ISO 8601 date; the column would drop a time of day")),
+    ("date", "20260102T100000", Refused("is not an ISO 8601 date")),
+    ("date", "20260102", Stored("2026-01-02")),
+    ("date", "0044-03-15 BC", Stored("0044-03-15 BC")),
+    ("date", "infinity", Stored("infinity")),
+    ("date", "today", Refused("is not an ISO 8601 date")),
+    ("timestamp", "now", Refused("is not an ISO 8601 timestamp")),
+    ("timestamptz", "Tomorrow 10:00+02", Refused("would be another time if the record were read again")),
+    ("timestamptz", "infinity", Stored("infinity")),
+    ("timetz", "now", Refused("would be another time if the record were read again")),
     ("time", time(10), Stored("10:00:00")),
     ("time", "10:00", Stored("10:00:00")),
     ("time", time(10, tzinfo=EAST), Refused("has a time zone, which the column drops: make the column timetz")),
-    ("time", "10:00+02", Refused("is no time of day without a zone")),
+    ("time", "10:00+02", Refused("is not a time of day alone")),
     ("time", datetime(2026, 1, 2, 10), Refused("has a date, which the column drops: give its time()")),
     ("bytea", b"x", Stored("\\x78")),
     ("boolean", True, Stored("true")),
@@ -153,7 +162,7 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("text[]", ["a", True], Refused("column 'v' (text[]): it takes no bool")),
     ("text[]", ["a", 5], Stored("{a,5}")),
     ("int[]", (1, 2), Stored("{1,2}")),
-    ("int[]", {}, Refused("{} is no list")),
+    ("int[]", {}, Refused("{} is not a list")),
     ("int[]", [Number.SEVEN, Level.LOW], Stored("{7,1}")),
     ("mood[]", [Transit.DONE, Transit.IN_TRANSIT], Stored("{done,in-transit}")),
     ("json", {"a": number("[0.1234567890123456789, 1.50]")}, Stored('{"a":[0.1234567890123456789,1.50]}')),
@@ -168,8 +177,8 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("json", [1, "€"], Stored('[1,"€"]')),
     ("jsonb", {"a": number("0.1234567890123456789")}, Stored('{"a": 0.1234567890123456789}')),
     ("jsonb", number(DIGITS), Stored(DIGITS)),
-    ("jsonb", {"a": float("nan")}, Refused("NaN and infinity are no JSON")),
-    ("jsonb", {"a": object}, Refused("has no JSON")),
+    ("jsonb", {"a": float("nan")}, Refused("JSON has no NaN and no infinity")),
+    ("jsonb", {"a": object}, Refused("cannot be written as JSON")),
     ("jsonb[]", [Place("x"), "5", None], Stored('{"{\\"name\\": \\"x\\"}","\\"5\\"",NULL}')),
 ]  # fmt: skip
 CONVERTED: list[tuple[str, Any, Mapping[str, Any], str]] = [
@@ -181,12 +190,12 @@ CONVERTED: list[tuple[str, Any, Mapping[str, Any], str]] = [
     ("numeric(6,2)", number("1.0050000000000000001"), {"round": True}, "1.01"),
 ]
 
-Write = Callable[[Ground, tuple[str, str], Mapping[str, Any], Any], None]
+Write = Callable[[SinkTables, tuple[str, str], Mapping[str, Any], Any], None]
 
 
 @pytest.fixture
-def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
-    return with_enums(Ground(seekpoint_engine, seekpoint_schema))
+def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
+    return with_enums(SinkTables(seekpoint_engine, seekpoint_schema))
 
 
 class Forced(WriteStrategies):
@@ -203,27 +212,30 @@ class Forced(WriteStrategies):
         return self._forced
 
 
-def by_append(ground: Ground, path: tuple[str, str], options: Mapping[str, Any], value: Any) -> None:
-    with ground.engine.begin() as tx, Append(path, columns=["id", "v"], **options).writer().open(tx) as writer:
+def by_append(sink_tables: SinkTables, path: tuple[str, str], options: Mapping[str, Any], value: Any) -> None:
+    with sink_tables.engine.begin() as tx, Append(path, columns=["id", "v"], **options).writer().open(tx) as writer:
         writer.write([(1, value)])
 
 
-def by_small_append(ground: Ground, path: tuple[str, str], options: Mapping[str, Any], value: Any) -> None:
+def by_small_append(sink_tables: SinkTables, path: tuple[str, str], options: Mapping[str, Any], value: Any) -> None:
     """As a worker does whose last rows leave with the offset."""
-    write_small(ground, Append(path, columns=["id", "v"], **options), ["id", "v"], [(1, value)])
+    write_small(sink_tables, Append(path, columns=["id", "v"], **options), ["id", "v"], [(1, value)])
 
 
-def by_arrow(ground: Ground, path: tuple[str, str], options: Mapping[str, Any], value: Any) -> None:
-    with ground.engine.begin() as tx, AppendArrow(path, columns=["id", "v"], **options).writer().open(tx) as writer:
+def by_arrow(sink_tables: SinkTables, path: tuple[str, str], options: Mapping[str, Any], value: Any) -> None:
+    with (
+        sink_tables.engine.begin() as tx,
+        AppendArrow(path, columns=["id", "v"], **options).writer().open(tx) as writer,
+    ):
         writer.write([(1, value)])
 
 
 def by_upsert(
-    strategy: WriteStrategy, ground: Ground, path: tuple[str, str], options: Mapping[str, Any], value: Any
+    strategy: WriteStrategy, sink_tables: SinkTables, path: tuple[str, str], options: Mapping[str, Any], value: Any
 ) -> None:
     sink: Upsert[Any, Any] = Upsert(path, key=["id"], columns=["id", "v"], **options)
     writer_of(sink).strategies = Forced(strategy)
-    with ground.engine.begin() as tx, writer_of(sink).open(tx) as writer:
+    with sink_tables.engine.begin() as tx, writer_of(sink).open(tx) as writer:
         writer.write([(1, value)])
 
 
@@ -235,34 +247,36 @@ WRITES: dict[str, Write] = {
 }
 
 
-def outcome(ground: Ground, write: Write, table: str, options: Mapping[str, Any], value: Any) -> Stored | Refused:
+def outcome(
+    sink_tables: SinkTables, write: Write, table: str, options: Mapping[str, Any], value: Any
+) -> Stored | Refused:
     """What the column holds then, or what the refusal says."""
-    ground.sql(f'DELETE FROM "{table}"')
+    sink_tables.sql(f'DELETE FROM "{table}"')
     try:
-        write(ground, (ground.schema, table), options, value)
+        write(sink_tables, (sink_tables.schema, table), options, value)
     except RowRefused as refused:
         return Refused(str(refused.cause))
     except psycopg.DataError as error:  # of an INSERT that was sent with others: the batch is run again, by COPY
         return Refused(str(error))
-    return Stored(ground.value("v::text", table))
+    return Stored(sink_tables.value("v::text", table))
 
 
-def failures(ground: Ground, write: Write, cells: list[Any]) -> Iterator[str]:
+def failures(sink_tables: SinkTables, write: Write, cells: list[Any]) -> Iterator[str]:
     for kind in {cell[0] for cell in cells}:
-        own = f'"{ground.schema}".{kind}' if kind.removesuffix("[]") in {"mood", "named", "either"} else kind
-        ground.create(f"id int PRIMARY KEY, v {own}", f"of {kind}")
+        own = f'"{sink_tables.schema}".{kind}' if kind.removesuffix("[]") in {"mood", "named", "either"} else kind
+        sink_tables.create(f"id int PRIMARY KEY, v {own}", f"of {kind}")
     for kind, value, options, expected in cells:
-        got = outcome(ground, write, f"of {kind}", options, value)
+        got = outcome(sink_tables, write, f"of {kind}", options, value)
         is_right = got == expected if isinstance(expected, Stored) else expected.said in getattr(got, "said", "")
         if not is_right:
             yield f"{value!r} into {kind}: {got}, not {expected}"
 
 
-@pytest.mark.parametrize("way", WRITES)
-def test_each_cell_of_the_page_by_each_statement(ground: Ground, way: str) -> None:
+@pytest.mark.parametrize("strategy", WRITES)
+def test_each_cell_of_the_page_by_each_statement(sink_tables: SinkTables, strategy: str) -> None:
     cells: list[Any] = [(kind, value, {}, expected) for kind, value, expected in CELLS]
     cells += [(kind, value, options, Stored(text)) for kind, value, options, text in CONVERTED]
-    found = list(failures(ground, WRITES[way], cells))
+    found = list(failures(sink_tables, WRITES[strategy], cells))
     assert not found, "\n".join(found)
 
 
@@ -279,28 +293,28 @@ EXTENSIONS = {"hstore": "hstore", "ltree": "ltree", "lquery": "ltree"}
 
 
 @pytest.fixture(scope="module")
-def extended_ground(idle_databases: Callable[[], AbstractContextManager[str]]) -> Iterator[Ground]:
+def extended_sink_tables(idle_databases: Callable[[], AbstractContextManager[str]]) -> Iterator[SinkTables]:
     """Tables in another database: where one has ``hstore``, SQLAlchemy gives psycopg another dumper for a dict."""
     with idle_databases() as url:
         engine = create_engine(url)
         schema.upgrade(engine, schema="seekpoint")
-        yield Ground(engine, "seekpoint")
+        yield SinkTables(engine, "seekpoint")
         engine.dispose()
 
 
 @pytest.fixture
-def ground_with(request: pytest.FixtureRequest, column: str) -> Ground:
+def sink_tables_with(request: pytest.FixtureRequest, column: str) -> SinkTables:
     """Where the column's type is, or can be created."""
-    ground: Ground = request.getfixturevalue("extended_ground" if column in EXTENSIONS else "ground")
-    return ground
+    sink_tables: SinkTables = request.getfixturevalue("extended_sink_tables" if column in EXTENSIONS else "sink_tables")
+    return sink_tables
 
 
-def extended(ground: Ground, column: str) -> str:
+def extended(sink_tables: SinkTables, column: str) -> str:
     """The type's name; its extension is created where it is an extension's. Skips where the server has none."""
     if (extension := EXTENSIONS.get(column)) is None:
         return column
     try:
-        ground.sql(f"CREATE EXTENSION IF NOT EXISTS {extension} SCHEMA public")
+        sink_tables.sql(f"CREATE EXTENSION IF NOT EXISTS {extension} SCHEMA public")
     except DBAPIError as error:
         if not isinstance(error.orig, psycopg.errors.FeatureNotSupported | psycopg.errors.UndefinedFile):
             raise
@@ -311,17 +325,17 @@ def extended(ground: Ground, column: str) -> str:
 @pytest.mark.parametrize("kind", ["Append", "Upsert", "Upsert of many", "AppendArrow"])
 @pytest.mark.parametrize(("column", "bad", "good"), ODD_INPUT, ids=[odd[0] for odd in ODD_INPUT])
 def test_a_lone_record_that_a_types_input_refuses_is_a_dead_letter(
-    ground_with: Ground, monkeypatch: pytest.MonkeyPatch, *, column: str, bad: str, good: str, kind: str
+    sink_tables_with: SinkTables, monkeypatch: pytest.MonkeyPatch, *, column: str, bad: str, good: str, kind: str
 ) -> None:
     """Alone, too, where no other record shows that the statement is right."""
-    ground, name = ground_with, f"{column}, {kind}"
+    sink_tables, name = sink_tables_with, f"{column}, {kind}"
     options: dict[str, Any] = {"columns": ["id", "v"], "row": lambda r: (r.offset, r.value)}
-    path = ground.create(f"id int PRIMARY KEY, v {extended(ground, column)}", name)
+    path = sink_tables.create(f"id int PRIMARY KEY, v {extended(sink_tables, column)}", name)
     sink: Any = {"Append": Append, "AppendArrow": AppendArrow}.get(kind, partial(Upsert, key=["id"]))(path, **options)
     if kind == "Upsert of many":
         monkeypatch.setattr(upsert_module, "WriteStrategies", partial(Forced, WriteStrategy.TEMP_TABLE))
     pipeline = Pipeline(name, topics=TOPIC, value=Text(), sinks=[sink], on_poison="dead_letter")
     for offset, text in enumerate((good, bad, good, bad)):
-        done = ground.process(pipeline, *orders(text.encode(), start=offset))
+        done = sink_tables.process(pipeline, *orders(text.encode(), start=offset))
         assert [one.offset for one in done.dead_letters] == [offset] * (text == bad)
-    assert ground.rows("id", name=name) == [(0,), (2,)]
+    assert sink_tables.rows("id", name=name) == [(0,), (2,)]

@@ -13,6 +13,7 @@ from sqlalchemy import Engine, text
 
 from seekpoint.postgres.session import CommitRefused, ConnectionSocket, Session
 from seekpoint.worker.waiting import Stopwatch, Work, waiting, work_while_waiting
+from support.ledger_worker import backend, scalar
 from support.waiting import until
 
 SLEEPS = "$$ BEGIN PERFORM pg_sleep(0.2); RETURN NULL; END $$"
@@ -121,8 +122,11 @@ def test_an_interruption_cancels_the_statement(driver: psycopg.Connection, seekp
 def test_an_error_of_the_work_while_commit_is_awaited_says_refused_although_it_may_have_taken_effect(
     seekpoint_engine: Engine, seekpoint_schema: str
 ) -> None:
-    """No work raises such an error: the reader keeps its own. If one did, the worker would end, and hold compares."""
-    is_committing = [False]
+    """No work raises such an error: the reader keeps its own. If one did, the worker would end, and hold compares.
+
+    The server is asked to end the COMMIT; it may be done, or not have begun.
+    """
+    is_committing, pids = [False], list[int]()
 
     def raises() -> bool:
         raise RuntimeError("work")
@@ -142,13 +146,12 @@ def test_an_error_of_the_work_while_commit_is_awaited_says_refused_although_it_m
                 )
             )
             tx.execute(text(f"INSERT INTO {table} VALUES (1)"))
+            pids.append(backend(tx))
             is_committing[0] = True
 
     with pytest.raises(CommitRefused) as refused:
         create()
     session.close()
     assert isinstance(refused.value.error, RuntimeError)
-    with seekpoint_engine.connect() as other:
-        other.execution_options(isolation_level="AUTOCOMMIT")
-        found = text("SELECT to_regclass(:name) IS NOT NULL")
-        until(lambda: other.execute(found, {"name": table}).scalar(), "COMMIT has taken effect")
+    is_there = "SELECT count(*) FROM pg_stat_activity WHERE pid = :pid"
+    until(lambda: not scalar(seekpoint_engine, is_there, pid=pids[0]), "the session's end")

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
@@ -33,7 +34,8 @@ from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.json_text import json_text
 from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
 from seekpoint.testing import record
-from support.sink_tables import Ground, write_small, writer_of
+from support.databases import create_extension
+from support.sink_tables import SinkTables, write_small, writer_of
 
 EXAMPLES = int(os.environ.get("SEEKPOINT_EXAMPLES", "0"))
 SHARDS = 4 if EXAMPLES else 1  # of a test, side by side
@@ -127,34 +129,35 @@ NO_KEY = frozenset({"json"})
 
 
 @pytest.fixture(params=range(SHARDS))
-def made(seekpoint_engine: Engine, seekpoint_schema: str) -> Iterator[Ground]:
+def typed_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> Iterator[SinkTables]:
     """A schema with types of its own; tables are made as examples need them."""
     engine = create_engine(seekpoint_engine.url, connect_args={"options": "-c synchronous_commit=off"})
-    ground = Ground(engine, seekpoint_schema)
-    ground.sql(
+    sink_tables = SinkTables(engine, seekpoint_schema)
+    sink_tables.sql(
         "CREATE TYPE mood AS ENUM ('low', 'mid', 'high', 'Low'); CREATE TYPE pair AS (a int, b numeric);"
         "CREATE DOMAIN short AS varchar(3); CREATE DOMAIN moment AS timestamptz;"
         "CREATE DOMAIN document AS jsonb"
     )
-    yield ground
+    yield sink_tables
     engine.dispose()
 
 
 @pytest.fixture
-def types(made: Ground) -> Mapping[str, Values]:
+def types(typed_tables: SinkTables) -> Mapping[str, Values]:
     """Those that this server has."""
     found = dict(TYPES)
-    for kind, statement in (
-        ("citext", "CREATE EXTENSION citext"),
-        ("blind", "CREATE COLLATION blind (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"),
+    collation = "CREATE COLLATION blind (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+    for kind, create in (
+        ("citext", partial(create_extension, typed_tables.engine, "citext")),
+        ("blind", partial(typed_tables.sql, collation)),
     ):
         try:
-            made.sql(statement)
+            create()
         except Exception as error:  # noqa: BLE001 -- SQLAlchemy's, of whatever the server lacks
             print(f"{kind} is left out: {error.__cause__ or error}")
         else:
             found[kind] = OPTIONAL[kind]
-    return {kind: Values(values, _taken(made, kind, values)) for kind, values in found.items()}
+    return {kind: Values(values, _taken(typed_tables, kind, values)) for kind, values in found.items()}
 
 
 def as_json(value: Any, kind: str) -> Any:
@@ -166,15 +169,15 @@ def as_json(value: Any, kind: str) -> Any:
     return Json(value, dumps=json_text)
 
 
-def _taken(ground: Ground, kind: str, values: Sequence[Any]) -> list[Any]:
+def _taken(sink_tables: SinkTables, kind: str, values: Sequence[Any]) -> list[Any]:
     """Those that the server takes for a column of this type."""
-    ground.sql(f"DROP TABLE IF EXISTS given; CREATE TABLE given (v {body(kind)})")
-    return [value for value in values if by_model(ground, (ground.schema, "given"), [kind], [(value,)])]
+    sink_tables.sql(f"DROP TABLE IF EXISTS given; CREATE TABLE given (v {body(kind)})")
+    return [value for value in values if by_model(sink_tables, (sink_tables.schema, "given"), [kind], [(value,)])]
 
 
 def body(kind: str) -> str:
     """The column's declaration."""
-    return "text COLLATE blind" if kind == "blind" else kind
+    return {"blind": "text COLLATE blind", "citext": "public.citext"}.get(kind, kind)
 
 
 def few(examples: int) -> settings:
@@ -206,17 +209,17 @@ class Case(NamedTuple):
 class Forced(WriteStrategies):
     """One strategy for every transaction, as far as its rows allow."""
 
-    def __init__(self, road: WriteStrategy) -> None:
+    def __init__(self, strategy: WriteStrategy) -> None:
         super().__init__()
-        self._road = road
+        self._strategy = strategy
 
     def gathers(self, rows: int) -> bool:
-        return self._road is WriteStrategy.UNNEST
+        return self._strategy is WriteStrategy.UNNEST
 
     def choose(self, rows: int, *, deduped: bool, direct: bool) -> WriteStrategy:
         self._wait = 0
         allowed = {WriteStrategy.UNNEST: deduped, WriteStrategy.COPY: deduped and direct}
-        return self._road if allowed.get(self._road, False) else WriteStrategy.TEMP_TABLE
+        return self._strategy if allowed.get(self._strategy, False) else WriteStrategy.TEMP_TABLE
 
 
 @st.composite
@@ -241,15 +244,15 @@ def cases(draw: st.DrawFn, types: Mapping[str, Values]) -> Case:
     )
 
 
-def _table(road: WriteStrategy) -> str:
-    return f"t_{road.value}"
+def _table(strategy: WriteStrategy) -> str:
+    return f"t_{strategy.value}"
 
 
 class Table:
     """One combination of types, in as many tables as there are strategies, and the model's."""
 
-    def __init__(self, ground: Ground, case: Case) -> None:
-        self.ground, self.case = ground, case
+    def __init__(self, sink_tables: SinkTables, case: Case) -> None:
+        self.sink_tables, self.case = sink_tables, case
         self.keys = [f"k{n}" for n in range(len(case.keys))]
         self.columns = [*self.keys, "v", *(["o"] if case.order else [])]
         kinds = [
@@ -260,21 +263,21 @@ class Table:
         self.body = ", ".join(f"{name} {body(kind)}" for name, kind in zip(self.columns, kinds, strict=True))
         self.kinds = [*kinds, "bool", "int"]
 
-    def sink(self, road: WriteStrategy) -> Upsert:
+    def sink(self, strategy: WriteStrategy) -> Upsert:
         """A sink of its own table."""
         options: dict[str, Any] = {"order_by": "o"} if self.case.order else {}
         columns = self.columns
         if self.case.order == "offset":
             options, columns = {"offset_column": "o"}, self.columns[:-1]
         sink = Upsert(
-            (self.ground.schema, _table(road)),
+            (self.sink_tables.schema, _table(strategy)),
             key=self.keys,
             columns=columns,
             tombstone_key=lambda r: r.key,
             round=True,
             **options,
         )
-        writer_of(sink).strategies = Forced(road)
+        writer_of(sink).strategies = Forced(strategy)
         return sink
 
     def create(self) -> None:
@@ -284,13 +287,14 @@ class Table:
         values = ", ".join(f"r.{one}" for one in self.columns)
         everything = ", ".join(f"{one} = excluded.{one}" for one in self.columns)
         newer = "({0}.o IS NULL OR {1}.o >= {0}.o)" if self.case.order else "true"
-        self.ground.sql(f"""
-            DROP TABLE IF EXISTS given, newest, model, {", ".join(map(_table, WriteStrategy))};
-            {" ".join(f"CREATE TABLE {_table(road)} ({self.body}, PRIMARY KEY ({key}));" for road in WriteStrategy)}
+        tables = [_table(strategy) for strategy in WriteStrategy]
+        self.sink_tables.sql(f"""
+            DROP TABLE IF EXISTS given, newest, model, {", ".join(tables)};
+            {" ".join(f"CREATE TABLE {table} ({self.body}, PRIMARY KEY ({key}));" for table in tables)}
             CREATE TABLE given ({self.body}, gone bool, line int);
             CREATE TABLE newest ({self.body}, gone bool, PRIMARY KEY ({key}));
             CREATE TABLE model ({self.body}, PRIMARY KEY ({key}));
-            CREATE OR REPLACE PROCEDURE apply() LANGUAGE plpgsql SET search_path = "{self.ground.schema}" AS $$
+            CREATE OR REPLACE PROCEDURE apply() LANGUAGE plpgsql SET search_path = "{self.sink_tables.schema}" AS $$
             DECLARE r record;
             BEGIN
                 FOR r IN SELECT * FROM given ORDER BY line LOOP
@@ -312,67 +316,69 @@ class Table:
 
     def apply_to_model(self, rows: Sequence[tuple[Any, ...]]) -> bool:
         """One transaction; False if the server refuses a row."""
-        into = sql.SQL("COPY {}.given FROM STDIN").format(sql.Identifier(self.ground.schema))
-        with self.ground.engine.connect() as connection:
+        into = sql.SQL("COPY {}.given FROM STDIN").format(sql.Identifier(self.sink_tables.schema))
+        with self.sink_tables.engine.connect() as connection:
             driver = driver_of(connection)
             try:
                 with driver.cursor() as cursor, cursor.copy(into) as copy:
                     for row in rows:
                         copy.write_row([as_json(one, kind) for one, kind in zip(row, self.kinds, strict=True)])
-                driver.execute(sql.SQL("CALL {}.apply()").format(sql.Identifier(self.ground.schema)))
+                driver.execute(sql.SQL("CALL {}.apply()").format(sql.Identifier(self.sink_tables.schema)))
             except (psycopg.DataError, psycopg.IntegrityError, TypeError, ValueError):
                 return False
             driver.commit()
             return True
 
 
-def images(ground: Ground, name: str) -> list[Any]:
+def images(sink_tables: SinkTables, name: str) -> list[Any]:
     """Every row as the server stores it."""
-    with ground.engine.connect() as connection:
+    with sink_tables.engine.connect() as connection:
         image = "encode(record_send(t), 'hex') AS image, CAST(t AS text)"
-        of = text(f'SELECT {image} FROM "{ground.schema}".{name} t ORDER BY 1')
+        of = text(f'SELECT {image} FROM "{sink_tables.schema}".{name} t ORDER BY 1')
         return [tuple(row) for row in connection.execute(of)]
 
 
-def write(ground: Ground, sink: Upsert, records: Sequence[AnyRecord]) -> Exception | None:
+def write(sink_tables: SinkTables, sink: Upsert, records: Sequence[AnyRecord]) -> Exception | None:
     """One transaction; returns what the server says of a row that it refuses."""
     try:
-        with ground.engine.begin() as tx, writer_of(sink).open(tx) as writer:
+        with sink_tables.engine.begin() as tx, writer_of(sink).open(tx) as writer:
             writer.write([row for one in records for row in writer_of(sink).rows(one)])
     except RowRefused as refused:
         return refused.cause
     return None
 
 
-def strategies_agree(ground: Ground, case: Case) -> None:
-    table = Table(ground, case)
+def strategies_agree(sink_tables: SinkTables, case: Case) -> None:
+    table = Table(sink_tables, case)
     table.create()
-    sinks = {road: table.sink(road) for road in WriteStrategy}
+    sinks = {strategy: table.sink(strategy) for strategy in WriteStrategy}
     offset = 0
     for batch in case.batches:
         records, rows = [], []
         for line, step in enumerate(batch):
             order = offset if case.order == "offset" else step.order
-            told = (*step.key, order) if case.order and case.order != "offset" else step.key
+            record_key = (*step.key, order) if case.order and case.order != "offset" else step.key
             fields = dict(zip(table.columns, (*step.key, step.value, order), strict=False))
-            records.append(record(None if step.gone else fields, key=told, offset=offset))
+            records.append(record(None if step.gone else fields, key=record_key, offset=offset))
             known = (*step.key, None if step.gone else step.value, *([order] if case.order else []))
             rows.append((*known, step.gone, line))
             offset += 1
         expected = table.apply_to_model(rows)
-        for road, sink in sinks.items():
-            refused = write(ground, sink, records)
-            assert (refused is None) == expected, f"{road}: {refused or 'takes what the model refuses'}"
-        model = images(ground, "model")
-        for road in sinks:
-            assert images(ground, _table(road)) == model, f"by {road}"
+        for strategy, sink in sinks.items():
+            refused = write(sink_tables, sink, records)
+            assert (refused is None) == expected, f"{strategy}: {refused or 'takes what the model refuses'}"
+        model = images(sink_tables, "model")
+        for strategy in sinks:
+            assert images(sink_tables, _table(strategy)) == model, f"by {strategy}"
 
 
-def test_every_strategy_of_an_upsert_leaves_the_table_of_the_model(made: Ground, types: Mapping[str, Values]) -> None:
+def test_every_strategy_of_an_upsert_leaves_the_table_of_the_model(
+    typed_tables: SinkTables, types: Mapping[str, Values]
+) -> None:
     @few(20)
     @given(cases(types))
     def check(case: Case) -> None:
-        strategies_agree(made, case)
+        strategies_agree(typed_tables, case)
 
     check()
 
@@ -391,10 +397,10 @@ def appended(draw: st.DrawFn, types: Mapping[str, Values]) -> tuple[list[str], R
     return kinds, [*rows, *draw(st.sampled_from([[], [last]]))]
 
 
-def by_model(ground: Ground, path: tuple[str, str], kinds: Sequence[str], rows: Rows) -> bool:
+def by_model(sink_tables: SinkTables, path: tuple[str, str], kinds: Sequence[str], rows: Rows) -> bool:
     """Row by row; False if one is refused."""
     into = sql.SQL("COPY {} FROM STDIN").format(sql.Identifier(*path))
-    with ground.engine.connect() as connection:
+    with sink_tables.engine.connect() as connection:
         driver = driver_of(connection)
         try:
             for row in rows:
@@ -406,39 +412,41 @@ def by_model(ground: Ground, path: tuple[str, str], kinds: Sequence[str], rows: 
         return True
 
 
-def by_copy(ground: Ground, path: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
-    with ground.engine.begin() as tx, Append(path, columns=columns, round=True).writer().open(tx) as writer:
+def by_copy(sink_tables: SinkTables, path: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
+    with sink_tables.engine.begin() as tx, Append(path, columns=columns, round=True).writer().open(tx) as writer:
         writer.write(rows)
 
 
-def by_few(ground: Ground, path: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
+def by_few(sink_tables: SinkTables, path: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
     """As a worker does whose last rows leave with the offset."""
-    write_small(ground, Append(path, columns=columns, round=True), columns, rows)
+    write_small(sink_tables, Append(path, columns=columns, round=True), columns, rows)
 
 
-def by_arrow(ground: Ground, path: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
-    with ground.engine.begin() as tx, AppendArrow(path, columns=columns, round=True).writer().open(tx) as writer:
+def by_arrow(sink_tables: SinkTables, path: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
+    with sink_tables.engine.begin() as tx, AppendArrow(path, columns=columns, round=True).writer().open(tx) as writer:
         writer.write(rows)
 
 
-WAYS = (by_copy, by_few, by_arrow)
+STRATEGIES = (by_copy, by_few, by_arrow)
 
 
-def test_every_strategy_of_an_append_stores_what_the_model_stores(made: Ground, types: Mapping[str, Values]) -> None:
+def test_every_strategy_of_an_append_stores_what_the_model_stores(
+    typed_tables: SinkTables, types: Mapping[str, Values]
+) -> None:
     @few(20)
     @given(appended(types))
     def check(case: tuple[list[str], Rows]) -> None:
         kinds, rows = case
         columns = [f"c{n}" for n in range(len(kinds))]
         declared = ", ".join(f"{name} {body(kind)}" for name, kind in zip(columns, kinds, strict=True))
-        tables = [one.__name__ for one in (by_model, *WAYS)]
-        made.sql(
+        tables = [one.__name__ for one in (by_model, *STRATEGIES)]
+        typed_tables.sql(
             f"DROP TABLE IF EXISTS {', '.join(tables)};" + "".join(f"CREATE TABLE {t} ({declared});" for t in tables)
         )
-        taken = by_model(made, (made.schema, "by_model"), kinds, rows)
-        for way in WAYS:
+        taken = by_model(typed_tables, (typed_tables.schema, "by_model"), kinds, rows)
+        for strategy in STRATEGIES:
             with nullcontext() if taken else pytest.raises((RowRefused, psycopg.DataError)):
-                way(made, (made.schema, way.__name__), columns, rows)
-            assert images(made, way.__name__) == images(made, "by_model"), way.__name__
+                strategy(typed_tables, (typed_tables.schema, strategy.__name__), columns, rows)
+            assert images(typed_tables, strategy.__name__) == images(typed_tables, "by_model"), strategy.__name__
 
     check()

@@ -16,7 +16,7 @@ from seekpoint.ledger.sql import DEAD_LETTERS, GROUPS, WAIT, WORKER
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
 from support.failures import for_each
 from support.plans import (
-    Filled,
+    FilledLedger,
     Plan,
     filled_ledger,
     flush_counts,
@@ -58,7 +58,7 @@ FILL = """
         pytest.param((1_000, False), id="ten groups, never analyzed"),
     ],
 )
-def crowd(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[Filled]:
+def large_ledger(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[FilledLedger]:
     """10,000 rows in random order, of which the group ``g`` has ``ours``; analyzed or not, and never by autovacuum."""
     ours, analyzed = request.param
     how = filled_ledger(seekpoint_dsn, TABLES, FILL, analyzed, ours=ours, rows=ROWS)
@@ -66,8 +66,8 @@ def crowd(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[Filled
         yield filled
 
 
-def ours(tx: Connection, crowd: Filled, count: int) -> list[Row[Any]]:
-    query = f"SELECT partition, token, topic_id FROM {crowd.schema}.partition_offset WHERE consumer_group = 'g'"
+def ours(tx: Connection, large_ledger: FilledLedger, count: int) -> list[Row[Any]]:
+    query = f"SELECT partition, token, topic_id FROM {large_ledger.schema}.partition_offset WHERE consumer_group = 'g'"
     return list(tx.execute(text(f"{query} ORDER BY partition LIMIT {count}")))
 
 
@@ -119,39 +119,39 @@ def assert_by_key_alone(plan: Plan, name: str) -> None:
 
 
 @for_each([(name, count) for name in NAMES for count in COUNTS])
-def test_rows_are_found_by_the_primary_key(case: tuple[str, int], crowd: Filled) -> None:
+def test_rows_are_found_by_the_primary_key(case: tuple[str, int], large_ledger: FilledLedger) -> None:
     """I2, I3: the fence costs a lookup per partition, for 6 of 10,000 rows and for 1,000 of them."""
     name, count = case
-    with crowd.engine.connect() as tx:
-        plan = plan_of(tx, crowd.schema, STATEMENTS[name], parameters(ours(tx, crowd, count)))
+    with large_ledger.engine.connect() as tx:
+        plan = plan_of(tx, large_ledger.schema, STATEMENTS[name], parameters(ours(tx, large_ledger, count)))
         assert_by_key_alone(plan, name)
         tx.rollback()
 
 
 @for_each(NAMES)
-def test_the_prepared_statement_is_planned_the_same(name: str, crowd: Filled) -> None:
+def test_the_prepared_statement_is_planned_the_same(name: str, large_ledger: FilledLedger) -> None:
     """I2, I3: psycopg prepares what is repeated; the plan that no longer sees the values is by the key as well."""
-    with crowd.engine.connect() as tx:
-        assert_by_key_alone(prepared_plan(tx, crowd.schema, STATEMENTS[name]), name)
+    with large_ledger.engine.connect() as tx:
+        assert_by_key_alone(prepared_plan(tx, large_ledger.schema, STATEMENTS[name]), name)
 
 
-def test_a_thousand_partitions_are_worked_without_reading_the_table(crowd: Filled) -> None:
+def test_a_thousand_partitions_are_worked_without_reading_the_table(large_ledger: FilledLedger) -> None:
     """I2, I3: what the server itself counts, over everything that a worker does, many times."""
-    ledger = Ledger(crowd.engine, "g", schema=crowd.schema)
-    with crowd.engine.connect() as tx:
-        rows = ours(tx, crowd, 1_000)
+    ledger = Ledger(large_ledger.engine, "g", schema=large_ledger.schema)
+    with large_ledger.engine.connect() as tx:
+        rows = ours(tx, large_ledger, 1_000)
         # Every partition has its own topic id here; one claim is about one topic, with one id.
         topic_id: UUID = rows[0].topic_id
         tx.execute(
-            text(f"UPDATE {crowd.schema}.partition_offset SET topic_id = :id WHERE consumer_group = 'g'"),
+            text(f"UPDATE {large_ledger.schema}.partition_offset SET topic_id = :id WHERE consumer_group = 'g'"),
             {"id": topic_id},
         )
         tx.commit()
     partitions = [Partition("t", row.partition) for row in rows]
-    before = sequential_scans(crowd.engine, crowd.schema, "partition_offset")
+    before = sequential_scans(large_ledger.engine, large_ledger.schema, "partition_offset")
     granted = ledger.claim(partitions, {"t": topic_id}, cluster_id="c", start=lambda _: {}).granted
     claims = [granted[p] for p in partitions]
-    with crowd.engine.connect() as connection:
+    with large_ledger.engine.connect() as connection:
         for _ in range(12):  # psycopg prepares after 5, the server drops the values after 5 more
             with connection.begin():
                 transaction = ledger.hold(connection, [Expected(c, c.next_offset) for c in claims])
@@ -160,7 +160,7 @@ def test_a_thousand_partitions_are_worked_without_reading_the_table(crowd: Fille
         flush_counts(connection)
     assert len(ledger.positions_of(partitions)) == len(ledger.positions_of(partitions, locked=False)) == 1_000
     ledger.release(claims)
-    assert sequential_scans(crowd.engine, crowd.schema, "partition_offset") == before
+    assert sequential_scans(large_ledger.engine, large_ledger.schema, "partition_offset") == before
     assert {p.owner for p in ledger.positions_of(partitions).values()} == {None}
 
 
@@ -196,7 +196,7 @@ ASKED: Mapping[str, Mapping[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["analyzed", "never analyzed"])
-def pile(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[Filled]:
+def dead_letter_ledger(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[FilledLedger]:
     """A ledger with 10,000 dead letters in 100 partitions, a third of them open."""
     tables = ("dead_letter", "partition_offset")
     with filled_ledger(seekpoint_dsn, tables, PILE, request.param, topic_id=TOPIC_ID) as filled:
@@ -210,50 +210,50 @@ def assert_dead_letters_by_an_index(plan: Plan) -> None:
 
 
 @for_each(ASKED)
-def test_dead_letters_are_found_by_an_index(name: str, pile: Filled) -> None:
+def test_dead_letters_are_found_by_an_index(name: str, dead_letter_ledger: FilledLedger) -> None:
     """I1, I4: the cost of a query of a batch or a replay grows with its result, not with the table."""
-    with pile.engine.connect() as tx:
-        plan = plan_of(tx, pile.schema, STATEMENTS[name], {"group": "g", **ASKED[name]})
+    with dead_letter_ledger.engine.connect() as tx:
+        plan = plan_of(tx, dead_letter_ledger.schema, STATEMENTS[name], {"group": "g", **ASKED[name]})
         tx.rollback()
     assert_dead_letters_by_an_index(plan)
 
 
-def test_the_first_of_a_key_is_found_by_the_key(pile: Filled) -> None:
+def test_the_first_of_a_key_is_found_by_the_key(dead_letter_ledger: FilledLedger) -> None:
     """I4: replaying many dead letters of one partition costs as many lookups, not their square (once analyzed)."""
-    with pile.engine.connect() as tx:
-        tx.execute(text(f"ANALYZE {pile.schema}.dead_letter"))
+    with dead_letter_ledger.engine.connect() as tx:
+        tx.execute(text(f"ANALYZE {dead_letter_ledger.schema}.dead_letter"))
         given = {"group": "g", **ASKED["first_of_key"]}
-        plan = plan_of(tx, pile.schema, DEAD_LETTERS["first_of_key"], given, how="FORMAT JSON")
+        plan = plan_of(tx, dead_letter_ledger.schema, DEAD_LETTERS["first_of_key"], given, how="FORMAT JSON")
         tx.rollback()
     assert {node["Index Name"] for node in scans(plan, "dead_letter")} == {"dead_letter_key_idx"}
 
 
 @for_each(ASKED)
-def test_a_prepared_statement_finds_dead_letters_by_an_index_too(name: str, pile: Filled) -> None:
+def test_a_prepared_statement_finds_dead_letters_by_an_index_too(name: str, dead_letter_ledger: FilledLedger) -> None:
     """I1, I4: psycopg prepares what is repeated; the partial indexes fit without the values, too."""
-    with pile.engine.connect() as tx:
-        assert_dead_letters_by_an_index(prepared_plan(tx, pile.schema, STATEMENTS[name]))
+    with dead_letter_ledger.engine.connect() as tx:
+        assert_dead_letters_by_an_index(prepared_plan(tx, dead_letter_ledger.schema, STATEMENTS[name]))
 
 
-def test_batches_that_ask_for_keys_and_dead_letter_do_not_read_the_table(pile: Filled) -> None:
+def test_batches_that_ask_for_keys_and_dead_letter_do_not_read_the_table(dead_letter_ledger: FilledLedger) -> None:
     """I1: what the server itself counts, over many batches of 100 partitions."""
-    letters = DeadLetters(Ledger(pile.engine, "g", schema=pile.schema))
+    dead_letters = DeadLetters(Ledger(dead_letter_ledger.engine, "g", schema=dead_letter_ledger.schema))
     partitions = [Partition("t", n) for n in range(100)]
     failure = Failure(Cause.POISON, "Poison: a test")
-    before = sequential_scans(pile.engine, pile.schema, "dead_letter")
-    with pile.engine.connect() as tx:
+    before = sequential_scans(dead_letter_ledger.engine, dead_letter_ledger.schema, "dead_letter")
+    with dead_letter_ledger.engine.connect() as tx:
         for batch in range(12):  # psycopg prepares after 5, the server drops the values after 5 more
-            keys = letters.open_keys(tx, partitions)
+            keys = dead_letters.open_keys(tx, partitions)
             assert len(keys) > 100
             offset = 10_000 + batch
             asides = [
                 NewDeadLetter(RawRecord("t", n, offset, None, b"k", b"v"), failure, State.DEAD_LETTERED)
                 for n in range(100)
             ]
-            letters.insert(tx, asides, {"t": TOPIC_ID}, 1)
+            dead_letters.insert(tx, asides, {"t": TOPIC_ID}, 1)
         tx.rollback()
         flush_counts(tx)
-    assert sequential_scans(pile.engine, pile.schema, "dead_letter") == before
+    assert sequential_scans(dead_letter_ledger.engine, dead_letter_ledger.schema, "dead_letter") == before
 
 
 ONE_KEY = """
@@ -266,39 +266,39 @@ ONE_KEY = """
 
 
 @pytest.fixture
-def crowded(pile: Filled) -> Iterator[tuple[Filled, Connection]]:
+def blocked_key_ledger(dead_letter_ledger: FilledLedger) -> Iterator[tuple[FilledLedger, Connection]]:
     """10,000 open dead letters of one key, and three of others; as many of an earlier topic. Rolled back."""
-    with pile.engine.connect() as tx:
+    with dead_letter_ledger.engine.connect() as tx:
         tx.execute(
             text(
-                f"INSERT INTO {pile.schema}.partition_offset"
+                f"INSERT INTO {dead_letter_ledger.schema}.partition_offset"
                 " (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch)"
                 " VALUES ('g', 'blocked', 0, :topic_id, 0, 10000, gen_random_uuid(), 1)"
             ),
             {"topic_id": UUID(int=2)},
         )
         for life in (2, 3):
-            tx.execute(text(ONE_KEY.format(schema=pile.schema)), {"topic_id": UUID(int=life)})
-        yield pile, tx
+            tx.execute(text(ONE_KEY.format(schema=dead_letter_ledger.schema)), {"topic_id": UUID(int=life)})
+        yield dead_letter_ledger, tx
         tx.rollback()
 
 
 @pytest.mark.parametrize("analyzed", [True, False], ids=["statistics of now", "statistics of before"])
 def test_a_key_is_read_once_however_many_dead_letters_it_has(
-    crowded: tuple[Filled, Connection], analyzed: bool
+    blocked_key_ledger: tuple[FilledLedger, Connection], analyzed: bool
 ) -> None:
     """I4: what each transaction of a pipeline with keep_key_order asks grows with the blocked keys, not with
     their dead letters.
     """
-    pile, tx = crowded
+    dead_letter_ledger, tx = blocked_key_ledger
     if analyzed:
-        tx.execute(text(f"ANALYZE {pile.schema}.dead_letter"))
+        tx.execute(text(f"ANALYZE {dead_letter_ledger.schema}.dead_letter"))
     given = {"group": "g", "asked_topic": ["blocked"], "asked_partition": [0]}
-    plan = plan_of(tx, pile.schema, DEAD_LETTERS["open_keys"], given, how="ANALYZE, BUFFERS, FORMAT JSON")
+    plan = plan_of(tx, dead_letter_ledger.schema, DEAD_LETTERS["open_keys"], given, how="ANALYZE, BUFFERS, FORMAT JSON")
     assert rows_read(plan, "dead_letter") == 5, plan  # the last one is of another partition
-    letters = DeadLetters(Ledger(pile.engine, "g", schema=pile.schema))
+    dead_letters = DeadLetters(Ledger(dead_letter_ledger.engine, "g", schema=dead_letter_ledger.schema))
     here = Partition("blocked", 0)
-    assert letters.open_keys(tx, [here]) == {(here, b"k"): 0} | {
+    assert dead_letters.open_keys(tx, [here]) == {(here, b"k"): 0} | {
         (here, f"rare {n}".encode()): n for n in (7, 4007, 8007)
     }
 
@@ -317,7 +317,7 @@ RESETS = 10  # of each partition, among 100 actions
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["analyzed", "never analyzed"])
-def busy(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[tuple[Connection, str]]:
+def busy_group(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[tuple[Connection, str]]:
     """A group to which 10,000 things were done, a tenth of them resets."""
     tables = ("admin_action", "partition_offset")
     with filled_ledger(seekpoint_dsn, tables, ACTIONS, request.param) as (engine, name), engine.connect() as connection:
@@ -325,9 +325,9 @@ def busy(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[tuple[C
 
 
 @pytest.mark.parametrize("offset", [500, 501], ids=["reset over", "read"])
-def test_the_resets_of_one_partition_are_found_by_an_index(busy: tuple[Connection, str], offset: int) -> None:
+def test_the_resets_of_one_partition_are_found_by_an_index(busy_group: tuple[Connection, str], offset: int) -> None:
     """I5: a wait for a record asks whether a reset passed it; replays and discards are not in the way."""
-    tx, name = busy
+    tx, name = busy_group
     given = {"group": "g", "topic": "t", "partition": 7, "asked_offset": offset}
     plan = plan_of(tx, name, WAIT["became"], given)
     tx.rollback()
@@ -336,8 +336,8 @@ def test_the_resets_of_one_partition_are_found_by_an_index(busy: tuple[Connectio
     assert rows_read(plan, "admin_action") == (1 if offset == 500 else RESETS), plan
 
 
-def test_a_prepared_statement_finds_the_resets_of_a_partition_too(busy: tuple[Connection, str]) -> None:
+def test_a_prepared_statement_finds_the_resets_of_a_partition_too(busy_group: tuple[Connection, str]) -> None:
     """I5: psycopg prepares what is repeated; the partial index fits without the values, too."""
-    plan = prepared_plan(busy[0], busy[1], WAIT["became"])
-    busy[0].rollback()
+    plan = prepared_plan(busy_group[0], busy_group[1], WAIT["became"])
+    busy_group[0].rollback()
     assert [scan["Index Name"] for scan in scans(plan, "admin_action")] == ["admin_action_reset_idx"], plan

@@ -134,7 +134,7 @@ def everything_a_ledger_does(ledger: Ledger, topic: str, count: int) -> None:
     newer.release(claims)
 
 
-def everything_that_is_done_to_dead_letters(letters: DeadLetters, claims: list[Any], ids: dict[str, UUID]) -> None:
+def everything_that_is_done_to_dead_letters(dead_letters: DeadLetters, claims: list[Any], ids: dict[str, UUID]) -> None:
     """Every method once, over one dead letter per partition."""
     partitions = [claim.partition for claim in claims]
     failure = Failure(Cause.POISON, "Poison: a test")
@@ -142,23 +142,24 @@ def everything_that_is_done_to_dead_letters(letters: DeadLetters, claims: list[A
         NewDeadLetter(RawRecord(p.topic, p.number, 0, None, b"k", b"v"), failure, State.DEAD_LETTERED)
         for p in partitions
     ]
-    engine = letters.ledger.engine
+    engine = dead_letters.ledger.engine
     with engine.begin() as tx:
-        assert letters.open_keys(tx, partitions) == {}
-        letters.insert(tx, asides, ids, version=2)
-    parked = letters.list(Where())
-    assert sum(one.count for one in letters.by_cause(Where())) == len(parked)
-    assert sum(letters.count_open().values()) == len(parked) == len(claims)
-    assert letters.in_order([each.id for each in reversed(parked)]) == [each.id for each in parked]
-    assert [each.id for each in letters.chosen([each.id for each in parked])] == [each.id for each in parked]
+        assert dead_letters.open_keys(tx, partitions) == {}
+        dead_letters.insert(tx, asides, ids, version=2)
+    parked = dead_letters.list(Where())
+    assert sum(one.count for one in dead_letters.by_cause(Where())) == len(parked)
+    assert sum(dead_letters.count_open().values()) == len(parked) == len(claims)
+    assert dead_letters.in_order([each.id for each in reversed(parked)]) == [each.id for each in parked]
+    assert [each.id for each in dead_letters.chosen([each.id for each in parked])] == [each.id for each in parked]
     with engine.begin() as tx:
-        one = letters.lock(tx, letters.get(parked[0].id).id)
-        assert letters.first_open_of_key(tx, one) == 0
-        letters.failed_again(tx, one, failure)
-        letters.close(tx, one, State.DISCARDED, "alice", "a test")
+        one = dead_letters.lock(tx, dead_letters.get(parked[0].id).id)
+        assert dead_letters.first_open_of_key(tx, one) == 0
+        dead_letters.edit(tx, one, b"edited", "alice", "a test")
+        dead_letters.failed_again(tx, one, failure)
+        dead_letters.close(tx, one, State.DISCARDED, "alice", "a test")
     with engine.begin() as tx:
-        letters.insert(tx, asides, ids, version=2)
-    ledger = letters.ledger
+        dead_letters.insert(tx, asides, ids, version=2)
+    ledger = dead_letters.ledger
     assert group_of(engine, one.id, schema=ledger.schema) == ledger.group
     pipeline = Pipeline(ledger.group, topics=one.topic, value=Bytes(), handle=lambda tx, batch: None, version=2)
     assert DeadLetterReplay(pipeline, engine, schema=ledger.schema).replay(one.id).is_applied

@@ -20,7 +20,7 @@ from support.log_changes import trim
 
 
 @dataclass(frozen=True)
-class Vault:
+class ArchivedGroup:
     """One group, its servers, and an archive of its own."""
 
     engine: Engine
@@ -32,7 +32,7 @@ class Vault:
     produce: Callable[..., list[tuple[int, int]]]
 
     @classmethod
-    def on_shared_servers(cls, get: Callable[[str], Any]) -> Vault:
+    def on_shared_servers(cls, get: Callable[[str], Any]) -> ArchivedGroup:
         """``get`` gives fixtures."""
         names = ("seekpoint_engine", "seekpoint_broker", "seekpoint_schema", "group", "tmp_path", "topic", "produce")
         return cls(*map(get, names))
@@ -58,10 +58,10 @@ class Vault:
         name = self.topic()
         sent = list(map(str, range(values))) if isinstance(values, int) else values
         self.produce(name, sent)
-        self.stand(name, {0: len(sent) if applied is None else applied})
+        self.set_positions(name, {0: len(sent) if applied is None else applied})
         return name
 
-    def stand(self, topic: str, ends: Mapping[int, int], *, first: int = 0, group: str = "") -> None:
+    def set_positions(self, topic: str, ends: Mapping[int, int], *, first: int = 0, group: str = "") -> None:
         """The group has applied these partitions from ``first`` up to here, as far as the ledger can tell."""
         ledger = Ledger(self.engine, group or self.group, schema=self.schema)
         known = {at.partition for at in ledger.read()}

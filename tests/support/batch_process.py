@@ -1,4 +1,4 @@
-"""Support for tests of a batch, beside the shop; and a batch in a process of its own, to be killed."""
+"""Support for tests of a batch, beside the group; and a batch in a process of its own, to be killed."""
 
 from __future__ import annotations
 
@@ -14,35 +14,39 @@ from seekpoint.jobs.batch import batch as job
 from seekpoint.jobs.reload import LocalStager, Run, Staged, Task
 from seekpoint.jobs.tables.targets import sources
 from seekpoint.testing.child_process import report
-from support.processes import JobProcess, Standing
-from support.reload_orders import Shop, pipeline
+from support.processes import HaltedDriver, JobProcess
+from support.reload_orders import OrdersGroup, pipeline
 
 
-def batch(shop: Shop, pipelines: Pipeline | str | None = None, **options: Any) -> BatchJob:
-    """A batch of the shop's pipeline in version 1, or of another one."""
-    made = pipelines or shop.pipeline(**options.pop("pipeline", {}))
-    options.setdefault("engine", shop.engine)
+def batch(orders_group: OrdersGroup, pipelines: Pipeline | str | None = None, **options: Any) -> BatchJob:
+    """A batch of the group's pipeline in version 1, or of another one."""
+    made = pipelines or orders_group.pipeline(**options.pop("pipeline", {}))
+    options.setdefault("engine", orders_group.engine)
     engine = options.pop("engine")
-    return BatchJob(made, engine, {"bootstrap.servers": shop.brokers}, schema=shop.schema, **options)
+    return BatchJob(made, engine, {"bootstrap.servers": orders_group.brokers}, schema=orders_group.schema, **options)
 
 
-def offsets(shop: Shop) -> dict[str, int]:
+def offsets(orders_group: OrdersGroup) -> dict[str, int]:
     """The group's positions."""
-    return {str(at.partition): at.next_offset for at in shop.ledger().read()}
+    return {str(at.partition): at.next_offset for at in orders_group.ledger().read()}
 
 
-def paused(shop: Shop) -> str | None:
+def paused(orders_group: OrdersGroup) -> str | None:
     """By whom the group is paused; None where it is not."""
-    found = shop.execute("SELECT paused_by FROM {schema}.consumer_group WHERE name = :g AND paused", g=shop.group)
+    found = orders_group.execute(
+        "SELECT paused_by FROM {schema}.consumer_group WHERE name = :g AND paused", g=orders_group.group
+    )
     return found[0][0] if found else None
 
 
-class Pausing:
+class PausingStager:
     """A stager that does something before it hands out what was staged."""
 
-    def __init__(self, shop: Shop, then: Any, **options: Any) -> None:
-        made = sources([shop.pipeline(**options)])
-        self._stager = LocalStager(shop.engine, shop.schema, {"bootstrap.servers": shop.brokers}, made)
+    def __init__(self, orders_group: OrdersGroup, then: Any, **options: Any) -> None:
+        made = sources([orders_group.pipeline(**options)])
+        self._stager = LocalStager(
+            orders_group.engine, orders_group.schema, {"bootstrap.servers": orders_group.brokers}, made
+        )
         self._then = then
 
     def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
@@ -51,17 +55,17 @@ class Pausing:
 
 
 class Batcher(JobProcess):
-    """One process. ``at="staging"`` stands still in the first step of that state, ``at="turn cut_over"`` at its end."""
+    """One process. ``at="staging"`` halts in the first step of that state, ``at="turn cut_over"`` at its end."""
 
-    def __init__(self, shop: Shop, **options: Any) -> None:
-        super().__init__("support.batch_process", shop, topic=shop.topic, **options)
+    def __init__(self, orders_group: OrdersGroup, **options: Any) -> None:
+        super().__init__("support.batch_process", orders_group, topic=orders_group.topic, **options)
 
 
 def main(what: dict[str, Any]) -> None:
     """Run a batch to its end, or to the step at which it is to wait."""
     engine = create_engine(what["url"])
-    Standing.at = what.get("at", "")
-    vars(job)["Driver"] = Standing
+    HaltedDriver.at = what.get("at", "")
+    vars(job)["Driver"] = HaltedDriver
     options = {"version": what.get("version", 1), "kind": what.get("kind", "upsert")}
     made = pipeline(what["group"], what["topic"], what["schema"], **options)
     one = BatchJob(made, engine, {"bootstrap.servers": what["brokers"]}, schema=what["schema"], range_records=50)

@@ -1,4 +1,4 @@
-"""A shop whose table is settled, and a run of it just before its cut-over."""
+"""A group whose table is settled, and a run of it just before its cut-over."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from confluent_kafka.admin import AdminClient
 from seekpoint.jobs.reload import CutOver, Driver, Reload
 from seekpoint.jobs.reload.catch_up import CatchUp
 from support.events import Run
-from support.reload_orders import Shop, gone, of
+from support.reload_orders import OrdersGroup, gone, of
 from support.topics import add_partitions
 
 FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3), gone(7), of(7, 5)]
 
 
-def applied_by(worker: Run, shop: Shop, records: list[Any], partition: int = 0) -> None:
+def applied_by(worker: Run, orders_group: OrdersGroup, records: list[Any], partition: int = 0) -> None:
     """The worker has applied these records, too."""
-    worker.reached(shop.topic, shop.put(records, partition), partition)
+    worker.reached(orders_group.topic, orders_group.put(records, partition), partition)
 
 
-def working(shop: Shop, records: list[Any], partition: int = 0, **options: Any) -> Run:
+def working(orders_group: OrdersGroup, records: list[Any], partition: int = 0, **options: Any) -> Run:
     """A worker that has applied these records, and continues."""
-    end = shop.put(records, partition)
-    worker = shop.worker(**options)
-    worker.reached(shop.topic, end, partition)
+    end = orders_group.put(records, partition)
+    worker = orders_group.worker(**options)
+    worker.reached(orders_group.topic, end, partition)
     return worker
 
 
-def settled(shop: Shop, records: list[Any] = FIRST, partition: int = 0, **options: Any) -> None:
+def settled(orders_group: OrdersGroup, records: list[Any] = FIRST, partition: int = 0, **options: Any) -> None:
     """The records are in the table, and the worker that applied them has stopped."""
-    working(shop, records, partition, **options).stop()
+    working(orders_group, records, partition, **options).stop()
 
 
-def widen(shop: Shop, partitions: int) -> None:
-    """The shop's topic has so many partitions, each with a leader."""
-    admin = AdminClient({"bootstrap.servers": shop.brokers, "log_level": 0})
-    add_partitions(admin, shop.topic, partitions)
+def widen(orders_group: OrdersGroup, partitions: int) -> None:
+    """The group's topic has so many partitions, each with a leader."""
+    admin = AdminClient({"bootstrap.servers": orders_group.brokers, "log_level": 0})
+    add_partitions(admin, orders_group.topic, partitions)
 
 
 @contextmanager

@@ -114,14 +114,14 @@ def fill(engine: Engine, schema: str, groups: int = 40) -> Mapping[str, str]:
         for statement in _FILL.replace("{s}", f'"{schema}"').replace("{{", "{").replace("}}", "}").split(";\n"):
             given = {"groups": groups} if ":groups" in statement else {}
             tx.execute(text(statement), given)
-        (letter,) = tx.execute(text(f'SELECT min(id) FROM "{schema}".dead_letter')).scalars()
+        (dead_letter,) = tx.execute(text(f'SELECT min(id) FROM "{schema}".dead_letter')).scalars()
         (request,) = tx.execute(text(f'SELECT min(id) FROM "{schema}".replay_request')).scalars()
     return {
         "groups": "",
         "group": at("group", group=BUSY),
         "partition": at("partition", group=STOPPED, topic="invoices", partition=2),
         "dead_letters": at("dead-letters", group=BUSY),
-        "dead_letter": at("dead-letter", group=BUSY, id=letter),
+        "dead_letter": at("dead-letter", group=BUSY, id=dead_letter),
         "replay": at("replay", group=BUSY, id=request),
         "reloads": "reloads",
         "history": "history",

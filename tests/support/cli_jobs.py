@@ -1,4 +1,4 @@
-"""Support for tests of the commands for jobs: a shop, a module of its pipelines, and the command called there."""
+"""Support for tests of the commands for jobs: a group, a module of its pipelines, and the command called there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from typer.testing import Result
 
 from support.command import seekpoint
-from support.reload_orders import Shop, gone, of
+from support.reload_orders import OrdersGroup, gone, of
 from support.waiting import until
 
 MODULE = """\
@@ -39,30 +39,36 @@ COMMAND = [sys.executable, "-m", "seekpoint.cli.main"]
 class Terminal:
     """A folder with a module of pipelines: ``old``, ``mended`` (version 2), ``entries``, ``worker`` and others."""
 
-    shop: Shop
+    orders_group: OrdersGroup
     folder: Path
     module: str
 
     @classmethod
-    def of(cls, shop: Shop, folder: Path) -> Terminal:
-        made = cls(shop, folder, f"pipes_{secrets.token_hex(6)}")
-        body = MODULE.format(group=shop.group, topic=shop.topic, schema=shop.schema, brokers=shop.brokers, url=made.url)
+    def of(cls, orders_group: OrdersGroup, folder: Path) -> Terminal:
+        made = cls(orders_group, folder, f"pipes_{secrets.token_hex(6)}")
+        body = MODULE.format(
+            group=orders_group.group,
+            topic=orders_group.topic,
+            schema=orders_group.schema,
+            brokers=orders_group.brokers,
+            url=made.url,
+        )
         (folder / f"{made.module}.py").write_text(body, encoding="utf-8")
         return made
 
     @property
     def url(self) -> str:
-        return self.shop.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        return self.orders_group.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
 
     @property
     def ledger(self) -> list[str]:
         """Options for the database alone."""
-        return ["--database-url", self.url, "--schema", self.shop.schema]
+        return ["--database-url", self.url, "--schema", self.orders_group.schema]
 
     @property
     def servers(self) -> list[str]:
         """Options for both servers."""
-        return [*self.ledger, "--kafka", f"bootstrap.servers={self.shop.brokers}"]
+        return [*self.ledger, "--kafka", f"bootstrap.servers={self.orders_group.brokers}"]
 
     def run(self, *words: str, exits: int = 0) -> Result:
         """Call the command in this process; it must exit so."""
@@ -90,10 +96,10 @@ class Terminal:
         )
 
 
-def wait_for_lock(shop: Shop, column: str, like: str) -> None:
+def wait_for_lock(orders_group: OrdersGroup, column: str, like: str) -> None:
     """Until a session waits for a lock whose ``application_name`` or ``query`` is like this."""
     waiting = f"SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND {column} LIKE :like"
-    until(lambda: shop.execute(waiting, like=like), "a session that waits for a lock", 60)
+    until(lambda: orders_group.execute(waiting, like=like), "a session that waits for a lock", 60)
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -1,7 +1,7 @@
 """Handlers whose records say what becomes of them: applied, failing, or the end of the process.
 
 A value is ``ok``, ``fail`` (raises), ``fail 3`` (raises until three tries of it are on record), ``exit``,
-``sigkill`` or ``segfault``. Give the worker :meth:`Deadly.watch` as an observer.
+``sigkill`` or ``segfault``. Give the worker :meth:`CrashingHandler.watch` as an observer.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from sqlalchemy import Connection
 
 from seekpoint import Batch
 from seekpoint.events import Event, RetryScheduled
-from support.recorded_rows import Book
+from support.recorded_rows import RecordTable
 
 
-class Deadly:
-    """Writes the book, unless a record says otherwise. ``failed``: how often each (partition, offset) did."""
+class CrashingHandler:
+    """Writes the table, unless a record says otherwise. ``failed``: how often each (partition, offset) did."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, record_table: RecordTable) -> None:
+        self._record_table = record_table
         self.failed: dict[tuple[int, int], int] = {}
 
     def watch(self, event: Event) -> None:
@@ -43,4 +43,4 @@ class Deadly:
                     os.kill(os.getpid(), signal.SIGKILL)
                 case "segfault":
                     ctypes.string_at(0)
-        self._book.enter(tx, batch)
+        self._record_table.enter(tx, batch)

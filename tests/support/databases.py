@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import psycopg
 from psycopg.sql import SQL, Identifier
-from sqlalchemy import make_url
+from sqlalchemy import Engine, make_url, text
 
 _OTHERS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> %s"
 _SCHEMAS = r"SELECT nspname FROM pg_namespace WHERE nspname NOT LIKE 'pg\_%' AND nspname <> 'information_schema'"
@@ -24,6 +24,16 @@ def new_database(dsn: str, encoding: str = "UTF8") -> Iterator[str]:
         )
         yield make_url(dsn).set(database=name).render_as_string(hide_password=False)
         connection.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
+
+
+def create_extension(engine: Engine, name: str) -> None:
+    """Create the extension in ``public``, unless it is there: it is the database's, and tests run at the same time.
+
+    Raises SQLAlchemy's NotSupportedError where the server lacks it.
+    """
+    with engine.begin() as tx:
+        tx.execute(text("SELECT pg_advisory_xact_lock(hashtext('create_extension'))"))
+        tx.exec_driver_sql(f"CREATE EXTENSION IF NOT EXISTS {name} SCHEMA public")
 
 
 def empty(url: str) -> None:

@@ -3,8 +3,8 @@
 Give it to a test with a fixture of its own::
 
     @pytest.fixture
-    def depot(seekpoint_engine: Engine, seekpoint_schema: str) -> Depot:
-        return Depot(seekpoint_engine, seekpoint_schema)
+    def dead_letter_group(seekpoint_engine: Engine, seekpoint_schema: str) -> DeadLetterGroup:
+        return DeadLetterGroup(seekpoint_engine, seekpoint_schema)
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Halt:
         self._open.set()
 
 
-class Depot:
-    """``bad`` holds the values that the handler refuses to take; ``on_record`` is called with each that it has booked.
+class DeadLetterGroup:
+    """``bad`` holds the values that the handler refuses to take; ``on_record`` is called with each that it has written.
 
     The table has no unique key: what was applied twice is there twice, in the order of writing.
     """
@@ -91,7 +91,7 @@ class Depot:
             tx.execute(CreateTable(self.table))
         return self
 
-    def book(self, tx: Connection, batch: Batch[Any, Any]) -> None:
+    def handle(self, tx: Connection, batch: Batch[Any, Any]) -> None:
         """The handler."""
         self.batches.append(batch)
         for r in batch:
@@ -110,12 +110,12 @@ class Depot:
 
     def pipeline(self, **options: Any) -> Pipeline:
         """Dead-letters what fails, at the first attempt."""
-        given = {"value": Bytes(), "handle": self.book, "on_poison": "dead_letter", "retry": Retry(attempts=1)}
+        given = {"value": Bytes(), "handle": self.handle, "on_poison": "dead_letter", "retry": Retry(attempts=1)}
         return Pipeline(self.group, topics=self.topic, **{**given, **options})
 
     def process(self, records: Iterable[RawRecord], **options: Any) -> Processed:
         """Apply records as a worker does."""
-        return process(self.pipeline(**options), self.engine, records, schema=self.schema)
+        return process(self.pipeline(**options), self.engine, records, schema=self.schema, collect=True)
 
     def park(self, *records: RawRecord, **options: Any) -> list[DeadLetter]:
         """Apply records of which some are bad; returns the open dead letters."""
@@ -125,11 +125,11 @@ class Depot:
     def dead_lettered(self, *values: bytes, **options: Any) -> DeadLetter:
         """Apply records with these values, of which ``b"b"`` fails this once; returns its dead letter."""
         self.bad = {b"b"}
-        (letter,) = self.park(*orders(*values), **options)
+        (dead_letter,) = self.park(*orders(*values), **options)
         self.bad.clear()
-        return letter
+        return dead_letter
 
-    def redrive(
+    def new_replay(
         self, actor: str = "ada", *, engine: Any = None, transaction_age: float = 20.0, **options: Any
     ) -> DeadLetterReplay:
         """A person at work."""
@@ -143,17 +143,17 @@ class Depot:
     def ledger(self) -> Ledger:
         return Ledger(self.engine, self.group, schema=self.schema)
 
-    def letters(self) -> list[DeadLetter]:
+    def dead_letters(self) -> list[DeadLetter]:
         """All dead letters, in every state."""
-        return list(self.redrive().list(EVERY))
+        return list(self.new_replay().list(EVERY))
 
     def open(self) -> list[DeadLetter]:
         """The open dead letters."""
-        return list(self.redrive().list())
+        return list(self.new_replay().list())
 
     def states(self, partition: int = 0) -> dict[int, str]:
         """The state of each dead letter of a partition, by its offset."""
-        return {one.offset: one.state.value for one in self.letters() if one.partition == partition}
+        return {one.offset: one.state.value for one in self.dead_letters() if one.partition == partition}
 
     def applied(self, partition: int = 0) -> list[int]:
         """The offsets of a partition that were applied, in the order of writing."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-TYPED = ("README.md", "docs/start.md")  # pages whose commands run as they are written
+TYPED = ("README.md", "docs/start.md", "docs/spark/first-hour.md")  # pages whose commands run as they are written
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -4,7 +4,7 @@ Use it through the fixture ``run_worker``::
 
     def test_it(run_worker, topic, produce, group):
         gate = Gate(events.Held)
-        run = run_worker(Pipeline(group, topics=topic(), value=Bytes(), handle=book), observe=[gate])
+        run = run_worker(Pipeline(group, topics=topic(), value=Bytes(), handle=write), observe=[gate])
         gate.wait()        # the worker's thread stands still, in its open transaction
         gate.open()
         run.seen.wait_for(events.Committed)
@@ -16,6 +16,8 @@ import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, TypeVar
+
+import pytest
 
 from seekpoint.events import Activated, Committed, Event, Observer, WorkerStopped
 from seekpoint.records import Partition
@@ -164,6 +166,13 @@ class Run:
         """Wait until it has committed up to this offset of the partition, and drain it."""
         self.reached(topic, offset, partition)
         self.stop()
+
+    def ends_with(self, kind: type[Exception], match: str | None = None) -> None:
+        """Wait until this error has ended it: a stop that comes first would drain it."""
+        stopped = self.seen.wait_for(WorkerStopped)
+        assert isinstance(stopped.error, kind), stopped
+        with pytest.raises(kind, match=match):
+            self.stop()
 
     def stop(self) -> None:
         """Drain it; raises the error that ended it early, if one did. Gates are opened first."""

@@ -12,8 +12,8 @@ from sqlalchemy import create_engine
 
 from seekpoint.jobs.export import Archive, Export, Written, delta, files, manifest
 from seekpoint.kafka.ranges import Piece
-from support.archive import Vault
-from support.processes import JobProcess, stand
+from support.archive import ArchivedGroup
+from support.processes import JobProcess, halt
 
 PLACES = ("planned", "in a file", "a file", "its row", "second file")
 
@@ -21,9 +21,16 @@ PLACES = ("planned", "in a file", "a file", "its row", "second file")
 class Exporter(JobProcess):
     """One process, which waits at one of ``PLACES`` (or at ``table``: after the Delta table's commit)."""
 
-    def __init__(self, vault: Vault, at: str, **options: Any) -> None:
-        group = options.pop("group", vault.group)
-        super().__init__("support.export_process", vault, group=group, root=vault.archive.root, at=at, options=options)
+    def __init__(self, archived_group: ArchivedGroup, at: str, **options: Any) -> None:
+        group = options.pop("group", archived_group.group)
+        super().__init__(
+            "support.export_process",
+            archived_group,
+            group=group,
+            root=archived_group.archive.root,
+            at=at,
+            options=options,
+        )
 
 
 def stand_in_a_file() -> None:
@@ -33,7 +40,7 @@ def stand_in_a_file() -> None:
         def some() -> Iterator[Piece]:
             for piece in pieces:
                 yield piece
-                stand()
+                halt()
 
         return written(storage, file, range_, some())
 
@@ -44,22 +51,22 @@ def stand_in_a_file() -> None:
 def stand_before(of: type, name: str, nth: int = 0) -> None:
     numbers, made = iter(range(99)), getattr(of, name)
 
-    def standing(*given: Any, **named: Any) -> Any:
+    def halting(*given: Any, **named: Any) -> Any:
         if next(numbers) == nth:
-            stand()
+            halt()
         return made(*given, **named)
 
-    setattr(of, name, standing)
+    setattr(of, name, halting)
 
 
 def stand_behind(of: type, name: str) -> None:
     made = getattr(of, name)
 
-    def standing(*given: Any, **named: Any) -> None:
+    def halting(*given: Any, **named: Any) -> None:
         made(*given, **named)
-        stand()
+        halt()
 
-    setattr(of, name, standing)
+    setattr(of, name, halting)
 
 
 PLACED: dict[str, Callable[[], None]] = {

@@ -1,4 +1,4 @@
-"""What the tests on real servers share: a scene, the three protocols, members in processes of their own."""
+"""What the tests on real servers share: a worker group, the three protocols, members in processes of their own."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.cli_jobs import Terminal
 from support.databases import empty, new_database
-from support.dead_letter_group import Depot
-from support.kafka_postgres import PROTOCOLS, Scene, Way
+from support.dead_letter_group import DeadLetterGroup
+from support.kafka_postgres import PROTOCOLS, WorkerGroup, WorkerOptions
 from support.knobs import Knobs
 from support.operators_account import OperatorsAccount
 from support.postgres_proxy import PostgresProxy
-from support.reload_orders import Shop
+from support.reload_orders import OrdersGroup
 from support.schema_registry import SchemaRegistry
-from support.sink_tables import Ground
+from support.sink_tables import SinkTables
 from support.topics import SharedBroker
 from support.worker_process import WorkerProcess
 
@@ -41,7 +41,7 @@ def protocol(request: pytest.FixtureRequest) -> Mapping[str, Any]:
 
 
 @pytest.fixture(params=[*PROTOCOLS, "fixed"])
-def way(request: pytest.FixtureRequest) -> Way:
+def worker_options(request: pytest.FixtureRequest) -> WorkerOptions:
     """A worker's options: in a group of each protocol, and without a group."""
 
     def options(topic: str, partitions: int) -> dict[str, Any]:
@@ -53,15 +53,15 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 
 @pytest.fixture
-def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
+def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
     """Tables for sinks, in a schema of the test's own."""
-    return Ground(seekpoint_engine, seekpoint_schema)
+    return SinkTables(seekpoint_engine, seekpoint_schema)
 
 
 @pytest.fixture
-def depot(seekpoint_engine: Engine, seekpoint_schema: str) -> Depot:
+def dead_letter_group(seekpoint_engine: Engine, seekpoint_schema: str) -> DeadLetterGroup:
     """A group whose records become dead letters, with its table."""
-    return Depot(seekpoint_engine, seekpoint_schema).create()
+    return DeadLetterGroup(seekpoint_engine, seekpoint_schema).create()
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def operators_account() -> Iterator[OperatorsAccount]:
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[ThreadPoolExecutor]:
+def threads() -> Iterator[ThreadPoolExecutor]:
     """Threads for calls that must wait while the test continues."""
     with ThreadPoolExecutor(4) as pool:
         yield pool
@@ -160,14 +160,16 @@ def new_worker_process(knobs: Knobs) -> Iterator[Callable[..., WorkerProcess]]:
 
 
 @pytest.fixture
-def scene(scene_on: Callable[..., Scene]) -> Scene:
-    """The scene on the shared servers."""
-    return scene_on()
+def worker_group(worker_group_on: Callable[..., WorkerGroup]) -> WorkerGroup:
+    """A group on the shared servers."""
+    return worker_group_on()
 
 
 @pytest.fixture
-def scene_on(request: pytest.FixtureRequest, seekpoint_schema: str, group: str) -> Iterator[Callable[..., Scene]]:
-    """``scene_on(postgres=…, kafka=…)``: the scene on servers of the test's own, where they are given."""
+def worker_group_on(
+    request: pytest.FixtureRequest, seekpoint_schema: str, group: str
+) -> Iterator[Callable[..., WorkerGroup]]:
+    """``worker_group_on(postgres=…, kafka=…)``: a group on servers of the test's own, where they are given."""
     engines: list[Engine] = []
     tools = {
         "schema": seekpoint_schema,
@@ -178,7 +180,7 @@ def scene_on(request: pytest.FixtureRequest, seekpoint_schema: str, group: str) 
         "produce": request.getfixturevalue("produce"),
     }
 
-    def make(*, postgres: PostgresServer | None = None, kafka: KafkaServer | None = None) -> Scene:
+    def make(*, postgres: PostgresServer | None = None, kafka: KafkaServer | None = None) -> WorkerGroup:
         if postgres is None:
             engine = request.getfixturevalue("seekpoint_engine")
         else:
@@ -187,9 +189,9 @@ def scene_on(request: pytest.FixtureRequest, seekpoint_schema: str, group: str) 
             schema.upgrade(engine, schema=seekpoint_schema)
         if kafka is None:
             shared: SharedBroker = request.getfixturevalue("shared_broker")
-            return Scene(engine=engine, broker=shared.bootstrap, admin=shared.admin, shared=True, **tools)
+            return WorkerGroup(engine=engine, broker=shared.bootstrap, admin=shared.admin, shared=True, **tools)
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
-        return Scene(engine=engine, broker=kafka.bootstrap, admin=admin, shared=False, **tools)
+        return WorkerGroup(engine=engine, broker=kafka.bootstrap, admin=admin, shared=False, **tools)
 
     yield make
     for engine in engines:
@@ -198,10 +200,10 @@ def scene_on(request: pytest.FixtureRequest, seekpoint_schema: str, group: str) 
 
 @pytest.fixture
 def terminal(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    """A shop and its module in a folder of its own, with nothing in the environment."""
+    """A group and its module in a folder of its own, with nothing in the environment."""
     monkeypatch.chdir(tmp_path)
     for name in ("SEEKPOINT_DATABASE_URL", "SEEKPOINT_KAFKA_CONFIG", "SEEKPOINT_TRACEBACK"):
         monkeypatch.delenv(name, raising=False)
     before = list(sys.path)
-    yield Terminal.of(Shop.on_shared_servers(request.getfixturevalue), tmp_path)
+    yield Terminal.of(OrdersGroup.on_shared_servers(request.getfixturevalue), tmp_path)
     sys.path[:] = before

@@ -28,6 +28,8 @@ SCRIPTS = (
     "support.reload_process",
     "support.batch_process",
     "support.export_process",
+    "support.frames_process",
+    "support.sink_calls",
     "support.replace_process",
     "support.cli_process",
 )

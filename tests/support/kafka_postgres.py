@@ -1,7 +1,7 @@
-"""Kafka, Postgres, a group, a book, and workers between them: support for tests of a worker.
+"""Kafka, Postgres, a group, a table, and workers between them: support for tests of a worker.
 
-Use it through the fixture ``scene`` (the shared servers), or ``scene_on(postgres=…, kafka=…)`` for servers that the
-test may break.
+Use it through the fixture ``worker_group`` (the shared servers), or ``worker_group_on(postgres=…, kafka=…)`` for
+servers that the test may break.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sqlalchemy import Engine, Row
 
 from seekpoint import Ledger, Partition, Pipeline
 from support.events import Run
-from support.recorded_rows import Book, Stored, Stream, ends
+from support.recorded_rows import RecordTable, Stored, Stream, ends
 from support.topics import add_partitions
 from support.waiting import SECONDS
 from support.worker_process import WorkerProcess
@@ -42,12 +42,12 @@ PROTOCOLS: Mapping[str, Mapping[str, Any]] = {
     "848": {**QUICK, "max.poll.interval.ms": 10_000, "group.protocol": "consumer"},
 }
 
-Way = Callable[[str, int], dict[str, Any]]
-"""``way(topic, partitions)``: a worker's options, in a group or with a fixed list."""
+WorkerOptions = Callable[[str, int], dict[str, Any]]
+"""``worker_options(topic, partitions)``: a worker's options, in a group or with a fixed list."""
 
 
-class Scene:
-    """One test's servers, names and workers."""
+class WorkerGroup:
+    """A consumer group of one test: its servers, its workers, and the table that they write."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Scene:
         self._make_topic, self._produce = make_topic, produce
         self._run_worker, self._new_worker_process = run_worker, new_worker_process
         self._bootstrap = None if shared else broker  # topics on the shared broker are deleted after the test
-        self.book = Book(engine, schema).create()
+        self.record_table = RecordTable(engine, schema).create()
         self.ledger = Ledger(engine, group, schema=schema)
         self.admin = admin
 
@@ -113,8 +113,8 @@ class Scene:
         return Stream(self.broker, topic, partitions, rate)
 
     def pipeline(self, topic: str, **options: Any) -> Pipeline:
-        """A pipeline of this group that writes the book."""
-        return self.book.pipeline(self.group, topic, **options)
+        """A pipeline of this group that writes the table."""
+        return self.record_table.pipeline(self.group, topic, **options)
 
     def worker(self, of: str | Pipeline, *, kafka: Mapping[str, Any] = QUICK, **options: Any) -> Run:
         """A worker on a thread of its own, until the test ends."""

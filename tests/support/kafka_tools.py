@@ -18,7 +18,7 @@ COMMAND = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 DIGEST = "62f3c5dd7aa3442d4c5bc6a95f86e2502178ea09de8e27f74d9563bf955e253c"
 
 
-class Shown(NamedTuple):
+class CommittedOffset(NamedTuple):
     """A line of ``--describe``: the committed offset, the log's end, and the lag; None for ``-``."""
 
     current: int | None
@@ -26,7 +26,7 @@ class Shown(NamedTuple):
     lag: int | None
 
 
-def describe(broker: str, *groups: str) -> dict[tuple[str, Partition], Shown]:
+def describe(broker: str, *groups: str) -> dict[tuple[str, Partition], CommittedOffset]:
     """What the tool shows of these groups, by group and partition."""
     words = [word for group in groups for word in ("--group", group)]
     found = {}
@@ -34,7 +34,7 @@ def describe(broker: str, *groups: str) -> dict[tuple[str, Partition], Shown]:
         cells = line.split()
         if len(cells) >= 6 and cells[0] in groups:
             numbers = (None if cell == "-" else int(cell) for cell in cells[3:6])
-            found[cells[0], Partition(cells[1], int(cells[2]))] = Shown(*numbers)
+            found[cells[0], Partition(cells[1], int(cells[2]))] = CommittedOffset(*numbers)
     return found
 
 

@@ -1,8 +1,8 @@
 """Numbers that must not change what a test sees, drawn for each run: a result that depends on one is a fault.
 
-A seed alone draws a value for each knob: the same in all processes of the run, and in those that tests start. So many
-seeds in a row as a knob has values draw each of them once. ``SEEKPOINT_KNOBS=<seed>`` draws, ``random`` draws the seed,
-too, and prints it; without the variable Seekpoint's defaults stay. ``make soak`` takes one seed after the other.
+A seed alone draws a value for each knob: the same in all processes of the run, and in those that tests start. As many
+seeds in a row as a knob has values draw each of them once. A run draws its seed and prints it; ``SEEKPOINT_KNOBS=7``
+repeats that of seed 7, and ``none`` leaves Seekpoint's defaults. ``make soak`` takes one seed after the other.
 
 The fixture ``knobs`` sets the values for a test; fixtures that run workers ask for it. What a test gives explicitly
 stays as it is. A test whose subject is such a number keeps Seekpoint's default by ``@pytest.mark.pins("chunk")``. The
@@ -34,14 +34,15 @@ from seekpoint.worker.open_batch import OpenBatch
 from seekpoint.worker.reader import Reader
 
 VARIABLE = "SEEKPOINT_KNOBS"
+NONE = "none"
 AHEAD = reader.AHEAD
 _DRAWN = "SEEKPOINT_KNOBS_DRAWN"  # the values as JSON, for processes that a test starts
 
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "protocol": ("eager", "cooperative", "consumer"),
-    "batch_records": (1, 3, 10_000, 1_000_000),
-    "batch_bytes": (1, 1000, 16 * 1024 * 1024, 1 << 40),
-    "chunk": (1, 7, 500),
+    "batch_records": (3, 10_000, 1_000_000),  # one record a batch, or a poll, doubles a run's time
+    "batch_bytes": (1000, 16 * 1024 * 1024, 1 << 40),
+    "chunk": (7, 500),
     "partition_fetch": (1, 1000, 1 << 20),  # bytes of one partition that a fetch asks for; a whole batch comes anyhow
     "queued_messages": (1, 100_000),  # below so many messages in the client's queue, it fetches more
     "read_ahead": (False, True),
@@ -72,6 +73,10 @@ def draw(seed: int) -> dict[str, Any]:
     for name, values in VALUES.items():
         block, number = divmod(seed, len(values))
         drawn[name] = Random(f"{name} {block}").sample(values, len(values))[number]
+    if drawn["partition_fetch"] < 1 << 20:
+        # librdkafka 2.16 fetches partitions in the same order again after its queue was full. If an answer has one
+        # partition only, the others get nothing as long as the first one has records.
+        drawn["queued_messages"] = max(VALUES["queued_messages"])
     return drawn
 
 
@@ -192,11 +197,11 @@ def knobs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     names = [name for mark in request.node.iter_markers("pins") for name in mark.args]
     pinned = {knob for name in names for knob in (BATCH if name == "batch" else [name])}
     assert pinned <= VALUES.keys(), f"pins({', '.join(sorted(pinned - VALUES.keys()))}): no knob has this name"
-    seed = os.environ.get(VARIABLE)
-    if seed is None:
+    if os.environ[VARIABLE] == NONE:
         yield Knobs({}, monkeypatch)
         return
-    knobs = Knobs({name: value for name, value in draw(int(seed)).items() if name not in pinned}, monkeypatch)
+    drawn = draw(int(os.environ[VARIABLE]))
+    knobs = Knobs({name: value for name, value in drawn.items() if name not in pinned}, monkeypatch)
     monkeypatch.setenv(_DRAWN, json.dumps(knobs.drawn))
     yield knobs
     request.node.user_properties += [(VARIABLE, name) for name in sorted(knobs.reached)]
@@ -204,12 +209,14 @@ def knobs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "pins(names): knobs that keep Seekpoint's default: they are the test's subject")
-    if os.environ.get(VARIABLE) == "random":
-        os.environ[VARIABLE] = str(secrets.randbelow(1_000_000))  # before xdist starts its processes
-    if not os.environ.get(VARIABLE, "0").isdecimal():
-        raise pytest.UsageError(f"{VARIABLE}={os.environ[VARIABLE]}: give a seed (a whole number), or 'random'")
-    if VARIABLE in os.environ and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Report(config, int(os.environ[VARIABLE])))
+    # Before xdist starts its processes.
+    seed = os.environ.setdefault(VARIABLE, str(secrets.randbelow(1_000_000)))
+    if seed == NONE:
+        return
+    if not seed.isdecimal():
+        raise pytest.UsageError(f"{VARIABLE}={seed}: give a seed (a whole number), or '{NONE}'")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Report(config, int(seed)))
 
 
 class _Report:
@@ -236,5 +243,5 @@ class _Report:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"knobs: repeat with {VARIABLE}={self._seed}", red=bool(self._unused()))
         for name, value in draw(self._seed).items():
-            used = f"{self._tests[name]} tests" if self._tests[name] or not self._is_whole else "no test used it"
-            terminalreporter.write_line(f"{name}={value}: {used}")
+            if self._tests[name] or self._is_whole:
+                terminalreporter.write_line(f"{name}={value}: {self._tests[name] or 'no'} tests used it")

@@ -25,7 +25,7 @@ import pytest
 SHORT, FAR_TOO_SHORT = 0.5, 0.05  # seconds: of two, which a test without a reason should take; machines differ
 STARTED_AHEAD = frozenset({"idle_brokers", "idle_databases", "idle_postgres", "proxied_broker"})
 """Fixtures of servers that one test has for itself, and whose start another one may have paid for."""
-SURROUNDINGS = frozenset({"protocol", "road", "strategy", "way"})
+SURROUNDINGS = frozenset({"protocol", "strategy", "worker_options"})
 """Names of the parameters under each of whose values a test attacks the same promise."""
 _BARE = "bare long"
 

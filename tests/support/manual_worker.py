@@ -16,40 +16,40 @@ from seekpoint.worker.assignment import Chunk, Resources, WorkerAssignment
 from seekpoint.worker.open_batch import Buffer, OpenBatch
 from seekpoint.worker.unit_of_work import Committer
 from support.events import Recorder
-from support.kafka_postgres import QUICK, Scene
-from support.ledger_desk import scalar
+from support.kafka_postgres import QUICK, WorkerGroup
+from support.ledger_worker import scalar
 from support.waiting import until
 
 
-def actions(scene: Scene) -> list[Any]:
-    with scene.engine.connect() as tx:
+def actions(worker_group: WorkerGroup) -> list[Any]:
+    with worker_group.engine.connect() as tx:
         query = admin_action.select().order_by(admin_action.c.id)
-        return list(tx.execute(query, execution_options=in_schema(scene.schema)))
+        return list(tx.execute(query, execution_options=in_schema(worker_group.schema)))
 
 
-def rival(scene: Scene, **options: Any) -> Ledger:
+def rival(worker_group: WorkerGroup, **options: Any) -> Ledger:
     """Another process of the same group, as far as the ledger can tell."""
-    return Ledger(scene.engine, scene.group, schema=scene.schema, **options)
+    return Ledger(worker_group.engine, worker_group.group, schema=worker_group.schema, **options)
 
 
-def seize(scene: Scene, by: Ledger, topic: str, *numbers: int) -> None:
+def seize(worker_group: WorkerGroup, by: Ledger, topic: str, *numbers: int) -> None:
     """Claim partitions that Kafka has not assigned, under the ids that the rows have."""
     stored = {row.partition: row for row in by.read()}
     wanted = [Partition(topic, n) for n in numbers]
-    cluster = scalar(scene.engine, f"SELECT cluster_id FROM {scene.schema}.consumer_group")
+    cluster = scalar(worker_group.engine, f"SELECT cluster_id FROM {worker_group.schema}.consumer_group")
     claimed = by.claim(wanted, {topic: stored[wanted[0]].topic_id}, cluster_id=cluster, start=lambda _: {})
     assert set(claimed.granted) == set(wanted)
 
 
-class Bench:
+class ManualWorker:
     """The worker's own parts, moved by hand: to have exactly these records in one batch."""
 
-    def __init__(self, scene: Scene, topic: str) -> None:
+    def __init__(self, worker_group: WorkerGroup, topic: str, **kafka: Any) -> None:
         self.seen = Recorder()
         self._announce = Announcer([self.seen])
-        pipeline = scene.pipeline(topic)
-        ledger = rival(scene)
-        config = consumer_config({"bootstrap.servers": scene.broker, **QUICK}, group=scene.group)
+        pipeline = worker_group.pipeline(topic)
+        ledger = rival(worker_group)
+        config = consumer_config({"bootstrap.servers": worker_group.broker, **QUICK, **kafka}, group=worker_group.group)
         resources = Resources.of(make_consumer(config), config, ledger, self._announce)
         self.held = WorkerAssignment(resources, [topic], pipeline.start, None)
         self._committer = Committer(ledger, PipelineWriters(pipeline), self.held, self._announce)
@@ -64,6 +64,12 @@ class Bench:
 
     def batch(self, count: int) -> OpenBatch:
         """One batch of exactly the next ``count`` records, of whatever partitions."""
+        batch = self.batch_unless_stopped(count)
+        assert batch is not None, self.held.stopped
+        return batch
+
+    def batch_unless_stopped(self, count: int) -> OpenBatch | None:
+        """As :meth:`batch`; None where a partition stops before that."""
         messages: list[Any] = []
         tokens: set[Any] = set()
 
@@ -77,7 +83,9 @@ class Bench:
             messages.extend(m for m in self.held.client.read(count - len(messages), 0.1) if m.error() is None)
             return len(messages) == count
 
-        until(read, f"{count} records")
+        until(lambda: read() or self.held.stopped, f"{count} records")
+        if self.held.stopped:
+            return None
         chunk = self.held.accept_messages(messages)
         assert len(chunk) == count
         records = Chunk([raw_record(message) for message in chunk], chunk.reads, read_by=chunk.read_by)

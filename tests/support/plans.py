@@ -18,7 +18,7 @@ from seekpoint.postgres.round_trip import numbered
 Plan = Mapping[str, Any]
 
 
-class Filled(NamedTuple):
+class FilledLedger(NamedTuple):
     """A ledger with rows in it."""
 
     engine: Engine
@@ -26,7 +26,7 @@ class Filled(NamedTuple):
 
 
 @contextmanager
-def filled_ledger(dsn: str, tables: tuple[str, ...], fill: str, analyzed: bool, **given: Any) -> Iterator[Filled]:
+def filled_ledger(dsn: str, tables: tuple[str, ...], fill: str, analyzed: bool, **given: Any) -> Iterator[FilledLedger]:
     """A ledger's schema with rows of ``fill``, analyzed once or never: autovacuum does not change that."""
     engine, name = create_engine(dsn), f"plans_{secrets.token_hex(6)}"
     schema.upgrade(engine, schema=name)
@@ -37,7 +37,7 @@ def filled_ledger(dsn: str, tables: tuple[str, ...], fill: str, analyzed: bool, 
             tx.execute(text(statement), given)
         if analyzed:
             tx.execute(text(f"ANALYZE {', '.join(f'{name}.{table}' for table in tables)}"))
-    yield Filled(engine, name)
+    yield FilledLedger(engine, name)
     with engine.begin() as tx:
         tx.execute(DropSchema(name, cascade=True))
     engine.dispose()

@@ -8,15 +8,15 @@ from typing import Any
 from seekpoint.jobs.reload import Driver
 from seekpoint.jobs.run import Tx
 from seekpoint.testing.child_process import ChildProcess, report
-from support.archive import Vault
+from support.archive import ArchivedGroup
 from support.forked_process import Forked
-from support.reload_orders import Shop
+from support.reload_orders import OrdersGroup
 
 
 class JobProcess(ChildProcess):
-    """One process that runs ``main`` of ``script`` on these servers; reports ``standing`` where it waits for ever."""
+    """One process that runs ``main`` of ``script`` on these servers; reports ``halted`` where it waits for ever."""
 
-    def __init__(self, script: str, servers: Shop | Vault, **what: Any) -> None:
+    def __init__(self, script: str, servers: OrdersGroup | ArchivedGroup, **what: Any) -> None:
         given = {
             "url": servers.engine.url.render_as_string(hide_password=False),
             "brokers": servers.brokers,
@@ -28,12 +28,12 @@ class JobProcess(ChildProcess):
 
     def kill_where_it_waits(self) -> None:
         """SIGKILL once it waits there."""
-        stands = self.reaches("standing")
+        halted = self.reaches("halted")
         self.close()
-        assert stands, self.errors
+        assert halted, self.errors
 
 
-class Standing(Driver):
+class HaltedDriver(Driver):
     """A driver that waits for ever at one place."""
 
     at = ""
@@ -41,15 +41,15 @@ class Standing(Driver):
     def _admit(self, row: Any, states: Any) -> None:
         super()._admit(row, states)
         if self.run.state == self.at:
-            stand()
+            halt()
 
     def transition(self, tx: Tx, state: str) -> None:
         super().transition(tx, state)
         if self.at == f"turn {state}":
-            stand()
+            halt()
 
 
-def stand() -> None:
+def halt() -> None:
     """For ever."""
-    report("standing")
+    report("halted")
     threading.Event().wait()

@@ -57,7 +57,7 @@ def kill_myself() -> NoReturn:
 
 
 @dataclass
-class Mixture:
+class RandomCase:
     """Everything that a seed decides."""
 
     seed: int
@@ -65,12 +65,12 @@ class Mixture:
 
     def __post_init__(self) -> None:
         chance = random.Random(self.seed)
-        self.road = chance.choice(("handler", "handler", "sink", "both"))
+        self.strategy = chance.choice(("handler", "handler", "sink", "both"))
         self.policy = chance.choice(list(OnPoison))
         self.keep_key_order = self.policy is OnPoison.DEAD_LETTER and chance.random() < 0.6
         self.batch_records = chance.choice((1, 3, 10, 1000))
         kinds = ["good"] * 12 + list(POISON) * chance.choice((0, 1, 2))
-        kinds += ["transient"] * 2 if self.road != "sink" else []
+        kinds += ["transient"] * 2 if self.strategy != "sink" else []
         keys = ["a", "b", "c", "d", None]
         count = chance.randrange(1, 4)
         self.log = {
@@ -87,7 +87,7 @@ class Mixture:
         kinds = Counter(kind for records in self.log.values() for kind, _ in records)
         held = ", keys held" if self.keep_key_order else ""
         return (
-            f"seed {self.seed}: {self.road}, {self.policy}{held}, batches of {self.batch_records}, "
+            f"seed {self.seed}: {self.strategy}, {self.policy}{held}, batches of {self.batch_records}, "
             f"{len(self.log)} partitions, {dict(kinds)}, crashes at {self.crashes}"
         )
 
@@ -103,29 +103,29 @@ class Mixture:
         ]
 
     def pipeline(self, where: Mapping[str, Any], death: Callable[[], NoReturn], chance: random.Random) -> Pipeline:
-        """Writes every record into ``rows`` (and into ``rows_too`` where ``road`` is ``both``)."""
+        """Writes every record into ``rows`` (and into ``rows_too`` where ``strategy`` is ``both``)."""
         act = partial(_act, death=death, chance=chance)
         schema = where["schema"]
 
         def row(record: AnyRecord) -> tuple[Any, ...]:
-            if self.road == "sink":
+            if self.strategy == "sink":
                 act(record)
             return record.partition, record.offset, record.value
 
         def handle(tx: Connection, batch: Batch[str, Any]) -> None:
             for record in batch:
                 act(record)
-            name = "rows_too" if self.road == "both" else "rows"
+            name = "rows_too" if self.strategy == "both" else "rows"
             statement = text(f'INSERT INTO "{schema}".{name} (partition, "offset", kind) VALUES (:p, :o, :k)')
             tx.execute(statement, [{"p": r.partition, "o": r.offset, "k": r.value} for r in batch])
 
-        sinks = [] if self.road == "handler" else [Append((schema, "rows"), columns=COLUMNS, row=row)]
+        sinks = [] if self.strategy == "handler" else [Append((schema, "rows"), columns=COLUMNS, row=row)]
         return Pipeline(
             where["group"],
             topics=where["topic"],
             value=Json(str),
             sinks=sinks,
-            handle=None if self.road == "sink" else handle,
+            handle=None if self.strategy == "sink" else handle,
             retry=Retry(attempts=60, wait_initial=0.005, wait_max=0.02, crashes=2),
             on_poison=self.policy,
             keep_key_order=self.keep_key_order,
@@ -147,13 +147,18 @@ def _act(record: AnyRecord, *, death: Callable[[], NoReturn], chance: random.Ran
             raise Poison("no")
 
 
-class Life:
+class CrashingObserver:
     """The observer of one worker: dies at its step, passes what is stopped by hand, and ends the worker at the end."""
 
     def __init__(
-        self, mixture: Mixture, topic: str, crash: tuple[str, int] | None, death: Callable[[], NoReturn], ledger: Ledger
+        self,
+        random_case: RandomCase,
+        topic: str,
+        crash: tuple[str, int] | None,
+        death: Callable[[], NoReturn],
+        ledger: Ledger,
     ) -> None:
-        self._ends = {Partition(topic, p): end for p, end in mixture.ends.items()}
+        self._ends = {Partition(topic, p): end for p, end in random_case.ends.items()}
         self._at: dict[Partition, int] = {}
         self._crash, self._left = crash or ("", 0)
         self._death, self._ledger = death, ledger
@@ -181,42 +186,42 @@ class Life:
             self.worker.stop()
 
 
-def live(
-    mixture: Mixture, number: int, where: Mapping[str, Any], engine: Engine | str, death: Callable[[], NoReturn]
-) -> Life:
-    """One worker's life, the ``number``-th: until everything is passed, or it dies."""
-    crash = mixture.crashes[number] if number < len(mixture.crashes) else None
+def run_until_crash(
+    random_case: RandomCase, number: int, where: Mapping[str, Any], engine: Engine | str, death: Callable[[], NoReturn]
+) -> CrashingObserver:
+    """Run worker ``number`` until every record is passed, or until it crashes."""
+    crash = random_case.crashes[number] if number < len(random_case.crashes) else None
     topic, schema = where["topic"], where["schema"]
-    life = Life(mixture, topic, crash, death, Ledger(engine, where["group"], schema=schema))
-    chance = random.Random(mixture.seed * 1000 + number)
-    life.worker = Worker(
-        mixture.pipeline(where, death, chance),
+    observer = CrashingObserver(random_case, topic, crash, death, Ledger(engine, where["group"], schema=schema))
+    chance = random.Random(random_case.seed * 1000 + number)
+    observer.worker = Worker(
+        random_case.pipeline(where, death, chance),
         engine=engine,
         kafka=where["kafka"],
         schema=schema,
-        limits=Limits(idle_check=0.05, batch_records=mixture.batch_records),
-        partitions=[(topic, p) for p in mixture.log],
-        observe=[life],
+        limits=Limits(idle_check=0.05, batch_records=random_case.batch_records),
+        partitions=[(topic, p) for p in random_case.log],
+        observe=[observer],
     )
-    life.worker.run()
-    return life
+    observer.worker.run()
+    return observer
 
 
 # -- the check --------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Found:
+class StoredOutcome:
     """What the database holds in the end."""
 
     rows: list[tuple[int, int]]
     rows_too: list[tuple[int, int]]
-    letters: dict[tuple[int, int], tuple[State, Cause, bool]]  # state, cause, has a value
+    dead_letters: dict[tuple[int, int], tuple[State, Cause, bool]]  # state, cause, has a value
     passed: set[tuple[int, int]]
     positions: dict[int, int]
 
     @classmethod
-    def read(cls, engine: Engine, schema: str, group: str) -> Found:
+    def read(cls, engine: Engine, schema: str, group: str) -> StoredOutcome:
         """In one snapshot."""
         with engine.connect().execution_options(isolation_level="REPEATABLE READ") as tx:
             tx.exec_driver_sql(f'SET search_path = "{schema}"')
@@ -241,38 +246,38 @@ class Found:
             tx.exec_driver_sql("RESET search_path")
             return found
 
-    def judge(self, mixture: Mixture, deaths: int) -> None:
+    def judge(self, random_case: RandomCase, deaths: int) -> None:
         """Each record is applied, a dead letter, or passed by an operator, once; rows are in order, also per key."""
-        assert self.positions == mixture.ends, "everything is passed"
-        log = {(p, o): one for p, records in mixture.log.items() for o, one in enumerate(records)}
-        ended, wanted = Counter([*self.rows, *self.letters, *self.passed]), Counter(list(log))
+        assert self.positions == random_case.ends, "everything is passed"
+        log = {(p, o): one for p, records in random_case.log.items() for o, one in enumerate(records)}
+        ended, wanted = Counter([*self.rows, *self.dead_letters, *self.passed]), Counter(list(log))
         assert ended == wanted, f"lost {wanted - ended}, more than once {ended - wanted}"
-        assert not self.rows_too or sorted(self.rows_too) == sorted(self.rows)
-        for p in mixture.log:
+        assert sorted(self.rows_too) == (sorted(self.rows) if random_case.strategy == "both" else [])
+        for p in random_case.log:
             for rows in (self.rows, self.rows_too):
                 offsets = [o for q, o in rows if q == p]
                 assert offsets == sorted(offsets), f"partition {p} was written out of order"
-        assert not (self.letters if mixture.policy is OnPoison.STOP else self.passed)
+        assert not (self.dead_letters if random_case.policy is OnPoison.STOP else self.passed)
         for at, (kind, _) in log.items():
-            self._judge_one(mixture, at, kind, deaths)
-        if mixture.keep_key_order:
+            self._judge_one(random_case, at, kind, deaths)
+        if random_case.keep_key_order:
             self._judge_keys(log)
 
-    def _judge_one(self, mixture: Mixture, at: tuple[int, int], kind: str, deaths: int) -> None:
+    def _judge_one(self, random_case: RandomCase, at: tuple[int, int], kind: str, deaths: int) -> None:
         is_applied = at in set(self.rows)
         assert not (is_applied and kind in {*POISON, "killer"}), f"{kind} at {at} was applied"
-        if at in self.letters:
-            state, cause, has_value = self.letters[at]
+        if at in self.dead_letters:
+            state, cause, has_value = self.dead_letters[at]
             assert has_value == (state is not State.SKIPPED)
             if state is State.BLOCKED:
-                assert (cause, mixture.keep_key_order) == (Cause.BLOCKED, True)
+                assert (cause, random_case.keep_key_order) == (Cause.BLOCKED, True)
                 return
-            assert state is (State.DEAD_LETTERED if mixture.policy is OnPoison.DEAD_LETTER else State.SKIPPED)
+            assert state is (State.DEAD_LETTERED if random_case.policy is OnPoison.DEAD_LETTER else State.SKIPPED)
             if cause is Cause.CRASHED:
                 assert deaths >= 2, f"{kind} at {at} is called a killer after {deaths} deaths"
             else:
                 assert kind in POISON, f"{kind} at {at} is a dead letter: {cause}"
-                assert cause is POISON[kind][mixture.road]
+                assert cause is POISON[kind][random_case.strategy]
         if at in self.passed and kind not in {*POISON, "killer"}:
             assert deaths >= 2, f"{kind} at {at} stopped its partition after {deaths} deaths"
 
@@ -281,21 +286,21 @@ class Found:
         dead: set[tuple[int, str]] = set()
         for (p, o), (_, key) in sorted(log.items()):
             if key is None:
-                assert (p, o) not in self.letters or self.letters[p, o][0] is not State.BLOCKED, (
+                assert (p, o) not in self.dead_letters or self.dead_letters[p, o][0] is not State.BLOCKED, (
                     "a null key holds nothing"
                 )
                 continue
             if (p, key) in dead:
-                assert (p, o) in self.letters, f"{(p, o)} of key {key} was applied behind a dead letter of its key"
-            elif (p, o) in self.letters:
-                assert self.letters[p, o][0] is not State.BLOCKED, f"{(p, o)} is held behind nothing"
+                assert (p, o) in self.dead_letters, f"{(p, o)} of key {key} was applied behind a dead letter of its key"
+            elif (p, o) in self.dead_letters:
+                assert self.dead_letters[p, o][0] is not State.BLOCKED, f"{(p, o)} is held behind nothing"
                 dead.add((p, key))
 
 
 def main(what: Mapping[str, Any]) -> None:
     """One worker in this process, which may kill itself."""
     engine = create_engine(what["dsn"])
-    live(Mixture(what["seed"]), what["number"], what, engine, kill_myself)
+    run_until_crash(RandomCase(what["seed"]), what["number"], what, engine, kill_myself)
     engine.dispose()
 
 

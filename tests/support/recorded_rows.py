@@ -1,6 +1,6 @@
 """What every test of a worker compares in the end: the records that went in, and the rows that came out.
 
-``Book`` is a table without a unique key: a record that is applied twice is two rows, and ``n`` keeps the order
+``RecordTable`` is a table without a unique key: a record that is applied twice is two rows, and ``n`` keeps the order
 of writing. ``Stream`` produces steadily on a thread of its own and remembers what the broker acknowledged;
 ``Transactions`` does so in transactions.
 """
@@ -25,7 +25,7 @@ Stored = Iterable[tuple[int, int]]
 
 
 class Entry(msgspec.Struct):
-    """A row of the book, as a value: its producer knows where the record will be."""
+    """A row of the table, as a value: its producer knows where the record will be."""
 
     topic: str
     partition: int
@@ -33,7 +33,7 @@ class Entry(msgspec.Struct):
     value: str
 
 
-class Book:
+class RecordTable:
     """The table of one test, how pipelines write it, and what it must hold."""
 
     def __init__(self, engine: Engine, schema: str) -> None:
@@ -70,7 +70,7 @@ class Book:
             tx.execute(insert(self.table), rows)
 
     def refusing(self, is_bad: Callable[[Any], bool]) -> Callable[[Connection, Batch[str, Any]], None]:
-        """A handler that names the records that are bad as poison, and else writes the book."""
+        """A handler that names the records that are bad as poison, and otherwise writes the table."""
 
         def handle(tx: Connection, batch: Batch[str, Any]) -> None:
             if bad := [record for record in batch if is_bad(record)]:
@@ -80,7 +80,7 @@ class Book:
         return handle
 
     def pipeline(self, group: str, topics: str | Iterable[str], *, entries: bool = False, **options: Any) -> Pipeline:
-        """A pipeline that writes this book: by COPY, unless ``handle`` is given; ``entries``: values are its rows."""
+        """A pipeline that writes this table: by COPY, unless ``handle`` is given; ``entries``: values are its rows."""
         if entries:
             sink: Append[Entry, Any] = Append((self.schema, "book"))
             return Pipeline(group, topics=topics, value=codecs.Json(Entry), sinks=[sink], **options)

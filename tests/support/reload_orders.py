@@ -51,7 +51,7 @@ def gone(id: int) -> tuple[str, str | None]:  # noqa: A002
 def pipeline(
     group: str, topic: str, schema: str, *, version: int = 1, kind: str = "upsert", **options: Any
 ) -> Pipeline:
-    """The shop's pipeline; version 2 doubles amounts, and refuses those above 1,000."""
+    """The group's pipeline; version 2 doubles amounts, and refuses those above 1,000."""
 
     def row(record: Any) -> dict[str, Any]:
         order = record.value
@@ -109,7 +109,7 @@ CREATE INDEX ON {schema}.orders (amount);
 
 
 @dataclass(frozen=True)
-class Shop:
+class OrdersGroup:
     """One group, its topic, its tables and its servers."""
 
     engine: Engine
@@ -121,12 +121,12 @@ class Shop:
     produce: Callable[..., list[tuple[int, int]]]
 
     @classmethod
-    def on_shared_servers(cls, get: Callable[[str], Any]) -> Shop:
+    def on_shared_servers(cls, get: Callable[[str], Any]) -> OrdersGroup:
         """A group of its own with tables beside the ledger's, and a topic of two partitions; ``get`` gives fixtures."""
         return cls._made(get, get("seekpoint_engine"), get("run_worker"))
 
     @classmethod
-    def _made(cls, get: Callable[[str], Any], engine: Engine, run_worker: Callable[..., Run]) -> Shop:
+    def _made(cls, get: Callable[[str], Any], engine: Engine, run_worker: Callable[..., Run]) -> OrdersGroup:
         names = (get("seekpoint_broker"), get("seekpoint_schema"), get("group"), get("topic")(2))
         made = cls(engine, *names, run_worker, get("produce"))
         made.make_tables()
@@ -156,7 +156,7 @@ class Shop:
         worker.reached(self.topic, offset)
         worker.stop()
 
-    def reload(self, pipelines: Sequence[Pipeline] = (), **options: Any) -> Reload:
+    def reload(self, pipelines: Sequence[Pipeline | str] = (), **options: Any) -> Reload:
         """A reload that only the test's subject can refuse: bounds are wide where a test does not give them."""
         version = options.pop("version", 2)
         options = {"max_wait": 60.0, "max_deletes": 1.0} | options
@@ -168,7 +168,7 @@ class Shop:
             **options,
         )
 
-    def redrive(self, **options: Any) -> DeadLetterReplay:
+    def new_replay(self, **options: Any) -> DeadLetterReplay:
         return DeadLetterReplay(self.pipeline(**options), self.engine, schema=self.schema)
 
     def ledger(self) -> Ledger:
@@ -215,8 +215,8 @@ def doubled(records: Sequence[tuple[str, str | None]], by: int = 2) -> list[tupl
     return sorted(table.values())
 
 
-def shop_on(request: pytest.FixtureRequest, postgres: PostgresServer) -> Shop:
-    """A shop on a server of the test's own, which the test may break."""
+def orders_group_on(request: pytest.FixtureRequest, postgres: PostgresServer) -> OrdersGroup:
+    """A group on a server of the test's own, which the test may break."""
     get = request.getfixturevalue
     engine = create_engine(postgres.url, pool_pre_ping=True)
     schema.upgrade(engine, schema=get("seekpoint_schema"))
@@ -224,4 +224,4 @@ def shop_on(request: pytest.FixtureRequest, postgres: PostgresServer) -> Shop:
     def run_worker(pipeline: Any, **options: Any) -> Any:
         return get("run_worker")(pipeline, engine=engine, **options)
 
-    return Shop._made(get, engine, run_worker)
+    return OrdersGroup._made(get, engine, run_worker)

@@ -13,15 +13,15 @@ from sqlalchemy import create_engine
 
 from seekpoint.jobs.reload import Reload, cutover
 from seekpoint.testing.child_process import report
-from support.processes import JobProcess, Standing, stand
-from support.reload_orders import Shop, pipeline
+from support.processes import HaltedDriver, JobProcess, halt
+from support.reload_orders import OrdersGroup, pipeline
 
 
 class Reloader(JobProcess):
-    """One process. ``at="staged"`` stands still in the first step of that state, ``at="turn cut_over"`` at its end."""
+    """One process. ``at="staged"`` halts in the first step of that state, ``at="turn cut_over"`` at its end."""
 
-    def __init__(self, shop: Shop, run: UUID, **options: Any) -> None:
-        super().__init__("support.reload_process", shop, topic=shop.topic, run=str(run), **options)
+    def __init__(self, orders_group: OrdersGroup, run: UUID, **options: Any) -> None:
+        super().__init__("support.reload_process", orders_group, topic=orders_group.topic, run=str(run), **options)
 
 
 def main(what: dict[str, Any]) -> None:
@@ -36,12 +36,12 @@ def main(what: dict[str, Any]) -> None:
         range_records=what["width"],
         max_wait=what.get("max_wait", 60.0),
         max_deletes=1.0,
-        compared=lambda _: stand() if what.get("at") == "compared" else None,
+        compared=lambda _: halt() if what.get("at") == "compared" else None,
     )
     if what.get("at") == "after a long try":
-        vars(cutover)["longer_pause"] = lambda _: stand()
+        vars(cutover)["longer_pause"] = lambda _: halt()
     taken = reload.take_over(UUID(what["run"]))
-    driver = Standing(taken.engine, taken.schema, taken.run, taken.limits)
+    driver = HaltedDriver(taken.engine, taken.schema, taken.run, taken.limits)
     driver.at = what.get("at", "")
     report("driving")
     reload.run(driver)

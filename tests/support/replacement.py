@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from seekpoint import Batch, Limits, Pipeline, Poison, Text, Worker
 from seekpoint.admin import Admin, ReplacePlan, ReplaceResult
 from support.events import Run
-from support.kafka_postgres import PROTOCOLS, Scene
+from support.kafka_postgres import PROTOCOLS, WorkerGroup
 
 KAFKA = PROTOCOLS["cooperative"]  # a killed member is missed after three seconds
 OFTEN = Limits(idle_check=0.1, lag_check=0.1)
@@ -63,33 +63,33 @@ def engine_into(dsn: str, schema: str) -> Engine:
 
 
 class Replacement:
-    """A scene with two groups: the scene's own writes ``live``, the other one ``next``."""
+    """Two groups on the servers of ``worker_group``: that group writes ``live``, the other one ``next``."""
 
-    def __init__(self, scene: Scene, live: str, following: str, partitions: int = 2) -> None:
-        self.scene, self.live, self.next = scene, live, following
-        self.old, self.new = scene.group, f"{scene.group}-2"
-        self.topic = scene.topic(partitions)
+    def __init__(self, worker_group: WorkerGroup, live: str, following: str, partitions: int = 2) -> None:
+        self.worker_group, self.live, self.next = worker_group, live, following
+        self.old, self.new = worker_group.group, f"{worker_group.group}-2"
+        self.topic = worker_group.topic(partitions)
         self.partitions = partitions
-        self.engines = {schema: engine_into(scene.dsn, schema) for schema in (live, following)}
-        self.admin = Admin(scene.engine, schema=scene.schema)
+        self.engines = {schema: engine_into(worker_group.dsn, schema) for schema in (live, following)}
+        self.admin = Admin(worker_group.engine, schema=worker_group.schema)
 
     def worker(self, group: str, version: int) -> Run:
         """A worker of the group, on a thread."""
         schema = self.live if group == self.old else self.next
         made = pipeline(group, self.topic, version)
-        return self.scene.worker(made, engine=self.engines[schema], limits=OFTEN)
+        return self.worker_group.worker(made, engine=self.engines[schema], limits=OFTEN)
 
     def process(self, group: str, version: int) -> Mapping[str, Any]:
         """A worker of the group as the parameters of a process."""
         schema = self.live if group == self.old else self.next
-        what = {"role": "worker", "dsn": self.scene.dsn, "schema": self.scene.schema, "group": group}
-        kafka = {"bootstrap.servers": self.scene.broker, **KAFKA}
+        what = {"role": "worker", "dsn": self.worker_group.dsn, "schema": self.worker_group.schema, "group": group}
+        kafka = {"bootstrap.servers": self.worker_group.broker, **KAFKA}
         return what | {"topic": self.topic, "version": version, "into": schema, "kafka": kafka}
 
     def produce(self, *values: str) -> None:
         """These values, in each partition."""
         for partition in range(self.partitions):
-            self.scene.produce(self.topic, values, partition=partition)
+            self.worker_group.produce(self.topic, values, partition=partition)
 
     def plan(self) -> ReplacePlan:
         return self.admin.plan_replace(self.old, by=self.new)
@@ -103,20 +103,20 @@ class Replacement:
         In one snapshot: each record before a group's position, without those of its dead letters, has one entry in the
         group's schema, and counts once.
         """
-        with self.scene.engine.connect().execution_options(isolation_level="REPEATABLE READ") as tx:
+        with self.worker_group.engine.connect().execution_options(isolation_level="REPEATABLE READ") as tx:
             return self._versions(tx, self.old, self.live), self._versions(tx, self.new, self.next)
 
     def _versions(self, tx: Connection, group: str, schema: str) -> set[int]:
         named = {"group": group}
-        ledger = f'"{self.scene.schema}"'
+        ledger = f'"{self.worker_group.schema}"'
         positions = tx.execute(
             text(f"SELECT partition, next_offset FROM {ledger}.partition_offset WHERE consumer_group = :group"), named
         )
         expected = {(row.partition, offset) for row in positions for offset in range(row.next_offset)}
-        letters = tx.execute(
+        dead_letters = tx.execute(
             text(f"SELECT partition, record_offset FROM {ledger}.dead_letter WHERE consumer_group = :group"), named
         )
-        expected -= {(row.partition, row.record_offset) for row in letters}
+        expected -= {(row.partition, row.record_offset) for row in dead_letters}
         entries = tx.execute(text(f'SELECT partition, "offset", version FROM {schema}.entries')).all()
         found = Counter((row.partition, row.offset) for row in entries)
         lost, twice = expected - found.keys(), found - Counter(expected)
@@ -126,15 +126,14 @@ class Replacement:
         return {row.version for row in entries}
 
     def positions(self, group: str) -> dict[int, int]:
-        with self.scene.engine.connect() as tx:
-            query = (
-                f'SELECT partition, next_offset FROM "{self.scene.schema}".partition_offset WHERE consumer_group = :g'
-            )
-            return {row.partition: row.next_offset for row in tx.execute(text(query), {"g": group})}
+        with self.worker_group.engine.connect() as tx:
+            table = f'"{self.worker_group.schema}".partition_offset'
+            query = text(f"SELECT partition, next_offset FROM {table} WHERE consumer_group = :g")
+            return {row.partition: row.next_offset for row in tx.execute(query, {"g": group})}
 
     def wait_for(self, group: str, offset: int) -> None:
         """Until the group has this position in every partition."""
-        self.scene.wait(lambda: self.positions(group) == dict.fromkeys(range(self.partitions), offset))
+        self.worker_group.wait(lambda: self.positions(group) == dict.fromkeys(range(self.partitions), offset))
 
 
 def make_worker(what: Mapping[str, Any], observe: list[Any]) -> tuple[Worker, Engine]:

@@ -39,16 +39,16 @@ def overheard(engine: Engine) -> Iterator[set[str]]:
 
 
 @dataclass
-class Trips:
+class RoundTrips:
     """``count`` round trips; known when the block is left."""
 
     count: int = 0
 
 
 @contextmanager
-def trips(driver: psycopg.Connection[Any]) -> Iterator[Trips]:
+def trips(driver: psycopg.Connection[Any]) -> Iterator[RoundTrips]:
     """Count the round trips of this connection while the block lasts."""
-    trips = Trips()
+    trips = RoundTrips()
     with TemporaryFile() as file:
         driver.pgconn.trace(file.fileno())
         try:

@@ -20,7 +20,7 @@ from seekpoint.testing import kit
 from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.worker.open_batch import Buffer, OpenBatch
 from seekpoint.worker.unit_of_work import Committer
-from support.sink_tables import TOPIC, Ground, orders
+from support.sink_tables import TOPIC, SinkTables, orders
 
 Handle = Callable[[Connection, Batch[Any, Any]], Any]
 
@@ -28,10 +28,10 @@ Handle = Callable[[Connection, Batch[Any, Any]], Any]
 class Service:
     """A host's engine of one connection, and one worker's transactions, one batch after another."""
 
-    def __init__(self, ground: Ground, engine: Engine, group: str) -> None:
-        self.ground, self.engine, self.group = ground, engine, group
-        ground.create("id bigint, v text")
-        self.t = f'"{ground.schema}".t'
+    def __init__(self, sink_tables: SinkTables, engine: Engine, group: str) -> None:
+        self.sink_tables, self.engine, self.group = sink_tables, engine, group
+        sink_tables.create("id bigint, v text")
+        self.t = f'"{sink_tables.schema}".t'
         self.seen: list[events.Event] = []
         self.backends: list[int] = []
         self.clear = ""
@@ -46,7 +46,7 @@ class Service:
 
         given = None if handle is None else counted
         pipeline = Pipeline(self.group, topics=TOPIC, value=Utf8(), handle=given, **options)
-        ledger = Ledger(self.engine, self.group, schema=self.ground.schema)
+        ledger = Ledger(self.engine, self.group, schema=self.sink_tables.schema)
         at = Partition(TOPIC, 0)
         claims = ledger.claim(
             [at], {TOPIC: kit.topic_id(TOPIC)}, cluster_id=kit.CLUSTER, start=lambda _: {at: 0}
@@ -59,7 +59,7 @@ class Service:
                 records = orders(*map(str.encode, values), start=offset)
                 claim = hands.expected({at: offset})[0].claim
                 chunk = Chunk(records, {at: Read(claim, offset, offset + len(records), None, None)})
-                committer.commit(OpenBatch(Buffer(chunk, lambda: None, kit._known, Limits())))
+                committer.commit(OpenBatch(Buffer(chunk, lambda: None, kit.same_topics, Limits())))
                 offset += len(records)
         finally:
             committer.close()

@@ -3,8 +3,8 @@
 Give it to a test with a fixture of its own::
 
     @pytest.fixture
-    def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
-        return Ground(seekpoint_engine, seekpoint_schema)
+    def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
+        return SinkTables(seekpoint_engine, seekpoint_schema)
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Order(msgspec.Struct):
     note: str | None = None
 
 
-class Ground:
+class SinkTables:
     """Tables, what they hold, and the ledger's positions."""
 
     def __init__(self, engine: Engine, schema: str) -> None:
@@ -129,7 +129,7 @@ class Ground:
 
     def process(self, pipeline: Pipeline, *records: RawRecord, observe: tuple[Observer, ...] = ()) -> Processed:
         """Apply the records through the real unit of work."""
-        return process(pipeline, self.engine, records, schema=self.schema, observe=observe)
+        return process(pipeline, self.engine, records, schema=self.schema, observe=observe, collect=True)
 
     def positions(self, pipeline: Pipeline) -> dict[Partition, int]:
         """The group's positions."""
@@ -137,19 +137,19 @@ class Ground:
         return {position.partition: position.next_offset for position in positions}
 
 
-def of_test(ground: Ground, kind: str) -> str:
+def of_test(sink_tables: SinkTables, kind: str) -> str:
     """The type as a table of this schema names it, where it is none of Postgres's; makes the test's own types."""
-    ground.sql(_TYPES)
-    return f'"{ground.schema}".{kind}' if kind in {"mood", "short"} else kind
+    sink_tables.sql(_TYPES)
+    return f'"{sink_tables.schema}".{kind}' if kind in {"mood", "short"} else kind
 
 
-def with_enums(ground: Ground) -> Ground:
+def with_enums(sink_tables: SinkTables) -> SinkTables:
     """Makes enums whose labels are a Python enum's values (``mood``), its names (``named``), or both (``either``)."""
-    ground.sql(
+    sink_tables.sql(
         "CREATE TYPE mood AS ENUM ('in-transit', 'done'); CREATE TYPE named AS ENUM ('IN_TRANSIT', 'DONE');"
         "CREATE TYPE either AS ENUM ('IN_TRANSIT', 'DONE', 'in-transit', 'done')"
     )
-    return ground
+    return sink_tables
 
 
 def orders(*values: bytes | None, partition: int = 0, start: int = 0) -> list[RawRecord]:
@@ -175,9 +175,9 @@ def writer_of(sink: Any) -> Any:
     return _writers.setdefault(sink, sink.writer())
 
 
-def write_small(ground: Ground, sink: Append[Any, Any], columns: Sequence[str], rows: Sequence[Any]) -> None:
+def write_small(sink_tables: SinkTables, sink: Append[Any, Any], columns: Sequence[str], rows: Sequence[Any]) -> None:
     """Write the rows as a worker writes a small batch, on a connection that knows the table."""
-    session = Session(ground.engine)
+    session = Session(sink_tables.engine)
     try:
         with session.transaction() as tx:
             recalled(tx, sink.path)

@@ -13,20 +13,21 @@ from typing import Any
 
 import psutil
 from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from seekpoint import Batch, Limits, Retry, Worker
 from seekpoint.testing.child_process import ChildProcess, Reporter, report
-from support.crashing_handlers import Deadly
+from support.crashing_handlers import CrashingHandler
 from support.forked_process import Forked
-from support.recorded_rows import Book
+from support.recorded_rows import RecordTable
 
 
 class WorkerProcess(ChildProcess):
     """One process. ``stop_at=("Held", 3)`` makes it stop itself (SIGSTOP) at its third such event.
 
-    ``handle="blocks"`` gives it a handler that never returns, ``"slow"`` one that waits for the database,
-    ``"deadly"`` one that does as the records say. ``retry={...}``, ``delay=seconds``, ``on_poison=`` and ``version=``
-    go to its pipeline; so does ``entries=True``, for values that are rows.
+    ``handle="blocks"`` gives it a handler that never returns, ``"awaits"`` an async one, ``"slow"`` one that waits for
+    the database, ``"crashing"`` one that follows its records. ``retry={...}``, ``delay=seconds``, ``on_poison=`` and
+    ``version=`` go to its pipeline; so does ``entries=True``, for values that are rows.
     """
 
     def __init__(self, **what: Any) -> None:
@@ -39,6 +40,17 @@ class WorkerProcess(ChildProcess):
 
 def _blocks(tx: Connection, batch: Batch[str, Any]) -> None:
     """A handler that comes back only by an exception."""
+    _report_signals()
+    threading.Event().wait(60)
+
+
+async def _awaits(tx: AsyncConnection, batch: Batch[str, Any]) -> None:
+    """One that does so within a statement."""
+    _report_signals()
+    await tx.execute(text("SELECT pg_sleep(600)"))
+
+
+def _report_signals() -> None:
     was = signal.getsignal(signal.SIGTERM)
 
     def handle(number: int, frame: Any) -> None:
@@ -48,7 +60,6 @@ def _blocks(tx: Connection, batch: Batch[str, Any]) -> None:
 
     signal.signal(signal.SIGTERM, handle)
     report("handler entered")
-    threading.Event().wait(60)
 
 
 def _slow(tx: Connection, batch: Batch[str, Any]) -> None:
@@ -56,34 +67,34 @@ def _slow(tx: Connection, batch: Batch[str, Any]) -> None:
     tx.execute(text("SELECT pg_sleep(0.25)"))
 
 
-_HANDLERS: dict[str, Any] = {"blocks": _blocks, "slow": _slow}
+_HANDLERS: dict[str, Any] = {"blocks": _blocks, "awaits": _awaits, "slow": _slow}
 
 
 def main(what: Mapping[str, Any]) -> None:
     """Run a worker as ``what`` says, in the main thread, until SIGTERM."""
     engine = create_engine(what["dsn"])
-    book = Book(engine, what["schema"])
+    record_table = RecordTable(engine, what["schema"])
     reporter = Reporter()
     if "stop_at" in what:
         step, nth = what["stop_at"]
         reporter.break_at(step, nth, "stop")
-    deadly = Deadly(book)
+    crashing_handler = CrashingHandler(record_table)
     options: dict[str, Any] = {"on_poison": what.get("on_poison", "stop"), "version": what.get("version", 1)}
     if "handle" in what:
-        options["handle"] = deadly if what["handle"] == "deadly" else _HANDLERS[what["handle"]]
+        options["handle"] = crashing_handler if what["handle"] == "crashing" else _HANDLERS[what["handle"]]
     if "retry" in what:
         options["retry"] = Retry(**what["retry"])
     if "delay" in what:
         options["delay"] = timedelta(seconds=what["delay"])
-    engine.dispose()  # it was the book's; the worker gets a URL, and what it opens it closes
+    engine.dispose()  # it was the table's; the worker gets a URL, and what it opens it closes
     worker = Worker(
-        book.pipeline(what["group"], what["topic"], entries=what.get("entries", False), **options),
+        record_table.pipeline(what["group"], what["topic"], entries=what.get("entries", False), **options),
         engine=what["dsn"],
         kafka=what["kafka"],
         schema=what["schema"],
         limits=Limits(**what.get("limits", {})),
         partitions=what.get("partitions"),
         mirror=what.get("mirror", False),
-        observe=[deadly.watch, reporter],
+        observe=[crashing_handler.watch, reporter],
     )
     worker.run()

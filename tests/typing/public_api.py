@@ -14,6 +14,7 @@ import msgspec
 from sqlalchemy import Connection, Engine
 
 from seekpoint import (
+    Accumulate,
     Append,
     Assignment,
     Batch,
@@ -156,6 +157,8 @@ def the_handlers_type_is_checked() -> None:
 def the_rows_type_is_checked() -> None:
     Pipeline("g", topics="t", value=Json(Order), sinks=[Append("t", row=row), Append("u", rows=rows)])
     Pipeline("g", topics="t", value=Json(Order), sinks=[Append("t"), Upsert("u", key=["id"]), AppendArrow("v")])
+    Pipeline("g", topics="t", value=Json(Order), sinks=[Accumulate("t", key=["id"], add=["n"], row=row)])
+    Pipeline("g", topics="t", value=Json(Refund), sinks=[Accumulate("t", key=["id"], add=["n"], row=row)])  # type: ignore[arg-type]
     Pipeline("g", topics="t", value=Json(Order), key=Text(), sinks=[Append("t", row=row_of_any_key)])
     Pipeline("g", topics="t", value=Json(Order), sinks=[Append("t", row=lambda r: (r.value.id, r.offset))])
     Pipeline("g", topics="t", value=Json(Order), sinks=[OrderSink()], handle=post)
@@ -174,6 +177,7 @@ def null_values_are_typed() -> None:
     assert_type(Pipeline("g", topics="t", value=deletable, handle=post_present_or_null), Pipeline[Order | None, bytes])
     Pipeline("g", topics="t", value=Json(Order), handle=post_present_or_null)
     Pipeline("g", topics="t", value=deletable, sinks=[Upsert("t", key=["id"], row=row)])  # row= gets no null value
+    Pipeline("g", topics="t", value=deletable, sinks=[Accumulate("t", key=["id"], add=["n"], row=row)])  # nor here
     # pyright takes the record of a lambda for one that may be null.
     of_lambda = Upsert("t", key=["id"], row=lambda r: (r.offset,))
     Pipeline("g", topics="t", value=deletable, sinks=[of_lambda])

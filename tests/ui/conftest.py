@@ -54,6 +54,12 @@ class Console:
         self.watch.now = f"/{path}"
         tab.goto(self.address + path)
 
+    def noted(self, *texts: str) -> None:
+        """The browser has noted problems with one of these texts, and no other problem."""
+        found, self.watch.problems = self.watch.problems, []
+        assert found
+        assert [problem for problem in found if not any(text in problem for text in texts)] == []
+
     def refused(self, *statuses: int) -> None:
         """The browser has noted these statuses, which the test has asked for, and no other problem."""
         found, self.watch.problems = self.watch.problems, []

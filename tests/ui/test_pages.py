@@ -18,7 +18,7 @@ from seekpoint.records import Partition, State
 from seekpoint.web import Right
 from seekpoint.web.site import _templates
 from support.busy_ledger import BUSY, LOST, MANY, PAUSED, STOPPED, at, fill
-from support.kafka_postgres import Scene
+from support.kafka_postgres import WorkerGroup
 from support.lost_log import OFTEN, lost_log
 from support.postgres_proxy import PostgresProxy
 from ui.conftest import Serve, as_user, carry_out, refreshed
@@ -86,13 +86,13 @@ def test_no_fact_is_alone_in_a_line(serve: Serve, pages: Mapping[str, str]) -> N
         console.watch.measure(tab)
 
 
-def test_axe_finds_nothing_on_the_record_that_stopped_a_partition(serve: Serve, scene: Scene) -> None:
-    name, _ = scene.log(["0", "bad"])
-    refusing = scene.book.refusing(lambda record: record.value == "bad")
-    scene.worker(scene.pipeline(name, sinks=(), handle=refusing, on_poison=OnPoison.STOP), limits=OFTEN)
-    scene.wait(lambda: [row.stop is not None for row in scene.ledger.read()] == [True])
-    console = serve(kafka={"bootstrap.servers": scene.broker}, payloads="full", refresh=60.0)
-    tab = console.tab(at("group", group=scene.group))
+def test_axe_finds_nothing_on_the_record_that_stopped_a_partition(serve: Serve, worker_group: WorkerGroup) -> None:
+    name, _ = worker_group.log(["0", "bad"])
+    refusing = worker_group.record_table.refusing(lambda record: record.value == "bad")
+    worker_group.worker(worker_group.pipeline(name, sinks=(), handle=refusing, on_poison=OnPoison.STOP), limits=OFTEN)
+    worker_group.wait(lambda: [row.stop is not None for row in worker_group.ledger.read()] == [True])
+    console = serve(kafka={"bootstrap.servers": worker_group.broker}, payloads="full", refresh=60.0)
+    tab = console.tab(at("group", group=worker_group.group))
     tab.get_by_role("link", name="Show the record").click()
     expect(tab.locator("pre").nth(2)).to_have_text("bad")
     assert list(violations(tab)) == []
@@ -106,7 +106,9 @@ def test_a_reset_that_is_none_keeps_what_was_typed(serve: Serve, pages: Mapping[
     tab.locator("select[name=target]").select_option("datetime")
     tab.locator("input[name=value]").fill("yesterday")
     tab.get_by_role("button", name="Show the plan").click()
-    expect(tab.get_by_role("alert")).to_have_text("datetime takes a time such as 2026-11-22T14:00Z, not 'yesterday'")
+    expect(tab.get_by_role("alert")).to_have_text(
+        "datetime takes a time such as 2026-11-22T14:00Z, not 'yesterday' [SP1001]"
+    )
     expect(tab.locator("input[name=value]")).to_have_value("yesterday")
     expect(tab.locator("select[name=target]")).to_have_value("datetime")
     tab.locator("input[name=value]").fill("2026-11-22T14:00Z")
@@ -150,11 +152,11 @@ def test_axe_finds_nothing_while_the_database_is_away(
     expect(tab.locator("main")).not_to_contain_text("The database cannot be read")
 
 
-def test_axe_finds_nothing_on_a_plan_whose_loss_is_to_be_accepted(serve: Serve, scene: Scene) -> None:
+def test_axe_finds_nothing_on_a_plan_whose_loss_is_to_be_accepted(serve: Serve, worker_group: WorkerGroup) -> None:
     """It is not sent before that is ticked."""
-    at_start = Partition(lost_log(scene), 0)
-    console = serve(kafka={"bootstrap.servers": scene.broker})
-    tab = console.tab(at("plan", action="reset", group=scene.group, target="offset", value=2))
+    at_start = Partition(lost_log(worker_group), 0)
+    console = serve(kafka={"bootstrap.servers": worker_group.broker})
+    tab = console.tab(at("plan", action="reset", group=worker_group.group, target="offset", value=2))
     loss = tab.get_by_label("accept their loss")
     expect(loss).to_be_visible()
     assert list(violations(tab)) == []
@@ -162,11 +164,11 @@ def test_axe_finds_nothing_on_a_plan_whose_loss_is_to_be_accepted(serve: Serve, 
     console.watch.measure(tab)
     carry_out(tab, "known")
     expect(loss).to_be_focused()
-    assert scene.positions()[at_start] == 3
+    assert worker_group.positions()[at_start] == 3
     loss.check()
     carry_out(tab, "known")
-    expect(tab.locator("h1")).to_have_text(scene.group)
-    assert scene.positions()[at_start] == 5
+    expect(tab.locator("h1")).to_have_text(worker_group.group)
+    assert worker_group.positions()[at_start] == 5
 
 
 def test_one_who_reads_sees_no_button_and_no_form_of_an_action(
@@ -178,7 +180,7 @@ def test_one_who_reads_sees_no_button_and_no_form_of_an_action(
         if name in {"plan", "error"} or path.startswith("plan"):
             continue
         console.go(tab, path)
-        expect(tab.locator("header")).to_contain_text("rita (reads only)")
+        expect(tab.locator("header")).to_contain_text("rita (read-only)")
         assert tab.locator("form[action=plan], form[action=apply], a[href*='plan?']").count() == 0, path
     console.go(tab, pages["plan"])
     expect(tab.get_by_role("alert")).to_have_text("user 'rita' may not act here")

@@ -37,9 +37,9 @@ def test_all_is_sorted() -> None:
 
 def test_the_roots_names_are_those_of_the_design() -> None:
     assert set(seekpoint.__all__) == {
-        "Append", "Assignment", "Batch", "Bytes", "DeadLetterLimits", "Fenced", "Json", "Ledger", "Limits", "OnPoison",
-        "Partition", "Pipeline", "Poison", "Record", "Retry", "SeekpointError", "Span", "StartAt", "Text", "Upsert",
-        "Worker", "consumer_config",
+        "Accumulate", "Append", "Assignment", "Batch", "Bytes", "DeadLetterLimits", "Fenced", "Json", "Ledger",
+        "Limits", "OnPoison", "Partition", "Pipeline", "Poison", "Record", "Retry", "SeekpointError", "Span", "StartAt",
+        "Text", "Upsert", "Worker", "consumer_config",
     }  # fmt: skip
 
 

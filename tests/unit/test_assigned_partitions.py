@@ -23,7 +23,7 @@ from seekpoint.worker.assignment.states import ActivePartition, StoppedPartition
 P, Q = Partition("t", 0), Partition("t", 1)
 
 
-class Told:
+class FakeClient:
     """In the place of the client; keeps what it was given to read."""
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ def claim(partition: Partition, offset: int = 0) -> Claim:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def client() -> FakeClient:
+    return FakeClient()
 
 
 @pytest.fixture
-def places(told: Told) -> AssignedPartitions:
+def places(client: FakeClient) -> AssignedPartitions:
     """P and Q are assigned, claimed and read."""
-    made = AssignedPartitions(cast("Client", told), Announcer())
+    made = AssignedPartitions(cast("Client", client), Announcer())
     made.on_assigned([P, Q])
     made.activate({P: claim(P, 5), Q: claim(Q, 7)})
     return made
@@ -64,12 +64,14 @@ def test_what_kafka_took_away_is_not_claimed_again_after_a_refusal(places: Assig
     assert places.claiming[Q].known == mine[Q]
 
 
-def test_what_kafka_took_away_is_not_claimed_again_after_a_trouble(places: AssignedPartitions, told: Told) -> None:
+def test_what_kafka_took_away_is_not_claimed_again_after_a_trouble(
+    places: AssignedPartitions, client: FakeClient
+) -> None:
     mine = places.active[P].claim
     places.on_revoked([P], False)
     places.suspend()
     assert list(places.claiming) == [Q]
-    assert told.reads == set()
+    assert client.reads == set()
     assert places.leave() == [mine], "its claim is given back, when the database answers"
     assert places.leave() == []
 
@@ -90,10 +92,12 @@ def test_what_is_assigned_again_before_the_loop_has_checked_stays_ours(places: A
     assert P in places.claiming
 
 
-def test_what_was_revoked_is_not_read_again_when_others_are_activated(places: AssignedPartitions, told: Told) -> None:
+def test_what_was_revoked_is_not_read_again_when_others_are_activated(
+    places: AssignedPartitions, client: FakeClient
+) -> None:
     places.on_revoked([P], False)
     places.activate({Q: claim(Q, 9)})
-    assert told.reads == {Q}
+    assert client.reads == {Q}
 
 
 def test_everything_claimed_is_given_back_in_the_end(places: AssignedPartitions) -> None:

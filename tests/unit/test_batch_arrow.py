@@ -165,8 +165,8 @@ def test_provenance_is_in_the_columns_that_are_named() -> None:
         ({"provenance": "topic"}, "names the columns of topic, partition and offset"),
         ({"provenance": {"where": "w"}}, "there is no 'where'"),
         ({"provenance": ("a", "a", "b")}, "names one column twice"),
-        ({"provenance": ("id", "p", "o")}, "names that the values have, too: id"),
-        ({"schema": int}, "is a pyarrow.Schema, or a Struct"),
+        ({"provenance": ("id", "p", "o")}, "names columns that the values already have: id"),
+        ({"schema": int}, "must be a pyarrow.Schema, Struct"),
     ],
 )
 def test_arguments_that_cannot_be_meant_are_refused(options: Mapping[str, Any], said: str) -> None:
@@ -176,7 +176,7 @@ def test_arguments_that_cannot_be_meant_are_refused(options: Mapping[str, Any], 
 
 def test_values_of_several_types_need_a_schema() -> None:
     mixed = values(Small(1), Parcel(2, "x"))
-    with pytest.raises(ConfigError, match=r"several types \(Parcel, Small\): say with schema="):
+    with pytest.raises(ConfigError, match=r"several types \(Parcel, Small\): name their columns with schema="):
         mixed.arrow()
     assert mixed.arrow(Small).to_pylist() == [{"id": 1}, {"id": 2}]
 
@@ -212,25 +212,25 @@ def test_a_schema_says_what_a_mapping_must_have() -> None:
     ("kind", "good", "bad", "said"),
     [
         (pa.int64(), 1, 2**63, "column 'v'"),
-        (pa.int64(), 1, 1.5, "1.5 is no integer"),
-        (pa.int64(), 1, True, "True is no integer"),
-        (pa.int64(), 1, "1", "'1' is no integer"),
+        (pa.int64(), 1, 1.5, "1.5 is not an integer"),
+        (pa.int64(), 1, True, "True is not an integer"),
+        (pa.int64(), 1, "1", "'1' is not an integer"),
         (pa.int8(), 1, 300, "300 too large"),
         (pa.float64(), 1.5, "x", "column 'v'"),
-        (pa.string(), "x", 5, "5 is no text"),
+        (pa.string(), "x", 5, "5 is not text"),
         (pa.string(), "x", "\ud800", "surrogates not allowed"),
         (MICROS, AT, AT.replace(tzinfo=None), "has no time zone, and the column has one"),
         (pa.timestamp("us"), AT.replace(tzinfo=None), AT, "has a time zone, and the column has none"),
         (pa.timestamp("ms", "UTC"), AT.replace(microsecond=5000), AT, "is finer than ms"),
-        (MICROS, AT, date(2024, 1, 1), "is no datetime"),
-        (pa.date32(), date(2024, 1, 1), AT, "is more than a day"),
+        (MICROS, AT, date(2024, 1, 1), "is not a datetime"),
+        (pa.date32(), date(2024, 1, 1), AT, "is a datetime, and the column has dates"),
         (pa.time64("us"), time(1), time(1, tzinfo=UTC), "has a time zone"),
         (pa.decimal128(10, 2), Decimal("1.5"), Decimal("1.234"), "would cause data loss"),
         (pa.decimal128(10, 2), Decimal("1.5"), Decimal("NaN"), "column 'v'"),
         (pa.uuid(), UUID(int=5), "no uuid", "badly formed"),
-        (pa.list_(pa.int64()), [1, None], [1, 2.5], "2.5 is no integer"),
+        (pa.list_(pa.int64()), [1, None], [1, 2.5], "2.5 is not an integer"),
         (pa.struct({"at": MICROS}), {"at": AT}, {"at": AT.replace(tzinfo=None)}, "has no time zone"),
-        (pa.map_(pa.string(), pa.int64()), {"a": 1}, {"a": "x"}, "'x' is no integer"),
+        (pa.map_(pa.string(), pa.int64()), {"a": 1}, {"a": "x"}, "'x' is not an integer"),
     ],
 )
 def test_a_value_that_does_not_fit_is_its_records_fault(kind: Any, good: Any, bad: Any, said: str) -> None:

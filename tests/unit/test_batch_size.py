@@ -53,7 +53,7 @@ def test_streaming_sinks_keep_their_size() -> None:
     size.ended(10_000)
     assert size.limits is size.limits
     assert size.records == 10_000
-    assert "10,000 records, and a transaction may take 300 s: lower Limits(batch_records=...)" in size.note(10_000, 301)
+    assert "10,000 records, and the limit is 300 s: lower Limits(batch_records=...)" in size.note(10_000, 301)
 
 
 LOST = psycopg.OperationalError("the connection is closed")

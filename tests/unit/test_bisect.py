@@ -8,7 +8,17 @@ from collections.abc import Collection, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seekpoint.worker.bisect import CALM, FEW_STRIDES, LEAST, SHARE, Found, PartFailure, StatementSize, Strides, bisect
+from seekpoint.worker.bisect import (
+    CALM,
+    FEW_STRIDES,
+    LEAST,
+    SHARE,
+    FailedRecords,
+    PartFailure,
+    StatementSize,
+    Strides,
+    bisect,
+)
 
 
 class Part:
@@ -33,7 +43,7 @@ class Part:
 def test_those_that_fail_are_found_in_order_and_all_others_are_applied_once(n: int, bad: set[int]) -> None:
     bad = {at for at in bad if at < n}
     part = Part(bad)
-    found: list[Found[str]] = []
+    found: list[FailedRecords[str]] = []
     for one in bisect(n, part.run):
         assert part.applied == [at for at in range(one.indexes[0]) if at not in bad], "those in front of it, first"
         found.append(one)

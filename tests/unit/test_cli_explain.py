@@ -21,6 +21,7 @@ from seekpoint.cli.main import main
 from seekpoint.cli.options import database
 from seekpoint.errors import ConfigError, KafkaUnavailable, SchemaMismatch
 from seekpoint.kafka import config
+from seekpoint.kafka.identity import CHECK_KAFKA
 
 
 @pytest.fixture(autouse=True)
@@ -111,14 +112,21 @@ def test_the_clients_same_log_line_passes_once_in_a_while(
 def test_notes_are_shown() -> None:
     error = SchemaMismatch("the schema is old")
     error.add_note("while upgrading")
-    assert message_of(error) == "the schema is old\nwhile upgrading"
+    assert message_of(error) == "the schema is old [SP1003]\nwhile upgrading"
+
+
+def test_brokers_that_do_not_answer_are_explained_once_whatever_the_broker_wrote() -> None:
+    remedy = "check that the brokers run, and check bootstrap.servers and the security settings [SP1301]"
+    quoted = "no answer about topic 't': broker failed; check its log"
+    assert message_of(KafkaUnavailable(quoted)) == f"Kafka: {quoted}; {remedy}"
+    assert message_of(KafkaUnavailable(quoted, CHECK_KAFKA)) == f"Kafka: {quoted}; {remedy}"
 
 
 def test_what_an_error_quotes_does_not_reach_the_terminal_raw(capsys: pytest.CaptureFixture[str]) -> None:
     """A handler's error may quote a record, and a server's a name that came from one."""
     with pytest.raises(typer.Exit), explained():
         raise ConfigError("table \x1b]0;owned\x07\nis missing")
-    assert capsys.readouterr().err == "error: table \\x1b]0;owned\\x07\nis missing\n"
+    assert capsys.readouterr().err == "error: table \\x1b]0;owned\\x07 [SP1001]\nis missing\n"
 
 
 def test_what_fails_while_ctrl_c_is_under_way_is_an_abort(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from seekpoint.cli import progress_bar as progress
-from seekpoint.cli.progress_bar import Shown, lasting, told
+from seekpoint.cli.progress_bar import Shown, lasting, progress_text
 
 
 class Clock:
@@ -51,12 +51,12 @@ def test_a_line_every_few_seconds_and_at_the_ends(clock: Clock, capsys: pytest.C
 
 
 def test_what_others_did_before_does_not_count_for_the_rate() -> None:
-    assert told(1_000, 2_000, 100, 10) == "1,000 of 2,000 records, 10/s, 1 min 40 s left"
+    assert progress_text(1_000, 2_000, 100, 10) == "1,000 of 2,000 records, 10/s, 1 min 40 s left"
 
 
 def test_the_first_seconds_say_nothing_of_the_end() -> None:
-    assert told(10, 1_000_000, 10, 4.9) == "10 of 1,000,000 records, 2/s"
-    assert told(10, 1_000_000, 10, 5.0) == "10 of 1,000,000 records, 2/s, 5 d 18 h left"
+    assert progress_text(10, 1_000_000, 10, 4.9) == "10 of 1,000,000 records, 2/s"
+    assert progress_text(10, 1_000_000, 10, 5.0) == "10 of 1,000,000 records, 2/s, 5 d 18 h left"
 
 
 def test_keys_are_not_called_records(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,6 +98,18 @@ def test_a_terminal_gets_a_bar_also_where_json_goes_elsewhere(monkeypatch: pytes
     assert "of 2,000 records" in screen.getvalue()
     assert "[a sentence]" in screen.getvalue()
     assert "catching_up" in screen.getvalue()
+
+
+def test_a_step_without_a_total_has_not_that_of_the_step_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=120)
+    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    totals = []
+    with Shown() as shown:
+        for step, total in (("opening", 0), ("staging", 2_000), ("comparing", 0)):
+            shown(step, 0, total)
+            assert shown._bar is not None
+            totals.append([(task.description, task.total) for task in shown._bar.tasks])
+    assert totals == [[("opening", None)], [("staging", 2_000)], [("comparing", None)]]
 
 
 @pytest.mark.parametrize(

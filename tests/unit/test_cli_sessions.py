@@ -23,5 +23,7 @@ def test_masters_that_spark_takes(master: str) -> None:
 
 @for_each(["", "lokal[2]", "local[]", "local[0]", "local[two]", "local[2", "spark://", "host:7077", "k8s://"])
 def test_masters_that_it_does_not(master: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"--spark {master!r} names no master: local, local[4], local[*]")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"{master!r} is not a Spark master: use local, local[4], local[*]")
+    ):
         require_master(master)

@@ -71,7 +71,7 @@ def report(reloads: Sequence[Reloaded], exit_codes: Sequence[int] = (0, 0), comp
     )
 
 
-def told(found: Report, folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str, exits: int = 0) -> Any:
+def run_demo(found: Report, folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str, exits: int = 0) -> Any:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(show, "perform", lambda *_, **__: found)
     return seekpoint("demo-reload", *options, command=app, exits=exits)
@@ -80,8 +80,8 @@ def told(found: Report, folder: Path, monkeypatch: pytest.MonkeyPatch, *options:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"torn_reads": 2}, "merge: 2 of 100 reads saw something torn"),
-        ({"polls": 9}, "merge: the table was read 9 times, which proves nothing"),
+        ({"torn_reads": 2}, "merge: 2 of 100 reads saw a torn table"),
+        ({"polls": 9}, "merge: the table was read only 9 times, which proves nothing"),
         ({"differences_by_verify": 1}, "merge: verify finds 1 rows that differ"),
         ({"differences_by_python": 1}, "merge: 1 rows are not what the records make"),
         ({"kills_in_transaction": 0}, "merge: no worker was killed inside a transaction"),
@@ -91,19 +91,19 @@ def told(found: Report, folder: Path, monkeypatch: pytest.MonkeyPatch, *options:
 def test_the_command_fails_where_a_reload_is_wrong(
     changed: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = told(report([reloaded(), reloaded(**changed)]), tmp_path, monkeypatch, exits=1)
+    result = run_demo(report([reloaded(), reloaded(**changed)]), tmp_path, monkeypatch, exits=1)
     assert result.stderr == f"error: {said}\n"
     assert list(json.loads((tmp_path / "reload-report.json").read_text())["reloads"][1])[:5] == NAMED[:5]
 
 
 def test_the_command_fails_after_a_torn_read_or_a_bad_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = told(report([reloaded()], (0, 3), ["two versions"]), tmp_path, monkeypatch, exits=1)
+    result = run_demo(report([reloaded()], (0, 3), ["two versions"]), tmp_path, monkeypatch, exits=1)
     assert result.stderr == "error: read: two versions\nerror: the workers did not drain: exit codes (0, 3)\n"
 
 
 def test_the_whole_has_the_names_of_each_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worse = reloaded(strategy="swap", rows=12, polls=50, lock_seconds=0.2, staging_rows_per_second=900.0)
-    whole = json.loads(told(report([reloaded(), worse]), tmp_path, monkeypatch, "--json").stdout)
+    whole = json.loads(run_demo(report([reloaded(), worse]), tmp_path, monkeypatch, "--json").stdout)
     assert whole == json.loads((tmp_path / "reload-report.json").read_text())
     assert {name: whole[name] for name in NAMED} == {
         "strategy": "merge, swap",
@@ -117,7 +117,7 @@ def test_the_whole_has_the_names_of_each_reload(tmp_path: Path, monkeypatch: pyt
     }
     assert all(set(NAMED) < set(one) for one in whole["reloads"])
     assert whole["reloads"][0]["lock_seconds"] == 0.0123
-    assert "No reader saw two versions" in told(report([reloaded()]), tmp_path, monkeypatch).stdout
+    assert "No reader saw two versions" in run_demo(report([reloaded()]), tmp_path, monkeypatch).stdout
 
 
 def test_spark_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ GOOD = {"rows": 10, "sum": 45, "of_version": 10, "version": 2, "due": 10, "sum_d
         ({"of_version": 9}, "1 of 10 rows are not of version 2"),
         ({"due": 11, "sum_due": 55}, "10 rows (offsets' sum 45) where the ledger has 11 (55)"),
         ({"sum": 44}, "10 rows (offsets' sum 44) where the ledger has 10 (45)"),
-        ({"rows": 8, "sum": 28, "of_version": 8, "due": 8, "sum_due": 28}, "8 rows, and there were 9"),
+        ({"rows": 8, "sum": 28, "of_version": 8, "due": 8, "sum_due": 28}, "8 rows, fewer than the 9 before"),
     ],
 )
 def test_a_torn_read_is_reported(changed: dict[str, int], said: str | None) -> None:
@@ -183,5 +183,5 @@ def test_the_log_waits_for_what_workers_already_have() -> None:
         load._keep(FLIGHTS[2], 3, 2)
         assert found.result() == {3: dict(enumerate(FLIGHTS[:3]))}
         assert load.log_to({3: 2}, 0)[3][2] == FLIGHTS[2]
-        with pytest.raises(DemoFailed, match="waited 0 s to hear where the records of flights-3 went, in vain"):
+        with pytest.raises(DemoFailed, match="waited 0 s for the delivery reports of flights-3, in vain"):
             load.log_to({3: 4}, 0)

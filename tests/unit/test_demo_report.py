@@ -90,10 +90,10 @@ def test_the_command_fails_where_a_row_differs_or_a_fault_did_not_happen(
 def test_a_good_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(show, "perform", lambda *_, **__: report())
-    told = json.loads(seekpoint("demo", "--json", command=app).stdout)
-    assert told == json.loads((tmp_path / "demo-report.json").read_text())
-    assert list(told) == KEYS
-    assert (told["records_in"], told["records_per_second"], told["fenced"]) == (10, 5, 2)
+    output = json.loads(seekpoint("demo", "--json", command=app).stdout)
+    assert output == json.loads((tmp_path / "demo-report.json").read_text())
+    assert list(output) == KEYS
+    assert (output["records_in"], output["records_per_second"], output["fenced"]) == (10, 5, 2)
     assert "4 with SIGKILL, 4 of them inside an open transaction" in seekpoint("demo", command=app).stdout
 
 

@@ -48,13 +48,16 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
 
 def test_a_stop_names_partition_offset_and_choices() -> None:
     stop = errors.OffsetLost(Partition("orders", 3), 41, "it cannot be applied", choices=["mend it", "skip it"])
-    assert str(stop) == "orders/3 stopped at offset 41: it cannot be applied\nChoices:\n  - mend it\n  - skip it"
+    assert (
+        str(stop) == "orders/3 stopped at offset 41: it cannot be applied [SP1201]\nChoices:\n  - mend it\n  - skip it"
+    )
     assert (stop.partition, stop.offset, stop.choices) == (("orders", 3), 41, ("mend it", "skip it"))
-    assert str(PartitionStopped(Partition("a", 0), 1, "why")) == "a/0 stopped at offset 1: why"
+    assert str(PartitionStopped(Partition("a", 0), 1, "why")) == "a/0 stopped at offset 1: why [SP1200]"
 
 
 def test_fenced_keeps_the_databases_sentence() -> None:
-    assert Fenced("the claim is another's").reason == str(Fenced("the claim is another's"))
+    fenced = Fenced("the claim is another's")
+    assert (fenced.reason, str(fenced)) == ("the claim is another's", "the claim is another's [SP1101]")
 
 
 def test_a_pause_says_who_and_why() -> None:
@@ -161,16 +164,16 @@ def test_no_password_when_the_database_is_away(url: str, caplog: pytest.LogCaptu
 
 def test_no_password_when_the_brokers_are_away(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    told = threading.Event()
-    consumer = make_consumer(consumer_config(KAFKA, group="g"), error_cb=lambda error: told.set())
+    reported = threading.Event()
+    consumer = make_consumer(consumer_config(KAFKA, group="g"), error_cb=lambda error: reported.set())
     try:
         with pytest.raises(KafkaUnavailable) as caught:
             Identity(consumer_config(KAFKA, group="g"), 0.5).cluster_id()
         for _ in range(50):
             consumer.poll(0.1)
-            if told.is_set():
+            if reported.is_set():
                 break
-        assert told.is_set()
+        assert reported.is_set()
     finally:
         consumer.close()
     assert f"127.0.0.1:{PORT}" in str(caught.value)

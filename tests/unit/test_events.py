@@ -130,9 +130,9 @@ async def later(event: Event) -> None:
         ("print", "takes a list of functions"),
         (7, "takes a list of functions"),
         (None, "takes a list of functions"),
-        ([print, 7], "7 is no function"),
-        ([list], "is no function that takes an event"),
-        ([later], "is an async function, and would never run"),
+        ([print, 7], "7 is not a function"),
+        ([list], "is not a function that takes an event"),
+        ([later], "is an async function, which nothing would await"),
     ],
 )
 def test_what_cannot_observe_is_refused(observe: Any, said: str) -> None:
@@ -151,8 +151,8 @@ def test_a_log_line_has_the_group_the_sentence_and_the_fields(caplog: pytest.Log
     Announcer(group="billing")(events.Committed(spans=(SPAN,), records=4, seconds=0.5))
     one, two = caplog.records
     assert one.getMessage() == (
-        "billing: RetryScheduled: orders/3 at offset 5: KeyError: 'price' (at ingest.py:14 in post); tried 2 of 5 "
-        "times, again in 1.5 s; then stop"
+        "billing: RetryScheduled: orders/3 at offset 5: KeyError: 'price' (at ingest.py:14 in post); attempt 2 of "
+        "5 failed, the next is in 1.5 s; after the last: stop"
     )
     had = vars(one)
     assert (had["event"], had["group"], had["partition"], had["offset"]) == ("RetryScheduled", "billing", "orders/3", 5)

@@ -28,6 +28,7 @@ WITH_DATABASE = {
     "db downgrade": ["--to", "base"],
     "db upgrade": [],
     "dead-letters discard": ["1", "--reason", "x"],
+    "dead-letters edit": ["1", "--undo", "--reason", "x"],
     "dead-letters export": ["g"],
     "dead-letters list": ["g"],
     "dead-letters purge": ["g", "--older-than", "1d"],
@@ -64,6 +65,8 @@ WITH_DATABASE = {
 WITH_BROKERS = {"dev produce": ["t"], "dev topic": ["t"]}
 WITHOUT_SERVERS = {"db revision", "db roles", "db sql", "db table", "dev", "dev env", "ui"}
 
+IN_SPARK = {"spark run", "spark reload", "spark verify"}  # test_cli_spark.py has its servers that are away
+
 
 def commands(command: object, *path: str) -> set[str]:
     """Every command that does something, by its words."""
@@ -78,11 +81,11 @@ ALL = commands(every_command())
 
 
 def test_every_command_is_here() -> None:
-    assert {*WITH_DATABASE, *WITH_BROKERS, *WITHOUT_SERVERS} == ALL
+    assert {*WITH_DATABASE, *WITH_BROKERS, *WITHOUT_SERVERS, *IN_SPARK} == ALL
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """A folder with a module, in which the command is called."""
     name = f"pipes_{secrets.token_hex(6)}"
     (tmp_path / f"{name}.py").write_text(MODULE, encoding="utf-8")
@@ -94,9 +97,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("command", sorted({*WITH_DATABASE, *WITH_BROKERS}))
-def test_servers_that_are_away(command: str, place: dict[str, str]) -> None:
+def test_servers_that_are_away(command: str, names: dict[str, str]) -> None:
     servers = DATABASE if command in WITH_DATABASE else BROKERS
-    words = [each.format(**place) for each in {**WITH_DATABASE, **WITH_BROKERS}[command]]
+    words = [each.format(**names) for each in {**WITH_DATABASE, **WITH_BROKERS}[command]]
     result = seekpoint(*command.split(), *words, *servers, stdin="x", exits=3)
     assert "error: " in result.stderr
     assert "secret" not in result.output

@@ -52,7 +52,7 @@ def test_a_started_worker_is_live_and_ready() -> None:
     assert (health.live, health.ready, health.trouble, health.error) == (True, True, None, None)
 
 
-class Running(Stopwatch):
+class FakeStopwatch(Stopwatch):
     """A stopwatch that shows what the test says."""
 
     shown = 0.0
@@ -62,7 +62,7 @@ class Running(Stopwatch):
 
 
 def test_users_code_that_runs_for_too_long_is_not_live_until_it_returns() -> None:
-    stopwatch = Running()
+    stopwatch = FakeStopwatch()
     board = HealthBoard(stopwatch=stopwatch, allowed=10.0)
     board(started())
     stopwatch.shown = 10.9

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from seekpoint import Ledger
 from seekpoint.errors import ConfigError
-from seekpoint.kafka.client import Client, raise_if_fatal
+from seekpoint.kafka.client import Client, HeartbeatRefused, raise_if_fatal
 from seekpoint.kafka.config import admin_config, consumer_config, make_admin, make_consumer
 from seekpoint.kafka.range_checks import bounded_config
 from seekpoint.records import Partition
@@ -32,6 +33,13 @@ def test_a_client_beyond_recovery_or_without_rights_ends_the_work(code: int) -> 
     assert not error.fatal()
     with pytest.raises(KafkaException, match="no way back"):
         raise_if_fatal(error)
+
+
+def test_a_heartbeat_that_is_no_valid_request_is_an_error_of_its_own() -> None:
+    """Another client may get over it."""
+    said = "Fatal error: Broker: Invalid request: ConsumerGroupHeartbeat fatal error: Broker: Invalid request"
+    with pytest.raises(HeartbeatRefused, match="Invalid request"):
+        raise_if_fatal(KafkaError(KafkaError._FATAL, said))
 
 
 @pytest.mark.parametrize("code", [KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._MAX_POLL_EXCEEDED])
@@ -178,5 +186,19 @@ def test_a_blank_group_is_refused_before_the_client_aborts_the_process(group: st
 @pytest.mark.parametrize("key", ["ssl.ca.location", "ssl.certificate.location", "ssl.key.location"])
 def test_a_file_that_is_missing_is_named(make: Any, key: str) -> None:
     given = {**BROKERS, "security.protocol": "ssl", key: "/nowhere/it.pem", "log_level": 0}
-    with pytest.raises(ConfigError, match=rf"{key} failed: .*; {key}: /nowhere/it\.pem does not exist$"):
+    with pytest.raises(ConfigError, match=rf"{key} failed: .*; {key}: /nowhere/it\.pem does not exist \[SP1001\]$"):
         make(consumer_config(given, group="g"))
+
+
+def test_a_close_that_is_given_up_says_that_the_member_may_still_be_there(caplog: pytest.LogCaptureFixture) -> None:
+    may_end, ended = threading.Event(), threading.Event()
+
+    class Slow(_Consumer):
+        def close(self) -> None:
+            assert may_end.wait(30)
+            ended.set()
+
+    Client(Slow([]), COOPERATIVE).close(deadline=0)  # type: ignore[arg-type]  # a consumer as far as it is used
+    assert "did not close within 0 s, and is still closing" in caplog.text
+    may_end.set()
+    assert ended.wait(30)

@@ -13,16 +13,16 @@ DRAWS = range(12)
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_one_of_the_surroundings_is_drawn_for_each_case(draw: int) -> None:
-    bads, ways = [object() for _ in range(4)], ["sink", "handler", "arrow"]
-    cases = [{"bad": bad, "way": way} for bad, way in product(bads, ways)]
-    chosen = [cases[n] for n in sorted(choose(cases, {"way"}, draw))]
+    bads, strategies = [object() for _ in range(4)], ["sink", "handler", "arrow"]
+    cases = [{"bad": bad, "strategy": strategy} for bad, strategy in product(bads, strategies)]
+    chosen = [cases[n] for n in sorted(choose(cases, {"strategy"}, draw))]
     assert [case["bad"] for case in chosen] == bads
-    assert {case["way"] for case in chosen} == set(ways), "they differ from case to case"
+    assert {case["strategy"] for case in chosen} == set(strategies), "they differ from case to case"
 
 
 def test_the_surroundings_differ_from_test_to_test() -> None:
-    cases = [{"way": way} for way in ("sink", "handler", "arrow")]
-    assert {n for draw in DRAWS for n in choose(cases, {"way"}, draw)} == {0, 1, 2}
+    cases = [{"strategy": strategy} for strategy in ("sink", "handler", "arrow")]
+    assert {n for draw in DRAWS for n in choose(cases, {"strategy"}, draw)} == {0, 1, 2}
 
 
 @pytest.mark.parametrize("draw", DRAWS)

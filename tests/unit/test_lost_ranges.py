@@ -23,6 +23,11 @@ def reset(start: int, to: int, at: int) -> Reset:
     return Reset(AT, start, to, moment(at))
 
 
+def taken_back(start: int, to: int, at: int) -> list[Reset]:
+    """A reset that rebuilt the tables has two rows."""
+    return [reset(start, to, at), Reset(AT, start, to, moment(at), takes_back=True)]
+
+
 def left(lost: list[Lost], resets: list[Reset], first: int = 0) -> list[Span]:
     found = list(not_applied(lost, resets, {AT: ID}, {AT: first}))
     assert all(at == AT for at, _ in found)
@@ -69,6 +74,14 @@ def test_resets_of_an_earlier_topic_say_nothing_of_this_one() -> None:
     """After the earlier topic was at 500, the new one begins at 0, and is reset from 20 to 80."""
     lost = [given_up(500, None, 3, "recreated", OTHER), given_up(20, 80, 6)]
     assert left(lost, [reset(900, 10, 1), reset(500, 0, 4), reset(20, 80, 7)]) == [(20, 80)]
+
+
+def test_what_was_taken_back_was_not_applied() -> None:
+    lost = [given_up(50, 100, 3)]
+    assert left(lost, [*taken_back(100, 50, 1), reset(50, 100, 4)]) == [(50, 100)]
+    assert left(lost, [*taken_back(100, 80, 1), reset(80, 50, 2), reset(50, 100, 4)]) == [(80, 100)]
+    assert left(lost, [*taken_back(100, 50, 1), reset(50, 100, 4), reset(120, 70, 5)]) == [(50, 70)]
+    assert left(lost, [reset(50, 100, 4), *taken_back(120, 70, 5)]) == [(50, 70)]
 
 
 def test_what_retention_has_taken_stays_lost_unless_it_was_put_back() -> None:

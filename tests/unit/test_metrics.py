@@ -196,7 +196,7 @@ def test_names_and_labels_follow_the_rules_of_prometheus() -> None:
 
 
 def test_an_observer_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no function that takes an event"):
+    with pytest.raises(ConfigError, match="not a function that takes an event"):
         worker().add_observer(7)  # type: ignore[arg-type]
 
 

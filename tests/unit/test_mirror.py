@@ -20,7 +20,7 @@ AT = Partition("orders", 0)
 BROKEN = SimpleNamespace(str=lambda: "broken")
 
 
-class Desk:
+class MirrorHarness:
     """A mirror between a ledger's claims and a Kafka that answers when the test says so."""
 
     def __init__(self, *, is_on: bool = True, before: Any = None) -> None:
@@ -67,115 +67,115 @@ class Desk:
 
 
 def test_what_has_moved_is_committed_and_seldom() -> None:
-    desk = Desk()
-    desk.later()
-    assert desk.sent == []
-    desk.at(10)
-    desk.later()
-    assert desk.sent == [{AT: Commit(10, 7, "seekpoint epoch=1")}]
-    desk.answered()
-    desk.at(20)
-    desk.later(EVERY / 2)
-    assert len(desk.sent) == 1
-    desk.later(EVERY / 2)
-    assert desk.sent[1:] == [{AT: Commit(20, 7, "seekpoint epoch=1")}]
-    desk.answered()
-    desk.later()
-    assert len(desk.sent) == 2, "it has not moved"
-    desk.at(4, epoch=2)
-    desk.later()
-    assert desk.sent[2:] == [{AT: Commit(4, 7, "seekpoint epoch=2")}], "a rewind, too"
-    desk.answered()
-    desk.later(AGAIN)
-    assert len(desk.sent) == 4, "Kafka deletes what is not committed again"
+    harness = MirrorHarness()
+    harness.later()
+    assert harness.sent == []
+    harness.at(10)
+    harness.later()
+    assert harness.sent == [{AT: Commit(10, 7, "seekpoint epoch=1")}]
+    harness.answered()
+    harness.at(20)
+    harness.later(EVERY / 2)
+    assert len(harness.sent) == 1
+    harness.later(EVERY / 2)
+    assert harness.sent[1:] == [{AT: Commit(20, 7, "seekpoint epoch=1")}]
+    harness.answered()
+    harness.later()
+    assert len(harness.sent) == 2, "it has not moved"
+    harness.at(4, epoch=2)
+    harness.later()
+    assert harness.sent[2:] == [{AT: Commit(4, 7, "seekpoint epoch=2")}], "a rewind, too"
+    harness.answered()
+    harness.later(AGAIN)
+    assert len(harness.sent) == 4, "Kafka deletes what is not committed again"
 
 
 def test_nothing_is_committed_while_an_answer_is_outstanding_and_a_failure_is_tried_again() -> None:
-    desk = Desk()
-    desk.at(10)
-    desk.later()
-    desk.at(11)
-    desk.later()
-    assert len(desk.sent) == 1
+    harness = MirrorHarness()
+    harness.at(10)
+    harness.later()
+    harness.at(11)
+    harness.later()
+    assert len(harness.sent) == 1
     for n in range(1, 3 * TRIES):
-        desk.answered(BROKEN)
-        desk.later()
-        assert desk.sent[n] == {AT: Commit(11, 7, "seekpoint epoch=1")}
-    failed = [event for event in desk.announced if isinstance(event, events.MirrorFailed)]
+        harness.answered(BROKEN)
+        harness.later()
+        assert harness.sent[n] == {AT: Commit(11, 7, "seekpoint epoch=1")}
+    failed = [event for event in harness.announced if isinstance(event, events.MirrorFailed)]
     assert failed == [events.MirrorFailed(error="broken")], "once"
 
 
 def test_commits_of_another_consumer_are_reported_before_they_are_replaced() -> None:
     other = Partition("orders", 1)
-    desk = Desk(before={AT: Commit(3), other: Commit.mirror(5, None, 1)})
-    desk.at(10)
-    desk.at(10, other)
-    desk.mirror.finish()
-    assert desk.sent == [], "it ended before it has asked"
-    desk.later()
-    assert desk.announced == [events.OtherCommits(commits={AT: 3})]
-    assert desk.sent == [desk.sent[0]]
-    assert desk.sent[0].keys() == {AT, other}
-    desk.answered()
-    desk.later()
-    desk.later()
-    assert len(desk.announced) == 1
+    harness = MirrorHarness(before={AT: Commit(3), other: Commit.mirror(5, None, 1)})
+    harness.at(10)
+    harness.at(10, other)
+    harness.mirror.finish()
+    assert harness.sent == [], "it ended before it has asked"
+    harness.later()
+    assert harness.announced == [events.OtherCommits(commits={AT: 3})]
+    assert harness.sent == [harness.sent[0]]
+    assert harness.sent[0].keys() == {AT, other}
+    harness.answered()
+    harness.later()
+    harness.later()
+    assert len(harness.announced) == 1
 
 
 def test_commits_are_not_replaced_before_kafka_has_answered_which_there_are() -> None:
-    desk = Desk(before={AT: Commit(3)})
-    desk.is_slow = True
-    desk.at(10)
+    harness = MirrorHarness(before={AT: Commit(3)})
+    harness.is_slow = True
+    harness.at(10)
     for _ in range(2 * TRIES):
-        desk.later()
-    assert desk.sent == []
-    assert desk.asked == 2 * TRIES
-    said = "no answer about the group's commits: none is replaced before"
-    assert desk.announced == [events.MirrorFailed(error=said)]
-    desk.is_slow = False
-    desk.later()
-    assert desk.announced[1:] == [events.OtherCommits(commits={AT: 3})]
-    assert [sent.keys() for sent in desk.sent] == [{AT}]
+        harness.later()
+    assert harness.sent == []
+    assert harness.asked == 2 * TRIES
+    said = "Kafka has not answered which offsets the group has committed: none is replaced until it has"
+    assert harness.announced == [events.MirrorFailed(error=said)]
+    harness.is_slow = False
+    harness.later()
+    assert harness.announced[1:] == [events.OtherCommits(commits={AT: 3})]
+    assert [sent.keys() for sent in harness.sent] == [{AT}]
 
 
 def test_the_worker_does_not_wait_for_the_answer() -> None:
     answered = threading.Event()
-    desk = Desk()
-    desk.mirror._client.committed = lambda *_: {} if answered.wait(10) else None  # type: ignore[method-assign]
-    desk.at(10)
+    harness = MirrorHarness()
+    harness.mirror._client.committed = lambda *_: {} if answered.wait(10) else None  # type: ignore[method-assign]
+    harness.at(10)
     for _ in range(3):
-        desk.now += EVERY
-        desk.mirror.maintain(desk.now)
-    assert desk.sent == []
-    question = desk.mirror._question
+        harness.now += EVERY
+        harness.mirror.maintain(harness.now)
+    assert harness.sent == []
+    question = harness.mirror._question
     assert question is not None
     answered.set()
     assert question.is_over.wait(10)
-    desk.mirror.maintain(desk.now)
-    assert [sent.keys() for sent in desk.sent] == [{AT}]
+    harness.mirror.maintain(harness.now)
+    assert [sent.keys() for sent in harness.sent] == [{AT}]
 
 
 def test_a_worker_without_a_mirror_warns_and_commits_nothing() -> None:
-    desk = Desk(is_on=False, before={AT: Commit(3, None, "")})
-    desk.at(10)
+    harness = MirrorHarness(is_on=False, before={AT: Commit(3, None, "")})
+    harness.at(10)
     for _ in range(5):
-        desk.later()
-    desk.mirror.finish()
-    assert desk.announced == [events.OtherCommits(commits={AT: 3})]
-    assert desk.sent == []
+        harness.later()
+    harness.mirror.finish()
+    assert harness.announced == [events.OtherCommits(commits={AT: 3})]
+    assert harness.sent == []
 
 
 def test_an_error_of_the_client_ends_no_worker() -> None:
     def broken(commits: Any) -> None:
         raise TypeError("a client of another kind")
 
-    desk = Desk()
-    desk.mirror._client.commit = broken  # type: ignore[method-assign]
-    desk.at(10)
+    harness = MirrorHarness()
+    harness.mirror._client.commit = broken  # type: ignore[method-assign]
+    harness.at(10)
     for _ in range(3 * TRIES):
-        desk.later()
-    desk.mirror.finish()
-    assert desk.announced == [events.MirrorFailed(error="a client of another kind")]
+        harness.later()
+    harness.mirror.finish()
+    assert harness.announced == [events.MirrorFailed(error="a client of another kind")]
 
 
 def test_a_position_without_a_leader_epoch_is_a_commit_without_one() -> None:
@@ -188,54 +188,54 @@ def test_a_position_without_a_leader_epoch_is_a_commit_without_one() -> None:
 
 
 def test_what_was_not_committed_is_at_the_end() -> None:
-    desk = Desk()
-    desk.at(10)
-    desk.later()
-    desk.at(12)
-    desk.mirror.finish()
-    assert desk.sent[-1] == {AT: Commit(12, 7, "seekpoint epoch=1")}
+    harness = MirrorHarness()
+    harness.at(10)
+    harness.later()
+    harness.at(12)
+    harness.mirror.finish()
+    assert harness.sent[-1] == {AT: Commit(12, 7, "seekpoint epoch=1")}
 
 
 def test_the_end_waits_for_no_broker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk()
-    desk.at(10)
-    desk.later()
+    harness = MirrorHarness()
+    harness.at(10)
+    harness.later()
     monkeypatch.setattr("seekpoint.worker.mirror.LAST", 0.0)
-    desk.at(12)
-    assert not desk.mirror.finish()
-    assert len(desk.sent) == 1, "nothing more is sent while an answer is outstanding"
-    desk.answered()
+    harness.at(12)
+    assert not harness.mirror.finish()
+    assert len(harness.sent) == 1, "nothing more is sent while an answer is outstanding"
+    harness.answered()
     monkeypatch.setattr("seekpoint.worker.mirror.LAST", 10.0)
-    assert desk.mirror.finish()
+    assert harness.mirror.finish()
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_kafka_has_the_positions_once_it_answers_again(seed: int) -> None:
     """Positions move and are reset, partitions come and leave, commits fail: in the end Kafka has the ledger's."""
     print(f"seed {seed}")
-    dice, desk = random.Random(seed), Desk()
+    dice, harness = random.Random(seed), MirrorHarness()
     kafka: dict[Partition, Commit] = {}
     partitions = [Partition("orders", n) for n in range(3)]
     seen = 0
 
     def answer(fails: bool) -> None:
         nonlocal seen
-        if len(desk.sent) > seen:
+        if len(harness.sent) > seen:
             if not fails:
-                kafka.update(desk.sent[-1])
-            seen = len(desk.sent)
-            desk.answered(BROKEN if fails else None)
+                kafka.update(harness.sent[-1])
+            seen = len(harness.sent)
+            harness.answered(BROKEN if fails else None)
 
     for step in range(100):
         at = dice.choice(partitions)
         if dice.random() < 0.2:
-            desk.claims.pop(at, None)
+            harness.claims.pop(at, None)
         else:
-            desk.at(dice.randrange(100), at, epoch=step)
-        desk.later(dice.choice([0.0, 1.0, EVERY]))
+            harness.at(dice.randrange(100), at, epoch=step)
+        harness.later(dice.choice([0.0, 1.0, EVERY]))
         if dice.random() < 0.7:
             answer(fails=dice.random() < 0.5)
     for _ in range(4):
-        desk.later()
+        harness.later()
         answer(fails=False)
-    assert {p: kafka[p].offset for p in desk.claims} == {p: claim.next_offset for p, claim in desk.claims.items()}
+    assert {p: kafka[p].offset for p in harness.claims} == {p: claim.next_offset for p, claim in harness.claims.items()}

@@ -197,7 +197,7 @@ def set_aside(batch: OpenBatch, offset: int) -> None:
     batch.outcome.add_dead_letter(NewDeadLetter(record, Failure(Cause.POISON, "bad"), State.DEAD_LETTERED))
 
 
-def told(batch: OpenBatch) -> list[tuple[int, State]]:
+def dead_letters(batch: OpenBatch) -> list[tuple[int, State]]:
     applied = [r for records in batch.chunks() for r in records]
     assert not {r.offset for r in applied} & {aside.record.offset for aside in batch.outcome.dead_letters}
     return [(aside.record.offset, aside.state) for aside in batch.outcome.dead_letters]
@@ -209,16 +209,16 @@ def test_what_failed_after_a_stop_is_no_dead_letter() -> None:
     set_aside(batch, 1)
     set_aside(batch, 4)
     batch.outcome.end_at(stop(A, 3))
-    assert told(batch) == [(1, State.DEAD_LETTERED)]
+    assert dead_letters(batch) == [(1, State.DEAD_LETTERED)]
     assert batch.spans == (Span(A, 0, 3),)
 
 
 def test_each_attempt_holds_back_what_it_finds_dead_and_nothing_else() -> None:
     batch = keyed(b"k", b"other", b"k")
     batch.outcome.block_keys({(A, b"other"): -1, (A, b"k"): -1})
-    assert told(batch) == [(n, State.BLOCKED) for n in range(3)]
+    assert dead_letters(batch) == [(n, State.BLOCKED) for n in range(3)]
     batch.outcome.block_keys({(A, b"other"): -1})  # k's dead letter was replayed between the two attempts
-    assert told(batch) == [(1, State.BLOCKED)]
+    assert dead_letters(batch) == [(1, State.BLOCKED)]
 
 
 def test_a_key_is_blocked_by_the_first_of_the_records_that_failed() -> None:
@@ -229,7 +229,7 @@ def test_a_key_is_blocked_by_the_first_of_the_records_that_failed() -> None:
         batch.outcome.block_keys({})
         for offset in named:
             set_aside(batch, offset)
-        assert told(batch) == [(1, parked), (2, held), (3, parked), (4, held)]
+        assert dead_letters(batch) == [(1, parked), (2, held), (3, parked), (4, held)]
 
 
 def test_asking_whether_a_record_is_excluded_makes_no_dead_letter() -> None:
@@ -261,7 +261,9 @@ def test_a_dropped_partition_leaves_rows_and_offsets_alike() -> None:
     batch, _ = opened(chunk((A, 0, 2), (B, 0, 2)), chunk((B, 2, 3)))
     batch.outcome.end_at(stop(A, 1))
     batch.drop({A})
+    assert batch.buffer.records == 2
     assert offsets(batch.chunks()) == [("b", 0), ("b", 1), ("b", 2)]
+    assert batch.buffer.records == 3
     assert batch.spans == (Span(B, 0, 3),)
     assert batch.outcome.ends == {}
 
@@ -301,12 +303,12 @@ def test_a_missing_chunk_is_refused_and_what_comes_after_it_is_not_applied() -> 
 
 def test_chunks_of_two_claims_do_not_chain() -> None:
     other: Chunk[RawRecord] = Chunk([], {A: read_of(A, 2, 3, token=uuid4())})
-    with pytest.raises(Fenced, match="a/0"):
+    with pytest.raises(Fenced, match="a/0 was claimed again between the chunk up to 2 and the one from 2"):
         chain([chunk((A, 0, 2)), other])
 
 
 def test_only_what_settle_returned_chains() -> None:
-    with pytest.raises(ConfigError, match=r"pass on what accept_poll\(\) returned, not a list"):
+    with pytest.raises(ConfigError, match=r"pass the chunks that accept_poll\(\) returned, not a list"):
         chain([[]])  # type: ignore[list-item]
 
 

@@ -11,7 +11,7 @@ from seekpoint.cli import dev
 ADDRESS = "http://127.0.0.1:8484/"
 
 
-class Noted:
+class RecordingBrowser:
     """A browser that notes what it opens."""
 
     def __init__(self, opened: list[str]) -> None:
@@ -22,11 +22,11 @@ class Noted:
         return True
 
 
-class Desktop(Noted, webbrowser.BackgroundBrowser):
+class Desktop(RecordingBrowser, webbrowser.BackgroundBrowser):
     pass
 
 
-class Terminal(Noted, webbrowser.UnixBrowser):
+class Terminal(RecordingBrowser, webbrowser.UnixBrowser):
     background = False
 
 

@@ -4,27 +4,45 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Iterator
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from types import ModuleType
 from typing import Any, get_overloads
+from unittest.mock import patch
 
 import pytest
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from seekpoint import Append, Batch, Bytes, Json, Pipeline, StartAt, Text, Upsert
+from seekpoint import Append, Batch, Bytes, Json, Pipeline, StartAt, Text, Upsert, Worker
 from seekpoint.errors import ConfigError
+from seekpoint.jobs.batch.batch import BatchJob
+from seekpoint.jobs.reload.reload import Reload
 from seekpoint.pipeline.pipeline import _Options
 from seekpoint.pipeline.sink import RowRefused, Sink
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import Record
-from seekpoint.testing import raw
+from seekpoint.testing import process, raw
+from seekpoint.worker.import_by_name import load_pipeline
+from seekpoint.worker.replay.replay import DeadLetterReplay
 
 
 def handle(tx: Any, batch: Batch[Any, Any]) -> None:
     """A plain handler."""
 
 
+async def handle_with_client(tx: Any, batch: Batch[Any, Any], client: str) -> None:
+    """An async handler that uses resources."""
+
+
 async def handle_later(tx: Any, batch: Batch[Any, Any]) -> None:
-    """Would return a coroutine."""
+    """An async handler."""
+
+
+@asynccontextmanager
+async def clients() -> AsyncIterator[str]:
+    """Resources of an async handler."""
+    yield "client"
 
 
 def handle_lazily(tx: Any, batch: Batch[Any, Any]) -> Iterator[None]:
@@ -51,12 +69,6 @@ class Entry(Base):
     __tablename__ = "entries"
     __table_args__ = {"schema": "billing"}  # noqa: RUF012 -- as SQLAlchemy takes it
     id: Mapped[int] = mapped_column(primary_key=True)
-
-
-class Later:
-    """A callable object whose call is asynchronous."""
-
-    async def __call__(self, tx: Any, batch: Batch[Any, Any]) -> None: ...
 
 
 class Poster:
@@ -143,6 +155,26 @@ def test_append_is_a_sink() -> None:
 # -- what it refuses ----------------------------------------------------------------------------------------
 
 SINK = Append("t", columns=["x"])
+URL = "postgresql+psycopg://localhost/none"
+BROKERS = {"bootstrap.servers": "localhost:1"}
+
+
+def load_by_name(pipeline: Pipeline) -> Pipeline:
+    module = ModuleType("declared_here")
+    vars(module)["made"] = pipeline
+    with patch.dict(sys.modules, {"declared_here": module}):
+        return load_pipeline("declared_here:made")
+
+
+TAKERS: dict[str, Callable[[Pipeline], object]] = {
+    "worker": lambda pipeline: Worker(pipeline, engine=URL, kafka=BROKERS),
+    "command": load_by_name,
+    "reload": lambda pipeline: Reload([pipeline], URL, BROKERS),
+    "batch": lambda pipeline: BatchJob(pipeline, URL, BROKERS),
+    "replay": lambda pipeline: DeadLetterReplay(pipeline, URL),
+    "test kit": lambda pipeline: process(pipeline, URL, []),
+}
+"""None of them needs a server for that."""
 
 
 @pytest.mark.parametrize(
@@ -165,15 +197,26 @@ SINK = Append("t", columns=["x"])
         ({"topics": {"a": Bytes()}}, r"either in topics=\{name: codec\} or as value=, not both"),
         ({"value": None}, r"value= is missing: e\.g\. value=Json\(Order\), or value=Bytes\(\) to keep the bytes"),
         ({"value": "json"}, r"a codec must be callable or have decode\(record\), got 'json'"),
-        ({"value": Json}, r"Json is a class, and a codec a value: write Json\(\)"),
+        ({"value": Json}, r"Json is a class, and a codec must be an instance: Json\(\.\.\.\)"),
         ({"key": 5}, r"a codec must be callable or have decode\(record\), got 5"),
         ({"topics": {"a": Bytes(), "b": 5}, "value": None}, r"a codec must be callable"),
-        ({"handle": None}, r"Pipeline\('g', topics=\['orders'\]\) does nothing: give it sinks=\[\.\.\.\] or handle="),
-        ({"handle": handle_later}, r"the handler is an async function or a generator, and would never run; write a"),
-        ({"handle": functools.partial(handle_later)}, r"the handler is an async function"),
-        ({"handle": Later()}, r"the handler is an async function"),
-        ({"handle": handle_lazily}, r"the handler is an async function or a generator"),
-        ({"handle": handle_lazily_later}, r"the handler is an async function or a generator"),
+        ({"handle": handle_lazily}, r"the handler is a generator, and would never run; write a function"),
+        ({"handle": handle_lazily_later}, r"the handler is a generator"),
+        (
+            {"handle": handle_later, "resources": "client"},
+            r"resources= must be a function .*context manager .*got 'client'",
+        ),
+        ({"handle": handle_later, "resources": handle_lazily_later}, r"resources= must be a .*asynccontextmanager"),
+        ({"handle": handle_later, "resources": handle_later}, r"resources= must be a .*asynccontextmanager"),
+        ({"handle": handle_later, "resources": clients()}, r"resources= must be a .*asynccontextmanager"),
+        (
+            {"handle": handle_later, "resources": clients},
+            r"called as handle\(tx, batch, resources\): too many positional",
+        ),
+        (
+            {"resources": clients},
+            r"resources= are entered in the event loop of an async handler, but this handler is a plain",
+        ),
         ({"handle": "post"}, r"the handler must be a function handle\(tx, batch\), got 'post'"),
         ({"handle": lambda batch: None}, r"the handler is called as handle\(tx, batch\): too many positional"),
         (
@@ -188,18 +231,16 @@ SINK = Append("t", columns=["x"])
         ({"sinks": [Append("t", topics=["other"])]}, r"Append\('t'\) takes none of the pipeline's topics; correct its"),
         ({"sinks": [Append("t", topics=[])]}, r"Append\('t'\) takes none of the pipeline's topics"),
         (
-            {"handle": None, "topics": ["a", "b", "c"], "sinks": [Append("t", topics="b")]},
-            r"no sink takes a, c: its records would be read and thrown away",
-        ),
-        (
             {"handle": lambda batch, tx: None},
             r"called as handle\(tx, batch\), and its first parameter 'batch' is a batch: put the transaction's",
         ),
         ({"handle": handle_swapped}, r"its first parameter 'records' is a batch"),
         ({"writes": [5]}, r"writes=: name it 'table' or 'schema\.table', or give .* a mapped class, got 5"),
+        ({"writes": Entry}, r"writes=Entry: that is the class; write writes=\[Entry\]"),
+        ({"writes": 5}, r"writes= takes several: write writes=\[5\]"),
         ({"writes": "billing.entries"}, r"writes= takes several: write writes=\['billing\.entries'\]"),
-        ({"version": 0}, r"version must be a number, 1 or greater, got 0"),
-        ({"version": "2"}, r"version must be a number, 1 or greater, got '2'"),
+        ({"version": 0}, r"version must be a whole number, 1 or greater, got 0"),
+        ({"version": "2"}, r"version must be a whole number, 1 or greater, got '2'"),
         ({"start": "earliest"}, r"start must be a StartAt, e\.g\. StartAt\.earliest\(\), got 'earliest'"),
         ({"on_poison": "pass"}, r"on_poison must be one of 'stop', 'dead_letter', 'skip', got 'pass'"),
     ],
@@ -207,6 +248,44 @@ SINK = Append("t", columns=["x"])
 def test_a_declaration_that_contradicts_itself_says_what_to_write(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         declared(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, r"Pipeline\('g', topics=\['orders'\]\) does nothing: give it sinks=\[\.\.\.\] or handle="),
+        ({"resources": clients, "sinks": [SINK]}, r"resources= are for an async handler, but it has none"),
+        (
+            {"topics": ["a", "b", "c"], "sinks": [Append("t", topics="b")]},
+            r"no sink takes records of a, c, which would be read and dropped: add a sink",
+        ),
+    ],
+)
+def test_whatever_takes_a_pipeline_refuses_one_that_leaves_records_undone(options: dict[str, Any], said: str) -> None:
+    declared_so_far = declared(handle=None, **options)
+    for take in TAKERS.values():
+        with pytest.raises(ConfigError, match=said):
+            take(declared_so_far)
+
+
+def test_a_handler_is_set_by_a_decorator() -> None:
+    pipeline = declared(handle=None)
+    assert pipeline.handler(handle) is handle
+    assert pipeline.handle is handle
+    with pytest.raises(ConfigError, match=r"has the handler \S+\.handle already, and a pipeline has only one"):
+        pipeline.handler(handle_later)
+    short: Any = len
+    with pytest.raises(ConfigError, match=r"the handler is called as handle\(tx, batch\): too many"):
+        declared(handle=None).handler(short)
+    assert declared(handle=None, resources=clients).handler(handle_with_client) is handle_with_client
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+def test_no_handler_is_set_once_a_pipeline_is_in_use(taker: str) -> None:
+    pipeline = declared(handle=None, sinks=[SINK])
+    TAKERS[taker](pipeline)
+    with pytest.raises(ConfigError, match=r"is in use already, by a worker, a job or a command: decorate its handler"):
+        pipeline.handler(handle)
 
 
 def test_tables_are_named_by_what_is_mapped_to_them() -> None:
@@ -233,7 +312,7 @@ def test_a_handler_takes_what_no_sink_takes() -> None:
         (("t",), {"row": lambda r: r, "rows": lambda r: [r]}, r"give row= or rows=, not both"),
         (("t",), {"columns": "id"}, r"columns must be a sequence of names, got 'id'"),
         (("t",), {"columns": []}, r"columns must be a sequence of names, got \[\]"),
-        (("t",), {"columns": ["a", "b", "a"]}, r"columns= names one twice: a, b, a"),
+        (("t",), {"columns": ["a", "b", "a"]}, r"columns= names a column twice: a, b, a"),
     ],
 )
 def test_a_sink_that_contradicts_itself_says_what_to_write(arguments: Any, options: dict[str, Any], said: str) -> None:

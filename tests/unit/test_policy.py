@@ -43,7 +43,7 @@ def test_a_limit_is_a_finite_number_greater_than_zero(limit: tuple[str, Any]) ->
     must = "a whole number, 1 or greater" if whole else "a finite number of seconds greater than 0"
     must += ", or None for no limit" if name == "start_wait" else ""
     must = "from 1 to 120, or 0 for never" if name == "sample_positions" else must
-    assert str(caught.value) == f"Limits({name}={value!r}): must be {must}"
+    assert str(caught.value) == f"Limits({name}={value!r}): must be {must} [SP1001]"
 
 
 def test_a_share_of_a_record_is_no_limit() -> None:
@@ -74,8 +74,8 @@ def test_start_at_is_a_value() -> None:
     assert StartAt.earliest() == StartAt.earliest() != StartAt.latest()
     assert StartAt.committed().kind == "committed"
     at = datetime(2026, 8, 1, tzinfo=UTC)
-    assert StartAt.time(at).at == at
-    assert StartAt.offsets({("b", 1): 5, ("a", 0): 0}).given == ((Partition("a", 0), 0), (Partition("b", 1), 5))
+    assert StartAt.time(at).moment == at
+    assert StartAt.offsets({("b", 1): 5, ("a", 0): 0}).positions == ((Partition("a", 0), 0), (Partition("b", 1), 5))
 
 
 def test_a_start_time_must_be_aware() -> None:
@@ -89,6 +89,8 @@ def test_a_start_time_must_be_aware() -> None:
         ({("orders", 0): -1}, "offsets must be 0 or greater, got orders/0: -1"),
         ({"orders": 5}, r"give \{\(topic, partition\): offset\}, got \{'orders': 5\}"),
         ({("orders", 0): "earliest"}, r"give \{\(topic, partition\): offset\}"),
+        ({("orders", 0): 3.7}, r"give \{\(topic, partition\): offset\}"),
+        ({("orders", 0.0): 3}, r"give \{\(topic, partition\): offset\}"),
         ({("orders",): 5}, r"give \{\(topic, partition\): offset\}"),
         ([("orders", 0, 5)], r"give \{\(topic, partition\): offset\}"),
     ],

@@ -31,7 +31,9 @@ def test_the_first_separator_ends_the_key() -> None:
 def test_a_line_without_a_separator_is_named() -> None:
     read = read_values(lines("a:1\nb\nc:2\n"), "orders.txt", ":")
     assert next(read).key == b"a"
-    with pytest.raises(ConfigError, match=r"^orders.txt, line 2: there is no ':' between a key and a value$"):
+    with pytest.raises(
+        ConfigError, match=r"^orders.txt, line 2: there is no ':' between a key and a value \[SP1001\]$"
+    ):
         next(read)
 
 
@@ -72,4 +74,4 @@ def test_a_line_that_is_no_such_object_is_named(line: str, reason: str) -> None:
         list(read_objects(lines(f'{{"value": 1}}\n{line}\n'), "stdin"))
     said = str(raised.value)
     assert said.startswith(f"stdin, line 2: {reason}")
-    assert said.endswith('; expected {"key": "ada", "value": {"id": 1}, "headers": {"source": "web"}}')
+    assert said.endswith('; expected {"key": "ada", "value": {"id": 1}, "headers": {"source": "web"}} [SP1001]')

@@ -16,7 +16,7 @@ LOADING = KafkaException(KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS))
 REFUSED = KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
 
 
-class Asked:
+class AnsweredRequest:
     """Gives these results, one to each time the question is sent, and notes by which client, and for how long."""
 
     def __init__(self, *results: str | Exception) -> None:
@@ -50,7 +50,7 @@ def asked_by() -> Callable[[], Questions]:
 
 
 def test_a_client_that_was_answered_before_is_replaced_when_it_is_not(asked_by: Callable[[], Questions]) -> None:
-    known, asked = asked_by(), Asked(NO_ANSWER, "value")
+    known, asked = asked_by(), AnsweredRequest(NO_ANSWER, "value")
     first = known.client
     assert known.ask(asked, 10.0).answer() == "value"
     assert asked.clients == [first, known.client]
@@ -60,7 +60,7 @@ def test_a_client_that_was_answered_before_is_replaced_when_it_is_not(asked_by: 
 
 
 def test_a_client_that_was_never_answered_has_the_whole_time(asked_by: Callable[[], Questions]) -> None:
-    new, asked = asked_by(), Asked("value")
+    new, asked = asked_by(), AnsweredRequest("value")
     new.client.is_connected = False
     assert new.ask(asked, 10.0).answer() == "value"
     assert asked.timeouts == [10.0]
@@ -68,14 +68,14 @@ def test_a_client_that_was_never_answered_has_the_whole_time(asked_by: Callable[
 
 
 def test_a_question_without_an_answer_fails_when_its_time_is_over(asked_by: Callable[[], Questions]) -> None:
-    known, asked = asked_by(), Asked(*[NO_ANSWER] * 3)
+    known, asked = asked_by(), AnsweredRequest(*[NO_ANSWER] * 3)
     with pytest.raises(KafkaException):
         known.ask(asked, 0.0).answer()
     assert len(asked.clients) == 1
 
 
 def test_a_coordinator_that_loads_is_asked_again_by_the_same_client(asked_by: Callable[[], Questions]) -> None:
-    known, asked = asked_by(), Asked(LOADING, LOADING, "value")
+    known, asked = asked_by(), AnsweredRequest(LOADING, LOADING, "value")
     assert known.ask(asked, 10.0).answer() == "value"
     assert asked.clients == [known.client] * 3
 
@@ -83,13 +83,13 @@ def test_a_coordinator_that_loads_is_asked_again_by_the_same_client(asked_by: Ca
 def test_a_coordinator_that_loads_for_too_long_is_reported(asked_by: Callable[[], Questions]) -> None:
     began = monotonic()
     with pytest.raises(KafkaException) as raised:
-        asked_by().ask(Asked(*[LOADING] * 100), 0.5).answer()
+        asked_by().ask(AnsweredRequest(*[LOADING] * 100), 0.5).answer()
     assert raised.value.args[0].code() == KafkaError.COORDINATOR_LOAD_IN_PROGRESS
     assert monotonic() - began >= 0.5
 
 
 def test_what_a_broker_refuses_is_raised_at_once(asked_by: Callable[[], Questions]) -> None:
-    known, asked = asked_by(), Asked(REFUSED)
+    known, asked = asked_by(), AnsweredRequest(REFUSED)
     first = known.client
     with pytest.raises(KafkaException) as raised:
         known.ask(asked, 10.0).answer()

@@ -90,7 +90,7 @@ def test_what_another_batch_left_counts_towards_the_bytes_that_may_be_read_ahead
 
 
 @dataclass
-class Kept:
+class KeptRecords:
     """What an assignment keeps."""
 
     records: int = 0
@@ -102,10 +102,10 @@ class Kept:
 
 
 @dataclass
-class Ahead:
+class FakeAssignment:
     """An assignment whose client has more at each read; ``reads`` counts them."""
 
-    kept: Kept = field(default_factory=Kept)
+    kept: KeptRecords = field(default_factory=KeptRecords)
     has_revoked: bool = False
     scheduler: Any = None
     reads: int = 0
@@ -132,7 +132,7 @@ class Ahead:
         return self.kept.first
 
 
-def ahead(assignment: Ahead, stopping: threading.Event, pipeline: Any = None) -> Reader:
+def full_reader(assignment: FakeAssignment, stopping: threading.Event, pipeline: Any = None) -> Reader:
     """A reader whose client's last answer was full."""
     limits = Limits(batch_records=1000, batch_bytes=1000)
     made = Reader(pipeline, limits, cast("Any", assignment), Announcer([]), Stopwatch(), is_ending=stopping.is_set)
@@ -141,27 +141,27 @@ def ahead(assignment: Ahead, stopping: threading.Event, pipeline: Any = None) ->
     return made
 
 
-def revoke(assignment: Ahead, stopping: threading.Event) -> None:
+def revoke(assignment: FakeAssignment, stopping: threading.Event) -> None:
     assignment.has_revoked = True
 
 
-def fill(assignment: Ahead, stopping: threading.Event) -> None:
+def fill(assignment: FakeAssignment, stopping: threading.Event) -> None:
     assignment.kept.bytes = 1000
 
 
-def fail(assignment: Ahead, stopping: threading.Event) -> None:
+def fail(assignment: FakeAssignment, stopping: threading.Event) -> None:
     assignment.scheduler = Scheduler()
 
 
-def end(assignment: Ahead, stopping: threading.Event) -> None:
+def end(assignment: FakeAssignment, stopping: threading.Event) -> None:
     stopping.set()
 
 
 @pytest.mark.parametrize("happens", [revoke, end, fill, fail], ids=["revoked", "ending", "bytes", "a backlog"])
-def test_nothing_is_read_ahead(happens: Callable[[Ahead, threading.Event], None]) -> None:
+def test_nothing_is_read_ahead(happens: Callable[[FakeAssignment, threading.Event], None]) -> None:
     """After a revocation (I2), at the end, past ``Limits.batch_bytes``, or while a backlog exists."""
-    assignment, stopping = Ahead(), threading.Event()
-    made = ahead(assignment, stopping)
+    assignment, stopping = FakeAssignment(), threading.Event()
+    made = full_reader(assignment, stopping)
     made.read_ahead()
     assert assignment.reads == 2, "it is read ahead before"
     happens(assignment, stopping)
@@ -171,8 +171,8 @@ def test_nothing_is_read_ahead(happens: Callable[[Ahead, threading.Event], None]
 
 def test_a_kept_chunk_that_is_larger_than_the_room_closes_the_batch() -> None:
     """``Limits.batch_records`` is exact."""
-    assignment = Ahead()
-    made = ahead(assignment, threading.Event())
+    assignment = FakeAssignment()
+    made = full_reader(assignment, threading.Event())
     held = frozenset([Partition("t", 0)])
     reads: Any = dict.fromkeys(held)
     assignment.kept.first = Chunk(list(range(5)), reads)
@@ -183,8 +183,8 @@ def test_a_kept_chunk_that_is_larger_than_the_room_closes_the_batch() -> None:
 @pytest.mark.parametrize(("most", "asked"), [(1, True), (49, True), (50, False)])
 def test_between_small_batches_the_client_is_asked_though_records_are_kept(most: int, asked: bool) -> None:
     """Rebalances run when it is: fifty transactions of a slow handler would delay them fiftyfold."""
-    assignment = Ahead()
-    made = ahead(assignment, threading.Event())
+    assignment = FakeAssignment()
+    made = full_reader(assignment, threading.Event())
     assignment.kept.first = Chunk(list(range(60)), {})
     assert made.read(most, 0.2) is assignment.kept.first
     assert (assignment.reads == 2) is asked
@@ -204,9 +204,9 @@ def test_an_exit_while_rows_are_made_ahead_is_raised_by_the_next_read(monkeypatc
     with pytest.raises(SystemExit):
         writers.prepare(records)
     assert calls
-    assignment = Ahead()
+    assignment = FakeAssignment()
     kept: list[Chunk[Any]] = []
-    made = ahead(assignment, threading.Event(), writers)
+    made = full_reader(assignment, threading.Event(), writers)
     monkeypatch.setattr(made, "_readable", lambda new: Chunk(records, {}))
     monkeypatch.setattr(assignment, "keep", kept.append, raising=False)
     assert not made.read_ahead()

@@ -1,4 +1,4 @@
-"""Avro and Protobuf in a registry's wire format: values, frames, evolution, and whose fault it is when it fails."""
+"""Avro, JSON Schema and Protobuf in a registry's wire format: values, frames, evolution, whose fault an error is."""
 
 from __future__ import annotations
 
@@ -9,20 +9,28 @@ import struct
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from functools import partial
 from typing import Any, TypedDict
 from uuid import UUID
 
 import msgspec
 import pytest
-from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, header_schema_id_serializer
+from confluent_kafka.schema_registry import (
+    RuleSet,
+    Schema,
+    SchemaReference,
+    SchemaRegistryClient,
+    header_schema_id_serializer,
+)
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.schema_registry.error import SchemaRegistryError
+from confluent_kafka.schema_registry.json_schema import JSONSerializer
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
 
 from seekpoint import Append, Bytes, Pipeline
 from seekpoint.codecs import key_decoder, value_decoder
-from seekpoint.codecs.registry import Avro, Protobuf
+from seekpoint.codecs.registry import Avro, JsonSchema, Protobuf
 from seekpoint.errors import CodecUnavailable, ConfigError, Poison
 from seekpoint.testing import raw
 from support.schema_registry import SchemaRegistry, message_class, shop
@@ -92,6 +100,7 @@ class Typed(TypedDict):
 
 SMALL = json.dumps({"type": "record", "name": "Small", "fields": [{"name": "id", "type": "long"}]})
 SHOP = shop()
+FRAMED = b"\x00\x00\x00\x00\x01\x0a\x0a"
 
 
 @pytest.fixture
@@ -187,6 +196,110 @@ def test_what_cannot_be_resolved_is_the_records_fault(client: SchemaRegistryClie
     assert not isinstance(caught.value, CodecUnavailable | ConfigError)
 
 
+# -- JSON Schema --------------------------------------------------------------------------------------------
+
+
+LINE = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "title": "Line",
+    "type": "object",
+    "properties": {"cents": {"type": "integer", "minimum": 0}},
+    "required": ["cents"],
+}
+CART: dict[str, Any] = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "title": "Cart",
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer"},
+        "rate": {"type": "number"},
+        "lines": {"type": "array", "items": {"$ref": "line.json"}},
+    },
+    "required": ["id"],
+}
+
+
+class Cart(msgspec.Struct):
+    id: int
+    rate: Decimal = Decimal(0)
+    lines: list[dict[str, int]] = []
+
+
+@pytest.fixture
+def cart(client: SchemaRegistryClient) -> Schema:
+    """A schema that refers to another one."""
+    client.register_schema("line", Schema(json.dumps(LINE), "JSON"))
+    return Schema(json.dumps(CART), "JSON", [SchemaReference("line.json", "line", 1)])
+
+
+def framed(client: SchemaRegistryClient, schema: Schema, body: bytes) -> bytes:
+    """These bytes as a producer sends them that has not checked them."""
+    return b"\0" + client.register_schema("t-value", schema).to_bytes(4, "big") + body
+
+
+def test_json_is_checked_by_its_schema_and_keeps_the_digits(client: SchemaRegistryClient, cart: Schema) -> None:
+    body = b'{"id": 12345678901234567890123, "rate": 0.12345678901234567890, "lines": [{"cents": 5}]}'
+    typed = JsonSchema(Cart, registry=lambda: client).decode(raw(framed(client, cart, body)))
+    assert typed == Cart(12345678901234567890123, Decimal("0.12345678901234567890"), [{"cents": 5}])
+    plain = JsonSchema(registry=lambda: client).decode(raw(framed(client, cart, body)))
+    assert (plain["id"], plain["rate"].text) == (12345678901234567890123, "0.12345678901234567890")
+
+
+@pytest.mark.parametrize("kind", [None, Cart])
+def test_json_that_does_not_fit_its_schema_says_where(client: SchemaRegistryClient, cart: Schema, kind: Any) -> None:
+    data = framed(client, cart, b'{"id": 1, "lines": [{"cents": 1}, {"cents": -5}]}')
+    with pytest.raises(ValueError, match=r"-5 is less than the minimum of 0 - at `\$\.lines\[1\]\.cents`"):
+        JsonSchema(kind, registry=lambda: client).decode(raw(data))
+    unchecked = JsonSchema(kind, registry=lambda: client, options={"validate": False})
+    first, again = unchecked.decode(raw(data)), unchecked.decode(raw(data))  # which may be another way
+    assert msgspec.to_builtins(first)["lines"][1] == {"cents": -5}
+    assert first == again
+
+
+def test_json_as_confluents_serializer_writes_it(client: SchemaRegistryClient) -> None:
+    serialize = JSONSerializer(json.dumps(LINE), client)
+    assert JsonSchema(dict[str, int], registry=lambda: client).decode(raw(serialize({"cents": 5}, context()))) == {
+        "cents": 5
+    }
+
+
+def test_json_is_checked_by_the_readers_schema_where_one_is_given(client: SchemaRegistryClient, cart: Schema) -> None:
+    strict = json.dumps({**LINE, "required": ["id", "note"]})
+    codec = JsonSchema(registry=lambda: client, schema=strict)
+    with pytest.raises(ValueError, match=r"'note' is a required property - at `\$`"):
+        codec.decode(raw(framed(client, cart, b'{"id": 1}')))
+
+
+def test_a_json_schema_of_the_codec_that_is_none_is_no_records_fault() -> None:
+    codec = JsonSchema(registry="http://r", schema='{"type": "objct"}')
+    with pytest.raises(ConfigError, match=r"schema= is not a JSON Schema: 'objct' is not valid under any"):
+        codec.decode(raw(b"\0\0\0\0\1{}"))
+
+
+@pytest.mark.parametrize(
+    ("data", "wrong"),
+    [
+        (b'{"id": 1}', SerializationError),  # not framed
+        (b"\0\0\0\3\xe7{}", LookupError),  # a schema that the registry does not know
+    ],
+)
+def test_bytes_that_no_registrys_serializer_wrote_are_poison(
+    client: SchemaRegistryClient, data: bytes, wrong: type[Exception]
+) -> None:
+    with pytest.raises(wrong):
+        JsonSchema(Cart, registry=lambda: client).decode(raw(data))
+
+
+def test_rules_and_migrations_make_dicts_and_no_types(client: SchemaRegistryClient) -> None:
+    ruled = Schema(json.dumps(LINE), "JSON", rule_set=RuleSet(migration_rules=[], domain_rules=[]))
+    data = framed(client, ruled, b'{"cents": 5}')
+    assert JsonSchema(registry=lambda: client).decode(raw(data)) == {"cents": 5}
+    with pytest.raises(ConfigError, match=r"schema \d+ has rules, .*leave the type out"):
+        JsonSchema(Cart, registry=lambda: client).decode(raw(data))
+    with pytest.raises(ConfigError, match=r"'use.latest.version'.*leave the type out"):
+        JsonSchema(Cart, registry="http://r", options={"use.latest.version": True})
+
+
 # -- Protobuf -----------------------------------------------------------------------------------------------
 
 
@@ -275,7 +388,7 @@ def test_well_known_messages_are_pythons_own_types() -> None:
 def test_a_message_of_another_name_is_not_read_as_this_one(client: SchemaRegistryClient) -> None:
     """Its bytes could be: a payment's id would become an order's."""
     data = protobuf(client, SHOP["Payment"](id=5))
-    with pytest.raises(ValueError, match=r"the record is a shop\.Payment, and the codec reads shop\.Order"):
+    with pytest.raises(ValueError, match=r"the record is a shop\.Payment, but the codec reads shop\.Order"):
         Protobuf(SHOP["Order"], registry=lambda: client).decode(raw(data))
     assert Protobuf(SHOP["Payment"], registry=lambda: client).decode(raw(data)) == SHOP["Payment"](id=5)
     assert Protobuf(SHOP["Order"], registry=None).decode(raw(data)) == SHOP["Order"](id=5), "nobody was asked"
@@ -296,7 +409,7 @@ def test_a_message_of_the_same_simple_name_is_not_read_as_this_one(
     data = protobuf(client, message_class(written)(id=5))
     codec: Any = Protobuf(message_class(read), registry=lambda: client, type=dict)
     for _ in range(2):
-        with pytest.raises(ValueError, match=f"the record is a {written}, and the codec reads {read}"):
+        with pytest.raises(ValueError, match=f"the record is a {written}, but the codec reads {read}"):
             codec.decode(raw(data))
     same: Any = Protobuf(message_class(written), registry=lambda: client, type=dict)
     assert same.decode(raw(data)) == {"id": 5}
@@ -323,7 +436,7 @@ def test_a_null_value_is_poison_unless_declared_and_asks_no_registry() -> None:
             codec.decode(raw(None))
     for codec in codecs(tombstones=True):
         assert codec.decode(raw(None)) is None
-        assert codec._made is None
+        assert codec._decoder is None
 
 
 # -- the record's fault -------------------------------------------------------------------------------------
@@ -338,6 +451,18 @@ def test_what_is_not_in_the_wire_format_is_the_records_fault(codec: Any, data: b
         codec.decode(raw(data))
 
 
+@pytest.mark.parametrize(
+    ("data", "size"),
+    [(b"", "0 bytes"), (b"\x00", "1 byte"), (b"\x00" * 3, "3 bytes"), (FRAMED[:5], "5 bytes"), (b"\x01abc", "4 bytes")],
+)
+@pytest.mark.parametrize("codec", [*codecs(), JsonSchema(registry="mock://")], ids=repr)
+def test_a_value_or_key_too_short_for_the_wire_format_says_so(codec: Any, data: bytes, size: str) -> None:
+    with pytest.raises(ValueError, match=f"the value has {size}, too few for a schema registry's wire format"):
+        codec.decode(raw(data))
+    with pytest.raises(ValueError, match=f"the key has {size}, too few"):
+        codec.decode_key(raw(b"", key=data))
+
+
 @pytest.mark.parametrize("header", [b"", b"\x01", b"\x01" + bytes(15), b"\x00\x00", b"\x05" + bytes(20)])
 def test_a_header_that_holds_no_id_is_the_records_fault(header: bytes) -> None:
     with pytest.raises(ValueError, match="the header __value_schema_id holds no schema id"):
@@ -349,9 +474,29 @@ def test_a_schema_that_the_registry_does_not_know_is_the_records_fault(registry:
         with pytest.raises(LookupError, match=r"schema 77 is not in the registry at 'http://127.*Schema not found"):
             codec.decode(raw(b"\x00" + struct.pack(">I", 77) + b"\x00\x0a\x0a"))
     asked = len(registry.asked)
-    with pytest.raises(LookupError, match="4294967295 is no schema id"):
+    with pytest.raises(LookupError, match="4294967295 is not a schema id"):
         Avro(registry=quick(registry)).decode(raw(b"\x00\xff\xff\xff\xff\x0a\x0a"))
     assert len(registry.asked) == asked, "a registry would say that there is no such page"
+
+
+@pytest.mark.parametrize(
+    ("codec", "kind", "written", "right"),
+    [
+        (JsonSchema, "JSON", "AVRO", "Avro"),
+        (Avro, "AVRO", "JSON", "JsonSchema"),
+        (Avro, "AVRO", "PROTOBUF", "Protobuf"),
+        (partial(Protobuf, SHOP["Order"]), "PROTOBUF", "JSON", "JsonSchema"),
+    ],
+)
+def test_a_record_of_another_format_is_not_read_as_this_one(
+    client: SchemaRegistryClient, codec: Any, kind: str, written: str, right: str
+) -> None:
+    schemas = {"AVRO": '"string"', "JSON": "{}", "PROTOBUF": 'syntax = "proto3"; message Order {}'}
+    number = client.register_schema("orders-value", Schema(schemas[written], written))
+    record = raw(b"\x00" + struct.pack(">I", number) + b"\x00")
+    expected = f"schema {number} is {written}, but this codec reads {kind}: decode its topic with {right}"
+    with pytest.raises(LookupError, match=expected):
+        codec(registry=lambda: client).decode(record)
 
 
 @pytest.mark.parametrize("rest", [b"", b"\xff", b"\xff" * 20])
@@ -363,8 +508,6 @@ def test_a_payload_that_ends_early_or_never_is_the_records_fault(client: SchemaR
 
 
 # -- no record's fault --------------------------------------------------------------------------------------
-
-FRAMED = b"\x00\x00\x00\x00\x01\x0a\x0a"
 
 
 @pytest.mark.parametrize(
@@ -411,7 +554,7 @@ def test_silence_and_refused_connections_blame_no_record(registry: SchemaRegistr
 
 def test_refused_credentials_are_a_mistake_in_the_configuration(registry: SchemaRegistry) -> None:
     registry.answer = 401, b'{"error_code": 401, "message": "Unauthorized"}'
-    with pytest.raises(ConfigError, match="refuses our credentials: Unauthorized"):
+    with pytest.raises(ConfigError, match="refuses the credentials: Unauthorized"):
         Avro(registry=quick(registry)).decode(raw(FRAMED))
 
 
@@ -484,8 +627,8 @@ def test_credentials_are_in_no_error(registry: SchemaRegistry) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Avro(registry=None), "registry= is a URL"),  # type: ignore[call-overload]
-        (lambda: Avro(registry=5), "and no int"),  # type: ignore[call-overload]
+        (lambda: Avro(registry=None), "registry= takes a URL"),  # type: ignore[call-overload]
+        (lambda: Avro(registry=5), "got int"),  # type: ignore[call-overload]
         (lambda: Avro(registry={}), "begins with http://"),
         (lambda: Protobuf(Small, registry=None), "give the class that protoc generated"),
         (lambda: Avro(registry="mock://", options={"schema.id.deserializer": len}), "the codec sets this itself"),
@@ -497,7 +640,7 @@ def test_credentials_are_in_no_error(registry: SchemaRegistry) -> None:
         (lambda: Avro(registry="mock://", options={"x": 1}).decode(raw(FRAMED)), "Unrecognized properties: x"),
         (lambda: Avro(registry=lambda: {"url": "no"}).decode(raw(FRAMED)), "begins with http://"),
         (lambda: Avro(registry=lambda: os.environ["NO_SUCH"]).decode(raw(FRAMED)), "KeyError"),
-        (lambda: value_decoder(Avro), "Avro is a class, and a codec a value"),  # type: ignore[arg-type]
+        (lambda: value_decoder(Avro), "Avro is a class, and a codec must be an instance"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_said_as_a_mistake_in_the_declaration(make: Any, said: str) -> None:

@@ -68,7 +68,7 @@ def serialized(serialize: Callable[..., bytes | None], value: Any, subject: Seri
 
 def shortened(codec: Any) -> bool:
     """Whether the last frames of the codec are decoded the short way."""
-    frames = codec._made[1]
+    frames = codec._decoder[1]
     assert isinstance(frames, Frames)
     return bool(frames._short) and all(short is not None for short in frames._short.values())
 
@@ -193,7 +193,7 @@ def test_avro_of_any_schema_is_what_confluent_makes_of_it(client: SchemaRegistry
             cut = data[: chance.randrange(6, len(data) + 1)]  # may end early, or be whole
             long = AvroDeserializer(client, None, conf=dict(CONF))
             assert outcome(codec.decode, raw(cut, topic=f"t{n}")) == outcome(long, cut, subject)
-        short += codec._made is not None and shortened(codec)
+        short += codec._decoder is not None and shortened(codec)
     assert short > 100, "nearly all go the short way"
 
 
@@ -339,7 +339,7 @@ def test_frames_of_topics_keys_and_guids_are_kept_apart_and_asked_once(registry:
     assert shortened(codec)
     assert len(registry.asked) == 2
     assert codec.decode_key(raw(b"", topic="other", key=key)) == 7
-    assert len(codec._made[1]._short) == 3
+    assert len(codec._decoder[1]._short) == 3
 
 
 def test_an_id_with_different_schemas_under_different_subjects_is_asked_each_time() -> None:

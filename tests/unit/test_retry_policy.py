@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from seekpoint import DeadLetterLimits, OnPoison, Pipeline, Retry, Text
 from seekpoint.errors import ConfigError
+from seekpoint.worker.failure_policy import has_attempts_left
 
 
 def test_the_waits_double_up_to_the_ceiling() -> None:
@@ -50,6 +52,11 @@ def test_a_schedule_that_cannot_be_is_refused_by_its_name(wrong: dict[str, Any])
 def test_one_class_of_errors_needs_no_tuple() -> None:
     assert isinstance(TimeoutError(), Retry(on=TimeoutError).on)
     assert not isinstance(ValueError(), Retry(on=TimeoutError).on)
+
+
+@pytest.mark.parametrize(("on", "again"), [(Exception, True), ((TimeoutError,), True), (ValueError, False)])
+def test_a_cancelled_task_of_the_handlers_is_retried_like_a_timeout(on: Any, again: bool) -> None:
+    assert has_attempts_left(Retry(on=on), asyncio.CancelledError(), attempts=1) is again
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ INVARIANTS = {
     "I6": "tests/kafka/test_mirror.py::test_a_start_at_committed_offsets_refuses_a_mirrors",
 }
 SINKS = {
+    seekpoint.Accumulate: "tests/postgres/test_accumulate.py",
     seekpoint.Append: "tests/postgres/test_append.py",
     seekpoint.Upsert: "tests/postgres/test_upsert.py",
     AppendArrow: "tests/postgres/test_arrow.py",
@@ -45,6 +46,7 @@ COMMANDS = {
     "db table": "tests/kafka/test_cli.py::test_the_command_prints_the_table_and_what_it_lacks",
     "db upgrade": f"{SCHEMA}::test_upgrade_and_check",
     "dead-letters discard": f"{DEAD_LETTERS}::test_discard_is_a_dry_run_without_apply",
+    "dead-letters edit": f"{DEAD_LETTERS}::test_edit_is_a_dry_run_without_apply",
     "dead-letters export": f"{DEAD_LETTERS}::test_export_writes_json_lines",
     "dead-letters list": f"{DEAD_LETTERS}::test_list_shows_the_open_ones",
     "dead-letters purge": "tests/postgres/test_purge.py::test_closed_ones_are_purged_by_their_age",
@@ -78,6 +80,9 @@ COMMANDS = {
     "reload status": f"{CLI_RELOAD}::test_status_is_for_people_and_says_what_to_do",
     "reload sweep": f"{CLI_RELOAD}::test_sweep_ends_the_runs_of_drivers_that_are_gone",
     "run": "tests/kafka/test_process.py::test_probes_answer_while_the_worker_runs",
+    "spark reload": "tests/jobs/spark/test_cli_spark.py::test_tables_are_rebuilt_once_it_was_shown_what_would_be_done",
+    "spark run": "tests/jobs/spark/test_cli_spark.py::test_what_is_there_now_is_applied_and_the_command_ends",
+    "spark verify": "tests/jobs/spark/test_cli_spark.py::test_what_is_there_now_is_applied_and_the_command_ends",
     "status": "tests/kafka/test_cli.py",
     "topics accept": f"{LOSSES}::test_a_topic_that_was_created_again",
     "ui": "tests/web/test_serving.py::test_it_serves_until_the_block_ends",

@@ -92,7 +92,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(
     parent.children[0].code = 1
     parent.step()
     parent.step(0.6)
-    assert errors(caplog)[1:] == ["worker 1 cannot be started: no more processes; tried again in 1.0 s"]
+    assert errors(caplog)[1:] == ["worker 1 cannot be started: no more processes; next attempt in 1.0 s"]
     parent.refuses = False
     parent.step(1.1)
     assert len(parent.children) == 2

@@ -8,7 +8,7 @@ import pytest
 
 from seekpoint.jobs.spark.stager import packed
 from seekpoint.jobs.staging.stage import Task
-from seekpoint.kafka.first_records import first_records
+from seekpoint.kafka.first_records import first_bytes, first_records
 from seekpoint.kafka.ranges import LEAST, Range, split_ranges, task_size
 from seekpoint.records import Partition
 
@@ -81,3 +81,26 @@ def test_the_first_records_of_a_partition_with_holes_are_its_first_ranges() -> N
     two = Range(Partition("t", 0), UUID(int=1), 20, 40)
     assert first_records([one, two], 15) == [one, Range(Partition("t", 0), UUID(int=1), 20, 25)]
     assert first_records([one, two], 10) == [one]
+
+
+@pytest.mark.parametrize(
+    ("counts", "most", "admitted"),
+    [
+        ([10, 10], 200, [10, 10]),
+        ([10, 10], 100, [5, 5]),
+        ([3, 100], 200, [3, 17]),  # what the short one does not need goes to the other
+        ([50, 100], 9, [0, 1]),  # no share has room: one record
+        ([5], 49, [4]),
+    ],
+)
+def test_bytes_are_shared_by_partitions_and_one_record_always_goes(
+    counts: list[int], most: int, admitted: list[int]
+) -> None:
+    given = ranges(*counts)
+    first = {one.partition: one.end for one in first_bytes(given, {"t": 10.0}, most)}
+    assert [first.get(one.partition, 0) for one in given] == admitted
+
+
+def test_offsets_without_bytes_are_all_admitted() -> None:
+    """As of a log of which compaction has left nothing."""
+    assert first_bytes(ranges(7, 9), {"t": 0.0}, 1) == ranges(7, 9)

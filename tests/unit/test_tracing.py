@@ -32,7 +32,7 @@ def traceparent(number: int) -> Headers:
     return {"traceparent": f"00-{number:032x}-{number:016x}-01".encode()}
 
 
-class Reading:
+class FakeBatch:
     """A batch of which more is read while it is applied."""
 
     def __init__(self, headers: Iterable[Headers]) -> None:
@@ -65,9 +65,9 @@ def linked(span: ReadableSpan) -> list[int]:
 def test_each_producers_span_is_linked_once_also_of_records_that_come_later(
     spans: Tracing, exporter: InMemorySpanExporter
 ) -> None:
-    reading = Reading([traceparent(7), {}, {"traceparent": None}, traceparent(7)])
+    reading = FakeBatch([traceparent(7), {}, {"traceparent": None}, traceparent(7)])
     with spans.transaction(PIPELINE, reading.batch, 1):
-        reading.records += Reading([{"traceparent": b"\xff no"}, {**traceparent(8), "mine": b"\xff"}]).records
+        reading.records += FakeBatch([{"traceparent": b"\xff no"}, {**traceparent(8), "mine": b"\xff"}]).records
     (span,) = exporter.get_finished_spans()
     assert linked(span) == [7, 8]
     assert (span.name, span.kind, span.parent) == ("process a", trace.SpanKind.CONSUMER, None)
@@ -76,7 +76,7 @@ def test_each_producers_span_is_linked_once_also_of_records_that_come_later(
 def test_links_and_looks_are_limited(spans: Tracing, exporter: InMemorySpanExporter) -> None:
     none: Headers = {}
     for headers in ([*map(traceparent, range(1, LINKS + 9))], [none] * LOOKED_AT + [traceparent(1)]):
-        with spans.transaction(PIPELINE, Reading(headers).batch, 1):
+        with spans.transaction(PIPELINE, FakeBatch(headers).batch, 1):
             pass
     many, late = exporter.get_finished_spans()
     assert linked(many) == [*range(1, LINKS + 1)]
@@ -90,7 +90,7 @@ LOST = CommitUnanswered(DBAPIError("COMMIT", {}, OperationalError("a secret")))
 def test_an_error_is_its_class_alone(
     spans: Tracing, exporter: InMemorySpanExporter, error: Exception, name: str
 ) -> None:
-    with pytest.raises(type(error), match="a secret"), spans.transaction(PIPELINE, Reading([]).batch, 2):
+    with pytest.raises(type(error), match="a secret"), spans.transaction(PIPELINE, FakeBatch([]).batch, 2):
         raise error
     (span,) = exporter.get_finished_spans()
     assert span.attributes is not None
@@ -112,7 +112,7 @@ def test_a_tracer_that_raises_does_not_disturb_the_worker(
     provider = TracerProvider()
     provider.add_span_processor(processor)
     done = False
-    with caplog.at_level(logging.ERROR), Tracing(provider).transaction(PIPELINE, Reading([]).batch, 1):
+    with caplog.at_level(logging.ERROR), Tracing(provider).transaction(PIPELINE, FakeBatch([]).batch, 1):
         done = True
     assert done
     assert [record.name for record in caplog.records] == [tracing.__name__]

@@ -43,6 +43,11 @@ class OrderKey:
         ({"key": ["id"], "tombstone": "ignore"}, "'delete' or None"),
         ({"key": ["id"], "order_by": "at", "offset_column": "o"}, "not both"),
         ({"key": ["id"], "tombstone": None, "tombstone_key": lambda r: r.key}, "tombstone='delete'"),
+        ({"key": ["id"], "on_conflict": "ignore"}, "'update' or 'keep'"),
+        ({"key": ["id"], "on_conflict": "keep", "order_by": "at"}, "keeps the first row"),
+        ({"key": ["id"], "on_conflict": "keep", "offset_column": "o"}, "keeps the first row"),
+        ({"key": ["id"], "on_conflict": "keep", "compacted": True, "row": lambda r: r}, "keeps the first row"),
+        ({"key": ["id"], "on_conflict": "keep", "tombstone_key": lambda r: r.key}, "deletes no row"),
         ({"key": ["id"], "columns": ["note"]}, "the rows have no id; their columns are note"),
         ({"key": ["id"], "columns": ["id"], "order_by": "at"}, "the rows have no at"),
         ({"key": ["id"], "columns": ["id", "o"], "offset_column": "o"}, "o would be written twice"),
@@ -91,7 +96,7 @@ def test_provenance_comes_after_the_rows_columns_in_both_sinks() -> None:
 @pytest.mark.parametrize("sink", [Append, Upsert])
 def test_rows_that_makes_one_row_instead_of_a_list_is_the_programs_mistake(sink: Any, made: Any) -> None:
     options = {"key": ["id"]} if sink is Upsert else {}
-    with pytest.raises(ConfigError, match=rf"rows= makes a list of rows, and has returned one {type(made).__name__}"):
+    with pytest.raises(ConfigError, match=rf"rows= must return a list of rows, and returned one {type(made).__name__}"):
         list(sink("t", columns=["id"], rows=lambda r: made, **options).writer().rows(record(1)))
 
 
@@ -147,7 +152,7 @@ def test_a_tombstone_that_names_no_row(key: Any, error: type[Exception], said: s
 
 
 def test_one_value_is_not_taken_for_two_columns() -> None:
-    with pytest.raises(Poison, match="does not name a, b; say with tombstone_key="):
+    with pytest.raises(Poison, match="does not name a, b: give tombstone_key="):
         list(Upsert("t", key=["a", "b"]).writer().rows(record(None, key=7)))
 
 
@@ -278,41 +283,41 @@ def test_text_is_ordered_by_the_server() -> None:
 # -- write strategies ---------------------------------------------------------------------------------------
 
 
-def wrote(road: WriteStrategy) -> Wrote:
-    return Wrote(strategy=road, rows=1, upserts=1, deletes=0)
+def wrote(strategy: WriteStrategy) -> Wrote:
+    return Wrote(strategy=strategy, rows=1, upserts=1, deletes=0)
 
 
 def test_few_rows_go_in_one_statement_and_many_by_copy_until_a_key_is_there() -> None:
-    roads = WriteStrategies()
-    assert roads.choose(SMALL - 1, deduped=True, direct=True) is WriteStrategy.UNNEST
-    assert roads.choose(SMALL, deduped=True, direct=True) is WriteStrategy.COPY
-    assert roads.choose(SMALL, deduped=True, direct=False) is WriteStrategy.TEMP_TABLE
-    assert roads.choose(SMALL, deduped=False, direct=True) is WriteStrategy.TEMP_TABLE
-    assert roads.choose(2, deduped=False, direct=True) is WriteStrategy.TEMP_TABLE
+    strategies = WriteStrategies()
+    assert strategies.choose(SMALL - 1, deduped=True, direct=True) is WriteStrategy.UNNEST
+    assert strategies.choose(SMALL, deduped=True, direct=True) is WriteStrategy.COPY
+    assert strategies.choose(SMALL, deduped=True, direct=False) is WriteStrategy.TEMP_TABLE
+    assert strategies.choose(SMALL, deduped=False, direct=True) is WriteStrategy.TEMP_TABLE
+    assert strategies.choose(2, deduped=False, direct=True) is WriteStrategy.TEMP_TABLE
 
 
 def test_every_conflict_doubles_the_wait_for_the_next_try_and_success_halves_it() -> None:
-    roads, waits = WriteStrategies(), []
+    strategies, waits = WriteStrategies(), []
     for _ in range(12):
-        assert roads.choose(SMALL, deduped=True, direct=True) is WriteStrategy.COPY
-        roads.met_a_conflict()
+        assert strategies.choose(SMALL, deduped=True, direct=True) is WriteStrategy.COPY
+        strategies.met_a_conflict()
         waits.append(0)
-        while roads.choose(SMALL, deduped=True, direct=True) is WriteStrategy.TEMP_TABLE:
+        while strategies.choose(SMALL, deduped=True, direct=True) is WriteStrategy.TEMP_TABLE:
             waits[-1] += 1
-        roads._wait = 0
+        strategies._wait = 0
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, LONGEST, LONGEST, LONGEST]
-    assert roads.conflicts == 12
+    assert strategies.conflicts == 12
     for _ in range(5):
-        roads.wrote(wrote(WriteStrategy.COPY))
-    roads.met_a_conflict()
-    assert roads._wait == LONGEST // 2**5 * 2
+        strategies.wrote(wrote(WriteStrategy.COPY))
+    strategies.met_a_conflict()
+    assert strategies._wait == LONGEST // 2**5 * 2
 
 
 def test_after_a_refusal_without_a_line_the_next_rows_are_staged() -> None:
-    roads = WriteStrategies()
-    roads.was_refused()
-    assert roads.choose(1, deduped=True, direct=True) is WriteStrategy.TEMP_TABLE
-    roads.wrote(wrote(WriteStrategy.TEMP_TABLE))
-    assert roads.choose(1, deduped=True, direct=True) is WriteStrategy.UNNEST
-    assert roads.used == {WriteStrategy.TEMP_TABLE: 1}
-    assert roads.current is WriteStrategy.TEMP_TABLE
+    strategies = WriteStrategies()
+    strategies.was_refused()
+    assert strategies.choose(1, deduped=True, direct=True) is WriteStrategy.TEMP_TABLE
+    strategies.wrote(wrote(WriteStrategy.TEMP_TABLE))
+    assert strategies.choose(1, deduped=True, direct=True) is WriteStrategy.UNNEST
+    assert strategies.used == {WriteStrategy.TEMP_TABLE: 1}
+    assert strategies.current is WriteStrategy.TEMP_TABLE

@@ -13,7 +13,7 @@ from seekpoint.admin import Admin
 from seekpoint.ledger import Ledger
 from seekpoint.web import create_app
 from support.browser import LOCAL, Browser
-from support.ledger_desk import Desk, make_table
+from support.ledger_worker import LedgerWorker, make_table
 
 PAGES = (
     "",
@@ -30,13 +30,13 @@ Console = Callable[..., Browser]
 
 
 @pytest.fixture
-def desk(seekpoint_engine: Engine, seekpoint_schema: str) -> Desk:
+def worker(seekpoint_engine: Engine, seekpoint_schema: str) -> LedgerWorker:
     """The worker of the group ``g``: it has claimed three partitions of the topic ``t`` and applied some records."""
     make_table(seekpoint_engine, seekpoint_schema)
-    desk = Desk(Ledger(seekpoint_engine, "g", schema=seekpoint_schema))
-    desk.claim(0, 1, 2)
-    desk.commit({0: 5, 1: 7})
-    return desk
+    worker = LedgerWorker(Ledger(seekpoint_engine, "g", schema=seekpoint_schema))
+    worker.claim(0, 1, 2)
+    worker.commit({0: 5, 1: 7})
+    return worker
 
 
 @pytest.fixture

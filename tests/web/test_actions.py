@@ -13,16 +13,19 @@ import pytest
 from httpx2 import Response
 from sqlalchemy import Engine, create_engine, event, text
 
+from seekpoint import Accumulate, Pipeline, Text
 from seekpoint.admin import Admin, DeadLetterAdmin, ResetTo
 from seekpoint.errors import ConfigError, OffsetLost, PartitionStopped, PoisonStop, TopicRecreated
+from seekpoint.ledger.status import StatusTables, WorkerProcess
+from seekpoint.pipeline.declared import declared
 from seekpoint.records import Cause, Failure
 from seekpoint.web import Access, Right
 from seekpoint.web.reading import Reads
 from seekpoint.web.tokens import LIFETIME, Tokens
 from support.browser import LOCAL, Browser
-from support.dead_letter_group import Depot, orders
+from support.dead_letter_group import DeadLetterGroup, orders
 from support.failures import for_each
-from support.ledger_desk import Desk
+from support.ledger_worker import LedgerWorker
 from support.postgres_proxy import PostgresProxy
 from support.transaction_pooler import in_each_session, run_own
 from web.conftest import Console
@@ -35,7 +38,7 @@ def as_user(console: Console, name: str, **options: Any) -> Browser:
 
 
 @pytest.fixture
-def ada(console: Console, desk: Desk) -> Browser:
+def browser(console: Console, worker: LedgerWorker) -> Browser:
     return as_user(console, "ada", secret=SECRET)
 
 
@@ -43,9 +46,9 @@ def is_paused(admin: Admin) -> bool:
     return admin.status(["g"])[0][0].pause is not None
 
 
-def test_forged_forms_are_refused(ada: Browser, console: Console, admin: Admin) -> None:
-    form = ada.plan("pause", group="g")
-    reset = ada.plan("reset", group="g", target="offset", value=1)
+def test_forged_forms_are_refused(browser: Browser, console: Console, admin: Admin) -> None:
+    form = browser.plan("pause", group="g")
+    reset = browser.plan("reset", group="g", target="offset", value=1)
     eve = as_user(console, "eve", secret=SECRET)
     forged = [
         ({**form, "token": ""}, "no token"),
@@ -58,22 +61,22 @@ def test_forged_forms_are_refused(ada: Browser, console: Console, admin: Admin) 
         ({**form, "token": Tokens(b"x" * 32).issue("ada", "apply pause", form["plan"].encode())}, "another secret"),
     ]
     for fields, what in forged:
-        assert ada.apply(fields).status_code == 403, what
-    assert ada.apply({name: value for name, value in form.items() if name != "token"}).status_code == 400
+        assert browser.apply(fields).status_code == 403, what
+    assert browser.apply({name: value for name, value in form.items() if name != "token"}).status_code == 400
     assert not is_paused(admin)
     assert admin.history("g") == []
-    assert ada.apply(form).status_code == 303
-    assert ada.apply(ada.plan("resume", group="g")).status_code == 303
-    assert ada.apply(form).status_code == 403  # used twice
+    assert browser.apply(form).status_code == 303
+    assert browser.apply(browser.plan("resume", group="g")).status_code == 303
+    assert browser.apply(form).status_code == 403  # used twice
     assert not is_paused(admin)
 
 
 @pytest.mark.parametrize(("age", "status"), [(LIFETIME - 60, 303), (LIFETIME + 1, 403)])
-def test_a_form_is_good_for_an_hour(ada: Browser, age: float, status: int) -> None:
-    form = ada.plan("pause", group="g")
+def test_a_form_is_good_for_an_hour(browser: Browser, age: float, status: int) -> None:
+    form = browser.plan("pause", group="g")
     earlier = Tokens(SECRET, lambda: time() - age)
     form["token"] = earlier.issue("ada", "apply pause", form["plan"].encode())
-    assert ada.apply(form).status_code == status
+    assert browser.apply(form).status_code == status
 
 
 def test_a_token_is_redeemed_once_and_forgotten_after_an_hour() -> None:
@@ -89,10 +92,10 @@ def test_a_token_is_redeemed_once_and_forgotten_after_an_hour() -> None:
     assert tokens.redeem(tokens.issue("ada", "form", b"plan"), "ada", "form", b"plan")
 
 
-def test_processes_with_one_secret_take_each_others_forms(ada: Browser, console: Console, admin: Admin) -> None:
-    assert as_user(console, "ada", secret=SECRET).apply(ada.plan("pause", group="g")).status_code == 303
+def test_processes_with_one_secret_take_each_others_forms(browser: Browser, console: Console, admin: Admin) -> None:
+    assert as_user(console, "ada", secret=SECRET).apply(browser.plan("pause", group="g")).status_code == 303
     assert is_paused(admin)
-    assert as_user(console, "ada").apply(ada.plan("resume", group="g")).status_code == 403
+    assert as_user(console, "ada").apply(browser.plan("resume", group="g")).status_code == 403
     assert is_paused(admin)
 
 
@@ -106,40 +109,40 @@ def test_processes_with_one_secret_take_each_others_forms(ada: Browser, console:
         {"sec-fetch-site": "none"},
     ],
 )
-def test_forms_of_other_sites_are_refused(headers: dict[str, str], ada: Browser, admin: Admin) -> None:
-    assert ada.apply(ada.plan("pause", group="g"), **headers).status_code == 403
+def test_forms_of_other_sites_are_refused(headers: dict[str, str], browser: Browser, admin: Admin) -> None:
+    assert browser.apply(browser.plan("pause", group="g"), **headers).status_code == 403
     assert not is_paused(admin)
 
 
-def test_a_form_needs_the_headers_of_a_browser(ada: Browser, admin: Admin) -> None:
-    form = {**ada.plan("pause", group="g"), "reason": "because"}
-    assert ada.post("/apply", data=form).status_code == 403
+def test_a_form_needs_the_headers_of_a_browser(browser: Browser, admin: Admin) -> None:
+    form = {**browser.plan("pause", group="g"), "reason": "because"}
+    assert browser.post("/apply", data=form).status_code == 403
     assert not is_paused(admin)
-    assert ada.post("/apply", data=form, headers={"origin": LOCAL}, follow_redirects=False).status_code == 303
+    assert browser.post("/apply", data=form, headers={"origin": LOCAL}, follow_redirects=False).status_code == 303
 
 
 @pytest.mark.parametrize("right", [Right.READ, Right.NONE])
 def test_a_user_who_may_no_longer_operate_sends_no_form(
-    console: Console, desk: Desk, admin: Admin, right: Right
+    console: Console, worker: LedgerWorker, admin: Admin, right: Right
 ) -> None:
     rights = [Right.OPERATE]
-    ada = console(access=lambda _: Access("ada", rights[0]), allow_actions=True)
-    form = ada.plan("pause", group="g")
+    browser = console(access=lambda _: Access("ada", rights[0]), allow_actions=True)
+    form = browser.plan("pause", group="g")
     rights[0] = right
-    assert ada.apply(form).status_code == 403
+    assert browser.apply(form).status_code == 403
     assert not is_paused(admin)
     rights[0] = Right.OPERATE
-    assert ada.apply(form).status_code == 303
+    assert browser.apply(form).status_code == 303
 
 
-def test_a_form_needs_a_reason(ada: Browser, admin: Admin) -> None:
+def test_a_form_needs_a_reason(browser: Browser, admin: Admin) -> None:
     """Its token is not redeemed without one."""
-    form = ada.plan("pause", group="g")
-    answer = ada.apply(form, "  ")
+    form = browser.plan("pause", group="g")
+    answer = browser.apply(form, "  ")
     assert answer.status_code == 422
     assert refusal_of(answer) == "a reason is needed"
     assert not is_paused(admin)
-    assert ada.apply(form, "maintenance").status_code == 303
+    assert browser.apply(form, "maintenance").status_code == 303
     assert is_paused(admin)
 
 
@@ -149,96 +152,109 @@ def refusal_of(answer: Response) -> str:
     return unescape(found)
 
 
-def test_a_refusal_is_shown_on_the_plan_as_it_is_now(ada: Browser, admin: Admin, desk: Desk) -> None:
+def test_a_refusal_is_shown_on_the_plan_as_it_is_now(browser: Browser, admin: Admin, worker: LedgerWorker) -> None:
     """With the reason as it was typed, and a form that can be sent."""
-    form = ada.plan("reset", group="g", topic="t", partition=1, target="offset", value=3)
-    desk.commit({1: 9})
-    answer = ada.apply({**form, "token": "a.b.c"}, 'the "7" <b>')
+    form = browser.plan("reset", group="g", topic="t", partition=1, target="offset", value=3)
+    worker.commit({1: 9})
+    answer = browser.apply({**form, "token": "a.b.c"}, 'the "7" <b>')
     assert (answer.status_code, refusal_of(answer).partition(",")[0]) == (403, "this form was sent before")
     assert '<input name="reason" value="the &#34;7&#34; &lt;b&gt;"' in answer.text
-    assert ada.apply(ada.form_of(answer), "no, 8").status_code == 303
-    assert desk.stands()[1] == 3
+    assert browser.apply(browser.form_of(answer), "no, 8").status_code == 303
+    assert worker.positions()[1] == 3
 
-    form = ada.plan("reset", group="g", topic="t", partition=1, target="offset", value=2)
+    form = browser.plan("reset", group="g", topic="t", partition=1, target="offset", value=2)
     admin.apply(admin.plan_reset("g", ResetTo.offset(1), {"t": [1]}), reason="first", actor="bob")
-    answer = ada.apply(form, "again")
+    answer = browser.apply(form, "again")
     assert answer.status_code == 409
     assert "make another plan" in refusal_of(answer)
     assert 'data-label="Position">1</td><td class="n" data-label="Target">2</td>' in answer.text
-    assert ada.apply(ada.form_of(answer), "again").status_code == 303
-    assert desk.stands()[1] == 2
+    assert browser.apply(browser.form_of(answer), "again").status_code == 303
+    assert worker.positions()[1] == 2
 
 
-def test_a_refusal_of_a_plan_that_cannot_be_made_again_has_the_reason(ada: Browser, desk: Desk, admin: Admin) -> None:
-    form = ada.plan("reset", group="g", target="offset", value=3)
+def test_a_refusal_of_a_plan_that_cannot_be_made_again_has_the_reason(
+    browser: Browser, worker: LedgerWorker, admin: Admin
+) -> None:
+    form = browser.plan("reset", group="g", target="offset", value=3)
     admin.apply(admin.plan_pause("g"), reason="it has ended", actor="bob")
     admin.apply(admin.plan_forget("g", export_to=None), reason="it has ended", actor="bob")
-    answer = ada.apply(form, "typed <b>")
+    answer = browser.apply(form, "typed <b>")
     assert answer.status_code in {409, 422, 503}
     assert refusal_of(answer)
     assert "typed &lt;b&gt;" in answer.text
     assert 'href="group?group=g"' in answer.text
-    assert ada.form_of(answer) == {}
+    assert browser.form_of(answer) == {}
 
 
 def test_while_the_database_is_away_the_plan_stays(
-    console: Console, proxy: PostgresProxy, desk: Desk, admin: Admin, new_engine: Callable[..., Engine]
+    console: Console, proxy: PostgresProxy, worker: LedgerWorker, admin: Admin, new_engine: Callable[..., Engine]
 ) -> None:
     """It is carried out when the database is back."""
-    ada = as_user(console, "ada", admin=Admin(new_engine(proxy.dsn), schema=admin.schema))
-    form = ada.plan("pause", group="g")
+    browser = as_user(console, "ada", admin=Admin(new_engine(proxy.dsn), schema=admin.schema))
+    form = browser.plan("pause", group="g")
     proxy.refuse()
     proxy.cut()
-    answer = ada.apply(form, "typed")
+    answer = browser.apply(form, "typed")
     assert answer.status_code == 503
     assert refusal_of(answer)
     assert '<input name="reason" value="typed"' in answer.text
     proxy.accept()
     assert not is_paused(admin)
-    assert ada.apply(ada.form_of(answer), "typed").status_code == 303
+    assert browser.apply(browser.form_of(answer), "typed").status_code == 303
     assert is_paused(admin)
 
 
 @pytest.mark.parametrize(
     ("body", "status"), [(b"\xff", 400), (b"reason", 400), (b"a=" + b"x" * 16_000_001, 413), (b"", 400)]
 )
-def test_what_is_no_form_is_refused(ada: Browser, body: bytes, status: int) -> None:
-    assert ada.post("/apply", content=body, headers={"origin": LOCAL}).status_code == status
+def test_what_is_no_form_is_refused(browser: Browser, body: bytes, status: int) -> None:
+    assert browser.post("/apply", content=body, headers={"origin": LOCAL}).status_code == status
 
 
-def test_pause_resume_and_reset_are_in_the_history(ada: Browser, admin: Admin, desk: Desk) -> None:
-    answer = ada.apply(ada.plan("pause", group="g"), "1 <b>")
+def test_pause_resume_and_reset_are_in_the_history(browser: Browser, admin: Admin, worker: LedgerWorker) -> None:
+    answer = browser.apply(browser.plan("pause", group="g"), "1 <b>")
     assert (answer.status_code, answer.headers["location"]) == (303, "group?group=g")
-    assert "1 &lt;b&gt;" in ada.get("/group?group=g").text
-    assert ada.apply(ada.plan("resume", group="g"), "2").status_code == 303
-    form = ada.plan("reset", group="g", topic="t", partition=1, target="offset", value=3)
-    assert ada.apply(form, "3").status_code == 303
-    assert desk.stands() == {0: 5, 1: 3, 2: 0}
+    assert "1 &lt;b&gt;" in browser.get("/group?group=g").text
+    assert browser.apply(browser.plan("resume", group="g"), "2").status_code == 303
+    form = browser.plan("reset", group="g", topic="t", partition=1, target="offset", value=3)
+    assert browser.apply(form, "3").status_code == 303
+    assert worker.positions() == {0: 5, 1: 3, 2: 0}
     found = [(one.action, one.partition, one.actor, one.reason) for one in admin.history("g")]
     assert found == [("reset", 1, "ada", "3"), ("resume", None, "ada", "2"), ("pause", None, "ada", "1 <b>")]
     assert [(group, one.reason) for group, one in admin.recent_actions()] == [("g", "3"), ("g", "2"), ("g", "1 <b>")]
-    shown = ada.get("/api/history").json()["data"]
+    shown = browser.get("/api/history").json()["data"]
     assert [one["action"]["reason"] for one in shown] == ["3", "2", "1 <b>"]
 
 
-def test_an_outdated_plan_is_refused_and_says_so(ada: Browser, admin: Admin, desk: Desk) -> None:
-    form = ada.plan("reset", group="g", topic="t", partition=1, target="offset", value=8)
-    desk.commit({1: 9})
-    answer = ada.apply(form)
+def test_an_outdated_plan_is_refused_and_says_so(browser: Browser, admin: Admin, worker: LedgerWorker) -> None:
+    form = browser.plan("reset", group="g", topic="t", partition=1, target="offset", value=8)
+    worker.commit({1: 9})
+    answer = browser.apply(form)
     assert answer.status_code == 409
     assert "make another plan" in answer.text
-    assert desk.stands()[1] == 9
-    pause = ada.plan("pause", group="g")
+    assert worker.positions()[1] == 9
+    pause = browser.plan("pause", group="g")
     admin.apply(admin.plan_pause("g"), reason="first", actor="bob")
-    answer = ada.apply(pause)
+    answer = browser.apply(pause)
     assert answer.status_code == 409
     assert "paused by bob" in answer.text
     assert [one.actor for one in admin.history("g")] == ["bob"]
 
 
-def test_a_plan_with_nothing_to_do_has_no_form(ada: Browser) -> None:
-    assert ada.plan("resume", group="g") == {}
-    assert "There is nothing to do" in ada.get("/plan?action=resume&group=g").text
+def test_a_reset_by_which_sums_would_count_twice_is_refused_with_the_remedy(
+    browser: Browser, worker: LedgerWorker
+) -> None:
+    pipeline = Pipeline("g", topics="t", value=Text(), sinks=[Accumulate("daily_sales", key=["day"], add=["cents"])])
+    StatusTables(worker.ledger, WorkerProcess("host", 1, None, "0")).declare(declared(pipeline))
+    answer = browser.apply(browser.plan("reset", group="g", topic="t", partition=1, target="offset", value=3))
+    assert "sums in daily_sales would count records twice" in refusal_of(answer)
+    assert "offsets reset g … --rebuild MODULE:NAME" in refusal_of(answer)
+    assert worker.positions()[1] == 7
+
+
+def test_a_plan_with_nothing_to_do_has_no_form(browser: Browser) -> None:
+    assert browser.plan("resume", group="g") == {}
+    assert "There is nothing to do" in browser.get("/plan?action=resume&group=g").text
 
 
 STATUSES = {
@@ -251,45 +267,52 @@ STATUSES = {
     "action=reset&group=g&target=offset&value=x": 422,
     "action=reset&group=g&target=datetime&value=x": 422,
     "action=reset&group=g&target=earliest&topic=t&partition=x": 400,
+    "action=reset&group=g&target=earliest&partition=0": 400,
     "action=accept-lost&group=g&topic=t&partition=7": 422,
+    "action=accept-lost&group=g&partition=0": 400,
     "action=discard&group=g&ids=x": 400,
     "action=discard&group=g&ids=999": 422,
+    f"action=discard&group=g&ids={'9' * 4301}": 400,
     "action=discard&group=g&cause=none": 400,
     "action=replay&group=none": 422,
 }
 
 
 @for_each(STATUSES)
-def test_a_plan_that_cannot_be_made_says_why(query: str, ada: Browser) -> None:
-    answer = ada.get(f"/plan?{query}")
+def test_a_plan_that_cannot_be_made_says_why(query: str, browser: Browser) -> None:
+    answer = browser.get(f"/plan?{query}")
     assert answer.status_code == STATUSES[query], answer.text
     assert 'role="alert"' in answer.text
 
 
-def test_dead_letters_are_discarded_by_filter(console: Console, depot: Depot, admin: Admin) -> None:
-    depot.bad = {b"b"}
-    depot.park(*orders(*[b"b"] * 3), *orders(b"b", partition=1))
-    ada = as_user(console, "ada")
-    form = ada.plan("discard", group="g", topic="orders", partition=0)
-    shown = ada.get("/plan?action=discard&group=g&topic=orders&partition=0").text
+def test_dead_letters_are_discarded_by_filter(
+    console: Console, dead_letter_group: DeadLetterGroup, admin: Admin
+) -> None:
+    dead_letter_group.bad = {b"b"}
+    dead_letter_group.park(*orders(*[b"b"] * 3), *orders(b"b", partition=1))
+    browser = as_user(console, "ada")
+    form = browser.plan("discard", group="g", topic="orders", partition=0)
+    shown = browser.get("/plan?action=discard&group=g&topic=orders&partition=0").text
     assert "3 dead letters are closed" in shown
-    first = depot.open()[0]
-    assert ada.apply(form, "bad import").status_code == 303
-    assert [one.partition for one in depot.open()] == [1]
-    assert depot.actions() == [("discard", 0, "ada", "3 dead letters: bad import")]
-    assert f"dead letter {first.id}" in ada.get(f"/plan?action=discard&group=g&ids={first.id}").text
+    first = dead_letter_group.open()[0]
+    assert browser.apply(form, "bad import").status_code == 303
+    assert [one.partition for one in dead_letter_group.open()] == [1]
+    assert dead_letter_group.actions() == [("discard", 0, "ada", "3 dead letters: bad import")]
+    assert f"dead letter {first.id}" in browser.get(f"/plan?action=discard&group=g&ids={first.id}").text
     # One that another operator closes meanwhile is refused, and the page says so.
-    outdated = ada.plan("discard", group="g")
-    DeadLetterAdmin(admin.engine, "g", schema=admin.schema, actor="bob").discard(depot.open()[0].id, reason="first")
-    answer = ada.apply(outdated, "second")
+    outdated = browser.plan("discard", group="g")
+    DeadLetterAdmin(admin.engine, "g", schema=admin.schema, actor="bob").discard(
+        dead_letter_group.open()[0].id, reason="first"
+    )
+    answer = browser.apply(outdated, "second")
     assert answer.status_code == 409
     assert "0 dead letters were discarded; 1 are no longer open" in answer.text
 
 
-def test_plans_of_many_ids_ask_no_more_than_of_one(depot: Depot, admin: Admin) -> None:
+def test_plans_of_many_ids_ask_no_more_than_of_one(dead_letter_group: DeadLetterGroup, admin: Admin) -> None:
     """And leave the values in the database."""
-    depot.bad = {b"b"}
-    found = [one.id for one in depot.park(*orders(*[b"b"] * 5))]
+    dead_letter_group.bad = {b"b"}
+    found = [one.id for one in dead_letter_group.park(*orders(*[b"b"] * 5))]
     asked: list[str] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -315,16 +338,16 @@ def test_plans_of_many_ids_ask_no_more_than_of_one(depot: Depot, admin: Admin) -
         of.plan_discard([found[0], 999])
 
 
-def test_a_replay_is_requested_by_filter(console: Console, depot: Depot, admin: Admin) -> None:
-    depot.bad = {b"b"}
-    found = depot.park(*orders(*[b"b"] * 3))
-    ada = as_user(console, "ada")
+def test_a_replay_is_requested_by_filter(console: Console, dead_letter_group: DeadLetterGroup, admin: Admin) -> None:
+    dead_letter_group.bad = {b"b"}
+    found = dead_letter_group.park(*orders(*[b"b"] * 3))
+    browser = as_user(console, "ada")
     (cause,) = DeadLetterAdmin(admin.engine, "g", schema=admin.schema).by_cause()
     query = {"group": "g", "cause": cause.cause.value, "exception": cause.exception, "error_line": cause.error_line}
-    shown = ada.get("/plan", params={"action": "replay", **query}).text
+    shown = browser.get("/plan", params={"action": "replay", **query}).text
     assert "3 dead letters are replayed; one that fails again stays open" in shown
     assert "no worker of version 1 was seen in the last minute" in shown
-    answer = ada.apply(ada.plan("replay", **query), "handler fixed")
+    answer = browser.apply(browser.plan("replay", **query), "handler fixed")
     assert answer.status_code == 303
     request = admin.replay_request("g", int(answer.headers["location"].rpartition("=")[2]))
     assert (request.dead_letters, request.actor, request.reason) == (
@@ -332,25 +355,25 @@ def test_a_replay_is_requested_by_filter(console: Console, depot: Depot, admin: 
         "ada",
         "handler fixed",
     )
-    page = ada.get(f"/{answer.headers['location']}")
+    page = browser.get(f"/{answer.headers['location']}")
     assert "No worker has started it yet" in page.text
-    assert ada.get(f"/api/{answer.headers['location']}").json()["data"]["state"] == "requested"
-    assert ada.get("/replay?group=g&id=999").status_code == 422
+    assert browser.get(f"/api/{answer.headers['location']}").json()["data"]["state"] == "requested"
+    assert browser.get("/replay?group=g&id=999").status_code == 422
 
 
 def test_a_user_without_a_name_is_its_uid(
-    console: Console, admin: Admin, depot: Depot, monkeypatch: pytest.MonkeyPatch
+    console: Console, admin: Admin, dead_letter_group: DeadLetterGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container may run under any uid. Only what is changed needs to know who did it."""
-    found = depot.dead_lettered(b"b")
+    found = dead_letter_group.dead_lettered(b"b")
 
     def nameless() -> str:
         raise KeyError("getpwuid(): uid not found: 54321")
 
     monkeypatch.setattr("getpass.getuser", nameless)
     monkeypatch.setattr("os.getuid", lambda: 54321)
-    letters = DeadLetterAdmin(admin.engine, "g", schema=admin.schema)
-    letters.discard(found.id, reason="a test")
+    dead_letters = DeadLetterAdmin(admin.engine, "g", schema=admin.schema)
+    dead_letters.discard(found.id, reason="a test")
     browser = console(allow_actions=True)
     assert browser.apply(browser.plan("pause", group="g")).status_code == 303
     assert [one.actor for one in admin.history("g")] == ["uid 54321"] * 2
@@ -388,7 +411,9 @@ def processes(console: Console, admin: Admin) -> Processes:
     return Processes(console, admin)
 
 
-def test_another_process_refuses_a_pause_and_a_resume_that_were_carried_out(processes: Processes, desk: Desk) -> None:
+def test_another_process_refuses_a_pause_and_a_resume_that_were_carried_out(
+    processes: Processes, worker: LedgerWorker
+) -> None:
     pause = processes.first.plan("pause", group="g")
     assert processes.first.apply(pause).status_code == 303
     processes.another_refuses(pause)
@@ -399,18 +424,20 @@ def test_another_process_refuses_a_pause_and_a_resume_that_were_carried_out(proc
     processes.another_refuses(resume)
 
 
-def test_another_process_refuses_a_reset_that_was_carried_out(processes: Processes, desk: Desk) -> None:
+def test_another_process_refuses_a_reset_that_was_carried_out(processes: Processes, worker: LedgerWorker) -> None:
     reset = processes.first.plan("reset", group="g", topic="t", partition=1, target="offset", value=3)
     assert processes.first.apply(reset).status_code == 303
     processes.another_refuses(reset)
-    desk.claim(1)
-    desk.commit({1: 7})
+    worker.claim(1)
+    worker.commit({1: 7})
     processes.another_refuses(reset)
 
 
-def test_another_process_refuses_a_replay_that_was_requested(processes: Processes, depot: Depot) -> None:
-    depot.bad = {b"b"}
-    depot.park(*orders(*[b"b"] * 3))
+def test_another_process_refuses_a_replay_that_was_requested(
+    processes: Processes, dead_letter_group: DeadLetterGroup
+) -> None:
+    dead_letter_group.bad = {b"b"}
+    dead_letter_group.park(*orders(*[b"b"] * 3))
     replay = processes.first.plan("replay", group="g")
     assert processes.first.apply(replay).status_code == 303
     processes.another_refuses(replay)
@@ -418,15 +445,17 @@ def test_another_process_refuses_a_replay_that_was_requested(processes: Processe
     processes.another_refuses(replay)
 
 
-def test_another_process_refuses_a_discard_that_was_carried_out(processes: Processes, depot: Depot) -> None:
+def test_another_process_refuses_a_discard_that_was_carried_out(
+    processes: Processes, dead_letter_group: DeadLetterGroup
+) -> None:
     """Also where the records were read again, and failed again."""
-    depot.bad = {b"b"}
-    depot.park(*orders(*[b"b"] * 3))
+    dead_letter_group.bad = {b"b"}
+    dead_letter_group.park(*orders(*[b"b"] * 3))
     discard = processes.first.plan("discard", group="g")
     assert processes.first.apply(discard).status_code == 303
     processes.another_refuses(discard)
-    depot.ledger.reset_offset("orders", 0, 0, reason="again", log=None)
-    again = depot.park(*orders(*[b"b"] * 3))
+    dead_letter_group.ledger.reset_offset("orders", 0, 0, reason="again", log=None)
+    again = dead_letter_group.park(*orders(*[b"b"] * 3))
     assert len(again) == 3
     processes.another_refuses(discard)
     assert processes.first.apply(processes.first.plan("discard", group="g")).status_code == 303
@@ -443,33 +472,35 @@ STOPS = {
 
 
 @pytest.mark.parametrize("kind", list(STOPS))
-def test_a_stop_has_buttons_to_the_plans_of_its_kind(ada: Browser, desk: Desk, kind: type[PartitionStopped]) -> None:
-    stop_at(desk, kind)
+def test_a_stop_has_buttons_to_the_plans_of_its_kind(
+    browser: Browser, worker: LedgerWorker, kind: type[PartitionStopped]
+) -> None:
+    stop_at(worker, kind)
     for path in ("/group?group=g", "/partition?group=g&topic=t&partition=0"):
-        page = ada.get(path).text
+        page = browser.get(path).text
         section = page[page.index('<section class="stop">') : page.index("</section>")]
         assert [part.partition('"')[0] for part in section.split('href="plan?')[1:]] == STOPS[kind]
         assert "first choice" in section
 
 
-def test_the_failed_record_is_skipped(ada: Browser, desk: Desk, admin: Admin) -> None:
-    stop_at(desk, PoisonStop)
-    form = ada.plan("reset", target="after-failed", group="g", topic="t", partition=0)
-    assert ada.apply(form, "a duplicate").status_code == 303
-    assert desk.stands()[0] == 6
+def test_the_failed_record_is_skipped(browser: Browser, worker: LedgerWorker, admin: Admin) -> None:
+    stop_at(worker, PoisonStop)
+    form = browser.plan("reset", target="after-failed", group="g", topic="t", partition=0)
+    assert browser.apply(form, "a duplicate").status_code == 303
+    assert worker.positions()[0] == 6
     assert [(lost.from_offset, lost.to_offset, lost.actor) for lost in admin.lost(["g"])] == [(5, 6, "ada")]
 
 
-def stop_at(desk: Desk, kind: type[PartitionStopped]) -> None:
+def stop_at(worker: LedgerWorker, kind: type[PartitionStopped]) -> None:
     """Stop partition 0 at its position."""
-    given = (desk.at(0), 5, "SECRET text")
+    given = (worker.at(0), 5, "SECRET text")
     stop: PartitionStopped
     if kind is PoisonStop:
         stop = PoisonStop(*given, choices=["first choice"], failure=Failure.of(ValueError("SECRET"), Cause.HANDLER))
     else:
         stop = kind(*given, choices=["first choice"])
-    stop.token = desk.claims[0].token
-    assert desk.ledger.record_stops([stop]) == set()
+    stop.token = worker.claims[0].token
+    assert worker.ledger.record_stops([stop]) == set()
 
 
 def cannot_write(reader: Admin) -> None:
@@ -486,7 +517,7 @@ def cannot_write(reader: Admin) -> None:
 
 
 @pytest.mark.parametrize("attributes", ["any", "read-write"])
-def test_transactions_of_pages_cannot_write(admin: Admin, desk: Desk, attributes: str) -> None:
+def test_transactions_of_pages_cannot_write(admin: Admin, worker: LedgerWorker, attributes: str) -> None:
     """Also where the URL asks for a server that takes writes."""
     engine = create_engine(admin.engine.url.update_query_dict({"target_session_attrs": attributes}))
     reader = Reads(Admin(engine, schema=admin.schema)).admin
@@ -494,7 +525,7 @@ def test_transactions_of_pages_cannot_write(admin: Admin, desk: Desk, attributes
     reader.engine.dispose()
 
 
-def test_transactions_of_pages_cannot_write_through_a_pooler(admin: Admin, desk: Desk) -> None:
+def test_transactions_of_pages_cannot_write_through_a_pooler(admin: Admin, worker: LedgerWorker) -> None:
     with run_own(admin.engine.url.render_as_string(hide_password=False), size=2) as url:
         reader = Reads(Admin(create_engine(url), schema=admin.schema)).admin
         cannot_write(reader)
@@ -503,7 +534,7 @@ def test_transactions_of_pages_cannot_write_through_a_pooler(admin: Admin, desk:
     assert left == [("0",)] * 2, "other clients of the pooler have these sessions next"
 
 
-def test_transactions_of_a_given_reader_cannot_write(admin: Admin, desk: Desk) -> None:
+def test_transactions_of_a_given_reader_cannot_write(admin: Admin, worker: LedgerWorker) -> None:
     """And of the engine that was given, others still can."""
     cannot_write(Reads(admin, admin).admin)
     admin.apply(admin.plan_pause("g"), reason="maintenance")

@@ -9,6 +9,8 @@ from collections.abc import Collection
 from datetime import timedelta
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
@@ -18,12 +20,13 @@ from seekpoint.admin import Admin, GroupStatus
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.schema_revision import HEAD
 from seekpoint.ledger.status import StatusTables, WorkerProcess
-from seekpoint.web import pages
+from seekpoint.records import Partition
+from seekpoint.web import pages, present
 from seekpoint.web.reading import CHECKED
 from status_views import PAGES as STATUS_PAGES
 from status_views import fill, seconds_of
 from support.failures import for_each
-from support.ledger_desk import Desk
+from support.ledger_worker import LedgerWorker
 from support.postgres_proxy import PostgresProxy
 from support.trouble import put_trouble
 from web.conftest import PAGES, Console
@@ -67,7 +70,9 @@ def test_a_missing_ledger_names_the_command(console: Console, seekpoint_engine: 
         assert "seekpoint db upgrade" in answer.text, path
 
 
-def test_an_old_ledger_names_the_command(console: Console, admin: Admin, desk: Desk, seekpoint_engine: Engine) -> None:
+def test_an_old_ledger_names_the_command(
+    console: Console, admin: Admin, worker: LedgerWorker, seekpoint_engine: Engine
+) -> None:
     browser = console()
     assert browser.get("/").status_code == 200
     with seekpoint_engine.begin() as tx:
@@ -80,7 +85,7 @@ def test_an_old_ledger_names_the_command(console: Console, admin: Admin, desk: D
 
 @pytest.mark.parametrize("revision", ["0000", "9999"])
 def test_a_ledger_of_another_revision_is_neither_shown_nor_acted_on(
-    console: Console, admin: Admin, desk: Desk, monkeypatch: pytest.MonkeyPatch, revision: str
+    console: Console, admin: Admin, worker: LedgerWorker, monkeypatch: pytest.MonkeyPatch, revision: str
 ) -> None:
     """Also where it has all tables and columns that are asked for."""
     now = [1_000.0]
@@ -100,7 +105,7 @@ def test_a_ledger_of_another_revision_is_neither_shown_nor_acted_on(
 
 
 def test_while_the_database_is_away_the_last_answer_is_shown(
-    console: Console, proxy: PostgresProxy, desk: Desk, admin: Admin
+    console: Console, proxy: PostgresProxy, worker: LedgerWorker, admin: Admin
 ) -> None:
     away = create_engine(proxy.dsn)
     browser = console(admin=Admin(away, schema=admin.schema))
@@ -145,7 +150,7 @@ STATUSES = {
 
 
 @for_each(STATUSES)
-def test_unknown_names_are_answered_with_a_sentence(path: str, console: Console, desk: Desk) -> None:
+def test_unknown_names_are_answered_with_a_sentence(path: str, console: Console, worker: LedgerWorker) -> None:
     browser, status = console(), STATUSES[path]
     answer = browser.get(f"/{path}")
     assert answer.status_code == status, answer.text
@@ -156,14 +161,14 @@ def test_unknown_names_are_answered_with_a_sentence(path: str, console: Console,
         assert len(twin.json()["data"]["error"]) > 10
 
 
-def test_a_partition_that_the_ledger_does_not_have_says_so(console: Console, desk: Desk) -> None:
-    assert "has no position of this partition" in console().get("/partition?group=g&topic=t&partition=9").text
+def test_a_partition_that_the_ledger_does_not_have_says_so(console: Console, worker: LedgerWorker) -> None:
+    assert "has no position for this partition" in console().get("/partition?group=g&topic=t&partition=9").text
 
 
-def test_a_hundred_partitions_are_on_a_page_the_worst_first(console: Console, desk: Desk) -> None:
-    desk.claim(*range(3, 250))
-    status = StatusTables(desk.ledger, WorkerProcess("host-1", 1, "c", "0.1.0"))
-    status.sample({desk.at(n): (0, 1_000 if n == 249 else 100) for n in range(250)})
+def test_a_hundred_partitions_are_on_a_page_the_worst_first(console: Console, worker: LedgerWorker) -> None:
+    worker.claim(*range(3, 250))
+    status = StatusTables(worker.ledger, WorkerProcess("host-1", 1, "c", "0.1.0"))
+    status.sample({worker.at(n): (0, 1_000 if n == 249 else 100) for n in range(250)})
     browser = console()
     pages = [browser.get(f"/group?group=g&page={n}").text for n in (1, 2, 3)]
     assert [page.count("<tr id=") for page in pages] == [100, 100, 50]
@@ -193,13 +198,15 @@ def test_pages_of_a_thousand_partitions_and_two_hundred_groups(
     assert "page=9" in group
 
 
-def test_samples_are_drawn_and_are_in_the_json(console: Console, desk: Desk, seekpoint_engine: Engine) -> None:
-    status = StatusTables(desk.ledger, WorkerProcess("host-1", 1, "c", "0.1.0"))
-    status.sample({desk.at(0): (0, 105)})
+def test_samples_are_drawn_and_are_in_the_json(
+    console: Console, worker: LedgerWorker, seekpoint_engine: Engine
+) -> None:
+    status = StatusTables(worker.ledger, WorkerProcess("host-1", 1, "c", "0.1.0"))
+    status.sample({worker.at(0): (0, 105)})
     with seekpoint_engine.begin() as tx:
-        tx.execute(text(f"UPDATE \"{desk.ledger.schema}\".position_sample SET at = at - interval '5 minutes'"))
-    desk.commit({0: 45})
-    status.sample({desk.at(0): (0, 105)})
+        tx.execute(text(f"UPDATE \"{worker.ledger.schema}\".position_sample SET at = at - interval '5 minutes'"))
+    worker.commit({0: 45})
+    status.sample({worker.at(0): (0, 105)})
     browser = console()
     assert 'aria-label="lag, 100 to 60, at most 100"' in browser.get("/group?group=g").text
     (line,) = [one for one in browser.get("/api/group?group=g").json()["data"]["samples"] if one["partition"][1] == 0]
@@ -209,12 +216,12 @@ def test_samples_are_drawn_and_are_in_the_json(console: Console, desk: Desk, see
 
 @pytest.mark.parametrize("change", ["seen_at = seen_at - interval '2 minutes'", "state = 'ended'"])
 def test_a_group_whose_workers_are_dead_has_no_worker_on_any_page(
-    console: Console, desk: Desk, seekpoint_engine: Engine, change: str
+    console: Console, worker: LedgerWorker, seekpoint_engine: Engine, change: str
 ) -> None:
     """Its partitions have the dead worker's owner still, and its row is kept for a day."""
-    status = StatusTables(desk.ledger, WorkerProcess("host-1", 1, "c", "0.1.0"))
+    status = StatusTables(worker.ledger, WorkerProcess("host-1", 1, "c", "0.1.0"))
     status.seen("running")
-    status.sample({desk.at(n): (0, 7) for n in range(3)})
+    status.sample({worker.at(n): (0, 7) for n in range(3)})
     browser, partition = console(), "/partition?group=g&topic=t&partition=1"
 
     def shown() -> list[int]:
@@ -225,14 +232,14 @@ def test_a_group_whose_workers_are_dead_has_no_worker_on_any_page(
 
     assert shown() == [0, 0, 0, 0]
     with seekpoint_engine.begin() as tx:
-        tx.execute(text(f'UPDATE "{desk.ledger.schema}".worker SET {change}'))
+        tx.execute(text(f'UPDATE "{worker.ledger.schema}".worker SET {change}'))
     assert shown() == [1, 3, 1, 1]
 
 
 @pytest.mark.parametrize("path", [*PAGES, "plan?action=pause&group=g"])
-def test_a_parameter_that_is_not_known_is_refused(console: Console, desk: Desk, path: str) -> None:
+def test_a_parameter_that_is_not_known_is_refused(console: Console, worker: LedgerWorker, path: str) -> None:
     """``id=`` for ``ids=`` would mean all dead letters of the group."""
-    assert desk.claims
+    assert worker.claims
     browser = console(allow_actions=True)
     assert browser.get(f"/{path}").status_code == 200
     page = browser.get(f"/{path}{'&' if '?' in path else '?'}ids=1&idss=7")
@@ -242,10 +249,10 @@ def test_a_parameter_that_is_not_known_is_refused(console: Console, desk: Desk, 
 
 
 def test_equal_stops_are_one_box_and_buttons_say_what_they_do(
-    console: Console, desk: Desk, seekpoint_engine: Engine
+    console: Console, worker: LedgerWorker, seekpoint_engine: Engine
 ) -> None:
     """Retention has passed three partitions by 971 offsets each; headroom is in records, as no time is known."""
-    schema = desk.ledger.schema
+    schema = worker.ledger.schema
     with seekpoint_engine.begin() as tx:
         tx.execute(
             text(
@@ -282,10 +289,14 @@ def test_equal_stops_are_one_box_and_buttons_say_what_they_do(
     assert "Last action: pause by ada, " in browser.get("/group?group=g").text
 
 
-def test_the_history_has_filters_and_pages(console: Console, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_history_has_filters_and_pages(
+    console: Console, worker: LedgerWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pages, "ACTIONS", 2)
     for number in range(5):
-        desk.ledger.reset_offset("t", 0, number, log=None, reason=f"why {number}", actor="ada" if number % 2 else "eve")
+        worker.ledger.reset_offset(
+            "t", 0, number, log=None, reason=f"why {number}", actor="ada" if number % 2 else "eve"
+        )
     browser, seen, path = console(), [], "/history?group=g&action=reset"
     while path:
         shown = browser.get(path).text
@@ -298,12 +309,12 @@ def test_the_history_has_filters_and_pages(console: Console, desk: Desk, monkeyp
 
 
 def test_a_sparkline_has_a_scale_and_the_colour_of_the_state(
-    console: Console, desk: Desk, seekpoint_engine: Engine
+    console: Console, worker: LedgerWorker, seekpoint_engine: Engine
 ) -> None:
     insert = (
-        f'INSERT INTO "{desk.ledger.schema}".position_sample (consumer_group, topic, partition, topic_id, at, '
+        f'INSERT INTO "{worker.ledger.schema}".position_sample (consumer_group, topic, partition, topic_id, at, '
         "next_offset, log_start, log_end) SELECT consumer_group, topic, partition, topic_id, now() - n * interval "
-        f"'1 minute', 10, 0, 10 + n * 1000 FROM \"{desk.ledger.schema}\".partition_offset, generate_series(0, 3) n"
+        f"'1 minute', 10, 0, 10 + n * 1000 FROM \"{worker.ledger.schema}\".partition_offset, generate_series(0, 3) n"
     )
     with seekpoint_engine.begin() as tx:
         tx.execute(text(insert))
@@ -312,10 +323,10 @@ def test_a_sparkline_has_a_scale_and_the_colour_of_the_state(
     assert page.count('<span class="scale">3,000<br>0</span>') == 3
 
 
-def test_the_last_losses_are_shown(console: Console, desk: Desk, seekpoint_engine: Engine) -> None:
+def test_the_last_losses_are_shown(console: Console, worker: LedgerWorker, seekpoint_engine: Engine) -> None:
     """A hundred, of the group or of the partition."""
     with seekpoint_engine.begin() as tx:
-        tx.execute(text(LOSSES.format(s=desk.ledger.schema)))
+        tx.execute(text(LOSSES.format(s=worker.ledger.schema)))
     browser = console()
     for path, last in (("group?group=g", 300), ("partition?group=g&topic=t&partition=1", 299)):
         found = browser.get(f"/api/{path}").json()["data"]["lost"]
@@ -325,20 +336,20 @@ def test_the_last_losses_are_shown(console: Console, desk: Desk, seekpoint_engin
         assert "The last 100 are shown" in browser.get(f"/{path}").text
     assert browser.get("/api/partition?group=g&topic=t&partition=2").json()["data"]["lost"] == []
     assert "The last" not in browser.get("/partition?group=g&topic=t&partition=2").text
-    assert len(Admin(seekpoint_engine, schema=desk.ledger.schema).lost(["g"])) == 300
+    assert len(Admin(seekpoint_engine, schema=worker.ledger.schema).lost(["g"])) == 300
 
 
-def test_the_groups_come_worst_first(console: Console, desk: Desk, seekpoint_engine: Engine) -> None:
-    other = Desk(type(desk.ledger)(seekpoint_engine, "a", schema=desk.ledger.schema))
+def test_the_groups_come_worst_first(console: Console, worker: LedgerWorker, seekpoint_engine: Engine) -> None:
+    other = LedgerWorker(type(worker.ledger)(seekpoint_engine, "a", schema=worker.ledger.schema))
     other.claim(9)
     with seekpoint_engine.begin() as tx:
-        tx.execute(text(f"UPDATE \"{desk.ledger.schema}\".consumer_group SET paused = true WHERE name = 'a'"))
+        tx.execute(text(f"UPDATE \"{worker.ledger.schema}\".consumer_group SET paused = true WHERE name = 'a'"))
     found = [(line["group"]["name"], line["state"]) for line in console().get("/api/").json()["data"]]
     assert found == [("g", "no worker"), ("a", "paused")]
 
 
-def test_a_reload_is_followed_to_its_end(console: Console, desk: Desk, seekpoint_engine: Engine) -> None:
-    schema = desk.ledger.schema
+def test_a_reload_is_followed_to_its_end(console: Console, worker: LedgerWorker, seekpoint_engine: Engine) -> None:
+    schema = worker.ledger.schema
     with seekpoint_engine.begin() as tx:
         run = tx.execute(text(OPEN_RUN.format(s=schema)), {"pipelines": ["m:p"]}).scalar_one()
         tx.execute(text(OPEN_POSITION.format(s=schema)), {"run": run})
@@ -363,7 +374,7 @@ def test_a_reload_is_followed_to_its_end(console: Console, desk: Desk, seekpoint
 
 
 def test_a_diagnosis_is_kept_for_a_while_and_has_its_age(
-    console: Console, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    console: Console, worker: LedgerWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1_000.0]
     monkeypatch.setattr("seekpoint.web.reading.monotonic", lambda: now[0])
@@ -376,7 +387,7 @@ def test_a_diagnosis_is_kept_for_a_while_and_has_its_age(
     assert "checked now" in browser.get("/health").text
 
 
-def test_the_diagnosis_is_read_by_the_reader(console: Console, desk: Desk, admin: Admin) -> None:
+def test_the_diagnosis_is_read_by_the_reader(console: Console, worker: LedgerWorker, admin: Admin) -> None:
     """The engine of actions is not used for it, and that the reader cannot write is as it should be."""
     acting = Admin("postgresql+psycopg://127.0.0.1:1/none", schema=admin.schema)
     only = create_engine(admin.engine.url, connect_args={"options": "-c default_transaction_read_only=on"})
@@ -386,7 +397,7 @@ def test_the_diagnosis_is_read_by_the_reader(console: Console, desk: Desk, admin
 
 
 def test_brokers_that_are_away_are_not_asked_by_each_page(
-    console: Console, desk: Desk, admin: Admin, monkeypatch: pytest.MonkeyPatch
+    console: Console, worker: LedgerWorker, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("seekpoint.admin.admin.KAFKA_TIMEOUT", 0.5)
     now, asked = [1_000.0], []
@@ -407,8 +418,20 @@ def test_brokers_that_are_away_are_not_asked_by_each_page(
     assert asked == [True, False, False, True]
 
 
-def test_pages_are_read_again_and_plans_are_not(console: Console, desk: Desk) -> None:
+def test_pages_are_read_again_and_plans_are_not(console: Console, worker: LedgerWorker) -> None:
     browser = console(refresh=5.0, allow_actions=True)
     for path in PAGES[:-1]:
         assert 'hx-trigger="every 5s"' in browser.get(f"/{path}").text
     assert "hx-trigger" not in browser.get("/plan?action=pause&group=g").text
+
+
+def test_a_truncated_partition_1_is_no_part_of_the_box_of_those_that_retention_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def line(number: int, headroom: int) -> Any:
+        position = SimpleNamespace(partition=Partition("t", number), stop=SimpleNamespace(kind="OffsetLost"))
+        return SimpleNamespace(position=position, headroom=headroom)
+
+    monkeypatch.setattr(present, "choices_of", lambda *_: [])
+    boxes = present.stop_boxes("g", [line(0, -971), line(1, 40), line(2, -971)])
+    assert [[stopped.position.partition.number for stopped in box.lines] for box in boxes] == [[0, 2], [1]]

@@ -15,8 +15,8 @@ from sqlalchemy import text
 from seekpoint.errors import OffsetLost
 from seekpoint.testing import raw
 from seekpoint.web import pages, present
-from support.dead_letter_group import Depot
-from support.ledger_desk import Desk
+from support.dead_letter_group import DeadLetterGroup
+from support.ledger_worker import LedgerWorker
 from web.conftest import PAGES, Console
 
 SECRET = "Kq7-marked"
@@ -28,6 +28,8 @@ MARKS = """
       WHERE record_offset = 1;
     UPDATE "{s}".dead_letter SET error = error || E'\\nDETAIL: ' || :secret, traceback = traceback || :secret,
       replay_error = :secret, replay_traceback = :secret;
+    UPDATE "{s}".dead_letter SET edited_value = convert_to(:secret, 'UTF8'), edited_at = now(), edited_by = 'ada',
+      edited_reason = :reason WHERE record_offset = 0;
     INSERT INTO "{s}".partition_trouble (consumer_group, topic, partition, attempt_offset, attempts, attempt_error)
       SELECT consumer_group, topic, partition, next_offset, 1, :secret FROM "{s}".partition_offset
       WHERE topic = 't' AND partition = 1;
@@ -43,36 +45,36 @@ MARKS = """
 
 
 @pytest.fixture
-def marked(depot: Depot) -> Depot:
+def marked_group(dead_letter_group: DeadLetterGroup) -> DeadLetterGroup:
     """Every text that may quote a record has ``SECRET``, every reason that a user gave ``REASON``."""
-    depot.bad = {SECRET.encode()}
-    depot.park(
+    dead_letter_group.bad = {SECRET.encode()}
+    dead_letter_group.park(
         raw(SECRET.encode(), topic="orders", key=SECRET.encode(), headers=[(SECRET, SECRET.encode())]),
         raw(SECRET.encode(), topic="orders", offset=1, key=b"k"),
     )
-    desk = Desk(depot.ledger, cluster_id="seekpoint-testing")
-    desk.claim(0, 1)
-    stop = OffsetLost(desk.at(0), 0, f"stopped by {SECRET}", choices=["a choice"])
-    stop.token = desk.claims[0].token
-    desk.ledger.record_stops([stop])
-    with depot.engine.begin() as tx:
-        for statement in MARKS.format(s=depot.schema).split(";"):
+    worker = LedgerWorker(dead_letter_group.ledger, cluster_id="seekpoint-testing")
+    worker.claim(0, 1)
+    stop = OffsetLost(worker.at(0), 0, f"stopped by {SECRET}", choices=["a choice"])
+    stop.token = worker.claims[0].token
+    worker.ledger.record_stops([stop])
+    with dead_letter_group.engine.begin() as tx:
+        for statement in MARKS.format(s=dead_letter_group.schema).split(";"):
             given = {"secret": SECRET, "reason": REASON}
             tx.execute(text(statement), {name: value for name, value in given.items() if f":{name}" in statement})
-    return depot
+    return dead_letter_group
 
 
-def paths(depot: Depot) -> list[str]:
-    numbers = [one.id for one in depot.letters()]
-    with depot.engine.connect() as tx:
-        (request,) = tx.execute(text(f'SELECT id FROM "{depot.schema}".replay_request')).scalars()
+def paths(dead_letter_group: DeadLetterGroup) -> list[str]:
+    numbers = [one.id for one in dead_letter_group.dead_letters()]
+    with dead_letter_group.engine.connect() as tx:
+        (request,) = tx.execute(text(f'SELECT id FROM "{dead_letter_group.schema}".replay_request')).scalars()
     more = [f"dead-letter?group=g&id={each}" for each in numbers]
     return [*PAGES, *more, "partition?group=g&topic=t&partition=1", f"replay?group=g&id={request}"]
 
 
-def test_without_payloads_nothing_of_a_record_is_shown(console: Console, marked: Depot) -> None:
+def test_without_payloads_nothing_of_a_record_is_shown(console: Console, marked_group: DeadLetterGroup) -> None:
     browser = console(allow_actions=True)
-    for path in paths(marked):
+    for path in paths(marked_group):
         for of in ("", "api/"):
             answer = browser.get(f"/{of}{path}")
             assert answer.status_code == 200, answer.text
@@ -84,19 +86,19 @@ def test_without_payloads_nothing_of_a_record_is_shown(console: Console, marked:
     plans = ["discard&group=g", "replay&group=g", "resume&group=g", "reset&group=g&target=earliest"]
     for plan in plans:
         assert SECRET not in browser.get(f"/plan?action={plan}").text
-    assert "its headers cannot be read, and are not kept" in browser.get("/plan?action=replay&group=g").text
+    assert "its headers cannot be read, and were not stored" in browser.get("/plan?action=replay&group=g").text
 
 
-def test_reasons_are_shown(console: Console, marked: Depot) -> None:
+def test_reasons_are_shown(console: Console, marked_group: DeadLetterGroup) -> None:
     browser = console()
-    for path in ("group?group=g", "reloads", "history", "history?group=g", paths(marked)[-1]):
+    for path in ("group?group=g", "reloads", "history", "history?group=g", paths(marked_group)[-1]):
         assert REASON in browser.get(f"/{path}").text
         assert REASON in browser.get(f"/api/{path}").text
 
 
-def test_with_payloads_all_of_it_is_shown(console: Console, marked: Depot) -> None:
+def test_with_payloads_all_of_it_is_shown(console: Console, marked_group: DeadLetterGroup) -> None:
     browser = console(payloads="full")
-    quoted = [path for path in paths(marked) if path.partition("?")[0] not in {"", "history", "health"}]
+    quoted = [path for path in paths(marked_group) if path.partition("?")[0] not in {"", "history", "health"}]
     for path in quoted:
         for of in ("", "api/"):
             assert SECRET in browser.get(f"/{of}{path}").text, path
@@ -114,63 +116,63 @@ def odd(drawn: random.Random) -> bytes:
     return b"".join(drawn.choices([*parts, bytes([drawn.randrange(256)])], k=drawn.randrange(1, 6)))
 
 
-def test_odd_bytes_are_shown_as_text(console: Console, depot: Depot) -> None:
+def test_odd_bytes_are_shown_as_text(console: Console, dead_letter_group: DeadLetterGroup) -> None:
     """In topic, group, key, value, texts of errors, and names and values of headers."""
     seed = int(os.environ.get("SEEKPOINT_SEED", secrets.randbits(32)))
     print(f"SEEKPOINT_SEED={seed}")
     drawn = random.Random(seed)
     browser = console(allow_actions=True, payloads="full")
-    depot.bad = {b"b"}
+    dead_letter_group.bad = {b"b"}
     for n in range(5):
-        depot.group = odd_name(drawn, n)
+        dead_letter_group.group = odd_name(drawn, n)
         topic, error, value, key = odd_name(drawn, n), odd_name(drawn, n), odd(drawn), odd(drawn)
         headers = [(b"\xff trace", odd(drawn)), (odd(drawn), odd(drawn)), (odd_name(drawn, n).encode(), odd(drawn))]
         of_log = [(name.decode("utf-8", "surrogateescape"), each) for name, each in headers]
-        (one,) = depot.park(raw(b"b", topic="orders", offset=n, key=key, headers=of_log))
-        Desk(depot.ledger, topic=topic, cluster_id="seekpoint-testing").claim(0)
-        with depot.engine.begin() as tx:
-            change = f"""UPDATE "{depot.schema}".dead_letter SET topic = :topic, value = :value, error = :error,
-              traceback = :error, replay_error = :error WHERE id = :id"""
+        (one,) = dead_letter_group.park(raw(b"b", topic="orders", offset=n, key=key, headers=of_log))
+        LedgerWorker(dead_letter_group.ledger, topic=topic, cluster_id="seekpoint-testing").claim(0)
+        with dead_letter_group.engine.begin() as tx:
+            change = f"""UPDATE "{dead_letter_group.schema}".dead_letter SET topic = :topic, value = :value,
+              error = :error, traceback = :error, replay_error = :error WHERE id = :id"""
             tx.execute(text(change), {"topic": topic, "value": value, "error": error, "id": one.id})
         asked: list[tuple[str, dict[str, Any]]] = [
             ("", {}),
-            ("group", {"group": depot.group}),
-            ("partition", {"group": depot.group, "topic": topic, "partition": 0}),
-            ("dead-letters", {"group": depot.group}),
-            ("dead-letter", {"group": depot.group, "id": one.id}),
-            ("history", {"group": depot.group}),
-            ("plan", {"action": "pause", "group": depot.group}),
+            ("group", {"group": dead_letter_group.group}),
+            ("partition", {"group": dead_letter_group.group, "topic": topic, "partition": 0}),
+            ("dead-letters", {"group": dead_letter_group.group}),
+            ("dead-letter", {"group": dead_letter_group.group, "id": one.id}),
+            ("history", {"group": dead_letter_group.group}),
+            ("plan", {"action": "pause", "group": dead_letter_group.group}),
         ]
         for path, query in asked:
             page = browser.get(f"/{path}", params=query)
             assert page.status_code == 200, page.text
             assert "<script>" not in page.text
             if path:
-                assert depot.group in unescape(page.text)
+                assert dead_letter_group.group in unescape(page.text)
             if path in {"group", "partition", "dead-letters", "dead-letter"}:
                 assert topic in unescape(page.text)
             if path != "plan":
                 twin = browser.get(f"/api/{path}", params=query)
                 assert twin.status_code == 200
                 assert twin.headers["content-type"] == "application/json"
-        page = browser.get("/dead-letter", params={"group": depot.group, "id": one.id})
+        page = browser.get("/dead-letter", params={"group": dead_letter_group.group, "id": one.id})
         assert "ff 20 74 72 61 63 65" in page.text
         for each in (value, key, *(part for header in headers for part in header)):
             assert present.octets(each) in unescape(page.text)
         assert unescape(page.text).count(error) >= 3
-        assert error in unescape(browser.get("/dead-letters", params={"group": depot.group}).text)
+        assert error in unescape(browser.get("/dead-letters", params={"group": dead_letter_group.group}).text)
 
 
-def test_a_long_value_is_cut_and_says_how_long_it_is(console: Console, depot: Depot) -> None:
+def test_a_long_value_is_cut_and_says_how_long_it_is(console: Console, dead_letter_group: DeadLetterGroup) -> None:
     """Not within a character; and its page is not read again."""
-    depot.bad = {b"b"}
-    (one,) = depot.park(raw(b"b", topic="orders"))
+    dead_letter_group.bad = {b"b"}
+    (one,) = dead_letter_group.park(raw(b"b", topic="orders"))
     value = b"ab" + "é".encode() * 40_000 + b"the end"
     short = value[: present.LONGEST]
     browser = console(payloads="full")
     for stored, left_out in ((value, True), (value[1:], True), (short, False)):
-        with depot.engine.begin() as tx:
-            change = f'UPDATE "{depot.schema}".dead_letter SET value = :value WHERE id = :id'
+        with dead_letter_group.engine.begin() as tx:
+            change = f'UPDATE "{dead_letter_group.schema}".dead_letter SET value = :value WHERE id = :id'
             tx.execute(text(change), {"value": stored, "id": one.id})
         page = browser.get(f"/dead-letter?group=g&id={one.id}").text
         assert "éé</pre>" in page
@@ -180,23 +182,40 @@ def test_a_long_value_is_cut_and_says_how_long_it_is(console: Console, depot: De
         assert browser.get(f"/api/dead-letter?group=g&id={one.id}").json()["data"]["size"] == len(stored)
 
 
+def test_an_edited_dead_letter_says_by_whom_and_why_and_shows_both_values(
+    console: Console, dead_letter_group: DeadLetterGroup
+) -> None:
+    dead_letter = dead_letter_group.dead_lettered(b"b")
+    page = f"/dead-letter?group=g&id={dead_letter.id}"
+    assert "Edited" not in console(payloads="full").get(page).text
+    dead_letter_group.new_replay().edit(dead_letter.id, b"fixed <value>", reason="ticket 7")
+    full, bare = console(payloads="full"), console()
+    assert re.search(r"Edited by ada at .*: ticket 7\. A replay applies the edited value\.", full.get(page).text)
+    assert '<h2>Value</h2><pre tabindex="0">b</pre>' in full.get(page).text
+    assert '<h2>Edited value</h2><pre tabindex="0">fixed &lt;value&gt;</pre>' in full.get(page).text
+    assert "Edited by ada" in bare.get(page).text
+    assert "fixed" not in bare.get(page).text
+    assert "edited_value" not in bare.get(f"/api{page}").json()["data"]
+    assert dead_letter_group.new_replay().replay(dead_letter.id).is_applied
+    assert "The edited value was applied." in full.get(page).text
+
+
 def odd_name(drawn: random.Random, n: int) -> str:
     """Markup and signs that text in Postgres may have."""
     return f"{n} " + "".join(drawn.choices(["<script>", "\"'&<>", "\u202eé", "\x1b[31m", "{{ 7*7 }}", "%2f/?#"], k=3))
 
 
 def test_dead_letters_are_searched_by_key_and_text_and_have_pages(
-    console: Console, depot: Depot, monkeypatch: pytest.MonkeyPatch
+    console: Console, dead_letter_group: DeadLetterGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And are not found by what is not shown; a blocked one leads to the first of its key."""
     monkeypatch.setattr(pages, "DEAD_LETTERS", 2)
-    depot.bad = {b"b"}
-    depot.park(*(raw(b"b", topic="orders", offset=n, key=b"k1" if n % 2 else b"k2") for n in range(5)))
-    with depot.engine.begin() as tx:
-        tx.execute(
-            text(f"""UPDATE "{depot.schema}".dead_letter SET error = 'ValueError: odd' WHERE record_offset = 3""")
-        )
-        blocked = f"""UPDATE "{depot.schema}".dead_letter SET cause = 'blocked' WHERE record_offset = 4 RETURNING id"""
+    dead_letter_group.bad = {b"b"}
+    dead_letter_group.park(*(raw(b"b", topic="orders", offset=n, key=b"k1" if n % 2 else b"k2") for n in range(5)))
+    with dead_letter_group.engine.begin() as tx:
+        table = f'"{dead_letter_group.schema}".dead_letter'
+        tx.execute(text(f"UPDATE {table} SET error = 'ValueError: odd' WHERE record_offset = 3"))
+        blocked = f"UPDATE {table} SET cause = 'blocked' WHERE record_offset = 4 RETURNING id"
         (last,) = tx.execute(text(blocked)).scalars()
     full, seen, path = console(payloads="full"), [], "/dead-letters?group=g"
     while path:
@@ -211,7 +230,7 @@ def test_dead_letters_are_searched_by_key_and_text_and_have_pages(
         return [one["offset"] for one in data]
 
     assert [offsets(query) for query in ("key=k1", "error=odd", "key=k1&error=odd", "key=k")] == [[1, 3], [3], [3], []]
-    first = depot.letters()[0].id
+    first = dead_letter_group.dead_letters()[0].id
     assert (
         f'<a href="dead-letter?group=g&amp;id={first}">dead letter {first}</a>'
         in full.get(f"/dead-letter?group=g&id={last}").text

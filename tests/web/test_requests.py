@@ -14,10 +14,10 @@ from seekpoint.web import Access, Right, create_app
 from seekpoint.web.guard import HEADERS
 from support.browser import LOCAL
 from support.failures import for_each
-from support.ledger_desk import Desk
+from support.ledger_worker import LedgerWorker
 from web.conftest import PAGES, Console
 
-pytestmark = pytest.mark.usefixtures("desk")
+pytestmark = pytest.mark.usefixtures("worker")
 
 
 @for_each(["localhost", "localhost:8484", "127.0.0.1:8484", "[::1]:8484", "Console.Example:443"])
@@ -150,7 +150,7 @@ def test_access_without_allow_actions_reads(console: Console) -> None:
     assert browser.get("/plan?action=pause&group=g").status_code == 403
 
 
-def test_it_can_be_mounted_below_a_prefix(admin: Admin, desk: Desk) -> None:
+def test_it_can_be_mounted_below_a_prefix(admin: Admin, worker: LedgerWorker) -> None:
     app = Starlette(routes=[Mount("/ops/console", app=create_app(admin, allow_actions=True))])
     with TestClient(app, base_url=LOCAL, client=("127.0.0.1", 50_000)) as client:
         for path in [*PAGES, *(f"api/{each}" for each in PAGES), "static/console.css", "static/htmx.min.js"]:
@@ -158,4 +158,4 @@ def test_it_can_be_mounted_below_a_prefix(admin: Admin, desk: Desk) -> None:
         text = client.get("/ops/console/group?group=g").text
         assert not [each for each in text.split() if each.startswith(('href="/', 'src="/', 'action="/'))]
         assert 'hx-get="group?group=g"' in text
-    assert desk.stands() == {0: 5, 1: 7, 2: 0}
+    assert worker.positions() == {0: 5, 1: 7, 2: 0}

@@ -12,7 +12,7 @@ from seekpoint.admin import Admin
 from seekpoint.errors import ConfigError
 from seekpoint.web.serving import serving
 from support.command import seekpoint
-from support.ledger_desk import Desk
+from support.ledger_worker import LedgerWorker
 
 DATABASE = ["--database-url", "postgresql://ada:secret@127.0.0.1:1/shop"]
 
@@ -20,7 +20,7 @@ DATABASE = ["--database-url", "postgresql://ada:secret@127.0.0.1:1/shop"]
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "192.0.2.1:0", "console.example:0", "[::]:0"])
 def test_actions_for_other_machines_are_refused(listen: str) -> None:
     said = seekpoint("ui", "--listen", listen, "--allow-actions", *DATABASE, exits=2).stderr
-    assert "anyone there could act" in said
+    assert "anyone who reaches it could act" in said
     assert "secret" not in said
 
 
@@ -34,7 +34,7 @@ def test_a_wrong_address_is_refused() -> None:
     assert "--listen takes host:port" in seekpoint("ui", "--listen", "8484", *DATABASE, exits=2).stderr
 
 
-def test_it_serves_until_the_block_ends(admin: Admin, desk: Desk) -> None:
+def test_it_serves_until_the_block_ends(admin: Admin, worker: LedgerWorker) -> None:
     with serving(admin, "127.0.0.1", 0) as address:
         with urllib.request.urlopen(address, timeout=10) as answer:
             assert b">g</a>" in answer.read()
@@ -55,7 +55,7 @@ def has_ipv6() -> bool:
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
-def test_an_address_of_ipv6_is_in_brackets(admin: Admin, desk: Desk) -> None:
+def test_an_address_of_ipv6_is_in_brackets(admin: Admin, worker: LedgerWorker) -> None:
     with serving(admin, "::1", 0) as address:
         assert address.startswith("http://[::1]:")
         with urllib.request.urlopen(address, timeout=10) as answer:

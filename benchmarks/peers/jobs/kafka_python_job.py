@@ -1,4 +1,4 @@
-"""Runs in kafka-python's own environment: poll, (write,) commit, until every record was seen; then one line of JSON."""
+"""Runs in kafka-python's environment: poll, (write,) commit, until every record was seen; then one line of JSON."""
 
 from __future__ import annotations
 

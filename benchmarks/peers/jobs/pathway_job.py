@@ -1,4 +1,4 @@
-"""Runs in Pathway's own environment: the topic into the table, until it is ended."""
+"""Runs in Pathway's environment: the topic into the table, until it is ended."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def main() -> None:
         elif type_.startswith("timestamp"):
             converted[name] = pw.unwrap(source[name]).dt.strptime(JOB["times"]).dt.to_utc("UTC")
     rows = source.with_columns(**converted)
-    at = JOB["database"]
-    settings = {key: at[key] for key in ("host", "port", "dbname", "user", "password")}
+    database = JOB["database"]
+    settings = {key: database[key] for key in ("host", "port", "dbname", "user", "password")}
     keyed = {"output_table_type": "snapshot", "primary_key": [rows.event_id]} if JOB["snapshot"] else {}
     pw.io.postgres.write(rows, settings, JOB["topic"], max_batch_size=JOB["batch"], **keyed)
     print("RUN", time.time(), flush=True)

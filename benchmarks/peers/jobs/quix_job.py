@@ -1,4 +1,4 @@
-"""Runs in Quix Streams' own environment: the topic into the table, until it is ended."""
+"""Runs in Quix Streams' environment: the topic into the table, until it is ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ JOB: dict[str, Any] = json.loads(os.environ["JOB"])
 
 def main() -> None:
     """The application."""
-    at = JOB["database"]
+    database = JOB["database"]
     application = Application(
         broker_address=JOB["brokers"],
         consumer_group=JOB["group"],
@@ -26,11 +26,11 @@ def main() -> None:
     )
     keyed = {"primary_key_columns": "id", "upsert_on_primary_key": True} if JOB["upsert"] else {}
     sink = PostgreSQLSink(
-        host=at["host"],
-        port=int(at["port"]),
-        dbname=at["dbname"],
-        user=at["user"],
-        password=at["password"],
+        host=database["host"],
+        port=int(database["port"]),
+        dbname=database["dbname"],
+        user=database["user"],
+        password=database["password"],
         table_name=JOB["topic"],
         schema_auto_update=False,
         include_metadata=False,

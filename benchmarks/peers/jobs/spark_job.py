@@ -1,4 +1,4 @@
-"""Runs in Spark's own environment: decode the cached records, write them through JDBC; then one line of JSON."""
+"""Runs in Spark's environment: decode the cached records, write them through JDBC; then one line of JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import time
 from typing import Any
 
-# By name: this script's own environment has it, the one that its types are checked in may have another, or none.
+# By name, because only this script's environment has it; the one in which types are checked may have another, or none.
 sql: Any = importlib.import_module("pyspark.sql")
 f: Any = importlib.import_module("pyspark.sql.functions")
 JOB: dict[str, Any] = json.loads(os.environ["JOB"])
@@ -16,7 +16,7 @@ KAFKA = "key string, value string, topic string, partition int, offset bigint, t
 
 
 def session() -> Any:
-    """One JVM with as many slots as were asked for."""
+    """One JVM with ``parallelism`` slots."""
     return (
         sql.SparkSession.builder.master(f"local[{JOB['parallelism']}]")
         .appName("peer")
@@ -34,11 +34,11 @@ def session() -> Any:
 
 
 def write(records: Any, table: str) -> None:
-    """Decode and write; an upsert goes through a staging table, as foreachBatch is documented to do it."""
+    """Decode and write; an upsert goes through a staging table, as documented for foreachBatch."""
     schema = ", ".join(f"`{column}` {type_}" for column, type_ in JOB["fields"].items())
     decoded = records.select(f.from_json(f.decode("value", "UTF-8"), schema).alias("v")).select("v.*")
-    at = JOB["database"]
-    properties = {"user": at["user"], "password": at["password"], "driver": "org.postgresql.Driver"}
+    database = JOB["database"]
+    properties = {"user": database["user"], "password": database["password"], "driver": "org.postgresql.Driver"}
     properties["batchsize"] = str(JOB["batch"])
     target = f"{table}_stage" if JOB["upsert"] else table
     decoded.write.mode("append").jdbc(JOB["url"], target, properties=properties)
@@ -52,12 +52,12 @@ def write(records: Any, table: str) -> None:
 
 
 def execute(*statements: str) -> None:
-    """Through the driver that Spark has: this environment has no other."""
+    """Run the statements through Spark's driver: this environment has no other."""
     jvm = sql.SparkSession.getActiveSession()._jvm  # noqa: SLF001 -- the only way to the driver from here
-    at = JOB["database"]
+    database = JOB["database"]
     login = jvm.java.util.Properties()
-    login.setProperty("user", at["user"])
-    login.setProperty("password", at["password"])
+    login.setProperty("user", database["user"])
+    login.setProperty("password", database["password"])
     connection = jvm.org.postgresql.Driver().connect(JOB["url"], login)
     for statement in statements:
         connection.createStatement().execute(statement)

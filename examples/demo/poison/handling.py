@@ -39,13 +39,13 @@ from seekpoint.pipeline.sink import Handler
 from seekpoint.records import Record
 
 CLEAN, POISONED = "flights_clean", "flights"  # topic, table and group
-EXITED = 66  # what a killed worker's exit code says of who it was
+EXITED = 66  # the exit code of a worker that a record ends by os._exit()
 RETRY = Retry(attempts=4, wait_initial=0.1, wait_max=1.0)
-INT2, MILES = 32_767, 1_000_000  # a smallint's end; a distance's wrong factor
+INT2, MILES = 32_767, 1_000_000  # the largest smallint; the factor of a wrong distance
 
 
 class Notice(Flight, frozen=True, gc=False):
-    """A flight as it comes in: nothing of it is checked yet."""
+    """A flight as it arrives, not checked yet."""
 
     hour: int | None  # type: ignore[assignment]  # which the table will refuse
     trouble: str | None = None
@@ -61,7 +61,7 @@ def _column(plain: Column[Any]) -> Column[Any]:
 
 
 def make_table(name: str) -> Table:
-    """The flights' columns, in their order, with what a careful table has: types, lengths, and constraints."""
+    """The flights' columns, in their order, with types, lengths and constraints."""
     return Table(
         name,
         MetaData(),
@@ -75,14 +75,14 @@ _ARRAYS = {SmallInteger: "smallint", Integer: "integer", BigInteger: "bigint", S
 
 
 def _insert(table: Table) -> TextClause:
-    """All rows in one statement. Text stays text until it meets its column: a cast to varchar would cut it."""
+    """All rows in one statement. Text is not cast to varchar, because a cast truncates what the column refuses."""
     columns = ", ".join(table.c.keys())
     arrays = ", ".join(f"CAST(:{c.name} AS {_ARRAYS[type(c.type)]}[])" for c in table.c)
     return text(f"INSERT INTO {table.name} ({columns}) SELECT * FROM unnest({arrays})")
 
 
 class Desk:
-    """The fixed handler: corrects what came in wrong, and writes it."""
+    """The fixed handler: corrects broken records, and writes them."""
 
     def __init__(self, table: Table) -> None:
         self._insert, self._names = _insert(table), tuple(table.c.keys())
@@ -99,7 +99,7 @@ class Desk:
 
 
 def mended(record: Record[Notice, bytes | None]) -> Flight:
-    """The flight that the record was, before it was broken."""
+    """The flight as it was before its record was broken."""
     notice = record.value
     distance = abs(notice.distance)
     true_id = dict(record.headers)[ID]
@@ -120,27 +120,27 @@ def mended(record: Record[Notice, bytes | None]) -> Flight:
 
 
 class Outages:
-    """A service outside, which fails on some records until they were put off once or twice.
+    """An external service, which fails for some records until they were delayed once or twice.
 
-    What it knows is kept in files: the record may come again in another process. It hears of the worker's events.
+    Its state is in files, because another process may read the record again. It observes the worker's events.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def __call__(self, event: events.Event) -> None:
-        """Remember how often a record was put off."""
+        """Store how often a record was delayed."""
         if isinstance(event, events.RetryScheduled):
             self._file(event.partition.number, event.offset).write_text(str(event.attempt), encoding="utf-8")
 
     def ask(self, record: Record[Notice, bytes | None], times: int) -> None:
-        """Raise TimeoutError as long as the record was not put off so many times."""
+        """Raise TimeoutError until the record was delayed so often."""
         file = self._file(record.partition, record.offset)
         if not file.exists() or int(file.read_text(encoding="utf-8")) < times:
-            raise TimeoutError(f"the service outside did not answer for {record.id}")
+            raise TimeoutError(f"the external service did not answer for {record.id}")
 
     def tries(self) -> dict[str, int]:
-        """How often each record was put off, by ``partition-offset``."""
+        """How often each record was delayed, by ``partition-offset``."""
         return {file.name: int(file.read_text(encoding="utf-8")) for file in self._folder.iterdir()}
 
     def _file(self, partition: int, offset: int) -> Path:
@@ -148,14 +148,14 @@ class Outages:
 
 
 class BuggyDesk(Desk):
-    """The handler as it was deployed: it trusts what comes in, and some records are the end of it."""
+    """The handler as it was deployed: it does not check its records enough, and some of them crash it."""
 
     def __init__(self, table: Table, outages: Outages) -> None:
         super().__init__(table)
         self._outages = outages
 
     def __call__(self, tx: Connection, batch: Batch[Notice, bytes | None]) -> None:
-        """Look at every notice, then write them all."""
+        """Check every notice, then write them all."""
         notices = []
         for record in batch:
             notice = record.value

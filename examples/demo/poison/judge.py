@@ -31,11 +31,11 @@ class Fate:
 
 @dataclass(slots=True)
 class Verdict:
-    """What was found. ``applied``, ``parked`` and ``skipped`` are records; ``strange`` are rows that are no flight's.
+    """The result. ``applied``, ``parked`` and ``skipped`` are records; ``strange`` are rows that belong to no flight.
 
-    ``parked`` are open dead letters now; ``dead_letters`` all that ever were. A record whose row differs is lost, and
-    so is one whose dead letter does; it is there twice where it is applied and has an open dead letter, too. ``wrong``
-    says what else is not as it must be.
+    ``parked`` are open dead letters; ``set_aside`` all dead letters, ``replayed`` included. A record is lost if its row
+    or its dead letter differs from what was sent, and there twice if it is applied and has an open dead letter, too.
+    ``wrong`` lists all other faults.
     """
 
     records: int = 0
@@ -63,7 +63,7 @@ def judge(
 ) -> Verdict:
     """Compare what is in the database with all that was sent, in the order of the flights' ids.
 
-    ``broken`` are the records that were, by the flight's id; ``tries`` is how often a record was put off, by its tag.
+    ``broken`` are the broken records, by the flight's id; ``tries`` is how often a record was delayed, by its tag.
     """
     whole = [letters.get(letter.id) for letter in letters.list(Where(states=tuple(State)))]
     with engine.connect() as connection:
@@ -79,61 +79,61 @@ def weigh(
     tries: Mapping[str, int],
 ) -> Verdict:
     """The comparison itself: rows in the order of their ids, dead letters in any."""
-    found = Verdict(fates={kind.name: Fate() for kind in KINDS})
-    kept = _weigh_letters(letters, broken, found)
+    verdict = Verdict(fates={kind.name: Fate() for kind in KINDS})
+    states = _weigh_letters(letters, broken, verdict)
     for flight, copies, equal in matched(rows, flights):
-        found.strange += copies - equal
+        verdict.strange += copies - equal
         if flight is None:
             continue
-        found.records += 1
-        found.twice += max(0, equal - 1) + (equal > 0 and flight.id in kept)
+        verdict.records += 1
+        verdict.twice += max(0, equal - 1) + (equal > 0 and flight.id in states)
         if equal:
-            found.applied += 1
-        elif flight.id in kept:
-            found.skipped += kept[flight.id] is State.SKIPPED
-            found.parked += kept[flight.id] is not State.SKIPPED
+            verdict.applied += 1
+        elif flight.id in states:
+            verdict.skipped += states[flight.id] is State.SKIPPED
+            verdict.parked += states[flight.id] is not State.SKIPPED
         else:
-            found.lost += 1
+            verdict.lost += 1
         if flight.id in broken:
-            fate = found.fates[broken[flight.id].kind.name]
+            fate = verdict.fates[broken[flight.id].kind.name]
             fate.made += 1
             fate.applied += equal > 0
-            fate.parked += flight.id in kept
-    _weigh_tries(broken, tries, found)
-    return found
+            fate.parked += flight.id in states
+    _weigh_tries(broken, tries, verdict)
+    return verdict
 
 
-def _weigh_letters(letters: Iterable[DeadLetter], broken: Mapping[int, Sent], found: Verdict) -> dict[int, State]:
-    """Check every dead letter; returns the records that are kept in one now, whole, by the flight's id."""
-    kept: dict[int, State] = {}
+def _weigh_letters(letters: Iterable[DeadLetter], broken: Mapping[int, Sent], verdict: Verdict) -> dict[int, State]:
+    """Check every dead letter; returns the states of those that hold their record unchanged, by the flight's id."""
+    states: dict[int, State] = {}
     count: Counter[int] = Counter()
     for letter in letters:
-        found.set_aside += 1
-        found.replayed += letter.state is State.REPLAYED
+        verdict.set_aside += 1
+        verdict.replayed += letter.state is State.REPLAYED
         id_ = _id_of(letter)
         count[id_] += 1
         sent = broken.get(id_)
         if sent is None:
-            found.wrong.append(f"{_named(letter)} is of a record that was not broken: {letter.error}")
+            verdict.wrong.append(f"{_named(letter)} has a record that was not broken: {letter.error}")
             continue
-        fate = found.fates[sent.kind.name]
+        fate = verdict.fates[sent.kind.name]
         fate.said = letter.error
         fate.replayed += letter.state is State.REPLAYED
-        found.killers_parked += sent.kind.kills and letter.cause is Cause.CRASHED
+        verdict.killers_parked += sent.kind.kills and letter.cause is Cause.CRASHED
         if difference := _difference(letter, sent):
-            found.wrong.append(f"{_named(letter)} ({sent.kind.name}): {difference}")
+            verdict.wrong.append(f"{_named(letter)} ({sent.kind.name}): {difference}")
         elif letter.is_open or letter.state is State.SKIPPED:
-            kept[id_] = letter.state
+            states[id_] = letter.state
         if complaint := _complaint(letter, sent):
-            found.wrong.append(f"{_named(letter)} ({sent.kind.name}): {complaint}")
-    found.twice += sum(times - 1 for times in count.values())
+            verdict.wrong.append(f"{_named(letter)} ({sent.kind.name}): {complaint}")
+    verdict.twice += sum(times - 1 for times in count.values())
     missing = [id_ for id_, sent in broken.items() if sent.kind.cause is not None and id_ not in count]
-    found.wrong += [f"flight {id_} ({broken[id_].kind.name}) has no dead letter" for id_ in missing]
-    return kept
+    verdict.wrong += [f"flight {id_} ({broken[id_].kind.name}) has no dead letter" for id_ in missing]
+    return states
 
 
 def _difference(letter: DeadLetter, sent: Sent) -> str | None:
-    """What of a dead letter is not as the record was sent; None if the record could be applied from it."""
+    """How a dead letter differs from the record that was sent; None if the record could be applied from it."""
     if (letter.partition, letter.offset) != (sent.partition, sent.offset):
         return f"the record was sent to partition {sent.partition}, offset {sent.offset}"
     if (letter.key, letter.value) != (sent.key, sent.value):
@@ -142,25 +142,25 @@ def _difference(letter: DeadLetter, sent: Sent) -> str | None:
 
 
 def _complaint(letter: DeadLetter, sent: Sent) -> str | None:
-    """What of a dead letter is not as its kind must end; None if all is well."""
+    """How a dead letter differs from what its kind must become; None if it does not."""
     kind = sent.kind
-    if letter.cause is not kind.cause or letter.sqlstate != kind.sqlstate or kind.said not in letter.error:
+    if letter.cause is not kind.cause or letter.sqlstate != kind.sqlstate or kind.error not in letter.error:
         return f"it has another error: {letter.cause}, {letter.sqlstate}, {letter.error}"
     expected = State.DEAD_LETTERED if kind.is_undecodable else State.REPLAYED
     return None if letter.state is expected else f"it is {letter.state}, not {expected}"
 
 
-def _weigh_tries(broken: Mapping[int, Sent], tries: Mapping[str, int], found: Verdict) -> None:
-    """Those that fail for a while must have been put off as often, and no more often than the schedule allows."""
+def _weigh_tries(broken: Mapping[int, Sent], tries: Mapping[str, int], verdict: Verdict) -> None:
+    """Note records that were delayed less often than the outages of their kind require."""
     for id_, sent in broken.items():
         times = tries.get(sent.tag, 0)
-        found.fates[sent.kind.name].retried += times
+        verdict.fates[sent.kind.name].retried += times
         if sent.kind.outages and times < sent.kind.outages:
-            found.wrong.append(f"flight {id_} ({sent.kind.name}) was put off {times} times, not {sent.kind.outages}")
+            verdict.wrong.append(f"flight {id_} ({sent.kind.name}) was delayed {times} times, not {sent.kind.outages}")
 
 
 def _id_of(letter: DeadLetter) -> int:
-    """The flight's true number, from the header that came with it; -1 where that is gone."""
+    """The flight's true number, from the header that came with it; -1 if that is missing."""
     value = dict(letter.headers).get(ID)
     return int(value) if value is not None and value.isdigit() else -1
 

@@ -1,4 +1,4 @@
-"""What is done to the records that are broken, and what must become of each. Pure, and the same for the same seed."""
+"""How records are broken, and what must become of each. No I/O; the same seed breaks the same records."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Kind:
     """One way to break a record.
 
     ``damage`` gets the flight's values and the id of an earlier flight of its carrier, and returns the record's value.
-    ``cause``, ``sqlstate`` and ``said`` are what its dead letter must tell; no cause: it is applied in the end, by
-    itself. ``number`` is how many are made, None for a share of what is left. ``outages``: it is put off so often
-    before it passes. ``kills``: it ends its process.
+    ``cause``, ``sqlstate`` and ``error`` are what its dead letter must have; without a cause it is applied in the end,
+    without a replay. ``number`` is how many are made, None for a share of what is left. ``outages`` is how often it is
+    delayed before it passes. ``kills``: it ends its process.
     """
 
     name: str
     damage: Callable[[Values, int], Values | bytes]
     cause: Cause | None
-    said: str = ""
+    error: str = ""
     sqlstate: str | None = None
     number: int | None = None
     outages: int = 0
@@ -83,7 +83,7 @@ class Sent:
     offset: int = -1
 
     def heard(self, partition: int, offset: int) -> None:
-        """The brokers have it."""
+        """Note where the brokers have stored it."""
         self.partition, self.offset = partition, offset
 
     @property
@@ -93,7 +93,7 @@ class Sent:
 
 
 def tail(records: int) -> int:
-    """Among how many records, the last ones, those that crash are: their neighbours are applied one by one."""
+    """How many of the last records have the crashing ones among them, whose neighbours are applied one by one."""
     return max(300, records // 100)
 
 
@@ -105,7 +105,7 @@ def choose(flights: Sequence[Flight], seed: int) -> dict[int, Kind]:
     killers, others = [k for k in few if k.kills], [k for k in few if not k.kills]
     left = max(len(shared), len(flights) // ONE_IN - len(few))
     others += [shared[n % len(shared)] for n in range(left)]
-    common = {flight.carrier for flight in flights[:SOUND]}  # a taken id must be in the same partition, and before
+    common = {flight.carrier for flight in flights[:SOUND]}  # a taken id must be an earlier one of the partition
     usable = [flight.id for flight in flights[SOUND:] if flight.carrier in common]
     begin = len(flights) - tail(len(flights))
     last = [id_ for id_ in usable if id_ > begin]
@@ -115,7 +115,7 @@ def choose(flights: Sequence[Flight], seed: int) -> dict[int, Kind]:
 
 
 def break_some(flights: Sequence[Flight], chosen: Mapping[int, Kind]) -> Iterator[tuple[Flight, bytes, Sent | None]]:
-    """Every flight with the value that is sent for it, and what is to be known of the broken ones."""
+    """Every flight with the value to send for it, and with a ``Sent`` if it is broken."""
     encode = msgspec.json.Encoder().encode
     applied: dict[str, int] = {}  # carrier -> a flight of it that is in the table by then
     for flight in flights:

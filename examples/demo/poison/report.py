@@ -1,4 +1,4 @@
-"""What the demo has found, for people and for machines."""
+"""The demo's results, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from demo.poison.judge import Fate, Verdict
 from demo.poison.kinds import KILLERS, KINDS
 from demo.report import count, named_lines
 
-SHOWN = 5  # dead letters that are not as they must be, at most
+SHOWN = 5  # dead letters with faults, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All that the demo has found.
+    """The demo's results.
 
     ``seconds`` is from the first poisoned record produced to the last dead letter replayed, crashes included. The
     rates are records per second of either run, end to end, from the first one produced to the last one committed, of
@@ -48,7 +48,7 @@ class Report:
         v = self.verdict
         together = v.applied + v.parked + v.skipped
         too_few = [name for name in KILLER_NAMES if self.deaths[name] < RETRY.crashes]
-        found = [
+        checks = [
             (v.lost, f"{v.lost:,} records are lost"),
             (v.twice, f"{v.twice:,} records are there twice"),
             (v.strange, f"{v.strange:,} rows are not what was sent"),
@@ -60,12 +60,12 @@ class Report:
             (self.clean_rows != self.clean_records, f"{self.clean_rows:,} of {self.clean_records:,} clean rows"),
             (any(self.exit_codes), f"the workers did not drain: exit codes {self.exit_codes}"),
         ]
-        return [said for wrong, said in found if wrong] + self._wrong()
+        return [problem for is_wrong, problem in checks if is_wrong] + self._wrong()
 
     def _wrong(self) -> list[str]:
         wrong = self.verdict.wrong
         more = len(wrong) - SHOWN
-        return wrong[:SHOWN] + ([f"and {more:,} more of that sort"] if more > 0 else [])
+        return wrong[:SHOWN] + ([f"and {more:,} more of this kind"] if more > 0 else [])
 
     def as_json(self) -> str:
         """The report for machines."""
@@ -94,9 +94,9 @@ class Report:
 
     def _of_kinds(self) -> Table:
         shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", expand=True)
-        for name in ("broken by", "made", "retries", "where they ended"):
+        for name in ("broken by", "made", "retries", "results"):
             shown.add_column(name, justify="right" if name in {"made", "retries"} else "left", no_wrap=True)
-        shown.add_column("what the error said", no_wrap=True, ratio=1)  # cut off where the terminal ends
+        shown.add_column("an error of one", no_wrap=True, ratio=1)  # cut off at the terminal's width
         for name, fate in self.verdict.fates.items():
             shown.add_row(name, f"{fate.made:,}", f"{fate.retried:,}", _end(fate), Text(fate.said))
         return shown
@@ -107,11 +107,11 @@ class Report:
         lines = [
             ("records", f"{v.records:,}"),
             ("applied", f"{v.applied:,}, of them {v.replayed:,} replayed with the handler fixed"),
-            ("parked", f"{v.parked:,} still, of {v.set_aside:,} that were"),
+            ("dead letters", f"{v.parked:,} open, of {v.set_aside:,} in all"),
             ("skipped", f"{v.skipped:,}"),
             ("lost", count(v.lost)),
             ("twice", count(v.twice)),
-            ("killers", f"{v.killers_parked} dead-lettered; workers died {sum(self.deaths.values())} times"),
+            ("crashing", f"{v.killers_parked} dead-lettered; workers died {sum(self.deaths.values())} times"),
             ("records/s", f"{self.rate_poisoned:,.0f}, {share:.2f} of {self.rate_clean:,.0f} with nothing broken"),
             ("seconds", f"{self.seconds:.1f}, crashes and replay included"),
             ("broker", self.broker),
@@ -127,7 +127,7 @@ def _end(fate: Fate) -> str:
     ends = {
         "applied": fate.applied - fate.replayed,
         "replayed": fate.replayed,
-        "parked": fate.parked,
+        "dead-lettered": fate.parked,
         "lost": fate.made - fate.applied - fate.parked,
     }
     return ", ".join(f"{number:,} {name}" for name, number in ends.items() if number)

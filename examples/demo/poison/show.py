@@ -28,7 +28,7 @@ from seekpoint.testing.servers.pair import Pair
 SEED = 2013
 PATIENCE = 150.0  # seconds for one run: the crashing records' part takes a session timeout for each crash
 
-# Small batches leave fewer records to be applied one by one beside a crashing record; a short session is missed sooner.
+# Small batches leave fewer records to apply one by one around a crashing one; a short session ends sooner after a kill.
 LIMITS = {"batch_records": 5_000, "claim_wait": 1.0, "transaction_age": 30.0}
 TIMES = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 400}
 
@@ -36,10 +36,10 @@ Notices = Iterable[tuple[Flight, bytes, Sent | None]]
 
 
 def perform(records: int = RECORDS, *, seed: int = SEED, console: Console) -> Report:
-    """Run the demo on servers of its own, and return what it has found. Progress goes to ``console``.
+    """Run the demo on its own servers, and return the results. Progress goes to ``console``.
 
-    Raises ConfigError for a missing data set or a number of records that cannot be, ServerFailed where a server
-    cannot be started, and DemoFailed where a step cannot be brought about.
+    Raises ConfigError for a missing data set or a number of records out of range, ServerFailed if a server cannot be
+    started, and DemoFailed if a step fails.
     """
     with servers(records, console) as (pair, engine, folder):
         stage = Stage(pair, engine, list(read_flights(records)), seed=seed, folder=folder, console=console)
@@ -48,14 +48,14 @@ def perform(records: int = RECORDS, *, seed: int = SEED, console: Console) -> Re
 
 
 class Stage:
-    """One performance, on servers that run: first :meth:`play`, then :meth:`report`, which may be asked for again."""
+    """One run of the demo, on running servers: first :meth:`play`, then :meth:`report`, which may be called again."""
 
     def __init__(
         self, pair: Pair, engine: Engine, flights: list[Flight], *, seed: int, folder: Path, console: Console
     ) -> None:
         self.engine, self._pair, self._console, self._folder = engine, pair, console, folder
         self._flights, self._seed = flights, seed
-        self._counted = len(flights) - tail(len(flights))  # what the rates are of
+        self._counted = len(flights) - tail(len(flights))  # the records that the rates count
         (folder / "outages").mkdir()
         self._outages = Outages(folder / "outages")
         self.table = make_table(POISONED)
@@ -63,7 +63,7 @@ class Stage:
         self._broken: dict[int, Sent] = {}
 
     def play(self) -> None:
-        """Everything that happens; raises DemoFailed where a step cannot be brought about."""
+        """Run all steps; raises DemoFailed if one fails."""
         schema.upgrade(self.engine)
         self._play_clean()
         self._play_poisoned()
@@ -86,14 +86,14 @@ class Stage:
             self._rate_poisoned = self._counted / _run(pool, wire, notices[: self._counted], self._counted)
             tell(f"now the last {count - self._counted:,} records, {KILLERS} that crash their process among them")
             _run(pool, wire, notices[self._counted :], count)
-            pool.wait("the worker started last to have joined", lambda: pool.settled)
+            pool.wait("the newest worker to join", lambda: pool.settled)
             self._exit_codes = tuple(pool.stop())
             self._deaths = pool.deaths
 
     def _replay_fixed(self) -> None:
-        """Replay all but what no handler will ever see: first the plan, then in earnest."""
+        """Replay all dead letters that can be decoded: make the plan, then apply it."""
         chosen = [letter.id for letter in self.replay.list() if letter.cause is not Cause.DECODE]
-        planned = [one for one in self.replay.plan(chosen) if one.refusal is None]
+        planned = [entry for entry in self.replay.plan(chosen) if entry.refusal is None]
         with bar(self._console, "dead letters replayed", len(planned)) as (update, _):
             done = self.replay.replay_all(
                 chosen, reason="the handler is fixed", progress=lambda _one, done, _all: update(done)
@@ -115,7 +115,7 @@ class Stage:
         )
 
     def report(self) -> Report:
-        """What the demo has found."""
+        """The demo's results."""
         with self._console.status("comparing table and dead letters with what was sent, row by row"):
             verdict = self.judge()
             with self.engine.connect() as connection:
@@ -159,7 +159,7 @@ class Stage:
 
 
 def _run(pool: SupervisedPool, wire: Wire, notices: Notices, until: int) -> float:
-    """Send these, and wait until so many records are passed in all; returns the seconds that took."""
+    """Send these, and wait until ``until`` records are passed in all; returns how many seconds that took."""
     began = monotonic()
     for flight, value, sent in notices:
         heard = None if sent is None else sent.heard

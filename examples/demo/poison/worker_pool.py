@@ -13,12 +13,12 @@ from demo.worker_pool import WorkerPool, WorkerProcess
 from seekpoint.records import Cause
 from seekpoint.testing.child_process import Report
 
-#: How a worker ends that was killed by a record, by its exit code.
+#: How a record ended its worker, by the exit code.
 CRASHES = {EXITED: "os._exit", -signal.SIGSEGV: "segfault"}
 
 
 class SupervisedPool(WorkerPool):
-    """Starts a worker again that died of a record, as a service manager would; any other end is the demo's."""
+    """Restarts a worker that a record has crashed, as a service manager would; any other end fails the demo."""
 
     program = "demo.poison.worker_process"
 
@@ -41,7 +41,7 @@ class SupervisedPool(WorkerPool):
     def _heard(self, worker: WorkerProcess, report: Report) -> None:
         super()._heard(worker, report)
         match report["event"]:
-            case "Activated":  # what was committed by a process that died before it could tell
+            case "Activated":  # committed by a process that died before it could report it
                 self._reached(report["partition"], report["offset"])
             case "DeadLettered" if report["failure"].startswith(Cause.CRASHED):
                 self._tell(

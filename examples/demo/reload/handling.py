@@ -1,4 +1,4 @@
-"""The table and the three versions of the code that fills it: each computes what a flight costs in another way."""
+"""The table, and the three versions of the code that fills it: each computes the price of a flight differently."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Priced(Flight, frozen=True, gc=False):
     topic_offset: int
 
 
-# As of the other demos, with a key: a merge compares by it.
+# The columns of the other demos, and a key, by which a merge compares.
 table = Table(
     TABLE,
     MetaData(),
@@ -39,7 +39,7 @@ table = Table(
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One way to compute what a flight costs; ``sql`` says the same of a row, for the reader."""
+    """One way to compute what a flight costs; ``sql`` is the same for a row, for the reader."""
 
     cents: Callable[[Flight], int]
     sql: str
@@ -63,12 +63,12 @@ _KILOMETERS = "distance * 1609 / 1000"
 
 VERSIONS = {
     1: Version(lambda f: 11 * f.distance + _late(f), f"11 * distance + {_LATE}"),
-    # Flights that never arrived cost something, too: 3 % of all rows become others.
+    # Flights that never arrived cost something, too: 3 % of all rows change.
     2: Version(
         lambda f: 11 * f.distance + _late(f) + _cancelled(f),
         f"11 * distance + {_LATE} + {_CANCELLED}",
     ),
-    # Distances were miles: all rows become others.
+    # Distances become kilometers: all rows change.
     3: Version(
         lambda f: 11 * _kilometers(f) + _late(f) + _cancelled(f),
         f"11 * ({_KILOMETERS}) + {_LATE} + {_CANCELLED}",
@@ -90,13 +90,13 @@ def make_pipeline(version: int) -> Pipeline:
         value=Json(Flight),
         sinks=[Append(TABLE, columns=_COLUMNS, row=row, provenance={"offset": "topic_offset"})],
         version=version,
-        # The demo kills from outside: no record is to be suspected of it.
+        # The demo kills workers from outside, and no record must be suspected: a high limit of crashes.
         retry=Retry(crashes=1_000),
     )
 
 
 def name_of(version: int) -> str:
-    """How tasks import it."""
+    """The name by which tasks import the pipeline."""
     return f"{__name__}:v{version}"
 
 

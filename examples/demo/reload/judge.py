@@ -28,9 +28,9 @@ def compare(engine: Engine, log_to: Callable[[Mapping[int, int]], Log], version:
 
     ``log_to`` gives the records before the offsets of that moment, partition by partition.
     """
-    found = Comparison()
+    comparison = Comparison()
     with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
         offsets = {row.partition: row.next_offset for row in connection.execute(_OFFSETS)}
         result = connection.execution_options(yield_per=5_000).execute(select(table).order_by(table.c.id))
-        count_differences(map(tuple, result), expected(log_to(offsets), offsets, version), found)
-    return found
+        count_differences(map(tuple, result), expected(log_to(offsets), offsets, version), comparison)
+    return comparison

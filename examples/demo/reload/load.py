@@ -1,4 +1,4 @@
-"""What is produced: the flights of 2013 at once, then those of the years that follow, so many in a second, for ever."""
+"""Produces the flights of 2013 at once, then those of the following years at a fixed rate, until it is stopped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from demo.reload.handling import TOPIC
 from demo.wire import Wire
 from demo.worker_pool import DemoFailed
 
-TICK = 0.02  # seconds between two handfuls of records
+TICK = 0.02  # seconds between two groups of records
 
 Log = Mapping[int, Mapping[int, Flight]]  # partition -> offset -> flight
 
@@ -36,9 +36,9 @@ class Load:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def send(self, count: int, told: Callable[[int], None] = lambda _: None) -> None:
+    def send(self, count: int, progress: Callable[[int], None] = lambda _: None) -> None:
         """Produce the next ``count``, and wait until the broker has them."""
-        self._send(count, told)
+        self._send(count, progress)
         self._wire.flush()
 
     def start(self, rate: int) -> None:
@@ -47,7 +47,7 @@ class Load:
         self._thread.start()
 
     def stop(self) -> None:
-        """Produce no more, and wait until the broker has all; raises what ended the producing before."""
+        """Stop producing, and wait until the broker has all; raises the error that ended the producing before."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -56,16 +56,16 @@ class Load:
         self._wire.flush()
 
     def log_to(self, ends: Mapping[int, int], patience: float) -> Log:
-        """What was sent, with all before these offsets: a worker may have a record before the client says where it is.
+        """What was sent, complete up to these offsets: a worker may have a record before the producer's report comes.
 
-        Raises DemoFailed where it has not said so after ``patience`` seconds.
+        Raises DemoFailed if a report is missing after ``patience`` seconds.
         """
         with self._heard:
             if not self._heard.wait_for(lambda: self._behind(ends) is None, patience):
                 if self._error is not None:
                     raise self._error
                 raise DemoFailed(
-                    f"waited {patience:.0f} s to hear where the records of {TOPIC}-{self._behind(ends)} went, in vain"
+                    f"waited {patience:.0f} s for the delivery reports of {TOPIC}-{self._behind(ends)}, in vain"
                 )
         return self._log
 
@@ -87,13 +87,13 @@ class Load:
         except BaseException as error:  # noqa: BLE001 -- raised by stop()
             self._error = error
 
-    def _send(self, count: int, told: Callable[[int], None] = lambda _: None) -> None:
+    def _send(self, count: int, progress: Callable[[int], None] = lambda _: None) -> None:
         for _ in range(count):
             flight = next(self._flights)
             # Carrier and number: enough keys for all partitions to have about the same.
             self._wire.send(self._encode(flight), f"{flight.carrier}{flight.flight}", heard=partial(self._keep, flight))
             self.sent += 1
-            told(self.sent)
+            progress(self.sent)
 
     def _keep(self, flight: Flight, partition: int, offset: int) -> None:
         with self._heard:
@@ -101,12 +101,12 @@ class Load:
             self._heard.notify_all()
 
     def _behind(self, ends: Mapping[int, int]) -> int | None:
-        """A partition of which less was heard. Reports come in order, and no one else writes to the topic."""
+        """A partition with missing reports. They come in order, and no other producer writes to the topic."""
         return next((partition for partition, end in ends.items() if len(self._log[partition]) < end), None)
 
 
 def later(year: Sequence[Flight]) -> Iterator[Flight]:
-    """The flights of a year, and then of the next one the same, and so on, with numbers that continue."""
+    """The flights of a year, then the same ones in each following year, with ids that continue."""
     yield from year
     number, since = len(year), 0
     while True:

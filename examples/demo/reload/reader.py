@@ -1,4 +1,4 @@
-"""A service that reads the table all the time, and believes nothing: the proof that no reader sees two versions."""
+"""Reads the table all the time, and checks each answer: the proof that no reader sees two versions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy import Engine, Row, text
 
 from demo.reload.handling import GROUP, TABLE, VERSIONS
 
-PAUSE = 0.01  # seconds between two polls; or as long as the last one took: it is not to be the load
+PAUSE = 0.01  # seconds between two polls; or as long as the last one took, so that polls are not the main load
 
 _PRICE = " ".join(f"WHEN {number} THEN {version.sql}" for number, version in VERSIONS.items())
 # One statement, so one moment: the rows, the version that the ledger names, and the offsets. Without holes in the
@@ -40,23 +40,23 @@ class Polls:
     torn: int = 0
 
     def since(self, before: Polls) -> Polls:
-        """What came on top."""
+        """The polls since ``before``."""
         return Polls(self.polls - before.polls, self.torn - before.torn)
 
 
-def complaint(found: Row[tuple[int, ...]], before: int) -> str | None:
+def complaint(row: Row[tuple[int, ...]], before: int) -> str | None:
     """What is wrong with one answer; ``before`` is how many rows the last one had."""
-    if found.of_version != found.rows:
-        return f"{found.rows - found.of_version:,} of {found.rows:,} rows are not of version {found.version}"
-    if (found.rows, found.sum) != (found.due, found.sum_due):
-        return f"{found.rows:,} rows (offsets' sum {found.sum}) where the ledger has {found.due:,} ({found.sum_due})"
-    if found.rows < before:
-        return f"{found.rows:,} rows, and there were {before:,}"
+    if row.of_version != row.rows:
+        return f"{row.rows - row.of_version:,} of {row.rows:,} rows are not of version {row.version}"
+    if (row.rows, row.sum) != (row.due, row.sum_due):
+        return f"{row.rows:,} rows (offsets' sum {row.sum}) where the ledger has {row.due:,} ({row.sum_due})"
+    if row.rows < before:
+        return f"{row.rows:,} rows, fewer than the {before:,} before"
     return None
 
 
 class Reader:
-    """Polls on a connection of its own until the block ends."""
+    """Polls on its own connection until the block ends."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._stop = engine, threading.Event()
@@ -76,16 +76,16 @@ class Reader:
 
     @property
     def count(self) -> Polls:
-        """What it has found so far; raises what ended the reading."""
+        """The polls so far; raises the error that ended the reading."""
         with self._turn:
             if self._error is not None:
                 raise self._error
             return Polls(self._polls, self._torn)
 
     def once_more(self, patience: float) -> bool:
-        """Wait until a poll has begun and ended since; False where none did within so many seconds."""
+        """Wait until a poll has begun and ended after this call; False if none has after ``patience`` seconds."""
         with self._turn:
-            wanted = self._polls + 2  # the one in hand may have begun before
+            wanted = self._polls + 2  # the one that runs may have begun before
             return self._turn.wait_for(lambda: self._polls >= wanted or self._error is not None, patience)
 
     def _read(self) -> None:
@@ -95,20 +95,20 @@ class Reader:
                 pause = PAUSE
                 while not self._stop.wait(pause):
                     began = monotonic()
-                    found = connection.execute(POLL).one()
-                    self._judge(found)
+                    row = connection.execute(POLL).one()
+                    self._judge(row)
                     pause = max(PAUSE, monotonic() - began)
-        except BaseException as error:  # noqa: BLE001 -- raised where the count is asked for
+        except BaseException as error:  # noqa: BLE001 -- raised by count
             with self._turn:
                 self._error = error
                 self._turn.notify_all()
 
-    def _judge(self, found: Row[tuple[int, ...]]) -> None:
-        wrong = complaint(found, self._rows)
+    def _judge(self, row: Row[tuple[int, ...]]) -> None:
+        problem = complaint(row, self._rows)
         with self._turn:
             self._polls += 1
-            if wrong is not None:
+            if problem is not None:
                 self._torn += 1
-                self.complaints.append(wrong)
-            self._rows = found.rows
+                self.complaints.append(problem)
+            self._rows = row.rows
             self._turn.notify_all()

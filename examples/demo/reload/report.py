@@ -1,4 +1,4 @@
-"""What the demo has found, for people and for machines."""
+"""The demo's results, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ class Reloaded:
     """One reload. ``rows`` are those of the table when it was compared, after the cut-over.
 
     ``differences`` are rows: those that ``verify`` finds afterwards, and those that differ from what plain Python
-    computes. ``worker_pause_seconds`` is the longest that a partition stood still from the run's middle until the new
-    version's workers had all of them, the cut-over and their taking over included; ``kill_pause_seconds`` the longest
-    before, where the killed worker's session had to time out. ``staging_rows_per_second`` is from the order to the last
-    range: of Spark's first job, most of it is the start of its processes. ``applied`` are records that workers
-    committed meanwhile.
+    computes. ``worker_pause_seconds`` is the longest time without progress of a partition, from the middle of the run
+    until the new version's workers had taken over all of them; ``kill_pause_seconds`` the longest before, while the
+    killed worker's session timed out. ``staging_rows_per_second`` counts from the request to the last range, with the
+    start of Spark's processes. ``applied`` are records that workers committed meanwhile.
     """
 
     strategy: str
@@ -48,7 +47,7 @@ class Reloaded:
 
     @property
     def differences(self) -> int:
-        """Of both proofs."""
+        """The sum of both comparisons."""
         return self.differences_by_verify + self.differences_by_python
 
     def as_dict(self) -> dict[str, Any]:
@@ -60,20 +59,20 @@ class Reloaded:
     @property
     def problems(self) -> list[str]:
         """What is wrong with it."""
-        found = [
-            (self.torn_reads, f"{self.torn_reads:,} of {self.polls:,} reads saw something torn"),
-            (self.polls < FEWEST, f"the table was read {self.polls} times, which proves nothing"),
+        checks = [
+            (self.torn_reads, f"{self.torn_reads:,} of {self.polls:,} reads saw a torn table"),
+            (self.polls < FEWEST, f"the table was read only {self.polls} times, which proves nothing"),
             (self.differences_by_verify, f"verify finds {self.differences_by_verify:,} rows that differ"),
             (self.differences_by_python, f"{self.differences_by_python:,} rows are not what the records make"),
             (not self.kills_in_transaction, "no worker was killed inside a transaction"),
             (not self.applied, "the workers applied nothing meanwhile"),
         ]
-        return [f"{self.strategy}: {said}" for wrong, said in found if wrong]
+        return [f"{self.strategy}: {problem}" for is_wrong, problem in checks if is_wrong]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All that the demo has found. ``rate`` is how many records a second were produced meanwhile."""
+    """The demo's results. ``rate`` is how many records a second were produced meanwhile."""
 
     reloads: Sequence[Reloaded]
     records: int
@@ -86,32 +85,31 @@ class Report:
     @property
     def problems(self) -> list[str]:
         """Why the demo has failed; empty if it has not."""
-        found = [problem for reload in self.reloads for problem in reload.problems]
-        found += [f"read: {complaint}" for complaint in self.complaints[:5]]
+        problems = [problem for reload in self.reloads for problem in reload.problems]
+        problems += [f"read: {complaint}" for complaint in self.complaints[:5]]
         if any(self.exit_codes):
-            found.append(f"the workers did not drain: exit codes {tuple(self.exit_codes)}")
-        return found
+            problems.append(f"the workers did not drain: exit codes {tuple(self.exit_codes)}")
+        return problems
 
     def as_json(self) -> str:
         """The report for machines: sums and worst values, and each reload below."""
-        each = self.reloads
-        whole = {
-            "strategy": ", ".join(reload.strategy for reload in each),
-            "rows": max(reload.rows for reload in each),
-            "torn_reads": sum(reload.torn_reads for reload in each),
-            "polls": sum(reload.polls for reload in each),
-            "differences": sum(reload.differences for reload in each),
-            "lock_seconds": max(reload.lock_seconds for reload in each),
-            "worker_pause_seconds": max(reload.worker_pause_seconds for reload in each),
-            "staging_rows_per_second": min(reload.staging_rows_per_second for reload in each),
-            "kills_in_transaction": sum(reload.kills_in_transaction for reload in each),
+        totals = {
+            "strategy": ", ".join(reload.strategy for reload in self.reloads),
+            "rows": max(reload.rows for reload in self.reloads),
+            "torn_reads": sum(reload.torn_reads for reload in self.reloads),
+            "polls": sum(reload.polls for reload in self.reloads),
+            "differences": sum(reload.differences for reload in self.reloads),
+            "lock_seconds": max(reload.lock_seconds for reload in self.reloads),
+            "worker_pause_seconds": max(reload.worker_pause_seconds for reload in self.reloads),
+            "staging_rows_per_second": min(reload.staging_rows_per_second for reload in self.reloads),
+            "kills_in_transaction": sum(reload.kills_in_transaction for reload in self.reloads),
             "records": self.records,
             "live_records_per_second": self.rate,
             "seconds": self.seconds,
         }
-        told = {key: _rounded(value) for key, value in whole.items()}
-        reloads = {"reloads": [reload.as_dict() for reload in each]}
-        return json.dumps(told | reloads | dict(self.servers), indent=2)
+        report = {key: _rounded(value) for key, value in totals.items()}
+        reloads = {"reloads": [reload.as_dict() for reload in self.reloads]}
+        return json.dumps(report | reloads | dict(self.servers), indent=2)
 
     def as_table(self) -> RenderableType:
         """The report for people."""
@@ -124,9 +122,9 @@ class Report:
             ("torn reads", [f"{count(r.torn_reads)} of {r.polls:,}" for r in self.reloads]),
             ("rows that differ", [count(r.differences) for r in self.reloads]),
             ("seconds under the lock", [f"{r.lock_seconds:.3f}" for r in self.reloads]),
-            ("keys looked at there", [f"{r.keys_under_lock:,}" for r in self.reloads]),
+            ("keys checked under it", [f"{r.keys_under_lock:,}" for r in self.reloads]),
             ("longest pause, s", [f"{r.worker_pause_seconds:.2f}" for r in self.reloads]),
-            ("the kill's pause, s", [f"{r.kill_pause_seconds:.2f}" for r in self.reloads]),
+            ("pause after the kill, s", [f"{r.kill_pause_seconds:.2f}" for r in self.reloads]),
             ("rows staged a second", [f"{r.staging_rows_per_second:,.0f}" for r in self.reloads]),
             ("staged by", [r.staged_by for r in self.reloads]),
             ("applied meanwhile", [f"{r.applied:,}" for r in self.reloads]),

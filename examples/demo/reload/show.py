@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 RATE = 1_000  # records a second while it runs, at most
 SECONDS = 50  # in which a small table doubles
-PATIENCE = 60.0  # seconds for whatever a reload waits for
+PATIENCE = 60.0  # seconds for each wait of a reload
 DATABASE = "SEEKPOINT_DEMO_DATABASE"  # the variable with the database's URL for Spark's tasks
 
 LIMITS = {"batch_records": 2_000, "claim_wait": 1.0, "transaction_age": 30.0}
 TIMES = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 400}
 
-#: How each version of the code comes into being, and who is at work with it.
+#: The strategy by which each new version of the code is published, and the workers of each version.
 RELOADS = (("merge", 2), ("swap", 3))
 WORKERS = {1: ("A", "B"), 2: ("C", "D"), 3: ("E", "F")}
 
@@ -54,7 +54,7 @@ Tell = Callable[[str], None]
 
 
 def rate_of(records: int) -> int:
-    """Records a second while the demo runs on a table that begins with so many: fewer on a small table.
+    """Records a second while the demo runs, by the records that the table begins with: fewer on a small table.
 
     At the full rate a table of 5,000 rows grows to many times its size, and each poll and comparison reads all of it.
     """
@@ -62,11 +62,11 @@ def rate_of(records: int) -> int:
 
 
 def perform(records: int = RECORDS, *, spark: str | None = None, console: Console) -> Report:
-    """Run the demo on servers of its own, and return what it has found. Progress goes to ``console``.
+    """Run the demo on its own servers, and return the results. Progress goes to ``console``.
 
-    ``spark`` is a master, as ``local[2]``: then its tasks stage all reloads but the first. Raises ConfigError for a
-    missing data set, a missing Spark or a number of records that cannot be, ServerFailed where a server cannot be
-    started, and DemoFailed where a step cannot be brought about.
+    ``spark`` is a master, such as ``local[2]``: its tasks stage all reloads but the first. Raises ConfigError for a
+    missing data set, a missing Spark or a number of records out of range, ServerFailed if a server cannot be started,
+    and DemoFailed if a step fails.
     """
     with ExitStack() as stack:
         pair, engine, folder = stack.enter_context(servers(records, console))
@@ -83,7 +83,7 @@ def perform(records: int = RECORDS, *, spark: str | None = None, console: Consol
 
 @contextmanager
 def _spark(master: str, database: str) -> Iterator[SparkSession]:
-    """A session whose tasks find the database by the name of a variable."""
+    """A session whose tasks read the database's URL from an environment variable."""
     if importlib.util.find_spec("pyspark") is None:
         raise needs_extra("--spark needs pyspark", "spark")
     from seekpoint.testing.servers.spark import start_spark  # noqa: PLC0415 -- an extra
@@ -105,7 +105,7 @@ class Timed:
         self._stager, self.rows, self.seconds = stager, 0, 0.0
 
     def stage(self, run: Run, tasks: Sequence[Task]) -> Iterable[Staged]:
-        """As the one that it times."""
+        """Stage by the stager that is timed."""
         began = monotonic()
         for staged in self._stager.stage(run, tasks):
             self.rows += sum(staged.rows)
@@ -119,7 +119,7 @@ class Timed:
 
 
 class Moved:
-    """What a reload says of its progress, for the bar."""
+    """Shows a reload's progress in the bar."""
 
     update: Callable[[int], None]
 
@@ -130,14 +130,14 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """How it went with the worker that was killed in mid-reload."""
+    """The result of killing a worker in the middle of a reload."""
 
     in_transaction: bool
     pause: float
 
 
 class Stage:
-    """One performance, on servers that run: :meth:`play` while it is open, then :meth:`report`."""
+    """One run of the demo, on running servers: :meth:`play` while it is open, then :meth:`report`."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class Stage:
                 yield
 
     def play(self, reloads: Sequence[tuple[str, int]] = RELOADS) -> None:
-        """Reloads, one after the other, while records are produced; raises DemoFailed where one cannot be done."""
+        """Reload, one strategy after the other, while records are produced; raises DemoFailed if one fails."""
         began = monotonic()
         self.load.start(self._rate)
         self.pool.rested("with records coming in")
@@ -191,14 +191,14 @@ class Stage:
         self._exit_codes = self.pool.stop()
 
     def reload(self, strategy: str, version: int) -> None:
-        """One reload, with a worker killed in its middle, and both proofs after it."""
+        """Reload once, kill a worker in the middle, and compare the table in both ways afterwards."""
         began, applied, polls = monotonic(), self.pool.committed, self.reader.count
         timed, moved = Timed(self._stager(strategy, version)), Moved()
         reload = Reload(
             [name_of(version)], self.engine, self.kafka, stager=timed, progress=moved, actor="demo", max_wait=60.0
         )
         driver = reload.open(strategy=strategy, reason=f"version {version} of the demo")
-        total = sum(at.end_offset - at.first_offset for at in reload.runs.positions(driver.run.id))
+        total = sum(position.end_offset - position.first_offset for position in reload.runs.positions(driver.run.id))
         with bar(self._console, f"{strategy}: records staged", total) as (update, tell):
             moved.update = update
             with ThreadPoolExecutor(1) as pool:
@@ -209,8 +209,8 @@ class Stage:
             cut = self._publish(reload, driver, version, tell)
             pause = self.pool.rested(f"with version {version}")
             tell(
-                f"{strategy}: {cut.lock_seconds:.3f} s under the lock; a partition stood still for {pause:.2f} s at "
-                f"most until workers {' and '.join(WORKERS[version])} had taken over"
+                f"{strategy}: {cut.lock_seconds:.3f} s under the lock; partitions paused for {pause:.2f} s at most "
+                f"until workers {' and '.join(WORKERS[version])} had taken over"
             )
         applied = self.pool.committed - applied
         differing = self._verify(version)
@@ -241,7 +241,7 @@ class Stage:
         )
 
     def report(self) -> Report:
-        """What the demo has found."""
+        """The demo's results."""
         servers = {"broker": self._pair.kafka.describe(), "postgres": self._pair.postgres.describe()}
         if self._spark is not None:
             servers["spark"] = f"Spark {self._spark.version}, {self._spark.sparkContext.master}"
@@ -270,13 +270,16 @@ class Stage:
         return SparkStager(self._spark, self.kafka, database=Env(DATABASE), range_records=self._count // PARTITIONS)
 
     def _publish(self, reload: Reload, driver: Driver, version: int, tell: Tell) -> CutOver:
-        """Follow, compare, and cut over, with the next version's workers on standby."""
+        """Catch up, compare, and cut over, with the next version's workers on standby."""
         before, after = WORKERS[version - 1], WORKERS[version]
         with CatchUp(driver, reload.sources, self.kafka) as rounds:
             reload.catch_up(driver, rounds)
             if driver.run.strategy == "merge":
-                found = reload.compare(driver, rounds).tables[0]
-                tell(f"merge: {found.different:,} rows differ, {found.missing + found.extra:,} are missing or too many")
+                comparison = reload.compare(driver, rounds).tables[0]
+                tell(
+                    f"merge: {comparison.different:,} rows differ, "
+                    f"{comparison.missing + comparison.extra:,} are missing or extra"
+                )
             self.pool.start_version(after, version)
             self._stand_by(after)
             self.pool.outdate(before)
@@ -292,24 +295,24 @@ class Stage:
         )
 
     def _kill(self, name: str, tell: Tell) -> Killed:
-        """SIGKILL a worker in mid-transaction, and wait until its partitions continue; whatever the reload does."""
+        """SIGKILL a worker in mid-transaction, whatever the reload does then; wait until its partitions continue."""
         pool, worker = self.pool, self.pool[name]
         worker.break_at("Applied")
         pool.wait(f"worker {name} to reach Applied", lambda: worker.at_break == "Applied")
-        found = open_transaction(self.engine, worker)
+        transaction = open_transaction(self.engine, worker)
         worker.kill()
-        tell(f"killed {name} at Applied: {found or 'but it had no transaction open'}")
-        if found is not None:
-            pool.wait("Postgres to roll it back", lambda: not is_open(self.engine, found))
+        tell(f"killed {name} at Applied: {transaction or 'but it had no transaction open'}")
+        if transaction is not None:
+            pool.wait("Postgres to roll it back", lambda: not is_open(self.engine, transaction))
         pool.start(name)
         self._all_at_work()
-        return Killed(found is not None, pool.rested(f"after {name} was killed"))
+        return Killed(transaction is not None, pool.rested(f"after {name} was killed"))
 
     def _verify(self, version: int) -> int:
-        """The library's own proof: rebuilt once more, and compared; how many rows differ."""
+        """Let the library rebuild the table once more, and compare; returns how many rows differ."""
         with self._console.status("verify: rebuilding the table once more, to compare"):
-            found = Reload([name_of(version)], self.engine, self.kafka, actor="demo").verify(reason="demo")
-        return sum(each.missing + each.extra + each.different for each in found.tables)
+            result = Reload([name_of(version)], self.engine, self.kafka, actor="demo").verify(reason="demo")
+        return sum(comparison.missing + comparison.extra + comparison.different for comparison in result.tables)
 
     def _all_at_work(self) -> None:
         self.pool.wait("the workers to share the partitions", lambda: self.pool.settled)

@@ -1,4 +1,4 @@
-"""The worker processes, one version after the other, and how long anything stood still."""
+"""The worker processes, one version after the other, and the longest pause of a partition."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class VersionedPool(WorkerPool):
             self[name].expected_to_end = True
 
     def wait_outdated(self, names: Sequence[str]) -> None:
-        """Wait until these have ended, as they must where a newer version took over."""
+        """Wait until these have exited as outdated. Raises DemoFailed if one ends in another way."""
         self.wait(
             f"workers {' and '.join(names)} to exit as outdated",
             lambda: all(self[name].has_ended for name in names),
@@ -44,7 +44,7 @@ class VersionedPool(WorkerPool):
             worker = self._workers.pop(name)
             if worker.exit_code != OUTDATED:
                 raise DemoFailed(
-                    f"worker {name} was to exit as outdated (exit code {OUTDATED}), and ended with {worker.tail()}"
+                    f"worker {name} should have exited as outdated (code {OUTDATED}), but ended with {worker.tail()}"
                 )
 
     def rested(self, what: str) -> float:
@@ -57,7 +57,7 @@ class VersionedPool(WorkerPool):
 
     def _heard(self, worker: WorkerProcess, report: Report) -> None:
         super()._heard(worker, report)
-        if report["event"] == "Activated":  # what was committed by a process that died before it could tell
+        if report["event"] == "Activated":  # committed by a process that died before it could report it
             self._reached(report["partition"], report["offset"])
         if report["event"] == "Committed":
             now = monotonic()

@@ -1,4 +1,4 @@
-"""What operators do: status, pauses and resets of groups; dead letters to list, replay, discard, export."""
+"""Operators' actions: status, pauses and resets of groups; dead letters to list, replay, discard, export."""
 
 from seekpoint.admin.admin import Admin
 from seekpoint.admin.explanation import Explanation, TopicGuarantee
@@ -21,7 +21,7 @@ from seekpoint.admin.samples import Sample
 from seekpoint.admin.status import BrokersAway, GroupStatus, PartitionStatus, Pause, WorkerStatus
 from seekpoint.admin.summaries import GroupSummary
 from seekpoint.ledger.dead_letters import DeadLetterCause, Where
-from seekpoint.worker.replay.dead_letter_admin import Chosen, DeadLetterAdmin, Discarded, group_of, portable
+from seekpoint.worker.replay.dead_letter_admin import Chosen, DeadLetterAdmin, Discarded, Edited, group_of, portable
 from seekpoint.worker.replay.plan import Planned
 from seekpoint.worker.replay.replay import DeadLetterReplay, Summary
 from seekpoint.worker.replay.replay_one import Replayed
@@ -39,6 +39,7 @@ __all__ = [
     "DeadLetterReplay",
     "Diagnosis",
     "Discarded",
+    "Edited",
     "Explanation",
     "Finding",
     "ForgetPlan",

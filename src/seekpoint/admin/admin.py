@@ -12,7 +12,7 @@ from sqlalchemy import URL, Engine
 
 from seekpoint.admin.apply_plan import Plan, apply_plan
 from seekpoint.admin.apply_resets import apply_resets
-from seekpoint.admin.by import By
+from seekpoint.admin.attribution import Attribution
 from seekpoint.admin.doctor import diagnose
 from seekpoint.admin.explanation import Explanation, explain
 from seekpoint.admin.findings import Diagnosis
@@ -51,10 +51,10 @@ KAFKA_TIMEOUT = 10.0  # seconds
 
 
 class Admin:
-    """Shows groups and acts on them, while their workers run; nothing is done before a plan was made.
+    """Shows groups and acts on them while their workers run; every change is made by applying a plan.
 
     ``engine`` is a SQLAlchemy ``Engine`` or URL on ``postgresql+psycopg``, ``kafka`` librdkafka's configuration, or
-    None: then lag is as of the workers' samples. Makes no connection before it is used. Database errors pass through.
+    None: then lag is that of the workers' samples. Connects when it is first used. Database errors pass through.
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class Admin:
         self.kafka = dict(kafka or {})
 
     def groups(self) -> tuple[list[GroupSummary], list[str]]:
-        """Every group in a line, by name; and a doubt where no broker answers: then lag is of the workers' samples."""
+        """A summary of each group, by name, and a warning if no broker answers: then lag is that of the samples."""
         with self.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
             tx = SchemaConnection(connection, self.schema)
-            found = summaries(tx)
+            groups = summaries(tx)
             if not self.kafka:
-                return found, []
+                return groups, []
             rows, ids = tx.execute(STATUS["lag_of_all"]).all(), tx.execute(STATUS["topic_ids"]).all()
-        names = {group.name for group in found}  # without groups that were forgotten
+        names = {group.name for group in groups}  # without groups that were forgotten
         rows, ids = ([row for row in of if row.consumer_group in names] for of in (rows, ids))
-        return ask_for_lag(found, rows, ids, self.kafka, KAFKA_TIMEOUT)
+        return ask_for_lag(groups, rows, ids, self.kafka, KAFKA_TIMEOUT)
 
     def forgotten(self) -> list[ForgottenGroup]:
         """The groups that were forgotten, by name, with who did it, when and why."""
@@ -86,7 +86,7 @@ class Admin:
             return forgotten_groups(SchemaConnection(connection, self.schema))
 
     def status(self, names: Collection[str] = ()) -> tuple[list[GroupStatus], list[str]]:
-        """These groups, or all, with their partitions and workers; and what the brokers' answers make doubtful.
+        """These groups, or all, with their partitions and workers; and warnings about the brokers' answers.
 
         Raises ConfigError for a name that the ledger does not know, GroupForgotten for one that was forgotten.
         """
@@ -94,25 +94,25 @@ class Admin:
             tx = SchemaConnection(connection, self.schema)
             groups, rows = read(tx, names or names_of_all(tx))
             if unknown := sorted({*names} - {group.name for group in groups}):
-                known = ", ".join(names_of_all(tx))
-                have = f"it knows {known}" if known else "no worker has claimed anything yet"
-                raise ConfigError(f"the ledger in schema {self.schema!r} has no group {unknown[0]!r}; {have}")
+                names_in_ledger = ", ".join(names_of_all(tx))
+                hint = f"it knows {names_in_ledger}" if names_in_ledger else "no worker has claimed anything yet"
+                raise ConfigError(f"the ledger in schema {self.schema!r} has no group {unknown[0]!r}; {hint}")
         return ask_brokers(groups, rows, self.kafka, KAFKA_TIMEOUT) if self.kafka else (groups, [])
 
     def samples(
         self, group: str, partitions: Collection[Partition], since: timedelta
     ) -> dict[Partition, tuple[Sample, ...]]:
-        """Where these partitions were in the last ``since``: their workers' samples, oldest first."""
+        """The samples that workers stored of these partitions in the last ``since``, oldest first."""
         with self._ledger(group).begin() as tx:
             return samples(tx, partitions, since)
 
     def reloads(self, *, is_open: bool = False, limit: int = 100) -> list[ReloadStatus]:
-        """Runs of reloads and batches, or the open ones, the newest first."""
+        """All runs of reloads and batches, or only the open ones; newest first."""
         with self.engine.connect() as connection:
             return reloads(SchemaConnection(connection, self.schema), is_open, limit)
 
     def explain(self, group: str) -> Explanation:
-        """The guarantee of what a group's workers run, in words, and what weakens it, as they declared it.
+        """A group's guarantee in words, and what weakens it, as its workers have declared it.
 
         Raises ConfigError for a group that the ledger does not know, GroupForgotten for one that was forgotten.
         """
@@ -122,8 +122,8 @@ class Admin:
     def doctor(self, role: Role | None = None) -> Diagnosis:
         """What is wrong with the ledger, its servers and this login, and what to do; writes nothing.
 
-        ``role`` is the one that the login should have; None: any. A reader's sessions may be read only. A ledger that
-        is missing or old is a finding.
+        ``role`` is the one that the login should have; None: any. A reader's sessions may be read-only. A missing or
+        old ledger is a finding.
         """
         return diagnose(self.engine, self.schema, self.kafka, KAFKA_TIMEOUT, role)
 
@@ -138,9 +138,9 @@ class Admin:
     def plan_forget(self, group: str, *, export_to: Path | None) -> ForgetPlan:
         """A plan to forget a group that has ended: its positions, dead letters, lost ranges, samples and workers.
 
-        Dead letters and lost ranges are written to the file ``export_to`` first, as JSON lines; None: to none. Then
-        workers of the group are refused (GroupForgotten). Raises ConfigError for an unknown group and a file that is
-        there already, Fenced for a group that is not paused, or that an open run is about.
+        Applying it first writes dead letters and lost ranges to the file ``export_to``, as JSON lines; None: to no
+        file. After it the group's workers are refused (GroupForgotten). Raises ConfigError for an unknown group and an
+        existing file, Fenced for a group that is not paused or has an open run.
         """
         return plan_forget(self._ledger(group), export_to)
 
@@ -151,7 +151,7 @@ class Admin:
     def plan_replace(self, group: str, *, by: str) -> ReplacePlan:
         """A plan to let the group ``by`` take the place of ``group``, with its tables and positions.
 
-        Raises ConfigError for unknown groups; GroupForgotten; and Fenced with every reason why it cannot be.
+        Raises ConfigError for unknown groups; GroupForgotten; Fenced with every reason against it.
         """
         return plan_replace(self._ledger(group), by)
 
@@ -165,58 +165,58 @@ class Admin:
         accept_differences: bool = False,
         progress: Progress | None = None,
     ) -> ReplaceResult:
-        """Carry out a plan to replace a group; repeated after a crash, it completes what was begun.
+        """Carry out a plan to replace a group; repeated after a crash, it completes the replacement.
 
         Waits at most ``wait`` seconds until the new group has passed the old one's positions (NotApplied), and calls
-        ``progress`` with what it waits for, and how many records are done, of how many. The old group is paused for the
-        last ones, and resumed if it is not replaced. Raises Fenced where the groups are no longer as they were when
-        the plan was made, and for open dead letters and retries that only one of them has, without
-        ``accept_differences``; ConfigError without a reason.
+        ``progress`` with what it waits for, the number of records done, and their total. Pauses the old group for the
+        last ones, and resumes it if it is not replaced. Raises Fenced if the groups have changed since the plan was
+        made, and for open dead letters and retries that only one of them has, without ``accept_differences``;
+        ConfigError without a reason.
         """
         return replace_group(
             self._ledger(plan.group),
             plan,
-            By.of(actor, reason),
+            Attribution.of(actor, reason),
             wait=wait,
             accept_differences=accept_differences,
             progress=progress,
         )
 
     def plan_purge(self, group: str, older_than: timedelta, states: Collection[State] = APPLIED) -> PurgePlan:
-        """A plan to delete dead letters that were closed longer ago: those whose records were applied later.
+        """A plan to delete dead letters that were closed longer ago than ``older_than``; by default replayed ones.
 
-        ``states`` names others; never open ones. Raises ConfigError for an unknown group, and an open state; Fenced,
-        also when it is applied, while a run of the group is open: it adds records that were replayed since it began.
+        ``states`` names other closed states. Raises ConfigError for an unknown group, and an open state; Fenced, also
+        when it is applied, while the group has an open run, which adds records that were replayed since it began.
         """
         return plan_purge(self._ledger(group), older_than, states)
 
     def plan_reset(self, group: str, target: ResetTo, topics: Topics | None = None) -> ResetPlan:
-        """A plan to reset positions, as absolute offsets: of these partitions by topic (None: all of it), or of all.
+        """A plan to reset positions to absolute offsets: all, or those of ``topics`` (None: all of the topic).
 
         Raises ConfigError for unknown names, a partition without a target, and a target past the end of its log;
-        GroupForgotten; ClusterChanged and Fenced where the brokers have another cluster or topic; Fenced where the
-        commits of Kafka are a mirror's, or of another group that has members; KafkaUnavailable where a target must be
-        asked of brokers that do not answer.
+        GroupForgotten; ClusterChanged and Fenced if the brokers have another cluster or topic; Fenced if Kafka's
+        commits are a mirror's, or of another group that has members; KafkaUnavailable if a target depends on brokers
+        that do not answer.
         """
         return plan_reset(self._ledger(group), target, topics, kafka=self.kafka, timeout=KAFKA_TIMEOUT)
 
     def positions(self, group: str, topics: Topics | None = None) -> dict[Partition, int]:
-        """The positions of these partitions by topic (None: all of it), or of all.
+        """The group's positions: all, or those of ``topics`` (partitions by topic; None: all of the topic).
 
         Raises ConfigError for unknown names, GroupForgotten for a group that was forgotten.
         """
         ledger = self._ledger(group)
         with ledger.begin() as tx:
             refuse_forgotten(known_group(tx))
-        return {at: row.next_offset for at, row in within(group, ledger.read(), topics).items()}
+        return {partition: row.next_offset for partition, row in within(group, ledger.read(), topics).items()}
 
     def record_in_front(self, group: str, partition: Partition) -> RecordInFront:
-        """The record that the partition is stopped at, or that is tried again, read from the log; nothing is changed.
+        """The record that stopped the partition, or that is retried, read from the log; changes nothing.
 
-        Raises ConfigError where there is none, RangeLost, RangeStuck, TopicRecreated, KafkaUnavailable.
+        Raises ConfigError if there is none, RangeLost, RangeStuck, TopicRecreated, KafkaUnavailable.
         """
-        found = within(group, self._ledger(group).read(), {partition.topic: [partition.number]})
-        return record_in_front(self.kafka, found[partition])
+        positions = within(group, self._ledger(group).read(), {partition.topic: [partition.number]})
+        return record_in_front(self.kafka, positions[partition])
 
     def history(
         self,
@@ -227,10 +227,10 @@ class Admin:
         limit: int = 100,
         only: ActionFilter = ActionFilter(),  # noqa: B008 -- immutable
     ) -> list[Action]:
-        """Who did what to a group and its positions, newest first; with ``partition``, to that one of the topics.
+        """The actions on a group and its positions, newest first; with ``partition``, on that one of the topics.
 
-        ``only`` these actions; with its ``before_id``, the page after the one that ended with that id. Raises
-        ConfigError for an unknown group, and a topic that it has nothing of.
+        ``only`` selects some; its ``before_id`` is the last id of the previous page. Raises ConfigError for an unknown
+        group, and for a topic without a position or an action.
         """
         with self._ledger(group).begin() as tx:
             known_group(tx)
@@ -242,17 +242,16 @@ class Admin:
         limit: int = 100,
         only: ActionFilter = ActionFilter(),  # noqa: B008 -- immutable
     ) -> list[tuple[str, Action]]:
-        """Who did what to any group, each with the group's name, newest first; ``only`` as for :meth:`history`."""
+        """The actions on all groups, each with the group's name, newest first; ``only`` as for :meth:`history`."""
         with self.engine.connect() as connection:
             return recent_actions(SchemaConnection(connection, self.schema), limit, only)
 
     def lost(
         self, groups: Collection[str] = (), *, partition: Partition | None = None, limit: int | None = None
     ) -> list[LostRange]:
-        """Offsets that no worker of these groups, or of any, applies; the oldest decision first.
+        """The lost ranges of these groups, or of all; the oldest decision first.
 
-        ``partition``: of this one alone; ``limit``: the last ones. Raises ConfigError for an
-        unknown group.
+        ``partition``: only those of this one; ``limit``: only the last ones. Raises ConfigError for an unknown group.
         """
         with self.engine.connect() as connection:
             return lost_ranges(SchemaConnection(connection, self.schema), sorted(groups), partition, limit)
@@ -260,39 +259,54 @@ class Admin:
     def plan_accept_lost(
         self, group: str, partition: Partition | str | None = None, *, to_offset: int | None = None
     ) -> AcceptPlan:
-        """A plan to give up what the log has no more: of a partition, of a topic, or of all. Asks the brokers.
+        """A plan to give up offsets that the log no longer has: of a partition, a topic or the group. Asks the brokers.
 
-        A truncated log continues at ``to_offset``, by default where it ended before it was written again. Raises Fenced
-        where no worker has seen that, and for another cause of a partition that is named; ConfigError for an offset
-        before or after what was truncated, or without one partition, an unknown group or partition, and a named topic
-        that was created again; GroupForgotten; ClusterChanged for another cluster's brokers; KafkaUnavailable.
+        After a truncation the partition continues at ``to_offset``, by default where the log ended before it was
+        written again. Raises Fenced if no worker has seen that offset, or if the named partition is stopped for another
+        cause; ConfigError for a ``to_offset`` without a partition, outside the log or past the position, or if
+        retention deleted the records; also for unknown names, and a named topic that was recreated; GroupForgotten;
+        ClusterChanged; KafkaUnavailable.
         """
         return plan_lost(self._ledger(group), partition, to_offset, self._brokers(), KAFKA_TIMEOUT)
 
     def plan_accept_topic(self, group: str, topic: str, *, at: int | None = None) -> AcceptPlan:
-        """A plan to read a topic that was created again: from its first offsets, or from ``at``. Asks the brokers.
+        """A plan to read a recreated topic: from its first offsets, or from ``at``. Asks the brokers.
 
         Raises as plan_accept_lost, and ConfigError for an offset that is not in a partition's log.
         """
         return plan_topic(self._ledger(group), topic, at, self._brokers(), KAFKA_TIMEOUT)
 
     def plan_import(
-        self, group: str, from_group: str, topics: Collection[str] | None = None, *, missing: Missing | None = None
+        self,
+        group: str,
+        from_group: str | None = None,
+        topics: Collection[str] | None = None,
+        *,
+        from_checkpoint: str | None = None,
+        missing: Missing | None = None,
     ) -> ImportPlan:
-        """A plan to begin these topics, or all that it has commits for, at what ``from_group`` has committed to Kafka.
+        """A plan to start these topics, or all that have commits, where ``from_group`` has committed to Kafka.
 
-        ``missing`` is where partitions without a commit begin. Raises Fenced where that group has members, a partition
-        has no commit or a mirror's, or this group has stored offsets of the topic; ConfigError for unknown names;
-        GroupForgotten; ClusterChanged; KafkaUnavailable.
+        Or where a Spark query has committed to its checkpoint: ``from_checkpoint`` is the checkpoint's folder, or a URL
+        that ``pyarrow.fs`` reads. ``missing`` is where partitions without a commit start. Raises Fenced if that group
+        has members, if a partition has no commit or a mirror's, or if this group has stored offsets of the topic;
+        ConfigError for unknown names, and a folder that is not the checkpoint of a query on Kafka; GroupForgotten;
+        ClusterChanged; KafkaUnavailable.
         """
         return plan_import(
-            self._ledger(group), from_group, topics, missing=missing, kafka=self._brokers(), timeout=KAFKA_TIMEOUT
+            self._ledger(group),
+            from_group,
+            topics,
+            from_checkpoint=from_checkpoint,
+            missing=missing,
+            kafka=self._brokers(),
+            timeout=KAFKA_TIMEOUT,
         )
 
     def plan_mirror(self, group: str) -> MirrorPlan:
         """A plan to write a stopped group's positions into Kafka, for a plain consumer that continues there.
 
-        Raises Fenced where the group has members in Kafka; ConfigError for an unknown group; GroupForgotten;
+        Raises Fenced if the group has members in Kafka; ConfigError for an unknown group; GroupForgotten;
         ClusterChanged, KafkaUnavailable.
         """
         return plan_mirror(self._ledger(group), kafka=self._brokers(), timeout=KAFKA_TIMEOUT)
@@ -328,37 +342,37 @@ class Admin:
     ) -> ForgetResult | dict[str, int] | ResetResult | None:
         """Carry out a plan; ``actor`` is the user of the operating system by default.
 
-        A pause waits for open batches, at most ``Limits.transaction_age`` seconds. A reset takes all its locks within a
-        second, or tries again until ``wait`` seconds have passed: it is one transaction, or with ``each`` one a
-        partition. ``accept_loss`` is needed where retention has removed wanted offsets. A purge returns the numbers by
-        state of the dead letters that it has deleted; those that were opened again meanwhile stay. Of two operators who
-        apply the same plan one wins: raises Fenced where the group is no longer as it was when the plan was made, or
-        stays locked; ConfigError without a reason.
+        A pause waits for open batches, at most ``Limits.transaction_age`` seconds. A reset is one transaction, or with
+        ``each`` one per partition; it takes its locks within a second, or tries again until ``wait`` seconds have
+        passed. It needs ``accept_loss`` if retention has removed wanted offsets. A purge returns how many dead letters
+        it has deleted, by state; those that were opened again since stay. If two operators apply the same plan, one
+        succeeds: raises Fenced if the group has changed since the plan was made, or stays locked; ConfigError without a
+        reason.
         """
         ledger = self._ledger(plan.group)
-        by = By.of(actor, reason)
+        attribution = Attribution.of(actor, reason)
         if isinstance(plan, ResetPlan):
-            return apply_resets(ledger, plan, by, wait=wait, each=each, accept_loss=accept_loss)
-        return apply_plan(ledger, plan, by, self._brokers, KAFKA_TIMEOUT)
+            return apply_resets(ledger, plan, attribution, wait=wait, separately=each, accept_loss=accept_loss)
+        return apply_plan(ledger, plan, attribution, self._brokers, KAFKA_TIMEOUT)
 
     def wait_until_applied(self, group: str, result: ResetResult, timeout: float) -> None:
-        """Wait until the workers are again where the partitions were that a reset has put back.
+        """Wait until workers have applied the records that a backward reset makes them read again.
 
-        Raises NotApplied after ``timeout`` seconds, for the first partition that is not.
+        Raises NotApplied after ``timeout`` seconds, for the first partition that is not there yet.
         """
         ledger, deadline = self._ledger(group), monotonic() + timeout
         for done in result.done:
             if done.to_offset < done.from_offset:
-                left = max(0.0, deadline - monotonic())
-                ledger.wait_until_applied(*done.partition, done.from_offset - 1, left, topic_id=done.topic_id)
+                remaining = max(0.0, deadline - monotonic())
+                ledger.wait_until_applied(*done.partition, done.from_offset - 1, remaining, topic_id=done.topic_id)
 
     def _brokers(self) -> Mapping[str, Any]:
         if not self.kafka:
-            raise ConfigError("the brokers are asked for this: name them, with Admin(kafka=...)")
+            raise ConfigError("this needs the brokers: name them, with Admin(kafka=...)")
         return self.kafka
 
     def plan_replay(self, group: str, chosen: Chosen) -> ReplayPlan:
-        """What :meth:`request_replay` of these would do: its ``ids`` are those that would be replayed.
+        """A plan for :meth:`request_replay` of these dead letters; ``ids`` are those that would be replayed.
 
         Raises ConfigError for an unknown group, and for an id that it does not have.
         """
@@ -369,17 +383,17 @@ class Admin:
     ) -> ReplayRequest:
         """Have a running worker of the group replay these dead letters: ids, or a condition, which is resolved now.
 
-        A worker of the group's handler version takes the request within ``Limits.lag_check`` seconds, and not while the
-        group is paused. Raises ConfigError without a reason, for an unknown id, and where no dead letter is meant;
-        Fenced where a replay was requested since a plan with this ``last_request`` was made.
+        A worker of the group's handler version takes the request within ``Limits.lag_check`` seconds, but not while the
+        group is paused. Raises ConfigError without a reason, for an unknown id, and if no dead letter matches; Fenced
+        if another replay was requested after the plan that has this ``last_request``.
         """
-        ledger, by = self._ledger(group), By.of(actor, reason)
+        ledger, attribution = self._ledger(group), Attribution.of(actor, reason)
         with ledger.begin() as tx:
             known_group(tx)
-        return request_replay(ledger, chosen, by, last_request)
+        return request_replay(ledger, chosen, attribution, last_request)
 
     def replay_request(self, group: str, id: int) -> ReplayRequest:  # noqa: A002 -- the column's name
-        """A request for a replay as it is now. Raises ConfigError where the group has none of that id."""
+        """A request for a replay as it is now. Raises ConfigError if the group has none with this id."""
         return read_request(self._ledger(group), id)
 
     def dead_letters(self, group: str, *, actor: str | None = None) -> DeadLetterAdmin:

@@ -1,4 +1,4 @@
-"""Carries out a plan: each kind by its own module, and Fenced where another session holds a lock for too long."""
+"""Carries out a plan, by the module of its kind; raises Fenced if another session holds a lock for too long."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy.exc import OperationalError
 
-from seekpoint.admin.by import By
+from seekpoint.admin.attribution import Attribution
 from seekpoint.admin.forget import ForgetPlan, ForgetResult, apply_forget
 from seekpoint.admin.import_offsets import ImportPlan, apply_import
 from seekpoint.admin.losses import AcceptPlan, accept
@@ -22,31 +22,31 @@ Plan = PausePlan | AcceptPlan | ForgetPlan | PurgePlan | ImportPlan | MirrorPlan
 
 
 def apply_plan(
-    ledger: Ledger, plan: Plan, by: By, brokers: Callable[[], Mapping[str, Any]], timeout: float
+    ledger: Ledger, plan: Plan, attribution: Attribution, brokers: Callable[[], Mapping[str, Any]], timeout: float
 ) -> ForgetResult | dict[str, int] | None:
-    """Carry out a plan, or raise with nothing done: Fenced where the group has changed since, or stays locked.
+    """Carry out a plan, or raise with nothing done: Fenced if the group has changed since, or stays locked.
 
-    ``brokers`` returns their configuration, or raises; they may take ``timeout`` seconds.
+    ``brokers`` returns the Kafka configuration, or raises; ``timeout`` is in seconds.
     """
     try:
         match plan:
             case PausePlan():
-                apply_pause(ledger, plan, by)
+                apply_pause(ledger, plan, attribution)
             case AcceptPlan():
-                accept(ledger, plan, by)
+                accept(ledger, plan, attribution)
             case ImportPlan():
-                apply_import(ledger, plan, by, kafka=brokers(), timeout=timeout)
+                apply_import(ledger, plan, attribution, kafka=brokers(), timeout=timeout)
             case MirrorPlan():
-                apply_mirror(ledger, plan, by, kafka=brokers(), timeout=timeout)
+                apply_mirror(ledger, plan, attribution, kafka=brokers(), timeout=timeout)
             case ForgetPlan():
-                return apply_forget(ledger, plan, by)
+                return apply_forget(ledger, plan, attribution)
             case PurgePlan():
-                return apply_purge(ledger, plan, by)
+                return apply_purge(ledger, plan, attribution)
     except OperationalError as error:
         if sqlstate(error) != LOCK_NOT_AVAILABLE:
             raise
         raise Fenced(
-            f"another session has locked group {plan.group!r} or one of its partitions for long: nothing was done; "
+            f"another session has locked group {plan.group!r} or one of its partitions for too long: nothing was done; "
             "try again"
         ) from error
     return None

@@ -1,4 +1,4 @@
-"""What ``doctor`` asks about groups: retention, stops, and whether the brokers are those of the offsets."""
+"""``doctor``'s checks of groups: retention, stops, and whether these are the brokers of the stored offsets."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from datetime import timedelta
 from time import monotonic, sleep
 from typing import Any
 
+from seekpoint import remedies
 from seekpoint.admin.findings import Finding, Level, problems_or_ok
 from seekpoint.admin.status import GroupStatus, PartitionStatus
 from seekpoint.errors import KafkaUnavailable
 from seekpoint.kafka.identity import CHECK_KAFKA, Identity, KafkaRefused
 from seekpoint.kafka.members import Member, members
+from seekpoint.records import numbered
 
 HEADROOM = timedelta(hours=6)
 SHOWN = 10  # partitions of a group with the same problem
-DEFAULT_CLIENT = "rdkafka"  # of a client whose configuration names none
-STARTING, PAUSE = 3.0, 0.2  # seconds in which a worker that has joined is seen; between two looks
-RECENT = timedelta(hours=1)  # a worker that was seen before may have ended without a word
+DEFAULT_CLIENT = "rdkafka"  # the client id if the configuration names none
+STARTING, PAUSE = 3.0, 0.2  # seconds: until a worker that has joined writes its row; between two reads
+RECENT = timedelta(hours=1)  # a worker that was last seen longer ago may have crashed
 
 
 def group_findings(groups: Sequence[GroupStatus]) -> list[Finding]:
@@ -30,7 +32,7 @@ def group_findings(groups: Sequence[GroupStatus]) -> list[Finding]:
             "pauses",
             Level.WARNING,
             f"{group.name}: paused by {group.pause.by or 'unknown'}: {group.pause.reason or 'no reason given'}",
-            f"seekpoint groups resume {shlex.quote(group.name)} --apply --reason WHY",
+            remedies.resume(group.name),
         )
         for group in groups
         if group.pause is not None
@@ -38,11 +40,15 @@ def group_findings(groups: Sequence[GroupStatus]) -> list[Finding]:
     stops: list[Finding] = []
     near: list[Finding] = []
     for group in groups:
-        stops += _first(group.name, [one for at in group.partitions for one in _stop(group.name, at)])
-        near += _first(group.name, [one for at in group.partitions for one in _headroom(group.name, at)])
-        if unknown := sum(at.headroom is None for at in group.partitions):
-            problem = f"{group.name}: how near retention is, is not known of {unknown} partitions: no sample is fresh"
-            near.append(Finding.of("retention", Level.WARNING, problem, "start a worker, whose samples say so"))
+        stops += _first(
+            group.name, [finding for partition in group.partitions for finding in _stop(group.name, partition)]
+        )
+        near += _first(
+            group.name, [finding for partition in group.partitions for finding in _headroom(group.name, partition)]
+        )
+        if unknown := sum(partition.headroom is None for partition in group.partitions):
+            problem = f"{group.name}: headroom is not known for {numbered(unknown, 'partition')}: no sample is recent"
+            near.append(Finding.of("retention", Level.WARNING, problem, "start a worker, which stores samples"))
     return [
         *problems_or_ok("pauses", paused, "no group is paused"),
         *problems_or_ok("stops", stops, "no partition is stopped"),
@@ -50,31 +56,41 @@ def group_findings(groups: Sequence[GroupStatus]) -> list[Finding]:
     ]
 
 
-def _first(group: str, found: Sequence[Finding]) -> Iterator[Finding]:
+def _first(group: str, findings: Sequence[Finding]) -> Iterator[Finding]:
     """The worst of a group's partitions, and how many more there are."""
-    worst_first = sorted(found, key=lambda one: one.level is not Level.FAILURE)
+    worst_first = sorted(findings, key=lambda finding: finding.level is not Level.FAILURE)
     yield from worst_first[:SHOWN]
-    if rest := worst_first[SHOWN:]:
+    if others := worst_first[SHOWN:]:
         fix = f"seekpoint status {shlex.quote(group)} shows all partitions"
-        yield replace(rest[0], message=f"{group}: the same of {len(rest):,} more partitions", remedies=(fix,))
+        more = numbered(len(others), "more partition")
+        yield replace(others[0], message=f"{group}: the same for {more}", remedies=(fix,))
 
 
-def _stop(group: str, at: PartitionStatus) -> Iterator[Finding]:
-    if (stop := at.position.stop) is not None:
-        problem = f"{group}: {at.position.partition} stopped at {stop.offset}: {stop.kind}"
+def _stop(group: str, partition: PartitionStatus) -> Iterator[Finding]:
+    if (stop := partition.position.stop) is not None:
+        problem = f"{group}: {partition.position.partition} stopped at {stop.offset}: {stop.kind}"
         yield Finding.of("stops", Level.FAILURE, problem, *(stop.choices or ("seekpoint status shows it",)))
 
 
-def _headroom(group: str, at: PartitionStatus) -> Iterator[Finding]:
-    where = f"{group}: {at.position.partition}"
+def _headroom(group: str, partition: PartitionStatus) -> Iterator[Finding]:
+    where = f"{group}: {partition.position.partition}"
     fix = "start workers, or raise retention.ms and retention.bytes of the topic"
-    if at.headroom is not None and at.headroom < 0:
-        problem = f"{where}: {-at.headroom:,} records were deleted by retention before they were applied"
+    if partition.headroom is not None and partition.headroom < 0:
+        problem = f"{where}: retention deleted {numbered(-partition.headroom, 'record')} that had not been applied"
         yield Finding.of(
-            "retention", Level.FAILURE, problem, "seekpoint lost list shows what is decided; see seekpoint status"
+            "retention",
+            Level.FAILURE,
+            problem,
+            "see seekpoint status; seekpoint lost list shows the lost ranges that operators accepted",
         )
-    elif at.headroom_seconds is not None and at.lag != 0 and at.headroom_seconds < HEADROOM.total_seconds():
-        problem = f"{where}: the log's start reaches the position in {timedelta(seconds=round(at.headroom_seconds))}"
+    elif (
+        partition.headroom_seconds is not None
+        and partition.lag != 0
+        and partition.headroom_seconds < HEADROOM.total_seconds()
+    ):
+        problem = (
+            f"{where}: the log's start reaches the position in {timedelta(seconds=round(partition.headroom_seconds))}"
+        )
         yield Finding.of("retention", Level.WARNING, problem, fix)
 
 
@@ -87,14 +103,14 @@ def kafka_findings(
 ) -> list[Finding]:
     """Whether the brokers, their topics and their groups' members are those that the ledger knows.
 
-    ``read_again`` reads the groups: a worker that has just joined is a member before its row is written.
+    ``read_again`` reads the groups again: a worker that has just joined is a member before its row is written.
     """
     try:
         identity = Identity(settings, timeout)
         cluster = identity.cluster_id()
-        topics = {at.position.partition.topic for group in groups for at in group.partitions}
+        topics = {partition.position.partition.topic for group in groups for partition in group.partitions}
         ids = identity.ask(topics).known()
-        known = members(identity, [group.name for group in groups])
+        members_of = members(identity, [group.name for group in groups])
     except KafkaUnavailable as error:
         grant = "grant this client DESCRIBE on the topics, or correct its security settings"
         fix = grant if isinstance(error, KafkaRefused) else CHECK_KAFKA
@@ -103,7 +119,7 @@ def kafka_findings(
         Finding.of(
             "cluster",
             Level.FAILURE,
-            f"{group.name}: its offsets are of cluster {clusters[group.name]}, and these brokers are {cluster}",
+            f"{group.name}: its offsets belong to cluster {clusters[group.name]}, but these brokers to {cluster}",
             "correct bootstrap.servers; offsets of one cluster mean nothing in another",
         )
         for group in groups
@@ -111,10 +127,12 @@ def kafka_findings(
     ]
     return [
         Finding.of("brokers", Level.OK, f"the brokers of cluster {cluster} answer"),
-        *problems_or_ok("cluster", others, "the offsets are of this cluster"),
-        *problems_or_ok("topics", [*_topics(groups, ids)], "each topic is the one that was read"),
+        *problems_or_ok("cluster", others, "the offsets belong to this cluster"),
+        *problems_or_ok("topics", [*_topics(groups, ids)], "each topic has the id that is stored with its offsets"),
         *problems_or_ok(
-            "members", _strangers(groups, known, read_again), "the groups have no members but workers of this ledger"
+            "members",
+            _strangers(groups, members_of, read_again),
+            "all members of the groups are workers of this ledger",
         ),
     ]
 
@@ -122,57 +140,61 @@ def kafka_findings(
 def _topics(groups: Sequence[GroupStatus], ids: Mapping[str, Any]) -> Iterator[Finding]:
     for group in groups:
         stored = defaultdict(set)
-        for at in group.partitions:
-            stored[at.position.partition.topic].add(at.position.topic_id)
-        for topic, known in stored.items():
+        for partition in group.partitions:
+            stored[partition.position.partition.topic].add(partition.position.topic_id)
+        for topic, topic_ids in stored.items():
             if ids[topic] is None:
                 problem = f"{group.name}: topic {topic!r} does not exist on these brokers"
                 yield Finding.of("topics", Level.FAILURE, problem, "create it, or correct bootstrap.servers")
-            elif known != {ids[topic]}:
-                problem = f"{group.name}: topic {topic!r} was created again: its stored offsets are of the earlier one"
-                fix = f"seekpoint topics accept {group.name} {topic} --from-beginning"
+            elif topic_ids != {ids[topic]}:
+                problem = (
+                    f"{group.name}: topic {topic!r} was created again: its stored offsets belong to the earlier one"
+                )
+                fix = remedies.accept_topic(group.name, topic, "--from-beginning")
                 yield Finding.of("topics", Level.FAILURE, problem, fix)
 
 
 def _strangers(
     groups: Sequence[GroupStatus],
-    known: Mapping[str, list[Member] | None],
+    members_of: Mapping[str, list[Member] | None],
     read_again: Callable[[], Sequence[GroupStatus]],
 ) -> list[Finding]:
-    """Members that are no workers of this ledger, also when those that are starting have had time to be seen."""
+    """Members that are not workers of this ledger, after workers that are starting had time to write their rows."""
     until = monotonic() + STARTING
-    while any(foreign(group, known[group.name] or ()) for group in groups) and monotonic() < until:
+    while any(foreign(group, members_of[group.name] or ()) for group in groups) and monotonic() < until:
         sleep(PAUSE)
-        groups = [group for group in read_again() if group.name in known]
-    return list(_foreign(groups, known))
+        groups = [group for group in read_again() if group.name in members_of]
+    return list(_foreign(groups, members_of))
 
 
-def _foreign(groups: Sequence[GroupStatus], known: Mapping[str, list[Member] | None]) -> Iterator[Finding]:
+def _foreign(groups: Sequence[GroupStatus], members_of: Mapping[str, list[Member] | None]) -> Iterator[Finding]:
     for group in groups:
-        found = known[group.name]
-        if found is None:
+        group_members = members_of[group.name]
+        if group_members is None:
             problem = f"{group.name}: this client may not ask for the group's members"
             yield Finding.of("members", Level.WARNING, problem, "grant DESCRIBE on the group")
             continue
-        for member, count in foreign(group, found).items():
-            more = f" ({count} of them)" if count > 1 else ""
-            problem = f"{group.name}: client {member.client_id!r} on {member.host}{more} is no worker of this ledger"
+        for member, count in foreign(group, group_members).items():
+            number = f" ({count} of them)" if count > 1 else ""
+            problem = (
+                f"{group.name}: client {member.client_id!r} on {member.host}{number} is not a worker of this ledger"
+            )
             fix = "stop it: a consumer in the group takes partitions, and its records reach no table"
             yield Finding.of("members", Level.FAILURE, problem, fix)
 
 
-def foreign(group: GroupStatus, found: Sequence[Member]) -> Counter[Member]:
-    """Members that are none of the group's workers: of each client id, those beyond the workers' number."""
-    newest = max((each.seen_at for each in group.workers), default=None)
-    ours = Counter(
-        each.client_id or DEFAULT_CLIENT
-        for each in group.workers
-        if each.state != "ended" and newest is not None and each.seen_at > newest - RECENT
+def foreign(group: GroupStatus, group_members: Sequence[Member]) -> Counter[Member]:
+    """Members that are not the group's workers: of each client id, those that exceed its number of workers."""
+    newest = max((worker.seen_at for worker in group.workers), default=None)
+    workers = Counter(
+        worker.client_id or DEFAULT_CLIENT
+        for worker in group.workers
+        if worker.state != "ended" and newest is not None and worker.seen_at > newest - RECENT
     )
     others: Counter[Member] = Counter()
-    for member in found:
-        if ours[member.client_id] > 0:
-            ours[member.client_id] -= 1
+    for member in group_members:
+        if workers[member.client_id] > 0:
+            workers[member.client_id] -= 1
         else:
             others[member] += 1
     return others

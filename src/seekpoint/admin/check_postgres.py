@@ -1,4 +1,4 @@
-"""What ``doctor`` asks Postgres: the ledger's schema, the login's rights, settings. Reads alone; locks no row."""
+"""``doctor``'s checks of Postgres: the ledger's schema, the login's rights, settings. Only reads, and locks no row."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from seekpoint.errors import SchemaMismatch
 from seekpoint.ledger import schema_revision
 from seekpoint.ledger.roles import COLUMNS, ON_DATABASE, RIGHTS, Role
 from seekpoint.postgres import pooler
+from seekpoint.records import numbered
 
 SKEW = 5.0  # seconds between the clocks of this machine and the server's
-DEAD_ROWS = 20_000  # of a table with some hundred rows, whose indexes then grow with every batch
+DEAD_ROWS = 20_000  # in a table of a few hundred rows; beyond, its indexes grow with every batch
 OLD = 3_600.0  # seconds: a transaction that keeps dead rows from being removed
 
 _FACTS = text(
@@ -74,10 +75,10 @@ WHERE n.nspname = :schema AND c.relkind = 'r' ORDER BY c.relname
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What this login may do on the ledger's schema, as has_table_privilege and its like answer.
+    """The privileges of this login on the ledger's schema, as has_table_privilege and similar functions answer.
 
-    ``columns`` are those that it may read, of the tables of which a role reads some columns alone. ``has_ledger``: the
-    schema has a ledger, which this login may not be able to read.
+    ``columns`` are those that it may read of tables of which a role reads only some columns. ``has_ledger``: the
+    schema has a ledger, even if this login cannot read it.
     """
 
     login: str
@@ -88,19 +89,23 @@ class Rights:
     on_database: frozenset[str]
 
     def may_read(self, *tables: str) -> bool:
-        """Whether it may read all of these."""
+        """Whether the login may read all of these tables."""
         return self.on_schema and all((name, "SELECT") in self.tables for name in tables)
 
     def missing(self, role: Role) -> list[str]:
         """The rights of this role that are missing, in the words of GRANT."""
-        found = [] if self.on_schema else ["USAGE on the schema"]
+        grants = [] if self.on_schema else ["USAGE on the schema"]
         for name, privileges in RIGHTS.get(role, {}).items():
-            lacking = [one for one in privileges if (name, one) not in self.tables]
-            found += [f"{', '.join(lacking)} on {name}"] if lacking else []
+            lacking = [privilege for privilege in privileges if (name, privilege) not in self.tables]
+            grants += [f"{', '.join(lacking)} on {name}"] if lacking else []
         for name, columns in COLUMNS.get(role, {}).items():
-            lacking = [one for one in columns if (name, one) not in self.columns]
-            found += [f"SELECT ({', '.join(lacking)}) on {name}"] if lacking else []
-        return found + [f"{one} on the database" for one in ON_DATABASE.get(role, ()) if one not in self.on_database]
+            lacking = [column for column in columns if (name, column) not in self.columns]
+            grants += [f"SELECT ({', '.join(lacking)}) on {name}"] if lacking else []
+        return grants + [
+            f"{privilege} on the database"
+            for privilege in ON_DATABASE.get(role, ())
+            if privilege not in self.on_database
+        ]
 
 
 def facts(tx: Connection) -> Row[Any]:
@@ -109,9 +114,9 @@ def facts(tx: Connection) -> Row[Any]:
 
 
 def rights(tx: Connection, login: str, schema: str) -> Rights:
-    """What this login may do; asks the catalogs alone."""
-    asked = sorted({privilege for each in ON_DATABASE.values() for privilege in each})
-    in_part = sorted({table for each in COLUMNS.values() for table in each})
+    """The privileges of this login; reads only catalogs."""
+    privileges_of_roles = sorted({privilege for privileges in ON_DATABASE.values() for privilege in privileges})
+    in_part = sorted({table for tables in COLUMNS.values() for table in tables})
     on_tables = tx.execute(_RIGHTS, {"schema": schema}).all()
     return Rights(
         login,
@@ -119,7 +124,11 @@ def rights(tx: Connection, login: str, schema: str) -> Rights:
         bool(tx.execute(_ON_SCHEMA, {"schema": schema}).scalar()),
         frozenset((row.name, row.privilege) for row in on_tables if row.granted),
         frozenset((row.name, row.attribute) for row in tx.execute(_READABLE, {"schema": schema, "tables": in_part})),
-        frozenset(one for one in asked if tx.execute(_ON_DATABASE, {"privilege": one}).scalar_one()),
+        frozenset(
+            privilege
+            for privilege in privileges_of_roles
+            if tx.execute(_ON_DATABASE, {"privilege": privilege}).scalar_one()
+        ),
     )
 
 
@@ -140,33 +149,33 @@ def schema_findings(tx: Connection, schema: str, has: Rights) -> list[Finding]:
 def rights_findings(has: Rights, schema: str, role: Role | None) -> list[Finding]:
     """Whether this login has the rights of a role; without one, of any."""
     remedy = f"run the SQL of seekpoint db roles --schema {schema}, and grant the role to {has.login}"
-    lacking = {each: has.missing(each) for each in RIGHTS}
-    full = [each.value for each in RIGHTS if not lacking[each]]
-    if role is not None and (wanted := has.missing(role)):
-        problem = f"{has.login} lacks rights of a {role}: {'; '.join(wanted)}"
+    lacking = {candidate: has.missing(candidate) for candidate in RIGHTS}
+    full = [candidate.value for candidate in RIGHTS if not lacking[candidate]]
+    if role is not None and (missing := has.missing(role)):
+        problem = f"{has.login} lacks rights of a {role}: {'; '.join(missing)}"
         return [Finding.of("rights", Level.FAILURE, problem, remedy)]
     if not full:
-        nearest = min(lacking, key=lambda each: len(lacking[each]))
-        problem = f"{has.login} has the rights of no role; of a {nearest} it lacks {'; '.join(lacking[nearest])}"
+        nearest = min(lacking, key=lambda candidate: len(lacking[candidate]))
+        problem = f"{has.login} lacks rights for every role; for a {nearest} it lacks {'; '.join(lacking[nearest])}"
         return [Finding.of("rights", Level.FAILURE, problem, remedy)]
     return [Finding.of("rights", Level.OK, f"{has.login} has the rights of {', '.join(full)}")]
 
 
 def server_findings(tx: Connection, server: Row[Any], before: datetime, role: Role | None) -> Iterator[Finding]:
-    """The server's state and settings. ``before`` is the time here when it was asked."""
+    """The server's state and settings. ``before`` is this machine's time before they were read."""
     yield Finding.of("versions", Level.OK, f"Postgres {server.version}")
     yield from problems_or_ok("server", list(_writable(server, role)), "the server takes writes")
-    found = pooler.detect(tx)
+    detected = pooler.detect(tx)
     yield from problems_or_ok(
         "pooler",
-        [] if found is None else [_pooled()],
+        [] if detected is None else [_pooled()],
         "no connection pooler is in between",
     )
     skew = max((before - server.now).total_seconds(), (server.now - datetime.now(UTC)).total_seconds())
     clock = f"this machine's clock and the server's differ by {skew:.1f} s"
     yield from problems_or_ok(
         "clocks",
-        [Finding.of("clocks", Level.WARNING, clock, "synchronize both (NTP): shown ages are wrong by that")]
+        [Finding.of("clocks", Level.WARNING, clock, "synchronize both (NTP): ages are shown wrong by this much")]
         if skew > SKEW
         else [],
         "this machine's clock and the server's agree",
@@ -180,8 +189,9 @@ def _pooled() -> Finding:
     return Finding.of(
         "pooler",
         Level.WARNING,
-        "a connection pooler is in between: another session answers than was connected to",
-        "nothing is prepared through it; connect workers to the server itself where you can (docs/guides/poolers.md)",
+        "a connection pooler is in between: another session answers than the one that was connected",
+        "workers prepare no statements through it; connect them to the server itself if you can "
+        "(docs/guides/poolers.md)",
     )
 
 
@@ -215,7 +225,7 @@ def _durability(server: Row[Any]) -> Iterator[Finding]:
             "durability",
             Level.WARNING,
             f"synchronous_commit is off for {server.login}: a crash takes back the last commits, rows and offsets "
-            "together; what was done outside of Postgres for them may happen twice",
+            "together; their effects outside of Postgres may happen twice",
             "set synchronous_commit = on, unless that is what you want",
         )
 
@@ -228,30 +238,30 @@ def _replication(server: Row[Any]) -> Iterator[Finding]:
         yield Finding.of(
             "replication",
             Level.WARNING,
-            f"{server.replicas} standbys are asynchronous: a failover loses the last commits, rows and offsets",
+            f"{numbered(server.replicas, 'asynchronous standby')}: a failover loses the last commits, rows and offsets",
             "set synchronous_standby_names, or accept that records are then applied again to what the standby has",
         )
 
 
 def vacuum_findings(tx: Connection, server: Row[Any], schema: str) -> list[Finding]:
     """Whether dead rows of the ledger are removed: each batch leaves some."""
-    found = []
+    findings = []
     if not (server.autovacuum and server.track_counts):
         problem = "autovacuum is off: each batch leaves dead rows in the ledger, and nothing removes them"
-        found.append(Finding.of("autovacuum", Level.FAILURE, problem, "set autovacuum = on and track_counts = on"))
+        findings.append(Finding.of("autovacuum", Level.FAILURE, problem, "set autovacuum = on and track_counts = on"))
     for row in tx.execute(_VACUUM, {"schema": schema}):
         if row.is_off:
             fix = f"ALTER TABLE {schema}.{row.name} RESET (autovacuum_enabled)"
-            found.append(Finding.of("autovacuum", Level.WARNING, f"autovacuum is off for {schema}.{row.name}", fix))
+            findings.append(Finding.of("autovacuum", Level.WARNING, f"autovacuum is off for {schema}.{row.name}", fix))
         if row.dead > DEAD_ROWS and row.dead > 20 * row.live:
-            problem = f"{schema}.{row.name} has {row.dead:,} dead rows beside {row.live:,}"
+            problem = f"{schema}.{row.name} has {numbered(row.dead, 'dead row')} and {numbered(row.live, 'live row')}"
             fix = f"end old transactions, then VACUUM {schema}.{row.name}"
-            found.append(Finding.of("autovacuum", Level.WARNING, problem, fix))
+            findings.append(Finding.of("autovacuum", Level.WARNING, problem, fix))
     if server.oldest is not None and server.oldest > OLD:
-        problem = f"a transaction is open since {server.oldest / 3600:.1f} h: dead rows cannot be removed meanwhile"
+        problem = f"a transaction has been open for {server.oldest / 3600:.1f} h: dead rows cannot be removed meanwhile"
         fix = "find it in pg_stat_activity (xact_start) or pg_prepared_xacts, and end it"
-        found.append(Finding.of("autovacuum", Level.WARNING, problem, fix))
+        findings.append(Finding.of("autovacuum", Level.WARNING, problem, fix))
     fine = "dead rows of the ledger are removed"
     if not server.sees_all:
-        fine += f"; open transactions of other roles were not looked at: {server.login} is not in pg_read_all_stats"
-    return problems_or_ok("autovacuum", found, fine)
+        fine += f"; open transactions of other roles were not checked: {server.login} is not in pg_read_all_stats"
+    return problems_or_ok("autovacuum", findings, fine)

@@ -23,40 +23,40 @@ _TABLES = ("consumer_group", "partition_offset", "worker", "reload_run", "lag")
 def diagnose(
     engine: Engine, schema: str, settings: Mapping[str, Any], timeout: float, role: Role | None = None
 ) -> Diagnosis:
-    """All findings. Runs in a transaction that can write nothing, and waits for no lock for more than two seconds."""
+    """All findings. Runs in a read-only transaction, and waits at most two seconds for a lock."""
     libraries = ", ".join(f"{name} {version(name)}" for name in ("seekpoint", "psycopg", "confluent-kafka"))
-    found = [Finding.of("versions", Level.OK, libraries)]
+    findings = [Finding.of("versions", Level.OK, libraries)]
     with engine.connect() as connection:
         before = datetime.now(UTC)
         connection.execute(text("SET TRANSACTION READ ONLY"))
         connection.execute(text("SET LOCAL lock_timeout = '2s'"))
         server = check_postgres.facts(connection)
-        found += check_postgres.server_findings(connection, server, before, role)
+        findings += check_postgres.server_findings(connection, server, before, role)
         has = check_postgres.rights(connection, server.login, schema)
         revision = check_postgres.schema_findings(connection, schema, has)
-        found += revision
-        if any(each.level is Level.FAILURE for each in revision):
-            return Diagnosis(shown(engine.url), schema, tuple(found))
-        found += check_postgres.rights_findings(has, schema, role)
-        found += check_postgres.vacuum_findings(connection, server, schema)
+        findings += revision
+        if any(finding.level is Level.FAILURE for finding in revision):
+            return Diagnosis(shown(engine.url), schema, tuple(findings))
+        findings += check_postgres.rights_findings(has, schema, role)
+        findings += check_postgres.vacuum_findings(connection, server, schema)
         if not has.may_read(*_TABLES):
             hidden = ", ".join(name for name in _TABLES if not has.may_read(name))
-            problem = f"{has.login} may not read {hidden}: groups and brokers were not looked at"
-            found.append(Finding.of("groups", Level.WARNING, problem, "run doctor as an operator or a stager"))
-            return Diagnosis(shown(engine.url), schema, tuple(found))
+            problem = f"{has.login} may not read {hidden}: groups and brokers were not checked"
+            findings.append(Finding.of("groups", Level.WARNING, problem, "run doctor as an operator or a stager"))
+            return Diagnosis(shown(engine.url), schema, tuple(findings))
         tx = SchemaConnection(connection, schema)
         clusters = {row.name: row.cluster_id for row in tx.execute(STATUS["groups"]) if row.forgotten is None}
         groups, rows = status.read(tx, list(clusters))
-    asked = status.ask_brokers(groups, rows, settings, timeout).groups if settings else groups
-    found += check_groups.group_findings(asked)
+    answered = status.ask_brokers(groups, rows, settings, timeout).groups if settings else groups
+    findings += check_groups.group_findings(answered)
     if settings:
 
         def read_again() -> Sequence[status.GroupStatus]:
             with engine.connect() as connection:
                 return status.read(SchemaConnection(connection, schema), list(clusters))[0]
 
-        found += check_groups.kafka_findings(groups, clusters, settings, timeout, read_again)
+        findings += check_groups.kafka_findings(groups, clusters, settings, timeout, read_again)
     else:
-        problem = "no brokers are named: cluster, topics and members of groups were not looked at"
-        found.append(Finding.of("brokers", Level.WARNING, problem, "give --kafka-config"))
-    return Diagnosis(shown(engine.url), schema, tuple(found))
+        problem = "no brokers are named: cluster, topics and members of groups were not checked"
+        findings.append(Finding.of("brokers", Level.WARNING, problem, "give --kafka-config"))
+    return Diagnosis(shown(engine.url), schema, tuple(findings))

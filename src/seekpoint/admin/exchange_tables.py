@@ -1,4 +1,4 @@
-"""The tables of two groups: which of them are pairs, what is against their exchange, and the exchange."""
+"""Exchanges the tables of two groups: finds the pairs, lists what prevents the exchange, and makes it."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _MAY_CREATE = text("SELECT has_database_privilege(current_database(), 'CREATE')"
 
 
 def pairs(connection: Connection, old: set[str], new: set[str]) -> dict[Path, Path] | list[str]:
-    """The tables of one name, in their order; or why they are no pairs."""
-    reasons = [f"both write {name}: run the new group in a schema of its own" for name in sorted(old & new)]
-    found = {row.name: row for row in connection.execute(_PATHS, {"names": sorted(old | new)})}
-    reasons += [f"there is no table {name}" for name in sorted((old | new) - found.keys())]
+    """The old group's tables, sorted, each with the new group's of the same name; or why they are not pairs."""
+    reasons = [f"both write {name}: let the new group write to another schema" for name in sorted(old & new)]
+    tables = {row.name: row for row in connection.execute(_PATHS, {"names": sorted(old | new)})}
+    reasons += [f"there is no table {name}" for name in sorted((old | new) - tables.keys())]
     by_name: tuple[dict[str, Path], dict[str, Path]] = {}, {}
     for side, names in zip(by_name, (old, new), strict=True):
-        for row in (found[name] for name in sorted(names & found.keys())):
+        for row in (tables[name] for name in sorted(names & tables.keys())):
             if row.relname in side:
-                reasons.append(f"{row.name} and {'.'.join(side[row.relname])} have one name in two schemas")
+                reasons.append(f"{row.name} and {'.'.join(side[row.relname])} have the same name in two schemas")
             side[row.relname] = (row.nspname, row.relname)
     live, successors = by_name
-    for these, those, who in ((live, successors, "old"), (successors, live, "new")):
+    for tables_of_group, other_tables, group in ((live, successors, "old"), (successors, live, "new")):
         reasons += [
-            f"only the {who} group declares a table {name!r} ({'.'.join(these[name])}): both must write tables of the "
-            "same names"
-            for name in sorted(these.keys() - those.keys())
+            f"only the {group} group declares a table {name!r} ({'.'.join(tables_of_group[name])}): both must write "
+            "tables of the same names"
+            for name in sorted(tables_of_group.keys() - other_tables.keys())
         ]
     if not old or not new:
         reasons.append("a pipeline that has not declared its tables cannot be replaced: name them in writes=")
@@ -49,29 +49,29 @@ def pairs(connection: Connection, old: set[str], new: set[str]) -> dict[Path, Pa
 
 
 def obstacles(connection: Connection, tables: Mapping[Path, Path]) -> Iterator[str]:
-    """Why this login cannot exchange the tables, and what would be broken by it."""
+    """Why this login cannot exchange the tables, and what the exchange would break."""
     together = [*tables, *tables.values()]
     for row in connection.execute(_PATHS, {"names": [".".join(path) for path in together]}):
         if row.relkind != "r":
             yield f"{row.name} is not an ordinary table"
         if not row.owned:
-            yield f"{row.name} has an owner that this login is not a member of"
+            yield f"{row.name} belongs to a role that this login is not a member of"
         if not row.creates:
             yield f"this login may not create tables in the schema of {row.name}"
     if not connection.execute(_MAY_CREATE).scalar_one():
         yield "this login may not create the schema through which tables are exchanged: GRANT CREATE ON DATABASE"
     for path in together:
-        for what in dependants(connection, path, together):
-            yield f"{'.'.join(path)} has {what}, which would follow it to the other schema: drop that first"
+        for dependant in dependants(connection, path, together):
+            yield f"{'.'.join(path)} has {dependant}, which would follow it to the other schema: drop that first"
     for live, successor in tables.items():
-        for what in missing_properties(connection, live, successor):
-            yield f"{'.'.join(live)} has {what}, and {'.'.join(successor)} has not: make it there, too"
+        for property_ in missing_properties(connection, live, successor):
+            yield f"{'.'.join(live)} has {property_}, but {'.'.join(successor)} does not: create it there, too"
 
 
 def exchange_tables(connection: Connection, tables: Mapping[Path, Path]) -> None:
-    """Exchange the schemas of the two tables of each pair; indexes, constraints and owned sequences go along.
+    """Exchange the schemas of the two tables of each pair; indexes, constraints and owned sequences move with them.
 
-    Through a schema for the moment, because indexes of both may have one name.
+    Goes through a third schema, which is dropped at the end, because indexes of both may have the same name.
     """
     driver = driver_of(connection)
 

@@ -15,6 +15,7 @@ from seekpoint.errors import ConfigError
 from seekpoint.ledger.dead_letters import dead_letter_of
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import FORGET
+from seekpoint.records import numbered
 from seekpoint.worker.replay.dead_letter_admin import portable, portable_value
 
 AT_ONCE = 20  # dead letters in memory, with their values
@@ -22,27 +23,27 @@ AT_ONCE = 20  # dead letters in memory, with their values
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """How many are in the file."""
+    """How many dead letters and lost ranges are in the file."""
 
     dead_letters: int
     lost_ranges: int
     run_dead_letters: int = 0
 
     def __str__(self) -> str:
-        runs = f", {self.run_dead_letters} dead letters of reprocesses" if self.run_dead_letters else ""
-        return f"{self.dead_letters} dead letters and {self.lost_ranges} lost ranges{runs}"
+        runs = f", {numbered(self.run_dead_letters, 'dead letter')} of reprocesses" if self.run_dead_letters else ""
+        return f"{numbered(self.dead_letters, 'dead letter')} and {numbered(self.lost_ranges, 'lost range')}{runs}"
 
 
 def export_group(tx: GroupConnection, file: Path) -> Exported:
-    """Write every dead letter, as ``dead-letters export`` does, and every lost range; a file is there when complete.
+    """Write all dead letters, as ``dead-letters export`` does, and all lost ranges to a file, renamed when complete.
 
-    Those of reprocesses, too, each as an object ``reprocess_dead_letter``.
-    Only its owner may read it: it has the records' values. Raises ConfigError where it cannot be written.
+    Dead letters of reprocesses are objects ``reprocess_dead_letter``. The file has the records' values, so only its
+    owner may read it. Raises ConfigError if it exists, or cannot be written.
     """
     part = file.with_name(f"{file.name}.part")
     try:
         if file.exists():
-            raise FileExistsError(errno.EEXIST, "it is there already")
+            raise FileExistsError(errno.EEXIST, "it already exists")
         opened = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(opened, "w", encoding="ascii") as out:
             dead_letters = sum(_write(out, line) for line in _dead_letters(tx))
@@ -63,7 +64,7 @@ def _write(out: Any, line: Mapping[str, Any]) -> int:
 
 
 def _dead_letters(tx: GroupConnection) -> Iterator[dict[str, Any]]:
-    """One after the other, as the server sends them."""
+    """Stream the dead letters, so that only a few are in memory."""
     with tx.stream(FORGET["every_dead_letter"], AT_ONCE) as rows:
         for row in rows:
             yield portable(dead_letter_of(row), tx.group)
@@ -72,21 +73,21 @@ def _dead_letters(tx: GroupConnection) -> Iterator[dict[str, Any]]:
 def _of_runs(tx: GroupConnection) -> Iterator[dict[str, Any]]:
     with tx.stream(FORGET["every_run_dead_letter"], AT_ONCE) as rows:
         for row in rows:
-            found = {name: portable_value(value) for name, value in row._asdict().items()}
+            columns = {name: portable_value(value) for name, value in row._asdict().items()}
             for name in ("header_names", "header_values"):
-                found[name] = [portable_value(each) for each in found[name]]
-            yield {"reprocess_dead_letter": found}
+                columns[name] = [portable_value(header) for header in columns[name]]
+            yield {"reprocess_dead_letter": columns}
 
 
 def _losses(tx: GroupConnection) -> Iterator[dict[str, Any]]:
     for lost in lost_ranges(tx, [tx.group]):
-        found = asdict(lost)
-        topic, number = found.pop("partition")
-        yield {"lost_range": {"topic": topic, "partition": number} | found}
+        fields = asdict(lost)
+        topic, number = fields.pop("partition")
+        yield {"lost_range": {"topic": topic, "partition": number} | fields}
 
 
 def _sync_folder(folder: Path) -> None:
-    """The file's name survives a crash of the machine, as its bytes do."""
+    """Sync the folder, so that the file's name survives a crash of the machine, too."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)

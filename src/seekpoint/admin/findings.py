@@ -1,4 +1,4 @@
-"""What ``doctor`` answers: findings, each with what to do."""
+"""``doctor``'s findings, each with what to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How bad a finding is. A failure fails the check; a warning may be what is wanted."""
+    """How bad a finding is. A failure fails the check; a warning may be intended."""
 
     OK = "ok"
     WARNING = "warning"
@@ -41,9 +41,9 @@ class Diagnosis:
     @property
     def is_well(self) -> bool:
         """Whether there is no failure."""
-        return not any(each.level is Level.FAILURE for each in self.findings)
+        return not any(finding.level is Level.FAILURE for finding in self.findings)
 
 
 def problems_or_ok(check: str, problems: Sequence[Finding], fine: str) -> list[Finding]:
-    """The problems of a check, or that it is fine."""
+    """A check's problems, or a finding that all is well."""
     return list(problems) or [Finding.of(check, Level.OK, fine)]

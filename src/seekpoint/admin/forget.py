@@ -1,6 +1,6 @@
-"""Forgetting a group that has ended: a plan that counts what goes, its execution, and the undo.
+"""Forgets a group that has ended: a plan that counts what is deleted, its execution, and the undo.
 
-The group's row and its history stay. Its positions move into that row: the undo puts them back.
+The group's row and its history stay. Its positions move into that row, from which the undo restores them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from uuid import UUID
 from psycopg.types.json import Jsonb
 from sqlalchemy import Row
 
-from seekpoint.admin.by import By
+from seekpoint import remedies
+from seekpoint.admin.attribution import Attribution
 from seekpoint.admin.export_group import Exported, export_group
 from seekpoint.admin.groups import known_group
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
+from seekpoint.ledger.repeats import tables_with_sums
 from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
 from seekpoint.ledger.sql import FORGET, GROUPS, PURGE, RESETS
+from seekpoint.records import numbered
 
 
 @dataclass(frozen=True, slots=True)
 class ForgottenGroup:
-    """A group that was forgotten, and the number of its partitions; ``at`` as a start that accepts it names it."""
+    """A group that was forgotten, and the number of its partitions; a start that accepts this has to name ``at``."""
 
     name: str
     by: str
@@ -38,11 +41,11 @@ class ForgottenGroup:
 
 @dataclass(frozen=True, slots=True)
 class ForgetPlan:
-    """To forget a group, or to undo that (``undo``), as it was when the plan was made; ``consequences`` in words.
+    """A plan to forget a group, or to undo that (``undo``); ``consequences`` in words.
 
-    ``dead_letters`` are their numbers by state; they and ``lost_ranges`` are written to ``export_to`` first, None: to
-    no file. ``forgotten_at`` is when the group was forgotten, None where it is not. ``run_dead_letters`` are those of
-    reprocesses, and are written to the file, too. ``requests`` are those of replays.
+    ``dead_letters`` counts them by state. They, ``lost_ranges`` and ``run_dead_letters``, those of reprocesses, are
+    written to the file ``export_to`` first, unless that is None. ``requests`` is the number of replay requests.
+    ``forgotten_at`` is when the group was forgotten, None if it is not.
     """
 
     group: str
@@ -66,12 +69,16 @@ class ForgetPlan:
 
 @dataclass(frozen=True, slots=True)
 class ForgetResult:
-    """What went, or came back: partitions, dead letters, lost ranges; and the file with the last two, if any."""
+    """How much was deleted or restored; ``file`` has the dead letters and lost ranges, if it was written.
+
+    ``run_dead_letters`` are those of reprocesses.
+    """
 
     partitions: int
     dead_letters: int = 0
     lost_ranges: int = 0
     file: Path | None = None
+    run_dead_letters: int = 0
 
 
 def forgotten_groups(tx: SchemaConnection) -> list[ForgottenGroup]:
@@ -92,38 +99,38 @@ _COUNTS = {
 
 
 def plan_forget(ledger: Ledger, export_to: Path | None) -> ForgetPlan:
-    """Raises ConfigError for an unknown group, Fenced for one that is not paused or has an open run."""
+    """A plan to forget the group. Raises ConfigError if it is unknown, Fenced if not paused or a run is open."""
     with ledger.begin() as tx:
         row = known_group(tx)
         if row.forgotten is not None:
             return _plan(ledger, row, undo=False)
         _require_stopped(tx, row)
-        counts = {each.state: int(each.n) for each in tx.execute(FORGET["count_dead_letters"])}
-        numbers = {name: int(tx.execute(each).scalar_one()) for name, each in _COUNTS.items()}
+        counts = {count.state: int(count.n) for count in tx.execute(FORGET["count_dead_letters"])}
+        numbers = {name: int(tx.execute(statement).scalar_one()) for name, statement in _COUNTS.items()}
     file = export_to if counts or numbers["lost_ranges"] or numbers["run_dead_letters"] else None
     if file is not None and file.exists():
-        raise ConfigError(f"{file} is there already, and is not written over: name another file with --export")
+        raise ConfigError(f"{file} already exists, and is not overwritten: name another file with --export")
     return _plan(ledger, row, undo=False, dead_letters=counts, export_to=file, **numbers)
 
 
 def plan_undo(ledger: Ledger) -> ForgetPlan:
-    """Raises ConfigError for an unknown group."""
+    """A plan to restore the group. Raises ConfigError if it is unknown."""
     with ledger.begin() as tx:
         row = known_group(tx)
     return _plan(ledger, row, undo=True, partitions=len((row.forgotten or {}).get("positions", ())))
 
 
-def _plan(ledger: Ledger, row: Row[Any], *, undo: bool, **found: Any) -> ForgetPlan:
+def _plan(ledger: Ledger, row: Row[Any], *, undo: bool, **details: Any) -> ForgetPlan:
     stored = row.forgotten or {}
-    counts = {"dead_letters": {}, "export_to": None, **dict.fromkeys(_COUNTS, 0), **found}
-    said = tuple(_undo_in_words(row, counts["partitions"]) if undo else _in_words(row, **counts))
+    counts = {"dead_letters": {}, "export_to": None, **dict.fromkeys(_COUNTS, 0), **details}
+    consequences = tuple(_undo_in_words(row, counts["partitions"]) if undo else _in_words(row, **counts))
     return ForgetPlan(
         group=ledger.group,
         undo=undo,
         paused_by=row.paused_by,
         paused_reason=row.paused_reason,
         forgotten_at=stored.get("at"),
-        consequences=said,
+        consequences=consequences,
         **counts,
     )
 
@@ -138,37 +145,42 @@ def _in_words(
     requests: int,
     export_to: Path | None,
 ) -> Iterator[str]:
-    yield f"the positions of {partitions} partitions leave the ledger's views; --undo puts them back"
+    positions = f"the positions of {numbered(partitions, 'partition')}"
+    yield f"{positions} are removed from the ledger's views; --undo restores them"
     if dead_letters:
         by_state = ", ".join(f"{count:,} {state}" for state, count in sorted(dead_letters.items()))
-        yield f"{sum(dead_letters.values()):,} dead letters are deleted: {by_state}"
+        yield f"{_deleted(sum(dead_letters.values()), 'dead letter')}: {by_state}"
     if lost_ranges:
-        yield f"{lost_ranges:,} lost ranges are deleted"
+        yield _deleted(lost_ranges, "lost range")
     if run_dead_letters:
-        yield f"{run_dead_letters:,} dead letters of reprocesses are deleted"
+        yield _deleted(run_dead_letters, "dead letter", " of reprocesses")
     if dead_letters or lost_ranges or run_dead_letters:
         yield "no copy of these is written" if export_to is None else f"a copy of these is written to {export_to} first"
     if requests:
-        yield f"{requests:,} replay requests are deleted"
+        yield _deleted(requests, "replay request")
     if row.tables:
         yield f"rows stay in {', '.join(sorted(row.tables))}"
-    yield "workers under this name end, and are refused until --undo, or a start with --accept-forgotten"
+    if sums := sorted({table for topic in row.declared or {} for table in tables_with_sums(row.declared, topic)}):
+        yield f"a group that begins again adds its records again to the sums in {', '.join(sums)}: empty them first"
+    yield "workers of this group end, and are refused until --undo, or a start with --accept-forgotten"
     yield "the history of the group stays"
+
+
+def _deleted(count: int, noun: str, which: str = "") -> str:
+    return f"{numbered(count, noun)}{which} {'is' if count == 1 else 'are'} deleted"
 
 
 def _undo_in_words(row: Row[Any], partitions: int) -> Iterator[str]:
     if row.forgotten is not None:
-        yield f"the positions of {partitions} partitions are as they were; the group is paused, until it is resumed"
+        positions = f"the positions of {numbered(partitions, 'partition')}"
+        yield f"{positions} are restored; the group is paused, until it is resumed"
         yield "deleted dead letters and lost ranges stay deleted"
 
 
 def _require_stopped(tx: GroupConnection, row: Row[Any]) -> None:
-    """Raise Fenced where workers or jobs may write in the group's name."""
+    """Raise Fenced if workers or jobs may write in the group's name."""
     if not row.paused:
-        raise Fenced(
-            f"group {row.name!r} is not paused, and its workers may run: seekpoint groups pause {row.name} --apply "
-            "--reason WHY"
-        )
+        raise Fenced(f"group {row.name!r} is not paused, so its workers may be running: {remedies.pause(row.name)}")
     if runs := tx.execute(RESETS["open_runs_of_group"]).all():
         raise Fenced(
             f"group {row.name!r} has an open run, {runs[0].id} ({runs[0].strategy}, {runs[0].state}): let it end, or "
@@ -176,8 +188,8 @@ def _require_stopped(tx: GroupConnection, row: Row[Any]) -> None:
         )
 
 
-def apply_forget(ledger: Ledger, plan: ForgetPlan, by: By) -> ForgetResult:
-    """Carry the plan out, in one transaction. Raises Fenced where the group is not as it was when it was made."""
+def apply_forget(ledger: Ledger, plan: ForgetPlan, attribution: Attribution) -> ForgetResult:
+    """Carry out the plan in one transaction. Raises Fenced if the group has changed since it was made."""
     with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
         row = tx.execute(GROUPS["lock"]).one_or_none()
         if row is None:
@@ -187,64 +199,78 @@ def apply_forget(ledger: Ledger, plan: ForgetPlan, by: By) -> ForgetResult:
             result = _restore(tx, row)
         else:
             _require_stopped(tx, row)
-            result = _forget(tx, plan, by)
+            result = _forget(tx, plan, attribution)
         action = "undo forget" if plan.undo else "forget"
-        gone = "" if plan.undo else f" ({result.dead_letters} dead letters, {result.lost_ranges} lost ranges)"
-        record_action(tx, action, actor=by.actor, reason=f"{by.reason}{gone}")
+        runs = f", {numbered(result.run_dead_letters, 'dead letter')} of reprocesses" if result.run_dead_letters else ""
+        deleted = f"{numbered(result.dead_letters, 'dead letter')}, {numbered(result.lost_ranges, 'lost range')}{runs}"
+        numbers = "" if plan.undo else f" ({deleted})"
+        record_action(tx, action, actor=attribution.actor, reason=f"{attribution.reason}{numbers}")
         return result
 
 
 def _require_same(row: Row[Any], plan: ForgetPlan) -> None:
-    at = (row.forgotten or {}).get("at")
-    if (row.paused_by, row.paused_reason, at) != (plan.paused_by, plan.paused_reason, plan.forgotten_at):
-        now = "forgotten" if at else f"paused by {row.paused_by}" if row.paused else "not paused"
-        raise Fenced(f"group {plan.group!r} is {now} since the plan was made: nothing was done; make another plan")
+    forgotten_at = (row.forgotten or {}).get("at")
+    if (row.paused_by, row.paused_reason, forgotten_at) != (plan.paused_by, plan.paused_reason, plan.forgotten_at):
+        state = "forgotten" if forgotten_at else f"paused by {row.paused_by}" if row.paused else "not paused"
+        raise Fenced(
+            f"group {plan.group!r} has changed since the plan was made, and is {state} now: nothing was done; "
+            "make another plan"
+        )
 
 
-def _forget(tx: GroupConnection, plan: ForgetPlan, by: By) -> ForgetResult:
-    """Move the positions into the group's row, and delete the rest; nothing that is not in the file (I4)."""
-    positions = [_position(each) for each in tx.execute(FORGET["lock_positions"])]
-    topics = [{name: getattr(each, name) for name in _TOPIC} for each in tx.execute(FORGET["topics"])]
+def _forget(tx: GroupConnection, plan: ForgetPlan, attribution: Attribution) -> ForgetResult:
+    """Move the positions into the group's row and delete the rest. Raises Fenced if the file lacks some of it (I4)."""
+    positions = [_position(row) for row in tx.execute(FORGET["lock_positions"])]
+    topics = [{name: getattr(row, name) for name in _TOPIC} for row in tx.execute(FORGET["topics"])]
     exported = None if plan.export_to is None else export_group(tx, plan.export_to)
     deletes = (FORGET["delete_dead_letters"], FORGET["delete_losses"], FORGET["delete_run_dead_letters"])
-    deleted = Exported(*(tx.execute(each).rowcount for each in deletes))
+    deleted = Exported(*(tx.execute(statement).rowcount for statement in deletes))
     planned = Exported(sum(plan.dead_letters.values()), plan.lost_ranges, plan.run_dead_letters)
-    if exported not in {None, deleted}:
-        raise Fenced(f"the file has {exported}, and {deleted} would be deleted: nothing was done; make another plan")
-    if deleted != planned:  # while a group is paused it can be reset
-        raise Fenced(f"the plan has {planned}, and {deleted} would be deleted: nothing was done; make another plan")
-    rest = (FORGET["delete_requests"], FORGET["delete_samples"], FORGET["delete_workers"])
-    for each in (FORGET["delete_positions"], FORGET["delete_topics"], *rest):
-        tx.execute(each)
-    at = tx.execute(PURGE["clock"]).scalar_one().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    found = {"at": at, "by": by.actor, "reason": by.reason, "positions": positions, "topics": topics}
-    tx.execute(FORGET["forget"], forgotten=Jsonb(found))
-    return ForgetResult(len(positions), deleted.dead_letters, deleted.lost_ranges, plan.export_to)
+    for source, count in (("the file", exported), ("the plan", planned)):  # a reset adds lost ranges
+        if count not in {None, deleted}:
+            if plan.export_to is not None:  # written just now: the next plan may use its name
+                plan.export_to.unlink(missing_ok=True)
+            raise Fenced(f"{source} has {count}, but {deleted} would be deleted: nothing was done; make another plan")
+    other_deletes = (FORGET["delete_requests"], FORGET["delete_samples"], FORGET["delete_workers"])
+    for delete in (FORGET["delete_positions"], FORGET["delete_topics"], *other_deletes):
+        tx.execute(delete)
+    now = tx.execute(PURGE["clock"]).scalar_one().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    forgotten = {
+        "at": now,
+        "by": attribution.actor,
+        "reason": attribution.reason,
+        "positions": positions,
+        "topics": topics,
+    }
+    tx.execute(FORGET["forget"], forgotten=Jsonb(forgotten))
+    return ForgetResult(
+        len(positions), deleted.dead_letters, deleted.lost_ranges, plan.export_to, deleted.run_dead_letters
+    )
 
 
 def _restore(tx: GroupConnection, row: Row[Any]) -> ForgetResult:
     stored = row.forgotten
-    if positions := [_of_position(each) for each in stored["positions"]]:
+    if positions := [_of_position(position) for position in stored["positions"]]:
         tx.execute(FORGET["restore_position"], positions)
-    if topics := [{name: each[name] for name in _TOPIC} for each in stored["topics"]]:
+    if topics := [{name: topic[name] for name in _TOPIC} for topic in stored["topics"]]:
         tx.execute(FORGET["restore_topic"], topics)
     tx.execute(FORGET["remember"])
     return ForgetResult(len(positions))
 
 
-# What is kept of a row. The names are those of the JSON: where a migration renames a column, they stay.
+# The columns of a row in the JSON, which keeps these names if a migration renames a column.
 _POSITION = ("topic", "partition", "topic_id", "first_offset", "next_offset", "leader_epoch", "epoch")
 _TIMES = ("committed_at", "record_time")
 _TOPIC = ("topic", "version", "tables", "replaced")
 
 
 def _position(row: Row[Any]) -> dict[str, Any]:
-    kept = {name: getattr(row, name) for name in _POSITION} | {"topic_id": str(row.topic_id)}
-    return kept | {name: None if (at := getattr(row, name)) is None else at.isoformat() for name in _TIMES}
+    columns = {name: getattr(row, name) for name in _POSITION} | {"topic_id": str(row.topic_id)}
+    return columns | {name: None if (time := getattr(row, name)) is None else time.isoformat() for name in _TIMES}
 
 
 def _of_position(stored: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: stored[name] for name in _POSITION} | {"topic_id": UUID(stored["topic_id"])}
-    kept["epoch"] += 1  # it counts tokens, and the row gets a new one
+    columns = {name: stored[name] for name in _POSITION} | {"topic_id": UUID(stored["topic_id"])}
+    columns["epoch"] += 1  # it counts tokens, and the row gets a new one
     times = {name: None if stored[name] is None else datetime.fromisoformat(stored[name]) for name in _TIMES}
-    return kept | times
+    return columns | times

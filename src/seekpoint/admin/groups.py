@@ -20,26 +20,29 @@ Topics = Mapping[str, Collection[int] | None]
 def known_group(tx: GroupConnection) -> Row[Any]:
     """The group's row. Raises ConfigError, which names the groups that the ledger knows."""
     if (row := tx.execute(GROUPS["read"]).one_or_none()) is None:
-        known = ", ".join(one.name for one in tx.execute(STATUS["groups"]))
-        have = f"it knows {known}" if known else "no worker has claimed anything yet"
-        raise ConfigError(f"the ledger in schema {tx.schema!r} has no group {tx.group!r}; {have}")
+        names = ", ".join(group.name for group in tx.execute(STATUS["groups"]))
+        hint = f"it knows {names}" if names else "no worker has claimed anything yet"
+        raise ConfigError(f"the ledger in schema {tx.schema!r} has no group {tx.group!r}; {hint}")
     return row
 
 
 def within(group: str, rows: Any, topics: Topics | None) -> dict[Partition, Position]:
-    """The positions of these partitions, in the order of their locks. Raises ConfigError for unknown ones."""
+    """The positions of these partitions, in lock order. Raises ConfigError for unknown ones."""
     stored: dict[Partition, Position] = {row.partition: row for row in rows}
-    known = sorted({at.topic for at in stored})
-    found: dict[Partition, Position] = {}
-    for topic, numbers in (dict.fromkeys(known) if topics is None else topics).items():
-        if topic not in known:
-            have = ", ".join(known) or "none"
-            raise ConfigError(f"group {group!r} has no stored offset for topic {topic!r}; its topics are {have}")
-        own = {at.number: at for at in stored if at.topic == topic}
-        if unknown := sorted(set(own if numbers is None else numbers) - own.keys()):
-            have = ", ".join(map(str, sorted(own)))
+    stored_topics = sorted({partition.topic for partition in stored})
+    positions: dict[Partition, Position] = {}
+    for topic, numbers in (dict.fromkeys(stored_topics) if topics is None else topics).items():
+        if topic not in stored_topics:
+            listing = ", ".join(stored_topics) or "none"
+            raise ConfigError(f"group {group!r} has no stored offset for topic {topic!r}; its topics are {listing}")
+        by_number = {partition.number: partition for partition in stored if partition.topic == topic}
+        if unknown := sorted(set(by_number if numbers is None else numbers) - by_number.keys()):
+            listing = ", ".join(map(str, sorted(by_number)))
             raise ConfigError(
-                f"group {group!r} has no stored offset for {topic}/{unknown[0]}; the partitions that it has are {have}"
+                f"group {group!r} has no stored offset for {topic}/{unknown[0]}; the partitions that it has are "
+                f"{listing}"
             )
-        found |= {own[number]: stored[own[number]] for number in (own if numbers is None else numbers)}
-    return dict(sorted(found.items()))
+        positions |= {
+            by_number[number]: stored[by_number[number]] for number in (by_number if numbers is None else numbers)
+        }
+    return dict(sorted(positions.items()))

@@ -1,4 +1,4 @@
-"""What was done to a group and its positions: who, when and why."""
+"""The actions on a group and its positions: who did what, when and why."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seekpoint.records import Partition
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What was done to a group, as it is on record; ``topic`` and what follows are None where it was to all of it."""
+    """A recorded action; ``topic`` and the fields after it are None if it concerned the whole group."""
 
     id: int
     at: datetime
@@ -32,23 +32,23 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class ActionFilter:
-    """Which actions are meant: of this kind, by this actor, older than the one of this id; None: any."""
+    """Selects actions: of this kind, by this actor, older than the one with this id; None: any."""
 
     action: str | None = None
     actor: str | None = None
     before_id: int | None = None
 
     def parameters(self) -> dict[str, Any]:
-        """As the statements have it."""
+        """The filter as parameters of a statement."""
         return {"action": self.action, "actor": self.actor, "before_id": self.before_id}
 
 
 def history(
     tx: GroupConnection, topics: Collection[str] | None, partition: int | None, limit: int, only: ActionFilter
 ) -> list[Action]:
-    """Of these topics or of one partition of them, or of all and of the group itself; newest first.
+    """The actions on these topics or on one partition of them, or on the group and all its topics; newest first.
 
-    Raises ConfigError for a topic of which there is neither a position nor an action.
+    Raises ConfigError for a topic without a position or an action.
     """
     named = None if topics is None else sorted(topics)
     stored = {row.topic for row in tx.execute(GROUPS["positions"])} if named else set()
@@ -57,15 +57,15 @@ def history(
             tx.execute(RESETS["history"], topics=[topic], partition=None, most=1, **ActionFilter().parameters()).first()
             is None
         ):
-            have = ", ".join(sorted(stored)) or "none"
-            raise ConfigError(f"group {tx.group!r} has no stored offset for topic {topic!r}; its topics are {have}")
+            listing = ", ".join(sorted(stored)) or "none"
+            raise ConfigError(f"group {tx.group!r} has no stored offset for topic {topic!r}; its topics are {listing}")
     return list(
         map(_action, tx.execute(RESETS["history"], topics=named, partition=partition, most=limit, **only.parameters()))
     )
 
 
 def recent_actions(tx: SchemaConnection, limit: int, only: ActionFilter) -> list[tuple[str, Action]]:
-    """Of all groups, each with the group; newest first."""
+    """The actions on all groups, each with the group's name; newest first."""
     rows = tx.execute(RESETS["recent_actions"], most=limit, **only.parameters())
     return [(row.consumer_group, _action(row)) for row in rows]
 

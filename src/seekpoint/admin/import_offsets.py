@@ -1,16 +1,18 @@
-"""Takes the positions of new topics of a group from what another consumer has committed to Kafka."""
+"""Takes the positions of new topics of a group from another consumer: its commits in Kafka, or its checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from shlex import quote
+from typing import Any, Literal, Protocol
 from uuid import UUID
 
-from seekpoint.admin.by import By
+from seekpoint.admin.attribution import Attribution
+from seekpoint.admin.checkpoint import Checkpoint, read_checkpoint
 from seekpoint.admin.mirror import require_empty
 from seekpoint.errors import ClusterChanged, ConfigError, Fenced
-from seekpoint.kafka.commits import Commit, read_commits
+from seekpoint.kafka.commits import Commit, read_commits, shown_offset
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Ledger
@@ -19,14 +21,15 @@ from seekpoint.ledger.claim import insert_positions, refuse_forgotten, unknown_t
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import GROUPS
 from seekpoint.records import Partition
+from seekpoint.storage import named
 
 Missing = Literal["earliest", "latest"]
-FIRST_VERSION = 1  # of a new group's handler; the first worker raises it to its own
+FIRST_VERSION = 1  # a new group's handler version, which its first worker raises
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """One partition's first position. ``committed`` is Kafka's commit, None where there is none.
+    """One partition's first position. ``committed`` is the other consumer's, None if there is none.
 
     ``log`` is the start and end of its log, as the brokers answered when the plan was made.
     """
@@ -40,87 +43,166 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """To begin at the commits of ``from_group``, as they were when the plan was made; ``consequences`` in words."""
+    """A plan to start at another consumer's offsets, as they were read for it; ``consequences`` in words.
+
+    The consumer is the group ``from_group``, or the Spark query of the checkpoint ``from_checkpoint``.
+    """
 
     group: str
-    from_group: str
+    from_group: str | None
     cluster_id: str
     partitions: tuple[Imported, ...]
     consequences: tuple[str, ...]
+    from_checkpoint: str | None = None
+
+
+class _Origin(Protocol):
+    """The other consumer, with words for messages: its ``name``, where offsets are ``kept_in``, a ``word`` for one."""
+
+    name: str
+    kept_in: str
+    word: str
+
+    def read(self, identity: Identity, partitions: Collection[Partition] | None = None) -> dict[Partition, Commit]:
+        """Its current offsets, of these partitions or of all. Raises Fenced and ConfigError.
+
+        Other partitions of the same topics may be among them.
+        """
+
+    def notes(self) -> tuple[str, ...]:
+        """Consequences that are not about a position, in sentences."""
+
+
+class _Group:
+    """A consumer group that commits to Kafka."""
+
+    kept_in, word = "in Kafka", "Kafka's commit"
+
+    def __init__(self, group: str) -> None:
+        self._group, self.name = group, f"group {group!r}"
+
+    def read(self, identity: Identity, partitions: Collection[Partition] | None = None) -> dict[Partition, Commit]:
+        return _read_commits(identity, self._group, partitions)
+
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
+
+class _Query:
+    """A Spark query with a checkpoint."""
+
+    kept_in, word = "there", "the checkpoint's offset"
+
+    def __init__(self, location: str) -> None:
+        self._location, self.name = location, f"the query of checkpoint {location}"
+        self._last: Checkpoint | None = None
+
+    def read(self, identity: Identity, partitions: Collection[Partition] | None = None) -> dict[Partition, Commit]:  # noqa: ARG002
+        self._last = read_checkpoint(self._location)
+        offsets = self._last.offsets
+        topics = {partition.topic for partition in (offsets if partitions is None else partitions)}
+        return {partition: Commit(offset) for partition, offset in offsets.items() if partition.topic in topics}
+
+    def notes(self) -> tuple[str, ...]:
+        return () if self._last is None else self._last.notes()
 
 
 def plan_import(
     ledger: Ledger,
-    old: str,
+    from_group: str | None,
     topics: Collection[str] | None,
     *,
+    from_checkpoint: str | None,
     missing: Missing | None,
     kafka: Mapping[str, Any],
     timeout: float,
 ) -> ImportPlan:
     """See :meth:`seekpoint.admin.Admin.plan_import`."""
+    if (from_group is None) == (from_checkpoint is None):
+        raise ConfigError("name one consumer whose offsets are taken: from_group= or from_checkpoint=")
+    checkpoint = None if from_checkpoint is None else named(from_checkpoint)
+    origin = _origin(from_group, checkpoint)
     identity = Identity(kafka, timeout)
     cluster = identity.cluster_id()
-    named = sorted({at.topic for at in _read_commits(identity, old)} if topics is None else set(topics))
-    if not named:
+    all_commits = origin.read(identity) if topics is None else {}
+    topic_names = sorted({partition.topic for partition in all_commits} if topics is None else set(topics))
+    if not topic_names:
         raise ConfigError(
-            f"group {old!r} has no commit in Kafka: check the name, and that its offsets have not expired"
+            f"{origin.name} has no commit in Kafka: check the name, and that its offsets have not expired"
         )
-    counts, ids = identity.partitions(named), identity.ask(named).known()
+    counts, ids = identity.partitions(topic_names), identity.ask(topic_names).known()
     with ledger.begin() as tx:
-        _require_new(tx, cluster, named)
-    partitions = [Partition(topic, number) for topic in named for number in range(counts[topic])]
-    commits = _read_commits(identity, old, partitions)
+        _require_new(tx, cluster, topic_names)
+    partitions = [Partition(topic, number) for topic in topic_names for number in range(counts[topic])]
+    commits = origin.read(identity, partitions)
+    _require_partitions(origin, {**all_commits, **commits}, counts)
     readable = Watermarks(identity, committed=kafka.get("isolation.level") != "read_uncommitted").logs(partitions)
     written = Watermarks(identity, committed=False).logs(partitions)
-    _require_commits(old, partitions, commits, written, missing)
-    found = []
-    for at in partitions:
-        topic_id = ids[at.topic]
-        if topic_id is None or at not in readable or at not in written:
-            raise Fenced(f"no broker answers for the log of {at}: try again")
-        commit = commits.get(at)
+    _require_commits(origin, partitions, commits, written, missing)
+    imported = []
+    for partition in partitions:
+        topic_id = ids[partition.topic]
+        if topic_id is None or partition not in readable or partition not in written:
+            raise Fenced(f"no broker answers for the log of {partition}: try again")
+        commit = commits.get(partition)
         committed = None if commit is None else commit.offset
-        begin = readable[at][0 if missing == "earliest" else 1]
-        found.append(Imported(at, topic_id, begin if committed is None else committed, committed, written[at]))
-    return ImportPlan(ledger.group, old, cluster, tuple(found), tuple(map(_in_words, found)))
+        begin = readable[partition][0 if missing == "earliest" else 1]
+        imported.append(
+            Imported(partition, topic_id, begin if committed is None else committed, committed, written[partition])
+        )
+    consequences = (*(_in_words(position, origin) for position in imported), *origin.notes())
+    return ImportPlan(ledger.group, from_group, cluster, tuple(imported), consequences, checkpoint)
 
 
-def apply_import(ledger: Ledger, plan: ImportPlan, by: By, *, kafka: Mapping[str, Any], timeout: float) -> None:
+def _origin(group: str | None, checkpoint: str | None) -> _Origin:
+    return _Query(checkpoint) if checkpoint is not None else _Group(group or "")
+
+
+def apply_import(
+    ledger: Ledger, plan: ImportPlan, attribution: Attribution, *, kafka: Mapping[str, Any], timeout: float
+) -> None:
     """Store the positions, in one transaction, if nothing has changed since the plan was made. Raises Fenced."""
-    identity = Identity(kafka, timeout)
+    identity, origin = Identity(kafka, timeout), _origin(plan.from_group, plan.from_checkpoint)
     if (cluster := identity.cluster_id()) != plan.cluster_id:
         raise ClusterChanged(f"the brokers belong to cluster {cluster}, the plan to {plan.cluster_id}")
-    topics = sorted({each.partition.topic for each in plan.partitions})
+    topics = sorted({position.partition.topic for position in plan.partitions})
     with ledger.begin(lock_wait=max(ledger.limits.claim_wait, timeout)) as tx:
         tx.execute(GROUPS["insert"], version=FIRST_VERSION)
         group = tx.execute(GROUPS["lock"]).one()  # a worker that starts these topics waits, or has come first
         _require_new(tx, cluster, topics)
         tx.execute(GROUPS["update"], version=group.version, cluster_id=cluster, tables=list(group.tables))
-        insert_positions(tx, [(*each.partition, each.topic_id, each.offset) for each in plan.partitions])
-        for each in plan.partitions:
-            where, said = each.partition, f"group {plan.from_group}: {by.reason}"
-            record_action(tx, "import", actor=by.actor, reason=said, partition=where, to_offset=each.offset)
-        _require_same(identity, plan)  # last, so that little time is left until COMMIT
+        insert_positions(
+            tx, [(*position.partition, position.topic_id, position.offset) for position in plan.partitions]
+        )
+        for position in plan.partitions:
+            where, reason = position.partition, f"{origin.name}: {attribution.reason}"
+            record_action(
+                tx, "import", actor=attribution.actor, reason=reason, partition=where, to_offset=position.offset
+            )
+        _require_same(identity, origin, plan)  # last, so that little time is left until COMMIT
 
 
-def _require_same(identity: Identity, plan: ImportPlan) -> None:
-    """Raise Fenced where commits, topics or their partitions are not those of the plan; members are asked for last."""
-    ids = identity.ask({each.partition.topic for each in plan.partitions}).known()
-    counts = identity.known({each.partition.topic for each in plan.partitions})
+def _require_same(identity: Identity, origin: _Origin, plan: ImportPlan) -> None:
+    """Raise Fenced if commits, topics or their partitions differ from the plan; members are asked for last."""
+    ids = identity.ask({position.partition.topic for position in plan.partitions}).known()
+    counts = identity.known({position.partition.topic for position in plan.partitions})
     if sum(counts.values()) != len(plan.partitions):
         raise Fenced("a topic has more partitions than in the plan: nothing was done; make another plan")
-    commits = _read_commits(identity, plan.from_group, [each.partition for each in plan.partitions])
-    for each in plan.partitions:
-        commit = commits.get(each.partition)
-        now = None if commit is None else commit.offset
-        if now != each.committed:
+    commits = origin.read(identity, [position.partition for position in plan.partitions])
+    for position in plan.partitions:
+        commit = commits.get(position.partition)
+        committed = None if commit is None else commit.offset
+        if committed != position.committed:
             raise Fenced(
-                f"group {plan.from_group!r} has committed {now} for {each.partition}, in the plan {each.committed}: "
-                "nothing was done; stop its consumers, and make another plan"
+                f"{origin.name} has committed {shown_offset(committed)} for {position.partition}, but the plan has "
+                f"{shown_offset(position.committed)}: nothing was done; stop it, and make another plan"
             )
-        if ids[each.partition.topic] != each.topic_id:
-            raise Fenced(f"topic {each.partition.topic!r} was created again: nothing was done; make another plan")
+        if ids[position.partition.topic] != position.topic_id:
+            raise Fenced(f"topic {position.partition.topic!r} was created again: nothing was done; make another plan")
+    if news := [note for note in origin.notes() if note not in plan.consequences]:
+        raise Fenced(
+            f"{origin.name} has changed since the plan was made ({news[0]}): nothing was done; make another plan"
+        )
 
 
 def _read_commits(
@@ -128,72 +210,87 @@ def _read_commits(
 ) -> dict[Partition, Commit]:
     """The commits of a group without members, of these partitions or of all.
 
-    Raises Fenced where it has some before or after they were read. A member that joined in between may have committed
-    since, and read records that would be applied again.
+    Raises Fenced if the group has members before or after the read: a member may commit later offsets, and the records
+    before those would be applied again.
     """
     require_empty(identity, group)
-    found = read_commits(identity, group, partitions)
+    commits = read_commits(identity, group, partitions)
     require_empty(identity, group)
-    return found
+    return commits
 
 
 def _require_new(tx: GroupConnection, cluster: str, topics: list[str]) -> None:
-    """Raise where the group has positions of these topics, or of another cluster, or was forgotten."""
+    """Raise if the group has positions of these topics, or of another cluster, or was forgotten."""
     group = tx.execute(GROUPS["read"]).one_or_none()
     if group is not None:
         refuse_forgotten(group)
     if group is not None and group.cluster_id not in {None, cluster}:
         raise ClusterChanged(
-            f"group {tx.group!r} holds offsets of Kafka cluster {group.cluster_id}, these brokers are cluster {cluster}"
+            f"group {tx.group!r} holds offsets of Kafka cluster {group.cluster_id}, but these brokers are cluster "
+            f"{cluster}"
         )
-    if known := sorted(set(topics) - set(unknown_topics(tx, topics))):
+    if stored_topics := sorted(set(topics) - set(unknown_topics(tx, topics))):
         raise Fenced(
-            f"group {tx.group!r} has stored offsets of topic {known[0]!r} already, which an import does not change: "
-            f"`seekpoint offsets reset {tx.group} --topic {known[0]} --to-kafka …` does"
+            f"group {tx.group!r} has stored offsets of topic {stored_topics[0]!r} already, which an import does not "
+            f"change: `seekpoint offsets reset {quote(tx.group)} --topic {quote(stored_topics[0])} --to-kafka …` does"
+        )
+
+
+def _require_partitions(origin: _Origin, commits: Mapping[Partition, Commit], counts: Mapping[str, int]) -> None:
+    """Raise Fenced for commits of partitions that the topic does not have: they belong to another topic."""
+    strange = [partition for partition in sorted(commits) if partition.number >= counts[partition.topic]]
+    if strange:
+        topic = strange[0].topic
+        raise Fenced(
+            f"{origin.name} has committed {commits[strange[0]].offset} for {strange[0]}, but topic {topic!r} has "
+            f"{counts[topic]} partitions on these brokers: it was created again since, or these are other brokers, so "
+            "these offsets belong to another topic. Leave the topic out (`--topic`), and let its workers begin by "
+            "StartAt"
         )
 
 
 def _require_commits(
-    group: str,
+    origin: _Origin,
     partitions: Collection[Partition],
     commits: Mapping[Partition, Commit],
     logs: Mapping[Partition, tuple[int, int]],
     missing: Missing | None,
 ) -> None:
-    """Raise Fenced, which names them all, for partitions whose commit is no first position, or where there is none."""
-    absent = [str(at) for at in partitions if at not in commits]
+    """Raise Fenced with all partitions whose commit cannot be a first position, or that have none."""
+    absent = [str(partition) for partition in partitions if partition not in commits]
     if absent and missing is None:
         raise Fenced(
-            f"group {group!r} has no commit in Kafka for {', '.join(absent)}: say where partitions without one begin "
-            "(--missing earliest, --missing latest)"
+            f"{origin.name} has no commit {origin.kept_in} for {', '.join(absent)}: say where partitions without one "
+            "begin (--missing earliest, --missing latest)"
         )
-    if mirrored := [str(at) for at, commit in sorted(commits.items()) if commit.is_mirror]:
+    if mirrored := [str(partition) for partition, commit in sorted(commits.items()) if commit.is_mirror]:
         raise Fenced(
-            f"the commit of group {group!r} for {', '.join(mirrored)} was mirrored from a ledger, and may be older "
-            f"than the position there: take the positions themselves (`seekpoint offsets export {group}`)"
+            f"the commit of {origin.name} for {', '.join(mirrored)} was mirrored from a ledger, and may be older "
+            f"than the position there: take the positions themselves (`seekpoint offsets export`)"
         )
     past = [
-        f"{commit.offset} for {at}, past the end of the log, which has offsets {logs[at][0]} to {logs[at][1]}"
-        for at, commit in sorted(commits.items())
-        if at in logs and commit.offset > logs[at][1]
+        f"{commit.offset} for {partition}, past the end of the log, which has offsets {logs[partition][0]} to "
+        f"{logs[partition][1]}"
+        for partition, commit in sorted(commits.items())
+        if partition in logs and commit.offset > logs[partition][1]
     ]
     if past:
         raise Fenced(
-            f"group {group!r} has committed {'; '.join(past)}: the log was truncated, or the topic created again"
+            f"{origin.name} has committed {'; '.join(past)}: the log was truncated, or the topic created again"
         )
 
 
-def _in_words(each: Imported) -> str:
-    where = f"{each.partition} begins at {each.offset}"
-    return f"{where}, {', '.join(_said(each))}"
+def _in_words(position: Imported, origin: _Origin) -> str:
+    where = f"{position.partition} begins at {position.offset}"
+    return f"{where}, {', '.join(_said(position, origin))}"
 
 
-def _said(each: Imported) -> Iterator[str]:
-    yield "without a commit" if each.committed is None else "Kafka's commit"
-    if each.offset < each.log[0]:
+def _said(position: Imported, origin: _Origin) -> Iterator[str]:
+    yield "without a commit" if position.committed is None else origin.word
+    if position.offset < position.log[0]:
         yield (
-            f"and stops there: retention has removed {each.log[0] - each.offset:,} offsets "
+            f"and stops there: retention has removed {position.log[0] - position.offset:,} offsets "
             "(`seekpoint lost accept` decides)"
         )
     else:
-        yield f"{max(0, each.log[1] - each.offset):,} offsets before the end of its log"
+        yield f"{max(0, position.log[1] - position.offset):,} offsets before the end of its log"

@@ -1,6 +1,6 @@
 """Lag and headroom of a partition, in records and in time: one calculation for status, console and exporter.
 
-They are of its log as the brokers answer now, or else of its worker's sample of the last minutes.
+Computed from the log as the brokers answer now, or else from the worker's sample of the last minutes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from seekpoint.records import Partition
 
 Log = tuple[int, int]
 Logs = Mapping[tuple[str, Partition], Log | None]
-"""First and end offset by group and partition, as the brokers answer now; None: the topic is another one now."""
+"""First and end offset by group and partition, as the brokers answer now; None: its topic id is not the stored one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
     """A partition's lag and headroom; None: not known. ``is_sampled``: as of the worker's last sample, not of now.
 
-    ``lag`` is None where the position is past ``end``, too. ``lag_seconds`` is how old the next record is.
+    ``lag`` is None also if the position is past ``end``. ``lag_seconds`` is the age of the next record.
     """
 
     end: int | None = None
@@ -37,7 +37,7 @@ class Lag:
 
 
 def lag_of(row: Row[Any], logs: Logs) -> Lag:
-    """The lag of a row of the view ``lag``: of the brokers' answer, or of the sample where there is none."""
+    """The lag of a row of the view ``lag``: by the brokers' answer, or by the sample if there is none."""
     key = row.consumer_group, Partition(row.topic, row.partition)
     if key not in logs:
         is_fresh = row.lag_records is not None
@@ -52,7 +52,7 @@ def lag_of(row: Row[Any], logs: Logs) -> Lag:
 
 
 class BrokersLogs(NamedTuple):
-    """What brokers answer: the topics' ids, None for one that they do not know, and the logs of partitions."""
+    """The brokers' answers: the topics' ids, None for an unknown topic, and the logs of partitions."""
 
     topic_ids: Mapping[str, UUID | None]
     logs: Logs
@@ -61,15 +61,15 @@ class BrokersLogs(NamedTuple):
 def ask_logs(
     identity: Identity, topic_ids: Mapping[tuple[str, Partition], UUID], settings: Mapping[str, Any]
 ) -> BrokersLogs:
-    """The topics' ids now, and the logs of these partitions, without those that no broker answers for.
+    """The topics' current ids, and the logs of these partitions, without those that no broker answers for.
 
     ``topic_ids`` are the stored ones; ``settings`` is librdkafka's configuration, whose ``isolation.level`` says where
     a log ends. Raises KafkaUnavailable.
     """
     ids = identity.ask({partition.topic for _, partition in topic_ids}).known()
-    same = {partition for (_, partition), topic_id in topic_ids.items() if ids[partition.topic] == topic_id}
+    unchanged = {partition for (_, partition), topic_id in topic_ids.items() if ids[partition.topic] == topic_id}
     committed = settings.get("isolation.level") != "read_uncommitted"
-    logs = Watermarks(identity, committed=committed).logs(sorted(same))
+    logs = Watermarks(identity, committed=committed).logs(sorted(unchanged))
     answered = {
         (group, partition): logs[partition] if ids[partition.topic] == topic_id else None
         for (group, partition), topic_id in topic_ids.items()
@@ -79,22 +79,23 @@ def ask_logs(
 
 
 def _lag_seconds(row: Row[Any], end: int) -> float | None:
-    """How old the next record is, as the view has it, with the log's end of now as the newest sample.
+    """The age of the next record in seconds, computed as in the view, with the log's current end as newest sample.
 
-    Where samples are old, the record may have come any time since: then it is taken to have come as early as it can.
+    If no sample says when it came, its time is interpolated between the last sample that the position has reached and
+    now.
     """
     if row.next_offset >= end:
         return 0 if row.next_offset == end else None
-    came = row.next_record_at
-    if came is None and row.reached_at is not None:
+    record_time = row.next_record_at
+    if record_time is None and row.reached_at is not None:
         share = (row.next_offset - row.reached_end) / (end - row.reached_end)
-        came = row.reached_at + (row.now - row.reached_at) * share
-    came = row.record_time if came is None else came
-    return None if came is None else float(max((row.now - came).total_seconds(), 0))
+        record_time = row.reached_at + (row.now - row.reached_at) * share
+    record_time = row.record_time if record_time is None else record_time
+    return None if record_time is None else float(max((row.now - record_time).total_seconds(), 0))
 
 
 def _headroom_seconds(row: Row[Any], start: int) -> float | None:
-    """In how long the log's start reaches the position, as fast as it has moved since a stored sample."""
+    """Seconds until the log's start reaches the position, at the rate since a stored sample."""
     headroom = row.next_offset - start
     if headroom < 0:
         return 0

@@ -1,4 +1,4 @@
-"""What the brokers answer about the logs of a group's partitions, when a reset is planned."""
+"""Asks the brokers about the logs of a group's partitions, for the plan of a reset."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from seekpoint.records import Partition
 
 
 class Logs:
-    """Asks the brokers of ``settings``; with none, or where none answers, what needs no broker can be planned.
+    """Asks the brokers of ``settings``; without brokers, or an answer, only targets that need none can be planned.
 
-    The brokers must have the cluster and the topics that the positions belong to. Raises ClusterChanged, Fenced.
+    Raises ClusterChanged or Fenced if the brokers have another cluster or topic than the positions.
     """
 
     def __init__(
@@ -35,25 +35,25 @@ class Logs:
         self.doubt: str | None = None
 
     def ranges(self) -> dict[Partition, tuple[int, int]]:
-        """Start and end of each log, past open transactions; none, and a ``doubt``, where the brokers cannot be asked.
+        """Start and end of each log; empty, and a ``doubt``, if the brokers cannot be asked.
 
-        The end is of what was written: a position that is after the last stable offset is still in the log.
+        The end includes open transactions: a position past the last stable offset is still in the log.
         """
         if not self._settings:
-            self.doubt = "no brokers are named: it was not checked that the offsets are in the logs"
+            self.doubt = "no brokers are named: the offsets were not compared with the logs"
             return {}
         try:
             written = Watermarks(self.identity, committed=False)
             starts, ends = (ask(self._topic_ids.keys()) for ask in (written.starts, written.ends))
         except KafkaUnavailable as error:
-            self.doubt = f"{error}; it was not checked that the offsets are in the logs"
+            self.doubt = f"{error}; the offsets were not compared with the logs"
             return {}
-        return {at: (starts[at].offset, ends[at].offset) for at in starts}
+        return {partition: (starts[partition].offset, ends[partition].offset) for partition in starts}
 
-    def edges(self, at: Collection[Partition], kind: str) -> dict[Partition, int]:
+    def edges(self, partitions: Collection[Partition], kind: str) -> dict[Partition, int]:
         """The ``earliest`` or ``latest`` offset of each log. Raises KafkaUnavailable."""
-        found = self._watermarks.starts(at) if kind == "earliest" else self._watermarks.ends(at)
-        return {partition: edge.offset for partition, edge in found.items()}
+        edges = self._watermarks.starts(partitions) if kind == "earliest" else self._watermarks.ends(partitions)
+        return {partition: edge.offset for partition, edge in edges.items()}
 
     def at_time(self, partitions: Collection[Partition], moment: datetime) -> dict[Partition, int]:
         """The first offset at or after the moment, else the end of the log. Raises KafkaUnavailable."""
@@ -69,10 +69,10 @@ class Logs:
 
     @cached_property
     def identity(self) -> Identity:
-        """A client of the brokers, which have the cluster and the topics. Raises as the class says."""
+        """A client of the brokers, after their cluster and topics were compared. Raises as the class says."""
         if not self._settings:
             raise ConfigError(
-                "this target is asked of the brokers: name them with --kafka or --kafka-config, or Admin(kafka=...)"
+                "only the brokers know this target: name them with --kafka or --kafka-config, or Admin(kafka=...)"
             )
         identity = Identity(self._settings, self._timeout)
         cluster = identity.cluster_id()
@@ -81,12 +81,13 @@ class Logs:
                 f"the brokers belong to cluster {cluster}, the positions of group {self.group!r} to "
                 f"{self._cluster_id}: name the brokers of that cluster"
             )
-        ids = identity.ask({at.topic for at in self._topic_ids}).known()
-        for at, stored in self._topic_ids.items():
-            if (now := ids[at.topic]) != stored:
-                answered = "do not know it" if now is None else f"answer {now}"
+        ids = identity.ask({partition.topic for partition in self._topic_ids}).known()
+        for partition, stored in self._topic_ids.items():
+            if (topic_id := ids[partition.topic]) != stored:
+                answered = "do not know it" if topic_id is None else f"answer {topic_id}"
                 raise Fenced(
-                    f"topic {at.topic!r} is not the one that was read: the position of {at} belongs to topic id "
-                    f"{stored}, the brokers {answered}; decide first what becomes of the topic, see `seekpoint status`"
+                    f"topic {partition.topic!r} is not the one that was read: the position of {partition} belongs to "
+                    f"topic id {stored}, the brokers {answered}; decide first what becomes of the topic, see "
+                    "`seekpoint status`"
                 )
         return identity

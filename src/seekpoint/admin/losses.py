@@ -1,4 +1,4 @@
-"""What was lost, and the decisions that let a partition continue: lost offsets, and topics that were created again."""
+"""Lost ranges, and the plans by which a partition continues after lost offsets, or in a recreated topic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from seekpoint.admin.by import By
+from seekpoint import remedies
+from seekpoint.admin.attribution import Attribution
 from seekpoint.admin.groups import known_group, within
 from seekpoint.admin.history import last_resets
 from seekpoint.errors import ClusterChanged, ConfigError, Fenced, OffsetLost
@@ -44,11 +45,11 @@ class LostRange:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """One partition continues at ``to_offset``: of another topic, where ``new_topic_id`` is one.
+    """One partition continues at ``to_offset``, of the recreated topic if ``new_topic_id`` is given.
 
     ``log`` is the first offset and the end of its log, as the brokers answered when the plan was made; ``last_reset``
-    the id of the partition's last reset, as it is on record: the plan holds until the next one.
-    ``truncated_at`` is where the log ended before the position, None where it did not.
+    the id of the partition's last reset: after a later one the plan is refused. ``truncated_at`` is where the truncated
+    log ended, None without truncation.
     """
 
     partition: Partition
@@ -63,7 +64,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class AcceptPlan:
-    """To accept what was lost, as it was when the plan was made; ``consequences`` in words."""
+    """A plan to accept what was lost; ``consequences`` in words."""
 
     group: str
     acceptances: tuple[Acceptance, ...]
@@ -78,14 +79,14 @@ class AcceptPlan:
 def lost_ranges(
     tx: SchemaConnection, names: Sequence[str], partition: Partition | None = None, limit: int | None = None
 ) -> list[LostRange]:
-    """What these groups, or all, have lost, or the last ``limit`` of it; the oldest first.
+    """The lost ranges of these groups, or of all, or only the last ``limit``; oldest first.
 
     Raises ConfigError for an unknown group.
     """
     for name in names:
         known_group(GroupConnection(tx.connection, tx.schema, name))
     topic, number = (None, None) if partition is None else partition
-    wanted = list(names) or [row.name for row in tx.execute(STATUS["groups"])]
+    group_names = list(names) or [row.name for row in tx.execute(STATUS["groups"])]
     return [
         LostRange(
             row.consumer_group,
@@ -94,7 +95,7 @@ def lost_ranges(
             *(row.from_offset, row.to_offset, row.reason, row.decision, row.actor, row.operator_reason, row.at),
         )
         for row in reversed(
-            tx.execute(STATUS["lost_ranges"], names=wanted, topic=topic, partition=number, most=limit).all()
+            tx.execute(STATUS["lost_ranges"], names=group_names, topic=topic, partition=number, most=limit).all()
         )
     ]
 
@@ -109,137 +110,147 @@ def plan_lost(
     """See :meth:`seekpoint.admin.Admin.plan_accept_lost`."""
     topic, number = partition if isinstance(partition, Partition) else (partition, None)
     if to_offset is not None and number is None:
-        raise ConfigError("an offset to continue at needs the partition that it is of: name TOPIC:PARTITION")
+        raise ConfigError("--to-offset (to_offset=) is for one partition: name it, as TOPIC:PARTITION")
     rows, last = _stored(ledger)
     topics = None if topic is None else {topic: None if number is None else [number]}
     by_topic: dict[str, list[Position]] = {}
-    for at in within(ledger.group, rows, topics).values():
-        by_topic.setdefault(at.partition.topic, []).append(at)
+    for position in within(ledger.group, rows, topics).values():
+        by_topic.setdefault(position.partition.topic, []).append(position)
     accepted: list[Acceptance] = []
-    other: list[str] = []  # why partitions are no part of it
+    reasons: list[str] = []  # why partitions are not in the plan
     for name, positions in by_topic.items():
-        new, logs = _brokers(ledger, positions, settings, timeout)
-        if new != positions[0].topic_id:
-            said = f"topic {name!r} was created again: seekpoint topics accept {ledger.group} {name}"
+        topic_id, logs = _brokers(ledger, positions, settings, timeout)
+        if topic_id != positions[0].topic_id:
+            accept = remedies.accept_topic(ledger.group, name, "--from-beginning")
+            again = f"topic {name!r} was created again: {accept}"
+            reason = _missing(name) if topic_id is None else again
             if topic is not None:
-                raise ConfigError(said)
-            other.append(said)
+                raise ConfigError(reason)
+            reasons.append(reason)
             continue
-        for at in positions:
-            log = logs.get(at.partition)
-            if log is None or not _is_lost(at, log):
-                other += _not_lost(ledger.group, at, is_alone=number is not None)
+        for position in positions:
+            log = logs.get(position.partition)
+            if log is None or not _is_lost(position, log):
+                reasons += _not_lost(ledger.group, position, is_alone=number is not None)
             else:
-                accepted.append(_acceptance(ledger.group, at, log, to_offset, last.get(at.partition)))
+                accepted.append(_acceptance(ledger.group, position, log, to_offset, last.get(position.partition)))
     if not accepted:
         where = (
             f"{topic}/{number}" if number is not None else f"topic {topic!r}" if topic else f"group {ledger.group!r}"
         )
-        return AcceptPlan(ledger.group, (), (*other, f"{where} has lost nothing"))
+        return AcceptPlan(ledger.group, (), (*reasons, f"{where} has lost nothing"))
     words = [line for acceptance in accepted for line in _lost_in_words(acceptance)]
-    return AcceptPlan(ledger.group, tuple(accepted), (*words, *other))
+    return AcceptPlan(ledger.group, tuple(accepted), (*words, *reasons))
 
 
-def _is_lost(at: Position, log: tuple[int, int]) -> bool:
-    is_lost = at.stop is not None and at.stop.kind == OffsetLost.__name__
-    return is_lost or not log[0] <= at.next_offset <= log[1]
+def _is_lost(position: Position, log: tuple[int, int]) -> bool:
+    is_lost = position.stop is not None and position.stop.kind == OffsetLost.__name__
+    return is_lost or not log[0] <= position.next_offset <= log[1]
 
 
-def _not_lost(group: str, at: Position, *, is_alone: bool) -> Iterator[str]:
-    """A sentence about a partition that is stopped for another cause; an error where it alone was meant."""
-    if at.stop is not None:
+def _not_lost(group: str, position: Position, *, is_alone: bool) -> Iterator[str]:
+    """A sentence if the partition is stopped for another cause; raises Fenced if only this one was named."""
+    if position.stop is not None:
         see = f"seekpoint status {shlex.quote(group)} shows what can be done"
-        said = f"{at.partition} is stopped at {at.stop.offset} for another cause, {at.stop.kind}: {see}"
+        sentence = (
+            f"{position.partition} is stopped at {position.stop.offset} for another cause, {position.stop.kind}: {see}"
+        )
         if is_alone:
-            raise Fenced(said)
-        yield said
+            raise Fenced(sentence)
+        yield sentence
 
 
 def _acceptance(
-    group: str, at: Position, log: tuple[int, int], to_offset: int | None, last_reset: int | None
+    group: str, position: Position, log: tuple[int, int], to_offset: int | None, last_reset: int | None
 ) -> Acceptance:
-    if at.next_offset >= log[0]:
-        return _truncated(group, at, log, to_offset, last_reset)
+    if position.next_offset >= log[0]:
+        return _truncated(group, position, log, to_offset, last_reset)
     if to_offset is not None:
         raise ConfigError(
-            f"{at.partition}: retention has passed it, and it continues at {log[0]}: leave --to-offset out"
+            f"{position.partition}: retention has passed it, and it continues at {log[0]}: leave --to-offset out"
         )
-    return Acceptance(at.partition, at.topic_id, None, at.next_offset, log[0], log, last_reset)
+    return Acceptance(position.partition, position.topic_id, None, position.next_offset, log[0], log, last_reset)
 
 
 def _truncated(
-    group: str, at: Position, log: tuple[int, int], to_offset: int | None, last_reset: int | None
+    group: str, position: Position, log: tuple[int, int], to_offset: int | None, last_reset: int | None
 ) -> Acceptance:
-    """A log that ended before the position continues there, or at ``to_offset``; what was written since is read."""
-    (start, end), last = log, at.next_offset
-    ends = (end, None if at.stop is None else at.stop.log_end)
-    truncated = min((each for each in ends if each is not None and each < last), default=None)
-    if truncated is None:  # it was longer again when a worker came to it
+    """Continue where the truncated log ended, or at ``to_offset``; what was written since is read."""
+    (start, end), last = log, position.next_offset
+    ends = (end, None if position.stop is None else position.stop.log_end)
+    truncated = min((offset for offset in ends if offset is not None and offset < last), default=None)
+    if truncated is None:  # the log had grown past the position again before a worker checked it
         if to_offset is None:
-            raise Fenced(unknown_truncation(group, at))
+            raise Fenced(unknown_truncation(group, position))
         truncated, last = to_offset, last - 1
     to = max(truncated, start) if to_offset is None else to_offset
     if not is_offset(to) or not start <= to <= min(last, end):
-        raise ConfigError(f"{at.partition}: --to-offset {to} is not from {start} to {min(last, end)}")
-    return Acceptance(at.partition, at.topic_id, None, at.next_offset, to, log, last_reset, truncated)
+        raise ConfigError(f"{position.partition}: --to-offset {to} is outside {start} to {min(last, end)}")
+    return Acceptance(position.partition, position.topic_id, None, position.next_offset, to, log, last_reset, truncated)
 
 
 def plan_topic(
     ledger: Ledger, topic: str, at_offset: int | None, settings: Mapping[str, Any], timeout: float
 ) -> AcceptPlan:
-    """``at_offset`` None: from the beginning. Raises as plan_lost, and ConfigError for an offset out of range."""
+    """See :meth:`seekpoint.admin.Admin.plan_accept_topic`; ``at_offset`` None: from the beginning."""
     stored, last = _stored(ledger)
     rows = list(within(ledger.group, stored, {topic: None}).values())
-    new, logs = _brokers(ledger, rows, settings, timeout)
+    topic_id, logs = _brokers(ledger, rows, settings, timeout)
+    if topic_id is None:
+        raise ConfigError(_missing(topic))
     accepted = []
-    for each in rows:
-        if each.topic_id == new or each.partition not in logs:
+    for position in rows:
+        if position.topic_id == topic_id:
             continue
-        start, end = log = logs[each.partition]
-        to = start if at_offset is None else at_offset
+        is_there = position.partition in logs
+        start, end = log = logs[position.partition] if is_there else (0, 0)
+        to = at_offset if is_there and at_offset is not None else start
         if not is_offset(to) or not start <= to <= end:
-            raise ConfigError(f"{each.partition}: offset {to} is not in its log, which is from {start} to {end}")
-        last_reset = last.get(each.partition)
-        accepted.append(Acceptance(each.partition, each.topic_id, new, each.next_offset, to, log, last_reset))
+            raise ConfigError(f"{position.partition}: offset {to} is outside its log, {start} to {end}")
+        last_reset = last.get(position.partition)
+        accepted.append(
+            Acceptance(position.partition, position.topic_id, topic_id, position.next_offset, to, log, last_reset)
+        )
     if not accepted:
         return AcceptPlan(ledger.group, (), (f"topic {topic!r} was not created again: its id is the stored one",))
-    return AcceptPlan(ledger.group, tuple(accepted), tuple(map(_topic_in_words, accepted)))
+    words = (_topic_in_words(acceptance, is_there=acceptance.partition in logs) for acceptance in accepted)
+    return AcceptPlan(ledger.group, tuple(accepted), tuple(words))
 
 
-def accept(ledger: Ledger, plan: AcceptPlan, by: By) -> None:
-    """Carry the plan out, in one transaction. Raises Fenced where a partition is not as it was."""
+def accept(ledger: Ledger, plan: AcceptPlan, attribution: Attribution) -> None:
+    """Carry out the plan in one transaction. Raises Fenced if a partition has changed since it was made."""
     with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
         tx.execute(GROUPS["share"])
-        acceptances = sorted(plan.acceptances, key=lambda one: one.partition)
+        acceptances = sorted(plan.acceptances, key=lambda acceptance: acceptance.partition)
         rows = [
             tx.execute(
-                GROUPS["lock_position"], topic=each.partition.topic, partition=each.partition.number
+                GROUPS["lock_position"], topic=acceptance.partition.topic, partition=acceptance.partition.number
             ).one_or_none()
-            for each in acceptances
+            for acceptance in acceptances
         ]
         last = last_resets(tx)  # under the locks
-        for each, row in zip(acceptances, rows, strict=True):
-            where = each.partition
-            if row is None or (row.topic_id, row.next_offset) != (each.topic_id, each.from_offset):
-                now = "gone" if row is None else f"at offset {row.next_offset} of topic id {row.topic_id}"
-                planned = f"{each.from_offset} of topic id {each.topic_id}"
-                raise Fenced(f"{where} is {now}, and was at {planned}: nothing was done; make another plan")
-            if last.get(where) != each.last_reset:
+        for acceptance, row in zip(acceptances, rows, strict=True):
+            where = acceptance.partition
+            if row is None or (row.topic_id, row.next_offset) != (acceptance.topic_id, acceptance.from_offset):
+                state = "gone" if row is None else f"at offset {row.next_offset} of topic id {row.topic_id}"
+                planned = f"{acceptance.from_offset} of topic id {acceptance.topic_id}"
+                raise Fenced(f"{where} is {state}, but was at {planned}: nothing was done; make another plan")
+            if last.get(where) != acceptance.last_reset:
                 raise Fenced(f"{where} was acted on since the plan was made: nothing was done; make another plan")
             reset_offset(
                 tx,
                 where,
-                each.to_offset,
-                actor=by.actor,
-                reason=by.reason,
-                log=each.log,
-                topic_id=each.new_topic_id,
-                truncated_at=each.truncated_at,
+                acceptance.to_offset,
+                actor=attribution.actor,
+                reason=attribution.reason,
+                log=acceptance.log,
+                topic_id=acceptance.new_topic_id,
+                truncated_at=acceptance.truncated_at,
             )
 
 
 def _stored(ledger: Ledger) -> tuple[list[Position], dict[Partition, int]]:
-    """The positions of a group, and the ids of their last resets; these first: a reset in between outdates the plan.
+    """A group's positions, and the ids of their last resets, read before: a reset in between outdates the plan.
 
     Raises ConfigError for a group that the ledger does not know, GroupForgotten for one that was forgotten.
     """
@@ -251,8 +262,8 @@ def _stored(ledger: Ledger) -> tuple[list[Position], dict[Partition, int]]:
 
 def _brokers(
     ledger: Ledger, rows: Sequence[Position], settings: Mapping[str, Any], timeout: float
-) -> tuple[UUID, dict[Partition, tuple[int, int]]]:
-    """The topic's id, and the logs of those of its partitions that there are, as the brokers answer."""
+) -> tuple[UUID | None, dict[Partition, tuple[int, int]]]:
+    """The topic's id, None if it does not exist, and the logs of its partitions that exist, as the brokers answer."""
     topic = rows[0].partition.topic
     with ledger.begin() as tx:
         stored = tx.execute(GROUPS["read"]).one().cluster_id
@@ -260,36 +271,45 @@ def _brokers(
     cluster = identity.cluster_id()
     if stored not in {None, cluster}:
         raise ClusterChanged(
-            f"group {ledger.group!r} holds offsets of Kafka cluster {stored}, these brokers are cluster {cluster}"
+            f"group {ledger.group!r} holds offsets of Kafka cluster {stored}, but these brokers are cluster {cluster}"
         )
-    new = identity.ask([topic]).known()[topic]
-    if new is None:
-        raise ConfigError(f"topic {topic!r} does not exist on these brokers: create it, or check --kafka")
+    topic_id = identity.ask([topic]).known()[topic]
+    if topic_id is None:
+        return None, {}
     count = identity.partitions([topic])[topic]
-    there = [each.partition for each in rows if each.partition.number < count]
-    logs = Watermarks(identity, committed=False).logs(there)  # open transactions are no end of the log
-    if missing := [str(each) for each in there if each not in logs]:
+    partitions = [row.partition for row in rows if row.partition.number < count]
+    logs = Watermarks(identity, committed=False).logs(partitions)  # records of open transactions are in the log, too
+    if missing := [str(partition) for partition in partitions if partition not in logs]:
         raise ConfigError(f"no broker answers for the log of {', '.join(missing)}: try again")
-    return new, logs
+    return topic_id, logs
 
 
-def _lost_in_words(each: Acceptance) -> Iterator[str]:
-    (start, end), at = each.log, each.from_offset
-    if at < start:
-        yield f"{each.partition}: {start - at:,} offsets, {at} to {start - 1}, are given up (lost_range)"
-    elif each.truncated_at is not None:
-        ended = f"ends at {end}" if at > end else f"ended at {each.truncated_at}, and was written again since"
-        lost = f"{each.truncated_at} to {at - 1}"
-        yield f"{each.partition}: the log {ended}: what was applied from {lost} is not in it any more (lost_range)"
-        if each.to_offset > each.truncated_at:
-            yield f"{each.partition}: records from {each.truncated_at} to {each.to_offset - 1} are not read"
-    yield f"{each.partition} continues at {each.to_offset}; its owner is fenced before its next commit"
+def _missing(topic: str) -> str:
+    return f"topic {topic!r} does not exist on these brokers: create it, or check --kafka"
 
 
-def _topic_in_words(each: Acceptance) -> str:
-    left_out = each.to_offset - each.log[0]
+def _lost_in_words(acceptance: Acceptance) -> Iterator[str]:
+    (start, end), offset, partition = acceptance.log, acceptance.from_offset, acceptance.partition
+    if offset < start:
+        yield f"{partition}: {start - offset:,} offsets, {offset} to {start - 1}, are given up (lost_range)"
+    elif acceptance.truncated_at is not None:
+        ended = f"ends at {end}" if offset > end else f"ended at {acceptance.truncated_at}, and was written again since"
+        lost = f"{acceptance.truncated_at} to {offset - 1}"
+        yield f"{partition}: the log {ended}: what was applied from {lost} is no longer in it (lost_range)"
+        if acceptance.to_offset > acceptance.truncated_at:
+            yield f"{partition}: records from {acceptance.truncated_at} to {acceptance.to_offset - 1} are not read"
+    yield f"{partition} continues at {acceptance.to_offset}; its owner is fenced before its next commit"
+
+
+def _topic_in_words(acceptance: Acceptance, *, is_there: bool) -> str:
+    if not is_there:
+        return (
+            f"{acceptance.partition} is not in the new topic, and is read from 0 if it is added; what the earlier "
+            f"topic had from {acceptance.from_offset} on is given up (lost_range)"
+        )
+    left_out = acceptance.to_offset - acceptance.log[0]
     before = f"{left_out:,} records before it are left out (lost_range); " if left_out else ""
     return (
-        f"{each.partition} continues at {each.to_offset} of the new topic; {before}what the earlier topic had from "
-        f"{each.from_offset} on is given up (lost_range)"
+        f"{acceptance.partition} continues at {acceptance.to_offset} of the new topic; {before}what the earlier topic "
+        f"had from {acceptance.from_offset} on is given up (lost_range)"
     )

@@ -1,4 +1,4 @@
-"""Writes a stopped group's positions into Kafka, where a plain consumer continues and tools look."""
+"""Writes a stopped group's positions into Kafka, for a plain consumer that continues there, and for lag tools."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from uuid import UUID
 
 from sqlalchemy.exc import OperationalError
 
-from seekpoint.admin.by import By
+from seekpoint.admin.attribution import Attribution
 from seekpoint.admin.groups import known_group
 from seekpoint.admin.logs import Logs
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.kafka.commits import Commit, write_commits
+from seekpoint.kafka.commits import Commit, shown_offset, write_commits
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.members import members
 from seekpoint.ledger import Ledger, Position
@@ -25,7 +25,7 @@ from seekpoint.ledger.sql import GROUPS, RESETS, asking_for
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from seekpoint.records import Partition
 
-LOCKS = 1.0  # seconds: no worker of a stopped group has a row locked
+LOCKS = 1.0  # seconds; in a stopped group no worker has locked a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Mirrored:
 
 @dataclass(frozen=True, slots=True)
 class MirrorPlan:
-    """To write a group's positions into Kafka, as both were when the plan was made; ``consequences`` in words."""
+    """A plan to write a group's positions into Kafka; ``consequences`` in words."""
 
     group: str
     cluster_id: str | None
@@ -49,8 +49,8 @@ class MirrorPlan:
 
     @property
     def moves(self) -> tuple[Mirrored, ...]:
-        """The partitions of which Kafka has another offset, or none."""
-        return tuple(each for each in self.partitions if each.in_kafka != each.next_offset)
+        """The partitions for which Kafka has another offset, or none."""
+        return tuple(mirrored for mirrored in self.partitions if mirrored.in_kafka != mirrored.next_offset)
 
     @property
     def is_done(self) -> bool:
@@ -59,15 +59,15 @@ class MirrorPlan:
 
 
 def require_empty(identity: Identity, group: str) -> None:
-    """Raise Fenced where the group has members in Kafka, or this client may not ask; and KafkaUnavailable."""
-    found = members(identity, [group])[group]
-    if found is None:
+    """Raise Fenced if the group has members in Kafka, or if this client may not ask; and KafkaUnavailable."""
+    group_members = members(identity, [group])[group]
+    if group_members is None:
         raise Fenced(f"this client may not ask for the members of group {group!r}: grant DESCRIBE on the group")
-    if found:
-        who = ", ".join(sorted({f"{each.client_id} on {each.host}" for each in found}))
+    if group_members:
+        clients = ", ".join(sorted({f"{member.client_id} on {member.host}" for member in group_members}))
         raise Fenced(
-            f"group {group!r} has {len(found)} member{'' if len(found) == 1 else 's'} in Kafka ({who}): stop them "
-            "first; one that was killed leaves after its session timeout"
+            f"group {group!r} has {len(group_members)} member{'' if len(group_members) == 1 else 's'} in Kafka "
+            f"({clients}): stop them first; one that was killed leaves after its session timeout"
         )
 
 
@@ -79,15 +79,15 @@ def plan_mirror(ledger: Ledger, *, kafka: Mapping[str, Any], timeout: float) -> 
         rows = [position(row) for row in tx.execute(GROUPS["positions"])]
     logs = _logs(ledger, group.cluster_id, rows, kafka, timeout)
     require_empty(logs.identity, ledger.group)
-    found = logs.commits([row.partition for row in rows], ledger.group)
-    has = {at: commit.offset for at, commit in found.items()}
-    partitions = tuple(
-        Mirrored(each.partition, each.topic_id, each.next_offset, has.get(each.partition)) for each in rows
-    )
+    commits = logs.commits([row.partition for row in rows], ledger.group)
+    has = {partition: commit.offset for partition, commit in commits.items()}
+    partitions = tuple(Mirrored(row.partition, row.topic_id, row.next_offset, has.get(row.partition)) for row in rows)
     return MirrorPlan(ledger.group, group.cluster_id, partitions, tuple(map(_in_words, partitions)))
 
 
-def apply_mirror(ledger: Ledger, plan: MirrorPlan, by: By, *, kafka: Mapping[str, Any], timeout: float) -> None:
+def apply_mirror(
+    ledger: Ledger, plan: MirrorPlan, attribution: Attribution, *, kafka: Mapping[str, Any], timeout: float
+) -> None:
     """Write the commits while the rows are locked: no worker moves a position meanwhile. Raises Fenced."""
     try:
         with ledger.begin(lock_wait=LOCKS) as tx:
@@ -95,12 +95,15 @@ def apply_mirror(ledger: Ledger, plan: MirrorPlan, by: By, *, kafka: Mapping[str
             logs = _logs(ledger, plan.cluster_id, list(rows.values()), kafka, timeout)
             require_empty(logs.identity, ledger.group)
             _require_same_commits(logs, plan)
-            commits = {at: Commit.mirror(row.next_offset, row.leader_epoch, row.epoch) for at, row in rows.items()}
+            commits = {
+                partition: Commit.mirror(row.next_offset, row.leader_epoch, row.epoch)
+                for partition, row in rows.items()
+            }
             write_commits(logs.identity, ledger.group, commits)
-            for each in plan.moves:
+            for move in plan.moves:
                 record_action(
-                    tx, "mirror", actor=by.actor, reason=by.reason, partition=each.partition,
-                    from_offset=each.in_kafka, to_offset=each.next_offset,
+                    tx, "mirror", actor=attribution.actor, reason=attribution.reason, partition=move.partition,
+                    from_offset=move.in_kafka, to_offset=move.next_offset,
                 )  # fmt: skip
     except OperationalError as error:
         if sqlstate(error) != LOCK_NOT_AVAILABLE:
@@ -118,35 +121,35 @@ def _logs(
 
 
 def _lock(tx: GroupConnection, plan: MirrorPlan) -> dict[Partition, Position]:
-    """The locked rows of what is to be written. Raises Fenced where one is not as it was."""
+    """Lock the rows that the plan writes. Raises Fenced if one has changed since it was made."""
     tx.execute(GROUPS["share"])
-    partitions = sorted(each.partition for each in plan.moves)
+    partitions = sorted(move.partition for move in plan.moves)
     tx.execute(RESETS["lock_rows"], **asking_for(partitions))
     rows = positions_of(tx, partitions, locked=False)
-    for each in plan.moves:
-        row = rows.get(each.partition)
-        if row is None or (row.topic_id, row.next_offset) != (each.topic_id, each.next_offset):
-            now = "has no stored offset any more" if row is None else f"is at offset {row.next_offset}"
+    for move in plan.moves:
+        row = rows.get(move.partition)
+        if row is None or (row.topic_id, row.next_offset) != (move.topic_id, move.next_offset):
+            state = "no longer has a stored offset" if row is None else f"is at offset {row.next_offset}"
             raise Fenced(
-                f"{each.partition} {now}, in the plan at {each.next_offset}: nothing was done; make another plan"
+                f"{move.partition} {state}, but the plan has {move.next_offset}: nothing was done; make another plan"
             )
     return rows
 
 
 def _require_same_commits(logs: Logs, plan: MirrorPlan) -> None:
-    """Raise Fenced where a consumer has committed since the plan was made: its offsets may be the newer ones."""
-    found = logs.commits([each.partition for each in plan.moves], plan.group)
-    for each in plan.moves:
-        now = found[each.partition].offset if each.partition in found else None
-        if now != each.in_kafka:
+    """Raise Fenced if a consumer has committed since the plan was made: its offsets may be the newer ones."""
+    commits = logs.commits([move.partition for move in plan.moves], plan.group)
+    for move in plan.moves:
+        committed = commits[move.partition].offset if move.partition in commits else None
+        if committed != move.in_kafka:
             raise Fenced(
-                f"Kafka has {now} for {each.partition}, in the plan {each.in_kafka}: nothing was done; "
-                "make another plan"
+                f"Kafka has {shown_offset(committed)} for {move.partition}, but the plan has "
+                f"{shown_offset(move.in_kafka)}: nothing was done; make another plan"
             )
 
 
-def _in_words(each: Mirrored) -> str:
-    now = "has no commit" if each.in_kafka is None else f"has {each.in_kafka}"
-    if each.in_kafka == each.next_offset:
-        return f"{each.partition}: Kafka has {each.in_kafka}, as the ledger"
-    return f"{each.partition}: Kafka {now}, and gets {each.next_offset}"
+def _in_words(mirrored: Mirrored) -> str:
+    state = "has no commit" if mirrored.in_kafka is None else f"has {mirrored.in_kafka}"
+    if mirrored.in_kafka == mirrored.next_offset:
+        return f"{mirrored.partition}: Kafka has {mirrored.in_kafka}, like the ledger"
+    return f"{mirrored.partition}: Kafka {state}, and gets {mirrored.next_offset}"

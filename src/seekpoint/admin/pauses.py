@@ -1,10 +1,10 @@
-"""Pausing and resuming a group: a plan that says what follows, and its execution as a compare-and-set."""
+"""Pauses and resumes a group: a plan with its consequences, carried out as a compare-and-set."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seekpoint.admin.by import By
+from seekpoint.admin.attribution import Attribution
 from seekpoint.admin.groups import known_group
 from seekpoint.errors import Fenced
 from seekpoint.ledger import Ledger
@@ -17,9 +17,9 @@ _PAUSES = ["pause", "resume"]
 
 @dataclass(frozen=True, slots=True)
 class PausePlan:
-    """To pause a group (``paused``), or to resume it, as it was when the plan was made; ``consequences`` in words.
+    """A plan to pause a group (``paused``), or to resume it; ``consequences`` in words.
 
-    ``last_pause`` is the id of its last pause or resume, as it is on record: the plan holds until the next one.
+    ``last_pause`` is the id of the last pause or resume before the plan, which is refused after a later one.
     """
 
     group: str
@@ -37,12 +37,12 @@ class PausePlan:
 
 
 def plan_pause(ledger: Ledger, paused: bool) -> PausePlan:
-    """Raises ConfigError for a group that the ledger does not know, GroupForgotten for one that was forgotten."""
+    """A plan to pause or resume the group. Raises ConfigError for an unknown group; GroupForgotten."""
     with ledger.begin() as tx:
         row = known_group(tx)
         refuse_forgotten(row)
         last = tx.execute(RESETS["last_action"], actions=_PAUSES).scalar_one()
-        owned = sum(one.owner is not None for one in tx.execute(GROUPS["positions"]))
+        owned = sum(position.owner is not None for position in tx.execute(GROUPS["positions"]))
     return PausePlan(
         ledger.group,
         paused,
@@ -54,29 +54,32 @@ def plan_pause(ledger: Ledger, paused: bool) -> PausePlan:
     )
 
 
-def apply_pause(ledger: Ledger, plan: PausePlan, by: By) -> None:
-    """Carry the plan out. Raises Fenced where the group was paused or resumed since it was made."""
+def apply_pause(ledger: Ledger, plan: PausePlan, attribution: Attribution) -> None:
+    """Carry out the plan. Raises Fenced if the group was paused or resumed since it was made."""
     with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
         row = tx.execute(GROUPS["lock"]).one_or_none()
-        now = None if row is None else (row.paused, row.paused_by, row.paused_reason)
-        if now != (plan.was_paused, plan.paused_by, plan.paused_reason):
+        pause = None if row is None else (row.paused, row.paused_by, row.paused_reason)
+        if pause != (plan.was_paused, plan.paused_by, plan.paused_reason):
             word = "gone" if row is None else f"paused by {row.paused_by}" if row.paused else "not paused"
-            raise Fenced(f"group {plan.group!r} is {word} since the plan was made: nothing was done; make another plan")
+            raise Fenced(
+                f"group {plan.group!r} has changed since the plan was made, and is {word} now: nothing was done; "
+                "make another plan"
+            )
         if tx.execute(RESETS["last_action"], actions=_PAUSES).scalar_one() != plan.last_pause:
             raise Fenced(
                 f"group {plan.group!r} was acted on since the plan was made: it was paused and resumed; nothing was "
                 "done; make another plan"
             )
-        set_paused(tx, plan.paused, actor=by.actor, reason=by.reason)
+        set_paused(tx, plan.paused, actor=attribution.actor, reason=attribution.reason)
 
 
 def _consequences(ledger: Ledger, paused: bool, by: str | None, owned: int) -> list[str]:
     if paused:
         return [
-            f"open batches are waited for, at most {ledger.limits.transaction_age:g} s; claims wait meanwhile",
+            f"the pause waits for open batches, at most {ledger.limits.transaction_age:g} s; claims wait meanwhile",
             f"the owners of {owned} partitions are fenced before their next commit, keep their partitions, and wait",
         ]
-    found = ["workers claim their partitions again within seconds, and continue at the stored offsets"]
+    consequences = ["workers claim their partitions again within seconds, and continue at the stored offsets"]
     if by is not None and by.startswith("batch "):
-        found.append(f"the group was paused by {by}, which ends without writing if it still runs")
-    return found
+        consequences.append(f"the group was paused by {by}, which ends without writing if it still runs")
+    return consequences

@@ -1,8 +1,8 @@
-"""Makes the plan of a reset: every target becomes an absolute offset, with its direction and what follows."""
+"""Plans a reset: makes each target an absolute offset, with its direction and the consequences."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,13 +13,15 @@ from seekpoint.admin.mirror import require_empty
 from seekpoint.admin.reset_consequences import consequences
 from seekpoint.admin.reset_plan import Direction, Reset, ResetPlan
 from seekpoint.admin.reset_to import ResetTo
+from seekpoint.admin.samples import positions_at
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger, Position
 from seekpoint.ledger.admin_actions import is_rewritten, unknown_truncation
 from seekpoint.ledger.claim import DELAYED, refuse_forgotten
 from seekpoint.ledger.positions import position
+from seekpoint.ledger.repeats import is_applied_again, tables_with_sums
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import GROUPS, RESETS, arrays, asking_for
+from seekpoint.ledger.sql import GROUPS, RESETS, arrays
 from seekpoint.records import Partition
 
 _MOVED = ("moved_topic_id", "moved_partition", "moved_to_offset")
@@ -30,150 +32,179 @@ def plan_reset(
     ledger: Ledger, target: ResetTo, topics: Topics | None, *, kafka: Mapping[str, Any], timeout: float
 ) -> ResetPlan:
     """See :meth:`seekpoint.admin.Admin.plan_reset`."""
-    # The positions are read before the logs' ends: a worker that commits in between is not past an end.
+    # Positions first, then the logs' ends: otherwise a worker's commit in between would put a position past an end.
     with ledger.begin() as tx:
         group = known_group(tx)
         refuse_forgotten(group)
         forgotten = tx.execute(RESETS["last_forget"]).scalar_one()
         last = last_resets(tx)
-        found = within(ledger.group, map(position, tx.execute(GROUPS["positions"])), topics)
-        stored = _stored_targets(tx, target, found)
+        positions = within(ledger.group, map(position, tx.execute(GROUPS["positions"])), topics)
+        stored = _stored_targets(tx, target, positions)
         runs = tx.execute(RESETS["open_runs_of_group"]).all()
-    ids = {at: row.topic_id for at, row in found.items()}
+    ids = {partition: row.topic_id for partition, row in positions.items()}
     logs = Logs(kafka, timeout, group=ledger.group, cluster_id=group.cluster_id, topic_ids=ids)
-    ranges = logs.ranges() if found else {}
-    wanted = _targets(target, found, logs, ranges) if stored is None else stored
-    _require(target, wanted, found, has_all=topics is None)
+    ranges = logs.ranges() if positions else {}
+    wanted = _targets(target, positions, logs, ranges) if stored is None else stored
+    _require(target, wanted, positions, has_all=topics is None)
     resets = tuple(
-        _reset(target, row, wanted[at], ranges.get(at), last.get(at)) for at, row in found.items() if at in wanted
+        _reset(target, row, wanted[partition], ranges.get(partition), last.get(partition))
+        for partition, row in positions.items()
+        if partition in wanted
     )
-    for each in resets:
-        if each.direction != "none" and each.target >= each.position and is_rewritten(found[each.at], each.log):
-            raise Fenced(unknown_truncation(ledger.group, found[each.at]))
-    moved = [(each.topic_id, each.partition, each.target) for each in resets if each.direction != "none"]
+    for reset in resets:
+        if (
+            reset.direction != "none"
+            and reset.target >= reset.position
+            and is_rewritten(positions[reset.at], reset.log)
+        ):
+            raise Fenced(unknown_truncation(ledger.group, positions[reset.at]))
+    moved = [(reset.topic_id, reset.partition, reset.target) for reset in resets if reset.direction != "none"]
     with ledger.begin() as tx:
+        twice = _counted_twice(tx, resets, positions, group.declared)
         dead = {row.state: int(row.n) for row in tx.execute(RESETS["dead_letters_from"], **arrays(moved, *_MOVED))}
-    said = consequences(resets, group, runs, dead, logs.doubt)
-    return ResetPlan(ledger.group, group.cluster_id, forgotten, str(target), datetime.now(UTC), resets, said)
+    sentences = consequences(resets, group, runs, dead, logs.doubt, twice=twice)
+    return ResetPlan(
+        ledger.group, group.cluster_id, forgotten, str(target), datetime.now(UTC), resets, sentences, counts_twice=twice
+    )
 
 
-def _stored_targets(tx: GroupConnection, target: ResetTo, found: Mapping[Partition, Position]) -> Targets | None:
-    """The targets that the ledger itself has; None for those of other kinds."""
+def _counted_twice(
+    tx: GroupConnection,
+    resets: Sequence[Reset],
+    positions: Mapping[Partition, Position],
+    declared: Mapping[str, Any] | None,
+) -> tuple[str, ...]:
+    """The tables whose sums would count records twice."""
+    tables: set[str] = set()
+    for reset in resets:
+        end = reset.log[1] if reset.log is not None and reset.is_past_end else None
+        if reset.direction == "backward" and is_applied_again(tx, positions[reset.at], reset.target, end):
+            tables.update(tables_with_sums(declared, reset.topic))
+    return tuple(sorted(tables))
+
+
+def _stored_targets(tx: GroupConnection, target: ResetTo, positions: Mapping[Partition, Position]) -> Targets | None:
+    """The targets that are in the ledger; None for other kinds of targets."""
     match target.kind:
         case "group":
             other = GroupConnection(tx.connection, tx.schema, target.group)
             known_group(other)
             rows = {row.partition: row for row in map(position, other.execute(GROUPS["positions"]))}
-            return {at: rows[at].next_offset for at, row in found.items() if _same(rows.get(at), row)}
+            return {
+                partition: rows[partition].next_offset
+                for partition, row in positions.items()
+                if _same(rows.get(partition), row)
+            }
         case "processed":
-            asked = asking_for(list(found))
-            before = tx.execute(RESETS["samples_before"], moment=target.at, **asked)
-            samples = {Partition(row.topic, row.partition): row for row in before}
-            return {at: samples[at].next_offset for at, row in found.items() if _same(samples.get(at), row)}
+            return positions_at(tx, {partition: row.topic_id for partition, row in positions.items()}, target.moment)
         case _:
             return None
 
 
 def _same(other: Any, row: Position) -> bool:
-    """Whether the other row is there, and of the same topic id."""
+    """Whether the other row exists and has the same topic id."""
     return other is not None and other.topic_id == row.topic_id
 
 
 def _targets(
-    target: ResetTo, found: Mapping[Partition, Position], logs: Logs, ranges: Mapping[Partition, tuple[int, int]]
+    target: ResetTo, positions: Mapping[Partition, Position], logs: Logs, ranges: Mapping[Partition, tuple[int, int]]
 ) -> Targets:
     match target.kind:
         case "offset":
-            return dict.fromkeys(found, target.number)
+            return dict.fromkeys(positions, target.number)
         case "current":
-            return {at: row.next_offset for at, row in found.items()}
+            return {partition: row.next_offset for partition, row in positions.items()}
         case "shift":
-            return {at: max(0, row.next_offset + target.number) for at, row in found.items()}
+            return {partition: max(0, row.next_offset + target.number) for partition, row in positions.items()}
         case "offsets":
-            return dict(target.given)
+            return dict(target.targets)
         case "after-failed":
-            return {at: failed + 1 for at, row in found.items() if (failed := _failed(row)) is not None}
+            return {
+                partition: failed + 1 for partition, row in positions.items() if (failed := _failed(row)) is not None
+            }
         case _:
-            return _asked(target, found, logs, ranges)
+            return _asked(target, positions, logs, ranges)
 
 
 def _asked(
-    target: ResetTo, found: Mapping[Partition, Position], logs: Logs, ranges: Mapping[Partition, tuple[int, int]]
+    target: ResetTo, positions: Mapping[Partition, Position], logs: Logs, ranges: Mapping[Partition, tuple[int, int]]
 ) -> Targets:
     """The targets that the brokers answer."""
     if target.kind == "kafka":
-        return _committed(found, logs, target.group)
-    if target.at is None:
-        return logs.edges(found, target.kind)
-    # Records of that time may have been removed: what the group began with is the most that it can miss.
+        return _committed(positions, logs, target.group)
+    if target.moment is None:
+        return logs.edges(positions, target.kind)
+    # At the log's start, retention may have removed records of that time: then the group's first offset is wanted.
     return {
-        at: min(found[at].first_offset, offset) if at in ranges and offset == ranges[at][0] else offset
-        for at, offset in logs.at_time(found, target.at).items()
+        partition: min(positions[partition].first_offset, offset)
+        if partition in ranges and offset == ranges[partition][0]
+        else offset
+        for partition, offset in logs.at_time(positions, target.moment).items()
     }
 
 
-def _committed(found: Mapping[Partition, Position], logs: Logs, group: str) -> Targets:
-    """Kafka's commits. Raises Fenced for a mirror's that is not the position: it may be older, or of lost rows.
+def _committed(positions: Mapping[Partition, Position], logs: Logs, group: str) -> Targets:
+    """Kafka's commits. Raises Fenced for a mirrored one that is not the position: it may be older, or its rows lost.
 
-    Raises Fenced, too, where another group has members: they may commit before the plan is applied.
+    Also raises Fenced if another group has members: they may commit before the plan is applied.
     """
-    if found and group != logs.group:
+    if positions and group != logs.group:
         require_empty(logs.identity, group)
-    commits = logs.commits(found, group)
-    for at, commit in commits.items():
-        if commit.is_mirror and commit.offset != found[at].next_offset:
+    commits = logs.commits(positions, group)
+    for partition, commit in commits.items():
+        if commit.is_mirror and commit.offset != positions[partition].next_offset:
             raise Fenced(
-                f"the commit of group {group!r} for {at} was mirrored from a ledger, and may be older than the "
+                f"the commit of group {group!r} for {partition} was mirrored from a ledger, and may be older than the "
                 "position there: `--to-group` takes the positions of another group of this ledger, `--from-file` "
                 "those of `seekpoint offsets export`"
             )
-    return {at: commit.offset for at, commit in commits.items()}
+    return {partition: commit.offset for partition, commit in commits.items()}
 
 
 def _failed(row: Position) -> int | None:
-    """The offset of the failed record that is read first from the position, None where there is none.
+    """The offset of the failed record that is next to be read, None if there is none.
 
-    Offsets before it are of no record: compaction has removed it, or it is a transaction's marker.
+    Offsets between the position and it have no record: compaction removed it, or it is a transaction's marker.
     """
     if row.stop is not None and row.stop.kind == "PoisonStop":
-        at: int | None = row.stop.offset
+        offset: int | None = row.stop.offset
     else:
-        at = row.attempt_offset if row.attempt_error is not None and row.attempt_policy != DELAYED else None
-    return at if at is not None and at >= row.next_offset else None
+        offset = row.attempt_offset if row.attempt_error is not None and row.attempt_policy != DELAYED else None
+    return offset if offset is not None and offset >= row.next_offset else None
 
 
 _MISSING = {
     "group": "group {0.group!r} has no position of this topic for",
-    "processed": "there is no sample before {0.at} of",
+    "processed": "there is no sample before {0.moment} for",
     "kafka": "group {0.group!r} has no commit in Kafka for",
     "after-failed": "no failed record is at the position of",
 }
 
 
-def _require(target: ResetTo, wanted: Targets, found: Mapping[Partition, Position], *, has_all: bool) -> None:
+def _require(target: ResetTo, wanted: Targets, positions: Mapping[Partition, Position], *, has_all: bool) -> None:
     """Raise ConfigError for partitions without a target, unless the others can be reset without them."""
-    if unknown := sorted(wanted.keys() - found.keys()):
+    if unknown := sorted(wanted.keys() - positions.keys()):
         raise ConfigError(f"{target}: {unknown[0]} is not among the partitions to reset, or has no stored offset")
-    missing = sorted(found.keys() - wanted.keys())
+    missing = sorted(positions.keys() - wanted.keys())
     if missing and target.kind in _MISSING and not (target.kind == "after-failed" and has_all):
-        said = _MISSING[target.kind].format(target)
+        problem = _MISSING[target.kind].format(target)
         raise ConfigError(
-            f"{said} {', '.join(map(str, missing))}: leave them out with --topic, or choose another target"
+            f"{problem} {', '.join(map(str, missing))}: leave them out with --topic, or choose another target"
         )
 
 
 def _reset(target: ResetTo, row: Position, wanted: int, log: tuple[int, int] | None, last: int | None) -> Reset:
-    """One partition's part. Raises ConfigError for a target after the end of the log."""
-    at, offset = row.partition, wanted
+    """The reset of one partition. Raises ConfigError for a target past the end of the log."""
+    partition, offset = row.partition, wanted
     if log is not None:
         if wanted > log[1]:
             raise ConfigError(
-                f"{at}: {wanted} is past the end of the log ({target}); the log has offsets {log[0]} to {log[1]}"
+                f"{partition}: {wanted} is past the end of the log ({target}); the log has offsets {log[0]} to {log[1]}"
             )
         offset = max(wanted, log[0])
     return Reset(
-        topic=at.topic,
-        partition=at.number,
+        topic=partition.topic,
+        partition=partition.number,
         topic_id=row.topic_id,
         position=row.next_offset,
         target=offset,
@@ -185,7 +216,7 @@ def _reset(target: ResetTo, row: Position, wanted: int, log: tuple[int, int] | N
     )
 
 
-def _direction(target: ResetTo, at: int, offset: int) -> Direction:
-    if offset == at:
+def _direction(target: ResetTo, next_offset: int, offset: int) -> Direction:
+    if offset == next_offset:
         return "backward" if target.kind == "current" else "none"
-    return "forward" if offset > at else "backward"
+    return "forward" if offset > next_offset else "backward"

@@ -6,25 +6,25 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from seekpoint.admin.by import By
+from seekpoint.admin.attribution import Attribution
 from seekpoint.admin.groups import known_group
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import GROUPS, PURGE, RESETS
-from seekpoint.records import State
+from seekpoint.records import State, numbered
 
 APPLIED = (State.REPLAYED,)
-"""States of records that were applied: nothing else needs their rows. A superseded one's record may yet be unread."""
+"""States of records that were applied: their rows are not needed. The record of a superseded one may be unread."""
 CLOSED = (*APPLIED, State.SUPERSEDED, State.DISCARDED, State.SKIPPED)
 
 
 @dataclass(frozen=True, slots=True)
 class PurgePlan:
-    """To delete a group's dead letters in these ``states`` that were closed before ``before``.
+    """A plan to delete a group's dead letters in these ``states`` that were closed before ``before``.
 
-    ``counts`` are their numbers by state, ``kept`` those of other states that were closed before, too.
+    ``counts`` are their numbers by state, ``kept`` those of the other states that were closed before then.
     """
 
     group: str
@@ -41,27 +41,28 @@ class PurgePlan:
 
 
 def plan_purge(ledger: Ledger, older_than: timedelta, states: Collection[State]) -> PurgePlan:
-    """Raises ConfigError for an unknown group, an open state, and an age that is negative or beyond the calendar.
+    """A plan to delete closed dead letters. Raises ConfigError for an unknown group, or an open state.
 
-    Raises Fenced while a run of the group is open.
+    Raises ConfigError, too, for an age that is negative or beyond the calendar; Fenced while a run of the group is
+    open.
     """
     wanted = tuple(state for state in CLOSED if state in states)
     if not wanted or len(wanted) != len(set(states)):
         named = ", ".join(states) or "none"
         raise ConfigError(f"only closed dead letters are purged: {', '.join(CLOSED)}; not {named}")
     if older_than < timedelta(0):
-        raise ConfigError(f"dead letters are purged by their age, which is not negative: {older_than}")
+        raise ConfigError(f"dead letters are purged by their age, which must not be negative: {older_than}")
     with ledger.begin() as tx:
         known_group(tx)
         _require_no_run(tx)
         try:
             before = tx.execute(PURGE["clock"]).scalar_one() - older_than
         except OverflowError:
-            raise ConfigError(f"{older_than} ago is before the year 1: nothing is so old") from None
-        found = {row.state: int(row.n) for row in tx.execute(PURGE["count_closed"], before=before)}
+            raise ConfigError(f"{older_than} ago is before the year 1: nothing is that old") from None
+        closed = {row.state: int(row.n) for row in tx.execute(PURGE["count_closed"], before=before)}
         of_runs = int(tx.execute(PURGE["count_run_dead_letters"], before=before).scalar_one())
-    counts = {state: count for state, count in found.items() if state in wanted}
-    kept = {state: count for state, count in found.items() if state not in wanted}
+    counts = {state: count for state, count in closed.items() if state in wanted}
+    kept = {state: count for state, count in closed.items() if state not in wanted}
     return PurgePlan(ledger.group, before, wanted, counts, kept, tuple(_in_words(before, counts, kept, of_runs)))
 
 
@@ -72,37 +73,36 @@ def by_state(counts: Mapping[str, int]) -> str:
 
 def _in_words(before: datetime, counts: Mapping[str, int], kept: Mapping[str, int], of_runs: int) -> Iterator[str]:
     if counts:
-        yield (
-            f"{sum(counts.values()):,} dead letters that were closed before {before:%F %T %Z} are deleted: "
-            f"{by_state(counts)}"
-        )
+        deleted = numbered(sum(counts.values()), "dead letter")
+        yield f"deletes {deleted} closed before {before:%F %T %Z}: {by_state(counts)}"
     if State.DISCARDED in counts or State.SKIPPED in counts:
         yield "without its row, a record that was discarded or skipped counts as applied"
     if State.SUPERSEDED in counts:
-        yield "a superseded one's record is read again only once the position has passed it: look at it first"
+        yield "the record of a superseded one was read again only if the position has passed it: check that first"
     if kept:
-        yield f"{by_state(kept)} stay: name their states with --state"
+        yield f"{by_state(kept)} stay: to delete them, name their states with --state"
     if of_runs:
         yield (
-            f"{of_runs:,} dead letters of reprocesses stay: the ledger's owner deletes them from reprocess_dead_letter"
+            f"keeps {numbered(of_runs, 'dead letter')} of reprocesses: the ledger's owner deletes from "
+            "reprocess_dead_letter"
         )
 
 
-def apply_purge(ledger: Ledger, plan: PurgePlan, by: By) -> dict[str, int]:
-    """Delete what is still closed, in one transaction. Returns how many there were, by state; raises Fenced."""
+def apply_purge(ledger: Ledger, plan: PurgePlan, attribution: Attribution) -> dict[str, int]:
+    """Delete those that are still closed, in one transaction. Returns their number by state; raises Fenced."""
     with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
         tx.execute(GROUPS["lock"]).one_or_none()  # no run begins before COMMIT
         _require_no_run(tx)
         rows = tx.execute(PURGE["delete_closed"], before=plan.before, states=list(plan.states))
         deleted = {row.state: int(row.n) for row in rows}
         if deleted:
-            said = f"{by.reason} ({by_state(deleted)}, closed before {plan.before:%F %T %Z})"
-            record_action(tx, "purge", actor=by.actor, reason=said)
+            reason = f"{attribution.reason} ({by_state(deleted)}, closed before {plan.before:%F %T %Z})"
+            record_action(tx, "purge", actor=attribution.actor, reason=reason)
         return deleted
 
 
 def _require_no_run(tx: GroupConnection) -> None:
-    """Raise Fenced where a run may still look for the rows: it adds the records that were replayed since it began."""
+    """Raise Fenced if a run is open: it adds the records that were replayed since it began, and needs their rows."""
     if runs := tx.execute(RESETS["open_runs_of_group"]).all():
         raise Fenced(
             f"run {runs[0].id} ({runs[0].strategy}, {runs[0].state}) of group {tx.group!r} is open, and adds records "

@@ -1,4 +1,4 @@
-"""A record as the log has it, for operators: the one that a partition is stopped at, or that is tried again."""
+"""The record that stopped a partition, or that is retried, as the log has it: for operators."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from seekpoint.kafka.ranges import Range, read_range
 from seekpoint.ledger.positions import Position
 from seekpoint.records import RawRecord
 
-IDLE = 5.0  # seconds that the brokers may say nothing: an operator waits
+IDLE = 5.0  # seconds to wait for an answer from the brokers: an operator is waiting
 
 
 @dataclass(frozen=True, slots=True)
 class RecordInFront:
-    """A record that a partition is stopped at, or that is tried again: as the log has it, with its last error.
+    """The record that stopped a partition, or that is retried: as the log has it, with its last error.
 
-    ``error`` is None where the process that tried it never came back, ``attempts`` how often it was tried.
+    ``error`` is None if the process that tried it crashed, or if no attempt has ended yet; ``attempts`` is how often it
+    was tried.
     """
 
     record: RawRecord
@@ -27,25 +28,25 @@ class RecordInFront:
 
 
 def record_in_front(kafka: Mapping[str, Any], position: Position) -> RecordInFront:
-    """The record that the partition is stopped at or that is tried again, read from the log now; nothing is changed.
+    """Read the record that stopped the partition, or that is retried, from the log; changes nothing.
 
-    Raises ConfigError where no record is at fault, RangeLost and RangeStuck where the log does not have it,
-    TopicRecreated, and KafkaUnavailable.
+    Raises ConfigError if there is none, or if compaction removed it; RangeLost and RangeStuck if the log does not have
+    it; TopicRecreated; KafkaUnavailable.
     """
     stop = position.stop
     offset, error = position.attempt_offset, position.attempt_error
     if stop is not None and stop.kind == "PoisonStop":
         offset, error = stop.offset, stop.message
     if offset is None:
-        raise ConfigError(f"{position.partition}: no record stopped it, and none is tried again")
+        raise ConfigError(f"{position.partition}: no record has stopped it, and no record is waiting for a retry")
     if not kafka:
         raise ConfigError(
-            "no brokers are named, who have the record: Admin(engine, kafka), seekpoint ui --kafka-config"
+            "the brokers have the record, and none are named: Admin(engine, kafka), seekpoint ui --kafka-config"
         )
     only = Range(position.partition, position.topic_id, offset, offset + 1)
-    found: list[RawRecord] = []
+    records: list[RawRecord] = []
     for piece in read_range(kafka, only, idle=IDLE):
-        found += [*piece.records, *(record for record, _ in piece.unreadable)]
-    if not found:
+        records += [*piece.records, *(record for record, _ in piece.unreadable)]
+    if not records:
         raise ConfigError(f"{position.partition} has no record at offset {offset} any more: compaction removed it")
-    return RecordInFront(found[0], error, position.attempts)
+    return RecordInFront(records[0], error, position.attempts)

@@ -1,4 +1,4 @@
-"""Runs of reloads, batches and rebuilds, from the ledger's tables: what they are about, and how far they are."""
+"""Runs of reloads, batches and rebuilds, from the ledger's tables: what they do, and how far they are."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TableDifferences:
 class ReloadStatus:
     """A run: ``read`` of ``wanted`` offsets are staged. ``changed_at`` is its driver's last step.
 
-    ``differences`` are None where nothing has been compared.
+    ``differences`` are None if nothing has been compared.
     """
 
     id: UUID
@@ -60,20 +60,20 @@ class ReloadStatus:
 
     @property
     def rate(self) -> float | None:
-        """Offsets a second that were staged since it was opened; None where nothing was."""
+        """Offsets staged per second since it was opened; None if none were."""
         seconds = (self.changed_at - self.opened_at).total_seconds()
         return self.read / seconds if self.read and seconds > 0 else None
 
     @property
     def left(self) -> timedelta | None:
-        """How long the rest takes at that rate; None where that is not known, or it stages nothing any more."""
+        """How long the rest takes at that rate; None if that is not known, or if nothing more is staged."""
         if self.rate is None or self.state != "staging":
             return None
         return timedelta(seconds=max(0, self.wanted - self.read) / self.rate)
 
 
 def reloads(tx: SchemaConnection, is_open: bool, limit: int) -> list[ReloadStatus]:
-    """Runs, or those that are open, the newest first."""
+    """All runs, or only the open ones; newest first."""
     return [_status(row) for row in tx.execute(STATUS["runs"], only_open=is_open, most=limit)]
 
 
@@ -94,5 +94,5 @@ def _status(row: Row[Any]) -> ReloadStatus:
         row.changed_at,
         row.read,
         row.wanted,
-        None if row.differences is None else tuple(TableDifferences(**one) for one in row.differences),
+        None if row.differences is None else tuple(TableDifferences(**table) for table in row.differences),
     )

@@ -1,17 +1,19 @@
-"""A group takes the place of another: it is waited for, then tables and positions are exchanged in one transaction."""
+"""Replaces a group by another: waits until that has caught up, then exchanges tables and positions at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from shlex import quote
 from time import monotonic, sleep
+from typing import Any
 
 import psycopg
+from psycopg.types.json import Jsonb
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from seekpoint.admin.by import By
+from seekpoint.admin.attribution import Attribution
 from seekpoint.admin.exchange_tables import exchange_tables
 from seekpoint.admin.replace_plan import (
     PAUSES,
@@ -25,6 +27,7 @@ from seekpoint.admin.replace_plan import (
     read_pair,
     require_replaceable,
 )
+from seekpoint.admin.table_dependants import Path
 from seekpoint.backoff import retried
 from seekpoint.errors import Fenced, NotApplied
 from seekpoint.ledger import Ledger
@@ -32,12 +35,12 @@ from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import GROUPS, REPLACE, RESETS
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
-from seekpoint.records import Partition
+from seekpoint.records import Partition, numbered
 
-POLL = 0.1  # seconds between two looks at positions
+POLL = 0.1  # seconds between two reads of positions
 
 Progress = Callable[[str, int, int], object]
-"""Called with what is waited for, and records that are done, of how many."""
+"""Called with the step that it waits for, the number of records done, and their total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,9 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceResult:
-    """What a replacement did: the group's positions, in their order, and whether its workers may continue.
+    """The result of a replacement: the group's positions, sorted, and whether its workers may continue.
 
-    ``seconds`` is how long the group was paused, None where an operator or an earlier run had paused it.
+    ``seconds`` is how long the group was paused, None if an operator or an earlier run had paused it.
     """
 
     positions: tuple[Replaced, ...]
@@ -63,10 +66,16 @@ class ReplaceResult:
 
 
 def replace_group(
-    ledger: Ledger, plan: ReplacePlan, by: By, *, wait: float, accept_differences: bool, progress: Progress | None
+    ledger: Ledger,
+    plan: ReplacePlan,
+    attribution: Attribution,
+    *,
+    wait: float,
+    accept_differences: bool,
+    progress: Progress | None,
 ) -> ReplaceResult:
     """Carry the plan out; see :meth:`seekpoint.admin.Admin.replace_group`."""
-    replacement = _Replacement(ledger, plan, by, accept_differences, progress or (lambda *_: None))
+    replacement = _Replacement(ledger, plan, attribution, accept_differences, progress or (lambda *_: None))
     try:
         return replacement.run(monotonic() + wait)
     except (OperationalError, psycopg.OperationalError) as error:
@@ -74,28 +83,30 @@ def replace_group(
             raise
         names = ", ".join(name for pair in plan.tables for name in pair)
         raise Fenced(
-            f"another session has locked a position of {plan.group} or {plan.by}, or one of {names}, for long: nothing "
-            "was exchanged; end its transaction, and try again"
+            f"another session has locked a position of {plan.group} or {plan.by}, or one of {names}, for too long: "
+            "nothing was exchanged; end its transaction, and try again"
         ) from error
 
 
 class _Replacement:
-    def __init__(self, ledger: Ledger, plan: ReplacePlan, by: By, accept_differences: bool, progress: Progress) -> None:
-        self.ledger, self.plan, self.by = ledger, plan, by
+    def __init__(
+        self, ledger: Ledger, plan: ReplacePlan, attribution: Attribution, accept_differences: bool, progress: Progress
+    ) -> None:
+        self.ledger, self.plan, self.attribution = ledger, plan, attribution
         self.accept_differences, self.progress = accept_differences, progress
         self.pauser = pauser_of_old(plan.by)
         self.result: ReplaceResult | None = None
 
     def run(self, deadline: float) -> ReplaceResult:
-        """The old group is paused for the last records alone, and resumed where it is not replaced."""
+        """Pause the old group only for the last records, and resume it if it is not replaced."""
         self._require_replaceable()
         self._wait(deadline)
-        self._require_replaceable()  # what can be refused by now is refused before the live group waits
+        self._require_replaceable()  # refuse what can be refused before the live group is paused
         began = monotonic()
         pause = self._pause()
         try:
             self._wait(deadline, pause)
-            # After a COMMIT without an answer, too: the next try sees what the ledger has.
+            # Retries an unknown commit, too: the next attempt sees in the ledger whether it took effect.
             result = retried(partial(self._exchange, pause))
         except BaseException as error:
             self._resume(pause, error)
@@ -107,10 +118,10 @@ class _Replacement:
     # -- until the new group is there ------------------------------------------------------------------------------
 
     def _wait(self, deadline: float, pause: _Pause | None = None) -> None:
-        """Until the new group has passed the old one's positions: of now, or, once that is paused, its last ones."""
+        """Wait until the new group has passed the old one's current positions; with ``pause``, its final ones."""
         goal: dict[Partition, int] | None = None
         first: int | None = None
-        what = f"{self.plan.by} catches up" if pause is None else f"{self.plan.by} passes the last records"
+        step = f"{self.plan.by} catches up" if pause is None else f"{self.plan.by} passes the last records"
         while True:
             with self.ledger.begin() as tx:
                 pair = read_pair(tx, self.plan.by)
@@ -118,11 +129,11 @@ class _Replacement:
                     return
                 if pause is not None:
                     _require_pause(tx, pair, pause)
-            goal = {at: row.next_offset for at, row in pair.old_rows.items()} if goal is None else goal
+            goal = {partition: row.next_offset for partition, row in pair.old_rows.items()} if goal is None else goal
             behind = pair.behind(goal)
-            left = sum(behind.values())
-            first = left if first is None else first
-            self.progress(what, first - left, first)
+            remaining = sum(behind.values())
+            first = remaining if first is None else first
+            self.progress(step, first - remaining, first)
             if not behind:
                 return
             if monotonic() > deadline:
@@ -130,19 +141,19 @@ class _Replacement:
             sleep(POLL)
 
     def _too_late(self, pair: Pair, goal: Mapping[Partition, int], behind: Mapping[Partition, int]) -> NotApplied:
-        at, row = next(iter(behind)), pair.new_rows.get(next(iter(behind)))
+        partition, row = next(iter(behind)), pair.new_rows.get(next(iter(behind)))
         why = (
             f"{pair.new.name} is paused by {pair.new.paused_by or 'unknown'}"
             if pair.new.paused
             else (f"see seekpoint status {quote(pair.new.name)}")
         )
         return NotApplied(
-            at,
-            goal[at] - 1,
+            partition,
+            goal[partition] - 1,
             None if row is None else row.next_offset,
             f"{pair.new.name} has not passed the positions of {pair.old.name} in time, and nothing was exchanged: it "
-            f"is {sum(behind.values()):,} records before them in {len(behind)} partitions ({why}); wait for longer "
-            "(--wait, replace_group(plan, wait=...))",
+            f"still has {numbered(sum(behind.values()), 'offset')} to pass, in {numbered(len(behind), 'partition')} "
+            f"({why}); wait longer (--wait, replace_group(plan, wait=...))",
         )
 
     def _require_replaceable(self) -> None:
@@ -153,14 +164,14 @@ class _Replacement:
                 self._require_as_planned(tx, pair)
 
     def _require_as_planned(self, tx: GroupConnection, pair: Pair) -> None:
-        """Raise Fenced where a position was reset since the plan was made, and for differences not accepted."""
+        """Raise Fenced if a position was reset since the plan was made, and for differences not accepted."""
         if last_moves(tx, pair) != self.plan.last_moves:
             raise Fenced(
                 f"{pair.old.name} or {pair.new.name} was reset or forgotten since the plan was made: nothing was "
                 "exchanged; make another plan"
             )
-        if not self.accept_differences and (found := list(differences(tx, pair))):
-            raise Fenced(f"{'; '.join(found)}: nothing was exchanged; {accept_by(self.plan)}")
+        if not self.accept_differences and (sentences := list(differences(tx, pair))):
+            raise Fenced(f"{'; '.join(sentences)}: nothing was exchanged; {accept_by(self.plan)}")
 
     # -- the pause ---------------------------------------------------------------------------------------------------
 
@@ -176,13 +187,13 @@ class _Replacement:
                         "make another plan"
                     )
                 return _Pause(row.paused_by, _last_pause(tx), is_ours=is_ours, was_paused=True)
-            tx.execute(GROUPS["pause"], paused=True, reason=self.by.reason, actor=self.pauser)
+            tx.execute(GROUPS["pause"], paused=True, reason=self.attribution.reason, actor=self.pauser)
             tx.execute(GROUPS["redraw"])
-            record_action(tx, "pause", actor=self.by.actor, reason=f"{self.pauser}: {self.by.reason}")
+            record_action(tx, "pause", actor=self.attribution.actor, reason=f"{self.pauser}: {self.attribution.reason}")
             return _Pause(self.pauser, _last_pause(tx), is_ours=True, was_paused=False)
 
     def _resume(self, pause: _Pause, error: BaseException) -> None:
-        """Let the old group continue with its own tables, unless another operator has acted on it."""
+        """Let the old group continue with its tables, unless it was paused or resumed meanwhile."""
         if not pause.is_ours:
             return
         try:
@@ -192,7 +203,9 @@ class _Replacement:
                     return
                 tx.execute(GROUPS["pause"], paused=False, reason=None, actor=None)
                 tx.execute(GROUPS["redraw"])
-                record_action(tx, "resume", actor=self.by.actor, reason=f"it is not replaced by {self.plan.by} now")
+                record_action(
+                    tx, "resume", actor=self.attribution.actor, reason=f"it is not replaced by {self.plan.by} now"
+                )
         except SQLAlchemyError as failure:
             error.add_note(
                 f"{self.plan.group} may still be paused, because it could not be resumed ({failure}): repeat the "
@@ -204,14 +217,17 @@ class _Replacement:
 
     def _exchange(self, pause: _Pause) -> ReplaceResult:
         with self.ledger.begin(lock_wait=self.ledger.limits.transaction_age) as tx:
-            # Waits for open batches of both groups, and for an earlier try whose COMMIT had no answer.
+            # Waits for open batches of both groups, and for an earlier attempt whose commit is unknown.
             pair = read_pair(tx, self.plan.by, locked=True)
             if pair.is_done:
                 return self.result or ReplaceResult((), resumed=not pair.old.paused)
             _require_pause(tx, pair, pause)
             if behind := sum(pair.behind().values()):
-                missing = f"{pair.new.name} is {behind:,} records before the positions of {pair.old.name}"
-                raise Fenced(f"{missing}: nothing was exchanged")
+                offsets = numbered(behind, "offset")
+                raise Fenced(
+                    f"{pair.new.name} still has {offsets} to pass to reach the positions of {pair.old.name}: nothing "
+                    "was exchanged"
+                )
             tables = require_replaceable(tx, pair)
             self._require_as_planned(tx, pair)
             names = {"old_group": pair.old.name, "new_group": pair.new.name}
@@ -225,38 +241,62 @@ class _Replacement:
                 tx.execute(statement, **names)
             tx.execute(REPLACE["exchange_losses"], **names)
             exchange_tables(tx.connection, tables)
-            self.result = self._record(tx, pair, resumed=pause.is_ours)
+            self.result = self._record(tx, pair, tables, resumed=pause.is_ours)
         return self.result
 
-    def _record(self, tx: GroupConnection, pair: Pair, *, resumed: bool) -> ReplaceResult:
-        """Give the old group the new one's handler version, leave the new one paused, and record both."""
+    def _record(self, tx: GroupConnection, pair: Pair, tables: Mapping[Path, Path], *, resumed: bool) -> ReplaceResult:
+        """Give the old group the new one's handler version, leave the new one paused, and record both.
+
+        Declarations go with the tables, and so do resets: a reset before the first claim must know of sums (I1).
+        """
+        names = {".".join(live): ".".join(successor) for live, successor in tables.items()}
+        to_old = _renamed(pair.new.declared, {successor: live for live, successor in names.items()})
+        to_new = _renamed(pair.old.declared, names)
         new = GroupConnection(tx.connection, tx.schema, pair.new.name)
-        why, version = self.by.reason, pair.new.version
+        why, version = self.attribution.reason, pair.new.version
         paused = (None, None) if resumed else (pair.old.paused_by, pair.old.paused_reason)
-        tx.execute(REPLACE["set_group"], to_version=version, to_paused=not resumed, actor=paused[0], reason=paused[1])
-        new.execute(
-            REPLACE["set_group"], to_version=version, to_paused=True, actor=pauser_of_new(pair.old.name), reason=why
-        )
+        at_version = {"to_version": version}
+        resume = {"to_paused": not resumed, "actor": paused[0], "reason": paused[1]}
+        tx.execute(REPLACE["set_group"], declared=to_old, **at_version, **resume)
+        pause = {"to_paused": True, "actor": pauser_of_new(pair.old.name), "reason": why}
+        new.execute(REPLACE["set_group"], declared=to_new, **at_version, **pause)
         positions = tuple(
-            Replaced(at.topic, at.number, row.next_offset, pair.new_rows[at].next_offset)
-            for at, row in pair.old_rows.items()
+            Replaced(partition.topic, partition.number, row.next_offset, pair.new_rows[partition].next_offset)
+            for partition, row in pair.old_rows.items()
         )
-        record_action(tx, "replace", actor=self.by.actor, reason=f"by {pair.new.name}: {why}")
-        for each in positions:
+        record_action(new, "replace", actor=self.attribution.actor, reason=f"of {pair.old.name}: {why}")
+        tx.execute(REPLACE["copy_resets"], old_group=pair.old.name, new_group=pair.new.name)
+        record_action(tx, "replace", actor=self.attribution.actor, reason=f"by {pair.new.name}: {why}")
+        for position in positions:
             record_action(
-                tx, "replace", actor=self.by.actor, reason=f"by {pair.new.name}: {why}",
-                partition=Partition(each.topic, each.partition), from_offset=each.from_offset, to_offset=each.to_offset,
+                tx, "replace", actor=self.attribution.actor, reason=f"by {pair.new.name}: {why}",
+                partition=Partition(position.topic, position.partition),
+                from_offset=position.from_offset, to_offset=position.to_offset,
             )  # fmt: skip
         if resumed:
-            record_action(tx, "resume", actor=self.by.actor, reason=f"replaced by {pair.new.name}")
-        record_action(new, "replace", actor=self.by.actor, reason=f"of {pair.old.name}: {why}")
-        record_action(new, "pause", actor=self.by.actor, reason=f"{pauser_of_new(pair.old.name)}: {why}")
+            record_action(tx, "resume", actor=self.attribution.actor, reason=f"replaced by {pair.new.name}")
+        record_action(new, "pause", actor=self.attribution.actor, reason=f"{pauser_of_new(pair.old.name)}: {why}")
         return ReplaceResult(positions, resumed)
+
+
+def _renamed(declared: Mapping[str, Any] | None, names: Mapping[str, str]) -> Jsonb | None:
+    """A group's declaration, with its tables renamed."""
+    if declared is None:
+        return None
+
+    def renamed(tables: Sequence[str]) -> list[str]:
+        return [names.get(table, table) for table in tables]
+
+    topics = {}
+    for topic, declaration in declared.items():
+        sinks = [sink | {"tables": renamed(sink["tables"])} for sink in declaration["sinks"]]
+        topics[topic] = declaration | {"sinks": sinks, "writes": renamed(declaration.get("writes", ()))}
+    return Jsonb(topics)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pause:
-    """The pause of the old group under which it is replaced: by whom, and its id on record."""
+    """The old group's pause during which it is replaced: its actor, and its id in admin_action."""
 
     by: str | None
     id: int | None
@@ -271,5 +311,5 @@ def _last_pause(tx: GroupConnection) -> int | None:
 
 def _require_pause(tx: GroupConnection, pair: Pair, pause: _Pause) -> None:
     if (pair.old.paused, pair.old.paused_by, _last_pause(tx)) != (True, pause.by, pause.id):
-        now = f"paused by {pair.old.paused_by}" if pair.old.paused else "not paused"
-        raise Fenced(f"{pair.old.name} was paused or resumed meanwhile, and is {now}: nothing was exchanged")
+        state = f"paused by {pair.old.paused_by}" if pair.old.paused else "not paused"
+        raise Fenced(f"{pair.old.name} was paused or resumed meanwhile, and is {state}: nothing was exchanged")

@@ -1,4 +1,4 @@
-"""Letting a group take the place of another: what is compared, and why it is refused; as a plan."""
+"""Plans to replace a group by another: compares the two, and refuses with every reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seekpoint.ledger import Ledger
 from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import FORGET, REPLACE, RESETS
-from seekpoint.records import Partition
+from seekpoint.records import Partition, numbered
 
 MOST = 10  # dead letters that a refusal names
 MOVES = ["reset", "forget", "undo forget"]  # after one of these a position means something else
@@ -26,20 +26,21 @@ PAUSES = ["pause", "resume"]
 
 
 def pauser_of_old(new: str) -> str:
-    """``paused_by`` of a group that waits for its replacement."""
+    """``paused_by`` of the old group, which waits until the new group replaces it."""
     return f"replacement by {new}"
 
 
 def pauser_of_new(old: str) -> str:
-    """``paused_by`` of a group that has taken the place of another one."""
+    """``paused_by`` of the new group, after it has replaced the old one."""
     return f"replacement of {old}"
 
 
 @dataclass(frozen=True, slots=True)
 class ReplacePlan:
-    """To let the tables and positions of the group ``by`` take the place of those of ``group``, as they were then.
+    """A plan to replace tables and positions of ``group`` by those of the group ``by``.
 
-    ``tables`` are pairs: the live table, and the one that becomes it. ``differences`` are open dead letters and retries
+    ``tables`` are pairs of a live table and the one that replaces it. ``behind`` is how many offsets ``by`` has yet to
+    pass to reach the group's positions, control records included. ``differences`` are open dead letters and retries
     that only one of the groups has. ``was_paused``: an operator has paused the group, which stays paused. ``is_done``:
     it was replaced before.
     """
@@ -77,15 +78,18 @@ class Pair:
         return bool(self.old.paused and self.old.paused_by == pauser_of_old(self.new.name))
 
     def behind(self, goal: Mapping[Partition, int] | None = None) -> dict[Partition, int]:
-        """By how many records the new group is before the old one's positions, or before ``goal``."""
-        goal = {at: row.next_offset for at, row in self.old_rows.items()} if goal is None else goal
-        positions = {at: row.next_offset for at, row in self.new_rows.items()}
-        missing = {at: offset - positions.get(at, self.old_rows[at].first_offset) for at, offset in goal.items()}
-        return {at: count for at, count in missing.items() if count > 0 or at not in positions}
+        """How many offsets the new group has yet to pass up to the old one's positions, or ``goal``, by partition."""
+        goal = {partition: row.next_offset for partition, row in self.old_rows.items()} if goal is None else goal
+        positions = {partition: row.next_offset for partition, row in self.new_rows.items()}
+        missing = {
+            partition: offset - positions.get(partition, self.old_rows[partition].first_offset)
+            for partition, offset in goal.items()
+        }
+        return {partition: count for partition, count in missing.items() if count > 0 or partition not in positions}
 
 
 def read_pair(tx: GroupConnection, new: str, *, locked: bool = False) -> Pair:
-    """Both groups, and their positions; ``locked``: until the transaction ends, in the order of all locks.
+    """Both groups, and their positions; ``locked``: in lock order, until the transaction ends.
 
     Raises ConfigError for an unknown group, GroupForgotten.
     """
@@ -106,7 +110,7 @@ def read_pair(tx: GroupConnection, new: str, *, locked: bool = False) -> Pair:
 
 
 def plan_replace(ledger: Ledger, new: str) -> ReplacePlan:
-    """Raises ConfigError for an unknown group, GroupForgotten, and Fenced with every reason against it."""
+    """A plan to replace the group. Raises ConfigError, GroupForgotten, and Fenced with every reason against it."""
     with ledger.begin() as tx:
         pair = read_pair(tx, new)
         tables = {} if pair.is_done else require_replaceable(tx, pair)
@@ -128,7 +132,10 @@ def plan_replace(ledger: Ledger, new: str) -> ReplacePlan:
 
 def _consequences(pair: Pair, tables: Mapping[Path, Path], behind: int) -> Iterator[str]:
     old, new = pair.old.name, pair.new.name
-    yield f"{new} is {behind:,} records before the positions of {old}: they are waited for while {old} runs"
+    yield (
+        f"{new} still has {numbered(behind, 'offset')} to pass to reach the positions of {old}; {old} is not stopped "
+        "for that"
+    )
     if pair.waits:
         yield f"{old} is paused for this since an earlier run of the command, which this one completes"
     elif pair.old.paused:
@@ -136,16 +143,16 @@ def _consequences(pair: Pair, tables: Mapping[Path, Path], behind: int) -> Itera
     else:
         yield f"then {old} is paused, until {new} has passed its positions"
     for live, successor in tables.items():
-        yield f"{'.'.join(successor)} becomes {'.'.join(live)}, and the other way round"
+        yield f"{'.'.join(successor)} becomes {'.'.join(live)}, and vice versa"
     yield (
-        f"positions, dead letters and lost ranges go with their tables; {old} is at handler version "
-        f"{pair.new.version} then, so that workers of version {pair.old.version} end"
+        f"positions, dead letters and lost ranges are exchanged with their tables; {old} is then at handler version "
+        f"{pair.new.version}, so that workers of version {pair.old.version} end"
     )
-    yield f"{new} is paused: forget it, and drop its tables, once {old} is well"
+    yield f"{new} is paused: forget it, and drop its tables, once {old} runs well"
 
 
 def last_moves(tx: GroupConnection, pair: Pair) -> tuple[int | None, int | None]:
-    """The ids of the last actions on each group after which its positions mean something else."""
+    """The id of each group's last reset, forget or undo: after a later one its positions mean something else."""
     old, new = (
         _of(tx, row.name).execute(RESETS["last_action"], actions=MOVES).scalar_one() for row in (pair.old, pair.new)
     )
@@ -160,7 +167,7 @@ def _of(tx: GroupConnection, group: str) -> GroupConnection:
 
 
 def require_replaceable(tx: GroupConnection, pair: Pair) -> dict[Path, Path]:
-    """The live tables with those that become them. Raises Fenced with every reason against it."""
+    """Each live table, with the one that replaces it. Raises Fenced with every reason against it."""
     declared = {group: {name for row in rows for name in row.tables or ()} for group, rows in _declared(tx).items()}
     tables = pairs(tx.connection, declared.get(pair.old.name, set()), declared.get(pair.new.name, set()))
     reasons = [*_of_groups(tx, pair), *_of_positions(pair)]
@@ -189,15 +196,15 @@ def _of_groups(tx: GroupConnection, pair: Pair) -> Iterator[str]:
         yield f"{old.name} holds offsets of Kafka cluster {old.cluster_id}, {new.name} of {new.cluster_id}"
     if new.version <= old.version:  # workers of the old handler would write into the new tables
         yield (
-            f"{new.name} runs handler version {new.version}, and {old.name} is at {old.version}: give its pipeline a "
+            f"{new.name} runs handler version {new.version}, but {old.name} is at {old.version}: give its pipeline a "
             f"version above {old.version}, so that workers of the older handler end"
         )
     begun = _of(tx, new.name).execute(FORGET["last_begin"]).scalar_one()
     if resets := [row for row in _of(tx, new.name).execute(RESETS["last_resets"]) if row.id > begun]:
-        at = Partition(resets[0].topic, resets[0].partition)
+        partition = Partition(resets[0].topic, resets[0].partition)
         yield (
-            f"{new.name} was reset ({at}), so its tables may lack records or have them twice: begin again under a new "
-            "group name, with empty tables"
+            f"{new.name} was reset ({partition}), so its tables may lack records or have them twice: begin again "
+            "under a new group name, with empty tables"
         )
     for row in tx.execute(REPLACE["open_work"], old_group=old.name, new_group=new.name):
         yield f"{row.consumer_group} has an open {row.kind}, {row.id}: let it end, or abort it"
@@ -205,33 +212,35 @@ def _of_groups(tx: GroupConnection, pair: Pair) -> Iterator[str]:
 
 def _of_positions(pair: Pair) -> Iterator[str]:
     old, new = pair.old.name, pair.new.name
-    topics, others = ({at.topic for at in rows} for rows in (pair.old_rows, pair.new_rows))
+    topics, others = ({partition.topic for partition in rows} for rows in (pair.old_rows, pair.new_rows))
     for topic in sorted(topics - others):
         yield f"{new} has no stored offset for topic {topic!r}, which {old} reads: start its worker, with that topic"
     for topic in sorted(others - topics):
         yield f"{old} has no stored offset for topic {topic!r}, which {new} reads"
     if not topics:
         yield f"{old} has no stored offset: there is nothing to replace"
-    for at, row in pair.new_rows.items():
-        live = pair.old_rows.get(at)
+    for partition, row in pair.new_rows.items():
+        live = pair.old_rows.get(partition)
         if live is None:
-            if at.topic in topics:
-                yield f"{old} has no stored offset for {at} yet, and {new} has one: let a worker of {old} claim it"
+            if partition.topic in topics:
+                yield (
+                    f"{old} has no stored offset for {partition} yet, and {new} has one: let a worker of {old} claim it"
+                )
         elif live.topic_id != row.topic_id:
-            yield f"{at}: the offsets of {old} are of topic id {live.topic_id}, those of {new} of {row.topic_id}"
+            yield f"{partition}: the offsets of {old} belong to topic id {live.topic_id}, of {new} to {row.topic_id}"
         elif live.first_offset < row.first_offset:
             yield (
-                f"{at}: {new} began at offset {row.first_offset}, and {old} at {live.first_offset}: rows of the "
-                "records between would be lost. Start the new group from the first record; where retention has removed "
+                f"{partition}: {new} began at offset {row.first_offset}, but {old} at {live.first_offset}: rows of the "
+                "records in between would be lost. Start the new group from the first record; if retention has removed "
                 "it, the table cannot be built again"
             )
 
 
 def _of_writers(pair: Pair, declared: Mapping[str, set[str]]) -> Iterator[str]:
-    both = declared[pair.old.name] | declared[pair.new.name]
+    tables = declared[pair.old.name] | declared[pair.new.name]
     for group, names in sorted(declared.items()):
-        if group not in {pair.old.name, pair.new.name} and (shared := sorted(names & both)):
-            yield f"group {group!r} writes {', '.join(shared)}, too, and its rows would change their table"
+        if group not in {pair.old.name, pair.new.name} and (shared := sorted(names & tables)):
+            yield f"group {group!r} writes {', '.join(shared)}, too, and the exchange would move its rows"
 
 
 # -- open dead letters and retries ------------------------------------------------------------------------------------
@@ -240,40 +249,42 @@ def _of_writers(pair: Pair, declared: Mapping[str, set[str]]) -> Iterator[str]:
 def differences(tx: GroupConnection, pair: Pair) -> Iterator[str]:
     """The open dead letters, stops and retries that only one of the groups has, as sentences.
 
-    Of records that both groups have passed; a dead letter further on the other group may still have.
+    Only dead letters of records that both groups have passed: the other group may still get the later ones.
     """
     names = {pair.old.name: pair.new, pair.new.name: pair.old}
     letters: dict[str, list[Row[Any]]] = {pair.old.name: [], pair.new.name: []}
     for row in tx.execute(REPLACE["dead_letters_of_one"], old_group=pair.old.name, new_group=pair.new.name):
         rows = [side.get(Partition(row.topic, row.partition)) for side in (pair.old_rows, pair.new_rows)]
-        if all(each is not None and row.record_offset < each.next_offset for each in rows):
+        if all(position is not None and row.record_offset < position.next_offset for position in rows):
             letters[row.consumer_group].append(row)
-    for group, found in letters.items():
-        if found:
-            named = ", ".join(f"{row.topic}/{row.partition}/{row.record_offset} (id {row.id})" for row in found[:MOST])
-            more = f" and {len(found) - MOST:,} more" if len(found) > MOST else ""
-            yield f"{group} has open dead letters that {names[group].name} has not: {named}{more}"
+    for group, dead_letters in letters.items():
+        if dead_letters:
+            named = ", ".join(
+                f"{row.topic}/{row.partition}/{row.record_offset} (id {row.id})" for row in dead_letters[:MOST]
+            )
+            suffix = f" and {len(dead_letters) - MOST:,} more" if len(dead_letters) > MOST else ""
+            yield f"{group} has open dead letters that {names[group].name} does not have: {named}{suffix}"
     for row in chain(pair.old_rows.values(), pair.new_rows.values()):
-        other = (pair.new_rows if row.consumer_group == pair.old.name else pair.old_rows).get(
+        counterpart = (pair.new_rows if row.consumer_group == pair.old.name else pair.old_rows).get(
             Partition(row.topic, row.partition)
         )
-        said = _trouble(row)
-        if said and (other is None or _trouble(other) != said):
-            yield f"{row.consumer_group} {said}, and {names[row.consumer_group].name} does not"
+        trouble = _trouble(row)
+        if trouble and (counterpart is None or _trouble(counterpart) != trouble):
+            yield f"{row.consumer_group} {trouble}, and {names[row.consumer_group].name} does not"
 
 
 def _trouble(row: Row[Any]) -> str:
-    """What is open at a position: a stop, or attempts at its record."""
-    at = Partition(row.topic, row.partition)
+    """What is wrong at a position: a stop, or a record that is retried."""
+    partition = Partition(row.topic, row.partition)
     if row.stop_kind is not None:
-        return f"is stopped at {at}/{row.stop_offset} ({row.stop_kind})"
+        return f"is stopped at {partition}/{row.stop_offset} ({row.stop_kind})"
     if row.attempts and row.attempt_offset is not None and row.attempt_offset >= row.next_offset:
-        return f"tries {at}/{row.attempt_offset} again"
+        return f"tries {partition}/{row.attempt_offset} again"
     return ""
 
 
 def accept_by(plan: ReplacePlan) -> str:
-    """What to type where the differences are what the new handler is there for."""
+    """What to type if these differences are the reason for the new handler."""
     return (
         f"replay or discard them (seekpoint dead-letters list {quote(plan.group)}), or accept what differs: "
         "--accept-differences (replace_group(plan, accept_differences=True)); dead letters go with their tables"

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from seekpoint.admin.by import By
+from seekpoint.admin.attribution import Attribution
 from seekpoint.admin.groups import known_group
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
@@ -19,7 +19,7 @@ from seekpoint.ledger.dead_letters import DeadLetters, Where
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import GROUPS, REPLAY_REQUEST, RESETS
 from seekpoint.records import State
-from seekpoint.worker.replay.dead_letter_admin import Chosen, chosen_dead_letters, lean
+from seekpoint.worker.replay.dead_letter_admin import Chosen, chosen_dead_letters, without_payload
 from seekpoint.worker.replay.plan import Planned, in_key_order
 from seekpoint.worker.replay.preconditions import replay_refusal
 from seekpoint.worker.replay.requests import MOST, SECONDS
@@ -31,9 +31,10 @@ REQUESTED = "request replay"  # in the history
 class ReplayRequest:
     """A request as it is now: ``state`` is requested, started, done or failed; ``error`` says why it failed.
 
-    ``replayed`` were applied, those that others of their key have drawn along, too; ``failed`` failed again;
-    ``refused`` were not open any more or come after another of their key, ``refusals`` has the first sentences of it,
-    at most 100. ``version`` is the handler's that replays them, ``worker`` the process that has started it.
+    ``replayed`` counts dead letters that were applied, also later ones of a requested one's key; ``failed`` those that
+    failed again; ``refused`` those that were no longer open, or that come after another of their key; ``refusals`` says
+    why, for at most 100. ``version`` is the handler version that replays them, ``worker`` the process that has started
+    the request.
     """
 
     id: int
@@ -55,17 +56,16 @@ class ReplayRequest:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no worker replays any more of it."""
+        """Whether no worker will replay any more of it."""
         return self.ended_at is not None
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """To have a running worker of the group replay these dead letters; ``consequences`` in words.
+    """A plan to have a running worker of the group replay these dead letters; ``consequences`` in words.
 
-    Each ``refusal`` says why one would not be replayed. Where keys are in order, ``planned`` has those that a chosen
-    one draws along, too.
-    ``last_request`` is the id of the group's last request in its history, 0 where there is none.
+    Each ``refusal`` says why one would not be replayed. If keys are kept in order, ``planned`` also has those that come
+    after a chosen one of their key. ``last_request`` is the id of the last request in the group's history, or 0.
     """
 
     group: str
@@ -76,18 +76,20 @@ class ReplayPlan:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The dead letters to request, in order; the worker finds those that they draw along."""
-        return tuple(one.dead_letter.id for one in self.planned if one.refusal is None and one.after is None)
+        """The dead letters to request, in order; the worker adds the later ones of their keys."""
+        return tuple(
+            replay.dead_letter.id for replay in self.planned if replay.refusal is None and replay.after is None
+        )
 
     @property
     def drawn_along(self) -> int:
-        """How many more are replayed, since they come after a chosen one of their key."""
-        return sum(one.after is not None for one in self.planned)
+        """How many dead letters are replayed although not chosen: they come after a chosen one of their key."""
+        return sum(replay.after is not None for replay in self.planned)
 
     @property
     def refused(self) -> list[Planned]:
-        """Those that would not be replayed."""
-        return [one for one in self.planned if one.refusal is not None]
+        """The dead letters that would not be replayed."""
+        return [replay for replay in self.planned if replay.refusal is not None]
 
     @property
     def is_done(self) -> bool:
@@ -96,29 +98,33 @@ class ReplayPlan:
 
 
 def plan_replay(ledger: Ledger, chosen: Chosen) -> ReplayPlan:
-    """Raises ConfigError for a group that the ledger does not know, and for an id that it does not have."""
+    """A plan to request a replay. Raises ConfigError for an unknown group, and for an id that it does not have."""
     with ledger.begin() as tx:
         group = known_group(tx)
         last = _last_request(tx)
         workers = tx.execute(REPLAY_REQUEST["count_workers"], version=group.version).scalar_one()
-    positions = {at.partition: at for at in ledger.read()}
+    positions = {position.partition: position for position in ledger.read()}
     planned, dead_letters = [], DeadLetters(ledger)
-    for one in map(lean, chosen_dead_letters(dead_letters, chosen)):
-        refusal = replay_refusal(one, positions.get(one.at))
-        planned.append(Planned(one, None if refusal is None else refusal.reason))
+    for dead_letter in map(without_payload, chosen_dead_letters(dead_letters, chosen)):
+        refusal = replay_refusal(dead_letter, positions.get(dead_letter.at))
+        planned.append(Planned(dead_letter, None if refusal is None else refusal.reason))
     in_order = {topic for topic, declared in (group.declared or {}).items() if declared.get("keep_key_order")}
     ordered = in_key_order(
-        dead_letters, planned, lambda one: one.key is not None and (one.topic in in_order or one.state is State.BLOCKED)
+        dead_letters,
+        planned,
+        lambda dead_letter: (
+            dead_letter.key is not None and (dead_letter.topic in in_order or dead_letter.state is State.BLOCKED)
+        ),
     )
-    drawn_along = sum(one.after is not None for one in ordered)
+    drawn_along = sum(replay.after is not None for replay in ordered)
     return ReplayPlan(ledger.group, group.version, ordered, tuple(_in_words(group, workers, drawn_along)), last)
 
 
 def _in_words(group: Row[Any], workers: int, drawn_along: int) -> Iterator[str]:
     if drawn_along:
         yield (
-            f"{drawn_along:,} more are replayed with them, which come after them in their keys: the records of a key "
-            "are applied in order"
+            f"{drawn_along:,} more are replayed with them, because they come later in the same keys: the records of a "
+            "key are applied in order"
         )
     yield (
         f"a running worker of version {group.version} replays them between its batches, at most {MOST}, or for "
@@ -134,35 +140,35 @@ def _last_request(tx: GroupConnection) -> int:
     return tx.execute(RESETS["last_action"], actions=[REQUESTED]).scalar_one() or 0
 
 
-def request_replay(ledger: Ledger, chosen: Chosen, by: By, last_request: int | None) -> ReplayRequest:
-    """Store the request, and who made it. Raises ConfigError where no dead letter is meant, or an id is unknown.
+def request_replay(ledger: Ledger, chosen: Chosen, attribution: Attribution, last_request: int | None) -> ReplayRequest:
+    """Store the request, and who made it. Raises ConfigError if no dead letter matches, or an id is unknown.
 
-    Raises Fenced where the group's last request is another than ``last_request``; None: it is not compared.
+    Raises Fenced if the group's last request is not ``last_request``; None: it is not compared.
     """
     dead_letters = DeadLetters(ledger)
     if isinstance(chosen, Where):
-        ids: Sequence[int] = [one.id for one in chosen_dead_letters(dead_letters, chosen)]
+        ids: Sequence[int] = [dead_letter.id for dead_letter in chosen_dead_letters(dead_letters, chosen)]
     else:
         ids = dead_letters.in_order([chosen] if isinstance(chosen, int) else chosen)
     if not ids:
         raise ConfigError("no open dead letters meet these conditions: there is nothing to request")
     with ledger.begin() as tx:
-        # Not the group's row, whose lock would wait for claims.
+        # An advisory lock, because a lock on the group's row would wait for claims.
         tx.execute(GROUPS["alone"], name=f"seekpoint {REQUESTED} {ledger.schema} {ledger.group}")
         if last_request not in {None, _last_request(tx)}:
             raise Fenced(
                 f"group {ledger.group!r} was acted on since the plan was made: another replay was requested; nothing "
                 "was done; make another plan"
             )
-        parameters = {"dead_letters": ids, "actor": by.actor, "reason": by.reason}
-        found = tx.execute(REPLAY_REQUEST["insert_request"], **parameters).scalar_one()
-        said = f"request {found}, {len(ids):,} dead letter{'' if len(ids) == 1 else 's'}: {by.reason}"
-        record_action(tx, REQUESTED, actor=by.actor, reason=said)
-    return read_request(ledger, found)
+        parameters = {"dead_letters": ids, "actor": attribution.actor, "reason": attribution.reason}
+        request_id = tx.execute(REPLAY_REQUEST["insert_request"], **parameters).scalar_one()
+        reason = f"request {request_id}, {len(ids):,} dead letter{'' if len(ids) == 1 else 's'}: {attribution.reason}"
+        record_action(tx, REQUESTED, actor=attribution.actor, reason=reason)
+    return read_request(ledger, request_id)
 
 
 def read_request(ledger: Ledger, id: int) -> ReplayRequest:  # noqa: A002 -- the column's name
-    """The request as it is now. Raises ConfigError where the group has none of that id."""
+    """The request as it is now. Raises ConfigError if the group has none with this id."""
     with ledger.begin() as tx:
         row = tx.execute(REPLAY_REQUEST["get_request"], id=id).one_or_none()
     if row is None:

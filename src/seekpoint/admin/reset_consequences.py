@@ -1,4 +1,4 @@
-"""What follows from a reset, in words: what is read again or not at all, and what becomes of the tables' rows."""
+"""The consequences of a reset, in words: what is read again or not at all, and what happens to the tables' rows."""
 
 from __future__ import annotations
 
@@ -8,85 +8,100 @@ from typing import Any
 from sqlalchemy import Row
 
 from seekpoint.admin.reset_plan import Reset
-from seekpoint.records import State
+from seekpoint.records import State, numbered
 
 
 def consequences(
-    resets: Sequence[Reset], group: Row[Any], runs: Sequence[Row[Any]], dead: Mapping[str, int], doubt: str | None
+    resets: Sequence[Reset],
+    group: Row[Any],
+    runs: Sequence[Row[Any]],
+    dead: Mapping[str, int],
+    doubt: str | None,
+    *,
+    twice: Sequence[str],
 ) -> tuple[str, ...]:
-    """One sentence each.
+    """The consequences of a reset, one sentence each.
 
     ``group`` is the group's row, with what its pipeline declares; ``runs`` its open reloads; ``dead`` the numbers of
-    dead letters from the targets on, by state.
+    dead letters from the targets on, by state. ``twice`` are tables whose sums would count records twice.
     """
     moves = [reset for reset in resets if reset.direction != "none"]
-    found = [said for reset in moves for said in _of_partition(reset)]
+    sentences = [sentence for reset in moves for sentence in _of_partition(reset)]
     declared = group.declared or {}
     backward = sorted({reset.topic for reset in moves if reset.direction == "backward"})
-    found += [said for topic in backward for said in _of_topic(topic, declared.get(topic))]
-    found += _of_dead_letters(dead)
+    sentences += [sentence for topic in backward for sentence in _of_topic(topic, declared.get(topic))]
+    if twice:
+        sentences.append(
+            f"sums in {', '.join(twice)} would count records twice: refused, unless --rebuild MODULE:NAME rebuilds the "
+            "pipeline's tables, as of the targets, in the same transaction"
+        )
+    sentences += _of_dead_letters(dead)
     if moves:
         for run in runs:
-            found.append(
+            sentences.append(
                 f"{run.strategy} run {run.id} ({run.state}, driven by {run.driver}) is open: the reset ends it"
             )
         if group.paused:
-            found.append(
+            sentences.append(
                 f"the group is paused by {group.paused_by or 'unknown'}: its workers read from there once resumed"
             )
     if doubt is not None:
-        found.append(doubt)
-    return tuple(dict.fromkeys(found))
+        sentences.append(doubt)
+    return tuple(dict.fromkeys(sentences))
 
 
 def _of_partition(reset: Reset) -> Iterator[str]:
-    here, many = f"{reset.at} {reset.position} → {reset.target}", abs(reset.target - reset.position)
+    move, count = f"{reset.at} {reset.position} → {reset.target}", abs(reset.target - reset.position)
     if reset.direction == "forward":
         if reset.is_exact:
-            yield f"{here}: the record that failed is skipped; it is kept as a lost range, reason operator"
+            yield f"{move}: the record that failed is skipped; it is kept as a lost range, reason operator"
         else:
             yield (
-                f"{here}: {_offsets(many)} not read; those from the position at that time are kept as a lost range, "
+                f"{move}: {_offsets(count)} not read; those not applied before the reset are kept as a lost range, "
                 "reason operator"
             )
     elif reset.is_past_end and reset.log is not None:
-        yield f"{here}: the log ends at {reset.log[1]}, before the position; what is written from there on is read"
-    elif many == 0:  # --to-current
+        yield f"{move}: the log ends at {reset.log[1]}, before the position; what is written from there on is read"
+    elif count == 0:  # --to-current
         yield f"{reset.at} → {reset.target}: what workers apply until this is carried out is read again"
     else:
-        yield f"{here}: {_offsets(many)} read again, and what is applied until then"
+        yield f"{move}: {_offsets(count)} read again, and so is what is applied until the reset"
     if reset.gone:
-        kept = "keeps them as a lost range" if reset.direction == "forward" else "does not read them again"
+        effect = "keeps them as a lost range" if reset.direction == "forward" else "does not read them again"
         yield (
             f"{reset.at}: the log begins at {reset.target}: up to {_offsets(reset.gone)} gone; --apply needs "
-            f"--accept-loss, and {kept}"
+            f"--accept-loss, and {effect}"
         )
 
 
-def _offsets(many: int) -> str:
-    return "1 offset is" if many == 1 else f"{many:,} offsets are"
+def _offsets(count: int) -> str:
+    return "1 offset is" if count == 1 else f"{count:,} offsets are"
 
 
 def _of_dead_letters(dead: Mapping[str, int]) -> Iterator[str]:
     if dead:
-        by_state = ", ".join(f"{many:,} {state}" for state, many in sorted(dead.items()))
-        yield f"{sum(dead.values()):,} dead letters become superseded, and their records are read again: {by_state}"
+        by_state = ", ".join(f"{count:,} {state}" for state, count in sorted(dead.items()))
+        yield f"{numbered(sum(dead.values()), 'dead letter')} will be superseded, and read again: {by_state}"
     if given_up := sum(dead.get(state.value, 0) for state in (State.DISCARDED, State.SKIPPED)):
         yield f"{given_up:,} of these records were given up (discarded or skipped), and are applied again"
 
 
 def _of_topic(topic: str, declared: Any) -> Iterator[str]:
-    """What reading records of a topic again does to rows that are there."""
+    """What reading a topic's records again does to existing rows."""
     if not declared:
         yield f"what writes the records of {topic} is not known: no worker has declared it"
         return
     for sink in declared["sinks"]:
         tables = ", ".join(sink["tables"])
-        if "guarded" not in sink:
+        if sink.get("aggregates"):
+            yield f"{tables} ({sink['kind']}) adds each record that is read again"
+        elif "guarded" not in sink:
             yield (
-                f"{tables} ({sink['kind']}) will have two rows of each record that is read again: delete the first "
-                "ones before, or rebuild the table with a reload"
+                f"{tables} ({sink['kind']}) will have two rows of each record that is read again: delete the existing "
+                "ones first, or rebuild the table with a reload"
             )
+        elif sink.get("keeps_first"):
+            yield f"{tables} ({sink['kind']}) keeps the first row of each key that it has"
         elif sink["guarded"]:
             yield f"{tables} ({sink['kind']}) keeps the newest row of each key"
         else:

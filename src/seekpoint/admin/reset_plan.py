@@ -1,4 +1,4 @@
-"""A reset as a plan: absolute offsets and directions, kept in a file, and what became of it."""
+"""A reset as a plan of absolute offsets and directions, which can be stored in a file; and its result."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Direction = Literal["forward", "backward", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """One partition's part of a plan: from the position that was read to the absolute offset ``target``.
+    """The reset of one partition: from its position when the plan was made to the absolute offset ``target``.
 
-    ``wanted`` differs from ``target`` where the log begins after it: ``[wanted, target)`` cannot be read any more.
-    ``direction`` is "none" where the partition is at its target; ``--to-current`` has "backward", since positions
-    advance until it is applied. ``last_reset`` is the id of the partition's last reset, as it is on record; ``log`` the
-    start and end of its log as the brokers answered, None where they were not asked. ``is_exact``: only if the position
-    is still ``position``.
+    ``wanted`` differs from ``target`` if the log begins after it: ``[wanted, target)`` can no longer be read.
+    ``direction`` is "none" if the partition is at its target; ``--to-current`` has "backward", because positions
+    advance until it is applied. ``last_reset`` is the id of the partition's last reset; ``log`` the start and end of
+    its log as the brokers answered, None if they were not asked. ``is_exact``: refused unless the position is still
+    ``position``.
     """
 
     topic: str
@@ -58,9 +58,12 @@ class Reset:
 class ResetPlan:
     """A reset of a group's positions as absolute offsets, for :meth:`Admin.apply`; ``consequences`` in words.
 
-    It holds for the cluster and topics that it was made for, until one of its partitions is reset, or the group is
-    forgotten: ``last_forget`` is the id of the last time, as it is on record. The positions may
-    move on meanwhile: a forward target must not be passed, a backward one must lie before the position.
+    ``counts_twice`` are the tables whose sums would count records twice: :meth:`Admin.apply` refuses the plan, and
+    :meth:`seekpoint.jobs.reload.Reload.reset` carries it out, with the tables rebuilt.
+
+    It is valid for the cluster and topics that it was made for, until one of its partitions is reset, or the group is
+    forgotten: ``last_forget`` is the id of the last time. Positions may advance meanwhile: a forward target must not be
+    passed, a backward one must lie before the position.
     """
 
     group: str
@@ -71,6 +74,7 @@ class ResetPlan:
     resets: tuple[Reset, ...]
     consequences: tuple[str, ...]
     format: int = FORMAT
+    counts_twice: tuple[str, ...] = ()
 
     @property
     def is_done(self) -> bool:
@@ -95,17 +99,17 @@ class ResetPlan:
     def from_json(cls, text: bytes) -> ResetPlan:
         """A plan that :meth:`to_json` has written. Raises ConfigError for anything else, or another format."""
         try:
-            found = msgspec.json.decode(text, type=cls)
+            plan = msgspec.json.decode(text, type=cls)
         except (msgspec.DecodeError, UnicodeError) as error:
-            raise ConfigError(f"this is no plan of `seekpoint offsets reset --out`: {error}") from None
-        if found.format != FORMAT:
-            raise ConfigError(f"the plan has format {found.format}, this version reads format {FORMAT}: make it again")
-        return found
+            raise ConfigError(f"this is not a plan of `seekpoint offsets reset --out`: {error}") from None
+        if plan.format != FORMAT:
+            raise ConfigError(f"the plan has format {plan.format}, but this version reads {FORMAT}: make another plan")
+        return plan
 
 
 @dataclass(frozen=True, slots=True)
 class ResetDone:
-    """A partition that was reset: from the position under its lock to the target."""
+    """A partition that was reset, from its position at that moment to the target."""
 
     partition: Partition
     topic_id: UUID
@@ -115,7 +119,7 @@ class ResetDone:
 
 @dataclass(frozen=True, slots=True)
 class ResetResult:
-    """What became of a plan; ``refused`` has a sentence for each partition that was not reset, where others were.
+    """The result of a plan; ``refused`` has a sentence for each partition that was not reset, if others were.
 
     ``skipped`` has one for each that was at its target when the plan was made, and has moved since.
     """

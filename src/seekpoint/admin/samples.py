@@ -1,13 +1,14 @@
-"""Where positions and logs were: the workers' samples."""
+"""The workers' samples of positions and logs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from uuid import UUID
 
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import STATUS, asking_for
+from seekpoint.ledger.sql import RESETS, STATUS, asking_for
 from seekpoint.records import Partition
 
 
@@ -22,15 +23,33 @@ class Sample:
 
     @property
     def lag(self) -> int:
-        """Records that were not applied yet; 0 where the position was past the end."""
+        """Records that were not applied yet; 0 if the position was past the end."""
         return max(0, self.log_end - max(self.next_offset, self.log_start))
 
 
 def samples(
     tx: GroupConnection, partitions: Collection[Partition], since: timedelta
 ) -> dict[Partition, tuple[Sample, ...]]:
-    """The samples of the last ``since``, oldest first; a partition without any has none."""
-    found: dict[Partition, list[Sample]] = {at: [] for at in sorted(partitions)}
-    for row in tx.execute(STATUS["samples"], **asking_for(list(found)), since=since):
-        found[Partition(row.topic, row.partition)].append(Sample(row.at, row.next_offset, row.log_start, row.log_end))
-    return {at: tuple(each) for at, each in found.items()}
+    """The samples of the last ``since``, oldest first; empty for a partition without any."""
+    by_partition: dict[Partition, list[Sample]] = {partition: [] for partition in sorted(partitions)}
+    for row in tx.execute(STATUS["samples"], **asking_for(list(by_partition)), since=since):
+        by_partition[Partition(row.topic, row.partition)].append(
+            Sample(row.at, row.next_offset, row.log_start, row.log_end)
+        )
+    return {partition: tuple(series) for partition, series in by_partition.items()}
+
+
+def positions_at(
+    tx: GroupConnection, topic_ids: Mapping[Partition, UUID], moment: datetime | None
+) -> dict[Partition, int]:
+    """The positions of these partitions at a moment, by the last sample before it; without those that have none.
+
+    A sample of another topic id does not count: the topic was recreated since.
+    """
+    rows = tx.execute(RESETS["samples_before"], moment=moment, **asking_for(list(topic_ids)))
+    before = {Partition(row.topic, row.partition): row for row in rows}
+    return {
+        partition: before[partition].next_offset
+        for partition, topic_id in topic_ids.items()
+        if partition in before and before[partition].topic_id == topic_id
+    }

@@ -1,4 +1,4 @@
-"""Groups as operators look at them: positions, lag in records and in time, headroom, owners, stops and workers."""
+"""Groups for operators: positions, lag in records and in time, headroom, owners, stops and workers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.positions import Position, position
 from seekpoint.ledger.schema_connection import SchemaConnection
 from seekpoint.ledger.sql import STATUS
-from seekpoint.ledger.tables import PUBLISHING
+from seekpoint.ledger.tables import PUBLISHING, is_of_frames
 from seekpoint.records import Partition
 
-SAMPLE_LIMIT = timedelta(minutes=3)  # as the view ``lag`` has it
-DRIVER_LIMIT = timedelta(minutes=10)  # as the alert on a silent driver has it
+SAMPLE_LIMIT = timedelta(minutes=3)  # as in the view ``lag``
+DRIVER_LIMIT = timedelta(minutes=10)  # as in the alert on a silent driver
 
 LagRows = Mapping[tuple[str, Partition], Row[Any]]
 """Rows of the view ``lag``, by group and partition."""
@@ -31,7 +31,7 @@ LagRows = Mapping[tuple[str, Partition], Row[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Who paused a group, and why. ``abandoned``: its batch's driver sends no heartbeat; a sentence with the remedy."""
+    """Who paused a group, and why. ``abandoned`` is a sentence with the remedy if its batch's driver is silent."""
 
     by: str | None
     reason: str | None
@@ -40,10 +40,10 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker process, as it was seen last. One inside a long handler is not seen, and works.
+    """A worker process, as it was last seen. During a long handler it is not seen, although it works.
 
     ``is_live``: it has not ended, and was seen in the last minute. ``state`` is running, paused, trouble (``trouble``
-    says which), ended, or gone: it was not seen for a minute, and has not ended.
+    says which), ended, or gone: it has not ended, and was not seen for a minute.
     """
 
     owner: UUID
@@ -61,12 +61,12 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """One partition. ``end`` and ``lag`` (records) are the brokers' answer, or else of a sample of the last minutes.
+    """One partition. ``end`` and ``lag`` (records) are the brokers' answer, or else those of a recent sample.
 
-    ``lag`` is None, too, where the position is past ``end``. ``lag_seconds`` is how old the next record is,
-    ``headroom`` the records from the log's start to the position; None: not known. ``is_sampled``: these numbers are
-    as of ``sampled_at``, as no broker was asked, or none has answered. ``dead_letters`` are the open ones: records that
-    were passed without being applied, and are in no lag; ``blocked`` of them are blocked behind their key.
+    ``lag`` is None also if the position is past ``end``. ``lag_seconds`` is the age of the next record, ``headroom``
+    the records from the log's start to the position; None: not known. ``is_sampled``: these numbers are as of
+    ``sampled_at``, because no broker was asked, or none has answered. ``dead_letters`` counts the open ones, whose
+    records were passed without being applied, and are in no lag; ``blocked`` of them are blocked behind their key.
     """
 
     position: Position
@@ -86,12 +86,12 @@ class PartitionStatus:
 
     @property
     def age(self) -> timedelta | None:
-        """How old the sample is that lag and headroom are of; None where they are of now, or not known."""
+        """The age of the sample that lag and headroom come from; None if they are current, or not known."""
         return self.sample_age if self.is_sampled else None
 
     @property
     def is_past_end(self) -> bool:
-        """Whether the position is past the end of the log: nothing is read."""
+        """Whether the position is past the end of the log: then nothing is read."""
         return self.end is not None and self.lag is None and self.position.next_offset > self.end
 
 
@@ -99,7 +99,7 @@ class PartitionStatus:
 class GroupStatus:
     """One group: its partitions and workers. ``reload`` is an open one that workers of a newer version wait for.
 
-    ``rebalance`` says that Kafka gives partitions to no member at the moment, and for whom it waits.
+    ``rebalance``: while Kafka rebalances the group, a sentence with the members that it waits for.
     """
 
     name: str
@@ -112,19 +112,25 @@ class GroupStatus:
 
     @property
     def live_workers(self) -> tuple[WorkerStatus, ...]:
-        """Those that have not ended and were seen in the last minute, as the view ``group_status`` counts them."""
-        return tuple(each for each in self.workers if each.is_live)
+        """The workers that have not ended and were seen in the last minute, as in the view ``group_status``."""
+        return tuple(worker for worker in self.workers if worker.is_live)
 
     def failures(self, *, max_lag: int | None = None, max_age: timedelta | None = None) -> list[str]:
-        """What a probe should report: a stop, an old sample, a lag that is not known or is over these limits."""
+        """What a probe should report: a stop, an old sample, a lag that is unknown or over these limits."""
         if not self.partitions:
-            return [f"{self.name}: no partition is stored"]
-        found = [f"{self.name}: {each}" for at in self.partitions for each in _failures(at, max_lag, max_age)]
+            return [f"{self.name}: no position is stored"]
+        failures = [
+            f"{self.name}: {failure}"
+            for partition in self.partitions
+            for failure in _failures(partition, max_lag, max_age)
+        ]
         if self.pause is not None:  # a paused worker writes no sample
-            found += [f"{self.name}: {self.pause.abandoned}"] if self.pause.abandoned else []
+            failures += [f"{self.name}: {self.pause.abandoned}"] if self.pause.abandoned else []
         else:
-            found += [f"{self.name}: {each}" for at in self.partitions for each in _old_sample(at)]
-        return found
+            failures += [
+                f"{self.name}: {failure}" for partition in self.partitions for failure in _old_sample(partition)
+            ]
+        return failures
 
 
 def names_of_all(tx: SchemaConnection) -> list[str]:
@@ -133,50 +139,53 @@ def names_of_all(tx: SchemaConnection) -> list[str]:
 
 
 def read(tx: SchemaConnection, names: Collection[str]) -> tuple[list[GroupStatus], LagRows]:
-    """These groups with the lag of their samples, and its rows, all as of one moment. Raises GroupForgotten."""
-    wanted = [row for row in tx.execute(STATUS["groups"]) if row.name in names]
-    for row in wanted:
+    """These groups with the lag of their samples, and the rows of the view ``lag``. Raises GroupForgotten."""
+    group_rows = [row for row in tx.execute(STATUS["groups"]) if row.name in names]
+    for row in group_rows:
         refuse_forgotten(row)
-    asked = sorted(row.name for row in wanted)
-    logs = {(row.consumer_group, row.topic, row.partition): row for row in tx.execute(STATUS["lag"], names=asked)}
-    partitions = _by_group(asked, tx.execute(STATUS["positions"], names=asked))
-    workers = _by_group(asked, tx.execute(STATUS["workers"], names=asked))
+    group_names = sorted(row.name for row in group_rows)
+    logs = {(row.consumer_group, row.topic, row.partition): row for row in tx.execute(STATUS["lag"], names=group_names)}
+    partitions = _by_group(group_names, tx.execute(STATUS["positions"], names=group_names))
+    workers = _by_group(group_names, tx.execute(STATUS["workers"], names=group_names))
     runs = tx.execute(STATUS["open_runs"]).all()
     groups = [
         GroupStatus(
             row.name,
             row.version,
             _pause(row, runs),
-            tuple(_partition(at, logs.get((row.name, at.topic, at.partition))) for at in partitions[row.name]),
-            tuple(_worker(at) for at in workers[row.name]),
-            next((found for run in runs if (found := _standby(run, row)) is not None), None),
+            tuple(
+                _partition(stored, logs.get((row.name, stored.topic, stored.partition)))
+                for stored in partitions[row.name]
+            ),
+            tuple(_worker(worker) for worker in workers[row.name]),
+            next((standby for run in runs if (standby := _standby(run, row)) is not None), None),
         )
-        for row in wanted
+        for row in group_rows
     ]
     return groups, {(name, Partition(topic, number)): row for (name, topic, number), row in logs.items()}
 
 
 def _by_group(names: Collection[str], rows: Iterable[Row[Any]]) -> dict[str, list[Row[Any]]]:
-    found: dict[str, list[Row[Any]]] = {name: [] for name in names}
+    by_group: dict[str, list[Row[Any]]] = {name: [] for name in names}
     for row in rows:
-        found[row.consumer_group].append(row)
-    return found
+        by_group[row.consumer_group].append(row)
+    return by_group
 
 
 def _partition(row: Row[Any], log: Row[Any] | None) -> PartitionStatus:
-    at = position(row)
+    stored_position = position(row)
     if log is None:  # stored since the lag was read
-        return PartitionStatus(at, None, None, None, None, None, None, None, None, 0)
-    who = (log.sampled_at, log.host, log.pid, log.dead_letters, log.sample_age)
+        return PartitionStatus(stored_position, None, None, None, None, None, None, None, None, 0)
+    sample = (log.sampled_at, log.host, log.pid, log.dead_letters, log.sample_age)
     lag = lag_of(log, {})
     numbers = (lag.end, lag.lag, lag.lag_seconds, lag.headroom, lag.headroom_seconds)
-    return PartitionStatus(at, *numbers, *who, lag.is_sampled, owned=log.owned, blocked=log.blocked)
+    return PartitionStatus(stored_position, *numbers, *sample, lag.is_sampled, owned=log.owned, blocked=log.blocked)
 
 
 def _worker(row: Row[Any]) -> WorkerStatus:
-    who = (row.owner, row.host, row.pid, row.client_id, row.version, row.library)
+    identity = (row.owner, row.host, row.pid, row.client_id, row.version, row.library)
     state = row.state if row.is_live or row.state == "ended" else "gone"
-    return WorkerStatus(*who, row.started_at, row.seen_at, state, row.is_live, row.trouble)
+    return WorkerStatus(*identity, row.started_at, row.seen_at, state, row.is_live, row.trouble)
 
 
 def _pause(group: Row[Any], runs: Iterable[Row[Any]]) -> Pause | None:
@@ -188,7 +197,7 @@ def _pause(group: Row[Any], runs: Iterable[Row[Any]]) -> Pause | None:
 
 def _abandoned(run: Row[Any]) -> str:
     return (
-        f"batch {run.id} has paused the group, and its driver {run.driver} was not heard of for "
+        f"batch {run.id} has paused the group, and its driver {run.driver} has not been heard from for "
         f"{run.silence.total_seconds():,.0f} s: resume it (`seekpoint batch {run.pipelines[0] or 'MODULE:NAME'} "
         f"--resume {run.id}`), or end it (`seekpoint reload abort {run.id} --reason WHY`)"
     )
@@ -201,17 +210,18 @@ def _standby(run: Row[Any], group: Row[Any]) -> StandbyRequired | None:
     version = run.version_to[run.groups.index(group.name)]
     if version <= group.version:
         return None
-    return StandbyRequired(group.name, version, run=run.id, state=run.state, driver=run.driver)
+    on_spark = is_of_frames(run.staging_schema)
+    return StandbyRequired(group.name, version, run=run.id, state=run.state, driver=run.driver, on_spark=on_spark)
 
 
 class BrokersAway(str):
-    """A doubt: no broker answered, and ends and lag are as of the last samples."""
+    """The doubt that no broker has answered: ends and lag are as of the last samples."""
 
     __slots__ = ()
 
 
 class AnsweredGroups(NamedTuple):
-    """The groups, and what is wrong with those that the brokers' answers do not concern."""
+    """The groups, and a sentence for each topic or partition whose log is not known."""
 
     groups: list[GroupStatus]
     doubts: list[str]
@@ -220,13 +230,16 @@ class AnsweredGroups(NamedTuple):
 def ask_brokers(
     groups: Sequence[GroupStatus], rows: LagRows, settings: Mapping[str, Any], timeout: float
 ) -> AnsweredGroups:
-    """The groups with the logs as the brokers answer now, of topics that are still the ones that were read.
+    """The groups with the logs as the brokers answer now, if a topic's id is still the stored one; and doubts.
 
-    And what is wrong with the others. Where no broker answers, they are as they were; so is a partition whose leader is
-    away.
+    If no broker answers, or not a partition's leader, the numbers of the samples stay.
     """
-    positions = [at.position for group in groups for at in group.partitions]
-    stored = {(group.name, at.position.partition): at.position.topic_id for group in groups for at in group.partitions}
+    positions = [partition.position for group in groups for partition in group.partitions]
+    stored = {
+        (group.name, partition.position.partition): partition.position.topic_id
+        for group in groups
+        for partition in group.partitions
+    }
     try:
         identity = Identity(settings, timeout)
         identity.cluster_id()  # brokers that do not answer are reported first
@@ -234,71 +247,84 @@ def ask_brokers(
     except KafkaUnavailable as error:
         return AnsweredGroups(list(groups), [BrokersAway(f"{error}; lag is as of the last sample")])
     doubts: dict[str | Partition, str] = {}
-    for at in positions:
-        topic, now = at.partition.topic, ids[at.partition.topic]
-        if now is None:
+    for stored_position in positions:
+        topic, topic_id = stored_position.partition.topic, ids[stored_position.partition.topic]
+        if topic_id is None:
             doubts[topic] = f"topic {topic!r} does not exist on these brokers"
-        elif now != at.topic_id:
-            doubts[topic] = f"topic {topic!r} is not the one that was read: it was created again, or lives elsewhere"
+        elif topic_id != stored_position.topic_id:
+            doubts[topic] = f"topic {topic!r} is not the stored one: it was created again, or these are other brokers"
     silent = sorted({partition for _, partition in stored.keys() - logs.keys()})
-    doubts |= {at: f"no broker answers for the log of {at}; its lag is as of the last sample" for at in silent}
+    doubts |= {
+        partition: f"no broker answers for the log of {partition}; its lag is as of the last sample"
+        for partition in silent
+    }
 
-    def answered(group: str, at: PartitionStatus) -> PartitionStatus:
-        key = group, at.position.partition
-        return replace(at, **asdict(lag_of(rows[key], logs))) if key in rows else at
+    def answered(group: str, partition: PartitionStatus) -> PartitionStatus:
+        key = group, partition.position.partition
+        return replace(partition, **asdict(lag_of(rows[key], logs))) if key in rows else partition
 
     rebalances = rebalancing(identity, [group.name for group in groups])
-    found = [
+    updated = [
         replace(
             group,
-            partitions=tuple(answered(group.name, at) for at in group.partitions),
+            partitions=tuple(answered(group.name, partition) for partition in group.partitions),
             rebalance=_rebalance(group, rebalances.get(group.name)),
         )
         for group in groups
     ]
-    return AnsweredGroups(found, list(doubts.values()))
+    return AnsweredGroups(updated, list(doubts.values()))
 
 
 def _rebalance(group: GroupStatus, waiting: Sequence[Member] | None) -> str | None:
-    """A sentence about a rebalance that takes place, with the members that Kafka counts."""
+    """A sentence about a rebalance in progress, with the members that Kafka counts; else None."""
     if waiting is None:
         return None
     members = ", ".join(f"{member.client_id} on {member.host}" for member in waiting) or "no member"
     return (
-        f"{group.name}: Kafka rebalances the group, and no worker gets partitions before each of its "
+        f"{group.name}: Kafka rebalances the group, and no worker gets partitions until each of its "
         f"{len(waiting)} members has answered or its session has ended ({members}); {len(group.live_workers)} workers "
-        "were seen in the last minute: a member that was killed counts until its session.timeout.ms has passed"
+        "were seen in the last minute. A member that was killed counts until its session.timeout.ms has passed"
     )
 
 
-def _failures(at: PartitionStatus, max_lag: int | None, max_age: timedelta | None) -> list[str]:
-    where, found = at.position.partition, []
-    if at.position.stop is not None:
-        found.append(f"{where} stopped at offset {at.position.stop.offset} ({at.position.stop.kind})")
-    if at.lag is None:
-        since = "no sample is stored" if at.sampled_at is None else f"the last sample is of {at.sampled_at:%H:%M:%S %Z}"
-        past = f"the position {at.position.next_offset} is past the end of the log" if at.is_past_end else since
-        found.append(f"{where}: the lag is not known: {past}")
-    elif max_lag is not None and at.lag > max_lag:
-        found.append(f"{where}: a lag of {at.lag:,} records, over {max_lag:,}")
-    if max_age is not None and at.lag != 0:
-        if at.lag_seconds is not None and at.lag_seconds > max_age.total_seconds():
-            found.append(
-                f"{where}: the next record is {at.lag_seconds:,.0f} s old, over {max_age.total_seconds():,.0f} s"
-            )
-        elif at.lag_seconds is None and at.lag is not None:
-            found.append(f"{where}: how old its next record is, is not known")
-    elif max_age is not None and at.age is not None and not at.owned and at.age > max_age:
-        found.append(
-            f"{where}: how old its next record is, is not known: its last sample is {at.age.total_seconds():,.0f} s "
-            "old, and its worker is gone; name the brokers with --kafka"
+def _failures(partition: PartitionStatus, max_lag: int | None, max_age: timedelta | None) -> list[str]:
+    where, failures = partition.position.partition, []
+    if partition.position.stop is not None:
+        failures.append(f"{where} stopped at offset {partition.position.stop.offset} ({partition.position.stop.kind})")
+    if partition.lag is None:
+        since = (
+            "no sample is stored"
+            if partition.sampled_at is None
+            else f"the last sample is from {partition.sampled_at:%H:%M:%S %Z}"
         )
-    return found
+        past = (
+            f"the position {partition.position.next_offset} is past the end of the log"
+            if partition.is_past_end
+            else since
+        )
+        failures.append(f"{where}: the lag is not known: {past}")
+    elif max_lag is not None and partition.lag > max_lag:
+        failures.append(f"{where}: a lag of {partition.lag:,} records, over {max_lag:,}")
+    if max_age is not None and partition.lag != 0:
+        if partition.lag_seconds is not None and partition.lag_seconds > max_age.total_seconds():
+            failures.append(
+                f"{where}: the next record is {partition.lag_seconds:,.0f} s old, over {max_age.total_seconds():,.0f} s"
+            )
+        elif partition.lag_seconds is None and partition.lag is not None:
+            failures.append(f"{where}: the age of its next record is not known")
+    elif max_age is not None and partition.age is not None and not partition.owned and partition.age > max_age:
+        failures.append(
+            f"{where}: the age of its next record is not known: its last sample is "
+            f"{partition.age.total_seconds():,.0f} s old, and its worker is gone; name the brokers with --kafka"
+        )
+    return failures
 
 
-def _old_sample(at: PartitionStatus) -> list[str]:
-    """With the lag of the brokers, too: no worker reports. Where the lag is not known, that is reported already."""
-    if at.lag is None or at.sample_age is None or at.sample_age <= SAMPLE_LIMIT:
+def _old_sample(partition: PartitionStatus) -> list[str]:
+    """An old sample is a failure even if the brokers answered: no worker reports. Unknown lag is reported already."""
+    if partition.lag is None or partition.sample_age is None or partition.sample_age <= SAMPLE_LIMIT:
         return []
-    where, age = at.position.partition, at.sample_age.total_seconds()
-    return [f"{where}: no worker has reported for {age:,.0f} s: the last sample is of {at.sampled_at:%H:%M:%S %Z}"]
+    where, age = partition.position.partition, partition.sample_age.total_seconds()
+    return [
+        f"{where}: no worker has reported for {age:,.0f} s: the last sample is from {partition.sampled_at:%H:%M:%S %Z}"
+    ]

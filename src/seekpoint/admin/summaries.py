@@ -1,4 +1,4 @@
-"""All groups, each in a line: of the brokers where they answer, else of the workers' samples."""
+"""A summary of each group, with lag by the brokers if they answer, else by the workers' samples."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from seekpoint.records import Partition
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """One group in a line; ``lag`` and ``lag_seconds`` are None where one partition's is not known.
+    """A summary of one group; ``lag`` and ``lag_seconds`` are None if one partition's is not known.
 
-    ``age`` is how old the oldest sample is that lag and headroom are of; None where they are of now, or not known.
+    ``age`` is that of the oldest sample that lag and headroom come from; None if they are current, or not known.
     ``blocked`` of the open dead letters are blocked behind their key.
     """
 
@@ -74,7 +74,7 @@ def ask_for_lag(
     settings: Mapping[str, Any],
     timeout: float,
 ) -> tuple[list[GroupSummary], list[str]]:
-    """The groups with the lag of the logs as the brokers answer now; as they were, and a doubt, where none answers.
+    """The groups with lag by the brokers' answers; unchanged, with a doubt, if none answers.
 
     ``rows`` are of the view ``lag``, ``ids`` have the stored topic ids.
     """
@@ -92,7 +92,7 @@ def ask_for_lag(
 
 
 def _total(lags: Sequence[tuple[Row[Any], Lag]]) -> dict[str, Any]:
-    """What is not known of one partition is not known of the group, but for headroom: the least that is known."""
+    """Totals of the partitions; not known if one is not, except for headroom: the least that is known."""
     records = [lag.lag for _, lag in lags if lag.lag is not None]
     seconds = [lag.lag_seconds for _, lag in lags if lag.lag_seconds is not None]
     return {

@@ -1,4 +1,4 @@
-"""What depends on a table itself and not on its name: it would follow the table to another name or schema."""
+"""Finds what depends on a table itself, not on its name: it would follow the table to another name or schema."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VIEWS = """
     FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid
     WHERE d.classid = CAST('pg_rewrite' AS regclass) AND d.refobjid = to_regclass(:name) AND r.ev_class <> d.refobjid
 """
-# From the catalogs alone: the view pg_publication_tables fails where a publication is dropped meanwhile.
+# Reads the catalogs: the view pg_publication_tables fails if a publication is dropped meanwhile.
 DEPENDANTS = """
     SELECT 'publication ' || p.pubname AS what
     FROM pg_publication p, (SELECT to_regclass(:name) UNION SELECT pg_partition_ancestors(to_regclass(:name))) own (oid)
@@ -45,7 +45,7 @@ _OUTSIDE = text(
     ORDER BY what
     """  # noqa: S608 -- a constant
 )
-# What a table has, and a table that takes its place needs, too. By name: what a trigger does may differ.
+# Properties that a table's successor needs, too. Only names are compared: a trigger of that name may do something else.
 _PROPERTIES = text(
     """
     SELECT 'owner ' || CAST(CAST(relowner AS regrole) AS text) AS what FROM pg_class WHERE oid = to_regclass(:name)
@@ -73,14 +73,15 @@ Path = tuple[str, str]
 
 
 def dependants(connection: Connection, path: Path, together: Collection[Path]) -> list[str]:
-    """What outside the tables that are moved together would follow this one to its new place."""
-    given = {"name": quoted(*path), "together": [quoted(*each) for each in together]}
-    found = connection.execute(_OUTSIDE, given).scalars()
-    return [what for what in found if what is not None]  # what was dropped since has no description
+    """What would follow this table to its new place, except for the tables that are moved together."""
+    parameters = {"name": quoted(*path), "together": [quoted(*moved) for moved in together]}
+    descriptions = connection.execute(_OUTSIDE, parameters).scalars()
+    # An object that was dropped since has no description.
+    return [description for description in descriptions if description is not None]
 
 
 def missing_properties(connection: Connection, live: Path, successor: Path) -> list[str]:
-    """What the live table has and the one that takes its place has not: owner, grants, triggers, row security."""
+    """Properties of the live table that its successor lacks: owner, grants, triggers, row security."""
     has, lacks = (
         connection.execute(_PROPERTIES, {"name": quoted(*path)}).scalars().all() for path in (live, successor)
     )

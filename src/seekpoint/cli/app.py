@@ -1,4 +1,4 @@
-"""The commands, put together: each one's module is imported when the command is called."""
+"""All commands of ``seekpoint``; the module of a command is imported only when the command is called."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _LOADERS: dict[str, Callable[[], Any]] = {}
 
 
 class _Commands(TyperGroup):
-    """The commands by name and help alone; the one that is called takes its entry's place."""
+    """Commands by name and help; only the one that is called is imported."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """The command of the first word, its module imported, and the words after it."""
+        """The command that the first word names, with its module imported, and the words after it."""
         name, entry, words = super().resolve_command(ctx, args)
         if name is None or entry is None:
             return name, entry, words
         try:
             return name, _command(name), words
-        except KeyboardInterrupt:  # the imports take their time
+        except KeyboardInterrupt:  # importing takes long enough for a Ctrl-C
             sys.stderr.write("aborted\n")
             raise typer.Exit(130) from None
 
@@ -35,7 +35,7 @@ app = typer.Typer(
     name="seekpoint",
     help=(
         "Kafka to Postgres, effectively exactly once. Exit codes: 0 done, 1 refused or failed, 2 wrong usage, "
-        "3 servers away, 130 aborted."
+        "3 servers unreachable, 130 aborted."
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -49,14 +49,14 @@ def _command(name: str) -> Any:
 
 
 def every_command() -> Any:
-    """The whole program, for what reads all commands and their options: it imports the module of each."""
+    """The program with all commands and their options; imports the module of each command."""
     program: Any = typer.main.get_command(app)
     program.commands.update({name: _command(name) for name in _LOADERS})
     return program
 
 
 def _entry(name: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Makes a command of a function that imports it; the docstring is its line in the program's help."""
+    """Register a function that imports a command; its docstring is the command's line in the program's help."""
 
     def decorate(load: Callable[[], Any]) -> Callable[[], Any]:
         _LOADERS[name] = load
@@ -82,7 +82,7 @@ def _group(name: str, commands: typer.Typer) -> Any:
 
 
 def _join_lines(commands: typer.Typer) -> None:
-    """Let the terminal break the lines of the help: a docstring's own line ends would be kept in it."""
+    """Join the lines of each help text, so that the terminal breaks them, not the docstring."""
     for command in commands.registered_commands:
         if command.callback is not None and command.help is None:
             command.help = joined(inspect.getdoc(command.callback) or "")
@@ -92,7 +92,7 @@ def _join_lines(commands: typer.Typer) -> None:
 
 
 def joined(text: str) -> str:
-    """The text with each paragraph on one line; lines that begin a list's item, or are indented, stay lines."""
+    """The text with each paragraph on one line; list items and indented lines stay on their own lines."""
     return re.sub(r"(?<!\n)\n(?![\n\s]|[-*] )", " ", text)
 
 
@@ -106,9 +106,7 @@ def _run() -> Any:
 
 @_entry("status")
 def _status() -> Any:
-    """Show groups: positions, ends of logs, lag in records and in time, retention headroom, dead letters,
-    workers.
-    """
+    """Show groups: positions, log ends, lag in records and in time, retention headroom, dead letters, workers."""
     from seekpoint.cli.status import StatusCommand, status
 
     return _single("status", status, cls=StatusCommand)
@@ -132,9 +130,7 @@ def _ui() -> Any:
 
 @_entry("verify")
 def _verify() -> Any:
-    """Rebuild the tables of these pipelines from the log beside the live ones, compare at the same
-    offsets, drop it.
-    """
+    """Rebuild pipelines' tables from the log, compare with the live ones at the same offsets, drop the rebuild."""
     from seekpoint.cli.verify import verify
 
     return _single("verify", verify, no_args_is_help=True)
@@ -142,15 +138,23 @@ def _verify() -> Any:
 
 @_entry("batch")
 def _batch() -> Any:
-    """Apply what is new in a pipeline's topics as one job: rows, dead letters and offsets in one transaction."""
+    """Apply the new records of a pipeline's topics as one job: rows, dead letters and offsets in one transaction."""
     from seekpoint.cli.batch import batch
 
     return _single("batch", batch, no_args_is_help=True)
 
 
+@_entry("spark")
+def _spark() -> Any:
+    """Pipelines of Spark DataFrames: run one as a stream or over the available records, verify, reload."""
+    from seekpoint.cli.spark import app as group
+
+    return _group("spark", group)
+
+
 @_entry("export")
 def _export() -> Any:
-    """Write the records that a group has applied, and that the archive does not have yet, to the archive."""
+    """Archive the records that a group has applied, except those that the archive already has."""
     from seekpoint.cli.export import export
 
     return _single("export", export, no_args_is_help=True)
@@ -168,7 +172,7 @@ def _exporter() -> Any:
 
 @_entry("explain")
 def _explain() -> Any:
-    """Explain what a pipeline does with its records, and what a running group guarantees."""
+    """Explain what a pipeline does with its records, what a running group guarantees, or what an error means."""
     from seekpoint.cli.explain import explain
 
     return _single("explain", explain, no_args_is_help=True)
@@ -184,7 +188,9 @@ def _db() -> Any:
 
 @_entry("dead-letters")
 def _dead_letters() -> Any:
-    """Records that were passed and not applied: list, show, replay, discard, export, purge."""
+    """Records that the position has passed without applying them: list, show, edit, replay, discard,
+    export, purge.
+    """
     from seekpoint.cli.dead_letters import app as group
 
     return _group("dead-letters", group)
@@ -209,7 +215,7 @@ def _offsets() -> Any:
 
 @_entry("lost")
 def _lost() -> Any:
-    """Offsets that no worker applies: list them; accept a loss."""
+    """Offsets that no worker will apply: list them; accept a loss."""
     from seekpoint.cli.losses import lost
 
     return _group("lost", lost)
@@ -217,7 +223,7 @@ def _lost() -> Any:
 
 @_entry("topics")
 def _topics() -> Any:
-    """Topics that were created again: accept one."""
+    """Topics that were deleted and created again: accept one."""
     from seekpoint.cli.losses import topics
 
     return _group("topics", topics)
@@ -225,7 +231,7 @@ def _topics() -> Any:
 
 @_entry("reload")
 def _reload() -> Any:
-    """Tables rebuilt from the log: run, resume, status, abort, sweep."""
+    """Rebuild tables from the log: run, resume, status, abort, sweep."""
     from seekpoint.cli.reload import app as group
 
     return _group("reload", group)
@@ -234,15 +240,15 @@ def _reload() -> Any:
 @_entry("dev")
 def _dev() -> Any:
     """Start a throwaway Postgres and a throwaway Kafka, print their URLs, and remove both on Ctrl-C. The
-    commands below work on the pair that runs, and on other servers that are named.
+    commands below use the running pair, or the servers that you name.
     """
     from seekpoint.cli.dev import app as group
 
     return _group("dev", group)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_given: bool) -> None:
+    if is_given:
         typer.echo(f"seekpoint {version('seekpoint')}")
         raise typer.Exit
 
@@ -253,7 +259,7 @@ def _options(
     *,
     traceback: Annotated[
         bool,
-        typer.Option("--traceback", envvar="SEEKPOINT_TRACEBACK", help="Show where an error came from."),
+        typer.Option("--traceback", envvar="SEEKPOINT_TRACEBACK", help="Show the traceback of an error."),
     ] = False,
     _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")

@@ -1,4 +1,4 @@
-"""``seekpoint batch``: what is new in a pipeline's topics, applied by one job in one transaction."""
+"""``seekpoint batch``: applies the new records of a pipeline's topics as one job, in one transaction."""
 
 from __future__ import annotations
 
@@ -30,62 +30,61 @@ _RANGE = re.compile(r"(\d{1,19})\.\.(\d{1,19})")
 
 @dataclass(frozen=True, kw_only=True)
 class RangeOptions:
-    """Which range is applied again, and what may come of it."""
+    """The range to apply again, and what the operator permits for it."""
 
     range: Annotated[
         str | None,
         typer.Option(
             metavar="TOPIC:PARTITION:FROM..TO",
-            help="Apply these offsets, to before TO, again: orders:0:100..200. No position moves.",
+            help="Apply offsets FROM to TO - 1 again: orders:0:100..200. No position moves.",
         ),
     ] = None
     accept_repeats: Annotated[
         bool,
-        typer.Option("--accept-repeats", help="With --range: also where rows come twice, or older values come back."),
+        typer.Option("--accept-repeats", help="With --range: permit duplicate rows, and older values over newer ones."),
     ] = False
     restart: Annotated[
         bool,
-        typer.Option("--restart", help="With --range: begin again, where a run over it is open or done."),
+        typer.Option("--restart", help="With --range: start again, even if a run over this range is open or done."),
     ] = False
 
     def accepted(self) -> dict[str, Any]:
-        """What goes with the range."""
+        """The arguments that belong to the range."""
         return {"accept_repeats": self.accept_repeats, "restart": self.restart}
 
     def span(self, reason: str | None, others: Mapping[str, object]) -> tuple[Partition, int, int] | None:
-        """The range; None where there is none. Raises ConfigError, also for options that do not go together."""
+        """The range, None without one. Raises ConfigError for an invalid range or conflicting options."""
         options = others
         if self.range is None:
             options = {"--accept-repeats": self.accept_repeats, "--restart": self.restart}
         if wrong := [option for option, value in options.items() if value]:
-            raise ConfigError(
-                f"{wrong[0]} does not go {'without' if self.range is None else 'with'} --range: remove it"
-            )
+            relation = "works only with" if self.range is None else "cannot be combined with"
+            raise ConfigError(f"{wrong[0]} {relation} --range: remove {wrong[0]}")
         if self.range is None:
             return None
         if not (reason or "").strip():
-            raise ConfigError("--range needs --reason: say why, for people who read admin_action later")
+            raise ConfigError("--range needs --reason: say why; the ledger stores it in admin_action")
         partition, _, offsets = self.range.rpartition(":")
-        if (found := _RANGE.fullmatch(offsets)) is None or int(found[2]) > LARGEST_BIGINT:
+        if (match := _RANGE.fullmatch(offsets)) is None or int(match[2]) > LARGEST_BIGINT:
             raise ConfigError(
                 "--range takes TOPIC:PARTITION:FROM..TO, as in orders:0:100..200, which reads 100 to 199; not "
                 f"{self.range!r}"
             )
-        return partition_named(partition), int(found[1]), int(found[2])
+        return partition_named(partition), int(match[1]), int(match[2])
 
 
 @command
 def batch(
     context: typer.Context,
     target: Annotated[
-        str, typer.Argument(metavar="MODULE:NAME", help="A Pipeline with sinks alone, or a Worker of one.")
+        str, typer.Argument(metavar="MODULE:NAME", help="A Pipeline that has only sinks, or a Worker of one.")
     ],
     *,
     reason: Annotated[
         str | None, typer.Option(help="Why, for the record. Default: `batch`; needed with --range.")
     ] = None,
     pause: Annotated[
-        bool, typer.Option("--pause", help="Stop workers of the group; they continue from the new offsets.")
+        bool, typer.Option("--pause", help="Stop the group's workers meanwhile; they continue from the new offsets.")
     ] = False,
     resume: Annotated[UUID | None, typer.Option(metavar="ID", help="Resume this batch.")] = None,
     max_records: MaxRecords = None,
@@ -95,14 +94,14 @@ def batch(
     actor: Actor = None,
     as_json: AsJson = False,
 ) -> None:
-    """Apply what is new in a pipeline's topics as one job: rows, dead letters and offsets in one transaction.
+    """Apply the new records of a pipeline's topics as one job: rows, dead letters and offsets in one transaction.
 
-    From the stored offsets to what can be read now, or to --max-records; --resume keeps the batch's own ends. The
-    group's workers wait meanwhile. Ctrl-C leaves the batch open and the group paused, and says how to resume. Exits
-    with 1 if the batch was refused or failed: nothing is written.
+    It reads from the stored offsets to the stable ends of the log, or --max-records offsets; --resume keeps the batch's
+    ends. The group's workers wait meanwhile. Ctrl-C leaves the batch open and the group paused, and says how to resume.
+    Exits with 1 if the batch was refused or failed: nothing is written.
 
-    --range applies records again that the group has applied, while its workers run; the positions stay where they are.
-    Give the same command again to resume a run that was ended.
+    --range applies records again that the group has applied, while its workers run; no position changes. Give the same
+    command again to resume an interrupted run.
     """
     span = again.span(reason, {"--pause": pause, "--resume": resume, "--max-records": max_records})
     with (
@@ -111,38 +110,38 @@ def batch(
         Shown(as_json=as_json) as progress,
         ExitStack() as stack,
     ):
-        more: dict[str, Any] = {"limits": of.limits, "actor": actor, "progress": progress}
-        more |= tasks.sizes() | {"max_records": max_records}
-        more |= spark_session.stager(stack, of, tasks, progress.say)
-        made = BatchJob(of.names[0], of.engine, of.kafka, schema=of.schema, **more)
-        with _left_open(made):
+        arguments: dict[str, Any] = {"limits": of.limits, "actor": actor, "progress": progress}
+        arguments |= tasks.sizes() | {"max_records": max_records}
+        arguments |= spark_session.stager(stack, of, tasks, progress.say)
+        job = BatchJob(of.names[0], of.engine, of.kafka, schema=of.schema, **arguments)
+        with _left_open(job):
             if span is not None:
-                done = made.reprocess(*span, reason=reason or "", **again.accepted())
+                done = job.reprocess(*span, reason=reason or "", **again.accepted())
             elif resume is None:
-                done = made.run(reason=reason or "batch", pause=pause)
+                done = job.run(reason=reason or "batch", pause=pause)
             else:
-                done = made.take_over(resume, pause=pause)
-        _print(done, made.source.group, as_json=as_json)
+                done = job.take_over(resume, pause=pause)
+        _print(done, job.source.group, as_json=as_json)
 
 
 @contextmanager
-def _left_open(made: BatchJob) -> Iterator[None]:
-    """On Ctrl-C, say how to resume the batch. The batch adds that to its errors itself."""
+def _left_open(job: BatchJob) -> Iterator[None]:
+    """On Ctrl-C, say how to resume the batch; its errors already say so."""
     try:
         yield
     except KeyboardInterrupt:
         try:
-            ours = [run for run in made.runs.list() if run.is_open and run.driver == this_driver()]
+            open_runs = [run for run in job.runs.list() if run.is_open and run.driver == this_driver()]
         except (SeekpointError, SQLAlchemyError, psycopg.Error):
             raise KeyboardInterrupt(_UNKNOWN) from None
-        paused = f"; group {made.source.group!r} is paused for it meanwhile"
-        said = [left_open(run) + (paused if run.strategy == "batch" else "") for run in ours]
-        raise KeyboardInterrupt(*said) from None
+        paused = f"; group {job.source.group!r} is paused for it meanwhile"
+        messages = [left_open(run) + (paused if run.strategy == "batch" else "") for run in open_runs]
+        raise KeyboardInterrupt(*messages) from None
 
 
 _UNKNOWN = (
-    "the database does not answer; if a batch was opened it is left open, and its group paused: `seekpoint reload "
-    "status` names it, and how to resume it"
+    "the database does not answer; if a batch was opened, it is still open and its group paused: `seekpoint reload "
+    "status` lists it, and says how to resume it"
 )
 
 
@@ -153,8 +152,8 @@ def _print(done: BatchDone, group: str, *, as_json: bool) -> None:
     failures = [failure | {"error": masked(failure["error"])} for failure in done.as_dict()["failures"]]
     answer(
         done.as_dict() | {"failures": failures},
-        f"{group}: {'nothing is new' if done.is_empty else applied}",
-        *(f"  offset {one.offset}: {one.cause}: {cut(masked(one.error))}" for one in done.failures),
-        *(f"{at} is at offset {offset}" for at, offset in done.offsets.items()),
+        f"{group}: {'no new records' if done.is_empty else applied}",
+        *(f"  offset {failure.offset}: {failure.cause}: {cut(masked(failure.error))}" for failure in done.failures),
+        *(f"{partition} is at offset {offset}" for partition, offset in done.offsets.items()),
         as_json=as_json,
     )

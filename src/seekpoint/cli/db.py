@@ -1,9 +1,9 @@
-"""``seekpoint db``: upgrade the ledger's schema, print its SQL and its roles, check it, hand it to the host's Alembic.
+"""``seekpoint db``: upgrade the ledger's schema, print its SQL and its roles, check it, add it to the host's Alembic.
 
-And the tables that a pipeline's sinks write: what they need, and what those of a database lack.
+Also prints the tables that a pipeline's sinks need, and what a database lacks of them.
 
-Exit codes: 0 when all is well; 1 when the database is not as this library needs it; 2 when the command was wrong; 3
-when the database cannot be reached. A password is never printed.
+Exit codes: 0 if all is well; 1 if the database is not as this library needs it; 2 if the command is wrong; 3 if the
+database cannot be reached. A password is never printed.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import typer
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError, rev_id
-from sqlalchemy import Connection, MetaData, Table
+from sqlalchemy import Connection, Table
 
 from seekpoint import schema as ledger_schema
 from seekpoint.cli.errors import explained
 from seekpoint.cli.options import AsJson, DatabaseUrl, OptionalDatabaseUrl, Schema, command, one_off_engine
 from seekpoint.cli.output import answer
+from seekpoint.cli.pipeline_tables import sinks_by_table, suggested
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.role_script import role_script
 from seekpoint.ledger.roles import COLUMNS, ON_DATABASE, RIGHTS, Role
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.sinks.base import TableSink
-from seekpoint.sinks.suggested_table import FILLFACTOR, suggested_table
+from seekpoint.sinks.suggested_table import FILLFACTOR
 from seekpoint.sinks.table_changes import create_statement, table_changes
 from seekpoint.worker.import_by_name import load_pipeline
 
@@ -38,7 +38,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # locals hold the database's URL
 )
 
-Since = Annotated[str, typer.Option(help="Revision to start from: what is there already.")]
+Since = Annotated[str, typer.Option(help="Revision to start from: the one that the database has.")]
 
 
 @app.command()
@@ -60,12 +60,12 @@ def downgrade(
     *,
     to: Annotated[str, typer.Option(help="Revision to go back to; base drops the tables.")],
     drop: Annotated[
-        list[str] | None, typer.Option(metavar="GROUP", help="A group whose rows may be dropped; may be repeated.")
+        list[str] | None, typer.Option(metavar="GROUP", help="A group whose rows may be dropped (repeatable).")
     ] = None,
     schema: Schema = DEFAULT_SCHEMA,
     as_json: AsJson = False,
 ) -> None:
-    """Take the ledger's tables back to a revision; refused where offsets, open dead letters or lost ranges would go."""
+    """Take the ledger's tables back to a revision; refused if it would drop offsets, open dead letters, lost ranges."""
     with one_off_engine(database_url).begin() as connection:
         before = ledger_schema.current(connection, schema)
         ledger_schema.downgrade(connection, to=to, schema=schema, drop=drop or ())
@@ -91,16 +91,16 @@ def roles(
     reader: Annotated[str, typer.Option(metavar="ROLE", help="For dashboards and the exporter.")] = "seekpoint_reader",
     stager: Annotated[str, typer.Option(metavar="ROLE", help="Runs reloads and exports.")] = "seekpoint_stager",
     table: Annotated[
-        list[str] | None, typer.Option(metavar="TABLE", help="A table that pipelines write; may be repeated.")
+        list[str] | None, typer.Option(metavar="TABLE", help="A table that pipelines write (repeatable).")
     ] = None,
     schema: Schema = DEFAULT_SCHEMA,
     _sql: Annotated[bool, typer.Option("--sql", help="Print SQL, which is the default.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print SQL that creates the ledger's roles, and grants each what it needs and no more; needs no database.
+    """Print SQL that creates the ledger's roles and grants each only what it needs; needs no database.
 
-    Run it after `upgrade`, and again after each one: it can be repeated, and revokes what a role has too much. With
-    --json, the rights by role and table.
+    Run the SQL after every `upgrade`: it can be repeated, and revokes rights that a role should not have. With
+    --json, print the rights by role and table.
     """
     names = {
         Role.OWNER: owner,
@@ -113,7 +113,7 @@ def roles(
     if not as_json:
         typer.echo(script, nl=False)
         return
-    found = [
+    rights = [
         {
             "role": role,
             "name": names[role],
@@ -123,7 +123,7 @@ def roles(
         }
         for role in Role
     ]
-    answer({"schema": schema, "roles": found}, as_json=True)
+    answer({"schema": schema, "roles": rights}, as_json=True)
 
 
 @app.command()
@@ -144,44 +144,39 @@ def table(
     *,
     database_url: OptionalDatabaseUrl = None,
     fillfactor: Annotated[
-        int, typer.Option(min=10, max=100, help="Percent of a page that INSERT fills, in the table of an Upsert.")
+        int,
+        typer.Option(min=10, max=100, help="Percent of a page that INSERT fills, for tables of sinks with a key."),
     ] = FILLFACTOR,
     as_json: AsJson = False,
 ) -> None:
-    """Print the CREATE TABLE of each table that a pipeline's sinks need; with a database, what its tables lack.
+    """Print CREATE TABLE for each table that a pipeline's sinks need; with a database, only what its tables lack.
 
-    For a migration of yours: nothing is run. Exit code 1 where the database's tables lack something.
+    For your own migration: no statement is run. Exits with 1 if the database's tables lack something.
     """
     pipeline = load_pipeline(target, from_here=True)
-    tables = {
-        sink: suggested_table(sink, pipeline.codecs_of(sink), MetaData(), fillfactor=fillfactor)
-        for sink in _table_sinks(pipeline)
-    }
+    sinks, tables = sinks_by_table(pipeline), suggested(pipeline, fillfactor)
+    if not sinks:
+        raise ConfigError(
+            f"{pipeline.group} has no sink that writes a table; for tables that its handler writes, write CREATE TABLE "
+            "yourself"
+        )
     if database_url is None:
-        lacks = {".".join(sink.path): [create_statement(suggested)] for sink, suggested in tables.items()}
+        lacks = {name: [create_statement(of_sinks)] for name, of_sinks in tables.items()}
     else:
         with one_off_engine(database_url).connect() as look:
-            lacks = {".".join(sink.path): _lacks(look, pipeline, sink, suggested) for sink, suggested in tables.items()}
+            lacks = {name: _lacks(look, pipeline, sinks[name], of_sinks) for name, of_sinks in tables.items()}
     script = "\n".join(line for name, lines in lacks.items() for line in lines or [f"-- {name} takes every row"])
     answer({"tables": lacks}, *script.splitlines(), as_json=as_json)
     if database_url is not None and any(lacks.values()):
         raise typer.Exit(1)
 
 
-def _table_sinks(pipeline: Pipeline) -> Sequence[Any]:
-    sinks = [sink for sink in pipeline.sinks if isinstance(sink, TableSink)]
-    if not sinks:
-        raise ConfigError(
-            f"{pipeline.group} has no sink that writes a table: which tables a handler writes, its code says alone"
-        )
-    return sinks
-
-
-def _lacks(look: Connection, pipeline: Pipeline, sink: Any, suggested: Table) -> list[str]:
-    """The statements that are missing. Where none is, the sink's own check follows, which may raise ConfigError."""
-    statements = table_changes(look, suggested)
+def _lacks(look: Connection, pipeline: Pipeline, sinks: Sequence[Any], of_sinks: Table) -> list[str]:
+    """Statements that add what the table lacks. If nothing, runs the sinks' checks, which may raise ConfigError."""
+    statements = table_changes(look, of_sinks)
     if not statements:
-        sink.check(look, pipeline.codecs_of(sink))
+        for sink in sinks:
+            sink.check(look, pipeline.codecs_of(sink))
     return statements
 
 
@@ -193,25 +188,25 @@ def revision(
         "alembic.ini"
     ),
     message: Annotated[str, typer.Option("--message", "-m")] = f"seekpoint ledger {ledger_schema.HEAD}",
-    head: Annotated[str, typer.Option(help="Revision of yours to follow.")] = "head",
+    head: Annotated[str, typer.Option(help="Your revision to base it on.")] = "head",
     schema: Schema = DEFAULT_SCHEMA,
     since: Since = ledger_schema.BASE,
     as_json: AsJson = False,
 ) -> None:
-    """Write a revision into your own Alembic tree that builds the ledger; your `alembic upgrade head` runs it."""
+    """Write a revision that builds the ledger into your own Alembic tree; your `alembic upgrade head` runs it."""
     path = _write_revision(config, message, head, schema, since)
     answer({"path": str(path), "schema": schema, "to": ledger_schema.HEAD}, f"wrote {path}", as_json=as_json)
 
 
 def _write_revision(config: Path, message: str, head: str, schema: str, since: str) -> Path:
-    ledger_schema.sql(schema=schema, since=since)  # refuses a name or revision before it is in a file
+    ledger_schema.sql(schema=schema, since=since)  # refuses a wrong name or revision before a file is written
     ini = None if config.suffix == ".toml" else config
     host = Config(ini, toml_file=config.with_name("pyproject.toml") if ini else config)
     try:
         scripts = ScriptDirectory.from_config(host)
     except CommandError as error:
         raise ConfigError(
-            f"{config} (or pyproject.toml beside it) leads to no Alembic tree; name yours with --config: {error}"
+            f"{config} (or the pyproject.toml next to it) names no Alembic tree; name yours with --config: {error}"
         ) from error
     elsewhere = "" if schema == DEFAULT_SCHEMA else f", schema={schema!r}"
     onwards = "" if since == ledger_schema.BASE else f', since="{since}"'

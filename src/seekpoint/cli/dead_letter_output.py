@@ -9,9 +9,9 @@ from dataclasses import asdict
 from typing import Any
 
 from seekpoint import remedies
-from seekpoint.admin import DeadLetterCause, Planned, portable
+from seekpoint.admin import DeadLetterCause, Edited, Planned, portable
 from seekpoint.cli.errors import masked, plain
-from seekpoint.cli.output import cut, field, moment, print_table
+from seekpoint.cli.output import answer, cut, field, moment, print_table
 from seekpoint.ledger.dead_letters import DeadLetter, name_bytes
 from seekpoint.records import State, utc
 
@@ -23,20 +23,20 @@ _ERRORS = ("error", "traceback", "replay_error", "replay_traceback")
 
 
 def as_line(dead_letter: DeadLetter, group: str, *leave_out: str) -> dict[str, Any]:
-    """The dead letter for machines; no password that an error may quote."""
-    found = portable(dead_letter, group)
-    found |= {name: masked(found[name]) for name in _ERRORS if found[name] is not None}
-    return {name: value for name, value in found.items() if name not in leave_out}
+    """The dead letter for JSON, without passwords that its error may quote."""
+    fields = portable(dead_letter, group)
+    fields |= {name: masked(fields[name]) for name in _ERRORS if fields[name] is not None}
+    return {name: value for name, value in fields.items() if name not in leave_out}
 
 
-def as_cause(one: DeadLetterCause, group: str) -> dict[str, Any]:
-    """The dead letters of one cause, for machines; no password that an error may quote."""
-    times = {"first_at": one.first_at.isoformat(), "last_at": one.last_at.isoformat()}
-    return asdict(one) | times | {"topics": list(one.topics), "error": masked(one.error), "group": group}
+def as_cause(cause: DeadLetterCause, group: str) -> dict[str, Any]:
+    """The dead letters of one cause for JSON, without passwords that an error may quote."""
+    times = {"first_at": cause.first_at.isoformat(), "last_at": cause.last_at.isoformat()}
+    return asdict(cause) | times | {"topics": list(cause.topics), "error": masked(cause.error), "group": group}
 
 
 def as_place(dead_letter: DeadLetter, **more: Any) -> dict[str, Any]:
-    """Which dead letter it is, for machines, and what is to be said of it."""
+    """The dead letter's id and place for JSON, with further fields."""
     return {name: getattr(dead_letter, name) for name in PLACE} | more
 
 
@@ -48,48 +48,67 @@ def print_list(group: str, dead_letters: Iterable[DeadLetter]) -> None:
     columns = (*PLACE, "cause", "tried", "replays", "dead-lettered at", "error")
     rows = (
         (
-            *as_place(one).values(),
-            one.cause,
-            one.attempts,
-            one.replays,
-            moment(one.dead_lettered_at),
-            cut(one.replay_error if one.replay_error and one.is_open else one.error),
+            *as_place(dead_letter).values(),
+            dead_letter.cause,
+            dead_letter.attempts,
+            dead_letter.replays,
+            moment(dead_letter.dead_lettered_at),
+            cut(dead_letter.replay_error if dead_letter.replay_error and dead_letter.is_open else dead_letter.error),
         )
-        for one in dead_letters
+        for dead_letter in dead_letters
     )
     print_table(f"dead letters of {group}", columns, rows, numeric=NUMERIC)
 
 
 def print_causes(group: str, causes: Iterable[DeadLetterCause]) -> None:
-    """How many dead letters of the group failed in each way, one way per line."""
+    """Print the number of the group's dead letters by cause, one cause per line."""
     columns = ("count", "cause", "exception", "line", "first at", "last at", "first id", "one of the errors")
     rows = (
         (
-            *(one.count, one.cause, one.exception or "", one.error_line or ""),
-            *(moment(one.first_at), moment(one.last_at), one.first_id, cut(one.error)),
+            *(cause.count, cause.cause, cause.exception or "", cause.error_line or ""),
+            *(moment(cause.first_at), moment(cause.last_at), cause.first_id, cut(cause.error)),
         )
-        for one in causes
+        for cause in causes
     )
     print_table(f"dead letters of {group} by cause", columns, rows, numeric=frozenset({"count", "first id"}))
 
 
 def print_plan(plan: Iterable[Planned]) -> None:
-    """What would be done, one dead letter per line."""
-    rows = ((*as_place(one.dead_letter).values(), _would(one)) for one in plan)
+    """Print what would be done, one dead letter per line."""
+    rows = ((*as_place(entry.dead_letter).values(), _would(entry)) for entry in plan)
     print_table("dry run", (*PLACE, "what would be done"), rows, numeric=NUMERIC)
 
 
-def _would(one: Planned) -> str:
-    if one.refusal is not None:
-        return f"refused: {one.refusal}"
-    return "replayed" if one.after is None else f"replayed after {one.after}, whose key it has"
+def _would(entry: Planned) -> str:
+    if entry.refusal is not None:
+        return f"refused: {entry.refusal}"
+    edited = f", with the value that {entry.dead_letter.edited_by} gave it" if entry.dead_letter.is_edited else ""
+    return f"replayed{'' if entry.after is None else f' after {entry.after}, which has the same key'}{edited}"
+
+
+def print_edited(edited: Edited, *, undo: bool, apply: bool, as_json: bool) -> None:
+    """Print what was edited, or would be, with both values, cut to one line."""
+    before, is_refused = edited.dead_letter, edited.refusal is not None
+    place = f"{before.id} ({before.at} offset {before.offset})"
+    report = as_place(before, refusal=edited.refusal, size=None if edited.value is None else len(edited.value))
+    if edited.refusal is not None:
+        lines = [f"refused: {masked(edited.refusal)}"]
+    else:
+        applied = "as the log has it" if undo else "edited"
+        lines = [
+            f"{'a replay applies' if apply else 'a replay would apply'} {place} {applied}: {_one_line(edited.value)}",
+            f"replay it: seekpoint dead-letters replay MODULE:PIPELINE {before.id} --apply"
+            if apply
+            else "dry run; --apply does it",
+        ]
+    answer({"applied": apply and not is_refused, "undo": undo, "edited": report}, *lines, as_json=as_json)
 
 
 # -- one dead letter --------------------------------------------------------------------------------------
 
 
 def shown(dead_letter: DeadLetter, group: str, *, full: bool) -> Iterator[str]:
-    """The whole dead letter, line by line; the value is cut unless ``full``."""
+    """The whole dead letter as lines; the value is cut unless ``full``."""
     yield f"dead letter {dead_letter.id} of group {plain(group)}: {dead_letter.state}"
     written = moment(utc(dead_letter.timestamp_ms)) or "no timestamp"
     yield field("record", f"{dead_letter.topic}/{dead_letter.partition} offset {dead_letter.offset}, {written}")
@@ -115,58 +134,70 @@ def shown(dead_letter: DeadLetter, group: str, *, full: bool) -> Iterator[str]:
     if dead_letter.closed_at is not None:
         why = f": {dead_letter.closed_reason}" if dead_letter.closed_reason else ""
         yield field("closed", f"{moment(dead_letter.closed_at)} by {dead_letter.closed_by or 'unknown'}{why}")
-    yield from _value(dead_letter, full=full)
+    yield from _value("value", dead_letter.value, dead_letter.state, full=full)
+    if dead_letter.edited_at is not None:
+        yield field(
+            "edited", f"{moment(dead_letter.edited_at)} by {dead_letter.edited_by}: {dead_letter.edited_reason}"
+        )
+        yield from _value("applied" if dead_letter.state is State.REPLAYED else "to apply", dead_letter.edited_value,
+                          dead_letter.state, full=full)  # fmt: skip
 
 
 def choices(dead_letter: DeadLetter, group: str, first: DeadLetter | None) -> Iterator[str]:
-    """What can be done about it, as lines; ``first`` is the first open dead letter of its key."""
+    """The next steps for a dead letter, as lines; ``first`` is the first open dead letter of its key."""
     name = shlex.quote(group)
     back = (
-        f"reset the partition to offset {dead_letter.offset}, and what comes after it is read again, too: "
+        f"reset the partition to offset {dead_letter.offset} (later records are read again, too): "
         f"{remedies.reset_to(group, dead_letter.at, dead_letter.offset)}"
     )
     match dead_letter.state:
         case State.DEAD_LETTERED | State.BLOCKED:
             if first is not None and first.id != dead_letter.id and dead_letter.state is State.BLOCKED:
-                yield f"replay or discard {first.id} first: it is blocked behind it (offset {first.offset})"
+                yield f"replay or discard {first.id} (offset {first.offset}) first: this one is blocked behind it"
             else:
                 yield "fix what the error names, then replay it: "
                 yield f"  seekpoint dead-letters replay MODULE:PIPELINE {dead_letter.id} --apply"
-            yield f"close it unapplied: seekpoint dead-letters discard {dead_letter.id} --reason '…' --apply"
+            if dead_letter.is_edited:
+                yield f"undo the edit: seekpoint dead-letters edit {dead_letter.id} --undo --reason '…' --apply"
+            else:
+                yield (
+                    "give its record another value, then replay it: "
+                    f"seekpoint dead-letters edit {dead_letter.id} --value-file FILE --reason '…' --apply"
+                )
+            yield f"close it without applying it: seekpoint dead-letters discard {dead_letter.id} --reason '…' --apply"
             yield f"keep a copy: seekpoint dead-letters export {name} -o dead-letters.jsonl"
         case State.SKIPPED:
-            yield f"its value was not kept; to apply it, {back}"
+            yield f"its value was not kept; to apply it: {back}"
         case State.DISCARDED:
-            yield f"it was discarded; to apply it all the same, {back}"
+            yield f"it was discarded; to apply it anyway: {back}"
         case State.SUPERSEDED:
-            yield "nothing: the partition was reset, and its record is read again"
+            yield "nothing: the partition was reset, so its record is read again"
         case State.REPLAYED:
             yield "nothing: it is applied"
 
 
-def _value(dead_letter: DeadLetter, *, full: bool) -> Iterator[str]:
-    value = dead_letter.value
+def _value(name: str, value: bytes | None, state: State, *, full: bool) -> Iterator[str]:
     if value is None:
-        yield field("value", "not kept" if dead_letter.state is State.SKIPPED else "null")
+        yield field(name, "not kept" if state is State.SKIPPED else "null")
         return
     part = value if full else value[:SHOWN]
     is_cut = len(part) < len(value)
-    rest = f", the first {SHOWN:,} here (--full shows all)" if is_cut else ""
+    hint = f", the first {SHOWN:,} here (--full shows all)" if is_cut else ""
     text = _readable(part, is_cut=is_cut)
-    yield field("value", f"{len(value):,} bytes{rest}, {'as bytes' if text is None else 'UTF-8'}:")
+    yield field(name, f"{len(value):,} bytes{hint}, {'as bytes' if text is None else 'UTF-8'}:")
     yield from hex_dump(part) if text is None else (f"  {line}" for line in text.split("\n"))
 
 
 def hex_dump(data: bytes) -> Iterator[str]:
-    """Sixteen bytes per line: where, what, and the printable ones."""
-    for at in range(0, len(data), 16):
-        row = data[at : at + 16]
-        seen = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
-        yield f"  {at:08x}  {row.hex(' '):<47}  {seen}"
+    """Sixteen bytes per line: position, bytes, and the printable characters."""
+    for start in range(0, len(data), 16):
+        row = data[start : start + 16]
+        printable = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        yield f"  {start:08x}  {row.hex(' '):<47}  {printable}"
 
 
 def _readable(data: bytes, *, is_cut: bool = False) -> str | None:
-    """The bytes as text, if a terminal would only show it; of data that ``is_cut``, half a character is left out."""
+    """The bytes as text, None if a terminal cannot show them; ``is_cut`` drops half a character at the end."""
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(data, final=not is_cut)
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
-"""``seekpoint dead-letters``: records that were passed and not applied, and what is done about them.
+"""``seekpoint dead-letters``: records that the position has passed without applying them, and what to do about them.
 
-Exit codes: 0 where all that was meant is done (or would be); 1 where some failed again or were refused; 2 where the
-command, its configuration or the pipeline is wrong; 3 where the database cannot be reached.
+Exit codes: 0 if all chosen dead letters are done (or would be); 1 if some failed again or were refused; 2 if the
+command, its configuration or the pipeline is wrong; 3 if the database cannot be reached.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from seekpoint.cli.dead_letter_output import (
     as_place,
     choices,
     print_causes,
+    print_edited,
     print_list,
     print_plan,
     shown,
@@ -58,27 +59,28 @@ from seekpoint.cli.options import (
     require_reason,
     since,
 )
-from seekpoint.cli.output import answer, cut, moment, numbered
+from seekpoint.cli.output import answer, cut, moment
 from seekpoint.cli.replay_requests import follow, print_request, request_by_worker
 from seekpoint.cli.status import known_group
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.dead_letters import OPEN, DeadLetter
 from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER
-from seekpoint.records import Cause, State, notes
+from seekpoint.records import Cause, State, notes, numbered
 from seekpoint.worker.import_by_name import load_pipeline
 
 app = typer.Typer(
-    help="Records that were passed and not applied: list, show, replay, discard, export, purge.",
+    help="Records that the position has passed without applying them: list, show, edit, replay, discard, export, "
+    "purge.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # locals hold the database's URL
 )
 
-_UNLISTED = ("value", "traceback", "replay_traceback")
+_UNLISTED = ("value", "edited_value", "traceback", "replay_traceback")
 
 
 # -- which ones ---------------------------------------------------------------------------------------------
 
-STATES = ("open", "all", *State)  # what `--state` takes
+STATES = ("open", "all", *State)  # the values of `--state`
 
 Ids = Annotated[
     list[int] | None, typer.Argument(metavar="ID...", help="Dead letters, by their ids.", min=1, max=LARGEST_BIGINT)
@@ -88,37 +90,38 @@ All = Annotated[bool, typer.Option("--all", help="All open ones that meet the co
 
 @dataclass(frozen=True, kw_only=True)
 class Filters:
-    """Which dead letters a command line means, as options."""
+    """Options that select dead letters."""
 
-    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None
+    topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None
     partition: Annotated[
-        int | None, typer.Option(help="Only of this partition of --topic.", min=0, max=LARGEST_INTEGER)
+        int | None, typer.Option(help="Only this partition of --topic.", min=0, max=LARGEST_INTEGER)
     ] = None
-    cause: Annotated[Cause | None, typer.Option("--cause", help="Only those that failed in this way.")] = None
+    cause: Annotated[Cause | None, typer.Option("--cause", help="Only those with this cause.")] = None
     since: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Dead-lettered since: 2026-08-01T12:00Z, or how long ago: 90s, 30m, 12h, 7d."
+            metavar="TIME",
+            help="Only those dead-lettered since: 2026-08-01T12:00Z, or how long ago: 90s, 30m, 12h, 7d.",
         ),
     ] = None
-    error: Annotated[str | None, typer.Option("--error", help="Only those whose error has this in it.")] = None
+    error: Annotated[str | None, typer.Option("--error", help="Only those whose error contains this text.")] = None
     exception: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Only those of this exception, as --by-cause shows it.")
+        str | None, typer.Option(metavar="TYPE", help="Only those with this exception type, as --by-cause shows it.")
     ] = None
     line: Annotated[
         str | None,
-        typer.Option(metavar="'FILE:N in NAME'", help="Only those from this line, as --by-cause shows it."),
+        typer.Option(metavar="'FILE:N in NAME'", help="Only those that failed at this line, as --by-cause shows it."),
     ] = None
 
-    key: Annotated[str | None, typer.Option(help="Only records of this key, as text in UTF-8.")] = None
+    key: Annotated[str | None, typer.Option(help="Only those with this key, as UTF-8 text.")] = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether none was given."""
-        return not any(getattr(self, one.name) not in (None, [], ()) for one in fields(self))
+        """Whether no filter was given."""
+        return not any(getattr(self, field.name) not in (None, [], ()) for field in fields(self))
 
     def where(self) -> Where:
-        """As a condition."""
+        """The filters as a condition."""
         return Where(
             topic=self.topic,
             partition=self.partition,
@@ -132,13 +135,13 @@ class Filters:
         )
 
     def chosen(self, ids: Sequence[int] | None, everything: bool) -> Chosen:
-        """Either ids, or ``--all`` with these conditions; raises ConfigError for anything else."""
+        """The ids, or the condition of ``--all``; raises ConfigError if neither or both are given."""
         if ids:
             if everything or not self.is_empty:
                 raise ConfigError("give either ids, or --all with conditions")
             return list(ids)
         if not everything:
-            raise ConfigError("name dead letters by their ids, or say --all (with conditions, if you like)")
+            raise ConfigError("give ids of dead letters, or --all (with conditions, if you like)")
         return self.where()
 
 
@@ -158,16 +161,16 @@ class StateFilters(Filters):
             "--state",
             parser=_state,
             metavar=f"[{'|'.join(STATES)}]",
-            help="Only in this state; repeat it. Default: open, which is dead_lettered and blocked.",
+            help="Only those in this state (repeatable). Default: open, which is dead_lettered and blocked.",
         ),
     ] = None
 
 
-def _states(given: Sequence[str]) -> tuple[State, ...]:
-    if "all" in given:
+def _states(names: Sequence[str]) -> tuple[State, ...]:
+    if "all" in names:
         return tuple(sorted(State))
-    named = {State(one) for one in given if one != "open"}
-    return tuple(sorted(named.union(OPEN if "open" in given or not given else ())))
+    states = {State(name) for name in names if name != "open"}
+    return tuple(sorted(states.union(OPEN if "open" in names or not names else ())))
 
 
 # -- commands ----------------------------------------------------------------------------------------------
@@ -180,26 +183,29 @@ def list_dead_letters(
     *,
     ledger: LedgerOptions,
     filters: StateFilters,
-    limit: Annotated[int, typer.Option(help="At most so many.", min=1)] = 100,
+    limit: Annotated[int, typer.Option(help="Show at most this many.", min=1)] = 100,
     by_cause: Annotated[
-        bool, typer.Option("--by-cause", help="Count them by exception and line of your code instead; most first.")
+        bool,
+        typer.Option(
+            "--by-cause", help="Count them by exception and line of your code instead; the highest count first."
+        ),
     ] = False,
 ) -> None:
-    """List a group's dead letters in the order of topic, partition and offset; by default those that are open."""
+    """List a group's dead letters by topic, partition and offset; by default the open ones."""
     none = f"{group}: no dead letters{'' if filters.is_empty else ' meet these conditions'}"
     if by_cause:
         causes = _dead_letters(ledger, group).by_cause(filters.where())
         if causes and not ledger.as_json:
             print_causes(group, causes)
         else:
-            answer([as_cause(one, group) for one in causes], none, as_json=ledger.as_json)
+            answer([as_cause(cause, group) for cause in causes], none, as_json=ledger.as_json)
         return
-    found = list(_dead_letters(ledger, group).list(filters.where(), limit=limit + 1))
-    is_cut, found = len(found) > limit, found[:limit]
-    if found and not ledger.as_json:
-        print_list(group, found)
+    dead_letters = list(_dead_letters(ledger, group).list(filters.where(), limit=limit + 1))
+    is_cut, dead_letters = len(dead_letters) > limit, dead_letters[:limit]
+    if dead_letters and not ledger.as_json:
+        print_list(group, dead_letters)
     else:
-        answer([as_line(one, group, *_UNLISTED) for one in found], none, as_json=ledger.as_json)
+        answer([as_line(dead_letter, group, *_UNLISTED) for dead_letter in dead_letters], none, as_json=ledger.as_json)
     if is_cut:
         typer.echo(f"these are the first {limit}; --limit shows more", err=True)
 
@@ -210,7 +216,7 @@ def show(
     id: Annotated[int, typer.Argument(metavar="ID")],  # noqa: A002 -- the word on the command line
     *,
     ledger: LedgerOptions,
-    full: Annotated[bool, typer.Option("--full", help="The whole value, however long.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show the whole value, however long.")] = False,
 ) -> None:
     """Show one dead letter: the record, why it failed, how often it was tried, and what can be done next."""
     engine = ledger.engine()
@@ -227,12 +233,61 @@ def show(
     )
 
 
+@app.command(no_args_is_help=True)
+@command
+def edit(
+    id: Annotated[int, typer.Argument(metavar="ID", min=1, max=LARGEST_BIGINT)],  # noqa: A002 -- the column's name
+    *,
+    ledger: LedgerOptions,
+    value_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The value that a replay applies: the bytes of this file.")
+    ] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Let a replay apply the record as the log has it.")] = False,
+    reason: Annotated[str | None, typer.Option(help="Why, for the record; needed with --apply.")] = None,
+    author: Annotated[
+        str | None,
+        typer.Option("--author", "--actor", help="Who, for the record. Default: the user of the operating system."),
+    ] = None,
+    apply: Apply = False,
+) -> None:
+    """Give an open dead letter's record another value, which its replay applies; the log's value is kept, too.
+
+    Nothing is applied yet. Exits with 1 if it is refused because the dead letter is no longer open.
+    """
+    if undo == (value_file is not None):
+        raise ConfigError("give --value-file FILE with the new value, or --undo")
+    require_reason(apply, reason)
+    value = None if value_file is None else _bytes_of(value_file)
+    engine = ledger.engine()
+    group = group_of(engine, id, schema=ledger.schema)
+    known_group(engine, group, ledger.schema)
+    dead_letters = DeadLetterAdmin(engine, group, schema=ledger.schema, actor=author)
+    if not apply:
+        edited = dead_letters.plan_edit(id, value)
+    elif value is None:
+        edited = dead_letters.undo_edit(id, reason=reason or "")
+    else:
+        edited = dead_letters.edit(id, value, reason=reason or "")
+    print_edited(edited, undo=undo, apply=apply, as_json=ledger.as_json)
+    if edited.refusal is not None:
+        raise typer.Exit(FAILED)
+
+
+def _bytes_of(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--value-file {file}: {error.strerror}") from error
+
+
 @app.command()
 @command
 def replay(
     target: Annotated[
         str,
-        typer.Argument(metavar="MODULE:NAME", help="Pipeline, Worker, or a function that returns one; or a group."),
+        typer.Argument(
+            metavar="MODULE:NAME", help="Pipeline, Worker, or a function that returns one; with --by-worker, a group."
+        ),
     ],
     ids: Ids = None,
     *,
@@ -241,10 +296,10 @@ def replay(
     filters: Filters,
     by_worker: Annotated[
         bool,
-        typer.Option("--by-worker", help="Name the group: one of its running workers replays them, between batches."),
+        typer.Option("--by-worker", help="A running worker of the group that you name replays them, between batches."),
     ] = False,
     wait: Annotated[
-        str | None, typer.Option(metavar="TIME", help="With --by-worker: wait so long for its end: 30s, 5m.")
+        str | None, typer.Option(metavar="TIME", help="With --by-worker: wait at most this long for the end: 30s, 5m.")
     ] = None,
     apply: Apply = False,
     yes: Yes = False,
@@ -253,13 +308,13 @@ def replay(
         typer.Option(help="Why, for the record; needed with --by-worker --apply.", show_default="replay"),
     ] = None,
     actor: Actor = None,
-    while_paused: Annotated[bool, typer.Option("--while-paused", help="Though the group is paused.")] = False,
+    while_paused: Annotated[bool, typer.Option("--while-paused", help="Replay even if the group is paused.")] = False,
 ) -> None:
     """Put dead letters through their pipeline's own codecs, sinks and handler; each is applied once, and closed.
 
     With --by-worker a running worker of the group does it, so that the pipeline's code is not needed here. At a
-    terminal, --apply with --all asks, with their number. Exits with 1 if some failed again or were refused: they stay
-    open, with the new error beside the old one; and where --wait is over before the worker has ended it.
+    terminal, --apply with --all shows their number and asks for confirmation. Exits with 1 if some failed again or
+    were refused (they stay open, with the new error and the old one), or if --wait ends before the worker has finished.
     """
     chosen = filters.chosen(ids, everything)
     seconds = None if wait is None else ago(wait, "--wait").total_seconds()
@@ -273,7 +328,7 @@ def replay(
         _replay_here(job, chosen, reason or "replay", apply=apply, is_sure=is_sure, as_json=ledger.as_json)
         return
     admin = Admin(ledger.engine(), schema=ledger.schema)
-    made = request_by_worker(
+    requested = request_by_worker(
         admin,
         target,
         chosen,
@@ -283,24 +338,26 @@ def replay(
         actor=actor,
         as_json=ledger.as_json,
     )
-    if made is not None:
-        request, refused = made
+    if requested is not None:
+        request, refused = requested
         _show_request(admin, request, seconds, refused=refused, as_json=ledger.as_json)
 
 
 def _replay_of(
     target: str, ids: Sequence[int], ledger: LedgerOptions, actor: str | None, *, while_paused: bool
 ) -> DeadLetterReplay:
-    """Raises ConfigError for the dead letter of another group than the pipeline's."""
+    """A replay with this pipeline. Raises ConfigError if a dead letter belongs to another group."""
     if ":" not in target:
-        raise ConfigError(f"{target!r} is not MODULE:NAME; for a group's name add --by-worker: its workers replay")
-    pipeline = load_pipeline(target, from_here=True)  # of a Worker its pipeline: the database is an option here
+        raise ConfigError(
+            f"{target!r} is not MODULE:NAME; if it is a group, add --by-worker: one of its workers replays"
+        )
+    pipeline = load_pipeline(target, from_here=True)  # of a Worker only its pipeline: the database is an option here
     engine = ledger.engine()
-    for one in ids:
-        if (group := group_of(engine, one, schema=ledger.schema)) != pipeline.group:
+    for dead_letter_id in ids:
+        if (group := group_of(engine, dead_letter_id, schema=ledger.schema)) != pipeline.group:
             raise ConfigError(
-                f"dead letter {one} is of group {group!r}, and {pipeline} is not its pipeline: name the one of "
-                f"{group!r}"
+                f"dead letter {dead_letter_id} belongs to group {group!r}, but you named {pipeline}: name the pipeline "
+                f"of {group!r}"
             )
     return DeadLetterReplay(pipeline, engine, schema=ledger.schema, actor=actor, while_paused=while_paused)
 
@@ -312,7 +369,7 @@ def _replay_here(
         _print_plan(job.plan(chosen), as_json=as_json)
         return
     if not is_sure and at_terminal():
-        count = sum(one.refusal is None for one in job.plan(chosen))
+        count = sum(entry.refusal is None for entry in job.plan(chosen))
         confirm(f"replay {numbered(count, 'dead letter')} of {job.pipeline.group}?")
     with _bar("replaying") as (bar, task):
         try:
@@ -333,11 +390,13 @@ def replay_request(
     id: Annotated[int, typer.Argument(metavar="ID", min=1, max=LARGEST_BIGINT)],  # noqa: A002 -- the column's name
     *,
     ledger: LedgerOptions,
-    wait: Annotated[str | None, typer.Option(metavar="TIME", help="Wait so long for its end: 30s, 5m.")] = None,
+    wait: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Wait at most this long for its end: 30s, 5m.")
+    ] = None,
 ) -> None:
-    """Show how a request of `replay --by-worker` is: its state, and how many were replayed, failed again, refused.
+    """Show the state of a request of `replay --by-worker`, and how many were replayed, failed again or were refused.
 
-    With --wait, exits with 1 where it fails, or some of its dead letters do, or it has not ended by then.
+    With --wait, exits with 1 if it fails, if some of its dead letters do, or if it has not ended by then.
     """
     seconds = None if wait is None else ago(wait, "--wait").total_seconds()
     admin = Admin(ledger.engine(), schema=ledger.schema)
@@ -347,9 +406,9 @@ def replay_request(
 def _show_request(
     admin: Admin, request: ReplayRequest, seconds: float | None, *, refused: Sequence[Planned] = (), as_json: bool
 ) -> None:
-    """Print how it is; with ``seconds``, when it has ended, or they are over. ``refused`` are no part of it."""
+    """Print the request, after waiting ``seconds`` at most for its end. ``refused`` were not requested."""
     if seconds is not None:
-        typer.echo(f"waiting for request {request.id}", err=True)  # Ctrl-C ends the wait, and not the request
+        typer.echo(f"waiting for request {request.id}", err=True)  # Ctrl-C ends the wait, not the request
         with _bar("replaying") as (bar, task):
             request = follow(admin, request, seconds, lambda done, total: bar.update(task, completed=done, total=total))
     print_request(request, refused, is_awaited=seconds is not None, as_json=as_json)
@@ -363,34 +422,34 @@ def discard(
     ledger: LedgerOptions,
     reason: Annotated[str | None, typer.Option(help="Why the records are given up; needed with --apply.")] = None,
     everything: All = False,
-    group: Annotated[str | None, typer.Option(help="With --all: of this group.")] = None,
+    group: Annotated[str | None, typer.Option(help="The group; needed with --all.")] = None,
     filters: Filters,
     apply: Apply = False,
     yes: Yes = False,
     actor: Actor = None,
 ) -> None:
-    """Close dead letters without applying their records: the rows stay, with who gave them up and why.
+    """Close dead letters without applying their records: the rows stay, with who discarded them and why.
 
-    At a terminal, --apply with --all asks, with their number. Exits with 1 if some were refused, because they were not
-    open any more.
+    At a terminal, --apply with --all shows their number and asks for confirmation. Exits with 1 if some were refused
+    because they were no longer open.
     """
     engine = ledger.engine()
     chosen = filters.chosen(ids, everything)
     if everything and group is None:
-        raise ConfigError("--all needs --group: the group whose dead letters are meant")
+        raise ConfigError("--all needs --group: name the group whose dead letters are discarded")
     require_reason(apply, reason)
     if apply and everything and not yes and group is not None and at_terminal():
         count = len(DeadLetterAdmin(engine, group, schema=ledger.schema).plan_discard(chosen))
         confirm(f"discard {numbered(count, 'dead letter')} of {group}?")
     done: list[Discarded] = []
     with _bar("discarding") as (bar, task):
-        for name, mine in _by_group(engine, ledger.schema, group, chosen).items():
+        for name, selection in _by_group(engine, ledger.schema, group, chosen).items():
             known_group(engine, name, ledger.schema)
             dead_letters = DeadLetterAdmin(engine, name, schema=ledger.schema, actor=actor)
             if apply:
-                done += dead_letters.discard(mine, reason=reason or "", progress=lambda _: bar.advance(task))
+                done += dead_letters.discard(selection, reason=reason or "", progress=lambda _: bar.advance(task))
             else:
-                done += dead_letters.plan_discard(mine)
+                done += dead_letters.plan_discard(selection)
     _print_discarded(done, apply=apply, as_json=ledger.as_json)
 
 
@@ -400,15 +459,20 @@ def export(
     group: Group,
     *,
     ledger: DatabaseOptions,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Not to stdout.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file, not to stdout.")
+    ] = None,
     filters: StateFilters,
 ) -> None:
-    """Write dead letters as JSON lines, without loss: one object each, bytes as base64 and, where they are, text.
+    """Write dead letters as JSON lines, without loss: one object each, bytes as base64, and as text if they are UTF-8.
 
-    By default those that are open. A file is there when it is complete.
+    By default the open ones. The file appears once it is complete.
     """
     dead_letters = _dead_letters(ledger, group)
-    lines = (json.dumps(as_line(dead_letters.get(one.id), group)) for one in dead_letters.list(filters.where()))
+    lines = (
+        json.dumps(as_line(dead_letters.get(dead_letter.id), group))
+        for dead_letter in dead_letters.list(filters.where())
+    )
     if output is None:
         for line in lines:
             typer.echo(line)
@@ -432,33 +496,33 @@ def purge(
     group: Group,
     *,
     ledger: LedgerOptions,
-    older_than: Annotated[str, typer.Option(metavar="AGE", help="Closed longer ago: 12h, 30d.")],
+    older_than: Annotated[str, typer.Option(metavar="AGE", help="Only those closed longer ago than this: 12h, 30d.")],
     state: Annotated[
         list[State] | None,
-        typer.Option("--state", help="In this state; repeat it. Default: replayed."),
+        typer.Option("--state", help="Only those in this state (repeatable). Default: replayed."),
     ] = None,
     apply: Apply = False,
     reason: Annotated[str | None, typer.Option(help="Why, for the record; needed with --apply.")] = None,
     actor: Actor = None,
 ) -> None:
-    """Delete dead letters that were closed long ago, whose records were replayed; never open ones.
+    """Delete dead letters that were replayed and closed long ago; never open ones.
 
     Others stay, unless --state names them: the rows of discarded or skipped ones record that they were not applied, and
     the record of a superseded one may not have been read again yet.
-    Without --apply they are counted by state, and nothing is done.
+    Without --apply, count them by state and do nothing.
     """
     require_reason(apply, reason)
     admin = Admin(ledger.engine(), schema=ledger.schema)
     plan = admin.plan_purge(group, ago(older_than, "--older-than"), state or APPLIED)
     deleted = admin.apply(plan, reason=reason or "", actor=actor) if apply and not plan.is_done else None
-    notes = [f"  - {each}" for each in plan.consequences]
+    consequences = [f"  - {consequence}" for consequence in plan.consequences]
     if deleted is not None:
-        said = f": {by_state(deleted)}" if deleted else ""
-        lines = [f"{group}: deleted {numbered(sum(deleted.values()), 'dead letter')}{said}"]
+        states = f": {by_state(deleted)}" if deleted else ""
+        lines = [f"{group}: deleted {numbered(sum(deleted.values()), 'dead letter')}{states}"]
     elif plan.is_done:
-        lines = [f"{group}: none was closed before {moment(plan.before)}; nothing to do", *notes]
+        lines = [f"{group}: no dead letter was closed before {moment(plan.before)}; nothing to do", *consequences]
     else:
-        lines = [f"would purge {group}:", *notes, "dry run; --apply does it"]
+        lines = [f"would purge {group}:", *consequences, "dry run; --apply does it"]
     answer(asdict(plan) | {"applied": deleted is not None, "deleted": deleted}, *lines, as_json=ledger.as_json)
 
 
@@ -472,48 +536,50 @@ def _dead_letters(ledger: DatabaseOptions, group: str) -> DeadLetterAdmin:
 
 
 def _by_group(engine: Engine, schema: str, group: str | None, chosen: Chosen) -> dict[str, Chosen]:
-    """What is meant, group by group: ids may be of several."""
+    """The chosen dead letters by group, because ids may belong to several groups."""
     if group is not None or not isinstance(chosen, list):
         assert group is not None
         return {group: chosen}
-    found: dict[str, list[int]] = {}
-    for one in chosen:
-        found.setdefault(group_of(engine, one, schema=schema), []).append(one)
-    return {**found}
+    ids: dict[str, list[int]] = {}
+    for dead_letter_id in chosen:
+        ids.setdefault(group_of(engine, dead_letter_id, schema=schema), []).append(dead_letter_id)
+    return {**ids}
 
 
 @contextmanager
-def _bar(what: str) -> Iterator[tuple[Progress, TaskID]]:
-    """A progress bar on stderr, where that is a terminal; removed at the end."""
+def _bar(title: str) -> Iterator[tuple[Progress, TaskID]]:
+    """A progress bar on stderr if that is a terminal; removed at the end."""
     console = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        yield bar, bar.add_task(what, total=None)
+        yield bar, bar.add_task(title, total=None)
 
 
 def _print_plan(plan: Sequence[Planned], *, as_json: bool) -> None:
-    refused = sum(one.refusal is not None for one in plan)
+    refused = sum(entry.refusal is not None for entry in plan)
     if plan and not as_json:
         print_plan(plan)
     count = f"dry run: {len(plan) - refused} would be replayed, {refused} refused; --apply does it"
-    report = [as_place(one.dead_letter, after=one.after, refusal=_masked(one.refusal)) for one in plan]
+    report = [as_place(entry.dead_letter, after=entry.after, refusal=_masked(entry.refusal)) for entry in plan]
     answer({"applied": False, "planned": report}, count if plan else NOTHING, as_json=as_json)
     if refused:
         raise typer.Exit(FAILED)
 
 
 def _print_summary(summary: Summary, *, as_json: bool) -> None:
-    failed = [(one.dead_letter, _masked(one.failure.error if one.failure else None)) for one in summary.failed]
-    refused = [(one.dead_letter, _masked(one.refusal)) for one in summary.refused]
+    failed = [
+        (outcome.dead_letter, _masked(outcome.failure.error if outcome.failure else None)) for outcome in summary.failed
+    ]
+    refused = [(outcome.dead_letter, _masked(outcome.refusal)) for outcome in summary.refused]
     answer(
         {
             "applied": True,
             "replayed": summary.replayed,
-            "failed": [as_place(one, error=error) for one, error in failed],
-            "refused": [as_place(one, refusal=why) for one, why in refused],
+            "failed": [as_place(dead_letter, error=error) for dead_letter, error in failed],
+            "refused": [as_place(dead_letter, refusal=refusal) for dead_letter, refusal in refused],
         },
-        *(f"failed again: {_place(one)}: {error}" for one, error in failed),
-        *(f"refused: {why}" for _, why in refused),
+        *(f"failed again: {_place(dead_letter)}: {error}" for dead_letter, error in failed),
+        *(f"refused: {refusal}" for _, refusal in refused),
         f"{summary.replayed} replayed, {len(failed)} failed again, {len(refused)} refused",
         as_json=as_json,
     )
@@ -522,24 +588,24 @@ def _print_summary(summary: Summary, *, as_json: bool) -> None:
 
 
 def _print_discarded(done: Sequence[Discarded], *, apply: bool, as_json: bool) -> None:
-    refused = sum(one.refusal is not None for one in done)
-    report = [as_place(one.dead_letter, refusal=_masked(one.refusal)) for one in done]
-    states = Counter(one.dead_letter.state.value for one in done if one.refusal is None)
+    refused = sum(outcome.refusal is not None for outcome in done)
+    report = [as_place(outcome.dead_letter, refusal=_masked(outcome.refusal)) for outcome in done]
+    states = Counter(outcome.dead_letter.state.value for outcome in done if outcome.refusal is None)
     by_states = f" ({by_state(states)})" if states and not apply else ""
     count = f"{len(done) - refused:,} {'' if apply else 'would be '}discarded{by_states}, {refused:,} refused"
     last = (count if apply else f"dry run: {count}; --apply does it") if done else NOTHING
-    lines = (_discarded(one, apply=apply) for one in done)
+    lines = (_discarded(outcome, apply=apply) for outcome in done)
     answer({"applied": apply, "discarded": report}, *lines, last, as_json=as_json)
     if refused:
         raise typer.Exit(FAILED)
 
 
-def _discarded(one: Discarded, *, apply: bool) -> str:
-    if one.refusal is not None:
-        return f"refused: {masked(one.refusal)}"
+def _discarded(outcome: Discarded, *, apply: bool) -> str:
+    if outcome.refusal is not None:
+        return f"refused: {masked(outcome.refusal)}"
     if apply:
-        return f"discarded: {_place(one.dead_letter)}"
-    return f"would be discarded: {_place(one.dead_letter)}: {cut(one.dead_letter.error)}"
+        return f"discarded: {_place(outcome.dead_letter)}"
+    return f"would be discarded: {_place(outcome.dead_letter)}: {cut(outcome.dead_letter.error)}"
 
 
 def _place(dead_letter: DeadLetter) -> str:

@@ -1,4 +1,4 @@
-"""``seekpoint dev``: a throwaway Postgres and Kafka until Ctrl-C, and commands that use the pair that runs."""
+"""``seekpoint dev``: a throwaway Postgres and Kafka until Ctrl-C, and commands that use the running pair."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ from seekpoint.cli.options import (
     names_brokers,
     one_off_engine,
 )
-from seekpoint.cli.output import answer, numbered, print_table
+from seekpoint.cli.output import answer, print_table
 from seekpoint.errors import ConfigError, KafkaUnavailable
+from seekpoint.records import numbered
 from seekpoint.testing.servers.pair import PAIR_FOLDER, Pair, RunningPair, announce_pair, find_pair, start_pair
 from seekpoint.testing.servers.process import Folder
 from seekpoint.testing.servers.topics import Produced, create_topic, read_objects, read_values
@@ -42,7 +43,7 @@ from seekpoint.testing.servers.topics import produce as produce_records
 
 app = typer.Typer(
     help="Start a throwaway Postgres and a throwaway Kafka, print their URLs, and remove both on Ctrl-C. "
-    "The commands below work on the pair that runs, and on other servers that are named.",
+    "The commands below use the running pair, or the servers that you name.",
     invoke_without_command=True,
     pretty_exceptions_show_locals=False,  # locals hold the database's URL
 )
@@ -74,6 +75,8 @@ def dev(
                 f"  Kafka     {pair.kafka.bootstrap}\n\n"
                 f"{_exports(running)}\n\n"
                 'In other terminals, `eval "$(seekpoint dev env)"` sets both variables.\n'
+                "There, `seekpoint db table shop:orders | seekpoint dev sql -` creates the tables of the pipeline "
+                "`orders` in shop.py.\n"
                 "Ctrl-C removes both servers, with all their data."
             )
             with _console(pair) if demo else nullcontext():
@@ -84,7 +87,7 @@ def dev(
 
 @contextmanager
 def _console(pair: Pair) -> Iterator[None]:
-    """The load, the workers and the console of ``--demo``, for the length of the block."""
+    """Run the load, the workers and the console of ``--demo`` within the block."""
     from seekpoint.cli.dev_demo import running_demo  # noqa: PLC0415 -- the extra web
 
     with running_demo(pair) as address:
@@ -95,7 +98,7 @@ def _console(pair: Pair) -> Iterator[None]:
 
 
 def _open_browser(address: str) -> bool:
-    """Open it in a browser of the desktop; one in the terminal would take it, and block, and is not started."""
+    """Open the address in a desktop browser; not in one that runs in the terminal, which would block."""
     if sys.platform not in {"darwin", "win32"} and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY"))):
         return False
     try:
@@ -108,20 +111,20 @@ def _open_browser(address: str) -> bool:
 
 
 def _wait(pair: Pair, stopped: threading.Event) -> None:
-    """Wait until Ctrl-C. Raises where a server has ended by itself."""
+    """Wait until Ctrl-C. Raises if a server ends before it."""
     while not stopped.wait(1.0):
         for server in (pair.postgres, pair.kafka):
             if not server.running:
-                raise server.failure(f"{server.describe()} has ended by itself")
+                raise server.failure(f"{server.describe()} has ended unexpectedly")
 
 
 @app.command()
 @command
 def env() -> None:
-    """Print the two lines that name the running pair to this shell: eval "$(seekpoint dev env)"."""
+    """Print two export lines that point your shell at the running pair: eval "$(seekpoint dev env)"."""
     pair = find_pair()
     if pair is None:
-        raise ConfigError(f"`seekpoint dev` does not run: {_START}")
+        raise ConfigError(f"`seekpoint dev` is not running: {_START}")
     typer.echo(_exports(pair))
 
 
@@ -134,7 +137,7 @@ def topic(
     brokers: KafkaOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Create a topic at the running pair, or at the brokers that are named.
+    """Create a topic on the running pair, or on the brokers that you name.
 
     Exits with 2 if the topic exists, with 3 if no broker answers.
     """
@@ -167,8 +170,8 @@ def produce(
 ) -> None:
     """Append a record to a topic for each line of a file or of stdin: the line is the value, and there is no key.
 
-    Empty lines are left out. Ends at the first line that cannot be read, and names it; the records of the lines before
-    it are stored then. Prints how many records each partition received, and the offset of the last one.
+    Empty lines are skipped. Stops at the first line that cannot be read, and names it; the records of earlier lines are
+    stored. Prints how many records each partition received, and the offset of the last one.
     """
     with _brokers_named():
         if json_lines and key_separator is not None:
@@ -185,26 +188,30 @@ def produce(
 @app.command(no_args_is_help=True)
 @command
 def sql(
-    statements: Annotated[str, typer.Argument(metavar="SQL", help="One or more statements, with ; between them.")],
+    statements: Annotated[
+        str, typer.Argument(metavar="SQL", help="One or more statements, with ; between them; - is stdin.")
+    ],
     *,
     database_url: OptionalDatabaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run SQL in one transaction in the running pair's Postgres, or in the database that is named; print the rows.
+    """Run SQL in one transaction in the running pair's Postgres, or in the database that you name; print the rows.
 
-    For a look at a table where psql is not installed.
+    For a look at a table if psql is not installed.
     """
     pair = None if database_url else find_pair()
     url = database_url or (pair and pair.database_url)
     if not url:
         raise ConfigError(
-            "no database is named and `seekpoint dev` does not run: "
+            "no database is named and `seekpoint dev` is not running: "
             f"{_START}, or give --database-url or SEEKPOINT_DATABASE_URL"
         )
+    if statements == "-":
+        statements = sys.stdin.read()
     with one_off_engine(url).begin() as tx:
-        driver: Any = tx.connection.driver_connection  # SQLAlchemy would read : and % as the start of a parameter
+        driver: Any = tx.connection.driver_connection  # not through SQLAlchemy, which takes : and % for parameters
         for name in ("date", "interval", "time", "timestamp", "timestamptz"):
-            driver.adapters.register_loader(name, TextLoader)  # Python has no 'infinity' and no year before 1
+            driver.adapters.register_loader(name, TextLoader)  # as text: Python has no 'infinity' and no year before 1
         if as_json:
             for name in ("float4", "float8"):
                 driver.adapters.register_loader(name, _JsonFloatLoader)
@@ -213,7 +220,7 @@ def sql(
         except psycopg.ProgrammingError:
             if driver.info.transaction_status != TransactionStatus.ACTIVE:
                 raise
-            tx.invalidate()  # the server waits for the COPY's end: a ROLLBACK would fail
+            tx.invalidate()  # the server is still in the COPY, so a ROLLBACK would fail
             raise ConfigError("`seekpoint dev sql` does not run COPY from or to the client: use psql") from None
         while True:
             _print_rows(cursor, as_json=as_json)
@@ -232,29 +239,29 @@ def _exports(pair: RunningPair) -> str:
 
 
 def _settings(brokers: KafkaOptions) -> dict[str, str]:
-    """The brokers that the command or the environment names, else those of the running pair. Raises ConfigError."""
+    """The brokers that the command or the environment names, else the running pair's. Raises ConfigError."""
     settings = brokers.settings()
     if names_brokers(settings):
         return settings
     if brokers.kafka_config is None and (pair := find_pair()) is not None:
         return kafka_settings(brokers.kafka, Path(pair.kafka_config))
     raise ConfigError(
-        f"no brokers are named and `seekpoint dev` does not run: {_START}, or give "
+        f"no brokers are named and `seekpoint dev` is not running: {_START}, or give "
         "--kafka bootstrap.servers=host:9092, or a properties file with --kafka-config or SEEKPOINT_KAFKA_CONFIG"
     )
 
 
 @contextmanager
 def _brokers_named() -> Iterator[None]:
-    """Brokers that do not answer may be those of a ``seekpoint dev`` that has ended: say so."""
+    """If no broker answers, add to the error that ``seekpoint dev`` may have ended."""
     try:
         yield
     except KafkaUnavailable as error:
         remedy = (
-            'check that `seekpoint dev` still runs (each start has other ports: eval "$(seekpoint dev env)"), '
-            "or the brokers that you have named"
+            'check that `seekpoint dev` is still running (each start has other ports: eval "$(seekpoint dev env)"), '
+            "or check the brokers that you named"
         )
-        error.args = (f"{error}; {remedy}",)
+        error.args = (f"{error.text}; {remedy}",)
         raise
 
 
@@ -265,11 +272,11 @@ def _brokers_named() -> Iterator[None]:
 def _opened(file: str) -> Iterator[BinaryIO]:
     if file == "-":
         if sys.stdin.isatty():
-            typer.echo("one record a line; Ctrl-D ends", err=True)
+            typer.echo("one record per line; Ctrl-D ends the input", err=True)
         yield sys.stdin.buffer
         return
     try:
-        stream = Path(file).open("rb")  # noqa: SIM115 -- what the caller raises is no error of the file
+        stream = Path(file).open("rb")  # noqa: SIM115 -- no `with`: errors of the caller are not errors of the file
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
     with stream:
@@ -277,25 +284,28 @@ def _opened(file: str) -> Iterator[BinaryIO]:
 
 
 def _print_produced(produced: Produced, *, as_json: bool) -> None:
-    each = {n: {"records": count, "last_offset": produced.last_offsets[n]} for n, count in produced.counts.items()}
+    partitions = {
+        n: {"records": count, "last_offset": produced.last_offsets[n]} for n, count in produced.counts.items()
+    }
     answer(
         {
             "topic": produced.topic,
             "brokers": produced.bootstrap,
             "records": produced.records,
-            "partitions": dict(sorted(each.items())),
+            "partitions": dict(sorted(partitions.items())),
         },
         f"{produced.topic}: {numbered(produced.records, 'record')} to {produced.bootstrap}",
         *(
-            f"  {produced.topic}/{n}: {numbered(one['records'], 'record')}, the last at offset {one['last_offset']}"
-            for n, one in sorted(each.items())
+            f"  {produced.topic}/{n}: {numbered(partition['records'], 'record')}, the last at offset "
+            f"{partition['last_offset']}"
+            for n, partition in sorted(partitions.items())
         ),
         as_json=as_json,
     )
 
 
 class _JsonFloatLoader(FloatLoader):
-    """Floats; as text where JSON has no number: NaN, Infinity."""
+    """Loads floats; as text those that JSON lacks, NaN and Infinity."""
 
     def load(self, data: Buffer) -> Any:
         value = super().load(data)
@@ -310,9 +320,11 @@ def _print_rows(cursor: psycopg.Cursor[tuple[Any, ...]], *, as_json: bool) -> No
     names, rows = [column.name for column in cursor.description], cursor.fetchall()
     if as_json:
         if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise ConfigError(f"--json needs a name of its own for each column: {twice[0]!r} is there twice; use AS")
-        found = [dict(zip(names, row, strict=True)) for row in rows]
-        typer.echo(msgspec.json.format(msgspec.json.encode(found, enc_hook=str), indent=2))
+            raise ConfigError(
+                f"--json needs distinct column names, and {twice[0]!r} is there twice: rename one with AS"
+            )
+        named_rows = [dict(zip(names, row, strict=True)) for row in rows]
+        typer.echo(msgspec.json.format(msgspec.json.encode(named_rows, enc_hook=str), indent=2))
         return
     numeric = {
         name for n, name in enumerate(names) if all(isinstance(row[n], int | float | Decimal | None) for row in rows)

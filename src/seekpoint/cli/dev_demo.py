@@ -30,7 +30,7 @@ TABLES = """
     CREATE TABLE payments (id bigint, cents integer CHECK (cents >= 0))
 """
 RATE = 400  # records a second, at most
-LATER = timedelta(seconds=20)  # after an order is its shipment: lag that is seen to rise and fall
+LATER = timedelta(seconds=20)  # from an order to its shipment, so that lag rises and falls visibly
 
 
 class Order(msgspec.Struct):
@@ -42,7 +42,7 @@ class Order(msgspec.Struct):
 
 
 class Payment(msgspec.Struct):
-    """A value of the topic of payments: one in some hundreds is refused by the table."""
+    """A value of the topic of payments; the table's CHECK refuses one in 250."""
 
     id: int
     cents: int
@@ -52,7 +52,7 @@ class Payment(msgspec.Struct):
 def running_demo(pair: Pair, port: int = 8484) -> Iterator[str]:
     """Run the load, four workers and the console within the block; yields the console's address.
 
-    Where the port is taken, the console has another one.
+    If the port is taken, the console gets another one.
     """
     url, kafka = pair.postgres.url, {"bootstrap.servers": pair.kafka.bootstrap}
     engine = create_engine(url)
@@ -85,7 +85,7 @@ def _free(port: int) -> int:
 
 @contextmanager
 def _load(bootstrap: str) -> Iterator[None]:
-    """Produce on a thread, in waves, for the length of the block."""
+    """Produce on a thread, in waves, until the block ends."""
     stopping = threading.Event()
     thread = threading.Thread(target=_produce, args=(bootstrap, stopping), name="seekpoint-demo-load")
     thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import typer
@@ -10,18 +11,24 @@ from seekpoint.admin import Admin, Diagnosis, Level
 from seekpoint.cli.errors import FAILED, masked
 from seekpoint.cli.options import AsJson, DatabaseUrl, KafkaOptions, Schema, command, one_off_engine, require_brokers
 from seekpoint.cli.output import answer
+from seekpoint.cli.pipeline_tables import table_findings
 from seekpoint.ledger.roles import Role
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.worker.import_by_name import load_pipeline
 
 
 @command
 def doctor(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MODULE:NAME]...", help="Pipelines, Workers, or functions, to check their tables."),
+    ] = None,
     *,
     role: Annotated[
         Literal["writer", "operator", "reader", "stager"] | None,
         typer.Option(help="Which role this login should have. Default: any."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and failures alone.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and failures.")] = False,
     database_url: DatabaseUrl,
     schema: Schema = DEFAULT_SCHEMA,
     brokers: KafkaOptions,
@@ -29,32 +36,40 @@ def doctor(
 ) -> None:
     """Look for what is wrong, or soon will be, and say what to do. Writes nothing.
 
+    With pipelines, also what their tables lack, as `seekpoint db table` prints it, or what a worker's start refuses:
+    use the workers' login.
+
     Schema, roles and rights of this login, cluster and topic ids, clocks, a pooler in between, transaction_timeout,
-    durability, replication, other members in the consumer groups, retention headroom, autovacuum, versions. Waits for a
-    lock for two seconds at most. Exits with 1 where a check failed; a warning alone is none.
+    durability, replication, other members in the consumer groups, retention headroom, autovacuum, versions. Waits at
+    most two seconds for a lock. Exits with 1 if a check failed; warnings alone do not count.
     """
     settings = brokers.settings()
     if settings:
         require_brokers(settings)
-    admin = Admin(one_off_engine(database_url), settings, schema=schema)
-    found = admin.doctor(None if role is None else Role(role))
-    kept = [each for each in found.findings if not quiet or each.level is not Level.OK]
-    findings = [
-        {"check": each.check, "level": each.level.value, "message": masked(each.message)}
-        | {"remedies": [masked(remedy) for remedy in each.remedies]}
-        for each in kept
+    pipelines = {target: load_pipeline(target, from_here=True) for target in targets or ()}
+    engine = one_off_engine(database_url)
+    diagnosis = Admin(engine, settings, schema=schema).doctor(None if role is None else Role(role))
+    of_tables = [
+        finding for target, pipeline in pipelines.items() for finding in table_findings(engine, target, pipeline)
     ]
-    report = {"ok": found.is_well, "database": found.database, "schema": found.schema, "findings": findings}
-    answer(report, *_lines(found, quiet=quiet), as_json=as_json)
-    if not found.is_well:
+    diagnosis = replace(diagnosis, findings=(*diagnosis.findings, *of_tables))
+    shown = [finding for finding in diagnosis.findings if not quiet or finding.level is not Level.OK]
+    findings = [
+        {"check": finding.check, "level": finding.level.value, "message": masked(finding.message)}
+        | {"remedies": [masked(remedy) for remedy in finding.remedies]}
+        for finding in shown
+    ]
+    report = {"ok": diagnosis.is_well, "database": diagnosis.database, "schema": diagnosis.schema, "findings": findings}
+    answer(report, *_lines(diagnosis, quiet=quiet), as_json=as_json)
+    if not diagnosis.is_well:
         raise typer.Exit(FAILED)
 
 
-def _lines(found: Diagnosis, *, quiet: bool) -> list[str]:
-    lines = [] if quiet else [f"{found.database}, schema {found.schema}"]
-    for each in found.findings:
-        if quiet and each.level is Level.OK:
+def _lines(diagnosis: Diagnosis, *, quiet: bool) -> list[str]:
+    lines = [] if quiet else [f"{diagnosis.database}, schema {diagnosis.schema}"]
+    for finding in diagnosis.findings:
+        if quiet and finding.level is Level.OK:
             continue
-        lines.append(masked(f"{each.level:<8} {each.check}: {each.message}"))
-        lines += [masked(f"{'':<8} → {remedy}") for remedy in each.remedies]
+        lines.append(masked(f"{finding.level:<8} {finding.check}: {finding.message}"))
+        lines += [masked(f"{'':<8} → {remedy}") for remedy in finding.remedies]
     return lines

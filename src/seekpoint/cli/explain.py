@@ -6,9 +6,12 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.markdown import Markdown
 from sqlalchemy import Engine
 
 from seekpoint.admin import Admin
+from seekpoint.cli.error_codes import error_entry, is_code
 from seekpoint.cli.options import AsJson, DatabaseOptions, OptionalDatabaseUrl, Schema, command, one_off_engine
 from seekpoint.cli.output import answer
 from seekpoint.errors import ConfigError
@@ -17,18 +20,22 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import Sink
 from seekpoint.pipeline.written_tables import Translation, translated
 from seekpoint.postgres.engine import schema_translation
-from seekpoint.sinks import Append, Upsert
+from seekpoint.sinks import Accumulate, Append, Upsert
 from seekpoint.sinks.arrow import AppendArrow
-from seekpoint.sinks.upsert.strategy import described
+from seekpoint.sinks.upsert.strategy import SMALL, described
 from seekpoint.worker.import_by_name import load
 from seekpoint.worker.worker import Worker
 
 APPENDS = {
-    "copy": {"copy": "COPY into the table; INSERT where there are few rows"},
-    "insert": {"insert": "always: row security is active for this role, and the server refuses COPY"},
+    "copy": {"copy": "COPY into the table; INSERT for few rows"},
+    "insert": {"insert": "always: row security is active for this role, so the server refuses COPY"},
+}
+SUMS = {
+    "unnest": f"fewer than {SMALL} keys in a transaction: one statement, in the order of the keys",
+    "temp_table": "more keys: COPY into a temporary table, then one statement from there",
 }
 ARROW = {"copy": "always: COPY into the table"}
-LEARNED = "a worker learns between copy and temp_table, and reports it to its observers (WriteStrategyChanged)"
+LEARNED = "a worker learns when to use copy or temp_table, and reports changes to observers (WriteStrategyChanged)"
 UNSEEN = "no database is named (--database-url or SEEKPOINT_DATABASE_URL): the tables were not checked"
 
 
@@ -37,7 +44,8 @@ def explain(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="GROUP|MODULE:NAME", help="A group that the ledger knows; or a Pipeline, a Worker, or a function."
+            metavar="GROUP|MODULE:NAME|CODE",
+            help="A group in the ledger; a Pipeline, a Worker, or a function; or an error code, such as SP1201.",
         ),
     ],
     *,
@@ -45,44 +53,55 @@ def explain(
     schema: Schema = DEFAULT_SCHEMA,
     as_json: AsJson = False,
 ) -> None:
-    """Explain what a pipeline does with its records, and what a running group guarantees.
+    """Explain what a pipeline does with its records, what a running group guarantees, or what an error means.
 
-    GROUP: the guarantee of what its workers run, in words, and what weakens it, from the ledger; their code is not
-    needed. MODULE:NAME: topics, sinks, handler, and by which strategies an Upsert writes its rows. With a database the
+    GROUP: what its workers guarantee, in words, and what weakens that, as stored in the ledger; their code is not
+    needed. MODULE:NAME: topics, sinks, handler, and the strategies by which an Upsert writes rows. With a database, the
     tables are checked, too, in a transaction that is rolled back: is the unique index there, can COPY go into the
-    table itself.
+    table itself. CODE: the cause of an error, what is safe, and what to do.
     """
+    if is_code(target):
+        _explain_error(target, as_json=as_json)
+        return
     if ":" not in target:
         _explain_group(target, database_url, schema, as_json=as_json)
         return
     declared = load(target, from_here=True)
     pipeline = declared.pipeline if isinstance(declared, Worker) else declared
     translation = schema_translation(declared.engine) if isinstance(declared, Worker) else {}
-    found = describe(pipeline, one_off_engine(database_url) if database_url else None, translation)
-    answer(found, *_lines(found), as_json=as_json)
+    description = describe(pipeline, one_off_engine(database_url) if database_url else None, translation)
+    answer(description, *_lines(description), as_json=as_json)
     if not database_url and pipeline.tables:
         typer.echo(UNSEEN, err=True)
+
+
+def _explain_error(code: str, *, as_json: bool) -> None:
+    entry = error_entry(code)
+    if as_json:
+        answer(asdict(entry), as_json=True)
+    else:
+        Console().print(Markdown(f"# {entry.code} {entry.error}\n\n{entry.text}"))
 
 
 def _explain_group(name: str, database_url: str | None, schema: str, *, as_json: bool) -> None:
     if not database_url:
         raise ConfigError(
-            f"{name!r} is the name of a group, whose ledger is in no database that is named: give --database-url, or "
-            "SEEKPOINT_DATABASE_URL; a pipeline is named MODULE:NAME"
+            f"no database is named for group {name!r}: give --database-url or SEEKPOINT_DATABASE_URL; if you mean a "
+            "pipeline, name it MODULE:NAME"
         )
     engine = DatabaseOptions(database_url=database_url, schema=schema).engine()
-    found = Admin(engine, schema=schema).explain(name)
-    lines = [f"{found.group}, version {found.version}"]
-    for topic in found.topics:
+    explanation = Admin(engine, schema=schema).explain(name)
+    lines = [f"{explanation.group}, version {explanation.version}"]
+    for topic in explanation.topics:
         lines.append(topic.topic)
-        lines += [f"  {each}" for each in topic.guarantee]
+        lines += [f"  {sentence}" for sentence in topic.guarantee]
         lines += ["  but:" if topic.guarantee else "  not known:"] if topic.weakens else []
-        lines += [f"  - {each}" for each in topic.weakens]
-    answer(asdict(found), *lines, as_json=as_json)
+        lines += [f"  - {sentence}" for sentence in topic.weakens]
+    answer(asdict(explanation), *lines, as_json=as_json)
 
 
 def describe(pipeline: Pipeline, engine: Engine | None, translation: Translation | None = None) -> dict[str, Any]:
-    """What the command prints, for machines; with an engine its tables are checked, too, and have their schemas.
+    """The explanation for JSON; with an engine its tables are checked, too, and named with their schemas.
 
     ``translation`` is the ``schema_translate_map`` of a worker's engine, which applies to what the handler writes.
     """
@@ -108,8 +127,16 @@ def describe(pipeline: Pipeline, engine: Engine | None, translation: Translation
 def _sink(pipeline: Pipeline, sink: Sink, engine: Engine | None) -> dict[str, Any]:
     declared: dict[str, Any] = {"sink": repr(sink), "tables": list(sink.tables)}
     if isinstance(sink, Append | AppendArrow):
-        found = "copy" if engine is None else _check(pipeline, sink, engine)
-        declared["strategies"] = ARROW if isinstance(sink, AppendArrow) and found == "copy" else APPENDS[found]
+        append_strategy = "copy" if engine is None else _check(pipeline, sink, engine)
+        declared["strategies"] = (
+            ARROW if isinstance(sink, AppendArrow) and append_strategy == "copy" else APPENDS[append_strategy]
+        )
+    if isinstance(sink, Accumulate):
+        if engine is not None:
+            _check(pipeline, sink, engine)
+        declared["key"] = list(sink.key)
+        declared["newest"] = _aggregated(sink)
+        declared["strategies"] = SUMS
     if isinstance(sink, Upsert):
         direct = engine is None or _check(pipeline, sink, engine).direct
         declared["key"] = list(sink.key)
@@ -119,17 +146,24 @@ def _sink(pipeline: Pipeline, sink: Sink, engine: Engine | None) -> dict[str, An
     return declared
 
 
+def _aggregated(sink: Accumulate) -> str:
+    aggregates = (("the sums of", sink.add), ("the lowest", sink.least), ("the highest", sink.most))
+    return "; ".join(f"{label} {', '.join(names)}" for label, names in aggregates if names)
+
+
 def _newest(sink: Upsert) -> str:
+    if sink.keeps_first:
+        return "the first of its partition; a stored row stays"
     if sink.order_by is not None:
-        return f"the highest {sink.order_by}, also against the row that is stored"
+        return f"the highest {sink.order_by}, also compared with the stored row"
     if sink.offset_column is not None:
-        return f"the last of its partition, also against the row that is stored ({sink.offset_column})"
+        return f"the last of its partition, also compared with the stored row ({sink.offset_column})"
     return "the last of its partition"
 
 
-def _check(pipeline: Pipeline, sink: Append | AppendArrow | Upsert, engine: Engine) -> Any:
-    """What a worker asks when it starts: raises ConfigError where a table, column or right is missing."""
-    with engine.connect() as look:  # its transaction is rolled back at the end
+def _check(pipeline: Pipeline, sink: Accumulate | Append | AppendArrow | Upsert, engine: Engine) -> Any:
+    """Run the checks of a worker's start. Raises ConfigError if a table, column or right is missing."""
+    with engine.connect() as look:  # the transaction is rolled back at the end
         return sink.check(look, pipeline.codecs_of(sink))
 
 

@@ -1,4 +1,4 @@
-"""``seekpoint export``: the records that a group has applied, as files that no retention cuts."""
+"""``seekpoint export``: archives the records that a group has applied, in files that outlive retention."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import typer
 from seekpoint.cli import spark_session
 from seekpoint.cli.errors import terminable
 from seekpoint.cli.options import Actor, AsJson, MaxRecords, ServerOptions, SparkOptions, command
-from seekpoint.cli.output import answer, numbered
+from seekpoint.cli.output import answer
 from seekpoint.cli.progress_bar import Shown
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.export import Archive, Export, Exported
 from seekpoint.jobs.export.export import RANGE
+from seekpoint.records import numbered
 from seekpoint.worker.import_by_name import load_pipeline
 
 
@@ -23,37 +24,37 @@ from seekpoint.worker.import_by_name import load_pipeline
 def export(
     context: typer.Context,
     target: Annotated[
-        str | None, typer.Argument(metavar="[MODULE:NAME]", help="A Pipeline or a Worker, whose group is meant.")
+        str | None, typer.Argument(metavar="[MODULE:NAME]", help="A Pipeline or a Worker, for its group.")
     ] = None,
     *,
     to: Annotated[
         str, typer.Option(metavar="URL", help="The archive: a folder, or a URL such as s3://bucket/archive.")
     ],
-    group: Annotated[str | None, typer.Option(help="The group, where no pipeline is named.")] = None,
-    topic: Annotated[list[str] | None, typer.Option(help="Only of this topic; repeat it.")] = None,
+    group: Annotated[str | None, typer.Option(help="The group, if no pipeline is named.")] = None,
+    topic: Annotated[list[str] | None, typer.Option(help="Only this topic (repeatable).")] = None,
     format: Annotated[  # noqa: A002
-        Literal["parquet", "delta"], typer.Option(help="Files alone, or a Delta table for each topic.")
+        Literal["parquet", "delta"], typer.Option(help="Only files, or also a Delta table for each topic.")
     ] = "parquet",
-    range_records: Annotated[int, typer.Option(help="Offsets of one file, at most.", min=1)] = RANGE,
+    range_records: Annotated[int, typer.Option(help="At most this many offsets per file.", min=1)] = RANGE,
     max_records: MaxRecords = None,
     skip_lost: Annotated[
-        bool, typer.Option("--skip-lost", help="Continue where retention was faster: the archive has a gap then.")
+        bool, typer.Option("--skip-lost", help="Skip records that retention deleted; the archive then has a gap.")
     ] = False,
     sweep: Annotated[
-        bool, typer.Option("--sweep", help="Then remove what killed exports left, if it is older than a day.")
+        bool, typer.Option("--sweep", help="Then remove files that killed exports left more than a day ago.")
     ] = False,
     tasks: SparkOptions,
     on: ServerOptions,
     actor: Actor = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the records that a group has applied, and that the archive does not have yet, to the archive.
+    """Archive the records that a group has applied, except those that the archive already has.
 
-    Raw, as the log has them, up to the stored offsets. Run it as often as you like, also twice at once; whatever ends
-    it, the next one continues after what was committed.
+    Records are raw, as the log has them, up to the stored offsets. Run it as often as you like, also concurrently;
+    however an export ends, the next one continues after what was committed.
     """
     if (target is None) == (group is None):
-        raise ConfigError("name a pipeline, MODULE:NAME, or its group with --group; one of them")
+        raise ConfigError("name either a pipeline, MODULE:NAME, or its group with --group")
     with (
         on.job(context, *([] if target is None else [target])) as of,
         terminable(),
@@ -62,22 +63,24 @@ def export(
     ):
         name = group or load_pipeline(of.names[0], from_here=True).group
         archive = Archive(to, of.engine, schema=of.schema)
-        more: dict[str, Any] = {"range_records": range_records, "max_records": max_records, "actor": actor}
-        more["skip_lost"] = skip_lost
-        more |= spark_session.writer(stack, of, tasks, progress.say)
+        arguments: dict[str, Any] = {"range_records": range_records, "max_records": max_records, "actor": actor}
+        arguments["skip_lost"] = skip_lost
+        arguments |= spark_session.writer(stack, of, tasks, progress.say)
         servers = of.engine, of.kafka
-        done = Export(*servers, archive, name, topic, schema=of.schema, format=format, progress=progress, **more).run()
+        done = Export(
+            *servers, archive, name, topic, schema=of.schema, format=format, progress=progress, **arguments
+        ).run()
         swept = list(archive.sweep()) if sweep else []
     _print(done, archive, name, swept, as_json=as_json)
 
 
 def _print(done: Exported, archive: Archive, group: str, swept: list[str], *, as_json: bool) -> None:
-    offsets = {str(at): offset for at, offset in done.offsets.items()}
+    offsets = {str(partition): offset for partition, offset in done.offsets.items()}
     added = f"{done.records:,} records in {numbered(done.files, 'file')}, {done.bytes:,} bytes"
     answer(
         {**asdict(done), "archive": archive.root, "group": group, "offsets": offsets, "swept": swept},
         f"{group}: {added}, added to {archive.root}",
-        *(f"{at} is there up to offset {offset}" for at, offset in offsets.items()),
-        *([f"{len(swept)} files that no export had committed are removed"] if swept else []),
+        *(f"{partition} is archived up to offset {offset}" for partition, offset in offsets.items()),
+        *([f"removed {numbered(len(swept), 'file')} that no export had committed"] if swept else []),
         as_json=as_json,
     )

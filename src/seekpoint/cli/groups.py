@@ -24,10 +24,11 @@ from seekpoint.cli.options import (
     require_brokers,
     require_reason,
 )
-from seekpoint.cli.output import answer, numbered, print_table
+from seekpoint.cli.output import answer, print_table
 from seekpoint.cli.progress_bar import Shown, ago_of, lasting
 from seekpoint.cli.status import known_group
 from seekpoint.errors import ConfigError
+from seekpoint.records import numbered
 
 app = typer.Typer(help="List groups; pause one, resume it, replace it, forget it.", no_args_is_help=True)
 
@@ -38,14 +39,14 @@ NUMERIC = ("version", "partitions", "owned", "workers", "lag", "lag time", "head
 @command
 def list_groups(
     *,
-    forgotten: Annotated[bool, typer.Option("--forgotten", help="Those that were forgotten, alone.")] = False,
+    forgotten: Annotated[bool, typer.Option("--forgotten", help="Only groups that were forgotten.")] = False,
     ledger: LedgerOptions,
     brokers: KafkaOptions,
 ) -> None:
     """List groups: version, pause, partitions, workers, lag and headroom, stopped partitions, open dead letters.
 
-    Without brokers (--kafka, --kafka-config) lag is of the workers' samples, and "as of" says how old the oldest is;
-    lag is empty where that of one partition is older than three minutes.
+    Without brokers (--kafka, --kafka-config) lag comes from the workers' samples, and "as of" says how old the oldest
+    is; lag is empty if the sample of one partition is older than three minutes.
     """
     settings = brokers.settings()
     if settings:
@@ -54,17 +55,17 @@ def list_groups(
     if forgotten:
         _list_forgotten(admin, as_json=ledger.as_json)
         return
-    found, doubts = admin.groups()
+    summaries, doubts = admin.groups()
     for doubt in doubts:
         typer.echo(f"warning: {doubt}", err=True)
     if ledger.as_json:
-        answer([_as_dict(group) for group in found], as_json=True)
+        answer([_as_dict(group) for group in summaries], as_json=True)
         return
-    if not found:
+    if not summaries:
         typer.echo("no worker has claimed anything yet")
         return
     columns = ("group", "version", "paused", "partitions", "owned", "workers", "lag", "lag time", "headroom", "as of")
-    print_table(None, (*columns, "stopped", "dead letters", "committed"), map(_row, found), numeric=NUMERIC)
+    print_table(None, (*columns, "stopped", "dead letters", "committed"), map(_row, summaries), numeric=NUMERIC)
 
 
 @app.command("pause", no_args_is_help=True)
@@ -74,7 +75,7 @@ def pause(
 ) -> None:
     """Pause a group: its workers are fenced before their next commit, keep their partitions, and wait.
 
-    Without --apply nothing is done. Exits with 1 where the group was paused or resumed in between.
+    Without --apply nothing is done. Exits with 1 if the group was paused or resumed since the plan was made.
     """
     _carry_out(group, ledger, paused=True, apply=apply, reason=reason, actor=actor)
 
@@ -95,22 +96,23 @@ def replace(
     *,
     by: Annotated[str, typer.Option("--by", metavar="GROUP", help="The group that runs the newer handler.")],
     wait: Annotated[
-        str, typer.Option(metavar="TIME", help="How long to wait until it has passed the positions: 60s, 2h.")
+        str, typer.Option(metavar="TIME", help="How long to wait until it reaches GROUP's positions: 60s, 2h.")
     ] = "60s",
     accept_differences: Annotated[
-        bool, typer.Option("--accept-differences", help="Also with open dead letters or retries that only one has.")
+        bool,
+        typer.Option("--accept-differences", help="Even if open dead letters or retries differ between the groups."),
     ] = False,
     apply: Apply = False,
     reason: Reason = None,
     actor: Actor = None,
     ledger: LedgerOptions,
 ) -> None:
-    """Replace a group's tables and positions by those of another group, which runs a newer handler beside it.
+    """Replace a group's tables and positions by those of another group, which runs a newer handler in parallel.
 
-    It is waited for, then GROUP is paused, the last records are waited for, and tables, positions and dead letters are
-    exchanged in one transaction. Workers of the newer handler continue under the name GROUP; the other group is paused.
-    Without --apply nothing is done. Where the command was killed, repeat it, or undo the pause with `groups resume`.
-    Exits with 1 where the groups do not allow it, or the wait has ended.
+    Waits for the other group, pauses GROUP, waits for the last records, and exchanges tables, positions and
+    dead letters in one transaction. Workers of the newer handler continue under the name GROUP; the other group is
+    paused. Without --apply nothing is done. If the command was killed, repeat it, or undo the pause with
+    `groups resume`. Exits with 1 if the groups cannot be exchanged, or if --wait ends first.
     """
     require_reason(apply, reason)
     seconds = ago(wait, "--wait").total_seconds()
@@ -137,14 +139,14 @@ def _replace_lines(plan: ReplacePlan, result: ReplaceResult | None) -> list[str]
     if plan.is_done:
         return [f"{plan.by} has replaced {plan.group}, and is paused; nothing to do"]
     if result is None:
-        said = [f"  - {each}" for each in plan.consequences]
-        differ = [f"  - only with --accept-differences: {each}" for each in plan.differences]
-        return [f"would replace {plan.group} by {plan.by}:", *said, *differ, "dry run; --apply does it"]
+        consequences = [f"  - {consequence}" for consequence in plan.consequences]
+        differ = [f"  - only with --accept-differences: {difference}" for difference in plan.differences]
+        return [f"would replace {plan.group} by {plan.by}:", *consequences, *differ, "dry run; --apply does it"]
     waited = "" if result.seconds is None else f", after a pause of {lasting(result.seconds)}"
     runs = f"its workers of version {plan.version_to} continue{waited}" if result.resumed else "it stays paused"
     return [
         f"{plan.by} has replaced {plan.group}, which is at handler version {plan.version_to}: {runs}",
-        f"{plan.by} is paused: forget it, and drop its tables, once {plan.group} is well",
+        f"{plan.by} is paused: forget it, and drop its tables, once {plan.group} runs well",
     ]
 
 
@@ -153,7 +155,7 @@ def _replace_lines(plan: ReplacePlan, result: ReplaceResult | None) -> list[str]
 def forget(
     group: Group,
     *,
-    undo: Annotated[bool, typer.Option("--undo", help="Put the positions of a forgotten group back.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Restore the positions of a forgotten group.")] = False,
     export: Annotated[
         Path | None,
         typer.Option(
@@ -169,11 +171,11 @@ def forget(
     actor: Actor = None,
     ledger: LedgerOptions,
 ) -> None:
-    """Forget a paused group: its positions, dead letters, lost ranges and samples go; its name and history stay.
+    """Forget a paused group: delete its positions, dead letters, lost ranges and samples; its name and history stay.
 
-    Dead letters and lost ranges are written to a file first. Workers that start under the name are refused, until
-    --undo puts the positions back, or `run --accept-forgotten` begins again. Without --apply nothing is done. Exits
-    with 1 where the group is not paused, a run of it is open, or it is not as it was when the plan was made.
+    Dead letters and lost ranges are written to a file first. Workers that start under the name are refused until
+    --undo restores the positions, or `run --accept-forgotten` begins again. Without --apply nothing is done. Exits
+    with 1 if the group is not paused, has an open run, or has changed since the plan was made.
     """
     if no_export and export is not None:
         raise ConfigError("give --export FILE or --no-export, not both")
@@ -199,23 +201,25 @@ def _forget_lines(plan: ForgetPlan, result: ForgetResult | None) -> list[str]:
         return [f"{plan.group} is {now}; nothing to do"]
     if result is None:
         verb = "undo the forgetting of" if plan.undo else "forget"
-        said = [f"  - {each}" for each in plan.consequences]
-        return [f"would {verb} {plan.group}:", *said, "dry run; --apply does it"]
+        consequences = [f"  - {consequence}" for consequence in plan.consequences]
+        return [f"would {verb} {plan.group}:", *consequences, "dry run; --apply does it"]
     if plan.undo:
         return [f"{plan.group} has its {numbered(result.partitions, 'position')} again, and is paused"]
-    gone = f"{numbered(result.dead_letters, 'dead letter')} and {numbered(result.lost_ranges, 'lost range')}"
+    counts = f"{numbered(result.dead_letters, 'dead letter')} and {numbered(result.lost_ranges, 'lost range')}"
+    if result.run_dead_letters:
+        counts += f", and {numbered(result.run_dead_letters, 'dead letter')} of reprocesses"
     copied = "" if result.file is None else f", which are in {result.file}"
-    return [f"{plan.group} is forgotten, with {gone}{copied}"]
+    return [f"{plan.group} is forgotten, with {counts}{copied}"]
 
 
 def _list_forgotten(admin: Admin, *, as_json: bool) -> None:
-    found = admin.forgotten()
+    forgotten = admin.forgotten()
     if as_json:
-        answer([asdict(each) for each in found], as_json=True)
-    elif not found:
+        answer([asdict(group) for group in forgotten], as_json=True)
+    elif not forgotten:
         typer.echo("no group is forgotten")
     else:
-        rows = [(each.name, each.partitions, each.at, each.by, each.reason) for each in found]
+        rows = [(group.name, group.partitions, group.at, group.by, group.reason) for group in forgotten]
         print_table(None, ("group", "partitions", "forgotten at", "by", "reason"), rows, numeric=NUMERIC)
 
 
@@ -234,11 +238,15 @@ def _carry_out(
 def _lines(plan: PausePlan, *, apply: bool) -> list[str]:
     verb, word = ("pause", "paused") if plan.paused else ("resume", "resumed")
     if plan.is_done:
-        by = f" by {plan.paused_by or 'unknown'}: {plan.paused_reason or 'no reason given'}" if plan.paused else ""
-        return [f"{plan.group} is {'paused' if plan.paused else 'not paused'}{by}; nothing to do"]
+        pauser = f" by {plan.paused_by or 'unknown'}: {plan.paused_reason or 'no reason given'}" if plan.paused else ""
+        return [f"{plan.group} is {'paused' if plan.paused else 'not paused'}{pauser}; nothing to do"]
     if apply:
         return [f"{plan.group} is {word}"]
-    return [f"would {verb} {plan.group}:", *(f"  - {each}" for each in plan.consequences), "dry run; --apply does it"]
+    return [
+        f"would {verb} {plan.group}:",
+        *(f"  - {consequence}" for consequence in plan.consequences),
+        "dry run; --apply does it",
+    ]
 
 
 def _as_dict(group: GroupSummary) -> dict[str, Any]:

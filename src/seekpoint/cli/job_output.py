@@ -10,15 +10,16 @@ from typing import Any
 import typer
 
 from seekpoint.cli.errors import masked, plain
-from seekpoint.cli.output import cut, field, moment, numbered, print_table
+from seekpoint.cli.output import cut, field, moment, print_table
 from seekpoint.cli.progress_bar import ago_of, lasting
 from seekpoint.jobs.reload import Report, Run
 from seekpoint.jobs.run_progress import PartitionProgress, RunProgress
 from seekpoint.ledger.tables import BATCHES
+from seekpoint.records import numbered
 
 WIDTH = 100  # characters of a line
 _COLUMNS = ("id", "strategy", "state", "opened", "tables")
-QUIET = timedelta(minutes=2)  # a driver that says nothing for so long, and is in no step, may be gone
+QUIET = timedelta(minutes=2)  # a driver without a heartbeat for this long, and in no step, may have ended
 _OF_A_RUN = (
     *("id", "strategy", "state", "is_open", "swept", "groups", "pipelines", "tables", "version_from"),
     *("version_to", "driver", "driver_epoch", "opened_at", "actor", "reason"),
@@ -28,25 +29,25 @@ _NUMERIC = frozenset({"partition", "first", "next", "end", "live", "left"})
 
 
 def print_list(runs: Sequence[Run]) -> None:
-    """Runs, one per line of a hundred characters; below, what ended those that failed."""
+    """Print runs, one per line of a hundred characters; below, the errors of those that failed."""
     rows = [(str(run.id), run.strategy, state(run), ago_of(run.opened_at)) for run in runs]
     widths = [max(map(len, column)) for column in zip(_COLUMNS[:-1], *rows, strict=True)]
     room = WIDTH - sum(width + 2 for width in widths) - 2
     tables = (cut(", ".join(run.tables), room) for run in runs)
-    print_table("runs", _COLUMNS, [(*row, its) for row, its in zip(rows, tables, strict=True)], numeric=())
+    print_table("runs", _COLUMNS, [(*row, names) for row, names in zip(rows, tables, strict=True)], numeric=())
     for run in runs:
         if run.error:
             typer.echo(plain(f"{run.id}: {cut(run.error, WIDTH - len(str(run.id)) - 2)}"))
-    typer.echo("`seekpoint reload status ID` has one run's groups, driver, partitions and whole error")
+    typer.echo("`seekpoint reload status ID` shows one run's groups, driver, partitions and whole error")
 
 
 def state(run: Run) -> str:
-    """The state, and whether something is left to sweep."""
+    """The state of a run, and whether something is left to sweep."""
     return run.state if run.is_open or run.swept else f"{run.state}, not swept"
 
 
 def as_dict(run: Run) -> dict[str, Any]:
-    """One run for programs."""
+    """One run for JSON."""
     return {name: getattr(run, name) for name in _OF_A_RUN} | {
         "heard_of_at": run.changed_at,
         "error": None if run.error is None else masked(run.error),
@@ -54,20 +55,21 @@ def as_dict(run: Run) -> dict[str, Any]:
 
 
 def differences(report: Report) -> Iterator[str]:
-    """What a merge is going to change, a line for each table."""
-    for one in report.tables:
+    """The changes that a merge will make, one line per table."""
+    for difference in report.tables:
         yield (
-            f"{plain(one.table)}: {one.equal:,} rows are equal; {one.missing:,} are missing and will be added, "
-            f"{one.extra:,} are extra and will be deleted, {one.different:,} are different and will be changed"
+            f"{plain(difference.table)}: {difference.equal:,} rows are equal; {difference.missing:,} are missing and "
+            f"will be added, {difference.extra:,} are extra and will be deleted, {difference.different:,} are "
+            "different and will be changed"
         )
 
 
-def progress_as_dict(at: RunProgress) -> dict[str, Any]:
-    """One run with its partitions for programs."""
-    return as_dict(at.run) | {
-        "in_step": at.in_step,
-        "silent_seconds": round(at.silent.total_seconds(), 3),
-        "left": at.left,
+def progress_as_dict(progress: RunProgress) -> dict[str, Any]:
+    """One run with its partitions for JSON."""
+    return as_dict(progress.run) | {
+        "in_step": progress.in_step,
+        "silent_seconds": round(progress.silent.total_seconds(), 3),
+        "left": progress.left,
         "partitions": [
             {
                 "group": place.group,
@@ -78,17 +80,17 @@ def progress_as_dict(at: RunProgress) -> dict[str, Any]:
                 "staged": place.staged,
                 "end": place.end,
                 "live": place.live,
-                "left": place.left(at.run.strategy) if at.run.is_open else None,
+                "left": place.left(progress.run.strategy) if progress.run.is_open else None,
             }
-            for place in at.places
+            for place in progress.places
         ],
-        "next": list(choices(at)),
+        "next": list(choices(progress)),
     }
 
 
-def shown(at: RunProgress) -> Iterator[str]:
+def shown(progress: RunProgress) -> Iterator[str]:
     """One run, line by line."""
-    run = at.run
+    run = progress.run
     yield f"{run.kind} {run.id}: {state(run)}"
     yield field("strategy", run.strategy)
     yield field("tables", ", ".join(run.tables))
@@ -96,77 +98,80 @@ def shown(at: RunProgress) -> Iterator[str]:
         versions = f"version {old}" if old == new else f"version {old} → {new}"
         yield field("group", f"{group}, {versions}{f', {name}' if name else ''}")
     yield field("opened", f"{moment(run.opened_at)} by {run.actor}: {run.reason}")
-    yield field("driver", f"{run.driver} (epoch {run.driver_epoch}), {_heard(at)}")
-    if at.left is not None:
-        yield field("left", f"{numbered(at.left, 'offset')} in {numbered(len(at.places), 'partition')}")
+    yield field("driver", f"{run.driver} (epoch {run.driver_epoch}), {_heard(progress)}")
+    if progress.left is not None:
+        yield field("left", f"{numbered(progress.left, 'offset')} in {numbered(len(progress.places), 'partition')}")
     if run.error:
         yield field("error", masked(run.error))
 
 
-def print_places(at: RunProgress) -> None:
-    """Its partitions."""
-    print_table("", _PLACES, (_row(place, at) for place in at.places), numeric=_NUMERIC)
+def print_places(progress: RunProgress) -> None:
+    """Print the run's partitions."""
+    print_table("", _PLACES, (_row(place, progress) for place in progress.places), numeric=_NUMERIC)
 
 
-def _row(place: PartitionProgress, at: RunProgress) -> Sequence[object]:
-    done = place.next + place.staged  # of what is staged and not consolidated, there is no one offset before all
-    left = place.left(at.run.strategy) if at.run.is_open else None
+def _row(place: PartitionProgress, progress: RunProgress) -> Sequence[object]:
+    done = place.next + place.staged  # staged ranges that are not consolidated have no single end offset
+    remaining = place.left(progress.run.strategy) if progress.run.is_open else None
     where = (place.group, place.partition.topic, place.partition.number)
-    return (*where, place.first, done, place.end, place.live, left)
+    return (*where, place.first, done, place.end, place.live, remaining)
 
 
-def choices(at: RunProgress) -> Iterator[str]:
-    """What can be done next, as commands with their reason."""
-    run = at.run
+def choices(progress: RunProgress) -> Iterator[str]:
+    """The next steps for a run, as commands with their reason."""
+    run = progress.run
     if run.is_open:
         if run.strategy != "verify":
-            alone = "" if _is_quiet(at) else ", if its driver has ended"
+            alone = "" if _is_quiet(progress) else ", if its driver has ended"
             yield f"resume{alone}: {resume(run)}"
         yield f"abort: {abort(run)}"
     elif not run.swept:
         yield "drop what it left: seekpoint reload sweep"
     elif run.state != "cut_over" and run.strategy != "verify":
-        yield f"begin again: {begin(at)}"
+        yield f"begin again: {begin(progress)}"
 
 
-def begin(at: RunProgress) -> str:
-    """The command that opens one like it."""
-    if at.run.strategy == "reprocess":
-        [place] = at.places
+def begin(progress: RunProgress) -> str:
+    """The command that opens a run like this one."""
+    if progress.run.strategy == "reprocess":
+        [place] = progress.places
         topic, number = place.partition
-        return f"{_command(at.run)} --range {topic}:{number}:{place.first}..{place.end} --reason '…'"
-    return _command(at.run) + ("" if at.run.strategy in {"batch", "merge"} else f" --strategy {at.run.strategy}")
+        return f"{_command(progress.run)} --range {topic}:{number}:{place.first}..{place.end} --reason '…'"
+    return _command(progress.run) + (
+        "" if progress.run.strategy in {"batch", "merge"} else f" --strategy {progress.run.strategy}"
+    )
 
 
 def resume(run: Run) -> str:
-    """The command that resumes it."""
+    """The command that resumes the run."""
     return f"{_command(run)} --resume {run.id}"
 
 
 def _command(run: Run) -> str:
     names = " ".join(shlex.quote(name or "MODULE:NAME") for name in run.pipelines)
-    return f"seekpoint {'batch' if run.strategy in BATCHES else 'reload run'} {names}"
+    reload = "spark reload" if run.is_of_frames else "reload run"
+    return f"seekpoint {'batch' if run.strategy in BATCHES else reload} {names}"
 
 
 def abort(run: Run) -> str:
-    """The command that gives it up."""
+    """The command that aborts the run."""
     return f"seekpoint reload abort {run.id} --reason '…'"
 
 
 def left_open(run: Run) -> str:
-    """What is said of a run whose driver ends here."""
+    """The message for a run that this process leaves open."""
     workers = "" if run.strategy == "batch" else ", workers continue"
     return f"{run.id} is left open ({run.state}){workers}; to resume: {resume(run)}; to abort: {abort(run)}"
 
 
-def _heard(at: RunProgress) -> str:
-    if not at.run.is_open:
-        return f"last heard of at {moment(at.run.changed_at)}"
-    if at.in_step:
+def _heard(progress: RunProgress) -> str:
+    if not progress.run.is_open:
+        return f"last heartbeat at {moment(progress.run.changed_at)}"
+    if progress.in_step:
         return "in a step right now"
-    missed = ": it may be gone" if _is_quiet(at) else ""
-    return f"last heard of {lasting(at.silent.total_seconds())} ago{missed}"
+    missed = ": the driver may have ended" if _is_quiet(progress) else ""
+    return f"last heartbeat {lasting(progress.silent.total_seconds())} ago{missed}"
 
 
-def _is_quiet(at: RunProgress) -> bool:
-    return at.silent > QUIET and not at.in_step
+def _is_quiet(progress: RunProgress) -> bool:
+    return progress.silent > QUIET and not progress.in_step

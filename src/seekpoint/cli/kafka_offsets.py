@@ -12,6 +12,7 @@ from seekpoint.cli.losses import admin_of
 from seekpoint.cli.offsets import app
 from seekpoint.cli.options import Actor, Apply, Group, KafkaOptions, LedgerOptions, Reason, command
 from seekpoint.cli.output import answer
+from seekpoint.errors import ConfigError
 
 
 @app.command("import", no_args_is_help=True)
@@ -19,9 +20,17 @@ from seekpoint.cli.output import answer
 def import_offsets(
     group: Group,
     *,
-    from_group: Annotated[str, typer.Option(metavar="OLD", help="The consumer group whose commits are taken.")],
+    from_group: Annotated[
+        str | None, typer.Option(metavar="OLD", help="The consumer group whose commits to import.")
+    ] = None,
+    from_checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="The checkpoint of a Spark query, a folder or a URL, whose offsets to import."
+        ),
+    ] = None,
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", help="This topic alone; repeat it. Default: all that it committed.")
+        list[str] | None, typer.Option("--topic", help="Only this topic (repeatable). Default: all that it committed.")
     ] = None,
     missing: Annotated[
         Literal["earliest", "latest"] | None,
@@ -33,16 +42,21 @@ def import_offsets(
     ledger: LedgerOptions,
     brokers: KafkaOptions,
 ) -> None:
-    """Begin topics at what a plain consumer group has committed to Kafka; the group may have the same name. Plan first.
+    """Start topics where a plain consumer group, or a Spark query in its checkpoint, has committed. Plan first.
 
-    Without --apply nothing is done. Exits with 1 where the old group has members, before or after its commits were
-    read; where a partition has no commit, or a mirror's; and where the group has stored offsets of the topic already.
+    The consumer group may have the same name. Without --apply nothing is done. Exits with 1 if the old group has
+    members, before or after its commits were read; if a partition has no commit, or a mirror's; if the commits have
+    changed since the plan was made; or if the group already has stored offsets of the topic.
     """
+    if (from_group is None) == (from_checkpoint is None):
+        raise ConfigError("give either --from-group OLD or --from-checkpoint DIR")
     admin = admin_of(ledger, brokers, apply, reason)
-    plan = admin.plan_import(group, from_group, topic, missing=missing)
+    plan = admin.plan_import(group, from_group, topic, from_checkpoint=from_checkpoint, missing=missing)
     if apply:
         admin.apply(plan, reason=reason or "", actor=actor)
-    title = f"{group}: the commits of {from_group} {'are' if apply else 'would be'} its first positions:"
+    title = (
+        f"{group}: the commits of {from_group or from_checkpoint} {'are' if apply else 'would be'} its first positions:"
+    )
     _print(plan, title, ledger, is_applied=apply)
 
 
@@ -59,8 +73,8 @@ def mirror_offsets(
 ) -> None:
     """Write a stopped group's positions into Kafka, where a plain consumer of the same name continues. Plan first.
 
-    Without --apply nothing is done. Exits with 1 where the group has members in Kafka, or has moved since the plan was
-    made.
+    Without --apply nothing is done. Exits with 1 if the group has members in Kafka, or its positions have changed since
+    the plan was made.
     """
     admin = admin_of(ledger, brokers, apply, reason)
     plan = admin.plan_mirror(group)
@@ -77,7 +91,7 @@ def mirror_offsets(
 
 
 def _print(plan: ImportPlan | MirrorPlan, title: str, ledger: LedgerOptions, *, is_applied: bool) -> None:
-    lines = [title, *(f"  - {each}" for each in plan.consequences)]
+    lines = [title, *(f"  - {consequence}" for consequence in plan.consequences)]
     if not is_applied:
         lines.append("dry run; --apply does it")
     answer(asdict(plan) | {"applied": is_applied}, *lines, as_json=ledger.as_json)

@@ -1,4 +1,4 @@
-"""What ``seekpoint run`` writes to stderr: lines for people, or one JSON object per line."""
+"""The log of ``seekpoint run`` on stderr: lines for people, or one JSON object per line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LogFormat(StrEnum):
 
 
 class MaskingFormatter(logging.Formatter):
-    """No password gets into the log, whatever wrote the message; what ended a worker is a sentence."""
+    """Keeps passwords out of the log, also out of other libraries' lines; a worker's final error is one sentence."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line of text, and the traceback."""
@@ -69,24 +69,24 @@ def set_up_logging(form: LogFormat) -> None:
     root.addHandler(handler)
     logging.captureWarnings(form is LogFormat.JSON)
     logging.getLogger("seekpoint").setLevel(logging.INFO)
-    # It warns of each statement after one that failed in the same pipeline: a handler's, while a record is searched.
+    # psycopg warns of each statement after a failed one in a pipeline; the search for a failing record causes many.
     logging.getLogger("psycopg").setLevel(logging.ERROR)
 
 
 def log_own_lines(context: typer.Context, form: LogFormat) -> None:
-    """With JSON, what the command itself says is a line of the log, too, as is the error that ends it."""
+    """With JSON, log the command's own lines, too, and the error that ends it."""
     if form is LogFormat.JSON:
         before = say.set(_log)
         context.call_on_close(lambda: say.reset(before))
 
 
 def _log(level: int, text: str) -> None:
-    set_up_logging(LogFormat.JSON)  # an error may come first: of a module that cannot be imported
+    set_up_logging(LogFormat.JSON)  # early, for errors such as a module that cannot be imported
     logger.log(level, "%s", text)
 
 
 def _explained(record: logging.LogRecord) -> logging.LogRecord:
-    """The record of a worker's end by an error, with the command's sentence in place of the traceback."""
+    """The log record of a worker's final error, with the command's sentence in place of the traceback."""
     match record.args:
         case (group, events.WorkerStopped(error=BaseException() as error, is_aborted=False)):
             record = copy(record)
@@ -97,14 +97,14 @@ def _explained(record: logging.LogRecord) -> logging.LogRecord:
 
 
 def _safe(value: Any) -> Any:
-    """The value as JSON can have it, each string in it without passwords."""
+    """The value in a form that JSON has, without passwords in its strings."""
     match value:
         case None | bool() | int():
             return value
         case Mapping():
-            return {masked(str(name)): _safe(one) for name, one in value.items()}
+            return {masked(str(name)): _safe(element) for name, element in value.items()}
         case list() | tuple() | set() | frozenset():
-            return [_safe(one) for one in value]
+            return [_safe(element) for element in value]
         case _:
-            # NaN and Infinity are no JSON
+            # JSON has no NaN and Infinity.
             return value if isinstance(value, float) and math.isfinite(value) else masked(str(value))

@@ -23,8 +23,8 @@ from seekpoint.cli.options import (
 from seekpoint.cli.output import answer, moment, print_table
 from seekpoint.errors import ConfigError
 
-lost = typer.Typer(help="Offsets that no worker applies: list them; accept a loss.", no_args_is_help=True)
-topics = typer.Typer(help="Topics that were created again: accept one.", no_args_is_help=True)
+lost = typer.Typer(help="Offsets that no worker will apply: list them; accept a loss.", no_args_is_help=True)
+topics = typer.Typer(help="Topics that were deleted and created again: accept one.", no_args_is_help=True)
 
 
 @lost.command("list")
@@ -36,17 +36,18 @@ def list_lost(
     *,
     ledger: LedgerOptions,
 ) -> None:
-    """List ranges of offsets that no worker applies: why, and who has decided that. The oldest first."""
-    found = Admin(ledger.engine(), schema=ledger.schema).lost(groups or ())
+    """List ranges of offsets that no worker will apply, why, and who decided so; the oldest first."""
+    ranges = Admin(ledger.engine(), schema=ledger.schema).lost(groups or ())
     if ledger.as_json:
-        answer([asdict(each) for each in found], as_json=True)
-    elif not found:
+        answer([asdict(lost_range) for lost_range in ranges], as_json=True)
+    elif not ranges:
         typer.echo("nothing is lost")
     else:
         rows = [
-            (each.group, str(each.partition), each.from_offset, each.to_offset, each.reason, each.decision, each.actor,
-             each.operator_reason, moment(each.at))
-            for each in found
+            (lost_range.group, str(lost_range.partition), lost_range.from_offset, lost_range.to_offset,
+             lost_range.reason, lost_range.decision, lost_range.actor, lost_range.operator_reason,
+             moment(lost_range.at))
+            for lost_range in ranges
         ]  # fmt: skip
         columns = ("group", "partition", "from", "to", "reason", "decision", "by", "because", "at")
         print_table(None, columns, rows, numeric=("from", "to"))
@@ -58,12 +59,14 @@ def accept_lost(
     group: Group,
     where: Annotated[
         str | None,
-        typer.Argument(metavar="[TOPIC[:PARTITION]]", help="What has stopped. Default: all partitions of the group."),
+        typer.Argument(
+            metavar="[TOPIC[:PARTITION]]", help="The stopped topic or partition. Default: all of the group."
+        ),
     ] = None,
     *,
     to_offset: Annotated[
         int | None,
-        typer.Option(help="Continue there, in a truncated log. Default: where it ended.", metavar="N", min=0),
+        typer.Option(help="Where to continue in a truncated log. Default: where it ended.", metavar="N", min=0),
     ] = None,
     apply: Apply = False,
     reason: Reason = None,
@@ -71,11 +74,11 @@ def accept_lost(
     ledger: LedgerOptions,
     brokers: KafkaOptions,
 ) -> None:
-    """Give up what logs do not have any more, and continue at their first offset, or at their end. Plan first.
+    """Give up records that the logs no longer have, and continue at the first offset, or at the end. Plan first.
 
-    A log that was truncated and written again continues where it ended; --to-offset says where, if no worker has seen
-    it. Without --apply nothing is done. Exits with 1 where that offset is needed, and where the partition is not as it
-    was when the plan was made.
+    If a log was truncated and written again, the position becomes the offset at which it was truncated; if no worker
+    has seen that offset, give it with --to-offset. Without --apply nothing is done. Exits with 1 if --to-offset is
+    needed and missing, or if the partition has changed since the plan was made.
     """
     admin = admin_of(ledger, brokers, apply, reason)
     _carry_out(
@@ -97,7 +100,9 @@ def accept_topic(
     topic: Annotated[str, typer.Argument(help="The topic that was created again.")],
     *,
     from_beginning: Annotated[bool, typer.Option("--from-beginning", help="Continue at the first offset.")] = False,
-    at: Annotated[int | None, typer.Option(help="Continue at this offset, in each partition.", min=0)] = None,
+    offset: Annotated[
+        int | None, typer.Option("--at", help="Continue at this offset, in each partition.", min=0)
+    ] = None,
     apply: Apply = False,
     reason: Reason = None,
     actor: Actor = None,
@@ -106,16 +111,16 @@ def accept_topic(
 ) -> None:
     """Let a group read a topic that was deleted and created again. Plan first; one transaction for all partitions.
 
-    Without --apply nothing is done. Exits with 1 where a partition is not as it was when the plan was made.
+    Without --apply nothing is done. Exits with 1 if a partition has changed since the plan was made.
     """
-    if from_beginning == (at is not None):
+    if from_beginning == (offset is not None):
         raise ConfigError("say where to continue in the new topic: --from-beginning, or --at OFFSET")
     admin = admin_of(ledger, brokers, apply, reason)
-    _carry_out(admin, admin.plan_accept_topic(group, topic, at=at), ledger, apply=apply, reason=reason, actor=actor)
+    _carry_out(admin, admin.plan_accept_topic(group, topic, at=offset), ledger, apply=apply, reason=reason, actor=actor)
 
 
 def admin_of(ledger: LedgerOptions, brokers: KafkaOptions, apply: bool, reason: str | None) -> Admin:
-    """An ``Admin`` that asks the brokers, for a command that may carry a plan out."""
+    """An ``Admin`` with brokers, for a command that may apply a plan."""
     require_reason(apply, reason)
     settings = brokers.settings()
     require_brokers(settings)
@@ -128,7 +133,7 @@ def _carry_out(
     is_applied = apply and not plan.is_done
     if is_applied:
         admin.apply(plan, reason=reason or "", actor=actor)
-    lines = [f"  - {each}" for each in plan.consequences]
+    lines = [f"  - {consequence}" for consequence in plan.consequences]
     if plan.is_done:
         lines = [*plan.consequences, "nothing to do"]
     elif not apply:

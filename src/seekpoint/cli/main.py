@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Run the command line and exit."""
     try:
-        from seekpoint.cli.app import app  # noqa: PLC0415 -- it needs what may not be installed
+        from seekpoint.cli.app import app  # noqa: PLC0415 -- needs Typer and Rich
 
         app()
     except ModuleNotFoundError as error:
@@ -18,7 +18,7 @@ def main() -> None:
             "error: the command needs Typer and Rich: pip install '/path/to/seekpoint[cli]' (a checkout or wheel)\n"
         )
         sys.exit(2)
-    except KeyboardInterrupt:  # the imports take their time, and so does building the commands
+    except KeyboardInterrupt:  # importing and building the commands takes long enough for a Ctrl-C
         sys.stderr.write("aborted\n")
         sys.exit(130)
 

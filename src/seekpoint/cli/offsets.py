@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from seekpoint.admin import Action, ActionFilter, Admin, Reset, ResetPlan, ResetResult, ResetTo
+from seekpoint.admin.spark_offsets import spark_json
 from seekpoint.cli.errors import FAILED, plain
 from seekpoint.cli.offset_files import as_csv, read_offsets
 from seekpoint.cli.options import (
@@ -27,49 +28,59 @@ from seekpoint.cli.options import (
     require_reason,
 )
 from seekpoint.cli.output import answer, moment, print_table
+from seekpoint.cli.progress_bar import Shown
 from seekpoint.errors import ConfigError
+from seekpoint.jobs.reload import Reload
+from seekpoint.jobs.reload.cutover_limits import MAX_WAIT
+from seekpoint.worker.import_by_name import load_pipeline
 
 app = typer.Typer(help="Reset a group's positions by plan; import, mirror and export them.", no_args_is_help=True)
 
 Topic = Annotated[
     list[str] | None,
-    typer.Option("--topic", metavar="TOPIC[:0,1]", help="A topic, or some of its partitions; repeat it."),
+    typer.Option("--topic", metavar="TOPIC[:0,1]", help="A topic, or some of its partitions (repeatable)."),
 ]
-Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write it to this file.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the plan to this file.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions:
-    """Where to; exactly one of them."""
+    """The target of a reset; exactly one of these options."""
 
-    to_offset: Annotated[int | None, typer.Option(help="At this offset.", min=0)] = None
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="At the start of the log.")] = False
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="At the end of the log.")] = False
+    to_offset: Annotated[int | None, typer.Option(help="To this offset.", min=0)] = None
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the start of the log.")] = False
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the end of the log.")] = False
     to_current: Annotated[
-        bool, typer.Option("--to-current", help="At the position as it is now, for a plan that is applied later.")
+        bool, typer.Option("--to-current", help="To the current position, for a plan that is applied later.")
     ] = False
     to_datetime: Annotated[
-        str | None, typer.Option(metavar="TIME", help="At the first record from then on: 2026-08-01T12:00Z.")
+        str | None, typer.Option(metavar="TIME", help="To the first record at this time or later: 2026-08-01T12:00Z.")
     ] = None
     by_duration: Annotated[
-        str | None, typer.Option(metavar="TIME", help="At the first record that is not older: 1h, PT1H.")
+        str | None, typer.Option(metavar="TIME", help="To the first record that is not older than this: 1h, PT1H.")
     ] = None
-    shift_by: Annotated[int | None, typer.Option(help="So many offsets forward, or backward: -100.")] = None
+    shift_by: Annotated[int | None, typer.Option(help="By this many offsets forward, or backward: -100.")] = None
     to_processed: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Where the group was then, by the last sample before.")
+        str | None, typer.Option(metavar="TIME", help="To the position at this time, by the last sample before it.")
     ] = None
-    to_group: Annotated[str | None, typer.Option(metavar="GROUP", help="At the positions of another group.")] = None
-    to_kafka: Annotated[str | None, typer.Option(metavar="GROUP", help="At Kafka's commits of this group.")] = None
+    to_group: Annotated[str | None, typer.Option(metavar="GROUP", help="To the positions of another group.")] = None
+    to_kafka: Annotated[
+        str | None, typer.Option(metavar="GROUP", help="To the offsets that this group committed to Kafka.")
+    ] = None
     from_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="At the offsets of Kafka's CSV, or of JSON, as export writes.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="To the offsets in this file: Kafka's CSV, JSON, or Spark's JSON, as export writes them.",
+        ),
     ] = None
     after_failed: Annotated[
-        bool, typer.Option("--after-failed", help="After the failed record that the partition waits in front of.")
+        bool, typer.Option("--after-failed", help="To the offset after the failed record at which the partition waits.")
     ] = False
 
     def target(self, group: str) -> ResetTo | None:
-        """The one that is given, None where none is. Raises ConfigError for several."""
-        made: dict[str, Callable[[Any], ResetTo]] = {
+        """The given target, None without one. Raises ConfigError for several."""
+        makers: dict[str, Callable[[Any], ResetTo]] = {
             "to_offset": ResetTo.offset,
             "to_earliest": lambda _: ResetTo.earliest(),
             "to_latest": lambda _: ResetTo.latest(),
@@ -83,10 +94,47 @@ class TargetOptions:
             "from_file": lambda file: ResetTo.offsets(read_offsets(file, group)),
             "after_failed": lambda _: ResetTo.after_failed(),
         }
-        given = {name: value for name in made if (value := getattr(self, name)) is not None and value is not False}
-        if len(given) > 1:
-            raise ConfigError(f"give one target, not {' and '.join('--' + name.replace('_', '-') for name in given)}")
-        return next((made[name](value) for name, value in given.items()), None)
+        options = {name: value for name in makers if (value := getattr(self, name)) is not None and value is not False}
+        if len(options) > 1:
+            raise ConfigError(f"give one target, not {' and '.join('--' + name.replace('_', '-') for name in options)}")
+        return next((makers[name](value) for name, value in options.items()), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RebuildOptions:
+    """Whether the tables are rebuilt to match the new positions."""
+
+    rebuild: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:NAME", help="Rebuild this pipeline's tables to match the targets, by a reload."),
+    ] = None
+    max_wait: Annotated[
+        str, typer.Option(metavar="TIME", help="With --rebuild: how long workers may wait for the cut-over.")
+    ] = f"{MAX_WAIT:g}s"
+
+    def check(self, *, separately: bool) -> None:
+        """Raise ConfigError for what cannot be rebuilt, before any server is asked."""
+        if self.rebuild is None:
+            return
+        if separately:
+            raise ConfigError("--rebuild resets all positions and tables in one transaction: leave --each out")
+        load_pipeline(self.rebuild, from_here=True)
+
+    def reset(self, ledger: LedgerOptions, kafka: dict[str, Any], plan: ResetPlan, **arguments: Any) -> ResetResult:
+        """Carry out the plan with rebuilt tables, which may lose all rows of records past the targets."""
+        actor, pipeline = arguments.pop("actor"), load_pipeline(self.rebuild or "", from_here=True)
+        with Shown(as_json=ledger.as_json) as progress:
+            reload = Reload(
+                [pipeline],
+                ledger.engine(),
+                kafka,
+                schema=ledger.schema,
+                actor=actor,
+                progress=progress,
+                max_wait=ago(self.max_wait, "--max-wait").total_seconds(),
+                max_deletes=1.0,
+            )
+            return reload.reset(plan, **arguments)
 
 
 @app.command("reset", no_args_is_help=True)
@@ -98,70 +146,85 @@ def reset(
     all_topics: Annotated[bool, typer.Option("--all-topics", help="All partitions of the group.")] = False,
     target: TargetOptions,
     plan: Annotated[
-        Path | None, typer.Option("--plan", metavar="FILE", help="Carry out the plan that --out has written.")
+        Path | None, typer.Option("--plan", metavar="FILE", help="Carry out a plan that --out has written.")
     ] = None,
     out: Out = None,
     apply: Apply = False,
     reason: Reason = None,
     actor: Actor = None,
     wait: Annotated[str, typer.Option(metavar="TIME", help="How long to try to take all locks: 60s, 5m.")] = "60s",
-    each: Annotated[bool, typer.Option("--each", help="A transaction for each partition, not one for all.")] = False,
+    separately: Annotated[
+        bool, typer.Option("--each", help="A transaction for each partition, not one for all.")
+    ] = False,
     wait_until_applied: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="After a backward reset, wait so long until workers are where it was."),
+        typer.Option(
+            metavar="TIME",
+            help="After a backward reset, wait at most this long for workers to be back where they were.",
+        ),
     ] = None,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Reset to the logs' starts where retention has removed offsets.")
+        bool, typer.Option("--accept-loss", help="Reset to the log's start if retention has deleted the target.")
     ] = False,
+    rebuilding: RebuildOptions,
     ledger: LedgerOptions,
     brokers: KafkaOptions,
 ) -> None:
-    """Reset positions of a group, whose workers may run: they continue at the new positions within a second.
+    """Reset positions of a group; running workers continue at the new positions within a second.
 
-    The plan has absolute offsets, and says what follows; without --apply nothing is done. It is one transaction: all
-    locks are taken within a second, or none and it is tried again. Exits with 1 where a partition was reset since the
-    plan was made, has passed a forward target, or is before a backward one, and where its locks cannot be taken.
+    The plan has absolute offsets, and names the consequences; without --apply nothing is done. A reset that would count
+    records twice in sums is refused, unless --rebuild resets the tables along with the positions. It is one
+    transaction: it takes all locks within a second, or releases them and tries again. Exits with 1 if a partition was
+    reset since the plan was made, has passed a forward target, or is before a backward one, or if its locks cannot be
+    taken.
     """
     require_reason(apply, reason)
     seconds = ago(wait, "--wait").total_seconds()
     until = None if wait_until_applied is None else ago(wait_until_applied, "--wait-until-applied").total_seconds()
-    settings = brokers.settings()
-    if settings:
+    if settings := brokers.settings():
         require_brokers(settings)
+    rebuilding.check(separately=separately)
     admin = Admin(ledger.engine(), settings, schema=ledger.schema)
-    made = _plan(admin, group, plan, target.target(group), _scope(topic, all_topics=all_topics, needed=plan is None))
-    if out is not None:
-        try:
-            out.write_bytes(made.to_json())
-        except OSError as error:
-            raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
+    scope = _scope(topic, all_topics=all_topics, plan=plan)
+    reset_plan = _plan(admin, group, plan, target.target(group), scope)
+    _write(out, reset_plan)
     result = None
-    if apply:
-        result = admin.apply(made, reason=reason or "", actor=actor, wait=seconds, each=each, accept_loss=accept_loss)
-    _print(made, result, as_json=ledger.as_json)
+    arguments: dict[str, Any] = {"actor": actor, "reason": reason or "", "accept_loss": accept_loss}
+    if apply and rebuilding.rebuild is not None:
+        result = rebuilding.reset(ledger, settings, reset_plan, **arguments)
+    elif apply:
+        result = admin.apply(reset_plan, wait=seconds, each=separately, **arguments)
+    _print(reset_plan, result, as_json=ledger.as_json)
     if result is not None and until is not None:
         admin.wait_until_applied(group, result, until)
     if result is not None and result.refused:
         raise typer.Exit(FAILED)
 
 
+def _write(file: Path | None, plan: ResetPlan) -> None:
+    if file is None:
+        return
+    try:
+        file.write_bytes(plan.to_json())
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}") from None
+
+
 def _plan(
     admin: Admin, group: str, file: Path | None, target: ResetTo | None, topics: dict[str, list[int] | None] | None
 ) -> ResetPlan:
-    """The plan of the file, or a new one. Raises ConfigError where neither or both are named."""
+    """The plan of the file, or a new one. Raises ConfigError if neither or both are given."""
     if (file is None) == (target is None):
         raise ConfigError("give one target, such as --to-offset, --to-earliest or --shift-by, or --plan FILE")
     if target is not None:
         return admin.plan_reset(group, target, topics)
     try:
-        found = ResetPlan.from_json((file or Path()).read_bytes())
+        plan = ResetPlan.from_json((file or Path()).read_bytes())
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
-    if topics is not None:
-        raise ConfigError("a plan has its partitions: leave --topic out")
-    if found.group != group:
-        raise ConfigError(f"{file} is a plan for group {found.group!r}, not for {group!r}")
-    return found
+    if plan.group != group:
+        raise ConfigError(f"{file} is a plan for group {plan.group!r}, not for {group!r}")
+    return plan
 
 
 def _print(plan: ResetPlan, result: ResetResult | None, *, as_json: bool) -> None:
@@ -179,10 +242,18 @@ def _print(plan: ResetPlan, result: ResetResult | None, *, as_json: bool) -> Non
     if plan.is_done and not (result is not None and result.skipped):
         typer.echo(plain(f"{plan.group}: every partition is at its target ({plan.target}); nothing to do"))
     elif result is None:
-        rows = [(x.topic, x.partition, x.position, x.target, x.target - x.position, _direction(x)) for x in plan.resets]
+        rows = [
+            (move.topic, move.partition, move.position, move.target, move.target - move.position, _direction(move))
+            for move in plan.resets
+        ]
         columns = ("topic", "partition", "offset before", "offset after", "shift", "direction")
         print_table(f"would reset {plan.group} {plan.target}", columns, rows, numeric=columns[1:5])
-        answer(None, *(f"  - {said}" for said in plan.consequences), "dry run; --apply does it", as_json=False)
+        answer(
+            None,
+            *(f"  - {consequence}" for consequence in plan.consequences),
+            "dry run; --apply does it",
+            as_json=False,
+        )
 
 
 def _direction(reset: Reset) -> str:
@@ -195,10 +266,10 @@ def _direction(reset: Reset) -> str:
 def show_history(
     group: Group,
     *,
-    topic: Annotated[list[str] | None, typer.Option("--topic", help="Of this topic alone; repeat it.")] = None,
-    action: Annotated[str | None, typer.Option(help="Of this kind alone, such as reset or pause.")] = None,
-    by: Annotated[str | None, typer.Option("--by", metavar="ACTOR", help="By this actor alone.")] = None,
-    limit: Annotated[int, typer.Option(help="At most so many.", min=1)] = 100,
+    topic: Annotated[list[str] | None, typer.Option("--topic", help="Only this topic (repeatable).")] = None,
+    action: Annotated[str | None, typer.Option(help="Only this kind of action, such as reset or pause.")] = None,
+    by: Annotated[str | None, typer.Option("--by", metavar="ACTOR", help="Only what this actor did.")] = None,
+    limit: Annotated[int, typer.Option(help="Show at most this many.", min=1)] = 100,
     ledger: LedgerOptions,
 ) -> None:
     """Show who did what to a group and its positions, when and why; the newest first.
@@ -206,12 +277,12 @@ def show_history(
     A request for a replay is one row, however many dead letters it replays.
     """
     only = ActionFilter(action, by)
-    found = Admin(ledger.engine(), schema=ledger.schema).history(group, topic, limit=limit, only=only)
+    history = Admin(ledger.engine(), schema=ledger.schema).history(group, topic, limit=limit, only=only)
     if ledger.as_json:
-        answer([asdict(each) for each in found], as_json=True)
+        answer([asdict(entry) for entry in history], as_json=True)
         return
     columns = ("at", "action", "topic", "partition", "from", "to", "actor", "reason")
-    print_table(None, columns, map(_row, found), numeric=("partition", "from", "to"))
+    print_table(None, columns, map(_row, history), numeric=("partition", "from", "to"))
 
 
 def _row(done: Action) -> tuple[object, ...]:
@@ -221,34 +292,56 @@ def _row(done: Action) -> tuple[object, ...]:
 
 @app.command("export", no_args_is_help=True)
 @command
-def export_offsets(group: Group, *, topic: Topic = None, ledger: LedgerOptions) -> None:
-    """Print a group's positions as Kafka's CSV (topic,partition,offset), or as JSON; `reset --from-file` reads both."""
-    scope = _scope(topic, all_topics=False, needed=False)
-    found = Admin(ledger.engine(), schema=ledger.schema).positions(group, scope)
-    lines = [{"topic": at.topic, "partition": at.number, "offset": offset} for at, offset in found.items()]
-    answer(lines, *as_csv(found).splitlines(), as_json=ledger.as_json)
+def export_offsets(
+    group: Group,
+    *,
+    topic: Topic = None,
+    layout: Annotated[
+        Literal["csv", "spark"],
+        typer.Option("--format", help="Kafka's CSV, or the JSON for startingOffsets of Spark's Kafka source."),
+    ] = "csv",
+    ledger: LedgerOptions,
+) -> None:
+    """Print a group's positions as Kafka's CSV (topic,partition,offset), as Spark's JSON, or with --json as a list.
+
+    `offsets reset --from-file` reads all three.
+    """
+    if ledger.as_json and layout == "spark":
+        raise ConfigError("--format spark already prints JSON, in Spark's form: leave --json out")
+    scope = _scope(topic, all_topics=not topic, plan=None)
+    positions = Admin(ledger.engine(), schema=ledger.schema).positions(group, scope)
+    lines = [
+        {"topic": partition.topic, "partition": partition.number, "offset": offset}
+        for partition, offset in positions.items()
+    ]
+    text = spark_json(positions) if layout == "spark" else as_csv(positions)
+    answer(lines, *text.splitlines(), as_json=ledger.as_json)
 
 
 # -- what options mean -------------------------------------------------------------------------------------------
 
 
-def _scope(given: Sequence[str] | None, *, all_topics: bool, needed: bool) -> dict[str, list[int] | None] | None:
-    """Partitions by topic, None for all. Raises ConfigError for a text that names none, and where both or none is."""
-    if bool(given) and all_topics:
+def _scope(texts: Sequence[str] | None, *, all_topics: bool, plan: Path | None) -> dict[str, list[int] | None] | None:
+    """Partitions by topic; None for all, or if a plan names them. Raises ConfigError if the options are invalid."""
+    if plan is not None:
+        if texts or all_topics:
+            raise ConfigError("the plan already names its partitions: leave --topic and --all-topics out")
+        return None
+    if texts and all_topics:
         raise ConfigError("give --topic or --all-topics, not both")
-    if not given:
-        if needed and not all_topics:
+    if not texts:
+        if not all_topics:
             raise ConfigError("say which partitions: --topic orders, --topic orders:0,1, or --all-topics")
         return None
-    found: dict[str, list[int] | None] = {}
-    for text in given:
+    scope: dict[str, list[int] | None] = {}
+    for text in texts:
         topic, colon, numbers = text.partition(":")
         parts = numbers.split(",") if colon else []
-        if not topic or not all(part.isdecimal() for part in parts):
+        if not topic or not all(re.fullmatch("[0-9]{1,9}", part) for part in parts):
             raise ConfigError(f"--topic takes a topic, or one with partitions, as in orders:0,1; not {text!r}")
-        known = found.get(topic, [])
-        found[topic] = [*known, *map(int, parts)] if colon and known is not None else None
-    return found
+        partitions = scope.get(topic, [])
+        scope[topic] = [*partitions, *map(int, parts)] if colon and partitions is not None else None
+    return scope
 
 
 def _time(option: str, text: str) -> datetime:
@@ -263,10 +356,10 @@ _ISO = re.compile(r"P(?:(\d+)D)?(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?")
 
 def _duration(text: str) -> timedelta:
     """Kafka's ``PT1H30M``, or ``1h``. Raises ConfigError."""
-    if (found := _ISO.fullmatch(text.strip())) is None or not any(found.groups()):
+    if (match := _ISO.fullmatch(text.strip())) is None or not any(match.groups()):
         return ago(text, "--by-duration")
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
     try:
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
         return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
-    except OverflowError:
-        raise ConfigError(f"--by-duration {text}: nothing is so old") from None
+    except (OverflowError, ValueError):  # int() takes no more than 4,300 digits
+        raise ConfigError(f"--by-duration {text} is too long: no record can be that old") from None

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they become."""
+"""Options that several commands share, and the engines, settings and jobs made from them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import typer
 from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.pool import NullPool
 
+from seekpoint import remedies
 from seekpoint import schema as ledger_schema
 from seekpoint.cli.errors import explained, keep_secret
 from seekpoint.errors import ConfigError
@@ -34,9 +35,9 @@ OptionalDatabaseUrl = Annotated[str | None, _DATABASE_URL]
 Schema = Annotated[str, typer.Option(help="Postgres schema of the ledger.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Group = Annotated[str, typer.Argument(help="The group's name, as the pipeline declares it.")]
-Apply = Annotated[bool, typer.Option("--apply", "--execute", help="Do it. Without it, show what would be done.")]
+Apply = Annotated[bool, typer.Option("--apply", "--execute", help="Do it. Otherwise, only show what would be done.")]
 Reason = Annotated[str | None, typer.Option(help="Why, for the record; needed with --apply.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask at a terminal.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation at a terminal.")]
 Actor = Annotated[str | None, typer.Option(help="Who, for the record. Default: the user of the operating system.")]
 
 LAST_PORT = 65_535
@@ -56,13 +57,13 @@ def partition_named(text: str) -> Partition:
 def host_and_port(address: str) -> tuple[str, int]:
     """Host and port of ``--listen``. Raises ConfigError."""
     host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isascii() and port.isdigit() and int(port) <= LAST_PORT):
+    if not (colon and host and re.fullmatch("[0-9]{1,5}", port) and int(port) <= LAST_PORT):
         raise ConfigError(f"--listen takes host:port, e.g. 127.0.0.1:8080 or 0.0.0.0:8080, not {address!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def address_of_worker(address: str, number: int) -> str:
-    """``--listen`` of this worker of ``--workers``: the first has the given port, each next one the port after it.
+    """``--listen`` of this worker of ``--workers``: the first has the given port, the others the ports after it.
 
     Raises ConfigError.
     """
@@ -74,28 +75,28 @@ def address_of_worker(address: str, number: int) -> str:
 
 
 def database(text: str) -> URL:
-    """The URL, on psycopg whatever driver it names; raises ConfigError for what is none, without quoting it."""
+    """The URL with driver psycopg, whatever it names; raises ConfigError for an invalid one, without quoting it."""
     url = read_url(text)
     if url.get_backend_name() not in {"postgresql", "postgres"}:
-        raise ConfigError(f"the ledger lives in Postgres, not in {url.get_backend_name()}: postgresql://…")
+        raise ConfigError(f"the ledger lives in Postgres, not in {url.get_backend_name()}: give a URL postgresql://…")
     keep_secret(url)
     return url.set(drivername="postgresql+psycopg")
 
 
 def one_off_engine(text: str) -> Engine:
-    """An engine that keeps no connection open, for commands that look once and end."""
+    """An engine that keeps no connection open, for commands that read once and end."""
     engine = create_engine(database(text), poolclass=NullPool)
     event.listen(engine, "connect", require_readable, insert=True)
     return check_connections(engine)
 
 
 def kafka_settings(pairs: Iterable[str] | None, file: Path | None) -> dict[str, str]:
-    """librdkafka's configuration from a properties file and from ``key=value`` pairs, which win."""
+    """librdkafka's configuration from a properties file and from ``key=value`` pairs, which take precedence."""
     settings = {} if file is None else dict(_properties(file))
-    for given in pairs or ():
-        name = given.partition("=")[0]  # the value is not quoted: it may be a password
+    for pair in pairs or ():
+        name = pair.partition("=")[0]  # the value is not quoted: it may be a password
         usage = f"--kafka takes key=value, e.g. --kafka bootstrap.servers=localhost:9092, not {name!r}"
-        settings.update([key_value(given, usage)])
+        settings.update([key_value(pair, usage)])
     keep_secret(kafka=settings)
     return settings
 
@@ -110,13 +111,13 @@ def _properties(file: Path) -> Mapping[str, str]:
             '; if `seekpoint dev` was restarted: eval "$(seekpoint dev env)"' if "seekpoint-dev-" in str(file) else ""
         )
         raise ConfigError(f"the Kafka configuration {file} cannot be read: {why}{restarted}") from None
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for number, line in enumerate(map(str.strip, lines), 1):
         if not line or line[0] in "#!":
             continue
         # The line is not quoted: it may hold a password.
-        found.update([key_value(line, f"{file}, line {number}: expected key=value, or # before a comment")])
-    return found
+        settings.update([key_value(line, f"{file}, line {number}: expected key=value, or # before a comment")])
+    return settings
 
 
 def names_brokers(settings: Mapping[str, Any]) -> bool:
@@ -125,7 +126,7 @@ def names_brokers(settings: Mapping[str, Any]) -> bool:
 
 
 def require_brokers(settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError where no brokers are named, and for a property that librdkafka does not know."""
+    """Raise ConfigError if no brokers are named, and for a property that librdkafka does not know."""
     if not names_brokers(settings):
         raise ConfigError(
             "no brokers are named: give --kafka bootstrap.servers=host:9092, or a properties file with --kafka-config "
@@ -135,45 +136,45 @@ def require_brokers(settings: Mapping[str, Any]) -> None:
 
 
 def require_reason(apply: bool, reason: str | None) -> None:
-    """Raise ConfigError where something is to be done, and no reason is given."""
+    """Raise ConfigError if something is to be done and no reason is given."""
     if apply and not (reason or "").strip():
-        raise ConfigError("--apply needs --reason: say why, for people who read admin_action later")
+        raise ConfigError("--apply needs --reason: say why; the ledger stores it in admin_action")
 
 
 def at_terminal() -> bool:
-    """Whether there is a person to ask."""
+    """Whether there is a terminal, so that the command can ask."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def confirm(question: str) -> None:
-    """Ask the person at the terminal; a script is not asked. Ends the command with 1 where the answer is no."""
+    """Ask at the terminal; do nothing in a script. Ends the command with 1 if the answer is no."""
     if at_terminal():
         typer.confirm(question, abort=True, err=True)
 
 
 def ago(text: str, option: str) -> timedelta:
     """``90s``, ``30m``, ``12h``, ``7d``; raises ConfigError for anything else."""
-    if found := _AGO.fullmatch(text.strip()):
-        return timedelta(**{_UNITS[found[2]]: int(found[1])})
+    if match := _AGO.fullmatch(text.strip()):
+        return timedelta(**{_UNITS[match[2]]: int(match[1])})
     raise ConfigError(f"{option} takes a length of time such as 90s, 30m, 12h, 7d; not {text!r}")
 
 
 def since(text: str) -> datetime:
-    """``2026-08-01T12:00Z``, or how long ago; raises ConfigError for what is neither, and where the zone is missing."""
+    """``2026-08-01T12:00Z``, or how long ago; raises ConfigError for another text, and if the zone is missing."""
     if _AGO.fullmatch(text.strip()):
         try:
             return datetime.now(UTC) - ago(text, "--since")
         except OverflowError:
             raise ConfigError(f"--since {text}: that is before the year 1; leave it out to mean all") from None
     try:
-        at = datetime.fromisoformat(text.strip())
+        time = datetime.fromisoformat(text.strip())
     except ValueError:
         raise ConfigError(
             f"--since takes a time such as 2026-08-01T12:00Z, or how long ago: 90s, 30m, 12h, 7d; not {text!r}"
         ) from None
-    if at.tzinfo is None:
+    if time.tzinfo is None:
         raise ConfigError(f"--since {text}: say in which zone, e.g. {text}Z or {text}+02:00")
-    return at
+    return time
 
 
 # -- jobs --------------------------------------------------------------------------------------------------
@@ -182,17 +183,19 @@ Targets = Annotated[
     list[str],
     typer.Argument(
         metavar="MODULE:NAME...",
-        help="Pipelines, Workers, or functions that return one: all that write the tables.",
+        help="Pipelines, Workers, or functions that return one; name all that write the tables.",
     ),
 ]
 ArchiveRoot = Annotated[
     str | None,
-    typer.Option("--archive", metavar="URL", help="Exported records, for what the log has no more: a folder or a URL."),
+    typer.Option(
+        "--archive", metavar="URL", help="Read records that the log no longer has from this export: a folder or URL."
+    ),
 ]
 
 
 def key_value(text: str, usage: str) -> tuple[str, str]:
-    """``key=value``, both without blanks around them. Raises ConfigError with the usage for a text that is none."""
+    """``key=value``, both stripped of blanks. Raises ConfigError with the usage for another text."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(usage)
@@ -211,27 +214,27 @@ class Job:
 
 
 def job_of_workers(names: tuple[str, ...], workers: dict[str, Worker]) -> Job:
-    (first, one), *others = workers.items()
+    (first, worker), *others = workers.items()
     for target, other in others:
-        if (other.engine.url, other.schema, other.kafka) != (one.engine.url, one.schema, one.kafka):
+        if (other.engine.url, other.schema, other.kafka) != (worker.engine.url, worker.schema, worker.kafka):
             raise ConfigError(
-                f"{first} and {target} are Workers with different databases, schemas or brokers: one job has one of "
-                "each; name their pipelines, and the servers by options"
+                f"{first} and {target} are Workers with different databases, schemas or brokers, but a job has one of "
+                "each: name their pipelines instead, and the servers by options"
             )
-    keep_secret(one.engine.url, dict(one.kafka))
-    return Job(names, one.engine, dict(one.kafka), one.schema, one.limits)
+    keep_secret(worker.engine.url, dict(worker.kafka))
+    return Job(names, worker.engine, dict(worker.kafka), worker.schema, worker.limits)
 
 
 def refuse_extras(context: typer.Context, target: str) -> None:
-    """A Worker brings its own database and brokers: saying otherwise on the command line is a contradiction."""
+    """Raise ConfigError if the command line names a database or brokers although the Worker has its own."""
     required = {parameter.name for parameter in context.command.params if parameter.required}
-    if "database_url" in required:  # what is asked for first is found by these
+    if "database_url" in required:  # a command that requires the ledger needs its schema, too
         required.add("schema")
-    own = ("database_url", "kafka", "kafka_config", "schema", "start_wait", "tracing")
-    for name in (*own, "accept_declaration", "accept_forgotten", "mirror"):
+    names = ("database_url", "kafka", "kafka_config", "schema", "start_wait", "tracing")
+    for name in (*names, "accept_declaration", "accept_forgotten", "mirror"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE" and name not in required:
-            option = next(one.opts[0] for one in context.command.params if one.name == name)
+            option = next(parameter.opts[0] for parameter in context.command.params if parameter.name == name)
             raise ConfigError(f"{target} is a Worker and brings its own database and brokers: remove {option}")
 
 
@@ -241,7 +244,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def command(function: Command) -> Command:
-    """The function as Typer needs it: errors are explained, and a dataclass's fields become options."""
+    """The function in the form that Typer needs: errors are explained, and a dataclass's fields become options."""
     hints = get_type_hints(function, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if inspect.isclass(kind) and is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []
@@ -249,33 +252,48 @@ def command(function: Command) -> Command:
         parameters += _options_of(groups[name]) if name in groups else [parameter.replace(annotation=hints[name])]
 
     @functools.wraps(function)
-    def run(**given: Any) -> Any:
-        made = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}
-        with explained():
-            return function(**given, **made)
+    def run(**arguments: Any) -> Any:
+        option_groups = {
+            name: kind(**{option.name: arguments.pop(option.name) for option in fields(kind)})
+            for name, kind in groups.items()
+        }
+        with explained(), _naming_pipeline(arguments.get("target"), *(arguments.get("targets") or ())):
+            return function(**arguments, **option_groups)
 
     typed: Any = run
     typed.__signature__ = inspect.Signature(parameters)
-    typed.__annotations__ = {one.name: one.annotation for one in parameters}
+    typed.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return typed  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _naming_pipeline(*targets: str | None) -> Iterator[None]:
+    """Put the only pipeline of the command line into the remedies of a ConfigError."""
+    names = [target for target in targets if target]
+    try:
+        yield
+    except ConfigError as error:
+        if len(names) == 1:
+            error.args = (remedies.for_pipeline(error.text, names[0]),)
+        raise
 
 
 def _options_of(kind: type) -> list[inspect.Parameter]:
     hints = get_type_hints(kind, include_extras=True)
     return [
         inspect.Parameter(
-            one.name,
+            option.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if one.default is MISSING else one.default,
-            annotation=hints[one.name],
+            default=inspect.Parameter.empty if option.default is MISSING else option.default,
+            annotation=hints[option.name],
         )
-        for one in fields(kind)
+        for option in fields(kind)
     ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatabaseOptions:
-    """Which ledger, for commands that need the database alone."""
+    """The ledger, for commands that need only the database."""
 
     database_url: DatabaseUrl
     schema: Schema = DEFAULT_SCHEMA
@@ -290,19 +308,19 @@ class DatabaseOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerOptions(DatabaseOptions):
-    """Which ledger, and how the answer is printed."""
+    """The ledger, and how the answer is printed."""
 
     as_json: AsJson = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaOptions:
-    """Which brokers."""
+    """The brokers."""
 
     kafka: Annotated[
         list[str] | None,
         typer.Option(
-            "--kafka", metavar="KEY=VALUE", help="A key of librdkafka's configuration; repeat it. Wins over the file."
+            "--kafka", metavar="KEY=VALUE", help="librdkafka setting (repeatable). Takes precedence over the file."
         ),
     ] = None
     kafka_config: Annotated[
@@ -313,38 +331,37 @@ class KafkaOptions:
     ] = None
 
     def settings(self) -> dict[str, str]:
-        """librdkafka's configuration. Raises ConfigError where it cannot be read."""
+        """librdkafka's configuration. Raises ConfigError if it cannot be read."""
         return kafka_settings(self.kafka, self.kafka_config)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions(KafkaOptions):
-    """Which database and brokers, for commands whose target may be a Worker that brings both."""
+    """Database and brokers, for commands whose target may be a Worker that has both."""
 
     database_url: OptionalDatabaseUrl = None
     schema: Schema = DEFAULT_SCHEMA
 
     @contextmanager
     def job(self, context: typer.Context, *targets: str) -> Iterator[Job]:
-        """The job that a command line names, of these pipelines or of none; its connections are closed at the end.
+        """The job that a command line names, with these pipelines or none; closes its connections at the end.
 
-        A Worker brings its own database and brokers. Raises ConfigError where none are named, and where two Workers
-        disagree.
+        A Worker brings its own servers. Raises ConfigError if none are named, or if two Workers have different ones.
         """
-        made = {target: load(target, from_here=True) for target in targets}
-        if workers := {target: one for target, one in made.items() if isinstance(one, Worker)}:
+        loaded = {target: load(target, from_here=True) for target in targets}
+        if workers := {target: runnable for target, runnable in loaded.items() if isinstance(runnable, Worker)}:
             refuse_extras(context, next(iter(workers)))
-            found = job_of_workers(targets, workers)
+            job = job_of_workers(targets, workers)
         else:
             url, settings = self.named()
-            found = Job(targets, postgres_engine(url), settings, self.schema, None)
+            job = Job(targets, postgres_engine(url), settings, self.schema, None)
         try:
-            yield found
+            yield job
         finally:
-            found.engine.dispose()
+            job.engine.dispose()
 
     def named(self) -> tuple[URL, dict[str, str]]:
-        """The database's URL and librdkafka's configuration. Raises ConfigError where one is not named."""
+        """The database's URL and librdkafka's configuration. Raises ConfigError if one is not named."""
         if not self.database_url:
             raise ConfigError("no database is named: give --database-url, or set SEEKPOINT_DATABASE_URL")
         url, settings = database(self.database_url), self.settings()
@@ -358,43 +375,46 @@ class SparkOptions:
 
     spark: Annotated[
         str | None,
-        typer.Option(metavar="MASTER", help="Use Spark's tasks: local[4], spark://host:7077. Default: this process."),
+        typer.Option(
+            metavar="MASTER",
+            help="Use Spark's tasks on this master: local[4], spark://host:7077. Default: this process.",
+        ),
     ] = None
     spark_conf: Annotated[
-        list[str] | None, typer.Option("--spark-conf", metavar="KEY=VALUE", help="A setting of Spark's; repeat it.")
+        list[str] | None, typer.Option("--spark-conf", metavar="KEY=VALUE", help="Spark setting (repeatable).")
     ] = None
 
 
 MaxRecords = Annotated[
     int | None,
-    typer.Option(help="At most so many offsets now; run the command again for the next ones. Default: all.", min=1),
+    typer.Option(help="Read at most this many offsets; run the command again for the next ones. Default: all.", min=1),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagingOptions(SparkOptions):
-    """How the log is divided among those who read it, and how many of Spark's tasks write at a time."""
+    """How the log is divided among its readers, and how many of Spark's tasks write at a time."""
 
     range_records: Annotated[
         int | None,
         typer.Option(
-            help="Offsets of a task, at most: 300,000. Spark's tasks get fewer where slots would be idle.", min=1
+            help="At most this many offsets per task; fewer if Spark would have idle slots. Default: 300,000.", min=1
         ),
     ] = None
     copy_sessions: Annotated[
         int | None,
-        typer.Option(help="Spark's tasks at most, each with one session at the database. Needs --spark.", min=1),
+        typer.Option(help="At most this many Spark tasks, each with one database session. Needs --spark.", min=1),
     ] = None
 
     def sizes(self) -> dict[str, Any]:
-        """``range_records`` for a job, where it was given."""
+        """``range_records`` for a job, if it was given."""
         return {} if self.range_records is None else {"range_records": self.range_records}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions(StagingOptions):
-    """Who reads the log for a reload: this process, others beside it, or Spark's tasks."""
+    """The readers of the log for a reload: this process, other processes, or Spark's tasks."""
 
     processes: Annotated[
-        int, typer.Option(help="Read the log in so many processes of this machine. Default: in this one.", min=0)
+        int, typer.Option(help="Read the log in this many processes on this machine. Default: in this one.", min=0)
     ] = 0

@@ -1,4 +1,4 @@
-"""What commands print: tables, JSON, and text in which nothing is left that a terminal would obey."""
+"""Prints tables, JSON, and text without control characters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def answer(report: Any, *lines: str, as_json: bool) -> None:
 
 @contextmanager
 def said_after(seconds: float, text: str) -> Iterator[None]:
-    """Print a line on stderr where the block takes longer than that."""
+    """Print a line on stderr if the block takes longer than ``seconds``."""
     timer = threading.Timer(seconds, typer.echo, [text], {"err": True})
     timer.start()
     try:
@@ -46,38 +46,33 @@ def _for_json(value: Any) -> str:
 def print_table(
     title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Collection[str]
 ) -> None:
-    """Print rows whose cells are shown as they are: no markup, no control characters; numbers to the right.
+    """Print rows with their cells as they are: no markup, no control characters; numbers aligned to the right.
 
-    As wide as it is: in a pipe or a narrow terminal, offsets and ids must not be cut.
+    Lines are never cut: in a pipe or a narrow terminal, offsets and ids must stay complete.
     """
     heading = None if title is None else Text(plain(title))
-    made = Table(title=heading, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(title=heading, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for name in columns:
-        made.add_column(name, justify="right" if name in numeric else "left")
+        table.add_column(name, justify="right" if name in numeric else "left")
     for row in rows:
-        made.add_row(*(Text("" if cell is None else plain(str(cell))) for cell in row))
+        table.add_row(*(Text("" if cell is None else plain(str(cell))) for cell in row))
     console = Console()
-    whole = console.measure(made, options=console.options.update(max_width=100_000)).maximum
-    console.width = max(console.width, whole)
-    console.print(made)
+    width = console.measure(table, options=console.options.update(max_width=100_000)).maximum
+    console.width = max(console.width, width)
+    console.print(table)
 
 
-def moment(at: datetime | None) -> str:
-    """A time in UTC, to the second; empty where there is none."""
-    return "" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+def moment(time: datetime | None) -> str:
+    """A time in UTC, to the second; empty without one."""
+    return "" if time is None else f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def field(name: str, said: str) -> str:
-    """A line of a description: a name, and what is said of it."""
-    return f"  {name:<9} {plain(said)}"
+def field(name: str, text: str) -> str:
+    """A line of a description: a name and its text."""
+    return f"  {name:<9} {plain(text)}"
 
 
 def cut(error: str | None, most: int = CELL) -> str:
     """The beginning of an error, of ``most`` characters at most, without passwords."""
-    said = masked(error or "").replace("\n", " ")
-    return said if len(said) <= most else f"{said[: most - 1]}…"
-
-
-def numbered(count: int, noun: str) -> str:
-    """``1 record``, ``2,000 records``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    line = masked(error or "").replace("\n", " ")
+    return line if len(line) <= most else f"{line[: most - 1]}…"

@@ -1,4 +1,4 @@
-"""A child of ``run --workers`` and its parent: the child reports that it is live, and ends when the parent has died."""
+"""The link of a child of ``run --workers`` to its parent: it reports that it is live, and ends if the parent dies."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from contextlib import contextmanager, suppress
 from seekpoint.cli.workers_of_process import ProcessWorkers
 
 EVERY = 0.5  # seconds between two reports
-GRACE = 25.0  # seconds that the batch in hand has once the parent has died
-LEAVE = 5.0  # seconds after it to leave the group
+GRACE = 25.0  # seconds that the open batch has after the parent has died
+LEAVE = 5.0  # seconds after that to leave the group
 
-parent: ParentLink | None = None  # of this process, where `run --workers` has started it
+parent: ParentLink | None = None  # set if `run --workers` has started this process
 
 
 def attach() -> None:
-    """Take socket and number from the command line, which afterwards is the parent's own."""
+    """Take socket and number from the command line; what remains is the parent's command line."""
     global parent  # noqa: PLW0603 -- a process has one
     descriptor, number, *words = sys.argv[1:]
     parent = ParentLink(int(descriptor), int(number))
@@ -28,7 +28,7 @@ def attach() -> None:
 
 
 class ParentLink:
-    """Reports to the parent that the workers are live, and ends the process once the parent has died."""
+    """Reports to the parent that the workers are live, and ends the process if the parent has died."""
 
     def __init__(self, descriptor: int, number: int) -> None:
         self.number = number
@@ -38,8 +38,8 @@ class ParentLink:
         threading.Thread(target=self._await_end_of_parent, name="seekpoint-parent", daemon=True).start()
 
     def _await_end_of_parent(self) -> None:
-        with suppress(OSError):  # reset: it has died without reading the last reports
-            self._socket.recv(1)  # it sends nothing
+        with suppress(OSError):  # reset: the parent has died without reading the last reports
+            self._socket.recv(1)  # returns only when the parent ends, because it sends nothing
         if self._workers is not None:
             self._workers.stop(GRACE)
             threading.Event().wait(GRACE + LEAVE)
@@ -47,14 +47,14 @@ class ParentLink:
 
     @contextmanager
     def reporting(self, workers: ProcessWorkers) -> Iterator[None]:
-        """Within the block, report twice a second that the workers are live, as long as they are."""
+        """Within the block, report twice a second as long as the workers are live."""
         self._workers = workers
         ended = threading.Event()
 
         def report() -> None:
             while not ended.wait(EVERY):
                 if workers.state().live:
-                    with suppress(OSError):  # the parent has not read, or has died: the other thread sees that
+                    with suppress(OSError):  # the parent does not read, or has died, which the other thread notices
                         self._socket.send(b".", socket.MSG_DONTWAIT)
 
         thread = threading.Thread(target=report, name="seekpoint-reports", daemon=True)

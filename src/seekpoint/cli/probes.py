@@ -1,4 +1,4 @@
-"""``--listen``: a small HTTP server that answers probes and scrapes, on a thread of its own."""
+"""``--listen``: a small HTTP server that answers probes and scrapes, on a separate thread."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ logger = logging.getLogger("seekpoint.cli")
 
 TIMEOUT = 5.0  # seconds that a client may take for each part of its request
 LONGEST = 10.0  # seconds for a connection in all
-MOST = 32  # connections at a time; another one is closed
+MOST = 32  # connections at a time; further ones are closed
 PATHS = ("/live", "/ready", "/stale")
 METRICS = "/metrics"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus' format
 
-TEXTS = ("trouble", "standby")  # of a state's details: what a server has said
+TEXTS = ("trouble", "standby")  # details of a state that quote a server
 
 Exposition = Callable[[], bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the probes answer, and ``details`` for people who read the body."""
+    """What the probes answer; ``details`` are for operators who read the body."""
 
     live: bool
     ready: bool
@@ -44,14 +44,14 @@ class State:
     details: Mapping[str, Any]
 
     def answer(self, path: str) -> HTTPStatus:
-        """200 where all is well: live, ready, not stale; else 503. 404 for other paths."""
+        """200 if the path's state is good: live, ready, not stale; else 503. 404 for other paths."""
         if path not in PATHS:
             return HTTPStatus.NOT_FOUND
         well = {"/live": self.live, "/ready": self.ready, "/stale": not self.stale}[path]
         return HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE
 
     def shown(self) -> Mapping[str, Any]:
-        """The state as JSON has it."""
+        """The state for JSON."""
         return {"live": self.live, "ready": self.ready, "stale": self.stale, **self.details}
 
 
@@ -72,7 +72,7 @@ def state_of(health: Health) -> State:
 
 
 def exposition_of(source: Source) -> Exposition | None:
-    """What answers scrapes of this source; None without the extra ``prometheus``."""
+    """The function that answers scrapes of this source; None without the extra ``prometheus``."""
     try:
         from seekpoint.metrics.prometheus import exposition  # noqa: PLC0415 -- an extra
     except ModuleNotFoundError as error:
@@ -86,7 +86,7 @@ def exposition_of(source: Source) -> Exposition | None:
 def listening(address: str | None, state: Callable[[], State], source: Source) -> Iterator[None]:
     """Answer probes and scrapes on ``host:port`` within the block; None: on no port.
 
-    Raises ConfigError for an address that is none, and SeekpointError where it is not free.
+    Raises ConfigError for an invalid address, SeekpointError if it is in use.
     """
     if address is None:
         yield
@@ -115,7 +115,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _without_texts(state: State) -> Mapping[str, Any]:
-    """The state without what servers have said: other hosts may read it."""
+    """The state without texts of servers: other hosts may read it."""
     cleaned: Mapping[str, Any] = _cleaned(state.shown())
     return cleaned
 
@@ -124,9 +124,11 @@ def _cleaned(value: Any) -> Any:
     match value:
         case Mapping():
             hidden = {name for name in TEXTS if value.get(name) is not None}
-            return {name: "the log says why" if name in hidden else _cleaned(one) for name, one in value.items()}
+            return {
+                name: "the log says why" if name in hidden else _cleaned(element) for name, element in value.items()
+            }
         case list():
-            return [_cleaned(one) for one in value]
+            return [_cleaned(element) for element in value]
         case _:
             return value
 
@@ -135,12 +137,12 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, *given: Any) -> None:
+    def __init__(self, *arguments: Any) -> None:
         self._free = threading.BoundedSemaphore(MOST)
-        super().__init__(*given)
+        super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """On a thread of its own, unless there are too many."""
+        """Answer on a new thread, unless there are too many connections."""
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -151,7 +153,7 @@ class _Server(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """A client that sends a byte now and then does not keep its thread."""
+        """Answer within a time limit, so that a client that sends a byte now and then does not keep its thread."""
         timer = threading.Timer(LONGEST, _cut, [request])
         timer.daemon = True
         try:
@@ -169,11 +171,11 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that is gone before its answer is no error of ours."""
+        """Ignore a client that has left before its answer."""
 
 
 def _cut(request: socket.socket) -> None:
-    with suppress(OSError):  # it has ended
+    with suppress(OSError):  # the client has closed the connection
         request.shutdown(socket.SHUT_RDWR)
 
 
@@ -223,6 +225,6 @@ def _handler(state: Callable[[], State], shown: Shown, metrics: Exposition | Non
             self.do_GET()
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 -- the base's name
-            """Probes come every few seconds: none is logged."""
+            """Log nothing: probes come every few seconds."""
 
     return Handler

@@ -1,4 +1,4 @@
-"""How far a long command is, on stderr: a bar where that is a terminal, a line every few seconds where it is not."""
+"""The progress of a long command, on stderr: a bar on a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Self
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 EVERY = 5.0  # seconds between two lines
 UNCOUNTED = {"comparing"}  # one statement for each table: there are no records to count
-SURE = 5.0  # seconds of a step before which its rate says nothing of its end: Spark starts, connections are made
-KEYS = {"warming up"}  # what is counted in keys, not in records
+SURE = 5.0  # seconds before a step's end is estimated: first Spark starts, and connections are opened
+KEYS = {"warming up"}  # steps that count keys, not records
 
 
 class Shown:
-    """What a job calls with ``(what, done, total)``, in records (or keys); ``total`` 0: not known. For a ``with``.
+    """Shows a job's progress: call it with ``(step, done, total)`` in a ``with``; a ``total`` of 0 is unknown.
 
     With ``as_json`` nothing is shown, unless stderr is a terminal.
     """
@@ -26,9 +26,8 @@ class Shown:
         console = Console(stderr=True)
         self._bar = _bar(console) if console.is_terminal else None
         self._quiet = as_json and self._bar is None
-        self._task: TaskID | None = None
         self._heard: set[str] = set()
-        self._what, self._before, self._began, self._told_at = "", 0, monotonic(), -EVERY
+        self._what, self._before, self._began, self._reported_at = "", 0, monotonic(), -EVERY
         self._done = 0
 
     def __enter__(self) -> Self:
@@ -40,53 +39,56 @@ class Shown:
         if self._bar is not None:
             self._bar.stop()
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, step: str, done: int, total: int) -> None:
         if self._quiet:
             return
         now = monotonic()
-        is_new = what != self._what
-        if is_new or done < self._done:  # what was done by then was done by others, or before; or of another table
-            self._what, self._before, self._began = what, done, now
+        is_new = step != self._what
+        if is_new or done < self._done:  # the rate leaves out records of another process or table
+            self._what, self._before, self._began = step, done, now
         self._done = done
-        unit = "keys" if what in KEYS else "records"
-        said = "" if what in UNCOUNTED else told(done, total, done - self._before, now - self._began, unit)
+        unit = "keys" if step in KEYS else "records"
+        text = "" if step in UNCOUNTED else progress_text(done, total, done - self._before, now - self._began, unit)
         if self._bar is not None:
-            self._on_terminal(what, done, total, said)
-        elif self._is_news(what, said, is_new=is_new, is_last=done == total > 0, now=now):
-            self._told_at = now
-            self._heard.add(what)
-            typer.echo(f"{what}: {said}" if said else what, err=True)
+            self._on_terminal(step, done, total, text)
+        elif self._is_news(step, text, is_new=is_new, is_last=done == total > 0, now=now):
+            self._reported_at = now
+            self._heard.add(step)
+            typer.echo(f"{step}: {text}" if text else step, err=True)
 
-    def _is_news(self, what: str, said: str, *, is_new: bool, is_last: bool, now: float) -> bool:
-        """A step that repeats, such as a retried cut-over, is reported once, or with its numbers."""
-        if not said:
-            return what not in self._heard
-        return is_new or is_last or now - self._told_at >= EVERY
+    def _is_news(self, step: str, text: str, *, is_new: bool, is_last: bool, now: float) -> bool:
+        """Whether to print a line: a step that repeats, such as a cut-over, is reported once, or with its numbers."""
+        if not text:
+            return step not in self._heard
+        return is_new or is_last or now - self._reported_at >= EVERY
 
     def say(self, sentence: str) -> None:
-        """A line of its own, which stays."""
+        """Print a line that stays."""
         if self._bar is not None:
             self._bar.console.print(sentence, markup=False, highlight=False, soft_wrap=True)
         elif not self._quiet:
             typer.echo(sentence, err=True)
 
-    def _on_terminal(self, what: str, done: int, total: int, said: str) -> None:
+    def _on_terminal(self, step: str, done: int, total: int, text: str) -> None:
         assert self._bar is not None
-        if self._task is None:
-            self._task = self._bar.add_task(what, said=said)
-        self._bar.update(self._task, description=what, completed=done, total=total or None, said=said)
+        task = next(iter(self._bar.tasks), None)
+        if task is None or (task.description, task.total is None) != (step, not total):
+            if task is not None:  # Rich cannot make a known total unknown again
+                self._bar.remove_task(task.id)
+            self._bar.add_task(step, total=total or None, text=text)
+        self._bar.update(self._bar.task_ids[0], completed=done, total=total or None, text=text)
 
 
-def told(done: int, total: int, here: int, seconds: float, unit: str = "records") -> str:
-    """How much of it, how fast (so many ``here``), how long it will take at that rate; empty if nothing is known.
+def progress_text(done: int, total: int, newly_done: int, seconds: float, unit: str = "records") -> str:
+    """How much is done, how fast (``newly_done`` records in ``seconds``), and the time left; empty if nothing is known.
 
-    The rest of the time is not estimated in the first seconds.
+    In the first seconds the time left is not estimated.
     """
     if not done and not total:
         return ""
     of = f" of {total:,}" if total > done else ""
     parts = [f"{done:,}{of} {unit}"]
-    rate = here / seconds if seconds > 0 else 0.0
+    rate = newly_done / seconds if seconds > 0 else 0.0
     if rate >= 1:
         parts.append(f"{rate:,.0f}/s")
         if total > done and seconds >= SURE:
@@ -96,21 +98,21 @@ def told(done: int, total: int, here: int, seconds: float, unit: str = "records"
 
 def lasting(seconds: float) -> str:
     """A length of time in its two largest units."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
+    rounded = max(0, round(seconds))
+    if rounded < 60:
+        return f"{rounded} s"
+    minutes, rest = divmod(rounded, 60)
     if minutes < 60:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
-def ago_of(at: datetime | None) -> str:
-    """How long ago a time was; empty where there is none."""
-    return "" if at is None else f"{lasting((datetime.now(UTC) - at).total_seconds())} ago"
+def ago_of(time: datetime | None) -> str:
+    """How long ago a time was; empty without one."""
+    return "" if time is None else f"{lasting((datetime.now(UTC) - time).total_seconds())} ago"
 
 
 def _bar(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True)

@@ -1,7 +1,7 @@
-"""``seekpoint reload``: tables rebuilt from the log and put in place of the live ones, while workers continue.
+"""``seekpoint reload``: rebuilds tables from the log and puts them in place of the live ones, while workers continue.
 
-Exit codes: 0 where the rebuilt rows are live, or what was asked for is done; 1 where a run was refused or failed; 2
-where the command, its configuration or the pipeline is wrong; 130 where Ctrl-C or SIGTERM left a run open.
+Exit codes: 0 if the rebuilt rows are live, or what was asked for is done; 1 if a run was refused or failed; 2 if the
+command, its configuration or the pipeline is wrong; 130 if Ctrl-C or SIGTERM left a run open.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from seekpoint.jobs.run_progress import progress_of
 from seekpoint.ledger.tables import BATCHES, PUBLISHING
 
 app = typer.Typer(
-    help="Tables rebuilt from the log: run, resume, status, abort, sweep.",
+    help="Rebuild tables from the log: run, resume, status, abort, sweep.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # locals hold the database's URL
 )
@@ -49,15 +49,18 @@ RunId = Annotated[UUID, typer.Argument(metavar="ID", help="The run, as `reload s
 
 
 @dataclass(frozen=True, kw_only=True)
-class CutOverOptions(ReadOptions):
-    """What a cut-over may do and how its run reads the log."""
+class BoundsOptions:
+    """Limits of a cut-over."""
 
     max_wait: Annotated[
         str,
-        typer.Option(metavar="TIME", help="How long workers may wait for the cut-over, else it is refused: 2s, 5m."),
+        typer.Option(metavar="TIME", help="Refuse the cut-over if workers would wait for it longer: 2s, 5m."),
     ] = f"{MAX_WAIT:g}s"
     max_deletes: Annotated[
-        float, typer.Option(metavar="SHARE", help="A merge deletes at most this share of a table's rows.", min=0, max=1)
+        float,
+        typer.Option(
+            metavar="SHARE", help="Refuse a merge that deletes more than this share of a table's rows.", min=0, max=1
+        ),
     ] = MAX_DELETES
     allow_cascades: Annotated[
         bool,
@@ -68,11 +71,16 @@ class CutOverOptions(ReadOptions):
     ] = False
 
     def limits(self) -> dict[str, Any]:
-        """What :class:`Reload` takes of them."""
+        """The limits as arguments of :class:`Reload`."""
         names = ("max_deletes", "allow_cascades", "allow_inheritance")
         return {"max_wait": ago(self.max_wait, "--max-wait").total_seconds()} | {
             name: getattr(self, name) for name in names
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutOverOptions(BoundsOptions, ReadOptions):
+    """Options of a cut-over, and of how its run reads the log."""
 
 
 Strategy = Literal["merge", "swap"]
@@ -89,7 +97,7 @@ def run(
     *,
     strategy: Annotated[Strategy, typer.Option(help="How the rebuilt rows become the live ones.")] = "merge",
     reason: Reason = "reload",
-    resume: Annotated[UUID | None, typer.Option(metavar="ID", help="Resume this run from where it is.")] = None,
+    resume: Annotated[UUID | None, typer.Option(metavar="ID", help="Resume this run at its next step.")] = None,
     cut_over: CutOverOptions,
     servers: ServerOptions,
     archive: ArchiveRoot = None,
@@ -120,9 +128,10 @@ def resume_(
     cut_over: CutOverOptions,
     brokers: KafkaOptions,
 ) -> None:
-    """Continue an open run from where it is, with the pipelines that it was opened with; workers continue.
+    """Resume an open run at its next step, with the pipelines that it was opened with; workers continue.
 
-    So a cut-over that was refused is tried again with other bounds. Exits with 1 if it is refused or fails again.
+    Use it to try a refused cut-over again with other limits. Exits with 1 if the cut-over is refused again, or the run
+    fails.
     """
     run = _open_run(Runs(ledger.engine(), ledger.schema), id)
     servers = ServerOptions(database_url=ledger.database_url, schema=ledger.schema, **vars(brokers))
@@ -139,29 +148,29 @@ def status(
     id: Annotated[UUID | None, typer.Argument(metavar="[ID]", help="One run; without it, all of them.")] = None,  # noqa: A002
     *,
     ledger: LedgerOptions,
-    limit: Annotated[int, typer.Option(help="At most so many runs.", min=1)] = 20,
+    limit: Annotated[int, typer.Option(help="Show at most this many runs.", min=1)] = 20,
 ) -> None:
     """List the runs of reloads and batches, the newest first; or show the progress of one, and what can be done next.
 
-    Reads the database alone: no brokers are asked, workers and drivers are not disturbed.
+    Reads only the database: asks no brokers, and does not disturb workers and drivers.
     """
     engine = ledger.engine()
     if id is not None:
-        at = progress_of(engine, ledger.schema, id)
+        progress = progress_of(engine, ledger.schema, id)
         if ledger.as_json:
-            answer(shown.progress_as_dict(at), as_json=True)
+            answer(shown.progress_as_dict(progress), as_json=True)
         else:
-            answer(None, *shown.shown(at), as_json=False)
-            shown.print_places(at)
-            answer(None, *shown.choices(at), as_json=False)
+            answer(None, *shown.shown(progress), as_json=False)
+            shown.print_places(progress)
+            answer(None, *shown.choices(progress), as_json=False)
         return
-    found = Runs(engine, ledger.schema).list()
-    if found and not ledger.as_json:
-        shown.print_list(found[:limit])
+    runs = Runs(engine, ledger.schema).list()
+    if runs and not ledger.as_json:
+        shown.print_list(runs[:limit])
     else:
-        answer([shown.as_dict(one) for one in found[:limit]], "no runs are on record", as_json=ledger.as_json)
-    if len(found) > limit:
-        typer.echo(f"these are the newest {limit} of {len(found)}; --limit shows more", err=True)
+        answer([shown.as_dict(run) for run in runs[:limit]], "no runs are on record", as_json=ledger.as_json)
+    if len(runs) > limit:
+        typer.echo(f"these are the newest {limit} of {len(runs)}; --limit shows more", err=True)
 
 
 @app.command()
@@ -172,12 +181,12 @@ def abort(
     reason: Annotated[str, typer.Option(help="Why, for the record.")],
     ledger: LedgerOptions,
 ) -> None:
-    """Give up an open run: its driver fails at its next step, what it staged is dropped, nothing live is touched.
+    """Abort an open run: its driver fails at its next step, what it staged is dropped, nothing live is touched.
 
-    Waits for the step in hand. Exits with 1 if the run is over already.
+    Waits for the current step. Exits with 1 if the run has already ended.
     """
     if not reason.strip():
-        raise ConfigError("a run is given up for a reason: say which with --reason")
+        raise ConfigError("--reason is empty: say why the run is aborted")
     ended = Runs(ledger.engine(), ledger.schema).abort(id, reason)
     answer(shown.as_dict(ended), f"{id}: {shown.state(ended)}", as_json=ledger.as_json)
     if not ledger.as_json:
@@ -190,23 +199,26 @@ def sweep(
     *,
     ledger: LedgerOptions,
     gone_after: Annotated[
-        str, typer.Option(metavar="TIME", help="A driver not heard of for so long is gone: 90s, 30m, 12h, 7d.")
+        str,
+        typer.Option(
+            metavar="TIME", help="Fail runs whose driver has sent no heartbeat for this long: 90s, 30m, 12h, 7d."
+        ),
     ] = "1d",
 ) -> None:
-    """Drop the staging schemas of ended runs, and fail the runs whose driver was not heard of for a day.
+    """Drop the staging schemas of ended runs, and fail the runs whose driver sent no heartbeat for a day.
 
-    Exits with 1 if something is in use still: it is left for the next time.
+    Exits with 1 if something is still in use: it is left for the next sweep.
     """
     runs = Runs(ledger.engine(), ledger.schema)
     swept = runs.sweep(ago(gone_after, "--gone-after"))
-    left = [one for one in runs.list() if not one.is_open and not one.swept]
-    lines = [f"{one}: nothing is left of it" for one in swept]
-    if not swept and not left:
+    unswept = [run for run in runs.list() if not run.is_open and not run.swept]
+    lines = [f"{run_id}: nothing is left of it" for run_id in swept]
+    if not swept and not unswept:
         lines = ["there is nothing to sweep"]
-    answer({"swept": swept, "left": [shown.as_dict(one) for one in left]}, *lines, as_json=ledger.as_json)
-    for run in left:
-        typer.echo(f"{run.id}: schema {run.staging_schema} is in use still, or holds what others made", err=True)
-    if left:
+    answer({"swept": swept, "left": [shown.as_dict(run) for run in unswept]}, *lines, as_json=ledger.as_json)
+    for run in unswept:
+        typer.echo(f"{run.id}: schema {run.staging_schema} is still in use, or others created objects in it", err=True)
+    if unswept:
         raise typer.Exit(FAILED)
 
 
@@ -222,62 +234,72 @@ def reload_of(
     **options: Any,
 ) -> Iterator[Reload]:
     """A reload of a job's pipelines, whose log is read here or in Spark's tasks."""
-    more: dict[str, Any] = {"limits": of.limits, "progress": progress, "processes": read.processes, **options}
-    more |= read.sizes()
+    arguments: dict[str, Any] = {"limits": of.limits, "progress": progress, "processes": read.processes, **options}
+    arguments |= read.sizes()
     with ExitStack() as stack:
         if archive is not None:
             from seekpoint.jobs.export import Archive  # noqa: PLC0415 -- pyarrow, an extra
 
-            more["archive"] = Archive(archive, of.engine, schema=of.schema)
-        more |= spark_session.stager(stack, of, read, progress.say)
-        yield Reload(of.names, of.engine, of.kafka, schema=of.schema, **more)
+            arguments["archive"] = Archive(archive, of.engine, schema=of.schema)
+        arguments |= spark_session.stager(stack, of, read, progress.say)
+        yield Reload(of.names, of.engine, of.kafka, schema=of.schema, **arguments)
 
 
 @contextmanager
 def _driven(
     of: Job, cut_over: CutOverOptions, archive: str | None, *, as_json: bool, **options: Any
 ) -> Iterator[Callable[[Callable[[Reload], Driver]], None]]:
-    """What brings a run of these pipelines to its end: it is given how the run is opened, or taken."""
+    """Yields a function that drives a run of these pipelines to its end; its argument opens or takes over the run."""
     reports: list[Report] = []
+    with ExitStack() as stack:
+        stack.enter_context(terminable())
+        progress = stack.enter_context(Shown(as_json=as_json))
+        options |= {"compared": compared_into(reports, progress), **cut_over.limits()}
+        reload = stack.enter_context(reload_of(of, progress, cut_over, archive, **options))
+
+        def drive(opened: Callable[[Reload], Driver]) -> None:
+            driver = opened(reload)
+            say_begun(driver, progress)
+            with left_open(driver):
+                outcome = reload.run(driver)
+            print_outcome(reload.runs.get(driver.run.id), outcome, reports, driver.notes, as_json=as_json)
+
+        yield drive
+
+
+def compared_into(reports: list[Report], progress: Shown) -> Callable[[Report], None]:
+    """A callback that shows a comparison before the cut-over changes anything, and appends it to ``reports``."""
 
     def compared(report: Report) -> None:
         reports.append(report)
         for sentence in shown.differences(report):
             progress.say(sentence)
 
-    with (
-        terminable(),
-        Shown(as_json=as_json) as progress,
-        reload_of(of, progress, cut_over, archive, compared=compared, **cut_over.limits(), **options) as reload,
-    ):
+    return compared
 
-        def drive(opened: Callable[[Reload], Driver]) -> None:
-            driver = opened(reload)
-            progress.say(
-                f"{driver.run.id}: {driver.run.state}, {', '.join(driver.run.tables)} by {driver.run.strategy}"
-            )
-            for sentence in (*stays(driver.run), *driver.notes):
-                progress.say(sentence)
-            with left_open(driver):
-                outcome = reload.run(driver)
-            _print(reload.runs.get(driver.run.id), outcome, reports, driver.notes, as_json=as_json)
 
-        yield drive
+def say_begun(driver: Driver, progress: Shown) -> None:
+    """Print the run that begins, with its warnings."""
+    progress.say(f"{driver.run.id}: {driver.run.state}, {', '.join(driver.run.tables)} by {driver.run.strategy}")
+    for sentence in (*stays(driver.run), *driver.notes):
+        progress.say(sentence)
 
 
 def _open_run(runs: Runs, id: UUID | None) -> Run:  # noqa: A002
-    """The run that is to be resumed. Raises ConfigError where it is not known which, or its pipelines have no names."""
+    """The run to resume. Raises ConfigError if several are possible, or if its pipelines have no names."""
     if id is not None:
         run = runs.get(id)
     else:
-        found = [one for one in runs.list() if one.is_open and one.strategy in PUBLISHING]
-        if len(found) != 1:
-            listed = "; ".join(f"{one.id} ({one.state}, {', '.join(one.tables)})" for one in found) or "none"
-            raise ConfigError(f"name the run that is to be resumed by its id; open are: {listed}")
-        [run] = found
+        open_runs = [run for run in runs.list() if run.is_open and run.strategy in PUBLISHING]
+        if len(open_runs) != 1:
+            listed = "; ".join(f"{run.id} ({run.state}, {', '.join(run.tables)})" for run in open_runs) or "none"
+            raise ConfigError(f"give the id of the run to resume; open runs: {listed}")
+        [run] = open_runs
+    if run.is_of_frames:
+        raise ConfigError(f"{run.id} rebuilds a SparkPipeline's tables: resume it by `{shown.resume(run)}`")
     if not all(run.pipelines):
         raise ConfigError(
-            f"{run.id} was opened by a program, with pipelines that have no MODULE:NAME on record: name them, "
+            f"{run.id} was opened by a program, without the MODULE:NAME of its pipelines: name them in "
             f"`{shown.resume(run)}`"
         )
     return run
@@ -286,15 +308,15 @@ def _open_run(runs: Runs, id: UUID | None) -> Run:  # noqa: A002
 def _opened(reload: Reload, resume: UUID | None, strategy: Strategy, reason: str) -> Driver:
     if resume is None:
         return reload.open(strategy=strategy, reason=reason)
-    if (found := reload.runs.get(resume)).strategy not in PUBLISHING:
-        others = f"resume it by `{shown.resume(found)}`" if found.strategy in BATCHES else "run verify again"
-        raise ConfigError(f"{resume} is a {found.strategy}, and no reload: {others}")
+    if (run := reload.runs.get(resume)).strategy not in PUBLISHING:
+        others = f"resume it by `{shown.resume(run)}`" if run.strategy in BATCHES else "run verify again"
+        raise ConfigError(f"{resume} is a {run.strategy}, not a reload: {others}")
     return reload.take_over(resume)
 
 
 @contextmanager
 def left_open(driver: Driver) -> Iterator[None]:
-    """Say how to resume a run that its driver leaves open, after Ctrl-C or an error that may not happen again."""
+    """Say how to resume a run that its driver leaves open, after Ctrl-C or a transient error."""
     try:
         yield
     except KeyboardInterrupt:
@@ -308,12 +330,12 @@ def left_open(driver: Driver) -> Iterator[None]:
 
 
 def stays(run: Run) -> Iterator[str]:
-    """Groups whose version was not raised: rows are rebuilt by this code, and workers may have other code."""
+    """Sentences on groups whose version was not raised: their workers may run other code than the rebuild."""
     for group, old, new in zip(run.groups, run.version_from, run.version_to, strict=True):
         if old == new:
             yield (
                 f"group {group!r} stays at version {new}: its workers continue with the code they have; raise "
-                "version= if that was fixed"
+                "version= if you fixed that code"
             )
 
 
@@ -321,10 +343,14 @@ def _left(run: Run) -> str:
     return shown.left_open(run) if run.is_open else f"{run.id} is {run.state}"
 
 
-def _print(run: Run, outcome: CutOver, reports: Sequence[Report], notes: Sequence[str], *, as_json: bool) -> None:
-    versions = ", ".join(f"{g} at version {v}" for g, v in zip(run.groups, run.version_to, strict=True))
+def print_outcome(
+    run: Run, outcome: CutOver, reports: Sequence[Report], notes: Sequence[str], *, as_json: bool
+) -> None:
+    versions = ", ".join(
+        f"{group} at version {version}" for group, version in zip(run.groups, run.version_to, strict=True)
+    )
     under = f"{outcome.records} records, {outcome.keys} keys" if outcome.records >= 0 else "COMMIT had no answer"
-    tries = "" if outcome.tries == 1 else f", at try {outcome.tries}"
+    tries = "" if outcome.tries == 1 else f", on attempt {outcome.tries}"
     answer(
         shown.as_dict(run)
         | {
@@ -334,9 +360,9 @@ def _print(run: Run, outcome: CutOver, reports: Sequence[Report], notes: Sequenc
             "tries": outcome.tries,
             "warnings": [*stays(run), *notes],
             "compared": [
-                {name: getattr(one, name) for name in ("table", "equal", "missing", "extra", "different")}
+                {name: getattr(difference, name) for name in ("table", "equal", "missing", "extra", "different")}
                 for report in reports
-                for one in report.tables
+                for difference in report.tables
             ],
         },
         f"{', '.join(run.tables)}: cut over; {versions}",
@@ -350,5 +376,5 @@ def _print(run: Run, outcome: CutOver, reports: Sequence[Report], notes: Sequenc
 def _hint(run: Run) -> None:
     if not run.swept:
         typer.echo(
-            f"schema {run.staging_schema} is in use still: drop it later with `seekpoint reload sweep`", err=True
+            f"schema {run.staging_schema} is still in use: drop it later with `seekpoint reload sweep`", err=True
         )

@@ -14,10 +14,11 @@ from seekpoint.admin import Admin, Chosen, Planned, ReplayPlan, ReplayRequest
 from seekpoint.cli.dead_letter_output import NOTHING, as_place, print_plan
 from seekpoint.cli.errors import FAILED, masked
 from seekpoint.cli.options import confirm, require_reason
-from seekpoint.cli.output import answer, numbered
+from seekpoint.cli.output import answer
+from seekpoint.records import numbered
 
 POLL = 0.5  # seconds
-Progress = Callable[[int, int], None]  # how many are done, of how many
+Progress = Callable[[int, int], None]  # how many are done, and their total
 
 
 def request_by_worker(
@@ -31,9 +32,9 @@ def request_by_worker(
     actor: str | None,
     as_json: bool,
 ) -> tuple[ReplayRequest, list[Planned]] | None:
-    """Store the request, and return what is no part of it, too; or show the plan, and return None.
+    """Store the request, and return it with the refused ones; or show the plan, and return None.
 
-    Exits with 1 where a plan that is only shown refuses some.
+    Exits with 1 if a plan that is only shown refuses some.
     """
     require_reason(apply, reason)
     plan = admin.plan_replay(group, chosen)
@@ -47,29 +48,29 @@ def request_by_worker(
 
 
 def follow(admin: Admin, request: ReplayRequest, seconds: float, progress: Progress) -> ReplayRequest:
-    """The request when it has ended, or as it is after so many seconds."""
+    """Wait for the request's end, at most ``seconds``; returns it as it is then."""
     until = monotonic() + seconds
-    while not request.has_ended and (left := until - monotonic()) > 0:
-        sleep(min(POLL, left))
+    while not request.has_ended and (remaining := until - monotonic()) > 0:
+        sleep(min(POLL, remaining))
         request = admin.replay_request(request.group, request.id)
         done = request.replayed + request.failed + request.refused
-        progress(done, max(done, len(request.dead_letters)))  # others of their keys are drawn along
+        progress(done, max(done, len(request.dead_letters)))  # later ones of their keys are replayed, too
     return request
 
 
 def print_request(request: ReplayRequest, refused: Sequence[Planned] = (), *, is_awaited: bool, as_json: bool) -> None:
-    """Print how the request is; exits with 1 where some were refused, or it was awaited and not all are replayed."""
+    """Print the request; exits with 1 if some were refused, or if it was awaited and not all are replayed."""
     error = None if request.error is None else masked(request.error)
     tried = request.replayed + request.failed + request.refused
     counts = f"{request.replayed} replayed, {request.failed} failed again, {request.refused} refused"
     why = f": {error}" if error else ""
-    said = f"request {request.id} ({numbered(len(request.dead_letters), 'dead letter')}) is {request.state}{why}"
-    see = f"seekpoint dead-letters replay-request {shlex.quote(request.group)} {request.id} shows how it is"
-    lines = [f"{said}; {counts}" if tried or request.has_ended else said, *([] if request.has_ended else [see])]
+    summary = f"request {request.id} ({numbered(len(request.dead_letters), 'dead letter')}) is {request.state}{why}"
+    see = f"`seekpoint dead-letters replay-request {shlex.quote(request.group)} {request.id}` shows its state"
+    lines = [f"{summary}; {counts}" if tried or request.has_ended else summary, *([] if request.has_ended else [see])]
     lines += [f"refused: {masked(sentence)}" for sentence in request.refusals]
-    if (more := request.refused - len(request.refusals)) and request.refusals:
-        lines.append(f"and {more:,} more were refused")
-    lines += [_refused(one) for one in refused]
+    if (unlisted := request.refused - len(request.refusals)) and request.refusals:
+        lines.append(f"and {unlisted:,} more were refused")
+    lines += [_refused(replay) for replay in refused]
     report = {"applied": True, "request": asdict(request) | {"error": error}, "refused": _places(refused)}
     answer(report, *lines, as_json=as_json)
     is_complete = request.state == "done" and not request.failed and not request.refused
@@ -81,7 +82,7 @@ def _print_plan(plan: ReplayPlan, *, as_json: bool) -> None:
     if plan.planned and not as_json:
         print_plan(plan.planned)
     count = f"dry run: {_count(plan)} would be replayed, {len(plan.refused):,} refused; --apply does it"
-    lines = [*(f"  - {each}" for each in plan.consequences), count] if plan.planned else [NOTHING]
+    lines = [*(f"  - {consequence}" for consequence in plan.consequences), count] if plan.planned else [NOTHING]
     answer(
         {"applied": False, "planned": _places(plan.planned), "consequences": plan.consequences}, *lines, as_json=as_json
     )
@@ -90,16 +91,18 @@ def _print_plan(plan: ReplayPlan, *, as_json: bool) -> None:
 
 
 def _count(plan: ReplayPlan) -> str:
-    more = f", and {plan.drawn_along:,} more of their keys" if plan.drawn_along else ""
-    return f"{numbered(len(plan.ids), 'dead letter')}{more}"
+    suffix = f", and {plan.drawn_along:,} more of their keys" if plan.drawn_along else ""
+    return f"{numbered(len(plan.ids), 'dead letter')}{suffix}"
 
 
-def _refused(one: Planned) -> str:
-    return f"refused, and no part of it: dead letter {one.dead_letter.id}: {masked(one.refusal or '')}"
+def _refused(replay: Planned) -> str:
+    return f"refused, so not in the request: dead letter {replay.dead_letter.id}: {masked(replay.refusal or '')}"
 
 
 def _places(planned: Sequence[Planned]) -> list[dict[str, Any]]:
     return [
-        as_place(one.dead_letter, refusal=None if one.refusal is None else masked(one.refusal), after=one.after)
-        for one in planned
+        as_place(
+            replay.dead_letter, refusal=None if replay.refusal is None else masked(replay.refusal), after=replay.after
+        )
+        for replay in planned
     ]

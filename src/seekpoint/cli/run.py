@@ -19,7 +19,6 @@ from seekpoint.cli import parent_link
 from seekpoint.cli.errors import FAILED, say
 from seekpoint.cli.log_format import LogFormat, log_own_lines, set_up_logging
 from seekpoint.cli.options import ServerOptions, address_of_worker, command, refuse_extras
-from seekpoint.cli.output import numbered
 from seekpoint.cli.parent_link import ParentLink
 from seekpoint.cli.probes import listening
 from seekpoint.cli.supervisor import Supervisor, WorkerProcess
@@ -28,6 +27,7 @@ from seekpoint.cli.workers_of_process import ProcessWorkers
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
+from seekpoint.records import numbered
 from seekpoint.worker.import_by_name import load
 from seekpoint.worker.tracer import Tracer
 from seekpoint.worker.worker import Worker
@@ -47,7 +47,7 @@ Targets = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class StartOptions:
-    """What a worker may replace, what it waits for when it starts, and whether it mirrors its positions."""
+    """What a worker may replace, how long it waits for servers at its start, and whether it mirrors its positions."""
 
     accept_declaration: Annotated[
         bool,
@@ -55,7 +55,7 @@ class StartOptions:
     ] = False
     accept_forgotten: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Begin again as a new group, though it was forgotten at that time."),
+        typer.Option(metavar="TIME", help="Start as a new group, although it was forgotten at this time."),
     ] = None
     mirror: Annotated[
         bool, typer.Option("--mirror", help="Commit the positions to Kafka, too, for tools that show lag.")
@@ -84,7 +84,7 @@ def run(
         ),
     ] = None,
     tracing: Annotated[
-        bool, typer.Option("--tracing", help="Make a span of each transaction, by OpenTelemetry's global provider.")
+        bool, typer.Option("--tracing", help="Make a span for each transaction, by OpenTelemetry's global provider.")
     ] = False,
     log_format: Annotated[LogFormat, typer.Option(help="How events are written to stderr.")] = LogFormat.TEXT,
     workers: Annotated[
@@ -92,14 +92,14 @@ def run(
         typer.Option(
             metavar="N",
             min=1,
-            help="Run N worker processes; worker K of them listens on PORT + K - 1.",
+            help="Run N worker processes; worker K listens on PORT + K - 1.",
             show_default="this process",
         ),
     ] = None,
 ) -> None:
     """Run workers until SIGTERM or Ctrl-C, finishing the batch in hand; a second signal aborts.
 
-    Modules are imported from the current directory first. Several pipelines share the process: where one ends by an
+    Modules are imported from the current directory first. Several pipelines share the process: if one ends with an
     error, all drain. Events go to stderr, unless the module itself has set up logging.
     """
     log_own_lines(context, log_format)
@@ -107,24 +107,24 @@ def run(
     if workers is not None and parent is None:
         set_up_logging(log_format)
         raise typer.Exit(_run_processes(workers, listen))
-    found = gc.get_threshold()
-    made = [load(target, from_here=True) for target in _each_once(targets)]
+    thresholds = gc.get_threshold()
+    loaded = [load(target, from_here=True) for target in _each_once(targets)]
     set_up_logging(log_format)
-    if all(isinstance(one, Worker) for one in made):
+    if all(isinstance(runnable, Worker) for runnable in loaded):
         refuse_extras(context, targets[0])
-    more = {
+    arguments = {
         "limits": Limits(start_wait=start.start_wait),
         "accept_declaration": start.accept_declaration,
         "accept_forgotten": start.accept_forgotten,
         "mirror": start.mirror,
         "tracing": _tracer() if tracing else None,
     }
-    running = ProcessWorkers([_worker(one, servers, more) for one in made])
-    _run_here(running, listen, parent, keep_gc=gc.get_threshold() != found)
+    running = ProcessWorkers([_worker(runnable, servers, arguments) for runnable in loaded])
+    _run_here(running, listen, parent, keep_gc=gc.get_threshold() != thresholds)
 
 
 def _run_here(running: ProcessWorkers, listen: str | None, parent: ParentLink | None, *, keep_gc: bool) -> None:
-    """Run these until they have drained. Raises typer.Exit where a partition is stopped."""
+    """Run these workers until they have drained. Raises typer.Exit if a partition is stopped."""
     if listen is not None and parent is not None:
         listen = address_of_worker(listen, parent.number)
     with ExitStack() as stack:
@@ -139,8 +139,8 @@ def _run_here(running: ProcessWorkers, listen: str | None, parent: ParentLink | 
         running.run()
     running.log_totals()
     if stopped := running.stopped():
-        said = f"{numbered(len(stopped), 'partition')} stopped: {', '.join(map(str, stopped))}"
-        say.get()(logging.ERROR, said)
+        message = f"{numbered(len(stopped), 'partition')} stopped: {', '.join(map(str, stopped))}"
+        say.get()(logging.ERROR, message)
         raise typer.Exit(FAILED)
 
 
@@ -150,12 +150,12 @@ def _each_once(targets: Sequence[str]) -> Sequence[str]:
     return targets
 
 
-def _worker(made: Pipeline | Worker, servers: ServerOptions, more: Mapping[str, Any]) -> Worker:
-    """The worker itself, or one of this pipeline on the servers that the options name."""
-    if isinstance(made, Worker):
-        return made
+def _worker(runnable: Pipeline | Worker, servers: ServerOptions, arguments: Mapping[str, Any]) -> Worker:
+    """The target if it is a worker, or a worker of this pipeline on the servers that the options name."""
+    if isinstance(runnable, Worker):
+        return runnable
     url, settings = servers.named()
-    return Worker(made, engine=url, kafka=settings, schema=servers.schema, **more)
+    return Worker(runnable, engine=url, kafka=settings, schema=servers.schema, **arguments)
 
 
 def _tracer() -> Tracer:
@@ -167,22 +167,22 @@ def _tracer() -> Tracer:
 def _run_processes(count: int, listen: str | None) -> int:
     """Run this command in ``count`` processes. Returns the exit code. Raises ConfigError for a wrong ``--listen``."""
     if listen is not None:
-        address_of_worker(listen, count)  # the last port: refused here, before a process is started
+        address_of_worker(listen, count)  # refuses a last port that is too high, before a process is started
     return Supervisor(lambda number: WorkerProcess(number, sys.argv[1:]), count).run()
 
 
 @contextmanager
 def rare_collections(*, unless: bool = False) -> Iterator[None]:
-    """Run Python's garbage collector rarely within the block: what a batch allocates is freed without it.
+    """Run Python's garbage collector rarely within the block: reference counts free what a batch allocates.
 
-    For a process that is the worker's own; inside a service the collector stays as the service has it. ``unless``: the
-    program has set it.
+    For a worker's own process; in a service the collector stays as the service has set it. ``unless``: the program has
+    set it.
     """
     if unless or not gc.isenabled():
         yield
         return
     before = gc.get_threshold()
-    gc.freeze()  # what is imported by now stays
+    gc.freeze()  # modules imported so far stay
     gc.set_threshold(*RARELY)
     try:
         yield
@@ -193,13 +193,13 @@ def rare_collections(*, unless: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _first_signal_told(workers: ProcessWorkers) -> Iterator[None]:
-    """Say at once that a signal was heard: the batch in hand may take a while. Before the start there is none."""
-    heard, told = socket.socketpair()  # a signal's number comes through it; a handler could not print safely
-    told.setblocking(False)
-    speak = say.get()  # another thread has no context
+    """Say at once that a signal has arrived, as the open batch may take a while; silent before a worker starts."""
+    receiver, sender = socket.socketpair()  # transports the signal's number, because a handler cannot print safely
+    sender.setblocking(False)
+    speak = say.get()  # context variables are not set in the other thread
 
     def tell() -> None:
-        while number := heard.recv(1):
+        while number := receiver.recv(1):
             if number[0] in {signal.SIGTERM, signal.SIGINT}:
                 notify("STOPPING=1")
                 if not workers.has_started:
@@ -209,11 +209,11 @@ def _first_signal_told(workers: ProcessWorkers) -> Iterator[None]:
 
     teller = threading.Thread(target=tell, name="seekpoint-signals", daemon=True)
     teller.start()
-    before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+    before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     try:
         yield
     finally:
         signal.set_wakeup_fd(before)
-        told.close()
+        sender.close()
         teller.join(1.0)
-        heard.close()
+        receiver.close()

@@ -1,4 +1,4 @@
-"""A Spark session for one command, and what its tasks are given instead of passwords."""
+"""A Spark session for one command; its tasks get names of environment variables instead of passwords."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0
 
 @contextmanager
 def spark_session(master: str, conf: Sequence[str] | None) -> Iterator[SparkSession]:
-    """A session of this command's own. Raises ConfigError without a Java, ModuleNotFoundError without the extra."""
+    """A session for this command. Raises ConfigError without Java, ModuleNotFoundError without the extra."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 -- 0.2 s, and an extra
 
     from seekpoint.jobs.spark.settings import REDACTED  # noqa: PLC0415 -- with the session
 
-    own = _SETTINGS | {"spark.redaction.regex": REDACTED}
-    settings = own | (_LOCAL if master.startswith("local") else {}) | dict(map(_pair, conf or ()))
+    defaults = _SETTINGS | {"spark.redaction.regex": REDACTED}
+    settings = defaults | (_LOCAL if master.startswith("local") else {}) | dict(map(_pair, conf or ()))
     with tempfile.TemporaryDirectory(prefix="seekpoint-spark-") as folder:
         os.environ["JAVA_HOME"] = str(_java_home(Path(folder)))
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -60,10 +60,10 @@ def spark_session(master: str, conf: Sequence[str] | None) -> Iterator[SparkSess
 
 
 def stager(stack: ExitStack, of: Job, tasks: StagingOptions, say: Callable[[str], None]) -> dict[str, Any]:
-    """``stager`` for a job whose log Spark's tasks read; empty where no master is named."""
+    """Argument ``stager`` for a job whose log Spark's tasks read; empty if no master is named."""
     if (started := _started(stack, of, tasks, say)) is None:
         if tasks.copy_sessions is not None:
-            raise ConfigError("--copy-sessions bounds Spark's tasks: give --spark, too")
+            raise ConfigError("--copy-sessions limits Spark's tasks: give --spark, too")
         return {}
     from seekpoint.spark import SparkStager  # noqa: PLC0415 -- pyspark, an extra
 
@@ -80,7 +80,7 @@ def stager(stack: ExitStack, of: Job, tasks: StagingOptions, say: Callable[[str]
 
 
 def writer(stack: ExitStack, of: Job, tasks: SparkOptions, say: Callable[[str], None]) -> dict[str, Any]:
-    """``writer`` for an export that Spark's tasks write; empty where no master is named."""
+    """Argument ``writer`` for an export that Spark's tasks write; empty if no master is named."""
     if (started := _started(stack, of, tasks, say)) is None:
         return {}
     from seekpoint.spark import SparkWriter  # noqa: PLC0415 -- pyspark, an extra
@@ -89,7 +89,7 @@ def writer(stack: ExitStack, of: Job, tasks: SparkOptions, say: Callable[[str], 
 
 
 class Started(NamedTuple):
-    """A session, and what its tasks reach the servers with."""
+    """A session, and the brokers and database that its tasks connect to."""
 
     session: SparkSession
     kafka: dict[str, Any]
@@ -108,20 +108,21 @@ def _started(stack: ExitStack, of: Job, tasks: SparkOptions, say: Callable[[str]
 
 
 def require_master(master: str) -> None:
-    """Raise ConfigError for what Spark would not take as a master, before Java starts. No server is asked."""
+    """Raise ConfigError for a master that Spark would refuse, before Java starts. Asks no server."""
     if _MASTER.fullmatch(master) is None:
         raise ConfigError(
-            f"--spark {master!r} names no master: local, local[4], local[*], local[4,2] (tries), "
+            f"{master!r} is not a Spark master: use local, local[4], local[*], local[4,2] (attempts), "
             "local-cluster[2,1,1024], spark://host:7077, yarn or k8s://https://host:6443"
         )
 
 
 def for_tasks(url: URL, kafka: Mapping[str, Any]) -> tuple[dict[str, Any], Env]:
-    """Brokers and database for a job's plan: passwords by the names of variables, which are set in this process.
+    """Brokers and database for a job's plan. Passwords are set in environment variables, and the plan has their names.
 
-    Tasks on this machine inherit them. Those of a cluster need them set for the executors; else they say which.
+    Tasks on this machine inherit the variables. On a cluster, set them for the executors; a task without one fails and
+    names it.
     """
-    from seekpoint.jobs.spark.settings import SECRET, Env  # noqa: PLC0415 -- what it refuses in the open
+    from seekpoint.jobs.spark.settings import SECRET, Env  # noqa: PLC0415 -- only for Spark
 
     os.environ[DATABASE] = url.render_as_string(hide_password=False)
     carried = dict(kafka)
@@ -145,6 +146,6 @@ def _java_home(folder: Path) -> Path:
 
 
 _NO_JAVA = (
-    "Spark needs Java 17 or newer, and there is none: install one and set JAVA_HOME, or leave out --spark; this "
-    "process reads the log then"
+    "Spark needs Java 17 or newer, and there is none: install it and set JAVA_HOME. If you gave --spark, leave it out: "
+    "this process then reads the log itself"
 )

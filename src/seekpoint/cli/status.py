@@ -26,19 +26,19 @@ from seekpoint.cli.progress_bar import ago_of, lasting
 from seekpoint.ledger import Position
 from seekpoint.ledger.claim import DELAYED, TRANSIENT
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.records import Partition
+from seekpoint.records import Partition, numbered
 
-WATCH = 2  # seconds between two looks
-SLOW = 2.0  # seconds after which a person at the terminal wonders
+WATCH = 2  # seconds between two reads
+SLOW = 2.0  # seconds after which a line on stderr says what is waited for
 COLUMNS = ("topic", "partition", "next", "end", "lag", "dead", "epoch", "owner", "committed", "lag time", "headroom")
 NUMERIC = ("partition", "next", "end", "lag", "lag time", "headroom", "dead", "epoch", "pid", "version")
 
 
 class StatusCommand(TyperCommand):
-    """``--watch`` may be without its value, for which Typer has no option."""
+    """Accepts ``--watch`` without a value, which Typer does not support."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The words, with the seconds after a bare ``--watch``."""
+        """The arguments, with seconds added after a bare ``--watch``."""
         return super().parse_args(ctx, list(_with_seconds(args)))
 
 
@@ -60,37 +60,37 @@ def status(
         typer.Option(
             "--watch",
             metavar="[SECONDS]",
-            help=f"Show it again every so many seconds ({WATCH} without a number), until Ctrl-C.",
+            help=f"Show it again every SECONDS ({WATCH} by default), until Ctrl-C.",
             min=0.1,
         ),
     ] = None,
     sort: Annotated[
         Literal["name", "lag", "headroom"],
-        typer.Option(help="Of the partitions of a group: the worst first, or by name."),
+        typer.Option(help="Order of a group's partitions: by name, or the worst first."),
     ] = "name",
     check: Annotated[
-        bool, typer.Option("--check", help="Print what is wrong alone; exit with 1 if anything is.")
+        bool, typer.Option("--check", help="Print only what is wrong; exit with 1 if anything is.")
     ] = False,
     max_lag: Annotated[
-        int | None, typer.Option(min=0, help="With --check: the greatest lag of a partition, in records.")
+        int | None, typer.Option(min=0, help="With --check: the lag that a partition may have, in records.")
     ] = None,
     max_age: Annotated[
-        str | None, typer.Option(metavar="TIME", help="With --check: how old a next record may be: 30s, 5m.")
+        str | None, typer.Option(metavar="TIME", help="With --check: how old the next record may be: 30s, 5m.")
     ] = None,
     ledger: LedgerOptions,
     brokers: KafkaOptions,
 ) -> None:
-    """Show groups: positions, ends of logs, lag in records and in time, retention headroom, dead letters, workers.
+    """Show groups: positions, log ends, lag in records and in time, retention headroom, dead letters, workers.
 
-    Below, who paused the group and why; what each stopped partition stopped for, with the choices; which partitions
-    wait for a record that failed, and until when; workers' troubles, and what they wait for (a rebalance, a reload).
-    Without brokers (--kafka, --kafka-config), or where none answers, end, lag and headroom are of the workers' samples,
-    "as of" says how old these are, and they are empty after three minutes. Reads only. Exits with 1
-    where a partition is stopped, or past the end of its log, and where a topic is gone, was created again or has no
-    broker's answer; with 3 where none answers at all (--check: by the samples).
+    Below, who paused the group and why; why each stopped partition stopped, with the choices; which partitions wait for
+    a record that failed, and until when; workers' troubles, and what they wait for (a rebalance, a reload). Without
+    brokers (--kafka, --kafka-config), or if none answers, end, lag and headroom come from the workers' samples,
+    "as of" says how old these are, and they are empty after three minutes. Reads only. Exits with 1 if a partition is
+    stopped or past the end of its log, or if a topic is gone, was created again or no broker answers for it; with 3 if
+    no broker answers at all (--check then uses the samples).
     """
     if not check and (max_lag is not None or max_age is not None):
-        typer.echo("error: --max-lag and --max-age are limits of --check", err=True)
+        typer.echo("error: --max-lag and --max-age work only with --check: add it", err=True)
         raise typer.Exit(USAGE)
     if check and watch is not None:
         typer.echo("error: --check looks once: leave --watch out", err=True)
@@ -113,7 +113,7 @@ def status(
 
 
 def _watch(show: Callable[[], object], seconds: float) -> Never:
-    """Show it again and again; a terminal is cleared in between."""
+    """Print the groups repeatedly; a terminal is cleared in between."""
     while True:
         show()
         sleep(seconds)
@@ -123,10 +123,10 @@ def _watch(show: Callable[[], object], seconds: float) -> Never:
 def _check(
     admin: Admin, names: Sequence[str], max_lag: int | None, max_age: timedelta | None, *, as_json: bool
 ) -> None:
-    """Print what is wrong, for probes; doubts about the brokers' answers are no failure where lag is known."""
-    found, doubts = _read(admin, names)
-    failures = [each for group in found for each in group.failures(max_lag=max_lag, max_age=max_age)]
-    if not found:
+    """Print problems, for probes; a doubt about the brokers' answers is no failure if the lag is known."""
+    groups, doubts = _read(admin, names)
+    failures = [failure for group in groups for failure in group.failures(max_lag=max_lag, max_age=max_age)]
+    if not groups:
         failures.append(f"the ledger in schema {admin.schema!r} has no group: no worker has claimed anything yet")
     answer({"ok": not failures, "failures": failures}, *failures, as_json=as_json)
     _warn(doubts)
@@ -136,37 +136,40 @@ def _check(
 
 def _show(admin: Admin, names: Sequence[str], sort: str, *, as_json: bool) -> int:
     """Print the groups once. Returns the exit code: a group's problem counts more than brokers that are away."""
-    found, doubts = _read(admin, names)
-    lines = {group.name: [Line(group, at) for at in sorted(group.partitions, key=_ORDERS[sort])] for group in found}
+    groups, doubts = _read(admin, names)
+    lines = {
+        group.name: [Line(group, partition) for partition in sorted(group.partitions, key=_ORDERS[sort])]
+        for group in groups
+    }
     if as_json:
-        answer([line.as_dict() for group in found for line in lines[group.name]], as_json=True)
+        answer([line.as_dict() for group in groups for line in lines[group.name]], as_json=True)
     else:
-        for group in found:
+        for group in groups:
             _print_group(group, lines[group.name])
     _warn(doubts)
-    if any(line.problems for each in lines.values() for line in each):
+    if any(line.problems for group_lines in lines.values() for line in group_lines):
         return FAILED
-    return min((AWAY if isinstance(each, BrokersAway) else FAILED for each in doubts), default=0)
+    return min((AWAY if isinstance(doubt, BrokersAway) else FAILED for doubt in doubts), default=0)
 
 
 def _read(admin: Admin, names: Sequence[str]) -> tuple[list[GroupStatus], list[str]]:
-    with said_after(SLOW, "no answer of the brokers yet; where none comes, the ledger is shown with the last samples"):
+    with said_after(SLOW, "no answer from the brokers yet; if none comes, the last samples are shown"):
         return admin.status(names)
 
 
-def _by_name(at: PartitionStatus) -> Any:
-    return at.position.partition
+def _by_name(partition: PartitionStatus) -> Any:
+    return partition.position.partition
 
 
-def _by_lag(at: PartitionStatus) -> Any:
-    """The greatest first; before it, what is not known."""
-    return -math.inf if at.lag is None else -at.lag, at.position.partition
+def _by_lag(partition: PartitionStatus) -> Any:
+    """Unknown lags first, then the greatest."""
+    return -math.inf if partition.lag is None else -partition.lag, partition.position.partition
 
 
-def _by_headroom(at: PartitionStatus) -> Any:
-    """The least first; last, what is not known."""
-    seconds = math.inf if at.headroom_seconds is None else at.headroom_seconds
-    return seconds, math.inf if at.headroom is None else at.headroom, at.position.partition
+def _by_headroom(partition: PartitionStatus) -> Any:
+    """The least headroom first; unknown ones last."""
+    seconds = math.inf if partition.headroom_seconds is None else partition.headroom_seconds
+    return seconds, math.inf if partition.headroom is None else partition.headroom, partition.position.partition
 
 
 _ORDERS = {"name": _by_name, "lag": _by_lag, "headroom": _by_headroom}
@@ -182,36 +185,37 @@ class Line:
     """One partition of a group."""
 
     group: GroupStatus
-    at: PartitionStatus
+    partition: PartitionStatus
 
     def as_dict(self) -> dict[str, Any]:
-        """The line for machines."""
-        group, at, stored = self.group, self.at, self.at.position
+        """The line for JSON."""
+        group, partition, stored = self.group, self.partition, self.partition.position
         retry, stop, run = RetryStatus.of(stored), stored.stop, group.reload
         return {
             "group": group.name,
             "topic": stored.partition.topic,
             "partition": stored.partition.number,
             "next": stored.next_offset,
-            "end": at.end,
-            "lag": at.lag,
-            "lag_seconds": at.lag_seconds,
-            "headroom": at.headroom,
-            "headroom_seconds": at.headroom_seconds,
-            "sampled_at": at.sampled_at,
-            "is_sampled": at.is_sampled,
+            "end": partition.end,
+            "lag": partition.lag,
+            "lag_seconds": partition.lag_seconds,
+            "headroom": partition.headroom,
+            "headroom_seconds": partition.headroom_seconds,
+            "sampled_at": partition.sampled_at,
+            "is_sampled": partition.is_sampled,
             "epoch": stored.epoch,
             "owner": None if stored.owner is None else str(stored.owner),
-            "host": at.host,
-            "pid": at.pid,
+            "host": partition.host,
+            "pid": partition.pid,
             "worker": None if self.worker is None else {"state": self.worker.state, "trouble": self.worker.trouble},
             "committed_at": stored.committed_at,
-            "dead_letters": at.dead_letters,
-            "blocked": at.blocked,
+            "dead_letters": partition.dead_letters,
+            "blocked": partition.blocked,
             "retry": None if retry is None else retry.as_dict(),
             "stop": None
             if stop is None
-            else asdict(stop) | {"message": _plain(stop.message), "choices": list(map(_plain, stop.choices))},
+            else asdict(stop)
+            | {"code": stop.code, "message": _plain(stop.message), "choices": list(map(_plain, stop.choices))},
             "suspects_left": None if stored.suspect_end is None else stored.suspect_end - stored.next_offset,
             "reload": None
             if run is None
@@ -221,53 +225,57 @@ class Line:
 
     @property
     def worker(self) -> WorkerStatus | None:
-        """The one that owns the partition; None where none does, or its row is gone."""
-        owner = self.at.position.owner
+        """The partition's owner; None without one, or if its row was deleted."""
+        owner = self.partition.position.owner
         return next((worker for worker in self.group.workers if worker.owner == owner), None)
 
     @property
     def problems(self) -> list[str]:
-        """What is not as it should be: for people, one message each."""
-        stored, found = self.at.position, []
+        """The partition's problems, one message each."""
+        stored, problems = self.partition.position, []
         where, retry = stored.partition, RetryStatus.of(stored)
         if stored.stop is not None:
-            at = stored.stop
-            choices = "".join(f"\n  - {_plain(choice)}" for choice in at.choices)
-            since = f"{at.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-            found.append(f"{where} stopped at offset {at.offset} on {since} ({at.kind}): {_plain(at.message)}{choices}")
-        elif retry is not None and retry.has_stopped:
-            found.append(retry.sentence(self.group.name))
-        if self.at.is_past_end:
-            found.append(
-                f"{where}: the stored offset {stored.next_offset} is past the end of the log ({self.at.end}): nothing "
-                f"will be read before that is decided: {remedies.reset_to_offset(self.group.name, where)}"
+            stop = stored.stop
+            choices = "".join(f"\n  - {_plain(choice)}" for choice in stop.choices)
+            since = f"{stop.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+            problems.append(
+                f"{where} stopped at offset {stop.offset} on {since} ({stop.kind}, {stop.code}): {_plain(stop.message)}"
+                f"{choices}"
             )
-        return found
+        elif retry is not None and retry.has_stopped:
+            problems.append(retry.sentence(self.group.name))
+        if self.partition.is_past_end:
+            problems.append(
+                f"{where}: the stored offset {stored.next_offset} is past the end of the log ({self.partition.end}), "
+                f"and nothing is read until you reset it: {remedies.reset_to_offset(self.group.name, where)}"
+            )
+        return problems
 
     @property
     def waits(self) -> Iterator[str]:
-        """What it waits for by itself, and records that it has passed and that wait for a decision."""
-        stored, retry = self.at.position, RetryStatus.of(self.at.position)
-        if self.at.blocked:
+        """Sentences on retries that the partition waits for, and on passed records that wait for a decision."""
+        partition, stored = self.partition, self.partition.position
+        retry = RetryStatus.of(stored)
+        if partition.blocked:
             yield (
-                f"{plain(stored.partition.topic)}/{stored.partition.number}: {self.at.dead_letters:,} records that the "
-                f"lag does not count are not applied: {self.at.dead_letters - self.at.blocked:,} dead letters, and "
-                f"{self.at.blocked:,} blocked behind their keys"
+                f"{plain(stored.partition.topic)}/{stored.partition.number}: {partition.dead_letters:,} records that "
+                f"the lag does not count are not applied: {partition.dead_letters - partition.blocked:,} dead letters, "
+                f"and {partition.blocked:,} blocked behind their keys"
             )
         if retry is not None and not retry.has_stopped:
             yield retry.sentence(self.group.name)
         if stored.suspect_end is not None:
             yield (
-                f"{plain(stored.partition.topic)}/{stored.partition.number}: its owners died without progress; "
-                f"{stored.suspect_end - stored.next_offset} offsets are left that are applied in small parts, to find "
-                "a record that crashes its process"
+                f"{plain(stored.partition.topic)}/{stored.partition.number}: its owners died without progress; the "
+                f"next {stored.suspect_end - stored.next_offset} offsets are applied in small parts, to find a record "
+                "that crashes its process"
             )
 
 
 def _print_partitions(group: GroupStatus, lines: Sequence[Line]) -> None:
     rows: list[Sequence[object]] = [_row(line) for line in lines]
     as_of: tuple[str, ...] = ()
-    if any(line.at.age is not None for line in lines):  # else all of it is of now
+    if any(line.partition.age is not None for line in lines):  # otherwise all numbers are current
         as_of, rows = ("as of",), [(*row, _as_of(line)) for row, line in zip(rows, lines, strict=True)]
     print_table(group.name, (*COLUMNS, *as_of), rows, numeric=NUMERIC)
 
@@ -287,36 +295,36 @@ def _print_group(group: GroupStatus, lines: Sequence[Line]) -> None:
         if pause.abandoned is not None:
             typer.echo(plain(pause.abandoned))
     for line in lines:
-        for said in (*line.waits, *line.problems):
-            typer.echo(said)
+        for message in (*line.waits, *line.problems):
+            typer.echo(message)
     if group.reload is not None:
         typer.echo(plain(str(group.reload)))
 
 
 def _row(line: Line) -> Sequence[object]:
-    at, stored = line.at, line.at.position
-    lag_time = None if at.lag_seconds is None else lasting(at.lag_seconds)
-    room = None if at.headroom_seconds is None else f" ({lasting(at.headroom_seconds)})"
-    headroom = None if at.headroom is None else f"{at.headroom}{room or ''}"
-    counts = (at.end, at.lag, at.dead_letters, stored.epoch)
+    partition, stored = line.partition, line.partition.position
+    lag_time = None if partition.lag_seconds is None else lasting(partition.lag_seconds)
+    room = None if partition.headroom_seconds is None else f" ({lasting(partition.headroom_seconds)})"
+    headroom = None if partition.headroom is None else f"{partition.headroom}{room or ''}"
+    counts = (partition.end, partition.lag, partition.dead_letters, stored.epoch)
     owner = "" if stored.owner is None else stored.owner.hex[:8]
     first = (stored.partition.topic, stored.partition.number, stored.next_offset)
     return (*first, *counts, owner, ago_of(stored.committed_at), lag_time, headroom)
 
 
 def _as_of(line: Line) -> str:
-    if line.at.lag is None and line.at.headroom is None:
+    if line.partition.lag is None and line.partition.headroom is None:
         return ""
-    return "now" if line.at.age is None else f"{lasting(line.at.age.total_seconds())} ago"
+    return "now" if line.partition.age is None else f"{lasting(line.partition.age.total_seconds())} ago"
 
 
-def _worker(at: WorkerStatus) -> Sequence[object]:
-    who = (at.owner.hex[:8], at.host, at.pid, at.client_id, at.version, at.library)
-    return (*who, at.state, ago_of(at.started_at), ago_of(at.seen_at))
+def _worker(worker: WorkerStatus) -> Sequence[object]:
+    identity = (worker.owner.hex[:8], worker.host, worker.pid, worker.client_id, worker.version, worker.library)
+    return (*identity, worker.state, ago_of(worker.started_at), ago_of(worker.seen_at))
 
 
 def known_group(engine: Engine, group: str, schema: str) -> None:
-    """Raise ConfigError, which names the groups that the ledger knows, where it does not know this one."""
+    """Raise ConfigError, which names the known groups, if the ledger does not know this one."""
     with engine.connect() as connection:
         admin_groups.known_group(GroupConnection(connection, schema, group))
 
@@ -330,9 +338,9 @@ NEVER_CAME_BACK = "the process that tried it never came back"
 
 @dataclass(frozen=True, slots=True)
 class RetryStatus:
-    """An attempt that is on record. ``error`` is None where its process died in it; ``then`` follows the last one.
+    """A stored attempt. ``error`` is None if its process crashed in it; ``then`` is the policy after the last one.
 
-    ``retry_at`` is None for a partition that has stopped, and while the record is being tried (``running``).
+    ``retry_at`` is None for a partition that has stopped, and during an attempt (``running``).
     """
 
     partition: Partition
@@ -346,40 +354,40 @@ class RetryStatus:
     then: str | None
 
     @classmethod
-    def of(cls, at: Position) -> Self | None:
-        """What the row says; None for a partition that waits only for records."""
-        if at.attempt_offset is None or at.attempts < 1 or at.attempt_offset < at.next_offset:
+    def of(cls, position: Position) -> Self | None:
+        """The attempt of a position; None for a partition that waits only for records."""
+        if position.attempt_offset is None or position.attempts < 1 or position.attempt_offset < position.next_offset:
             return None
         return cls(
-            at.partition,
-            at.attempt_offset,
-            at.attempts,
-            at.attempts_allowed,
-            at.attempt_crashes,
-            at.attempt_running,
-            None if at.attempt_error is None else plain(masked(at.attempt_error)),
-            None if at.attempt_running else at.retry_at,
-            at.attempt_policy,
+            position.partition,
+            position.attempt_offset,
+            position.attempts,
+            position.attempts_allowed,
+            position.attempt_crashes,
+            position.attempt_running,
+            None if position.attempt_error is None else plain(masked(position.attempt_error)),
+            None if position.attempt_running else position.retry_at,
+            position.attempt_policy,
         )
 
     @property
     def has_stopped(self) -> bool:
-        """Whether it waits for an operator."""
+        """Whether the partition waits for an operator."""
         return not self.running and self.retry_at is None and self.error is not None
 
     def as_dict(self) -> dict[str, Any]:
-        """For machines."""
+        """The attempt for JSON."""
         return {name: getattr(self, name) for name in self.__slots__ if name != "partition"} | {
             "stopped": self.has_stopped
         }
 
     def sentence(self, group: str, now: datetime | None = None) -> str:
-        """For people."""
+        """The attempt as a sentence."""
         head = f"{self.partition} waits in front of offset {self.offset}"
         if self.running:
-            died = f"; {self.crashes} before it ended with the process" if self.crashes else ""
-            before = "" if self.error is None else f"; before: {self.error}"
-            return f"{head}: try {self._count()} has begun, alone in its transaction{died}{before}{self._after()}"
+            died = f"; {numbered(self.crashes, 'earlier attempt')} ended with the process" if self.crashes else ""
+            before = "" if self.error is None else f"; last error: {self.error}"
+            return f"{head}: attempt {self._count()} is running, alone in its transaction{died}{before}{self._after()}"
         if self.then == DELAYED:
             return f"{head}: {self.error}; {self._next(now or datetime.now(UTC), 'due')}"
         error = self.error or NEVER_CAME_BACK
@@ -399,13 +407,13 @@ class RetryStatus:
         times = "time" if self._count() == "1" else "times"
         return f"tried {self._count()} {times}{died}"
 
-    def _next(self, now: datetime, what: str = "next try") -> str:
+    def _next(self, now: datetime, label: str = "next try") -> str:
         if self.retry_at is None:
             return "next try by the worker that takes over"
-        at = self.retry_at.astimezone(UTC)
-        day = "%Y-%m-%d " if abs(at - now) > timedelta(hours=12) else ""
-        due = " (due; no worker has come to it)" if at < now - timedelta(seconds=5) else ""
-        return f"{what} {at:{day}%H:%M:%S} UTC{due}"
+        time = self.retry_at.astimezone(UTC)
+        day = "%Y-%m-%d " if abs(time - now) > timedelta(hours=12) else ""
+        due = " (due; no worker has tried it yet)" if time < now - timedelta(seconds=5) else ""
+        return f"{label} {time:{day}%H:%M:%S} UTC{due}"
 
     def _after(self) -> str:
         return "" if self.then is None else f", then {'stop' if self.then == TRANSIENT else self.then}"

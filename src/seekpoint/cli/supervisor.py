@@ -19,35 +19,35 @@ from seekpoint.cli.systemd import notify
 
 logger = logging.getLogger("seekpoint.cli")
 
-TICK = 0.2  # seconds between two looks at the children
+TICK = 0.2  # seconds between two checks of the children
 BACKOFF, LONGEST = 0.5, 30.0  # seconds before the first restart, doubled with each in a row
-STEADY = 60.0  # a child that has run for so many seconds begins with the first wait again
-SILENT = 30.0  # seconds in which a child does not report that it is live: it hangs
-SILENT_AT_START = 300.0  # seconds without its first report: users' modules are imported before it
+STEADY = 60.0  # seconds after which a running child counts as steady: its next restart waits the shortest time again
+SILENT = 30.0  # seconds without a child's report that it is live, after which it counts as hanging
+SILENT_AT_START = 300.0  # the same before its first report: users' modules are imported until then
 _CHILD = "from seekpoint.cli import main, parent_link; parent_link.attach(); main.main()"
-_SYSTEMD = {"NOTIFY_SOCKET", "WATCHDOG_USEC"}  # its messages come from the parent
+_SYSTEMD = {"NOTIFY_SOCKET", "WATCHDOG_USEC"}  # not for children: the parent reports to systemd
 
 
 class WorkerProcess:
-    """The worker of this number, a process with the parent's command line. Raises OSError where none can be started."""
+    """A child process with the parent's command line, and its number. Raises OSError if it cannot be started."""
 
     def __init__(self, number: int, words: Sequence[str]) -> None:
         self.was_live = self._is_killed = False
         self.started_at = self._live_at = monotonic()
-        self._link, theirs = socket.socketpair()  # the child reports that it is live, and sees its parent's end
+        self._link, child_end = socket.socketpair()  # the child reports that it is live, and sees its parent's end
         self._link.setblocking(False)
-        with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 -- this very program
-                [sys.executable, "-c", _CHILD, str(theirs.fileno()), str(number), *words],
+        with child_end:
+            self._process = subprocess.Popen(  # noqa: S603 -- this program itself
+                [sys.executable, "-c", _CHILD, str(child_end.fileno()), str(number), *words],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                process_group=0,  # Ctrl-C is for the parent alone: two signals would abort
+                pass_fds=[child_end.fileno()],
+                process_group=0,  # Ctrl-C reaches only the parent: a second signal would abort the batch
                 env={name: value for name, value in os.environ.items() if name not in _SYSTEMD},
             )
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
-        """Read its reports. Returns its exit code (negative: the signal), None while it runs."""
+        """Read the child's reports. Returns its exit code (negative: the signal), None while it runs."""
         with suppress(OSError):  # no report
             while self._link.recv(4096):
                 self.was_live, self._live_at = True, monotonic()
@@ -57,7 +57,7 @@ class WorkerProcess:
         return code
 
     def kill_if_hanging(self) -> bool:
-        """Kill it if it has not reported in time that it is live. Returns whether it did so now."""
+        """Kill the child if it has not reported in time that it is live. Returns whether it did so now."""
         allowed = SILENT if self.was_live else SILENT_AT_START
         if self._is_killed or monotonic() - self._live_at <= allowed:
             return False
@@ -66,13 +66,13 @@ class WorkerProcess:
         return True
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send the child a signal, unless it has ended."""
         self._process.send_signal(number)
 
 
 @dataclass(slots=True)
 class _Slot:
-    """The place of one worker, whose processes follow one another."""
+    """A worker's number, under which its processes are started one after the other."""
 
     number: int
     child: WorkerProcess | None = None
@@ -84,7 +84,7 @@ class _Slot:
 class Supervisor:
     """Keeps ``count`` worker processes running until SIGTERM or SIGINT.
 
-    ``start(number)`` starts the worker of this number, from 1; it raises OSError where the system refuses a process.
+    ``start(number)`` starts the worker of this number, from 1; it raises OSError if the system refuses a process.
     """
 
     def __init__(self, start: Callable[[int], WorkerProcess], count: int) -> None:
@@ -115,7 +115,7 @@ class Supervisor:
             self._terminate()
 
     def step(self) -> None:
-        """Look at each child once, and start those that are due; report to systemd once all have been live."""
+        """Check each child once, and start those that are due; report to systemd once all have been live."""
         for slot in self._slots:
             if slot.child is not None:
                 self._look_at(slot, slot.child)
@@ -126,7 +126,7 @@ class Supervisor:
             self._is_ready = True
 
     def _drain(self) -> None:
-        """Let all finish their batches and end, unless they do already: a second signal would abort their batches."""
+        """Let all finish their batches and end, unless they already do: a second signal would abort their batches."""
         if not self._is_draining:
             self._is_draining = True
             notify("STOPPING=1")
@@ -142,14 +142,14 @@ class Supervisor:
         try:
             slot.child = self._start_process(slot.number)
         except OSError as error:
-            message = "worker %d cannot be started: %s; tried again in %.1f s"
+            message = "worker %d cannot be started: %s; next attempt in %.1f s"
             logger.error(message, slot.number, error, self._postpone(slot), extra={"worker": slot.number})
         else:
             extra = {"worker": slot.number, "pid": slot.child.pid}
             logger.info("worker %d started, pid %d", slot.number, slot.child.pid, extra=extra)
 
     def _postpone(self, slot: _Slot) -> float:
-        """Wait before the next start, longer each time in a row; returns the seconds."""
+        """Postpone the next start, longer each time in a row; returns the seconds."""
         slot.ends_in_row += 1
         wait: float = min(LONGEST, BACKOFF * 2 ** min(slot.ends_in_row - 1, 10))
         slot.start_at = monotonic() + wait
@@ -163,10 +163,15 @@ class Supervisor:
             self._ended(slot, child, code)
         elif child.kill_if_hanging():
             extra = {"worker": slot.number, "pid": child.pid}
-            logger.error("worker %d, pid %d, is not live: killed", slot.number, child.pid, extra=extra)
+            logger.error(
+                "worker %d, pid %d, has not reported in time that it is live: killed",
+                slot.number,
+                child.pid,
+                extra=extra,
+            )
 
     def _ended(self, slot: _Slot, child: WorkerProcess, code: int) -> None:
-        """Start the worker again after a wait; or drain all, where its command line or declaration is wrong."""
+        """Start the worker again after a wait; or drain all, if its command line or declaration is wrong."""
         reason = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         extra = {"worker": slot.number, "pid": child.pid, "code": code}
         if self._is_draining:
@@ -174,7 +179,8 @@ class Supervisor:
             if code not in {0, -signal.SIGTERM}:  # SIGTERM may come before the child has set up its own handler
                 self._code = self._code or FAILED
         elif code == USAGE:
-            logger.error("worker %d ended %s: a restart does not help, all end", slot.number, reason, extra=extra)
+            message = "worker %d ended %s: a restart does not help, so all workers stop"
+            logger.error(message, slot.number, reason, extra=extra)
             self._code = code
             self._drain()
         else:

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-EVERY = 1.0  # seconds between two looks, unless the watchdog needs more
+EVERY = 1.0  # seconds between two checks, unless the watchdog needs more
 
 
 def notify(message: str) -> None:
-    """Send one message to systemd; without ``NOTIFY_SOCKET`` nothing, and no error ever."""
+    """Send one message to systemd; does nothing without ``NOTIFY_SOCKET``, and never raises."""
     if not (address := os.environ.get("NOTIFY_SOCKET")):
         return
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
@@ -23,7 +23,7 @@ def notify(message: str) -> None:
 
 @contextmanager
 def notifying(live: Callable[[], bool]) -> Iterator[None]:
-    """Within the block: READY once ``live()``, then WATCHDOG as long as ``live()``."""
+    """Within the block, send READY once ``live()``, then WATCHDOG as long as ``live()``."""
     if not os.environ.get("NOTIFY_SOCKET"):
         yield
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from typing import Annotated
 
@@ -11,31 +10,33 @@ import typer
 from seekpoint.admin import Admin
 from seekpoint.cli.errors import USAGE
 from seekpoint.cli.options import DatabaseOptions, KafkaOptions, command, host_and_port, require_brokers
+from seekpoint.worker.signal_handlers import handled
 
 
 @command
 def ui(
     *,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where browsers find it.")] = "127.0.0.1:8484",
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address for browsers.")] = "127.0.0.1:8484",
     allow_actions: Annotated[
         bool, typer.Option("--allow-actions", help="Let users of this machine act; only on loopback, without --host.")
     ] = False,
     payloads: Annotated[
-        bool, typer.Option("--payloads", help="Show keys, values, headers and texts of errors of dead letters.")
+        bool, typer.Option("--payloads", help="Show keys, values, headers and error texts of dead letters.")
     ] = False,
     host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A name that browsers may use besides localhost.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Host name that browsers may use besides localhost (repeatable)."),
     ] = None,
-    refresh: Annotated[float, typer.Option(metavar="SECONDS", help="How often pages are read again.", min=0.5)] = 2.0,
+    refresh: Annotated[float, typer.Option(metavar="SECONDS", help="How often pages refresh.", min=0.5)] = 2.0,
     ledger: DatabaseOptions,
     brokers: KafkaOptions,
 ) -> None:
     """Serve the console of a ledger at http://HOST:PORT until SIGTERM or Ctrl-C.
 
-    Pages show groups, partitions, dead letters, reloads, history and health, and are read again every two seconds. It
-    reads only, for users of this machine. With --allow-actions these may pause, resume, reset, accept losses, replay
-    and discard, after a plan and with a reason. Other users need an access= of their own: mount
-    seekpoint.web.create_app in a service. Needs the extra web.
+    Pages show groups, partitions, dead letters, reloads, history and health, and refresh every two seconds. It is
+    read-only, for users of this machine. With --allow-actions they may pause, resume, reset, accept losses, replay and
+    discard, after a plan and with a reason. For other users, mount seekpoint.web.create_app with access= in a service.
+    Needs the extra web.
     """
     from seekpoint.web.access import PROXIED  # noqa: PLC0415 -- an extra
     from seekpoint.web.guard import is_loopback  # noqa: PLC0415 -- an extra
@@ -44,7 +45,7 @@ def ui(
     address, port = host_and_port(listen)
     if allow_actions and not is_loopback(address):
         typer.echo(
-            f"error: --allow-actions on {address}: anyone there could act; listen on loopback, or mount "
+            f"error: --allow-actions on {address}: anyone who reaches it could act; listen on loopback, or mount "
             "seekpoint.web.create_app with access= in a service",
             err=True,
         )
@@ -56,10 +57,11 @@ def ui(
     if settings:
         require_brokers(settings)
     stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
     admin = Admin(ledger.engine(), settings, schema=ledger.schema)
     options = {"allow_actions": allow_actions, "payloads": "full" if payloads else "none"}
-    with serving(admin, address, port, hosts=host or (), refresh=refresh, **options) as served:
+    with (
+        handled(lambda *_: stopping.set()),
+        serving(admin, address, port, hosts=host or (), refresh=refresh, **options) as served,
+    ):
         typer.echo(served, err=True)
         stopping.wait()

@@ -1,4 +1,4 @@
-"""``seekpoint verify``: are the tables what the log says? Nothing is changed, and workers continue."""
+"""``seekpoint verify``: compares tables with what the log yields; changes nothing, and workers continue."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def verify(
     archive: ArchiveRoot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild the tables of these pipelines from the log beside the live ones, compare at the same offsets, drop it.
+    """Rebuild pipelines' tables from the log, compare with the live ones at the same offsets, drop the rebuild.
 
     Shows how many rows are equal, missing, extra and different, and some of them. Nothing live is touched or locked.
     Exits with 1 if one row differs.
@@ -41,6 +41,11 @@ def verify(
         reload_of(of, progress, read, archive) as reload,
     ):
         report = reload.verify()
+    print_report(report, as_json=as_json)
+
+
+def print_report(report: Report, *, as_json: bool) -> None:
+    """Print the differences. Exits with 1 if there is one."""
     if as_json:
         answer(report.as_dict(), as_json=True)
     else:
@@ -50,28 +55,33 @@ def verify(
 
 
 def _print(report: Report) -> None:
-    rows = [(one.table, *(f"{getattr(one, name):,}" for name in _COUNTS)) for one in report.tables]
+    rows = [(difference.table, *(f"{getattr(difference, name):,}" for name in _COUNTS)) for difference in report.tables]
     print_table("", ("table", *_COUNTS), rows, numeric=_COUNTS)
-    for one in report.tables:
+    for difference in report.tables:
         for kind in _COUNTS[1:]:
-            _print_some(one, kind)
-    at = ", ".join(f"{where} at {offset}" for where, offset in report.offsets.items())
-    typer.echo(f"compared at {plain(at)}")
+            _print_some(difference, kind)
+        if difference.inputs and not difference.is_empty:
+            typer.echo(
+                f"{plain(difference.table)}: rebuilt rows are joined with {', '.join(difference.inputs)} as it is now, "
+                "live rows with what it held when they were applied"
+            )
+    offsets = ", ".join(f"{where} at {offset}" for where, offset in report.offsets.items())
+    typer.echo(f"compared at {plain(offsets)}")
     if report.dead_letters:
-        typer.echo(f"{report.dead_letters} records cannot be applied by this code: they have no rows in the rebuild")
+        typer.echo(f"this code cannot apply {report.dead_letters} records: they have no rows in the rebuild")
 
 
 def _print_some(of: Difference, kind: str) -> None:
-    for sample in [each for each in of.samples if each.kind == kind][:SHOWN]:
+    for sample in [sample for sample in of.samples if sample.kind == kind][:SHOWN]:
         typer.echo(f"{plain(of.table)} {kind}: {_row(sample.key)}")
         for line in _sides(sample):
             typer.echo(f"  {line}")
-    if (more := getattr(of, kind) - SHOWN) > 0:
-        typer.echo(f"{plain(of.table)} {kind}: {more:,} more (--json has up to 20 of them)")
+    if (unshown := getattr(of, kind) - SHOWN) > 0:
+        typer.echo(f"{plain(of.table)} {kind}: {unshown:,} more (--json has up to 20 of them)")
 
 
 def _sides(sample: Sample) -> Iterator[str]:
-    """Both rows; of two, the columns that differ, among them its provenance."""
+    """Both rows; if both exist, only the columns that differ, also those of provenance."""
     live, rebuilt = sample.live, sample.rebuilt
     if live is None or rebuilt is None:
         yield f"{'rebuilt' if live is None else 'live':<8}{_texts(live or rebuilt or {})}"

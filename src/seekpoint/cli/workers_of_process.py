@@ -5,30 +5,28 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 from time import monotonic
 
-from seekpoint.cli.output import numbered
 from seekpoint.cli.probes import State, state_of
 from seekpoint.metrics import Samples, Tally
-from seekpoint.records import Partition
+from seekpoint.records import Partition, numbered
 from seekpoint.worker.loop import LEAVE
+from seekpoint.worker.signal_handlers import STOP_SIGNALS, handled
 from seekpoint.worker.worker import Worker
 
 logger = logging.getLogger("seekpoint.cli")
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
 
 class ProcessWorkers:
-    """All workers of this process: they start, report and end together; where one ends by an error, all drain."""
+    """All workers of this process: they start, report and end together; if one ends with an error, all drain."""
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self._workers = workers
         self._tallies: Sequence[Tally] = ()
         self._news = SimpleQueue[_Ended | signal.Signals]()
+        self._ended: set[Worker] = set()
 
     # -- what is known of them ----------------------------------------------------------------------------
 
@@ -43,7 +41,7 @@ class ProcessWorkers:
 
     @property
     def has_started(self) -> bool:
-        """Whether one of them has work in hand, or may have."""
+        """Whether a worker has an open batch, or may have."""
         return any(worker.has_started for worker in self._workers)
 
     @property
@@ -52,24 +50,30 @@ class ProcessWorkers:
         return [worker.pipeline.group for worker in self._workers]
 
     def state(self) -> State:
-        """For the probes: one worker's state, or that of all, with each pipeline's among the details."""
+        """The state for probes: that of one worker, or of all, with each pipeline's in the details.
+
+        A worker that has ended does not count while others finish their batches: the process is as live as they are.
+        """
         states = [state_of(worker.health()) for worker in self._workers]
         if len(states) == 1:
             return states[0]
         of_groups = zip(self.groups, states, strict=True)
+        running = [
+            state for worker, state in zip(self._workers, states, strict=True) if worker not in self._ended
+        ] or states
         return State(
-            all(state.live for state in states),
+            all(state.live for state in running),
             all(state.ready for state in states),
-            any(state.stale for state in states),
+            any(state.stale for state in running),
             {"pipelines": [{"group": group, **state.shown()} for group, state in of_groups]},
         )
 
     def stopped(self) -> list[Partition]:
-        """The partitions that wait for a decision."""
-        return sorted({at for worker in self._workers for at in worker.health().stopped})
+        """The stopped partitions, which wait for an operator."""
+        return sorted({partition for worker in self._workers for partition in worker.health().stopped})
 
     def log_totals(self) -> None:
-        """Log how much was applied."""
+        """Log how many records were applied."""
         for worker in self._workers:
             health, group = worker.health(), worker.pipeline.group
             done = f"{numbered(health.records, 'record')} in {numbered(health.transactions, 'transaction')}"
@@ -83,14 +87,14 @@ class ProcessWorkers:
             worker.stop(grace)
 
     def run(self) -> None:
-        """Work until SIGTERM or SIGINT; raises what ended the first one that ended by an error, after all have ended.
+        """Work until SIGTERM or SIGINT; after all have ended, raises the first error that ended a worker.
 
-        A second signal aborts the batches in hand, a third ends the process at once.
+        A second signal aborts the open batches, a third ends the process at once.
         """
         if len(self._workers) == 1:
             self._workers[0].run()
             return
-        with _handled(self._news):
+        with handled(lambda number, _: self._news.put(signal.Signals(number))):  # a handler may do little more
             for worker in self._workers:
                 name = f"seekpoint-{worker.pipeline.group}"
                 threading.Thread(target=self._run_one, args=[worker], name=name, daemon=True).start()
@@ -102,54 +106,40 @@ class ProcessWorkers:
             worker.run()
         except BaseException as raised:  # noqa: BLE001 -- raised again on the main thread
             error = raised
+        self._ended.add(worker)
         self._news.put(_Ended(error))
 
     def _await_end(self) -> None:
         first: BaseException | None = None
-        left, heard = len(self._workers), 0
-        while left:
+        running, signals = len(self._workers), 0
+        while running:
             news = self._news.get()
             if isinstance(news, _Ended):
-                left, first = left - 1, first or news.error
+                running, first = running - 1, first or news.error
             else:
-                heard += 1
-            if heard > 1:
-                self._abort(news, left)
+                signals += 1
+            if signals > 1:
+                self._abort(news, running)
             self.stop()
         if first is not None:
             raise first
 
-    def _abort(self, second: object, left: int) -> None:
-        """Throw the open transactions away. Raises KeyboardInterrupt."""
-        for number in _SIGNALS:
+    def _abort(self, second: object, running: int) -> None:
+        """Abort the open transactions. Raises KeyboardInterrupt."""
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         self.stop(0.0)
         deadline = monotonic() + LEAVE + 1.0
-        while left and (wait := deadline - monotonic()) > 0:
+        while running and (wait := deadline - monotonic()) > 0:
             try:
-                left -= isinstance(self._news.get(timeout=wait), _Ended)
+                running -= isinstance(self._news.get(timeout=wait), _Ended)
             except Empty:
                 break
         raise KeyboardInterrupt(f"second {getattr(second, 'name', 'signal')}: aborted")
 
 
 class _Ended:
-    """One worker has ended, by this error."""
+    """A worker has ended, with this error or None."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
-
-
-@contextmanager
-def _handled(news: SimpleQueue[_Ended | signal.Signals]) -> Iterator[None]:
-    """Within the block, signals are put into the queue, which may be done in a handler."""
-
-    def put(number: int, _frame: object) -> None:
-        news.put(signal.Signals(number))
-
-    before = {number: signal.signal(number, put) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -18,7 +18,8 @@ class Arrow:
     """Decode Arrow's stream format, or its file format, into a ``pyarrow.Table``.
 
     With ``schema`` the table has these columns, in this order and of these types: others are left out, types are cast
-    where no value is lost. Without one it is as it was written. With ``tombstones=True`` a null value decodes to None.
+    if no value is lost. Without it, the table is as it was written. With ``tombstones=True`` a null value decodes to
+    None.
 
     A record that is in neither format, is malformed (offsets, UTF-8 and dictionaries are validated), lacks a column or
     cannot be cast is a poison record.
@@ -37,14 +38,14 @@ class Arrow:
         if self.schema is None or table.schema == self.schema:
             return table
         if missing := [name for name in self.schema.names if name not in table.column_names]:
-            raise ValueError(f"the table has no column {', '.join(map(repr, missing))}: {table.column_names}")
+            raise ValueError(f"the table has no column {', '.join(map(repr, missing))}; it has {table.column_names}")
         return table.select(self.schema.names).cast(self.schema)
 
     def __repr__(self) -> str:
         return "Arrow()" if self.schema is None else f"Arrow({', '.join(self.schema.names)})"
 
 
-PROTOCOLS = ("__arrow_c_stream__", "__arrow_c_array__")  # what every library that has Arrow's tables gives them by
+PROTOCOLS = ("__arrow_c_stream__", "__arrow_c_array__")  # of the Arrow PyCapsule interface
 
 
 def is_table(kind: type) -> bool:
@@ -52,14 +53,14 @@ def is_table(kind: type) -> bool:
     return any(hasattr(kind, name) for name in PROTOCOLS)
 
 
-def as_table(given: Any) -> Any:
-    """The value as pyarrow's table; raises what pyarrow raises for an array that is no table."""
+def as_table(columns: Any) -> Any:
+    """The value as a ``pyarrow.Table``; raises pyarrow's error for an array that is not a table."""
     pa = required()
-    return given if isinstance(given, pa.Table) else pa.table(given)
+    return columns if isinstance(columns, pa.Table) else pa.table(columns)
 
 
 def required() -> Any:
-    """The module pyarrow. Raises ConfigError where it is not installed."""
+    """The module pyarrow. Raises ConfigError if it is not installed."""
     try:
         import pyarrow as pa  # noqa: PLC0415 -- a declaration does without
     except ImportError as error:
@@ -68,6 +69,6 @@ def required() -> Any:
 
 
 class Whole(NamedTuple):
-    """What stands for a row where a record is a whole table of Arrow's."""
+    """A row that holds a record's whole Arrow table."""
 
     table: Any

@@ -1,7 +1,7 @@
-"""The fast path of Avro: fastavro's own reader, with the values that Confluent's deserializer does not give.
+"""The fast path of Avro: fastavro's reader, which also converts defaults and adds records' names.
 
-It reads each schema without rules, once Confluent's deserializer has asked the registry for it. What only it can give,
-values of defaults and records' names, is refused where rules or options need Confluent's deserializer.
+It reads each schema without rules, once Confluent's deserializer has asked the registry for it. If rules or options
+need Confluent's deserializer, a codec that needs converted defaults or records' names raises ConfigError.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from fastavro import schemaless_reader
 
 from seekpoint.codecs.avro_schema import ReaderSchema, copied, parsed, with_names
-from seekpoint.codecs.registry_client import Asked
+from seekpoint.codecs.registry_client import RegistryClient
 from seekpoint.codecs.wire_format import Short, schema_id
 from seekpoint.errors import ConfigError
 
@@ -28,67 +28,67 @@ class AvroReader:
     Raises ValueError for a reader's schema with a default that its type cannot hold.
     """
 
-    def __init__(self, client: Asked, schema: str | None, record_name: str | None, is_short: bool) -> None:
+    def __init__(self, client: RegistryClient, schema: str | None, record_name: str | None, is_short: bool) -> None:
         self._client, self._schema, self._record_name, self._is_short = client, schema, record_name, is_short
         self._converted = [] if schema is None else ReaderSchema(schema).converted
         self._latest: set[str] = set()  # schemas of use.latest.version that were checked
         if not is_short:
-            self._refuse(self._converted, "these options need it")
+            self._refuse(self._converted, "these options need")
 
     def check_latest(self) -> None:
         """Raise ConfigError if a subject's latest schema has defaults that Confluent does not convert."""
         for schema in self._client.latest:
             if schema.schema_str not in self._latest:
                 resolved = ReaderSchema(schema.schema_str, self._others(schema))
-                self._refuse(resolved.converted, "the subject's latest schema needs it")
+                self._refuse(resolved.converted, "the subject's latest schema needs")
                 self._latest.add(schema.schema_str)
 
     def _refuse(self, converted: list[str], why: str) -> None:
-        """Raise ConfigError if Confluent's deserializer would give other values of defaults, or no records' names."""
+        """Raise ConfigError if Confluent's deserializer would not convert defaults, or not add records' names."""
         if converted:
             raise ConfigError(
-                f"Confluent's deserializer gives the default of {converted[0]} as JSON has it and not as its type has "
-                f"it, and {why}: declare the field without a default, or with the default null"
+                f"{why} Confluent's deserializer, which gives the default of {converted[0]} as JSON has it, not "
+                "converted to its type: declare the field without a default, or with the default null"
             )
         if self._record_name is not None:
             raise ConfigError(
-                f"record_name={self._record_name!r}: Confluent's deserializer gives no records' names, and {why}"
+                f"record_name={self._record_name!r}: {why} Confluent's deserializer, which adds no records' names"
             )
 
     def shorten(self, frame: bytes, data: bytes, value: Any) -> Short | None:
-        """The fast path for data with this frame, None where there is none. Raises ConfigError where it is needed."""
+        """The fast path for data with this frame, or None. Raises ConfigError if the codec cannot do without it."""
         schema = self._client.written_with(schema_id(frame))
         if not self._is_short:
             return None
         if schema is None or schema.rule_set is not None:
-            why = "rules of the record's schema need it" if schema else "an id that two subjects share needs it"
+            why = "rules of the record's schema need" if schema else "an id that two subjects share needs"
             self._refuse(self._converted, why)
             return None
         if _is_bytes(schema.schema_str):
             return None  # at the top level bytes have no length in front: only Confluent's deserializer reads them
         others = self._others(schema)
         if repr(self._plain(schema.schema_str, others)(data, len(frame))) != repr(value):
-            self._refuse(self._converted, "the record's schema needs it")
+            self._refuse(self._converted, "the record's schema needs")
             return None
         return self._reader(schema.schema_str, others)
 
     def _others(self, schema: Any) -> list[str]:
-        """The schemas that this one refers to, each after those that it needs itself."""
-        known: dict[tuple[str, int], str] = {}
+        """The schemas that this one refers to, each after those that it refers to itself."""
+        schemas: dict[tuple[str, int], str] = {}
 
         def add(referring: Any) -> None:
             for reference in referring.references or ():
-                if (reference.subject, reference.version) in known:
+                if (reference.subject, reference.version) in schemas:
                     continue
                 other = self._client.get_version(reference.subject, reference.version, True).schema
                 add(other)
-                known[reference.subject, reference.version] = other.schema_str
+                schemas[reference.subject, reference.version] = other.schema_str
 
         add(schema)
-        return list(known.values())
+        return list(schemas.values())
 
     def _plain(self, written: str, others: list[str]) -> Read:
-        """What Confluent's deserializer does."""
+        """A reader that does what Confluent's deserializer does."""
         wrap = not self._are_records(written)
         reader = None if self._schema is None else parsed(self._schema, in_a_record=wrap)
         return partial(_read, parsed(written, others, in_a_record=wrap), reader, wrap)
@@ -114,7 +114,7 @@ class AvroReader:
 
 
 def _read(schema: Any, reader: Any, wrap: bool, data: bytes, begin: int, *, names: bool = False) -> Any:
-    """The value; a union's record is (its name, the record) if ``names``, where the union has several."""
+    """The value. With ``names``, a record from a union of several is a tuple of its name and the record."""
     value = schemaless_reader(
         BytesIO(data[begin:]), schema, reader, return_record_name=names, return_record_name_override=names
     )

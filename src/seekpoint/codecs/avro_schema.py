@@ -1,7 +1,7 @@
-"""Avro schemas as fastavro reads by them, with what it leaves undone: values of defaults, and three logical types.
+"""Avro schemas for fastavro, with what it lacks: converted defaults, and three logical types.
 
-fastavro fills a field that the writer did not have with the default as JSON has it: "1" for a decimal, a number for a
-date. And it reads a uuid on fixed(16) as bytes, and timestamps in nanoseconds as numbers.
+fastavro fills a field that the writer did not have with the default's JSON value: "1" for a decimal, a number for a
+date. It reads a uuid on fixed(16) as bytes, and timestamps in nanoseconds as numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _uuid(data: bytes, _written: Any = None, _read: Any = None) -> UUID:
     return UUID(bytes=data)
 
 
-# By names of our own: the readers are the process's, and the host's other readers of Avro keep theirs.
+# Under names that only Seekpoint uses: the registration is global, and other Avro readers of the process keep theirs.
 OURS: Mapping[tuple[str, str], Callable[..., Any]] = {
     ("fixed", "uuid"): _uuid,
     ("long", "timestamp-nanos"): _timestamp_nanos,
@@ -50,7 +50,7 @@ def parsed(schema: str, others: Sequence[str] = (), *, ours: bool = False, in_a_
     """The schema as fastavro parses it; ``others`` are schemas that it refers to, each after those that it needs.
 
     ``ours``: with our names for the logical types that we read. ``in_a_record``: as the only field of a record, which
-    is the same bytes; fastavro parses other schemas again for each value, and does not find what a union refers to.
+    has the same bytes. fastavro would parse any other schema again for each value, and not find a union's references.
     """
     prepare: Callable[[Any], Any] = _with_our_names if ours else lambda loaded: loaded
     named: Named = {}
@@ -63,10 +63,10 @@ def parsed(schema: str, others: Sequence[str] = (), *, ours: bool = False, in_a_
 
 
 class ReaderSchema:
-    """A reader's schema whose defaults are values: Decimals, bytes, dates, as if a record had had them.
+    """A reader's schema whose defaults are Python values (Decimal, bytes, date), as if they had been decoded.
 
-    Raises ValueError for a default that its type cannot hold. ``converted`` names the fields whose default is another
-    value in Python than in JSON; ``shared`` says that a default is a list or dict, which fastavro gives to all records.
+    Raises ValueError for a default that its type cannot hold. ``converted`` names the fields whose default differs from
+    its JSON value; ``shared``: a default is a list or dict, which fastavro gives to all records.
     """
 
     def __init__(self, schema: str, others: Sequence[str] = (), *, in_a_record: bool = False) -> None:
@@ -101,8 +101,8 @@ def _with_our_names(schema: Any) -> Any:
     if isinstance(schema.get("fields"), list):
         renamed["fields"] = [_with_our_names(field) for field in schema["fields"]]
     logical = schema.get("logicalType")
-    ours = isinstance(schema.get("type"), str) and (schema["type"], logical) in OURS
-    if ours and schema.get("size", 16) == 16:
+    is_ours = isinstance(schema.get("type"), str) and (schema["type"], logical) in OURS
+    if is_ours and schema.get("size", 16) == 16:
         renamed["logicalType"] = f"seekpoint-{logical}"
     return renamed
 
@@ -128,11 +128,11 @@ def _default(record: str, field: dict[str, Any], named: Named) -> Any:
     try:
         return _value(field["type"], field["default"], named)
     except (ValueError, OverflowError, ArithmeticError, RecursionError) as error:
-        raise ValueError(f"the default of the field {record}.{field['name']} has no value: {error}") from error
+        raise ValueError(f"the default of the field {record}.{field['name']} is invalid: {error}") from error
 
 
 def _value(schema: Any, default: Any, named: Named) -> Any:
-    """The value of a default as its JSON stands for it, logical types included."""
+    """The Python value of a default's JSON value, logical types included."""
     if isinstance(schema, list):
         return _value_of_union(schema, default, named)
     if isinstance(schema, str) and schema in named:
@@ -186,21 +186,21 @@ def _simple(kind: str, schema: Any, default: Any) -> Any:
     else:
         fits = type(default) is SIMPLE.get(kind)
     if not fits:
-        raise ValueError(f"{default!r} is no {kind}" + (f"({schema['size']})" if kind == "fixed" else ""))
+        raise ValueError(f"{default!r} is not of the type {kind}" + (f"({schema['size']})" if kind == "fixed" else ""))
     return default
 
 
 def copied(value: Any) -> Any:
-    """The value with lists and dicts of its own: a default's are shared by all records."""
+    """A copy of the value's lists and dicts, because all records share those of a default."""
     if isinstance(value, dict):
         return {key: copied(part) for key, part in value.items()}
     return [copied(part) for part in value] if isinstance(value, list) else value
 
 
 def with_names(value: Any, key: str, name: str | None) -> Any:
-    """The value with the names that fastavro gives to a union's records in tuples, under ``key`` of the dicts.
+    """The value with records' names under ``key``; fastavro returns a union's records as tuples (name, record).
 
-    ``name``: of the whole value, where it is a record. Raises ValueError where a record has a field ``key``.
+    ``name`` is the whole value's, if it is a record. Raises ValueError if a record has a field ``key``.
     """
     if isinstance(value, tuple):
         name, value = value

@@ -50,8 +50,8 @@ class CloudEvent(Generic[E_co]):
     unless ``tombstones=True``, and then None. The specification: CloudEvents 1.0.2, Kafka Protocol Binding and JSON
     Event Format.
 
-    A record that is no CloudEvent, lacks a required attribute, has another version, or a structured format other than
-    JSON is a poison record.
+    A record that is not a CloudEvent, lacks a required attribute, has another version, or a structured format other
+    than JSON is a poison record.
     """
 
     @overload
@@ -67,7 +67,7 @@ class CloudEvent(Generic[E_co]):
         return f"CloudEvent({self.inner!r})"
 
     def decode(self, record: RawRecord, /) -> E_co:
-        """Decode a record's value and headers. Raises CodecUnavailable where ``inner`` does, Poison and ValueError."""
+        """Decode a record's value and headers. Raises Poison, ValueError, and what ``inner`` raises."""
         headers = {name: value for name, value in record.headers if value is not None}
         content = headers.get("content-type", b"").decode()
         if content.lower().startswith(_STRUCTURED):
@@ -78,19 +78,19 @@ class CloudEvent(Generic[E_co]):
         elif record.value is None and self.tombstones:
             return None  # type: ignore[return-value]  # E_co has None then
         else:
-            raise Poison("no CloudEvent: no header ce_id, and no content-type application/cloudevents+json", record)
+            raise Poison("not a CloudEvent: no header ce_id, and no content-type application/cloudevents+json", record)
         event: E_co = self._event(record, attributes, data)
         return event
 
     def _event(self, record: RawRecord, attributes: dict[str, str], data: bytes | None) -> Any:
         if (version := attributes.pop("specversion", None)) != _VERSION:
-            raise ValueError(f"specversion is {version!r}: only CloudEvents {_VERSION} are read")
+            raise ValueError(f"specversion is {version!r}: only CloudEvents {_VERSION} is supported")
         if missing := [name for name in _REQUIRED if not attributes.get(name)]:
             raise ValueError(f"the CloudEvent has no {missing[0]}")
-        known: dict[str, Any] = {name: attributes.pop(name) for name in _ATTRIBUTES if name in attributes}
-        if "time" in known:
-            known["time"] = _aware(known["time"])
-        return Event(data=self._data(msgspec.structs.replace(record, value=data)), extensions=attributes, **known)
+        fields: dict[str, Any] = {name: attributes.pop(name) for name in _ATTRIBUTES if name in attributes}
+        if "time" in fields:
+            fields["time"] = _aware(fields["time"])
+        return Event(data=self._data(msgspec.structs.replace(record, value=data)), extensions=attributes, **fields)
 
 
 def _structured(record: RawRecord, content: str) -> tuple[dict[str, str], bytes | None]:
@@ -98,7 +98,7 @@ def _structured(record: RawRecord, content: str) -> tuple[dict[str, str], bytes 
     if record.value is None:
         raise Poison(f"a null value with the content type {content}", record)
     if _media_type(content) != f"{_STRUCTURED}+json":
-        raise ValueError(f"the content type is {content}: of structured events only {_STRUCTURED}+json is read")
+        raise ValueError(f"the content type is {content}: of structured events only {_STRUCTURED}+json is supported")
     members = _envelope.decode(record.value)
     data = _data_of(members)
     return {name: _text(value) for name, value in members.items() if bytes(value) != b"null"}, data
@@ -109,7 +109,7 @@ def _data_of(members: dict[str, msgspec.Raw]) -> bytes | None:
     plain, encoded = members.pop("data", None), members.pop("data_base64", None)
     if encoded is not None:
         if plain is not None:
-            raise ValueError("the CloudEvent has data and data_base64")
+            raise ValueError("the CloudEvent has both data and data_base64")
         return b64decode(msgspec.json.decode(encoded, type=str), validate=True)
     if plain is None or bytes(plain) == b"null":
         return None
@@ -130,7 +130,7 @@ def _text(value: msgspec.Raw) -> str:
 
 
 def _aware(text: str) -> datetime:
-    """RFC 3339, as the specification has it. Raises ValueError."""
+    """The time that an RFC 3339 text means. Raises ValueError, also without an offset from UTC."""
     moment = _time.decode(msgspec.json.encode(text))
     if moment.tzinfo is None:
         raise ValueError(f"time {text!r} has no offset from UTC")

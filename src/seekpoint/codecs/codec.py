@@ -1,18 +1,18 @@
-"""What a codec is, and the functions that a pipeline makes of one: bytes or records to values and keys."""
+"""The protocols of codecs, and the functions by which a pipeline decodes values and keys."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import is_dataclass
 from operator import attrgetter
-from typing import Any, Protocol, is_typeddict, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
-from typing_extensions import TypeVar
+from typing_extensions import TypeVar, is_typeddict
 
 from seekpoint.codecs.json import Json
 from seekpoint.codecs.text import Bytes, Text
+from seekpoint.codecs.value_types import field_names
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.records import RawRecord
 
@@ -34,7 +34,7 @@ class BytesDecoder(Protocol[V_co]):
 class RecordCodec(Protocol[V_co]):
     """A codec that sees the whole record, null values included.
 
-    One that is to decode keys too has ``decode_key(record)``, which is then called for the pipeline's ``key=``.
+    If it has ``decode_key(record)``, that is called to decode keys.
     """
 
     def decode(self, record: RawRecord, /) -> V_co:
@@ -47,11 +47,11 @@ Codec = BytesDecoder[V] | RecordCodec[V]
 def _check(codec: Any) -> None:
     """Raise ConfigError for likely mistakes that would fail at every record."""
     if isinstance(codec, type) and (hasattr(codec, "decode") or issubclass(codec, Json | Text | Bytes | str)):
-        raise ConfigError(
-            f"{codec.__name__} is a class, and a codec a value: write Json(), Text(), Bytes() or the like"
-        )
-    if isinstance(codec, type) and (issubclass(codec, msgspec.Struct) or is_dataclass(codec) or is_typeddict(codec)):
-        raise ConfigError(f"{codec.__name__} is the values' type, and no codec: did you mean Json({codec.__name__})?")
+        examples: dict[type, str] = {str: "Text()", bytes: "Bytes()"}
+        example = examples.get(codec, f"{codec.__name__}(...)")
+        raise ConfigError(f"{codec.__name__} is a class, and a codec must be an instance: {example}")
+    if isinstance(codec, type) and (field_names(codec) is not None or is_typeddict(codec)):
+        raise ConfigError(f"{codec.__name__} is a type of values, not a codec: did you mean Json({codec.__name__})?")
     if isinstance(codec, msgspec.json.Decoder | msgspec.msgpack.Decoder):
         raise ConfigError("a msgspec Decoder decodes bytes, not records: give its method, decoder.decode")
     if inspect.iscoroutinefunction(codec):
@@ -78,7 +78,7 @@ def value_decoder(codec: Codec) -> Callable[[RawRecord], Any]:
 
 
 def plain_decoder(codec: Codec) -> Callable[[bytes], Any] | None:
-    """A function from the bytes of a value to the value, for many at once; None where the codec sees whole records."""
+    """A function from a value's bytes to the value, called for many records; None if the codec sees whole records."""
     if isinstance(codec, RecordCodec):
         return None
     return codec.plain if type(codec) is Json else codec

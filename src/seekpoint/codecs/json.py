@@ -1,4 +1,4 @@
-"""JSON, decoded and validated in one pass by msgspec."""
+"""JSON, decoded and validated in one pass by msgspec; into models of Pydantic, by Pydantic."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 import msgspec
 
-from seekpoint.errors import ConfigError
+from seekpoint.codecs.pydantic_models import model_decoder
+from seekpoint.codecs.value_types import has_models
 
-_TEXT = 17  # characters: fewer are at most 15 digits and the point, and those a float has
+_TEXT = 17  # characters: a shorter number has at most 15 digits and a point, and a float keeps 15 digits
 
 T = TypeVar("T")
 V_co = TypeVar("V_co", covariant=True)
@@ -20,37 +21,44 @@ V_co = TypeVar("V_co", covariant=True)
 class JsonFloat(float):
     """A float that keeps the digits of the JSON number it was decoded from: ``text``.
 
-    Sinks write the digits; everything else sees a float. It is made where no type says what a number is, and only for
-    numbers whose digits a float does not have: ``20.50``, ``0.1234567890123456789``.
+    Sinks write the digits, and ``str`` returns them; other code sees a float. It is made for numbers without a declared
+    type, and only if a float would lose digits: ``20.50``, ``0.1234567890123456789``.
     """
 
     text: str
 
     def __new__(cls, text: str) -> Self:
-        """The float of a JSON number. Raises ValueError for one that no float holds."""
+        """The float of a JSON number. Raises ValueError for a number beyond a float's range."""
         number = super().__new__(cls, text)
         if isinf(number):
             raise ValueError("Number out of range")
         number.text = text
         return number
 
+    def __str__(self) -> str:
+        return self.text  # from which Pydantic makes a Decimal
+
     def __reduce__(self) -> tuple[type[JsonFloat], tuple[str]]:
         return type(self), (self.text,)
 
 
-def _number(text: str) -> float:
-    """A plain float where that has the same digits."""
+def json_number(text: str) -> float:
+    """A plain float if that has the same digits, else a JsonFloat."""
     if len(text) < _TEXT and (text[-1] != "0" or text[-2] == ".") and "e" not in text and "E" not in text:
         return float(text)
     return JsonFloat(text)
 
 
-class Json(Generic[V_co]):
-    """Decode JSON into ``type``: a msgspec Struct, dataclass, TypedDict or builtin type; without one, into dicts.
+_parse = msgspec.json.Decoder(float_hook=json_number).decode
 
-    Raises ``msgspec.ValidationError`` (a record's fault) where the bytes do not fit the type. With
-    ``tombstones=True`` a null value decodes to None. A fraction that no type describes is a float that keeps its digits
-    for the sinks (:class:`JsonFloat`); a field of type ``Decimal`` has them all.
+
+class Json(Generic[V_co]):
+    """Decode JSON into ``type``: a Struct, dataclass, attrs class, TypedDict, model or builtin; by default into dicts.
+
+    Pydantic validates its models and dataclasses, and types that contain them, with its messages; msgspec validates all
+    other types. Raises ``msgspec.ValidationError`` (a poison record) if the bytes do not fit the type. With
+    ``tombstones=True`` a null value decodes to None. A fraction without a declared type is a float that keeps its
+    digits for the sinks (:class:`JsonFloat`); a field of type ``Decimal`` has them all, in a model, too.
     """
 
     @overload
@@ -60,16 +68,13 @@ class Json(Generic[V_co]):
     @overload
     def __init__(self: Json[Any], *, tombstones: bool = False) -> None: ...
     def __init__(self, type: Any = Any, *, tombstones: bool = False) -> None:  # noqa: A002
-        if hasattr(type, "model_validate_json"):
-            name = getattr(type, "__name__", type)
-            raise ConfigError(
-                f"Json({name}): msgspec makes no Pydantic models; decode it with value={name}.model_validate_json"
-            )
         self.type = type
         self.tombstones = tombstones
-        self.plain: Callable[[bytes], V_co] = msgspec.json.Decoder(
-            type, float_hook=_number
-        ).decode  # the same as a call, without Python's own
+        self.plain: Callable[[bytes], V_co] = (  # as __call__(), without the cost of a Python call
+            model_decoder(type, _parse)
+            if has_models(type)
+            else msgspec.json.Decoder(type, float_hook=json_number).decode
+        )
 
     def __call__(self, data: bytes) -> V_co:
         return self.plain(data)
@@ -78,22 +83,22 @@ class Json(Generic[V_co]):
         return f"Json({getattr(self.type, '__name__', self.type)})"
 
 
-_TRUNCATED = "Input data was truncated"  # msgspec says so of a surrogate at the end of a text, too
+_TRUNCATED = "Input data was truncated"  # msgspec's message also for a surrogate at the end of a text
 _LONE = re.compile(
     rb"\\u(?:[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u)[dD][c-fC-F][0-9a-fA-F]{2})"
 )
 
 
 def explained(error: BaseException, data: bytes | None) -> BaseException:
-    """The error of decoding these bytes; where they have a lone surrogate, one that says so."""
+    """The error of decoding these bytes; a better one if a lone surrogate is the cause."""
     if not isinstance(error, msgspec.DecodeError) or str(error) != _TRUNCATED:
         return error
-    if data is None or (found := _LONE.search(data)) is None:
+    if data is None or (surrogate := _LONE.search(data)) is None:
         return error
     try:
-        msgspec.json.decode(data[: found.start()] + b"?" + data[found.end() :])
+        msgspec.json.decode(data[: surrogate.start()] + b"?" + data[surrogate.end() :])
     except msgspec.DecodeError as other:
-        if str(other) == _TRUNCATED:  # also without it, or there are more
+        if str(other) == _TRUNCATED:  # this one is not the cause, or there are more
             return error
-    text = found[0].decode("ascii")
-    return msgspec.DecodeError(f"a lone surrogate {text} at byte {found.start()}: no text in UTF-8 has it")
+    text = surrogate[0].decode("ascii")
+    return msgspec.DecodeError(f"a lone surrogate {text} at byte {surrogate.start()}: UTF-8 has no code for it")

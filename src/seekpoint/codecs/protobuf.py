@@ -1,6 +1,6 @@
-"""Protobuf messages as plain values: dicts of their fields, and Python's own types for well-known messages.
+"""Protobuf messages as plain values: dicts of their fields, and Python types for well-known messages.
 
-Not the JSON mapping, which makes text of bytes, times and 64-bit integers.
+Unlike in the JSON mapping, bytes, times and 64-bit integers do not become text.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Reader = Callable[[Any], Any]
 
 
 def plain(message: Any) -> Any:
-    """The message as a dict of its fields, by their names in the .proto file; well-known types as Python's own.
+    """The message as a dict of its fields, by their names in the .proto file; well-known types as Python types.
 
-    A field that tracks whether it was set is None if it was not. Enums are names, or numbers that have none. Raises
+    A field with presence is None if it was not set. An enum is its name, or its number if that has no name. Raises
     ValueError or OverflowError for times that Python cannot hold.
     """
     return _reader_of(message.DESCRIPTOR)(message)
@@ -30,25 +30,25 @@ def plain(message: Any) -> Any:
 
 @cache
 def _reader_of(descriptor: Descriptor) -> Reader:
-    """How messages of this kind are read; worked out once."""
+    """The reader of messages of this kind, made once."""
     if (known := WELL_KNOWN.get(descriptor.full_name)) is not None:
         return known
     fields = tuple((field.name, field.has_presence, _reader(field)) for field in descriptor.fields)
 
     def read_fields(message: Any) -> Any:
-        made: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, tracked, read in fields:
             if tracked and not message.HasField(name):
-                made[name] = None
+                values[name] = None
             else:
-                made[name] = getattr(message, name) if read is None else read(getattr(message, name))
-        return made
+                values[name] = getattr(message, name) if read is None else read(getattr(message, name))
+        return values
 
     return read_fields
 
 
 def _reader(field: FieldDescriptor) -> Reader | None:
-    """How the field's value is read; None where it is what it should be."""
+    """The reader of the field's value; None if the value needs no conversion."""
     kind = field.message_type
     if kind is not None and kind.GetOptions().map_entry:
         read_value = _one(kind.fields_by_name["value"])
@@ -58,12 +58,13 @@ def _reader(field: FieldDescriptor) -> Reader | None:
     read = _one(field)
     if not field.is_repeated:
         return read
-    return list if read is None else lambda several: [read(one) for one in several]
+    return list if read is None else lambda elements: [read(element) for element in elements]
 
 
 def _one(field: FieldDescriptor) -> Reader | None:
     if field.message_type is not None:
-        # Not the reader itself: messages may hold themselves. Its type may be known already, where it is known at all.
+        # plain(), which looks up the reader for each value, because a message may contain itself: making its reader
+        # here would not end.
         return WELL_KNOWN.get(field.message_type.full_name) or plain
     if field.enum_type is not None:
         names = {number: value.name for number, value in field.enum_type.values_by_number.items()}

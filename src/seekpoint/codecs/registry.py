@@ -1,20 +1,25 @@
-"""Avro and Protobuf in the wire format of a schema registry, through Confluent's own deserializers.
+"""Avro, JSON Schema and Protobuf in the wire format of a schema registry, through Confluent's own deserializers.
 
-Needs the extra: ``registry``. A codec is a declaration: it sends no request and loads no client
-until it decodes its first record, and makes a client of its own in every process.
+Needs the extra: ``registry``. A codec is a declaration: it sends no request and loads no client until it decodes its
+first record, and makes one client in each process.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, Literal, NotRequired, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 
+from seekpoint.codecs.json import Json
+from seekpoint.codecs.pydantic_models import model_converter
 from seekpoint.codecs.registry_client import Registry, check, connect, missing, shown
+from seekpoint.codecs.value_types import has_models
 from seekpoint.codecs.wire_format import (
     INDIFFERENT,
     Frames,
@@ -27,7 +32,7 @@ from seekpoint.codecs.wire_format import (
 from seekpoint.errors import CodecUnavailable, ConfigError, Poison
 from seekpoint.records import RawRecord
 
-__all__ = ["Avro", "Protobuf", "Registry"]
+__all__ = ["Avro", "JsonSchema", "Protobuf", "Registry"]
 
 T = TypeVar("T")
 V_co = TypeVar("V_co", covariant=True)
@@ -35,16 +40,22 @@ Decode = Callable[[bytes, RawRecord, str], Any]  # from the wire format, its rec
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 OURS = ("schema.id.deserializer",)
-SHORTEST = {0: 5, 1: 17}  # bytes of a schema's id and of its GUID, by the first of them
+_CHECKING = INDIFFERENT | {"validate"}  # options that do not change the record's JSON
+SHORTEST = {0: 5, 1: 17}  # bytes of a schema's id and of its GUID, by their first byte
 
 
-class _OfAvro(TypedDict):
-    """Options that do not change what an Avro codec decodes to."""
+class _OfJson(TypedDict):
+    """Options that do not change what a JsonSchema codec decodes to."""
 
     registry: Registry
     schema: NotRequired[str | None]
-    record_name: NotRequired[str | None]
     options: NotRequired[Mapping[str, Any]]
+
+
+class _OfAvro(_OfJson):
+    """Options that do not change what an Avro codec decodes to."""
+
+    record_name: NotRequired[str | None]
 
 
 class _OfType(TypedDict):
@@ -58,8 +69,8 @@ class _OfMessage(_OfType):
     type: NotRequired[None]
 
 
-class _Registered(ABC, Generic[V_co]):
-    """What both formats share: wire format, null values, conversion to ``type``, and one deserializer per process."""
+class RegistryCodec(ABC, Generic[V_co]):
+    """The base of all formats: wire format, null values, conversion to ``type``, and one deserializer per process."""
 
     def __init__(
         self,
@@ -68,15 +79,18 @@ class _Registered(ABC, Generic[V_co]):
         tombstones: bool,
         options: Mapping[str, Any],
     ) -> None:
-        if taken := sorted(set(options) & {*OURS, *self._ours()}):
-            raise ConfigError(f"options={{{taken[0]!r}: ...}}: the codec sets this itself")
+        if reserved := sorted(set(options) & {*OURS, *self._ours()}):
+            raise ConfigError(f"options={{{reserved[0]!r}: ...}}: the codec sets this itself: leave it out")
         if type is not None:
-            msgspec.json.Decoder(type)  # raises for a type that nothing can be converted to
+            self._convert = _converter(type)
         self.registry, self.type, self.tombstones, self.options = registry, type, tombstones, dict(options)
-        self._made: tuple[int, Decode] | None = None  # and the process it was made in: no connection outlives a fork
+        self._decoder: tuple[int, Decode] | None = None  # with the process that made it: no connection survives a fork
+
+    def __repr__(self) -> str:
+        return self._show(None if self.type is None else getattr(self.type, "__name__", str(self.type)))
 
     def decode(self, record: RawRecord, /) -> V_co:
-        """Decode a record's value. Raises CodecUnavailable where the registry does not answer."""
+        """Decode a record's value. Raises CodecUnavailable if the registry does not answer."""
         if record.value is not None:
             return self._decode(record, record.value, "value")
         if self.tombstones:
@@ -84,20 +98,23 @@ class _Registered(ABC, Generic[V_co]):
         raise Poison("a null value, and the codec does not declare tombstones=True", record)
 
     def decode_key(self, record: RawRecord, /) -> V_co | None:
-        """Decode a record's key, None where it has none. Raises CodecUnavailable where the registry does not answer."""
+        """Decode a record's key; None if it has none. Raises CodecUnavailable if the registry does not answer."""
         return None if record.key is None else self._decode(record, record.key, "key")
 
     def _decode(self, record: RawRecord, data: bytes, field: str) -> V_co:
-        made = self._made
-        if made is None or made[0] != os.getpid():
-            made = self._made = os.getpid(), self._opened()
-        value = made[1](_framed(record, data, field) if record.headers else data, record, field)
+        decoder = self._decoder
+        if decoder is None or decoder[0] != os.getpid():
+            decoder = self._decoder = os.getpid(), self._opened()
+        value = decoder[1](_framed(record, data, field) if record.headers else data, record, field)
+        return self._typed(value)
+
+    def _typed(self, value: Any) -> V_co:
         if self.type is None:
             return value  # type: ignore[no-any-return]
         value = self._plain(value)
-        if self.type is dict and type(value) is dict:  # to convert it would be to copy it
+        if self.type is dict and type(value) is dict:  # converting would only copy it
             return value  # type: ignore[return-value]
-        return msgspec.convert(value, self.type)  # type: ignore[no-any-return]
+        return self._convert(value)  # type: ignore[no-any-return]
 
     def _opened(self) -> Decode:
         try:
@@ -114,7 +131,7 @@ class _Registered(ABC, Generic[V_co]):
         """Confluent's deserializer, made in this process, with the fast path around it."""
 
     def _plain(self, value: Any) -> Any:
-        """The value as msgspec converts it."""
+        """The value in the form from which it is converted to ``type``."""
         return value
 
     def _ours(self) -> tuple[str, ...]:
@@ -127,7 +144,7 @@ class _Registered(ABC, Generic[V_co]):
             topic_subject_name_strategy,
         )
 
-        # The client's default asks, for each topic, for something that few registries have.
+        # The client's default strategy asks for each topic's associations, which few registries have.
         named = "subject.name.strategy" in self.options or "subject.name.strategy.type" in self.options
         subject = {} if named else {"subject.name.strategy": topic_subject_name_strategy}
         return {**subject, **self.options, "schema.id.deserializer": prefix_schema_id_deserializer}
@@ -142,22 +159,23 @@ class _Registered(ABC, Generic[V_co]):
         return f"{type(self).__name__}({begin}registry={shown(self.registry)})"
 
 
-class Avro(_Registered[V_co]):
+class Avro(RegistryCodec[V_co]):
     """Decode Avro in a schema registry's wire format into ``type``, or into dicts.
 
     ``registry`` is a URL, the configuration of Confluent's ``SchemaRegistryClient``, or a function that returns one of
     them, or a client; it is called at the first record. ``type`` is a msgspec Struct, dataclass, TypedDict or builtin
-    type. ``schema`` is the reader's schema (JSON): what was written with another one is resolved to it, as Avro
-    defines; without one, values have the shape they were written with. ``options`` go to ``AvroDeserializer``.
-    With ``record_name="type"`` the dict of the whole record, and of each record that was one of several in a union, has
-    its full name as ``"type"``, by which msgspec chooses among tagged Structs.
+    type. ``schema`` is the reader's schema (JSON): records written with another one are resolved to it, as Avro
+    defines; without it, values have the shape they were written with. ``options`` go to ``AvroDeserializer``.
+    With ``record_name="type"``, the dict of the whole record, and of each record from a union of several, has the
+    record's full name as ``"type"``, by which msgspec chooses among tagged Structs.
 
     decimal is ``Decimal``, timestamps are aware and in UTC, local timestamps naive, both cut to microseconds; date,
     time and uuid are Python's. Defaults of the reader's schema are converted in the same way.
     With ``tombstones=True`` a null value decodes to None. As ``key=`` of a pipeline it decodes keys.
 
-    A record that is not in the wire format, has a schema that the registry does not know, or does not fit the type is a
-    poison record. A registry that does not answer raises CodecUnavailable: the worker waits, and no record is blamed.
+    A record that is not in the wire format, has a schema that the registry does not know or that another codec reads
+    (JSON Schema, Protobuf), or does not fit the type is a poison record. If the registry does not answer, decoding
+    raises CodecUnavailable: the worker waits, and no record fails.
     """
 
     @overload
@@ -182,16 +200,13 @@ class Avro(_Registered[V_co]):
         super().__init__(registry, type, tombstones, options)
         self.schema, self.record_name = schema, record_name
 
-    def __repr__(self) -> str:
-        return self._show(None if self.type is None else getattr(self.type, "__name__", str(self.type)))
-
     def _open(self) -> Decode:
         from confluent_kafka.schema_registry.avro import AvroDeserializer  # noqa: PLC0415 -- see the module
 
         from seekpoint.codecs.avro_reader import AvroReader  # noqa: PLC0415 -- it needs the extra
 
         assert self.registry is not None
-        client = connect(self.registry)
+        client = connect(self.registry, "AVRO")
         confluents: Any = client
         long = _with_context(AvroDeserializer(confluents, self.schema, conf=self._settings()))
         reader = AvroReader(client, self.schema, self.record_name, self._is_short)
@@ -204,15 +219,111 @@ class Avro(_Registered[V_co]):
         return Frames(checked, avro_frame, reader.shorten)
 
 
-class Protobuf(_Registered[V_co]):
+class JsonSchema(RegistryCodec[V_co]):
+    """Decode JSON in a schema registry's wire format into ``type``, or into dicts, after a check against its schema.
+
+    ``registry``, ``options`` (for ``JSONDeserializer``), ``tombstones`` and errors are as in :class:`Avro`. A record is
+    checked against the schema that it was written with, or against ``schema``; one that does not fit is a poison
+    record, and its error names the place. ``options={"validate": False}`` leaves the check out. Numbers keep their
+    digits, as in :class:`seekpoint.Json`.
+
+    With ``type``, schemas with rules, and options that migrate, are refused (ConfigError), because they make a dict.
+    """
+
+    @overload
+    def __init__(
+        self: JsonSchema[T], type: type[T], *, tombstones: Literal[False] = False, **more: Unpack[_OfJson]
+    ) -> None: ...
+    @overload
+    def __init__(self: JsonSchema[T | None], type: type[T], *, tombstones: bool, **more: Unpack[_OfJson]) -> None: ...
+    @overload
+    def __init__(
+        self: JsonSchema[Any], type: None = None, *, tombstones: bool = False, **more: Unpack[_OfJson]
+    ) -> None: ...
+    def __init__(
+        self,
+        type: Any = None,  # noqa: A002
+        *,
+        registry: Registry,
+        schema: str | None = None,
+        tombstones: bool = False,
+        options: Mapping[str, Any] = NOTHING,
+    ) -> None:
+        check(registry)
+        super().__init__(registry, type, tombstones, options)
+        self.schema = schema
+        if type is not None and (unusable := sorted(set(options) - _CHECKING)):
+            raise ConfigError(
+                f"{self!r}: options={{{unusable[0]!r}: ...}}: this option makes dicts: leave the type out"
+            )
+
+    def _open(self) -> Decode:
+        from confluent_kafka.schema_registry.json_schema import JSONDeserializer  # noqa: PLC0415 -- see the module
+
+        assert self.registry is not None
+        self._check_schema()
+        client: Any = connect(self.registry, "JSON")
+        checks = JSONDeserializer(self.schema, None, client, self._settings(), json_decode=Json().plain)
+        checked, decode = _with_context(checks), Json(Any if self.type is None else self.type).plain
+
+        def read(data: bytes, record: RawRecord, field: str) -> Any:
+            value = checked(data, record, field)
+            if self.type is None:
+                return value
+            begin = avro_frame(data)
+            schema = client.written_with(number := schema_id(data[:begin]))
+            if schema is None or schema.rule_set is not None:
+                raise ConfigError(
+                    f"{self!r}: schema {number} has rules, or differs between subjects, so its values are dicts: leave "
+                    "the type out"
+                )
+            return decode(data[begin:])
+
+        def shorten(frame: bytes, _data: bytes, _value: Any) -> Short | None:
+            is_checked, only_reads = self.options.get("validate", True), _CHECKING.issuperset(self.options)
+            if is_checked or not only_reads or not is_plain(client.written_with(schema_id(frame))):
+                return None
+            return lambda data, begin: decode(data[begin:])
+
+        return Frames(partial(_say_where, read), avro_frame, shorten)
+
+    def _check_schema(self) -> None:
+        """Raise ConfigError for an invalid ``schema``, which would make each record a poison record."""
+        from jsonschema import SchemaError  # noqa: PLC0415 -- it needs the extra
+        from jsonschema.validators import validator_for  # noqa: PLC0415 -- it needs the extra
+
+        if self.schema is not None:
+            schema = json.loads(self.schema)
+            try:
+                validator_for(schema).check_schema(schema)
+            except SchemaError as error:
+                raise ConfigError(f"{self!r}: schema= is not a JSON Schema: {error.message}") from error
+
+    def _typed(self, value: Any) -> V_co:
+        return value  # type: ignore[no-any-return]
+
+
+def _say_where(read: Decode, data: bytes, record: RawRecord, field: str) -> Any:
+    """As ``read``, but the error of a value that does not fit its schema names the place; Confluent's does not."""
+    try:
+        return read(data, record, field)
+    except Exception as error:
+        from jsonschema import ValidationError  # noqa: PLC0415 -- it needs the extra
+
+        if isinstance(wrong := error.__context__, ValidationError):
+            raise ValueError(f"{wrong.message} - at `{wrong.json_path}`") from wrong
+        raise
+
+
+class Protobuf(RegistryCodec[V_co]):
     """Decode Protobuf in a schema registry's wire format into ``message``, a generated class, or into ``type``.
 
     ``registry``, ``options`` (for ``ProtobufDeserializer``), ``tombstones`` and errors are as in :class:`Avro`. A
-    record that was written as a message of another full name (package, enclosing messages, name) is a poison record:
-    its bytes could be read as this one. With ``registry=None`` no request is sent, and the name is not checked.
+    record that was written as a message of another full name (package, enclosing messages, name) is a poison record,
+    because its bytes could be read as this one. With ``registry=None`` no request is sent, and the name is not checked.
 
-    ``type`` is what msgspec can convert a dict of the message's fields to, or ``dict``: a field that tracks whether it
-    was set is None if it was not; enums are names; ``Timestamp`` is aware and in UTC, cut to microseconds;
+    ``type`` is ``dict``, or a type to which msgspec converts a dict of the message's fields. In this dict a field with
+    presence is None if it was not set; enums are names; ``Timestamp`` is aware and in UTC, cut to microseconds;
     ``Duration``, ``google.type.Date`` and ``TimeOfDay``, the wrappers, and both ``Decimal`` types are Python's.
     """
 
@@ -252,12 +363,12 @@ class Protobuf(_Registered[V_co]):
         return self._show(self.message.DESCRIPTOR.name)
 
     def _ours(self) -> tuple[str, ...]:
-        return ("subject.name.strategy.type",)  # a function is given instead, and would go before it
+        return ("subject.name.strategy.type",)  # the codec sets a function, which takes precedence over it
 
     def _open(self) -> Decode:
         from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer  # noqa: PLC0415 -- see the module
 
-        client: Any = None if self.registry is None else connect(self.registry)
+        client: Any = None if self.registry is None else connect(self.registry, "PROTOBUF")
         settings = self._settings()
         if client is not None:
             settings["subject.name.strategy"] = self._checked(settings["subject.name.strategy"])
@@ -272,14 +383,15 @@ class Protobuf(_Registered[V_co]):
         return Frames(long, protobuf_frame, shorten)
 
     def _checked(self, subject: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """The strategy, asked once the name of the written message is known: any bytes can be read as any message."""
-        ours = self.message.DESCRIPTOR
+        """The strategy, with a check of the written message's name: any bytes can be read as any message."""
+        descriptor = self.message.DESCRIPTOR
 
         def named(context: Any, written: str | None) -> Any:
             if written is None:
                 return None
-            if written != ours.full_name:  # OrderRefunded.Line is no OrderPlaced.Line, shop.v2.Order no shop.v1.Order
-                raise ValueError(f"the record is a {written}, and the codec reads {ours.full_name}")
+            # The full name, because OrderRefunded.Line is not OrderPlaced.Line, and shop.v2.Order not shop.v1.Order.
+            if written != descriptor.full_name:
+                raise ValueError(f"the record is a {written}, but the codec reads {descriptor.full_name}")
             return subject(context, written)
 
         return named
@@ -291,7 +403,7 @@ class Protobuf(_Registered[V_co]):
 
 
 def _framed(record: RawRecord, data: bytes, field: str) -> bytes:
-    """The data with its schema's id in front, where a header has it: the same bytes as in the other wire format."""
+    """The data with the schema's id in front, if a header has it: the same bytes as in the other wire format."""
     name = f"__{field}_schema_id"
     for header, value in reversed(record.headers):  # the last one counts, as for the serializers in Java
         if header == name and value is not None:
@@ -299,6 +411,14 @@ def _framed(record: RawRecord, data: bytes, field: str) -> bytes:
                 raise ValueError(f"the header {name} holds no schema id: {value[:20]!r}")
             return value + data
     return data
+
+
+def _converter(kind: Any) -> Callable[[Any], Any]:
+    """A function that converts to the type. Raises TypeError or ConfigError if neither msgspec nor Pydantic can."""
+    if has_models(kind):
+        return model_converter(kind)
+    msgspec.json.Decoder(kind)
+    return partial(msgspec.convert, type=kind)
 
 
 def _with_context(deserialize: Callable[[bytes, Any], Any]) -> Decode:

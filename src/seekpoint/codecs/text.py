@@ -11,7 +11,7 @@ B_co = TypeVar("B_co", covariant=True, default=bytes)
 
 
 class Text(Generic[S_co]):
-    """Decode bytes as text, strictly: bytes that are not ``encoding`` are a record's fault."""
+    """Decode bytes as text, strictly: a record whose bytes are invalid in ``encoding`` is poison."""
 
     @overload
     def __init__(self: Text[str], encoding: str = "utf-8", *, tombstones: Literal[False] = False) -> None: ...

@@ -1,8 +1,8 @@
 """The registry's wire format, and a fast path for records whose frame (the schema's id) was decoded before.
 
-The first record with a topic, field and frame goes through Confluent's deserializer, which asks the registry. Where the
-result depends only on bytes and schema (no rules, no migrations), its parser then reads all of them directly, in a
-quarter of the time. What fails there is decoded again by Confluent's deserializer, whose error is raised if it has one.
+The first record with a topic, field and frame goes through Confluent's deserializer, which asks the registry. If the
+result depends only on bytes and schema (no rules, no migrations), the format's parser reads later ones directly, in a
+quarter of the time. A record that fails there is decoded again by Confluent's deserializer, to raise its error.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 from uuid import UUID
 
 from seekpoint.errors import CodecUnavailable, ConfigError
-from seekpoint.records import RawRecord
+from seekpoint.records import RawRecord, numbered
 
 Long = Callable[[bytes, RawRecord, str], Any]  # framed data, its record, "key" or "value"; through Confluent's
 Short = Callable[[bytes, int], Any]  # framed data, and where in it the payload begins
 Frame = Callable[[bytes], int]  # how many bytes of the data are its frame; 0: not known
 
-ID, GUID = 5, 17  # bytes in front of the payload, that begin with 0 and with 1
+ID, GUID = 5, 17  # bytes before the payload; the first is 0 before an id, 1 before a GUID
 INDIFFERENT = frozenset({"subject.name.strategy", "subject.name.strategy.type", "subject.name.strategy.conf"})
 
 
@@ -30,25 +30,36 @@ class Frames:
         self._short: dict[tuple[str, str, bytes], Short | None] = {}
 
     def __call__(self, data: bytes, record: RawRecord, field: str) -> Any:
-        """The value; raises what Confluent's deserializer raises."""
+        """The value; raises what Confluent's deserializer raises, and ValueError for data that is too short."""
         begin = self._frame(data)
-        at = (record.topic, field, data[:begin])
-        short = self._short.get(at)
+        if not begin:
+            _require_frame(data, field)
+        key = (record.topic, field, data[:begin])
+        short = self._short.get(key)
         if short is not None:
             try:
                 return short(data, begin)
             except Exception:
-                self._long(data, record, field)  # raises its own error, the one that users can look up
-                raise  # it would give another value: one without what only the fast path converts
+                self._long(data, record, field)  # raises Confluent's error, which users can look up
+                raise  # it would return a value without what only the fast path converts
         value = self._long(data, record, field)
-        if begin and at not in self._short:
+        if begin and key not in self._short:
             try:
-                self._short[at] = short = self._shorten(data[:begin], data, value)
+                self._short[key] = short = self._shorten(data[:begin], data, value)
             except (CodecUnavailable, ConfigError):
                 raise
             except Exception:  # noqa: BLE001 -- the value was decoded; only the fast path is not available
-                self._short[at] = None
+                self._short[key] = None
         return value if short is None else short(data, begin)
+
+
+def _require_frame(data: bytes, field: str) -> None:
+    """Raise ValueError for data too short for the format: Confluent's errors are then those of struct and uuid."""
+    if not data or (data[0] == 0 and len(data) <= ID) or (data[0] == 1 and len(data) < GUID):
+        raise ValueError(
+            f"the {field} has {numbered(len(data), 'byte')}, too few for a schema registry's wire format, which is a "
+            "magic byte, the schema's id and the data: produce it with one of the registry's serializers"
+        )
 
 
 def avro_frame(data: bytes) -> int:
@@ -63,23 +74,23 @@ def protobuf_frame(data: bytes) -> int:
     begin = avro_frame(data)
     if not begin or begin == len(data):
         return 0
-    if data[begin] == 0:  # the first message, in short
+    if data[begin] == 0:  # the short form for the first message
         return begin + 1
-    count, at = _varint(data, begin)
+    count, index = _varint(data, begin)
     for _ in range(count):
-        if at == 0:
+        if index == 0:
             return 0
-        at = _varint(data, at)[1]
-    return at
+        index = _varint(data, index)[1]
+    return index
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number and where it ends, 0 where it does not."""
-    found = shift = 0
-    for end in range(at, min(at + 5, len(data))):
-        found |= (data[end] & 0x7F) << shift
+def _varint(data: bytes, start: int) -> tuple[int, int]:
+    """A number and the index after it; 0 and 0 if the number does not end."""
+    encoded = shift = 0
+    for end in range(start, min(start + 5, len(data))):
+        encoded |= (data[end] & 0x7F) << shift
         if data[end] < 0x80:
-            return (found >> 1) ^ -(found & 1), end + 1
+            return (encoded >> 1) ^ -(encoded & 1), end + 1
         shift += 7
     return 0, 0
 

@@ -1,4 +1,4 @@
-"""All runs of one ledger: list them, take one over, abort, sweep."""
+"""The administration of a ledger's runs: list them, take one over, abort, sweep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ from sqlalchemy import URL, Engine, Row, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, ReloadOver
-from seekpoint.jobs.run import Driver, Run, StagedPosition, Tx, how_it_ended, let_go, run_of, this_driver, transaction
+from seekpoint.jobs.run import (
+    Driver,
+    Run,
+    StagedPosition,
+    Tx,
+    how_it_ended,
+    release_groups,
+    run_of,
+    this_driver,
+    transaction,
+)
 from seekpoint.jobs.tables.sql_templates import composed
 from seekpoint.ledger.schema_revision import check
 from seekpoint.ledger.sql import RELOAD_RUN
@@ -22,7 +32,7 @@ from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import DEPENDENT_OBJECTS_STILL_EXIST, UNDEFINED_TABLE, is_transient, sqlstate
-from seekpoint.records import storable
+from seekpoint.records import add_note, one_line, storable
 from seekpoint.sinks.copy import driver_of
 
 
@@ -38,7 +48,7 @@ class Runs:
             return [run_of(row) for row in tx.execute(RELOAD_RUN["all_runs"])]
 
     def get(self, id: UUID) -> Run:  # noqa: A002 -- the column's name
-        """One run. Raises ConfigError where there is none of that id."""
+        """One run. Raises ConfigError if there is no run with that id."""
         with self._begin() as tx:
             return self._known(id, tx.execute(RELOAD_RUN["get_run"], run=id).one_or_none())
 
@@ -50,7 +60,7 @@ class Runs:
     def take_over(self, id: UUID, driver: str | None = None) -> Driver:  # noqa: A002
         """Become the driver of this run: the previous one fails at its next step. Waits for a running step.
 
-        Raises ReloadOver where the run has ended, ConfigError where there is none.
+        Raises ReloadOver if the run has ended, ConfigError if it does not exist.
         """
         with self._begin(self.limits.transaction_age) as tx:
             row = tx.execute(RELOAD_RUN["take_over"], run=id, driver=storable(driver or this_driver())).one_or_none()
@@ -62,40 +72,40 @@ class Runs:
     def abort(self, id: UUID, reason: str) -> Run:  # noqa: A002
         """End an open run and drop what it staged; tables and positions do not change. Waits for a running step.
 
-        Raises ReloadOver where it has ended already, ConfigError where there is none. What cannot be dropped at once
-        (a task is still writing) is left to :meth:`sweep`.
+        Raises ReloadOver if it has already ended, ConfigError if it does not exist. What cannot be dropped now, because
+        a task is still writing, is left to :meth:`sweep`.
         """
         with self._begin(self.limits.transaction_age) as tx:
             closed = tx.execute(RELOAD_RUN["close"], run=id, state="aborted", error=storable(reason)).one_or_none()
             if closed is None:
                 run = self._known(id, tx.execute(RELOAD_RUN["get_run"], run=id).one_or_none())
                 raise ReloadOver(f"run {id} is {how_it_ended(run)}")
-            let_go(tx.connection, self.schema, id, closed.groups, reason)
+            release_groups(tx.connection, self.schema, id, closed.groups, reason)
         self.drop(id)
         return self.get(id)
 
     def drop(self, id: UUID) -> bool:  # noqa: A002
-        """Drop what an ended run has left; returns whether all is dropped. Raises ReloadOver for one that is open."""
+        """Drop what an ended run has left; returns whether nothing remains. Raises ReloadOver for an open run."""
         run = self.get(id)
         if run.is_open:
-            raise ReloadOver(f"run {id} is {run.state}: abort it, or bring it to its end")
+            raise ReloadOver(f"run {id} is {run.state}: finish or abort it first")
         return run.swept or sweep(self.engine, self.schema, run)
 
     def sweep(self, gone_after: timedelta = timedelta(days=1)) -> Sequence[UUID]:
-        """End runs without a heartbeat for so long as failed, and drop what ended runs have left.
+        """Mark runs without a heartbeat for this long as failed, and drop what ended runs have left.
 
-        Returns the runs of which nothing is left; what is still in use is dropped by a later sweep.
+        Returns the runs of which nothing remains; what is still in use is dropped by a later sweep.
         """
         with self._begin() as tx:
-            for gone in tx.execute(RELOAD_RUN["gone"], age=gone_after).all():
-                let_go(tx.connection, self.schema, gone.id, gone.groups, "its driver is gone")
+            for row in tx.execute(RELOAD_RUN["gone"], age=gone_after).all():
+                release_groups(tx.connection, self.schema, row.id, row.groups, "its driver is gone")
         with self._begin() as tx:
-            left = [run_of(row) for row in tx.execute(RELOAD_RUN["unswept"])]
-        return [run.id for run in left if sweep(self.engine, self.schema, run)]
+            ended = [run_of(row) for row in tx.execute(RELOAD_RUN["unswept"])]
+        return [run.id for run in ended if sweep(self.engine, self.schema, run)]
 
     @contextmanager
     def _begin(self, lock_wait: float = 30.0) -> Iterator[Tx]:
-        """A transaction. Raises SchemaMismatch where the ledger's tables do not exist."""
+        """A transaction. Raises SchemaMismatch if the ledger's tables do not exist."""
         try:
             with transaction(self.engine, self.schema, lock_wait=lock_wait) as tx:
                 yield tx
@@ -111,7 +121,7 @@ class Runs:
         return run_of(row)
 
 
-WAIT = 0.3  # seconds for the lock of a table in use; sessions that queue after this one wait as long
+WAIT = 0.3  # seconds for a table's lock; sessions that queue after it wait as long
 _TABLES = text(
     "SELECT c.relname FROM pg_class c WHERE c.relnamespace = to_regnamespace(quote_ident(:schema)) "
     "AND c.relkind IN ('r', 'p') ORDER BY c.relname"
@@ -124,11 +134,11 @@ _DROP_TABLE = "DROP TABLE IF EXISTS {table}"
 
 
 def sweep(engine: Engine, schema: str, run: Run) -> bool:
-    """Drop a run's staging schema; returns whether nothing of it is left.
+    """Drop a run's staging schema; returns whether nothing of it remains.
 
-    Each table in a transaction of its own: one that dropped thousands would need all their locks at a time.
-    A task that still writes keeps its table, and the schema, for now; so does an object of other users that depends on
-    a table that was swapped (a view, a function of its rows): such objects are never dropped.
+    Each table is dropped in a separate transaction, because dropping thousands in one needs all their locks at once.
+    A table, and so the schema, remains while a task writes to it, or while another user's object (a view, a function
+    of its rows) depends on a swapped table; those objects are never dropped.
     """
     with transaction(engine, schema) as tx:
         tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()
@@ -136,7 +146,7 @@ def sweep(engine: Engine, schema: str, run: Run) -> bool:
     commands = [composed(_DROP_TABLE, table=(run.staging_schema, table)) for table in tables]
     commands += [composed("DROP FUNCTION IF EXISTS {it}", it=ident.SQL(function)) for function in functions]
     commands.append(composed("DROP SCHEMA IF EXISTS {schema}", schema=(run.staging_schema,)))
-    if not all([_run(engine, schema, command) for command in commands]):  # noqa: C419 -- each is tried
+    if not all([_run(engine, schema, command) for command in commands]):  # noqa: C419 -- try each of them
         return False
     with transaction(engine, schema) as tx:
         tx.execute(RELOAD_RUN["swept"], run=run.id)
@@ -144,7 +154,7 @@ def sweep(engine: Engine, schema: str, run: Run) -> bool:
 
 
 def drop_attempts(engine: Engine, schema: str, run: Run) -> None:
-    """Drop what the tasks staged, once it is in the rebuilt tables: it takes as much space as they do."""
+    """Drop what the tasks staged once it is in the rebuilt tables, because it takes as much space as they do."""
     with transaction(engine, schema) as tx:
         attempts = {row.table_name for row in tx.execute(RELOAD_RUN["staged"], run=run.id)}
         tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()
@@ -163,3 +173,30 @@ def _run(engine: Engine, schema: str, command: ident.Composed) -> bool:
             raise
         return False
     return True
+
+
+@contextmanager
+def ending(runs: Runs, driver: Driver, reason: str) -> Iterator[None]:
+    """Abort the driver's run if the block leaves it open, and drop what it staged; not if another driver continues it.
+
+    If that fails, the error gets a note.
+    """
+    run = driver.run.id
+    try:
+        yield
+    except BaseException as error:
+        try:
+            _end(runs, driver, reason)
+        except Exception as failed:  # noqa: BLE001 -- the database is away, perhaps for the same reason
+            remedy = f"`seekpoint reload abort {run} --reason ...`"
+            add_note(error, f"run {run} may still be open ({one_line(failed)}): end it with {remedy}")
+        raise
+    _end(runs, driver, reason)
+
+
+def _end(runs: Runs, driver: Driver, reason: str) -> None:
+    run = runs.get(driver.run.id)
+    if not run.is_open:
+        runs.drop(run.id)
+    elif run.driver_epoch == driver.epoch:
+        runs.abort(run.id, reason)

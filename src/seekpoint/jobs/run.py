@@ -19,16 +19,16 @@ from seekpoint.errors import ReloadOver, ReloadRefused
 from seekpoint.ledger.admin_actions import operator, pauser, set_paused
 from seekpoint.ledger.schema_connection import APPLICATION, GroupConnection, SchemaConnection
 from seekpoint.ledger.sql import GROUPS, RELOAD_RUN, WORKER
-from seekpoint.ledger.tables import PUBLISHING, RELOAD_CLOSED, reload_position
+from seekpoint.ledger.tables import PUBLISHING, RELOAD_CLOSED, is_of_frames, reload_position
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import SERIALIZATION_FAILURE, sqlstate
 from seekpoint.records import Partition, storable
 from seekpoint.sinks.copy import driver_of
 
-SERIALIZABLE_ENOUGH = "REPEATABLE READ"  # one snapshot for all that a step reads
+REPEATABLE_READ = "REPEATABLE READ"  # one snapshot for all reads of a step
 
-CRASH_CHECK = "crash_check"  # a table with one row, until Postgres crashes: that empties every unlogged table
+CRASH_CHECK = "crash_check"  # an unlogged table with one row; a crash of Postgres empties it, like all unlogged tables
 _STAGED = text(
     """
     SELECT to_regclass(format('%I.crash_check', CAST(:schema AS text))) IS NOT NULL AS is_unlogged,
@@ -65,18 +65,23 @@ class Run:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the run has not ended."""
         return self.state not in RELOAD_CLOSED
 
     @property
+    def is_of_frames(self) -> bool:
+        """Whether the run rebuilds a SparkPipeline's tables, by its schema's name."""
+        return is_of_frames(self.staging_schema)
+
+    @property
     def kind(self) -> str:
-        """What it is called in messages."""
+        """The kind of run in messages."""
         return "reload" if self.strategy in PUBLISHING else self.strategy
 
 
 @dataclass(frozen=True, slots=True)
 class StagedPosition:
-    """A run's position in one partition: ``next_offset`` is the next one that it reads."""
+    """A run's position in one partition; ``next_offset`` is the next offset to read."""
 
     group: str
     partition: Partition
@@ -89,18 +94,18 @@ class StagedPosition:
 
 
 def position_of(row: Row[Any], *, end: int) -> StagedPosition:
-    """A run's first position for a row of ``OFFSETS``: the first offset that its group has applied."""
-    at, first = Partition(row.topic, row.partition), row.first_offset
-    return StagedPosition(row.consumer_group, at, row.topic_id, first, end, first, row.epoch, row.resets)
+    """A run's initial position for a row of ``partition_offset``: the first offset that its group has applied."""
+    partition, first = Partition(row.topic, row.partition), row.first_offset
+    return StagedPosition(row.consumer_group, partition, row.topic_id, first, end, first, row.epoch, row.resets)
 
 
 def values_of(row: Row[Any]) -> dict[str, Any]:
-    """A row's values by the names of its columns, arrays as tuples."""
+    """A row's values by column name, with arrays as tuples."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in row._asdict().items()}
 
 
 def run_of(row: Row[Any]) -> Run:
-    """A row of ``reload_run`` as a value."""
+    """A row of ``reload_run`` as a Run."""
     return Run(**values_of(row))
 
 
@@ -119,15 +124,23 @@ class Tx(SchemaConnection):
         rows = (tuple(row) for row in self.execute(RELOAD_RUN["positions"], run=run))
         return [StagedPosition(row[1], Partition(*row[2:4]), *row[4:]) for row in rows]
 
+    def get_run(self, run: UUID) -> Run | None:
+        """The run's row; None if it does not exist."""
+        row = self.execute(RELOAD_RUN["get_run"], run=run).one_or_none()
+        return None if row is None else run_of(row)
+
     def add_positions(self, run: UUID, positions: Iterable[StagedPosition]) -> None:
-        """Store a run's positions: where it begins, ends for now, and is."""
+        """Store a run's positions: first, end and next offset of each partition."""
         columns = reload_position.columns.keys()
-        given = [(run, at.group, at.partition.topic, at.partition.number, *astuple(at)[2:]) for at in positions]
-        self.execute(RELOAD_RUN["insert_position"], [dict(zip(columns, values, strict=True)) for values in given])
+        rows = [
+            (run, position.group, position.partition.topic, position.partition.number, *astuple(position)[2:])
+            for position in positions
+        ]
+        self.execute(RELOAD_RUN["insert_position"], [dict(zip(columns, row, strict=True)) for row in rows])
 
 
 class Step(Tx):
-    """The transaction of one step of a run. ``run`` is its row as the step has found it."""
+    """The transaction of one step of a run. ``run`` is its row at the beginning of the step."""
 
     def __init__(self, tx: Tx, run: Run) -> None:
         super().__init__(tx.connection, tx.schema)
@@ -142,15 +155,15 @@ class Step(Tx):
         return self.execute(RELOAD_RUN["offsets"], groups=list(self.run.groups)).all()
 
     def advance(self, ends: Mapping[tuple[str, Partition], int]) -> None:
-        """Move the run's positions, in the transaction that adds its rows."""
+        """Advance the run's positions, in the transaction that adds the rows."""
         ordered = sorted(ends)
         self.execute(
             RELOAD_RUN["advance_positions"],
             run=self.run.id,
             moving_consumer_group=[group for group, _ in ordered],
-            moving_topic=[at.topic for _, at in ordered],
-            moving_partition=[at.number for _, at in ordered],
-            moving_to_offset=[ends[each] for each in ordered],
+            moving_topic=[partition.topic for _, partition in ordered],
+            moving_partition=[partition.number for _, partition in ordered],
+            moving_to_offset=[ends[key] for key in ordered],
         )
 
 
@@ -158,7 +171,7 @@ class Step(Tx):
 def transaction(
     engine: Engine, schema: str, *, lock_wait: float = 30.0, isolation: str = "READ COMMITTED"
 ) -> Iterator[Tx]:
-    """A durable transaction with bounded waits for locks (seconds); after an error its connection is closed."""
+    """A durable transaction that waits ``lock_wait`` seconds for each lock; an error closes its connection."""
     connection = HandlerConnection(engine)
     try:
         connection.execution_options(isolation_level=isolation)
@@ -180,10 +193,10 @@ def transaction(
 # -- a batch job pauses its group and is its partitions' owner ------------------------------------------------------
 
 
-def let_go(connection: Connection, schema: str, run: UUID, groups: Sequence[str], reason: str) -> None:
-    """Release the groups, in the transaction that ends a batch job: workers claim, and continue where it ended.
+def release_groups(connection: Connection, schema: str, run: UUID, groups: Sequence[str], reason: str) -> None:
+    """Release the groups in the transaction that ends a batch job, so that workers continue where the job ended.
 
-    A pause by another actor stays. For a run of another job this does nothing.
+    A pause by another actor stays. Does nothing for runs of other jobs.
     """
     for group in sorted(groups):
         scope = GroupConnection(connection, schema, group)
@@ -197,9 +210,9 @@ def let_go(connection: Connection, schema: str, run: UUID, groups: Sequence[str]
 
 
 class Driver:
-    """One driver's right to take a run's next step: it ends when another driver takes over the run.
+    """Carries out the steps of a run, until another driver takes it over.
 
-    ``run`` is the row as of the last step. ``notes`` say what a merge's changes may reach beside its tables.
+    ``run`` is the row as of the last step. ``notes`` describe what a merge may change in other tables.
     """
 
     notes: tuple[str, ...] = ()
@@ -209,14 +222,19 @@ class Driver:
         self.epoch = run.driver_epoch
 
     @contextmanager
-    def step(self, *states: str, isolation: str = "READ COMMITTED") -> Iterator[Step]:
-        """One step, in one transaction that locks the run's row: allowed in these states, and to the newest driver.
+    def step(
+        self, *states: str, isolation: str = "READ COMMITTED", before: Callable[[Tx], object] | None = None
+    ) -> Iterator[Step]:
+        """One step: a transaction that locks the run's row, allowed in these states and to the newest driver.
 
-        Raises ReloadOver where the run has ended, or another driver took it over; then nothing is written. Raises
-        ReloadRefused where what was staged is lost, or published; that ends the run.
+        ``before`` is called in the transaction before the row is locked, so that it blocks no other step.
+        Raises ReloadOver, with nothing written, if the run has ended or another driver took it over. Raises
+        ReloadRefused, which ends the run, if the staged tables were lost or a publication has them.
         """
         wait = self.limits.transaction_age
         with transaction(self.engine, self.schema, lock_wait=wait, isolation=isolation) as tx:
+            if before is not None:
+                before(tx)
             self._admit(self._lock(tx), states)
             if (why := self._lost(tx)) is None:
                 yield Step(tx, self.run)
@@ -227,18 +245,20 @@ class Driver:
             raise refused
 
     def _lost(self, tx: Tx) -> str | None:
-        """Why what was staged cannot be used any more; None where it can."""
-        now = tx.connection.execute(_STAGED, {"schema": self.run.staging_schema}).one()
-        if not now.is_unlogged:
-            if not now.is_staged or now.published is None:
+        """Return why the staged tables can no longer be used; None if they can."""
+        status = tx.connection.execute(_STAGED, {"schema": self.run.staging_schema}).one()
+        if not status.is_unlogged:
+            if not status.is_staged or status.published is None:
                 return None
-            why = f"publication {now.published} FOR ALL TABLES was created since the run was opened, and would have the"
-            return f"{why} run's own tables: open another run"
+            return (
+                f"publication {status.published} FOR ALL TABLES was created since the run was opened, and would "
+                "publish the run's own tables: open another run"
+            )
         check = Identifier(self.run.staging_schema, CRASH_CHECK)
         if driver_of(tx.connection).execute(SQL("SELECT FROM {}").format(check)).rowcount == 1:
             return None
-        why = "Postgres has crashed since the run was opened, which emptied its tables: they are unlogged, because a"
-        return f"{why} publication has all tables. Open another run"
+        why = "Postgres has crashed since the run was opened, which emptied its unlogged tables (they are unlogged"
+        return f"{why} because a publication has all tables): open another run"
 
     def _lock(self, tx: Tx) -> Row[Any] | None:
         try:
@@ -247,24 +267,24 @@ class Driver:
             if sqlstate(error) != SERIALIZATION_FAILURE:
                 raise
             # Another transaction wrote the row while this one waited for it: read it in a newer snapshot.
-            with transaction(self.engine, self.schema) as now:
-                self._admit(now.execute(RELOAD_RUN["get_run"], run=self.run.id).one_or_none(), _OPEN)
+            with transaction(self.engine, self.schema) as newer:
+                self._admit(newer.execute(RELOAD_RUN["get_run"], run=self.run.id).one_or_none(), _OPEN)
             raise
 
     def _admit(self, row: Row[Any] | None, states: Collection[str]) -> None:
         if row is None:
-            raise ReloadOver(f"there is no run {self.run.id} any more")
-        now = run_of(row)
-        if now.driver_epoch != self.epoch:
+            raise ReloadOver(f"run {self.run.id} no longer exists")
+        run = run_of(row)
+        if run.driver_epoch != self.epoch:
             raise ReloadOver(
-                f"run {now.id} was taken over by {now.driver} (driver epoch {now.driver_epoch}, this one has "
-                f"{self.epoch}): leave it to that driver, or take it again"
+                f"run {run.id} was taken over by {run.driver} (driver epoch {run.driver_epoch}, this one has "
+                f"{self.epoch}): leave it to that driver, or take it over again"
             )
-        if not now.is_open:
-            raise ReloadOver(f"run {now.id} is {how_it_ended(now)}")
-        if now.state not in states:
-            raise ReloadOver(f"run {now.id} is {now.state}, and this step follows {' or '.join(states)}")
-        self.run = now
+        if not run.is_open:
+            raise ReloadOver(f"run {run.id} is {how_it_ended(run)}")
+        if run.state not in states:
+            raise ReloadOver(f"run {run.id} is {run.state}, and this step needs it to be {' or '.join(states)}")
+        self.run = run
 
     def transition(self, tx: Tx, state: str) -> None:
         """Enter the next state, in this step."""
@@ -279,9 +299,9 @@ class Driver:
     def ending(
         self, ends: tuple[type[Exception], ...], refusal: Callable[[Exception], Exception | None]
     ) -> Iterator[None]:
-        """End the run, with the reason stored, by an error that would recur under every driver.
+        """End the run and store the reason, if an error would recur under every driver.
 
-        That is one of ``ends``, or what ``refusal`` returns for another one, which is raised in its place.
+        That is one of ``ends``, or an error for which ``refusal`` returns another one, raised in its place.
         """
         try:
             yield
@@ -295,13 +315,13 @@ class Driver:
             raise refused from error
 
     def fail(self, error: BaseException) -> None:
-        """End the run, unless another driver has taken it over; what is staged is swept later."""
-        said = storable(f"{type(error).__name__}: {error}")
+        """End the run as failed, unless another driver has taken it over; its tables are swept later."""
+        reason = storable(f"{type(error).__name__}: {error}")
         with transaction(self.engine, self.schema) as tx:
             row = tx.execute(RELOAD_RUN["step"], run=self.run.id).one_or_none()
             if row is not None and row.driver_epoch == self.epoch:
-                tx.execute(RELOAD_RUN["close"], run=self.run.id, state="failed", error=said)
-                let_go(tx.connection, self.schema, self.run.id, self.run.groups, said)
+                tx.execute(RELOAD_RUN["close"], run=self.run.id, state="failed", error=reason)
+                release_groups(tx.connection, self.schema, self.run.id, self.run.groups, reason)
                 self.run = run_of(tx.execute(RELOAD_RUN["get_run"], run=self.run.id).one())
 
 
@@ -309,9 +329,9 @@ _OPEN = ("opened", "staging", "staged", "indexed", "catching_up", "compared")
 
 
 def how_it_ended(run: Run) -> str:
-    """How a run has ended, with its error."""
+    """The state of an ended run, with its error."""
     word = run.state.replace("_", " ")
     return f"{word}: {run.error}" if run.error else word
 
 
-Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+Progress = Callable[[str, int, int], None]  # activity, amount done, total

@@ -1,4 +1,4 @@
-"""A run's progress, read from the database alone: without the brokers, and without a lock that others wait for."""
+"""A run's progress, read from the database alone: without brokers, and without locks that block others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seekpoint.ledger.tables import BATCHES, reload_run
 from seekpoint.records import Partition
 
 _NOW = select(func.clock_timestamp())
-# A step locks the run's row until it ends: a locked row means that a step is running.
+# A step locks the run's row, so a row that is skipped here means that a step is running.
 _IDLE = (
     select(reload_run.c.id)
     .where(reload_run.c.id == bindparam("its_run", type_=Uuid))
@@ -28,7 +28,7 @@ _IDLE = (
 class PartitionProgress:
     """One partition of a run. ``next`` is its position, ``end`` its snapshot offset, ``live`` the group's position.
 
-    ``staged``: offsets before ``end`` that tasks have committed, and that are in no rebuilt table yet.
+    ``staged``: the number of offsets that tasks have committed and that are not yet in a rebuilt table.
     """
 
     group: str
@@ -40,7 +40,7 @@ class PartitionProgress:
     staged: int
 
     def left(self, strategy: str) -> int:
-        """Offsets that are still to be read: a batch job ends at ``end``, other jobs at the group's position."""
+        """The number of offsets left to read: a batch job ends at ``end``, other jobs at the group's position."""
         until = self.end if strategy in BATCHES else max(self.end, self.live)
         return max(0, until - self.next - self.staged)
 
@@ -56,12 +56,12 @@ class RunProgress:
 
     @property
     def left(self) -> int | None:
-        """Offsets that are still to be read, in all partitions; None of a run that has ended."""
+        """The number of offsets left to read in all partitions; None for an ended run."""
         return sum(place.left(self.run.strategy) for place in self.places) if self.run.is_open else None
 
 
 def progress_of(engine: Engine, schema: str, id: UUID) -> RunProgress:  # noqa: A002 -- the column's name
-    """The progress of a run. Raises ConfigError where there is none of that id."""
+    """The progress of a run. Raises ConfigError if there is no run with that id."""
     run = Runs(engine, schema).get(id)
     with transaction(engine, schema, isolation="REPEATABLE READ") as tx:
         positions = tx.positions_of(id)
@@ -69,32 +69,38 @@ def progress_of(engine: Engine, schema: str, id: UUID) -> RunProgress:  # noqa: 
             (row.consumer_group, Partition(row.topic, row.partition)): row.next_offset
             for row in tx.execute(RELOAD_RUN["offsets"], groups=list(run.groups))
         }
-        staged = _covered(tx.execute(RELOAD_RUN["staged"], run=id).all())
+        done = {(position.group, position.partition): position.next_offset for position in positions}
+        staged = _covered(tx.execute(RELOAD_RUN["staged"], run=id).all(), done)
         silent = tx.execute(_NOW).scalar_one() - run.changed_at
     with transaction(engine, schema) as tx:
         in_step = tx.execute(_IDLE, its_run=id).one_or_none() is None
     places = [
         PartitionProgress(
-            at.group,
-            at.partition,
-            at.first_offset,
-            at.end_offset,
-            at.next_offset,
-            offsets.get((at.group, at.partition), at.next_offset),
-            staged.get((at.group, at.partition), 0) if at.next_offset < at.end_offset else 0,
+            position.group,
+            position.partition,
+            position.first_offset,
+            position.end_offset,
+            position.next_offset,
+            offsets.get((position.group, position.partition), position.next_offset),
+            staged.get((position.group, position.partition), 0) if position.next_offset < position.end_offset else 0,
         )
-        for at in positions
+        for position in positions
     ]
     return RunProgress(run, silent, in_step, tuple(places))
 
 
-def _covered(rows: Sequence[Row[tuple[object, ...]]]) -> Mapping[tuple[str, Partition], int]:
-    """How many offsets the attempts cover; what several have staged counts once. Rows are ordered by offset."""
+def _covered(
+    rows: Sequence[Row[tuple[object, ...]]], done: Mapping[tuple[str, Partition], int]
+) -> Mapping[tuple[str, Partition], int]:
+    """The number of offsets that attempts cover after the positions in ``done``; overlaps count once.
+
+    ``rows`` are ordered by offset.
+    """
     covered: dict[tuple[str, Partition], int] = {}
-    cursors: dict[tuple[str, Partition], int] = {}
+    cursors = dict(done)
     for row in rows:
-        at = row.consumer_group, Partition(row.topic, row.partition)
-        start = max(row.from_offset, cursors.get(at, 0))
-        covered[at] = covered.get(at, 0) + max(0, row.to_offset - start)
-        cursors[at] = max(row.to_offset, cursors.get(at, 0))
+        key = row.consumer_group, Partition(row.topic, row.partition)
+        start = max(row.from_offset, cursors.get(key, 0))
+        covered[key] = covered.get(key, 0) + max(0, row.to_offset - start)
+        cursors[key] = max(row.to_offset, cursors.get(key, 0))
     return covered

@@ -1,9 +1,9 @@
 """One Kafka consumer: its rebalance callbacks assign nothing; the worker's loop assigns, at the ledger's positions.
 
 Tested against Apache Kafka under the eager, the cooperative and the KIP-848 protocol. Callbacks only record: an
-exception that leaves one loses records and makes ``close()`` hang. One thread at a time uses the consumer;
-:meth:`Client.renew_membership`, :meth:`Client.committed` and :meth:`Client.is_answered` may be called by another one,
-and :meth:`Client.close` by the one that gives a worker up.
+exception raised in one loses records and makes ``close()`` hang. One thread at a time uses the consumer;
+:meth:`Client.renew_membership`, :meth:`Client.committed` and :meth:`Client.is_answered` may be called from others, and
+:meth:`Client.close` from the one that gives a worker up.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import gc
 import logging
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from operator import methodcaller
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as _TopicPartition
@@ -32,23 +32,24 @@ logger = logging.getLogger("seekpoint.kafka")
 END_OF_PARTITION = KafkaError._PARTITION_EOF  # noqa: SLF001 -- librdkafka's own name
 OUT_OF_RANGE = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
 ENDED = KafkaError._DESTROY  # noqa: SLF001
-FATAL = KafkaError._FATAL  # noqa: SLF001 -- what comes in the place of a record; its fatal() says False
-_IN_USE = KafkaError(KafkaError.UNRELEASED_INSTANCE_ID).str()  # a fatal error has its cause only as a text
+FATAL = KafkaError._FATAL  # noqa: SLF001 -- delivered in place of a record; its fatal() returns False
+_IN_USE = KafkaError(KafkaError.UNRELEASED_INSTANCE_ID).str()  # a fatal error names its cause only in its text
+_REFUSED_HEARTBEAT = f"ConsumerGroupHeartbeat fatal error: {KafkaError(KafkaError.INVALID_REQUEST).str()}"
 _NOT_YET = {KafkaError._STATE, KafkaError._PREV_IN_PROGRESS}  # noqa: SLF001
-SEEK_TIMEOUT = 5.0  # seconds for what takes milliseconds
-SLICE = 0.01  # seconds: how long a rebalance may go unnoticed while a record is waited for
+SEEK_TIMEOUT = 5.0  # seconds; a seek takes milliseconds
+SLICE = 0.01  # seconds: how long a rebalance may go unnoticed while the loop waits for a record
 _NO_RIGHT = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 }
 
-RARE = 10_000  # allocations between two runs of the garbage collector, from which on they are rare
+RARE = 10_000  # allocations: from this gc threshold on, collections count as rare
 
-# Called from C, which notices an exception that the client has set although it returned a result; optimized bytecode
-# would not, and the exception would be raised by the next call, whatever that is.
+# The client may set an exception and still return a result. A call from C raises it at once; optimized bytecode does
+# not, and an unrelated later call would raise it.
 _HEADERS = methodcaller("headers")
-UNREADABLE = (SystemError, UnicodeError)  # what is raised then
+UNREADABLE = (SystemError, UnicodeError)  # raised if headers cannot be read
 
 _Callback = Callable[[Consumer, list[_TopicPartition]], None]
 OnAssigned = Callable[[list[Partition]], None]
@@ -61,11 +62,11 @@ class Client:
     def __init__(self, consumer: Consumer, config: Mapping[str, Any]) -> None:
         self._consumer = consumer
         self._in_use = threading.Lock()
-        self._asking = threading.Lock()  # held where another thread asks: the client must not be freed meanwhile
+        self._asking = threading.Lock()  # held while another thread asks: the client must not be freed then
         self._eager = is_eager(config)
         self._paused: set[Partition] = set()
         self.contact = monotonic()  # when the group last saw us poll
-        self.heard = monotonic()  # when the client last gave a message or an event
+        self.heard = monotonic()  # when the client last returned a message or an event
         self._is_closed = False
         self.rebalanced = False  # a rebalance's callback ran: see continue_reading()
 
@@ -104,60 +105,66 @@ class Client:
                 self._consumer.unassign()
             else:
                 assigned = self._assigned(_named(partitions))
-                self._consumer.incremental_unassign([_TopicPartition(*p) for p in assigned])
+                self._consumer.incremental_unassign([_TopicPartition(*partition) for partition in assigned])
         except KafkaException as error:
-            # In close(), a revocation that came before the client exceeded max.poll.interval.ms is called back after
-            # the client has ended, which has nothing assigned then.
+            # close() runs the callback of a revocation that preceded an exceeded max.poll.interval.ms only after the
+            # client has ended: nothing is assigned then.
             if error.args[0].code() != ENDED:
                 raise
 
     # -- assignment ------------------------------------------------------------------------------------
 
     def assign(self, fresh: Mapping[Partition, tuple[int, int | None]], others: Mapping[Partition, int]) -> None:
-        """Read ``fresh`` partitions from (offset, leader epoch) on; ``others`` continue at their read positions.
+        """Read ``fresh`` partitions from (offset, leader epoch); ``others`` continue at their read positions.
 
-        What the client had buffered of a fresh partition is thrown away.
+        Drops records that the client had buffered for a fresh partition.
         """
         with self._in_use:
             self._paused.difference_update(fresh)
-            tps = [_at(p, offset) for p, (offset, _) in fresh.items()]
-            # Only a seek lets the broker check the epoch, and so see a truncated log. Paused until then: brokers that
-            # refuse a position before the seek make the client end the partition, and then seeks fail until it is
-            # assigned again.
-            sought = {p: _at(p, offset, epoch) for p, (offset, epoch) in fresh.items() if epoch is not None}
-            self._pause_unassigned([_TopicPartition(*p) for p in sought])
+            tps = [_at(partition, offset) for partition, (offset, _) in fresh.items()]
+            # Only a seek makes the broker check the epoch and report a truncated log. The partitions are paused until
+            # then: if a broker refuses the position before the seek, the client ends the partition, and seeks fail
+            # until it is assigned again.
+            sought = {
+                partition: _at(partition, offset, epoch)
+                for partition, (offset, epoch) in fresh.items()
+                if epoch is not None
+            }
+            self._pause_unassigned([_TopicPartition(*partition) for partition in sought])
             if self._eager:
-                self._assign(tps, {p: at for p, at in others.items() if p not in fresh})
+                self._assign(
+                    tps, {partition: position for partition, position in others.items() if partition not in fresh}
+                )
             else:
                 self._unassign(fresh)
                 self._consumer.incremental_assign(tps)
-            for p in fresh:
-                if p in sought:
-                    self._seek(sought[p])
-                # At once: where the broker has answered first, the client begins up to a second later.
-                self._consumer.resume([_TopicPartition(*p)])  # a pause outlives revocation and re-assignment
+            for partition in fresh:
+                if partition in sought:
+                    self._seek(sought[partition])
+                # Right after its seek: if the broker answers before the resume, the client begins up to a second later.
+                self._consumer.resume([_TopicPartition(*partition)])  # a pause outlives revocation and re-assignment
 
     def _pause_unassigned(self, partitions: list[_TopicPartition]) -> None:
-        """Pause these although they may never have been assigned; the client pauses only partitions that it knows."""
+        """Pause partitions that may never have been assigned; the client pauses only those that it knows."""
         if partitions:
             self._consumer.position(partitions)  # makes them known
             self._consumer.pause(partitions)
 
     def _assign(self, fresh: list[_TopicPartition], others: Mapping[Partition, int]) -> None:
-        """Make the whole assignment again; paused partitions stay paused."""
-        self._consumer.assign(fresh + [_at(p, offset) for p, offset in others.items()])
-        if paused := [_TopicPartition(*p) for p in others if p in self._paused]:
+        """Replace the whole assignment; paused partitions stay paused."""
+        self._consumer.assign(fresh + [_at(partition, offset) for partition, offset in others.items()])
+        if paused := [_TopicPartition(*partition) for partition in others if partition in self._paused]:
             self._consumer.pause(paused)
 
-    def _seek(self, at: _TopicPartition) -> None:
-        """Seek to where it was just assigned; repeated for some milliseconds, while the client ends the previous fetch.
+    def _seek(self, position: _TopicPartition) -> None:
+        """Seek; retries for some milliseconds, while the client ends the previous fetch.
 
-        It answers _STATE meanwhile, often so where the partition was being read.
+        The client raises _STATE meanwhile, mostly if the partition was being read.
         """
         pause, deadline = threading.Event(), monotonic() + SEEK_TIMEOUT
         while True:
             try:
-                self._consumer.seek(at)
+                self._consumer.seek(position)
             except KafkaException as error:
                 if error.args[0].code() not in _NOT_YET or monotonic() > deadline:
                     raise
@@ -169,51 +176,53 @@ class Client:
         """Stop reading these partitions and throw their buffers away; the group membership stays."""
         with self._in_use:
             if self._eager:
-                self._assign([], {p: at for p, at in others.items() if p not in partitions})
+                self._assign(
+                    [], {partition: position for partition, position in others.items() if partition not in partitions}
+                )
             else:
                 self._unassign(partitions)
 
     def _unassign(self, partitions: Collection[Partition]) -> None:
         if assigned := self._assigned(partitions):
-            self._consumer.incremental_unassign([_TopicPartition(*p) for p in assigned])
+            self._consumer.incremental_unassign([_TopicPartition(*partition) for partition in assigned])
 
     def _assigned(self, partitions: Collection[Partition]) -> list[Partition]:
-        """Those of these that the client has now."""
+        """Those of ``partitions`` that the client has assigned now."""
         assigned = set(_named(self._consumer.assignment()))
-        return [p for p in partitions if p in assigned]
+        return [partition for partition in partitions if partition in assigned]
 
     def pause(self, partitions: Collection[Partition]) -> None:
-        """Read nothing more of these until :meth:`resume`; what the client has buffered of them is thrown away."""
+        """Stop reading these partitions until :meth:`resume`, and drop records that are buffered for them."""
         with self._in_use:
             self._paused.update(partitions)
-            self._consumer.pause([_TopicPartition(*p) for p in partitions])
+            self._consumer.pause([_TopicPartition(*partition) for partition in partitions])
 
     def resume(self, read_positions: Mapping[Partition, tuple[int, int | None]]) -> None:
-        """Continue to read these from (offset, leader epoch of the record before it)."""
+        """Resume reading these partitions at (offset, leader epoch of the record before it)."""
         with self._in_use:
             self._paused.difference_update(read_positions)
-            self._consumer.resume([_TopicPartition(*p) for p in read_positions])
-            for p in self._assigned(read_positions):  # without a seek it may take a second to begin
-                self._seek(_at(p, *read_positions[p]))
+            self._consumer.resume([_TopicPartition(*partition) for partition in read_positions])
+            for partition in self._assigned(read_positions):  # without a seek it may take a second to begin
+                self._seek(_at(partition, *read_positions[partition]))
 
     def continue_reading(self, read_positions: Mapping[Partition, tuple[int, int | None]]) -> None:
-        """After a rebalance: read at once what is still assigned, from (offset, leader epoch of the record before it).
+        """After a rebalance: read what is still assigned at once, from (offset, leader epoch of the record before it).
 
         Under an incremental protocol the client stops fetching all partitions around a callback, throws its buffers
         away, and resumes at its next check, up to a second later. A seek makes it check at once.
         """
         with self._in_use:
             self.rebalanced = False
-            if self._eager:  # then all of them are assigned again
+            if self._eager:  # this protocol assigns all of them again
                 return
-            for p in self._assigned(read_positions):
-                if p not in self._paused:
-                    self._seek(_at(p, *read_positions[p]))
+            for partition in self._assigned(read_positions):
+                if partition not in self._paused:
+                    self._seek(_at(partition, *read_positions[partition]))
 
     # -- reading --------------------------------------------------------------------------------------
 
     def read(self, most: int, wait: float) -> list[Message]:
-        """Up to ``most`` messages: waits for the first one, then takes what is there without waiting."""
+        """Up to ``most`` messages: waits for the first one, then takes those that are already there."""
         with self._in_use:
             self.contact = monotonic()
             messages = self._read(most, wait)
@@ -230,45 +239,47 @@ class Client:
         return [first, *(self._consumer.consume(most - 1, 0) if most > 1 else ())]
 
     def _first(self, wait: float) -> Message | None:
-        """The first message; None when the time is over, or a callback ran: then there is something else to do."""
+        """The first message; None after ``wait`` seconds, or once a rebalance callback has run: the loop acts on it."""
         until = monotonic() + wait
         while True:
-            left = until - monotonic()
-            first = self._consumer.poll(max(0.0, min(left, SLICE)))  # a callback does not end a poll early
-            if first is not None or left <= SLICE or self.rebalanced:
+            remaining = until - monotonic()
+            first = self._consumer.poll(max(0.0, min(remaining, SLICE)))  # a callback does not end a poll early
+            if first is not None or remaining <= SLICE or self.rebalanced:
                 return first
 
     def commit(self, commits: Mapping[Partition, Commit]) -> KafkaError | None:
         """Send these commits to Kafka, for display; the answer comes to the client's ``on_commit``.
 
-        Returns the client's error where they cannot be sent.
+        Returns the client's error if they cannot be sent.
         """
         with self._in_use:
             try:
-                self._consumer.commit(offsets=[each.at(at) for at, each in commits.items()], asynchronous=True)
+                self._consumer.commit(
+                    offsets=[commit.at(partition) for partition, commit in commits.items()], asynchronous=True
+                )
             except KafkaException as error:
                 return error.args[0]  # type: ignore[no-any-return]
         return None
 
     def committed(self, partitions: Collection[Partition], timeout: float) -> dict[Partition, Commit] | None:
-        """The group's commits in Kafka, for display; None where it does not answer within ``timeout`` seconds.
+        """The group's commits in Kafka, for display; None if it does not answer within ``timeout`` seconds.
 
-        Waits for the answer: not for the thread that reads, which is not delayed by it.
+        Neither waits for the thread that reads nor delays it.
 
-        Asked by the consumer: librdkafka 2.16 aborts the process where an admin client has asked for commits, and the
-        broker went away and came back.
+        The consumer asks, not an admin client: after an admin client has asked for commits, librdkafka 2.16 aborts the
+        process if the broker goes away and comes back.
         """
         with self._asking:
             if self._is_closed:
                 return None
             try:
-                found = self._consumer.committed([_TopicPartition(*p) for p in partitions], timeout)
+                offsets = self._consumer.committed([_TopicPartition(*partition) for partition in partitions], timeout)
             except KafkaException:
                 return None
-        return None if any(at.error is not None for at in found) else commits_of(found)
+        return None if any(offset.error is not None for offset in offsets) else commits_of(offsets)
 
     def is_answered(self, topic: str, timeout: float) -> bool:
-        """Whether a broker answers this client's own question about a topic, as :meth:`committed` waits for it."""
+        """Whether a broker answers this client's metadata request for a topic; waits as :meth:`committed` does."""
         with self._asking:
             if self._is_closed:
                 return True
@@ -294,11 +305,17 @@ class Client:
         if self._is_closed:  # by the thread that gave up the worker
             return
         self._is_closed = True
-        if sys.is_finalizing():  # no thread can start any more: start() would wait for ever
+        if sys.is_finalizing():  # no thread can start any more: start() would wait forever
             return
         closer = threading.Thread(target=self._close, name="seekpoint-close", daemon=True)
         closer.start()
         closer.join(deadline)
+        if closer.is_alive():
+            logger.warning(
+                "the Kafka client did not close within %g s, and is still closing: until it has closed, or its session "
+                "times out, the brokers count it as a member of its group",
+                deadline,
+            )
 
     def _close(self) -> None:
         with self._asking:
@@ -309,28 +326,38 @@ class InstanceInUse(Exception):  # noqa: N818 -- control: the consumer is closed
     """Another member of the group has this consumer's ``group.instance.id``."""
 
 
-def raise_if_fatal(error: KafkaError) -> None:
-    """Raise what the client cannot recover from by itself: fatal errors and missing rights.
+class HeartbeatRefused(KafkaException):
+    """The brokers refused a heartbeat as an invalid request, and the client has given up.
 
-    InstanceInUse under KIP-848, while the session of a member that was killed has not ended; the classic protocol
-    gives its partitions to the new one at once.
+    librdkafka up to 2.16 may send one under KIP-848 when it rejoins after exceeding max.poll.interval.ms (its issue
+    5541).
+    """
+
+
+def raise_if_fatal(error: KafkaError) -> None:
+    """Raise errors that the client cannot recover from: fatal errors and missing rights.
+
+    Raises HeartbeatRefused if a new client may recover; InstanceInUse under KIP-848 while the session of a killed
+    member has not ended (the classic protocol gives its partitions to the new member at once).
     """
     if error.code() == FATAL and _IN_USE in error.str():
         raise InstanceInUse(
-            "another member of the group has this group.instance.id: a process that was killed, until its session "
-            "ends (group.consumer.session.timeout.ms of the brokers), or one that runs, which needs an id of its own"
+            "another member of the group has this group.instance.id: a killed process, until its session ends (the "
+            "brokers' group.consumer.session.timeout.ms), or a running one, which needs a different id"
         )
+    if error.code() == FATAL and _REFUSED_HEARTBEAT in error.str():
+        raise HeartbeatRefused(error)
     if error.fatal() or error.code() == FATAL or error.code() in _NO_RIGHT:
         raise KafkaException(error)
 
 
 def standing(message: Any) -> tuple[int | None, int | None]:
-    """A message's leader epoch, and its time in milliseconds; None where there is none."""
+    """A message's leader epoch and its timestamp in milliseconds; None if it has none."""
     kind, milliseconds = message.timestamp()
     return message.leader_epoch(), None if kind == TIMESTAMP_NOT_AVAILABLE else milliseconds
 
 
-class Unreadable(Exception):  # noqa: N818 -- passes on what the client said
+class Unreadable(Exception):  # noqa: N818 -- passes on the client's error
     """The client cannot read a message's headers (a name is not UTF-8); ``record`` is the message without them."""
 
     def __init__(self, record: RawRecord, cause: BaseException) -> None:
@@ -339,7 +366,7 @@ class Unreadable(Exception):  # noqa: N818 -- passes on what the client said
 
 
 def raw_record(message: Any) -> RawRecord:
-    """A message of the client (one that is no error) as a plain value. Raises Unreadable.
+    """Convert a message of the client (not an error) to a plain value. Raises Unreadable.
 
     Untyped on purpose: the client's stubs allow None and str in places where a consumer never returns them.
     """
@@ -366,7 +393,7 @@ def raw_record(message: Any) -> RawRecord:
 
 
 def readable(message: Any) -> tuple[RawRecord, Unreadable | None]:
-    """A message as a plain value, and the error of its headers if they cannot be read (the record has none then)."""
+    """Convert a message to a plain value; if its headers cannot be read, without them, and with the error."""
     try:
         return raw_record(message), None
     except Unreadable as error:
@@ -376,14 +403,14 @@ def readable(message: Any) -> tuple[RawRecord, Unreadable | None]:
 def lazy_records(
     messages: list[Message], partition: Partition | None
 ) -> tuple[LazyRecords, list[tuple[RawRecord, Unreadable]]]:
-    """Messages (none of them an error) as lazy records, and those whose headers cannot be read, with the error.
+    """Convert messages (no errors) to lazy records; returns also those whose headers cannot be read, with the error.
 
-    Headers are read now, before any record is applied. ``partition`` is that of all of them, None where there are
-    several. The messages themselves are kept only where Python's garbage collector rarely runs: it visits each of them.
+    Headers are read now, before any record is applied. ``partition`` is that of all messages, None if there are
+    several. The messages are kept only if Python's garbage collector runs rarely, because it visits each of them.
     """
     many: Any = messages
     count, headers, failures = len(many), *_headers(many)
-    kind: Any = type(many[0]) if count else Message  # map() over its functions: half the time of a comprehension
+    kind: Any = type(many[0]) if count else Message  # map() over its methods takes half the time of a comprehension
     topics: list[Any] = list(map(kind.topic, many)) if partition is None else [partition.topic] * count
     numbers = list(map(kind.partition, many)) if partition is None else [partition.number] * count
     keys, values, offsets = list(map(kind.key, many)), list(map(kind.value, many)), list(map(kind.offset, many))
@@ -393,7 +420,7 @@ def lazy_records(
 
     def make() -> list[RawRecord]:
         times, epochs = late()
-        pairs = [tuple(h or ()) for h in headers]
+        pairs = [tuple(header or ()) for header in headers]
         return list(map(Record, topics, numbers, offsets, times, keys, values, pairs, epochs))
 
     size = sum(map(len, filter(None, chain(keys, values))))
@@ -402,22 +429,57 @@ def lazy_records(
     return records, [(records[n], Unreadable(records[n], failure)) for n, failure in failures.items()]
 
 
+class MessageColumns(NamedTuple):
+    """Messages of one partition, field by field, in their order.
+
+    ``kinds`` are the client's timestamp types, ``times`` milliseconds; ``epochs`` are leader epochs, None if the broker
+    does not report them. ``headers`` are None for a message without headers and for one whose headers cannot be read;
+    ``unreadable`` has the indexes of the latter.
+    """
+
+    offsets: list[int]
+    kinds: Sequence[int]
+    times: Sequence[int]
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    epochs: list[int | None]
+    headers: list[list[tuple[str, bytes | None]] | None]
+    unreadable: set[int]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+def message_columns(messages: list[Message], *, headers: bool) -> MessageColumns:
+    """Convert messages (at least one, no errors) to columns, without an object for each record.
+
+    With ``headers=False`` headers and leader epochs stay empty.
+    """
+    many: Any = messages
+    kind: Any = type(many[0])
+    pairs, failures = _headers(many) if headers else ([], {})
+    kinds, times = zip(*map(kind.timestamp, many), strict=True)
+    keys, values = list(map(kind.key, many)), list(map(kind.value, many))
+    epochs = list(map(kind.leader_epoch, many)) if headers else []
+    return MessageColumns(list(map(kind.offset, many)), kinds, times, keys, values, epochs, pairs, set(failures))
+
+
 def _times_and_epochs(kind: Any, messages: list[Any]) -> tuple[list[int | None], list[int | None]]:
-    """Each message's timestamp in milliseconds, and its leader epoch; None where there is none."""
+    """Each message's timestamp in milliseconds, and its leader epoch; None if it has none."""
     times = [None if of == TIMESTAMP_NOT_AVAILABLE else ms for of, ms in map(kind.timestamp, messages)]
     return times, list(map(kind.leader_epoch, messages))
 
 
 def _headers(messages: list[Any]) -> tuple[list[Any], dict[int, BaseException]]:
-    """Every message's headers, and the errors by index where they cannot be read. Each message is asked once."""
+    """Every message's headers, and by index the errors of those that cannot be read. Reads each message once."""
     headers: list[Any] = []
     failures: dict[int, BaseException] = {}
     if not messages:
         return headers, failures
-    asked = map(type(messages[0]).headers, messages)  # called from C, too: for the reason that _HEADERS is
+    unread = map(type(messages[0]).headers, messages)  # called from C, for the same reason as _HEADERS
     while True:
         try:
-            headers.extend(asked)  # a failure leaves in the list what came before it
+            headers.extend(unread)  # a failure leaves in the list what came before it
         except UNREADABLE as error:
             failures[len(headers)] = error
             headers.append(None)
@@ -433,11 +495,11 @@ def _at(partition: Partition, offset: int, leader_epoch: int | None = None) -> _
 
 
 def _named(partitions: Collection[_TopicPartition]) -> list[Partition]:
-    return [Partition(p.topic, p.partition) for p in partitions]
+    return [Partition(topic_partition.topic, topic_partition.partition) for topic_partition in partitions]
 
 
 def _quiet(callback: _Callback) -> _Callback:
-    """Never let an exception out of a callback: it would lose records and make close() hang."""
+    """Log exceptions of a callback: one that escaped would lose records and make close() hang."""
 
     def guarded(consumer: Consumer, partitions: list[_TopicPartition]) -> None:
         try:
@@ -452,6 +514,7 @@ __all__ = [
     "END_OF_PARTITION",
     "OUT_OF_RANGE",
     "Client",
+    "HeartbeatRefused",
     "InstanceInUse",
     "KafkaException",
     "Message",

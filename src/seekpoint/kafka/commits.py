@@ -1,7 +1,7 @@
-"""Offsets that Kafka keeps for consumer groups: asked of the brokers, and written to show the ledger's positions there.
+"""Reads the offsets that groups have committed in Kafka, and writes some to show the ledger's positions there.
 
-No position is read back from what a mirror wrote: it may be older than the ledger's, or of transactions that a failover
-lost.
+No position is read back from a mirror's commit: it may be older than the ledger's, or belong to transactions that a
+failover lost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ACTIVE = {
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One partition's committed offset, with the leader epoch of the record before it (None: not known)."""
+    """One partition's committed offset, and the leader epoch of the record before it (None: not known)."""
 
     offset: int
     leader_epoch: int | None = None
@@ -37,45 +37,58 @@ class Commit:
 
     @classmethod
     def mirror(cls, offset: int, leader_epoch: int | None, epoch: int) -> Self:
-        """A position of the ledger; ``epoch`` is that of its claim."""
+        """The commit for a position of the ledger; ``epoch`` is that of its claim."""
         return cls(offset, leader_epoch, f"{MIRROR} epoch={epoch}")
 
     @property
     def is_mirror(self) -> bool:
-        """Whether it was written from a ledger."""
+        """Whether a mirror wrote it."""
         return self.metadata.split(" ", 1)[0] == MIRROR
 
     def at(self, partition: Partition) -> TopicPartition:
-        """It, as the client takes it."""
+        """The commit as the client's type."""
         epoch = {} if self.leader_epoch is None else {"leader_epoch": self.leader_epoch}  # None is refused
         return TopicPartition(partition.topic, partition.number, self.offset, metadata=self.metadata, **epoch)
+
+
+def shown_offset(committed: int | None) -> str:
+    """A committed offset for messages."""
+    return "no offset" if committed is None else str(committed)
 
 
 def read_commits(
     identity: Identity, group: str, partitions: Collection[Partition] | None = None
 ) -> dict[Partition, Commit]:
-    """The commits of a group, of these partitions or of all; without those that have none. Raises KafkaUnavailable.
+    """A group's commits, for these partitions or for all; without those that have none. Raises KafkaUnavailable.
 
-    Also where an open transaction is about to replace one. Of all partitions, one whose first commit is in an open
-    transaction is not listed: name those that count.
+    Raises it also if an open transaction is about to replace one. With ``partitions=None``, a partition whose first
+    commit is in an open transaction is missing: name the partitions that count.
 
-    For commands and the start of a worker: see :meth:`seekpoint.kafka.client.Client.committed`.
+    For commands and the start of a worker; a running one uses :meth:`seekpoint.kafka.client.Client.committed`.
     """
-    named = None if partitions is None else [TopicPartition(at.topic, at.number) for at in sorted(partitions)]
-    asked = [ConsumerGroupTopicPartitions(group, named)]
+    named = (
+        None
+        if partitions is None
+        else [TopicPartition(partition.topic, partition.number) for partition in sorted(partitions)]
+    )
+    requests = [ConsumerGroupTopicPartitions(group, named)]
 
     def send(client: AskingClient, timeout: float) -> Wait[ConsumerGroupTopicPartitions]:
-        # What an open transaction has applied must not be read again after its end: stable offsets.
-        futures = client.admin.list_consumer_group_offsets(asked, require_stable=True, request_timeout=timeout)
+        # require_stable: records that an open transaction has applied must not be read again after its end.
+        futures = client.admin.list_consumer_group_offsets(requests, require_stable=True, request_timeout=timeout)
         return futures[group].result
 
-    # librdkafka 2.16 follows a null pointer where a broker that is not the group's coordinator, yet or any more, gets
-    # this question from an admin client. A question that it survives finds out first that there is a coordinator.
+    # librdkafka 2.16 dereferences a null pointer if an admin client sends this request to a broker that is not, or no
+    # longer, the group's coordinator. members() is safe, and finds the coordinator first.
     members(identity, [group])
     try:
-        found = identity.question(send).answer().topic_partitions or []
-        failed = {Partition(at.topic, at.partition): at.error for at in found if at.error is not None}
-        if open_ := sorted(at for at, error in failed.items() if error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT):
+        answers = identity.question(send).answer().topic_partitions or []
+        failed = {
+            Partition(answer.topic, answer.partition): answer.error for answer in answers if answer.error is not None
+        }
+        if open_ := sorted(
+            partition for partition, error in failed.items() if error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT
+        ):
             raise KafkaUnavailable(
                 f"the commits of group {group!r} for {', '.join(map(str, open_))} are part of an open transaction: try "
                 "again when it has ended"
@@ -84,20 +97,24 @@ def read_commits(
             raise KafkaException(*failed.values())
     except (KafkaException, TimeoutError) as error:
         raise KafkaUnavailable(f"no answer about the commits of group {group!r}: {error}") from error
-    return commits_of(found)
+    return commits_of(answers)
 
 
-def commits_of(found: Iterable[TopicPartition]) -> dict[Partition, Commit]:
-    """What the client has answered, without the partitions that have no commit."""
-    return {Partition(at.topic, at.partition): _commit(at) for at in found if at.error is None and at.offset >= 0}
+def commits_of(answers: Iterable[TopicPartition]) -> dict[Partition, Commit]:
+    """The client's answers as commits, without partitions that have none."""
+    return {
+        Partition(answer.topic, answer.partition): _commit(answer)
+        for answer in answers
+        if answer.error is None and answer.offset >= 0
+    }
 
 
 def write_commits(identity: Identity, group: str, commits: Mapping[Partition, Commit]) -> None:
-    """Write the commits of a group that has no members. Raises Fenced where it has some, KafkaUnavailable."""
-    asked = [ConsumerGroupTopicPartitions(group, [commit.at(partition) for partition, commit in commits.items()])]
+    """Write the commits of a group that has no members. Raises Fenced if it has members; KafkaUnavailable."""
+    requests = [ConsumerGroupTopicPartitions(group, [commit.at(partition) for partition, commit in commits.items()])]
 
     def send(client: AskingClient, timeout: float) -> Wait[None]:
-        futures = client.admin.alter_consumer_group_offsets(asked, request_timeout=timeout)
+        futures = client.admin.alter_consumer_group_offsets(requests, request_timeout=timeout)
         return lambda seconds: _raise_first(futures[group].result(seconds))
 
     try:
@@ -109,12 +126,12 @@ def write_commits(identity: Identity, group: str, commits: Mapping[Partition, Co
 
 
 def _raise_first(written: ConsumerGroupTopicPartitions) -> None:
-    """Raise the first partition's error: of a group that has members the call itself raises nothing."""
+    """Raise the first partition's error: the call itself raises none for a group that has members."""
     for partition in written.topic_partitions or []:
         if partition.error is not None:
             raise KafkaException(partition.error)
 
 
-def _commit(at: TopicPartition) -> Commit:
-    epoch: Any = at.leader_epoch
-    return Commit(at.offset, epoch if epoch is not None and epoch >= 0 else None, at.metadata or "")
+def _commit(answer: TopicPartition) -> Commit:
+    epoch: Any = answer.leader_epoch
+    return Commit(answer.offset, epoch if epoch is not None and epoch >= 0 else None, answer.metadata or "")

@@ -1,4 +1,4 @@
-"""Kafka's configuration: keys that exactly once depends on are forced, and refused where they contradict it."""
+"""Kafka's configuration: keys that exactly once depends on are forced; other values for them are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seekpoint.errors import ConfigError
 OWNED: Mapping[str, tuple[Any, str]] = {
     "enable.auto.commit": (False, "offsets are committed in Postgres, with the rows (I1)"),
     "enable.auto.offset.store": (False, "nothing is read from Kafka's own commits (I6)"),
-    "auto.offset.reset": ("error", "a position that Kafka no longer has is a decision, never a silent jump (I4)"),
+    "auto.offset.reset": ("error", "an operator decides about offsets that Kafka no longer has; none is skipped (I4)"),
     "enable.partition.eof": (True, "the end of a partition moves the offset over trailing control records (I3)"),
 }
 """Keys that are ours: key -> (value, why)."""
@@ -27,11 +27,11 @@ DEFAULTS: Mapping[str, Any] = {
     # By default librdkafka waits 1000 ms after its queue was full before it fetches again; the worker would be idle.
     "fetch.queue.backoff.ms": 10,
     "isolation.level": "read_committed",
-    # As of the Java client. By default librdkafka waits up to ten seconds after an outage before it connects again.
+    # As in the Java client. By default librdkafka waits up to ten seconds after an outage before it reconnects.
     "reconnect.backoff.max.ms": 1000,
 }
 
-# What an admin client needs of a consumer's configuration; the rest would only make it warn.
+# The keys of a consumer's configuration that an admin client needs; it warns about others.
 _ADMIN_PREFIXES = (
     "bootstrap.servers",
     "metadata.broker.list",
@@ -53,24 +53,23 @@ _ADMIN_PREFIXES = (
 )
 
 
-def _same(given: Any, owned: Any) -> bool:
-    return str(given).strip().lower() == str(owned).strip().lower()
+def _same(setting: Any, owned: Any) -> bool:
+    return str(setting).strip().lower() == str(owned).strip().lower()
 
 
-def require_mapping(given: Any) -> None:
-    """Raise ConfigError for a Kafka configuration that is no dict; most often it is only the brokers' addresses."""
-    if not isinstance(given, Mapping):
+def require_mapping(kafka: Any) -> None:
+    """Raise ConfigError for a Kafka configuration that is not a dict, such as a string of brokers' addresses."""
+    if not isinstance(kafka, Mapping):
         raise ConfigError(
-            f"kafka= takes a dict, e.g. {{'bootstrap.servers': 'localhost:9092'}}, got {type(given).__name__}"
+            f"kafka= takes a dict, e.g. {{'bootstrap.servers': 'localhost:9092'}}, got {type(kafka).__name__}"
         )
 
 
 def consumer_config(config: Mapping[str, Any], *, group: str) -> dict[str, Any]:
     """The configuration for a ``confluent_kafka.Consumer`` whose positions are in the ledger.
 
-    Takes librdkafka's own keys. Forces those that exactly once depends on, and raises ConfigError, naming the
-    reason, where ``config`` says otherwise; gives ``client.id`` and the keys of ``DEFAULTS``
-    better defaults.
+    Takes librdkafka's own keys. Forces those that exactly once depends on, and raises ConfigError with the reason if
+    ``config`` has another value; sets defaults for ``client.id`` and the keys of ``DEFAULTS``.
     """
     require_mapping(config)
     if not (config.get("bootstrap.servers") or config.get("metadata.broker.list")):
@@ -103,7 +102,7 @@ def consumer_config(config: Mapping[str, Any], *, group: str) -> dict[str, Any]:
 def is_eager(config: Mapping[str, Any]) -> bool:
     """Whether each rebalance revokes all partitions (eager protocol); else assignments change incrementally.
 
-    The client does not say which, and refuses the other protocol's calls.
+    The client does not report its protocol, and refuses the calls of the other one.
     """
     if str(config.get("group.protocol", "classic")).lower() == "consumer":
         return False
@@ -113,30 +112,30 @@ def is_eager(config: Mapping[str, Any]) -> bool:
 def admin_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a consumer's configuration that an admin client understands.
 
-    It logs only what is critical: unreachable brokers are reported once, by the consumer.
+    The admin client logs only critical messages: the consumer already reports unreachable brokers.
     """
-    kept = {key: value for key, value in config.items() if key.startswith(_ADMIN_PREFIXES)}
-    return {"log_level": 2, **kept}
+    settings = {key: value for key, value in config.items() if key.startswith(_ADMIN_PREFIXES)}
+    return {"log_level": 2, **settings}
 
 
 class Sparing(logging.Filter):
-    """One line of each kind in ten seconds, with the number of those left out: an outage repeats them for hours."""
+    """Passes one line of each kind every ten seconds, with the number left out: an outage repeats them for hours."""
 
     PAUSE = 10.0  # seconds
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: dict[tuple[int, object], tuple[float, int]] = {}  # kind -> (when it was let pass, left out since)
+        self._logged: dict[tuple[int, object], tuple[float, int]] = {}  # kind -> (when one passed, left out since)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the line passes; its kind is librdkafka's facility (FAIL, ERROR, CONFWARN ...) and level."""
         args = record.args if isinstance(record.args, tuple) else ()
         kind, now = (record.levelno, args[0] if args else record.msg), monotonic()
-        at, left_out = self._said.get(kind, (now - self.PAUSE, 0))
-        if now - at < self.PAUSE:
-            self._said[kind] = at, left_out + 1
+        logged_at, left_out = self._logged.get(kind, (now - self.PAUSE, 0))
+        if now - logged_at < self.PAUSE:
+            self._logged[kind] = logged_at, left_out + 1
             return False
-        self._said[kind] = now, 0
+        self._logged[kind] = now, 0
         if left_out:
             record.msg, record.args = f"{record.msg} (and %d more of this kind before)", (*args, left_out)
         return True
@@ -146,7 +145,7 @@ _SPARING = Sparing()
 
 
 def make_consumer(config: Mapping[str, Any], **callbacks: Any) -> Consumer:
-    """A consumer. Raises ConfigError, with librdkafka's message, for a key or value that it does not know.
+    """Make a consumer. Raises ConfigError, with librdkafka's message, for a key or value that it does not know.
 
     librdkafka's log lines go to the logger ``seekpoint.kafka.client``, a few of each kind (:class:`Sparing`), unless
     the configuration has a ``logger``.
@@ -160,7 +159,7 @@ def make_consumer(config: Mapping[str, Any], **callbacks: Any) -> Consumer:
 
 
 def make_admin(config: Mapping[str, Any], **callbacks: Any) -> AdminClient:
-    """An admin client for a consumer's configuration. Raises ConfigError as :func:`make_consumer` does."""
+    """Make an admin client for a consumer's configuration. Raises ConfigError as :func:`make_consumer` does."""
     try:
         return AdminClient({**admin_config(config), **callbacks})
     except (KafkaException, TypeError, ValueError) as error:
@@ -170,7 +169,7 @@ def make_admin(config: Mapping[str, Any], **callbacks: Any) -> AdminClient:
 def require_properties(config: Mapping[str, Any]) -> None:
     """Raise ConfigError for a key or value that librdkafka does not know; waits for no broker.
 
-    :func:`admin_config` leaves out what an admin client does not take, and so a misspelled key, too.
+    An admin client would not notice a misspelled key, because :func:`admin_config` leaves it out.
     """
     make_consumer({"log_level": 0, "group.id": "seekpoint", **config}).close()
 
@@ -180,10 +179,10 @@ _FILES = tuple(f"ssl.{of}.location" for of in ("ca", "certificate", "key", "keys
 
 def _refused(config: Mapping[str, Any], error: Exception) -> ConfigError:
     """ConfigError with the client's message and the files that cannot be read, which the client does not name."""
-    said = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+    message = error.args[0].str() if isinstance(error, KafkaException) else str(error)
     named = {key: str(config[key]) for key in _FILES if config.get(key) and config[key] != "probe"}
     lost = [f"{key}: {path} {why}" for key, path in named.items() if (why := _unreadable(Path(path)))]
-    return ConfigError("; ".join([f"the Kafka configuration was refused: {said}", *lost]))
+    return ConfigError("; ".join([f"the Kafka configuration was refused: {message}", *lost]))
 
 
 def _unreadable(path: Path) -> str | None:

@@ -1,7 +1,7 @@
-"""Ids of the topics and of the cluster, never taken from before the read that they are to prove (I4).
+"""Asks for ids of topics and cluster. An id that is asked for after a read proves which topic was read (I4).
 
 A topic that was deleted and created again is read at the old offset without an error under every protocol; only
-its id differs. An id is never used twice, so an answer to a question that was sent after a read proves that everything
+its id differs. An id is never used twice, so the answer to a question that was sent after a read proves that everything
 up to that read was read under that id.
 """
 
@@ -30,8 +30,8 @@ from seekpoint.kafka.questions import (
 )
 
 T = TypeVar("T")
-Described = dict[str, Any]  # what the brokers answer about each topic, or their error
-NO_ID = UUID(int=0)  # what brokers answer that know the topic and not (or not yet) its id
+Described = dict[str, Any]  # the brokers' answer about each topic, or their error
+NO_ID = UUID(int=0)  # the answer of brokers that know the topic, but not (yet) its id
 
 
 _NO_RIGHT = {
@@ -41,7 +41,7 @@ _NO_RIGHT = {
 }
 
 
-CHECK_KAFKA = "check that the brokers run, bootstrap.servers and the security settings"
+CHECK_KAFKA = "check that the brokers run, and check bootstrap.servers and the security settings"
 
 
 class KafkaRefused(KafkaUnavailable):
@@ -49,9 +49,9 @@ class KafkaRefused(KafkaUnavailable):
 
 
 class Answer:
-    """A request for the ids of topics that was sent; ``result()`` waits for the answer. By default, of no topics.
+    """A request for topics' ids that was sent; ``result()`` waits for the answer. By default, for no topics.
 
-    ``asked_at`` is a moment (of ``time.monotonic``) before it was sent.
+    ``asked_at`` is a time (``time.monotonic``) before it was sent.
     """
 
     def __init__(
@@ -60,37 +60,36 @@ class Answer:
         self.topics, self.asked_at, self._question = frozenset(topics), asked_at, question
 
     def result(self) -> dict[str, UUID | None]:
-        """The id of each topic, None for one that the broker asked does not know. Raises KafkaUnavailable.
+        """The id of each topic, None for one that the broker does not know. Raises KafkaUnavailable.
 
-        None is a retriable answer: a broker that has just started, or whose metadata lags, gives it for a topic that
-        exists.
+        None is not final: a broker that has just started, or whose metadata lags, answers it for a topic that exists.
         """
         try:
             return {} if self._question is None else _existing(sorted(self.topics), self._question)
         except KafkaUnavailable:
-            self.asked_at = -math.inf  # it serves no other transaction
+            self.asked_at = -math.inf  # no other transaction may use it
             raise
 
     def known(self) -> dict[str, UUID | None]:
-        """As ``result()``, for decisions that are final: raises KafkaUnavailable also for an id not known yet."""
+        """As ``result()``, for final decisions: raises KafkaUnavailable also if the broker does not know an id yet."""
         ids = self.result()
         if unknown := sorted(topic for topic, topic_id in ids.items() if topic_id == NO_ID):
-            raise KafkaUnavailable(f"the broker knows topic {unknown[0]!r}, and not its id yet: try again")
+            raise KafkaUnavailable(f"the broker knows topic {unknown[0]!r}, but not its id yet: try again")
         return ids
 
 
 class _Reason:
     """The last error that the client reported: refused, not resolved, no handshake ...
 
-    It has no reference to the client. With one, a cycle would leave the client to the garbage collector, which may run
-    on the client's own thread, and a client that is ended there ends the process.
+    It has no reference to the client: a reference cycle would leave the client to the garbage collector, which may run
+    on one of the client's threads, and a client that is freed there ends the process.
     """
 
     def __init__(self) -> None:
         self.text, self.is_refusal = "", False
 
     def note(self, error: KafkaError) -> None:
-        if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 -- its name; the other errors say more
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 -- its own name; the other errors say more
             return
         self.text = error.str()
         # A token that could not be fetched has the same code: its issuer may be unreachable.
@@ -99,7 +98,7 @@ class _Reason:
 
 
 class Identity:
-    """Asks the brokers for ids of topics and cluster. Its client has a thread of its own, and ends with this object.
+    """Asks the brokers for the ids of topics and cluster, with an admin client that is freed with this object.
 
     A question that no broker answers is asked again by a new client.
     """
@@ -107,24 +106,24 @@ class Identity:
     def __init__(self, config: Mapping[str, Any], timeout: float) -> None:
         self._why = _Reason()
         self._questions = Questions(config, self._why.note)
-        self._last = Answer()  # that was asked for by ask_after()
+        self._last = Answer()  # the last one of ask_after()
         self.timeout = timeout
         self._servers = config.get("bootstrap.servers") or config.get("metadata.broker.list")
 
     @property
     def admin(self) -> AdminClient:
-        """The client of now."""
+        """The current client; later questions may be sent by another."""
         return self._questions.client.admin
 
     def question(self, send: Send[T], timeout: float | None = None) -> Question[T]:
-        """Send another question to the brokers, which they have ``timeout`` seconds to answer."""
+        """Send a question to the brokers, which have ``timeout`` seconds to answer it."""
         return self._questions.ask(send, self.timeout if timeout is None else timeout)
 
     def question_to_leaders(self, topics: Collection[str], send: Send[T]) -> Question[T]:
         """Send a question that goes to the leaders of these topics' partitions.
 
-        A client that no broker has answered yet asks for the topics first: one that looks for leaders while it connects
-        looks a second time only after 3 s.
+        A client that no broker has answered yet describes the topics first: if it looks for leaders while it connects,
+        it looks again only after 3 s.
         """
         names = sorted(topics)
 
@@ -136,15 +135,15 @@ class Identity:
             def wait(seconds: float) -> T:
                 described(seconds)
                 client.is_connected = True
-                left = max(deadline - monotonic(), 0.1)
-                return send(client, left)(left + GRACE)
+                remaining = max(deadline - monotonic(), 0.1)
+                return send(client, remaining)(remaining + GRACE)
 
             return wait
 
         return self.question(send_when_connected)
 
     def ask(self, topics: Collection[str]) -> Answer:
-        """Send the question for the topics' ids; do something else until the answer is needed (about 1 ms)."""
+        """Send the question for the topics' ids without waiting for the answer, which takes about 1 ms."""
         names, asked_at = sorted(topics), monotonic()
 
         def send(client: AskingClient, timeout: float) -> Wait[Described]:
@@ -154,9 +153,9 @@ class Identity:
         return Answer(names, self.question(send), asked_at)
 
     def ask_after(self, read_by: float, topics: Collection[str], also: Collection[str] = ()) -> Answer:
-        """An answer that was asked for after this moment, when records of these topics had been read.
+        """An answer asked for after ``read_by``, the time by which records of these topics had been read.
 
-        The last one where it was, which costs nothing; else a new one, which is asked for the topics of ``also``, too.
+        Reuses the last answer if it fits; otherwise asks again, for the topics of ``also``, too.
         """
         if self._last.asked_at <= read_by or not self._last.topics.issuperset(topics):
             self._last = self.ask({*topics, *also})
@@ -167,8 +166,8 @@ class Identity:
         self._why.text, self._why.is_refusal = "", False
 
         def send(client: AskingClient, timeout: float) -> Wait[Any]:
-            # Never describe_cluster: librdkafka 2.16 aborts the process when a broker that is just let in again
-            # answers that it knows no brokers.
+            # Never describe_cluster: librdkafka 2.16 aborts the process when a broker that has just rejoined its
+            # cluster answers that it knows no brokers.
             return in_background(client.admin.list_topics, timeout=timeout).result
 
         try:
@@ -177,11 +176,11 @@ class Identity:
             why = self._why.text or (error.args[0].str() if isinstance(error, KafkaException) else "no answer")
             kind = KafkaRefused if self._why.is_refusal else KafkaUnavailable
             raise kind(f"no broker answered at {self._servers} within {self.timeout:g} s: {why}") from error
-        self.admin.poll(0)  # calls error_cb: what was reported before the answer explains no later failure
+        self.admin.poll(0)  # runs error_cb now: errors before this answer must not explain a later failure
         return str(listed.cluster_id)
 
     def partitions(self, topics: Collection[str]) -> dict[str, int]:
-        """How many partitions each topic has; a topic that does not exist is a ConfigError. Raises KafkaUnavailable."""
+        """How many partitions each topic has. Raises ConfigError for a topic that does not exist; KafkaUnavailable."""
         counts = self.known(topics)
         if missing := sorted(set(topics) - counts.keys()):
             raise ConfigError(
@@ -193,7 +192,9 @@ class Identity:
         """How many partitions each topic has, without those that the broker does not know. Raises KafkaUnavailable."""
         names = sorted(topics)
         question = self.question(lambda client, timeout: _describe(client, names, timeout))
-        return {t: len(answer.partitions) for t, answer in _existing(names, question).items() if answer is not None}
+        return {
+            topic: len(answer.partitions) for topic, answer in _existing(names, question).items() if answer is not None
+        }
 
 
 def _describe(client: AskingClient, topics: Sequence[str], timeout: float) -> Wait[Described]:
@@ -202,7 +203,7 @@ def _describe(client: AskingClient, topics: Sequence[str], timeout: float) -> Wa
 
 
 def _topic_id(answer: Any) -> Any:
-    """The id in a topic's description; an error as it is."""
+    """The id in a topic's description; an error is returned as it is."""
     if isinstance(answer, KafkaException | TimeoutError):
         return answer
     high, low = answer.topic_id.get_most_significant_bits(), answer.topic_id.get_least_significant_bits()  # signed
@@ -210,7 +211,7 @@ def _topic_id(answer: Any) -> Any:
 
 
 def _existing(topics: Collection[str], question: Question[Described]) -> dict[str, Any]:
-    """What the brokers answer about each topic, None for one that does not exist. Raises KafkaUnavailable."""
+    """The brokers' answer about each topic, None for one that does not exist. Raises KafkaUnavailable."""
     described = each_answer(question, topics)
     return {topic: _unless_missing(topic, described[topic]) for topic in topics}
 

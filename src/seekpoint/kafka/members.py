@@ -13,7 +13,7 @@ from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.questions import AskingClient, Wait, answers, each_answer
 
 _NO_ANSWER = {KafkaError.GROUP_AUTHORIZATION_FAILED}
-# Of the classic protocol: the other one gives partitions to members one by one, and waits for none of them.
+# States of the classic protocol. KIP-848 gives partitions to members one by one, and waits for none of them.
 _REBALANCING = {ConsumerGroupState.PREPARING_REBALANCING, ConsumerGroupState.COMPLETING_REBALANCING}
 
 
@@ -26,13 +26,13 @@ class Member:
 
 
 def members(identity: Identity, groups: Collection[str]) -> dict[str, list[Member] | None]:
-    """The members of each group, under either protocol; None where this client may not ask. Raises KafkaUnavailable."""
+    """The members of each group, under either protocol; None if this client may not ask. Raises KafkaUnavailable."""
     described = _describe(identity, groups)
     return {group: None if answer is None else answer[1] for group, answer in described.items()}
 
 
 def rebalancing(identity: Identity, groups: Collection[str]) -> dict[str, list[Member]]:
-    """The members of those groups that are in a rebalance, which waits for each of them; nothing where none answers."""
+    """The members, by group, of each group that is rebalancing and waits for them; empty if no broker answers."""
     try:
         described = _describe(identity, groups)
     except KafkaUnavailable:
@@ -43,7 +43,7 @@ def rebalancing(identity: Identity, groups: Collection[str]) -> dict[str, list[M
 def _describe(
     identity: Identity, groups: Collection[str]
 ) -> dict[str, tuple[ConsumerGroupState | None, list[Member]] | None]:
-    """State and members; None where this client may not ask. Raises KafkaUnavailable."""
+    """State and members; None if this client may not ask. Raises KafkaUnavailable."""
     if not groups:
         return {}
 
@@ -55,7 +55,7 @@ def _describe(
 
 
 def _known(group: str, answer: Any) -> tuple[ConsumerGroupState | None, list[Member]] | None:
-    """The answer about a group; None where this client may not ask. Raises KafkaUnavailable."""
+    """State and members in the answer about a group; None if this client may not ask. Raises KafkaUnavailable."""
     if isinstance(answer, TimeoutError):
         raise KafkaUnavailable(f"no answer about group {group!r} in time") from answer
     if not isinstance(answer, KafkaException):

@@ -1,6 +1,6 @@
-"""Why a stored position is out of range: retention, truncation or other brokers.
+"""Finds out why a stored position is out of range: retention, truncation or other brokers.
 
-Decided by the ends of the log, never by the text of the client's message.
+The ends of the log decide, never the text of the client's message.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from seekpoint.records import Partition
 def classify(
     group: str, positions: Mapping[Partition, int], watermarks: Watermarks, moves: Mapping[Partition, str]
 ) -> dict[Partition, OffsetLost]:
-    """Why each position of the group was refused; ``moves`` are resets that put it there. Raises KafkaUnavailable."""
+    """Why each position of the group was refused; ``moves`` describe resets that set it. Raises KafkaUnavailable."""
     starts, ends = watermarks.starts(list(positions)), watermarks.ends(list(positions))
-    return {p: lost(group, p, offset, (starts[p], ends[p]), moves.get(p)) for p, offset in positions.items()}
+    return {
+        partition: lost(group, partition, offset, (starts[partition], ends[partition]), moves.get(partition))
+        for partition, offset in positions.items()
+    }
 
 
 def lost(
     group: str, partition: Partition, offset: int, edges: tuple[Edge, Edge], move: str | None = None
 ) -> OffsetLost:
-    """The error with what happened to ``offset`` and the choices; ``move`` says who reset the position to it."""
+    """The error that says what happened to ``offset``, with the choices; ``move`` says who reset the position to it."""
     start, end = edges
     choices: tuple[str, ...]
     log_end: int | None = end.offset
@@ -37,7 +40,7 @@ def lost(
         accept = remedies.accept_lost(group, partition, start.offset, log, "retention")
         choices = (
             f"give them up: {accept} continues at the first offset left, and records the range",
-            "bring them back: restore the rows from an archive, then move",
+            "bring them back: restore the rows from an archive, then reset the offset",
         )
     elif offset > end.offset:
         cause = "the log was truncated, or belongs to other brokers" if move is None else move
@@ -51,7 +54,7 @@ def lost(
             "the log was truncated before it and written again (the leader epoch stored with it is unknown or older): "
             "what was applied may not be what the log holds now"
         )
-        log_end = None  # it has grown since
+        log_end = None  # where it was truncated is not known: it has grown since
         accept = remedies.accept_truncated(group, partition)
         choices = (f"accept: {accept} continues where the log was truncated, and records the range up to here",)
         elsewhere = f"read again: {other}, with an offset before the truncation"
@@ -63,7 +66,7 @@ def unknown(partition: Partition, offset: int) -> TopicUnknown:
     return TopicUnknown(
         partition,
         offset,
-        f"topic {partition.topic!r} does not exist any more, or the brokers that answer do not know it; reading "
-        "resumes by itself when they answer the topic's id again",
-        choices=("create it again and decide then", "take it out of the pipeline's topics", "stop: leave it"),
+        f"topic {partition.topic!r} does not exist any more, or the brokers that answer do not know it; the worker "
+        "resumes reading when they know it again",
+        choices=("create it again and decide then", "remove it from the pipeline's topics", "stop: leave it"),
     )

@@ -1,8 +1,8 @@
-"""Questions to the brokers, by one admin client; one that is not answered soon is asked again by a new client.
+"""Sends questions to the brokers with an admin client; one that is not answered soon is sent again by a new client.
 
-A broker that was away for longer than ``broker.session.timeout.ms`` answers that there are no brokers, until it is let
-in again. librdkafka (2.10 and later) then forgets all that it knew, and may never connect to one again (its issue
-5301). A client does not show that it is in this state: only another one helps.
+A broker that was away for longer than ``broker.session.timeout.ms`` answers that there are no brokers, until it has
+rejoined. librdkafka (2.10 and later) then forgets all brokers, and may never connect to one again (its issue 5301).
+A client does not show that it is in this state: only a new one helps.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from seekpoint.kafka.config import make_admin
 
 K = TypeVar("K")
 T = TypeVar("T")
-Wait = Callable[[float], T]  # waits at most so many seconds; raises KafkaException, or TimeoutError
+Wait = Callable[[float], T]  # waits at most these seconds; raises KafkaException, or TimeoutError
 
 PATIENCE = 2.0  # seconds for a client that was answered before; a broker's answer takes milliseconds
-GRACE = 1.0  # seconds after which the client itself must have reported that no broker answered
+GRACE = 1.0  # further seconds for the client to report that no broker answered
 _LOADING = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -38,14 +38,14 @@ def is_answer(error: KafkaException | TimeoutError) -> bool:
 
 
 def in_background(call: Callable[..., T], *arguments: Any, **options: Any) -> Future[T]:
-    """Call it on a thread of its own: a call into the client would delay signals until it returns."""
+    """Call it on a new thread: on this one, a call into the client would delay signals until it returns."""
     answer: Future[T] = Future()
 
     def run() -> None:
         try:
             answer.set_result(call(*arguments, **options))
         except Exception as error:  # noqa: BLE001 -- raised where the answer is asked for
-            answer.set_exception(error.with_traceback(None))  # its frames would keep the client, and this future them
+            answer.set_exception(error.with_traceback(None))  # its frames would keep the client alive
 
     threading.Thread(target=run, name="seekpoint-metadata", daemon=True).start()
     return answer
@@ -54,7 +54,7 @@ def in_background(call: Callable[..., T], *arguments: Any, **options: Any) -> Fu
 def answers(futures: Mapping[K, Future[T]], timeout: float) -> dict[K, T | KafkaException | TimeoutError]:
     """The value or the error of each part of a question.
 
-    Raises the first error where no broker answered any of it, and that of a coordinator that is not ready.
+    Raises the first error if no broker answered any part, and the error of a coordinator that is not ready.
     """
     deadline = monotonic() + timeout
     values: dict[K, T | KafkaException | TimeoutError] = {}
@@ -72,7 +72,7 @@ def answers(futures: Mapping[K, Future[T]], timeout: float) -> dict[K, T | Kafka
 
 
 def each_answer(question: Question[dict[K, Any]], keys: Iterable[K]) -> dict[K, Any]:
-    """The value or the error of each part; where no broker answered, that error for each key."""
+    """The value or the error of each part; if no broker answered, that error for each key."""
     try:
         return question.answer()
     except (KafkaException, TimeoutError) as error:
@@ -80,7 +80,7 @@ def each_answer(question: Question[dict[K, Any]], keys: Iterable[K]) -> dict[K, 
 
 
 def _is_loading(error: KafkaException | TimeoutError) -> bool:
-    """Whether a coordinator has answered that it is not ready: it loads its groups, or another broker takes them."""
+    """Whether a coordinator answered that it is not ready: it loads its groups, or they move to another broker."""
     return isinstance(error, KafkaException) and error.args[0].code() in _LOADING
 
 
@@ -93,52 +93,52 @@ class AskingClient:
         self.is_connected = False
 
 
-Send = Callable[[AskingClient, float], Wait[T]]  # sends a question that the brokers have so many seconds to answer
+Send = Callable[[AskingClient, float], Wait[T]]  # sends a question, and gives the brokers these seconds
 
 
 class Question(Generic[T]):
-    """One question that was sent to the brokers, which have ``timeout`` seconds for it from the time it is awaited.
+    """One question that was sent to the brokers, which have ``timeout`` seconds from when :meth:`answer` is called.
 
-    A client that was answered before has ``PATIENCE`` for it, as it may have forgotten its brokers. Then a new client
-    asks, and has what is left: it may have to resolve names, and to prove who it is.
+    A client that was answered before gets ``PATIENCE`` seconds, because it may have forgotten its brokers. Then a new
+    client asks, with the time that is left: it may have to resolve names, and to authenticate.
     """
 
     def __init__(self, questions: Questions, send: Send[T], timeout: float) -> None:
         self._questions, self._send, self._timeout = questions, send, timeout
         self._ask(timeout)
 
-    def _ask(self, left: float) -> None:
+    def _ask(self, remaining: float) -> None:
         self._client = self._questions.client
-        self._patience = min(PATIENCE, left / 2) if self._client.is_connected else left
+        self._patience = min(PATIENCE, remaining / 2) if self._client.is_connected else remaining
         self._wait = self._send(self._client, self._patience)
 
     def answer(self) -> T:
-        """What the brokers answer. Raises their error as KafkaException; that, or TimeoutError, where none answers."""
+        """The brokers' answer. Raises their error as KafkaException; KafkaException or TimeoutError if none answers."""
         deadline, pause = monotonic() + self._timeout, threading.Event()
         while True:
             try:
                 value = self._wait(self._patience + GRACE)
             except (KafkaException, TimeoutError) as error:
-                left = deadline - monotonic()
+                remaining = deadline - monotonic()
                 if not is_answer(error):
                     self._questions.replace(self._client)
                 elif not _is_loading(error):
                     raise
                 else:
-                    pause.wait(min(PAUSE, max(left, 0.0)))
-                if left <= 0:
+                    pause.wait(min(PAUSE, max(remaining, 0.0)))
+                if remaining <= 0:
                     raise
-                self._ask(left)
+                self._ask(remaining)
                 continue
             self._client.is_connected = True
             return value
 
 
 class Questions:
-    """Makes questions. ``on_error`` gets the errors that the client reports; it must not refer to this object.
+    """Sends questions. ``on_error`` gets the errors that the client reports; it must not refer to this object.
 
-    A client that is freed on one of its own threads ends the process. A reference to it may be left in a traceback that
-    the garbage collector finds on any thread, so the one that was replaced is kept until the next is.
+    A client that is freed on one of its own threads ends the process. The last reference to it may be in a traceback,
+    which the garbage collector may free on any thread, so a replaced client is kept until the next one is replaced.
     """
 
     def __init__(self, config: Mapping[str, Any], on_error: Callable[[KafkaError], None]) -> None:
@@ -156,6 +156,6 @@ class Questions:
         with self._replacing:
             if client is self.client:
                 with suppress(RuntimeError):  # it was closed
-                    client.admin.poll(0)  # calls on_error with what the client has reported meanwhile
+                    client.admin.poll(0)  # calls on_error for errors that the client has reported meanwhile
                 self._replaced = client
                 self.client = AskingClient(self._config, self._on_error)

@@ -1,4 +1,4 @@
-"""Checks a range against the brokers (topic id, ends of the log), and raises what explains missing records."""
+"""Checks a range against the brokers (topic id, ends of the log); raises the error that explains missing records."""
 
 from __future__ import annotations
 
@@ -26,21 +26,30 @@ def bounded_config(kafka: Mapping[str, Any]) -> dict[str, Any]:
     unless the mapping says otherwise.
     """
     require_mapping(kafka)
-    kept = {
+    settings = {
         key: value
         for key, value in kafka.items()
         if not key.startswith("group.") and key != "partition.assignment.strategy"
     }
     # librdkafka requires a group name. The group is never joined, but the client looks up its coordinator.
-    return consumer_config({"fetch.wait.max.ms": 10, **kept}, group="seekpoint-ranges")
+    return consumer_config({"fetch.wait.max.ms": 10, **settings}, group="seekpoint-ranges")
 
 
 def require_known(kafka: Mapping[str, Any]) -> None:
-    """Refuse what a consumer of ranges would refuse, before anything is stored; waits for no broker.
+    """Raise ConfigError for a configuration that a consumer of ranges would refuse; waits for no broker.
 
-    Raises ConfigError, also for a key or a value that librdkafka does not know.
+    That includes a key or a value that librdkafka does not know. Call it before anything is stored.
     """
     make_consumer({"log_level": 0, **bounded_config(kafka)}).close()
+
+
+def end_epochs(kafka: Mapping[str, Any], partitions: Collection[Partition]) -> dict[Partition, int | None]:
+    """The leader epochs at the ends of the logs, None where the brokers report none. Raises KafkaUnavailable.
+
+    No record before these ends has a later epoch. If the epoch is stored with an earlier position, it later shows
+    whether the log was truncated and written again.
+    """
+    return {partition: edge.leader_epoch for partition, edge in RangeChecks(kafka).readable.ends(partitions).items()}
 
 
 class RangeChecks:
@@ -53,19 +62,23 @@ class RangeChecks:
         self._written = Watermarks(self._identity, committed=False)
 
     def wait_at_most(self, seconds: float) -> None:
-        """Wait at most so long for each answer."""
+        """Wait ``seconds`` for each answer, ``ASK`` at most."""
         self._identity.timeout = min(ASK, seconds)
+
+    def counts(self, topics: Collection[str]) -> dict[str, int]:
+        """How many partitions each topic has, without topics that do not exist. Raises KafkaUnavailable."""
+        return self._identity.known(topics)
 
     def ask(self, topics: Collection[str]) -> Answer:
         """Send the question for the topics' ids."""
         return self._identity.ask(topics)
 
-    def check(self, asked: Answer, partition: Partition, topic_id: UUID, position: int) -> None:
-        """Raise TopicRecreated, or RangeLost for a topic that is gone, unless the answer is ``topic_id``."""
-        answer = asked.result()[partition.topic]
-        if answer == topic_id:
+    def check(self, answer: Answer, partition: Partition, topic_id: UUID, position: int) -> None:
+        """Raise TopicRecreated, or RangeLost if the topic was deleted, unless the answer is ``topic_id``."""
+        answered_id = answer.result()[partition.topic]
+        if answered_id == topic_id:
             return
-        if answer is None:
+        if answered_id is None:
             raise RangeLost(
                 partition,
                 position,
@@ -75,16 +88,16 @@ class RangeChecks:
         raise TopicRecreated(
             partition,
             position,
-            f"topic {partition.topic!r} was deleted and created again: the range belongs to topic id {topic_id}, the "
-            f"brokers answer {answer}. Nothing that was read in this run of it counts",
+            f"topic {partition.topic!r} was deleted and created again: the range belongs to topic id {topic_id}, but "
+            f"the brokers report {answered_id}. Discard everything that this run has read from it",
             choices=(
                 "decide for the group first (`seekpoint status` names the choices), then start another run",
-                "read the topic that was: from an archive of it",
+                "read the old topic from an archive of it",
             ),
         )
 
     def raise_for(self, error: KafkaError, partition: Partition, topic_id: UUID, position: int, end: int) -> None:
-        """Raise what an error in place of a record means; errors that the client recovers from are ignored."""
+        """Raise for an error that came in place of a record; errors that the client recovers from are ignored."""
         raise_if_fatal(error)
         if error.code() == OUT_OF_RANGE or error.code() in _GONE:
             self._refused(partition, topic_id, position, end)
@@ -96,8 +109,8 @@ class RangeChecks:
         raise self._lost(partition, position, end) or RangeLost(
             partition,
             position,
-            f"the brokers refused it, on the way to {end}, though the log holds it now: it changed meanwhile. "
-            "Read the range again; if that fails too, start another run",
+            "the brokers refused this offset, although the log has it now, so the log has changed: read the range "
+            f"again, up to {end}; if that fails too, start another run",
         )
 
     def _lost(self, partition: Partition, position: int, end: int) -> RangeLost | None:
@@ -108,7 +121,7 @@ class RangeChecks:
                 partition,
                 position,
                 f"retention has passed it: the first offset left is {start}, and the range ends at {end}. Read it from "
-                f"an archive, or start another run from {start}; raise retention.ms or retention.bytes before",
+                f"an archive, or start another run from {start}; raise retention.ms or retention.bytes first",
             )
         if position > written:
             return RangeLost(
@@ -120,7 +133,7 @@ class RangeChecks:
         return None
 
     def stuck(self, partition: Partition, topic_id: UUID, position: int, end: int) -> SeekpointError:
-        """Why nothing of ``[position, end)`` arrives, as an error. Raises TopicRecreated and KafkaUnavailable."""
+        """The error that says why nothing of ``[position, end)`` arrives. Raises TopicRecreated, KafkaUnavailable."""
         self.check(self.ask([partition.topic]), partition, topic_id, position)
         if lost := self._lost(partition, position, end):
             return lost
@@ -133,12 +146,12 @@ class RangeChecks:
             )
         elif readable < end:
             why = (
-                f"a transaction that is still open ends what can be read at {readable}. Plan with stable_ends(), or "
-                "wait until it is committed or times out (kafka-transactions.sh finds and aborts it)"
+                f"an open transaction ends what can be read at {readable}. Plan with stable_ends(), or wait until it "
+                "is committed or times out (kafka-transactions.sh finds and aborts it)"
             )
         else:
             why = (
-                "the brokers hold it and sent nothing: check the network and the brokers' load, then read it again, "
-                "with a larger idle= where they are slow"
+                "the brokers have it but sent nothing: check the network and the brokers' load, then read it again, "
+                "with a larger idle= if they are slow"
             )
         return RangeStuck(partition, position, end, why)

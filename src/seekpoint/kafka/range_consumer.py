@@ -1,4 +1,4 @@
-"""The consumer of a job: assigned where its ranges are, and replaced where no broker answers it any more."""
+"""The consumer of a job: assigned at its ranges, and replaced if no broker answers it any more."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class RangeConsumer:
         self.assign(positions)
 
     def assign(self, positions: Mapping[Partition, int]) -> None:
-        """Read these partitions from these offsets on, and no other one."""
-        self.client.assign({p: (offset, None) for p, offset in positions.items()}, {})
+        """Read these partitions from these offsets, and no others."""
+        self.client.assign({partition: (offset, None) for partition, offset in positions.items()}, {})
 
     def is_replaced(self, topic: str, positions: Mapping[Partition, int]) -> bool:
-        """Replace it, to read on at these positions, if no broker answers it although brokers answer another client.
+        """Replace the client, to continue at these positions, if brokers answer another client and not this one.
 
-        See :mod:`seekpoint.kafka.questions`. Raises KafkaUnavailable where brokers answer none.
+        See :mod:`seekpoint.kafka.questions`. Raises KafkaUnavailable if they answer neither.
         """
         self._checks.ask([topic]).result()
         if self.client.is_answered(topic, ASK):
             return False
-        self.client.close(deadline=0.0)  # without a broker, librdkafka closes it when the group's session is over
+        self.client.close(deadline=0.0)  # without a broker, librdkafka closes it only when the session times out
         self._open(positions)
         return True
 

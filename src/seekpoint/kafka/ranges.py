@@ -2,8 +2,8 @@
 
 No group is joined, nothing is committed, and both ends are numbers from the ledger. A range ends at a record or an end
 of the log at or past ``end``, never by a count, so gaps left by compaction, aborted transactions and control records
-do no harm. What was read belongs to the topic of that id only once the iteration has ended without an error: a
-recreated topic is read without an error, and only its id shows it (see ``identity``).
+do no harm. Records count only once the iteration has ended without an error: reading a recreated topic raises none, and
+only its id differs (see ``identity``).
 """
 
 from __future__ import annotations
@@ -16,14 +16,21 @@ from typing import Any, Self
 from uuid import UUID
 
 from seekpoint.errors import ConfigError, RangeLost, RangeStuck
-from seekpoint.kafka.client import END_OF_PARTITION, Message, Unreadable, lazy_records
+from seekpoint.kafka.client import (
+    END_OF_PARTITION,
+    Message,
+    MessageColumns,
+    Unreadable,
+    lazy_records,
+    message_columns,
+)
 from seekpoint.kafka.range_checks import RangeChecks
 from seekpoint.kafka.range_consumer import RangeConsumer
 from seekpoint.records import Partition, RawRecord
 
 CHUNK = 500  # records at a time: more is slower
-IDLE = 30.0  # seconds without an answer of the brokers until a range is given up
-AT_END = 3.0  # seconds after they said that the log ends before the range does, which may be outdated
+IDLE = 30.0  # seconds without a message after which a range is given up
+AT_END = 3.0  # the same once brokers report that the log ends before the range, which may be outdated
 KEPT = 10_000  # records past the end that a RangeFollower holds for later, per partition
 
 
@@ -39,16 +46,16 @@ class Range:
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.end:
             raise ConfigError(
-                f"a range begins at 0 or later and ends where it begins or later, not {self}: swap or correct its ends"
+                f"a range begins at 0 or later and does not end before it begins, got {self}: swap or correct its ends"
             )
 
     @property
     def records_at_most(self) -> int:
-        """Its width: fewer records where transactions, compaction or control records left holes."""
+        """Its width; compaction, aborted transactions and control records leave fewer records."""
         return self.end - self.start
 
     def cut(self, width: int) -> Iterator[Range]:
-        """Divide it into ranges of this width, the last of them perhaps narrower; none where it is empty."""
+        """Divide it into ranges of this width (the last may be narrower); none if it is empty."""
         for start in range(self.start, self.end, width):
             yield replace(self, start=start, end=min(start + width, self.end))
 
@@ -60,7 +67,7 @@ class Range:
 class Piece:
     """Some records in the order of their partitions' offsets; ``unreadable`` are those whose headers cannot be read.
 
-    A worker treats the latter as poison records; so should the caller.
+    A worker treats unreadable ones as poison records; so should the caller.
     """
 
     records: Sequence[RawRecord]
@@ -74,22 +81,38 @@ class Piece:
 
 
 def read_range(kafka: Mapping[str, Any], range_: Range, *, chunk: int = CHUNK, idle: float = IDLE) -> Iterator[Piece]:
-    """Every record of the range that a live worker of the same ``kafka`` mapping would see, in pieces.
+    """Every record of the range that a worker with the same ``kafka`` mapping would see, in pieces.
 
     **Records count only once the iteration has ended without an error**: the topic's id is checked before the first
-    record and after the last. An empty range opens no connection. ``idle`` is how many seconds the brokers
-    may say nothing; where they say that the log ends before the range does, it is given up after 3 s at the latest.
+    record and after the last. An empty range opens no connection. After ``idle`` seconds without a message the range is
+    given up; after 3 s at most if the brokers report that the log ends before the range.
 
     Raises RangeLost (removed by retention or a truncation, or the topic was deleted), RangeStuck (an open transaction
     is in it, or nothing arrives), TopicRecreated, KafkaUnavailable, ConfigError, and the client's own KafkaException.
     """
+    for messages in _messages(kafka, range_, chunk, idle):
+        yield _piece(messages, range_.partition)
+
+
+def read_columns(
+    kafka: Mapping[str, Any], range_: Range, *, headers: bool, chunk: int = CHUNK, idle: float = IDLE
+) -> Iterator[MessageColumns]:
+    """The records of :func:`read_range` as columns; they, too, count only once the iteration ends without an error.
+
+    ``headers``: whether to read headers, which takes time.
+    """
+    return (message_columns(messages, headers=headers) for messages in _messages(kafka, range_, chunk, idle))
+
+
+def _messages(kafka: Mapping[str, Any], range_: Range, chunk: int, idle: float) -> Iterator[list[Message]]:
+    """The range's messages in pieces, with the checks before the first and after the last."""
     if range_.start >= range_.end:
         return
     checks = RangeChecks(kafka)
-    asked = checks.ask([range_.partition.topic])
+    answer = checks.ask([range_.partition.topic])
     consumer = RangeConsumer(checks, {range_.partition: range_.start})
     try:
-        checks.check(asked, range_.partition, range_.topic_id, range_.start)
+        checks.check(answer, range_.partition, range_.topic_id, range_.start)
         yield from _read(consumer, checks, range_, max(chunk, 1), _IdleLimit(idle))
         checks.check(checks.ask([range_.partition.topic]), range_.partition, range_.topic_id, range_.end)
     finally:
@@ -98,13 +121,13 @@ def read_range(kafka: Mapping[str, Any], range_: Range, *, chunk: int = CHUNK, i
 
 def _read(
     consumer: RangeConsumer, checks: RangeChecks, range_: Range, chunk: int, limit: _IdleLimit
-) -> Iterator[Piece]:
+) -> Iterator[list[Message]]:
     position, end = range_.start, range_.end
     while position < end:
         taken: list[Message] = []
         messages = consumer.client.read(min(chunk, end - position), limit.wait())
         if messages and not any(map(Message.error, messages)) and _offset(messages[-1]) < end:
-            yield _piece(messages, range_.partition)  # nearly always
+            yield messages  # nearly always
             position = _offset(messages[-1]) + 1
             limit.renew()
             continue
@@ -117,11 +140,11 @@ def _read(
                 taken.append(message)
             elif error.code() == END_OF_PARTITION:
                 limit.shorten()
-                position = max(position, _offset(message))  # no records between here and there
+                position = max(position, _offset(message))  # no records up to the log's end
             else:
                 checks.raise_for(error, range_.partition, range_.topic_id, position, end)
         if taken:
-            yield _piece(taken, range_.partition)
+            yield taken
             limit.renew()  # the caller may have been slow with the piece
         elif limit.is_over and position < end:
             if not consumer.is_replaced(range_.partition.topic, {range_.partition: position}):
@@ -145,99 +168,115 @@ class RangeFollower:
         self.reassign(positions)
 
     def reassign(self, positions: Mapping[Partition, int]) -> None:
-        """Continue at these positions, whatever was read: the stored ones, after a transaction that was rolled back."""
-        if unknown := sorted({p.topic for p in positions} - self._ids.keys()):
+        """Continue at these positions: the stored ones, after a transaction was rolled back."""
+        if unknown := sorted({partition.topic for partition in positions} - self._ids.keys()):
             raise ConfigError(f"the ids of the topics {', '.join(unknown)} are missing: name them in topic_ids=")
         self._positions = dict(positions)
         self._known = dict(positions)  # the client's next offset: everything before it is returned or kept
-        self._kept: dict[Partition, deque[Message]] = {p: deque() for p in positions}
+        self._kept: dict[Partition, deque[Message]] = {partition: deque() for partition in positions}
         self._resting: set[Partition] = set()
         self._consumer.assign(positions)
 
     @property
     def positions(self) -> dict[Partition, int]:
-        """Where the next :meth:`read_to` begins: after everything that was returned."""
+        """The positions at which the next :meth:`read_to` begins: after everything that was returned."""
         return dict(self._positions)
 
     def read_to(self, ends: Mapping[Partition, int], *, chunk: int = CHUNK, idle: float = IDLE) -> Iterator[Piece]:
-        """The records from the positions to ``ends``, in pieces of several partitions; the others stay where they are.
+        """The records from the positions to ``ends``, in pieces of several partitions; other partitions do not move.
 
-        ``idle`` is how many seconds the brokers may say nothing, here and to each question about the topics. As
-        with :func:`read_range`, they count once the iteration has ended without an error, and it raises the same.
+        ``idle``: seconds without a message, and for each question about the topics. As with :func:`read_range`, records
+        count only once the iteration has ended without an error, and it raises the same errors.
         After an error, or if you drop the iteration, continue with :meth:`reassign`.
         """
         if unknown := sorted(ends.keys() - self._positions.keys()):
-            raise ConfigError(f"not followed: {', '.join(map(str, unknown))}; reassign() takes partitions in")
+            raise ConfigError(
+                f"this RangeFollower does not read {', '.join(map(str, unknown))}: add it with reassign()"
+            )
         self._checks.wait_at_most(idle)
         self._wake(ends)
         limit = _IdleLimit(idle)
-        if kept := self._unkeep(ends):
-            yield _piece(kept)
+        if messages := self._unkeep(ends):
+            yield _piece(messages)
             limit.renew()
-        while behind := [p for p, end in ends.items() if self._known[p] < end]:
+        while behind := [partition for partition, end in ends.items() if self._known[partition] < end]:
             taken = self._take(self._consumer.client.read(max(chunk, 1), limit.wait()), ends, limit)
             if taken:
                 yield _piece(taken)
                 limit.renew()
-            elif limit.is_over and (behind := [p for p in behind if self._known[p] < ends[p]]):
+            elif limit.is_over and (
+                behind := [partition for partition in behind if self._known[partition] < ends[partition]]
+            ):
                 first = behind[0]
                 if not self._consumer.is_replaced(first.topic, self._known):
                     raise self._checks.stuck(first, self._ids[first.topic], self._known[first], ends[first])
-                self._resting.clear()  # the new one has paused none
+                self._resting.clear()  # the new client has paused none
                 limit.renew()
-        self._positions.update({p: max(end, self._positions[p]) for p, end in ends.items()})
+        self._positions.update({partition: max(end, self._positions[partition]) for partition, end in ends.items()})
         self.check(ends)
 
     def check(self, partitions: Collection[Partition] | None = None) -> None:
         """Raise TopicRecreated or RangeLost unless the topics are still those of ``topic_ids`` (about 1 ms)."""
         looked_at = sorted(self._positions if partitions is None else partitions)
-        asked = self._checks.ask({p.topic for p in looked_at})
+        answer = self._checks.ask({partition.topic for partition in looked_at})
         for partition in looked_at:
-            self._checks.check(asked, partition, self._ids[partition.topic], self._positions[partition])
+            self._checks.check(answer, partition, self._ids[partition.topic], self._positions[partition])
 
     def _take(self, messages: Iterable[Message], ends: Mapping[Partition, int], limit: _IdleLimit) -> list[Message]:
-        """Those before the ends; those after them are kept for later."""
+        """Return the messages before the ends; keep the others for later."""
         taken: list[Message] = []
         for message in messages:
-            at = Partition(message.topic() or "", message.partition() or 0)
-            if at not in self._known:
+            partition = Partition(message.topic() or "", message.partition() or 0)
+            if partition not in self._known:
                 continue  # of an earlier assignment
             if (error := message.error()) is None:
-                if (offset := _offset(message)) < self._known[at]:
+                if (offset := _offset(message)) < self._known[partition]:
                     continue  # kept or returned before the client got its new position
-                self._known[at] = offset + 1
-                if at in ends and offset < ends[at]:
+                self._known[partition] = offset + 1
+                if partition in ends and offset < ends[partition]:
                     taken.append(message)
-                    self._positions[at] = offset + 1
+                    self._positions[partition] = offset + 1
                     limit.renew()
                 else:
-                    self._kept[at].append(message)
+                    self._kept[partition].append(message)
             elif error.code() == END_OF_PARTITION:
-                self._known[at] = max(self._known[at], _offset(message))
-                if self._known[at] < ends.get(at, 0):
+                self._known[partition] = max(self._known[partition], _offset(message))
+                if self._known[partition] < ends.get(partition, 0):
                     limit.shorten()
             else:
-                self._checks.raise_for(error, at, self._ids[at.topic], self._known[at], ends.get(at, self._known[at]))
+                self._checks.raise_for(
+                    error,
+                    partition,
+                    self._ids[partition.topic],
+                    self._known[partition],
+                    ends.get(partition, self._known[partition]),
+                )
         self._rest()
         return taken
 
     def _rest(self) -> None:
-        """Pause partitions of which much is kept: memory stays bounded while others lag."""
-        if full := [p for p, kept in self._kept.items() if len(kept) > KEPT and p not in self._resting]:
+        """Pause partitions with many kept messages: memory stays bounded while others lag."""
+        if full := [
+            partition
+            for partition, messages in self._kept.items()
+            if len(messages) > KEPT and partition not in self._resting
+        ]:
             self._consumer.client.pause(full)
             self._resting.update(full)
 
     def _wake(self, ends: Mapping[Partition, int]) -> None:
-        if due := [p for p, end in ends.items() if p in self._resting and self._known[p] < end]:
-            self._consumer.client.resume({p: (self._known[p], None) for p in due})
+        if due := [
+            partition for partition, end in ends.items() if partition in self._resting and self._known[partition] < end
+        ]:
+            self._consumer.client.resume({partition: (self._known[partition], None) for partition in due})
             self._resting.difference_update(due)
 
     def _unkeep(self, ends: Mapping[Partition, int]) -> list[Message]:
         taken: list[Message] = []
         for partition, end in ends.items():
-            kept = self._kept[partition]
-            while kept and _offset(kept[0]) < end:
-                taken.append(kept.popleft())
+            messages = self._kept[partition]
+            while messages and _offset(messages[0]) < end:
+                taken.append(messages.popleft())
                 self._positions[partition] = _offset(taken[-1]) + 1
         return taken
 
@@ -253,18 +292,18 @@ class RangeFollower:
 
 
 class _IdleLimit:
-    """How long nothing may arrive: ``idle`` seconds, and less once the brokers say that the log ends here."""
+    """How long nothing may arrive: ``idle`` seconds, and less once the brokers report that the log ends here."""
 
     def __init__(self, idle: float) -> None:
         self._idle = idle
         self.renew()
 
     def renew(self) -> None:
-        """A record has arrived."""
+        """A record has arrived: start again."""
         self._until = monotonic() + self._idle
 
     def shorten(self) -> None:
-        """The brokers say that the log ends here."""
+        """Wait less: the brokers report that the log ends here."""
         self._until = min(self._until, monotonic() + AT_END)
 
     def wait(self) -> float:
@@ -277,16 +316,16 @@ class _IdleLimit:
 
 
 def stable_ends(kafka: Mapping[str, Any], partitions: Collection[Partition]) -> dict[Partition, int]:
-    """Where a range may end at most: after the last record that a worker with the same mapping can read now.
+    """The highest end that a range may have: after the last record that a worker with this mapping can read now.
 
     That is the last stable offset, unless the mapping says ``read_uncommitted``. Raises KafkaUnavailable.
     """
-    return {p: edge.offset for p, edge in RangeChecks(kafka).readable.ends(partitions).items()}
+    return {partition: edge.offset for partition, edge in RangeChecks(kafka).readable.ends(partitions).items()}
 
 
 def log_starts(kafka: Mapping[str, Any], partitions: Collection[Partition]) -> dict[Partition, int]:
     """The first offset that each log still has. Raises KafkaUnavailable."""
-    return {p: edge.offset for p, edge in RangeChecks(kafka).readable.starts(partitions).items()}
+    return {partition: edge.offset for partition, edge in RangeChecks(kafka).readable.starts(partitions).items()}
 
 
 def topic_ids(kafka: Mapping[str, Any], topics: Collection[str]) -> dict[str, UUID | None]:
@@ -307,50 +346,49 @@ def _piece(messages: list[Message], partition: Partition | None = None) -> Piece
     return Piece(*lazy_records(messages, partition))
 
 
-SMALLEST = 300_000  # offsets: a task costs 0.1 s before its first record, and so many take half a second
-LEAST = 20_000  # offsets: below, a task's fixed cost is more than a slot without one loses
-MOST_TASKS = 1_000  # a schedule, and what is staged by each of them, stays small
+SMALLEST = 300_000  # offsets, about half a second of reading: a task costs 0.1 s before its first record
+LEAST = 20_000  # offsets: with fewer, a task's fixed cost exceeds what an idle slot loses
+MOST_TASKS = 1_000  # keeps the schedule, and what the tasks stage, small
 
 
 def check_ranges(kafka: Mapping[str, Any], ranges: Collection[Range]) -> None:
-    """Ask the brokers whether all of these can be read, before the first is; empty ranges always can.
+    """Ask the brokers before the first range is read whether all can be read; empty ranges always can.
 
-    Raises RangeLost (the log begins later), RangeStuck (it cannot be read as far as that), TopicRecreated,
+    Raises RangeLost (the log begins later), RangeStuck (what can be read ends earlier), TopicRecreated,
     KafkaUnavailable.
     """
-    asked = [range_ for range_ in ranges if range_.start < range_.end]
-    if not asked:
+    nonempty = [range_ for range_ in ranges if range_.start < range_.end]
+    if not nonempty:
         return
     checks = RangeChecks(kafka)
-    answer = checks.ask({range_.partition.topic for range_ in asked})
-    for range_ in asked:
+    answer = checks.ask({range_.partition.topic for range_ in nonempty})
+    for range_ in nonempty:
         checks.check(answer, range_.partition, range_.topic_id, range_.start)
-    partitions = sorted({range_.partition for range_ in asked})
+    partitions = sorted({range_.partition for range_ in nonempty})
     starts, ends = checks.readable.starts(partitions), checks.readable.ends(partitions)
-    for range_ in asked:
-        at, start, end = range_.partition, starts[range_.partition].offset, ends[range_.partition].offset
+    for range_ in nonempty:
+        partition, start, end = range_.partition, starts[range_.partition].offset, ends[range_.partition].offset
         if start > range_.start:
             raise RangeLost(
-                at,
+                partition,
                 range_.start,
                 f"retention has passed it: the first offset left is {start}. Begin there, which leaves "
                 f"{start - range_.start} records out, or read them from an archive",
             )
         if end < range_.end:
             raise RangeStuck(
-                at,
+                partition,
                 range_.start,
                 range_.end,
-                f"what can be read now ends at {end}. Take that as the end: the requested one is after an open "
-                "transaction, or the log was truncated, or the end is of other brokers",
+                f"what can be read now ends at {end}. Use that as the end: the requested end is after an open "
+                "transaction, the log was truncated, or the end comes from other brokers",
             )
 
 
 def task_size(width: int, *, range_records: int = SMALLEST, slots: int = 1, most: int = MOST_TASKS) -> int:
-    """How many offsets a task has at most, of ``width`` in all: ``range_records``.
+    """How many offsets a task gets at most, out of ``width``: ``range_records``.
 
-    Fewer if there would be fewer tasks than ``slots``, down to :data:`LEAST`; more if there would be more than ``most``
-    tasks.
+    Fewer if that would give fewer tasks than ``slots``, down to :data:`LEAST`; more if it gave more than ``most``.
     """
     spread = max(-(-width // max(slots, 1)), LEAST)
     return max(min(range_records, spread), -(-width // max(most, 1)), 1)
@@ -361,7 +399,7 @@ def split_ranges(
 ) -> list[list[Range]]:
     """The ranges, divided into tasks of about :func:`task_size`.
 
-    No offset is left out, and none is in two tasks; a task's ranges are of partitions in their order.
+    No offset is left out, and none is in two tasks; tasks take the ranges in order of partition and offset.
     """
     width = sum(range_.records_at_most for range_ in ranges)
     size = task_size(width, range_records=range_records, slots=slots, most=most)
@@ -377,7 +415,7 @@ def split_ranges(
 
 
 def _cut(ranges: Collection[Range], size: int) -> Iterator[Range]:
-    """Pieces of equal width, none of them wider than ``size``."""
+    """Pieces of equal width, at most ``size``."""
     for range_ in sorted(ranges):
         parts = -(-range_.records_at_most // size)
         for n in range(parts):

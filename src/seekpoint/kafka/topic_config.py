@@ -1,4 +1,4 @@
-"""A topic's configuration, as far as Seekpoint reads it: whether it is compacted."""
+"""Reads from a topic's configuration whether it is compacted."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _REFUSED = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZAT
 def compacted(kafka: Mapping[str, Any], topics: Collection[str]) -> dict[str, bool | None]:
     """Whether each topic is compacted, which keeps only the newest record of each key.
 
-    None where we are not allowed to ask (``DescribeConfigs`` on the topic). One that does not exist is not. Raises
+    None if this client may not ask (``DescribeConfigs`` on the topic), False for a topic that does not exist. Raises
     KafkaUnavailable.
     """
     admin = make_admin(kafka)
-    asked = admin.describe_configs(
+    futures = admin.describe_configs(
         [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(set(topics))], request_timeout=ASK
     )
-    return {resource.name: _answer(resource.name, future) for resource, future in asked.items()}
+    return {resource.name: _answer(resource.name, future) for resource, future in futures.items()}
 
 
 def _answer(topic: str, future: Any) -> bool | None:

@@ -1,9 +1,9 @@
-"""Log start and end offsets, and StartAt resolved to numbers. Ends are the last stable offset: what can be read."""
+"""Asks for start and end offsets of logs, and resolves StartAt. Ends are the last stable offset: what can be read."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, Self
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
@@ -18,23 +18,24 @@ from seekpoint.records import Partition
 
 _EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Edge(NamedTuple):
-    """An end of a log: the offset, and the leader epoch there (None where the broker does not say)."""
+    """An end of a log: the offset, and the leader epoch there (None if the broker does not report it)."""
 
     offset: int
     leader_epoch: int | None
 
     @classmethod
     def of(cls, answer: Any) -> Self:
-        """What a broker has answered about a log."""
+        """The edge in a broker's answer about a log."""
         epoch = answer.leader_epoch
         return cls(answer.offset, epoch if epoch is not None and epoch >= 0 else None)
 
 
 class Watermarks:
-    """Asks for the ends of logs, with the admin client, so that no pending fetch delays the answer."""
+    """Asks for the ends of logs; with an admin client, so that no pending fetch delays the answer."""
 
     def __init__(self, identity: Identity, *, committed: bool = True) -> None:
         self._identity = identity
@@ -52,10 +53,10 @@ class Watermarks:
         """First and stable end offset of each log; without those for which no broker answers."""
         starts = self._ask(dict.fromkeys(partitions, _EARLIEST), skip=True)
         ends = self._ask(dict.fromkeys(starts, _LATEST), skip=True)
-        return {p: (starts[p].offset, end.offset) for p, end in ends.items()}
+        return {partition: (starts[partition].offset, end.offset) for partition, end in ends.items()}
 
     def _ask(self, specs: Mapping[Partition, Any], *, skip: bool = False) -> dict[Partition, Edge]:
-        """The answers. Raises KafkaUnavailable where one is missing, unless those are to be left out (``skip``)."""
+        """The answers. Raises KafkaUnavailable if one is missing; with ``skip`` leaves that partition out."""
         if not specs:
             return {}
         logs = {TopicPartition(partition.topic, partition.number): spec for partition, spec in specs.items()}
@@ -76,7 +77,7 @@ class Watermarks:
     def resolve(self, topic: str, start: StartAt, group: str) -> dict[Partition, int]:
         """The first position of every partition of ``topic``, as numbers. Raises KafkaUnavailable."""
         count = self._identity.known([topic]).get(topic)
-        if count is None:  # its id was answered a moment ago
+        if count is None:  # it existed a moment ago, when its id was answered
             raise KafkaUnavailable(f"topic {topic!r} is unknown to the broker that was asked")
         partitions = [Partition(topic, n) for n in range(count)]
         match start.kind:
@@ -85,35 +86,50 @@ class Watermarks:
             case "latest":
                 return _offsets(self.ends(partitions))
             case "time":
-                if start.at is None:
+                if start.moment is None:
                     raise ConfigError("StartAt.time needs a time")
-                return self.at_time(partitions, start.at)
+                return self.at_time(partitions, start.moment)
             case "offsets":
-                if unknown := [str(p) for p, _ in start.given if p.topic == topic and p not in partitions]:
+                if unknown := [
+                    str(partition)
+                    for partition, _ in start.positions
+                    if partition.topic == topic and partition not in partitions
+                ]:
                     raise ConfigError(
                         f"StartAt.offsets names {', '.join(unknown)}, but topic {topic!r} has {len(partitions)} "
                         "partitions, numbered from 0"
                     )
-                return _named(partitions, dict(start.given), "StartAt.offsets names no offset for")
+                return _named(partitions, dict(start.positions), "StartAt.offsets names no offset for")
             case _:
                 return self._committed(partitions, group)
 
-    def at_time(self, partitions: Collection[Partition], at: datetime) -> dict[Partition, int]:
-        """The first offset whose record has a timestamp at or after ``at``; the end of the log where none has."""
-        found = self._ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(round(at.timestamp() * 1000))))
-        late = [p for p, edge in found.items() if edge.offset < 0]  # no record is that late: start at the end
-        return _offsets(found) | _offsets(self.ends(late))
+    def at_time(self, partitions: Collection[Partition], time: datetime) -> dict[Partition, int]:
+        """The first offset whose record has a timestamp at or after ``time``; the end of the log if none has."""
+        milliseconds = -(
+            (_EPOCH - time.astimezone(UTC)) // timedelta(milliseconds=1)
+        )  # rounded up: not a record before the time
+        offsets = self.at_times(dict.fromkeys(partitions, milliseconds))
+        late = [partition for partition, offset in offsets.items() if offset is None]
+        return {partition: offset for partition, offset in offsets.items() if offset is not None} | _offsets(
+            self.ends(late)
+        )
+
+    def at_times(self, milliseconds: Mapping[Partition, int]) -> dict[Partition, int | None]:
+        """The first offset whose record has its partition's timestamp or a later one; None if no record has."""
+        specs = {partition: OffsetSpec.for_timestamp(time) for partition, time in milliseconds.items()}
+        edges = self._ask(specs)
+        return {partition: None if edge.offset < 0 else edge.offset for partition, edge in edges.items()}
 
     def _committed(self, partitions: Collection[Partition], group: str) -> dict[Partition, int]:
         """Kafka's committed offsets of the group, imported once (I6). Raises ConfigError for those of a mirror."""
-        found = read_commits(self._identity, group, partitions)
-        if mirrored := sorted(partition for partition, commit in found.items() if commit.is_mirror):
+        commits = read_commits(self._identity, group, partitions)
+        if mirrored := sorted(partition for partition, commit in commits.items() if commit.is_mirror):
             raise ConfigError(
                 f"StartAt.committed: a Seekpoint worker has mirrored the commit of group {group!r} for "
-                f"{', '.join(map(str, mirrored))}, and it may be older than the position in its ledger: read that "
-                "(`seekpoint offsets export`), and give it as StartAt.offsets"
+                f"{', '.join(map(str, mirrored))}, which may be older than the position in its ledger: export that "
+                "(`seekpoint offsets export`), and pass it as StartAt.offsets"
             )
-        offsets = {partition: commit.offset for partition, commit in found.items()}
+        offsets = {partition: commit.offset for partition, commit in commits.items()}
         return _named(partitions, offsets, f"group {group!r} has no commit in Kafka for")
 
 
@@ -122,6 +138,9 @@ def _offsets(edges: Mapping[Partition, Edge]) -> dict[Partition, int]:
 
 
 def _named(partitions: Collection[Partition], known: Mapping[Partition, int], problem: str) -> dict[Partition, int]:
-    if missing := [str(p) for p in partitions if p not in known]:
-        raise ConfigError(f"{problem} {', '.join(missing)}: every partition of a new topic needs a first position")
-    return {p: known[p] for p in partitions}
+    if missing := [str(partition) for partition in partitions if partition not in known]:
+        raise ConfigError(
+            f"{problem} {', '.join(missing)}: every partition of a new topic needs a first position. Name them all in "
+            "StartAt.offsets, or choose another StartAt"
+        )
+    return {partition: known[partition] for partition in partitions}

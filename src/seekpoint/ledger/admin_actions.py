@@ -13,9 +13,10 @@ from uuid import UUID, uuid4
 from seekpoint import remedies
 from seekpoint.errors import ConfigError, Fenced, GroupForgotten, OffsetLost
 from seekpoint.ledger.positions import Position, positions_of
+from seekpoint.ledger.repeats import require_counted_once
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import GROUPS
-from seekpoint.ledger.tables import LARGEST_BIGINT, LOWER_FIRST
+from seekpoint.ledger.tables import LARGEST_BIGINT, LOWER_FIRST, TAKE_BACK
 from seekpoint.records import Partition, storable
 
 
@@ -33,7 +34,7 @@ class LastReset:
 
 
 def operator(actor: str | None = None) -> str:
-    """Who acts, as Postgres can store it: ``actor``, or the user of the operating system.
+    """The actor's name, as Postgres can store it: ``actor``, or the user of the operating system.
 
     A container may run under a uid that has no name.
     """
@@ -79,40 +80,38 @@ def reset_offset(
     lost: str | None = None,
     truncated_at: int | None = None,
     log_start: int | None = None,
+    rebuilt: bool = False,
 ) -> Position:
     """Reset a partition's position to ``to``; see :meth:`seekpoint.Ledger.reset_offset`.
 
-    ``truncated_at`` is where the log ended before the position, where the caller knows it; it is read from ``log``, and
-    from the stop in the row, too. ``log_start`` is where the log begins, for a caller that has no ``log`` of now.
+    ``rebuilt``: this transaction also restores tables with sums to their content at ``to``. ``truncated_at`` is where
+    the log ended before the position, if the caller knows; ``log`` and the row's stop are checked for it, too.
+    ``log_start`` is the log's first offset, for a caller without a current ``log``.
 
-    Dead letters at or past the new position are superseded: their records will be read again.
-
-    The group's row is locked FOR SHARE, as by claims, so that others are claimed while this one's batch is waited for.
+    Dead letters at or past the new position are superseded: their records will be read again. Locks the group's row
+    FOR SHARE, as claims do: other partitions can be claimed while this one's batch is waited for.
     """
     _require_offset(partition, to, log)
     actor, reason = storable(actor), required("reason", reason)
     tx.execute(GROUPS["share"])
-    at = {"topic": partition.topic, "partition": partition.number}
-    tx.execute(GROUPS["lock_position"], **at)
-    row = positions_of(tx, [partition], locked=False).get(partition)  # what the transaction that held it has committed
-    if row is None:
-        raise ConfigError(
-            f"group {tx.group!r} has no stored offset for {partition}: check the names, or start a worker once"
-        )
-    if expected is not None and row.next_offset != expected:
-        raise Fenced(
-            f"{partition} is at offset {row.next_offset}, not at the expected {expected}: read it again, then decide"
-        )
+    row_key = {"topic": partition.topic, "partition": partition.number}
+    row = _locked(tx, partition, expected)
     adopted = None if topic_id in {None, row.topic_id} else topic_id
     losses = _Losses(tx, row, to, log, log[0] if log_start is None and log is not None else log_start, lost)
     unread = losses.record(actor, reason, adopted=adopted, truncated_at=truncated_at)
+    if not rebuilt:
+        is_seen = adopted is not None or expected is not None or truncated_at is not None or _log_end(row) is not None
+        require_counted_once(tx, row, to, unread if is_seen else None)
     for before, after in _steps(row.next_offset, to, unread):
         record_action(tx, "reset", actor=actor, reason=reason, partition=partition, from_offset=before, to_offset=after)
+    if rebuilt and to < row.next_offset:  # for a later reload: which records of a lost range were applied
+        offsets = {"from_offset": row.next_offset, "to_offset": to}
+        record_action(tx, TAKE_BACK, actor=actor, reason=reason, partition=partition, **offsets)
     token = uuid4()  # I5: fences a worker that still has the old token
-    tx.execute(GROUPS["reset"], to_offset=to, topic_id=topic_id or row.topic_id, token=token, **at)
-    tx.execute(GROUPS["end_trouble"], **at)
+    tx.execute(GROUPS["reset"], to_offset=to, topic_id=topic_id or row.topic_id, token=token, **row_key)
+    tx.execute(GROUPS["end_trouble"], **row_key)
     now = positions_of(tx, [partition], locked=False)[partition]
-    if adopted is None and now.first_offset < row.first_offset:  # a reload asks from where on records were applied
+    if adopted is None and now.first_offset < row.first_offset:  # for a later reload: where applied records begin
         first = {"from_offset": row.first_offset, "to_offset": now.first_offset}
         record_action(tx, LOWER_FIRST, actor=actor, reason=reason, partition=partition, **first)
     tx.execute(
@@ -126,15 +125,30 @@ def reset_offset(
     return now
 
 
+def _locked(tx: GroupConnection, partition: Partition, expected: int | None) -> Position:
+    """Lock the partition's row. Raises ConfigError if there is none, Fenced if it is not at ``expected``."""
+    tx.execute(GROUPS["lock_position"], topic=partition.topic, partition=partition.number)
+    row = positions_of(tx, [partition], locked=False).get(partition)  # under the lock: as its last holder committed it
+    if row is None:
+        raise ConfigError(
+            f"group {tx.group!r} has no stored offset for {partition}: check the names, or start a worker once"
+        )
+    if expected is not None and row.next_offset != expected:
+        raise Fenced(
+            f"{partition} is at offset {row.next_offset}, not at the expected {expected}: read it again, then decide"
+        )
+    return row
+
+
 def _steps(position: int, to: int, before: int | None) -> list[tuple[int, int]]:
-    """The resets on record: two where nothing was read from ``before`` to ``to``, of a topic that was created again, or
-    of what was written after a truncation. A wait for one of these records must end with that reason.
+    """The resets to record: two if the records from ``before`` to ``to`` were never read (recreated topic, truncated
+    log). A wait for one of those must report this reset as the reason.
     """
     return [(position, to)] if before is None or before >= to else [(position, before), (before, to)]
 
 
 def last_reset(tx: GroupConnection, partition: Partition) -> LastReset | None:
-    """The last reset of a partition by an operator, None where there was none."""
+    """The last reset of a partition by an operator, None if there was none."""
     row = tx.execute(GROUPS["last_reset"], topic=partition.topic, partition=partition.number).one_or_none()
     return None if row is None else LastReset(row.to_offset, row.actor, row.reason, row.at)
 
@@ -144,7 +158,7 @@ _REWRITTEN = "rewritten"
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """A lost range; ``end`` is None where it is unknown."""
+    """A lost range; ``end`` is None if it is unknown."""
 
     start: int
     end: int | None
@@ -154,7 +168,7 @@ class _Loss:
 
 @dataclass(frozen=True, slots=True)
 class _Losses:
-    """What a reset of this row to ``to`` gives up (I4). ``start`` is the log's first offset, None: not known."""
+    """Records what a reset of ``row`` to ``to`` gives up (I4). ``start`` is the log's first offset, None if unknown."""
 
     tx: GroupConnection
     row: Position
@@ -164,27 +178,27 @@ class _Losses:
     lost: str | None
 
     def record(self, actor: str, reason: str, *, adopted: UUID | None, truncated_at: int | None) -> int | None:
-        """Record it. Returns from where nothing was read of what is in front of ``to``, if anything.
+        """Record the lost ranges. Returns the offset from which on no worker has read the log, None if there is none.
 
-        ``adopted`` is the id of a topic that was created again; the end of the old topic's log is not known.
+        ``adopted`` is the id of a recreated topic; where the old topic's log ended is not known.
         """
         row, to = self.row, self.to
-        who = {"actor": actor, "operator_reason": reason}
+        attribution = {"actor": actor, "operator_reason": reason}
         if adopted is None:
             truncated = _truncated_at(self.tx.group, row, to, self.log, truncated_at)
             for loss in self._of_this_topic(truncated):
-                self._record(loss, row.topic_id, who)
+                self._record(loss, row.topic_id, attribution)
             return truncated
-        gone = _Loss(row.next_offset, None, self.lost or "recreated", f"continue at {to} of topic id {adopted}")
-        self._record(gone, row.topic_id, who)
+        unread = _Loss(row.next_offset, None, self.lost or "recreated", f"continue at {to} of topic id {adopted}")
+        self._record(unread, row.topic_id, attribution)
         if (left_out := _left_out(to, self.log, self.lost)) is not None:
-            self._record(left_out, adopted, who)
+            self._record(left_out, adopted, attribution)
         return 0
 
     def _of_this_topic(self, truncated: int | None) -> Iterator[_Loss]:
-        """Retention's part has that reason whichever command accepts it."""
+        """The lost ranges of an unchanged topic id; what retention deleted has that reason, whatever ``lost`` says."""
         position, to, decision = self.row.next_offset, self.to, f"continue at {self.to}"
-        if truncated is not None:  # its offsets were given to other records, or will be
+        if truncated is not None:  # these offsets belong to other records now, or will
             yield _Loss(truncated, position, _REWRITTEN, decision)
         if self.lost is not None and to <= position and truncated is None:
             raise ConfigError(
@@ -197,11 +211,11 @@ class _Losses:
         if self.lost is not None and to > start:
             yield _Loss(start, to, self.lost, decision)
 
-    def _record(self, loss: _Loss, topic_id: UUID, who: Mapping[str, str]) -> None:
+    def _record(self, loss: _Loss, topic_id: UUID, attribution: Mapping[str, str]) -> None:
         row, partition = self.row, self.row.partition
         before = last_reset(self.tx, partition)
         if loss.reason == _REWRITTEN and before is not None and before.to == row.next_offset:
-            return  # an operator has put it there: no worker has read up to there
+            return  # set by an operator's reset: no worker has read up to this position
         self.tx.execute(
             GROUPS["record_loss"],
             topic=partition.topic,
@@ -211,22 +225,29 @@ class _Losses:
             to_offset=loss.end,
             reason=storable(loss.reason),
             decision=loss.decision,
-            **who,
+            **attribution,
         )
 
 
-def _truncated_at(group: str, row: Position, to: int, log: tuple[int, int] | None, known: int | None) -> int | None:
-    """Where the log ended before the position, None where it did not. Raises Fenced for a `to` that needs it (I4)."""
-    at = row.next_offset
-    ends = [known, None if log is None else log[1], None if row.stop is None else row.stop.log_end]
-    truncated = min((end for end in ends if end is not None and end < at), default=None)
-    if truncated is None and to >= at and is_rewritten(row, log):
+def _truncated_at(
+    group: str, row: Position, to: int, log: tuple[int, int] | None, truncated_at: int | None
+) -> int | None:
+    """Where a truncated log ended, None without truncation. Raises Fenced if it is unknown and ``to`` needs it (I4)."""
+    position = row.next_offset
+    ends = [truncated_at, None if log is None else log[1], _log_end(row)]
+    truncated = min((end for end in ends if end is not None and end < position), default=None)
+    if truncated is None and to >= position and is_rewritten(row, log):
         raise Fenced(unknown_truncation(group, row))
     return truncated
 
 
+def _log_end(row: Position) -> int | None:
+    """Where the log ended when a worker stopped at its truncation."""
+    return None if row.stop is None else row.stop.log_end
+
+
 def is_rewritten(stored: Position, log: tuple[int, int] | None) -> bool:
-    """Whether the partition is stopped in a log that was truncated and written again, and where is not known."""
+    """Whether the partition is stopped because its log was truncated and written again, at an unknown offset."""
     stop = stored.stop
     if stop is None or stop.kind != OffsetLost.__name__ or stop.log_end is not None:
         return False
@@ -234,7 +255,7 @@ def is_rewritten(stored: Position, log: tuple[int, int] | None) -> bool:
 
 
 def unknown_truncation(group: str, stored: Position) -> str:
-    """Why such a partition does not continue at its position, or past it."""
+    """The message of a Fenced: after an unknown truncation no worker may continue at the position or past it."""
     return (
         f"{stored.partition}: its log was truncated before {stored.next_offset} and written again, and no worker has "
         "seen where it ended: the records from there on were never read. Name that offset: "
@@ -243,7 +264,7 @@ def unknown_truncation(group: str, stored: Position) -> str:
 
 
 def _left_out(to: int, log: tuple[int, int] | None, lost: str | None) -> _Loss | None:
-    """What a reset onto a new topic leaves out of it."""
+    """The records that a reset to a recreated topic skips there, None if it skips none."""
     begin = 0 if log is None else log[0]
     return _Loss(begin, to, lost or "operator", f"continue at {to}") if begin < to else None
 
@@ -255,37 +276,36 @@ def _require_offset(partition: Partition, to: int, log: tuple[int, int] | None) 
         )
     if log is None:
         return
-    given: Any = log
-    start, end = given if isinstance(given, tuple | list) and len(given) == 2 else (None, None)
+    untyped: Any = log
+    start, end = untyped if isinstance(untyped, tuple | list) and len(untyped) == 2 else (None, None)
     if not (is_offset(start) and is_offset(end) and start <= end):
         raise ConfigError(
-            f"log= is the range of offsets that the brokers answered for {partition}, as (start, end), or None; "
-            f"got {log!r}"
+            f"log= must be the offsets that the brokers answered for {partition}, as (start, end), or None; got {log!r}"
         )
     if not start <= to <= end:
         raise ConfigError(
-            f"cannot reset {partition} to offset {to}: the brokers answered offsets {start} to {end}. Name one of "
-            "them, or say log=None to reset it all the same"
+            f"cannot reset {partition} to offset {to}: according to log=, its log has offsets {start} to {end}. "
+            "Name one of them, or pass log=None to reset it without this check"
         )
 
 
-def is_offset(given: Any) -> TypeGuard[int]:
+def is_offset(number: Any) -> TypeGuard[int]:
     """Whether a value is a valid offset."""
-    return isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= LARGEST_BIGINT
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= LARGEST_BIGINT
 
 
-def required(name: str, given: Any) -> str:
-    """A required text, as Postgres can store it. Raises ConfigError where it is blank."""
-    if not isinstance(given, str) or not given.strip():
-        raise ConfigError(f"{name}= is required: say why, for people who read admin_action later; got {given!r}")
-    return storable(given)
+def required(name: str, text: Any) -> str:
+    """A required text, as Postgres can store it. Raises ConfigError if it is blank."""
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(f"{name}= is required: say why, for people who read admin_action later; got {text!r}")
+    return storable(text)
 
 
-PAUSER = "batch "  # begins ``paused_by`` of a group that a batch job has paused; the run's id follows
+PAUSER = "batch "  # prefix of ``paused_by`` if a batch job has paused the group; the run's id follows
 
 
 def pauser(run: UUID) -> str:
-    """``paused_by`` of a group that this run has paused: only such a pause is ended with the run."""
+    """``paused_by`` of a group that this run has paused: when it ends, it resumes only groups with this value."""
     return f"{PAUSER}{run}"
 
 

@@ -21,7 +21,7 @@ from seekpoint.postgres.sqlstates import INVALID_TEXT_REPRESENTATION, driver_err
 _HELD = ("held_topic", "held_partition", "held_token", "held_from_offset")
 _MOVING = ("moving_topic", "moving_partition", "moving_token", "moving_from_offset", "moving_to_offset",
            "moving_leader_epoch", "moving_record_time")  # fmt: skip
-# How a refusal begins that is raised inside SQL, and what it says where hold and advance were not one transaction.
+# The prefix of errors raised in SQL, and the text of the one for a transaction that ended between hold and advance.
 _REFUSAL = "seekpoint: "
 _ENDED = "the transaction that held the rows has ended"
 
@@ -38,7 +38,7 @@ class Expected:
 class Move:
     """What advance does to one partition: from the position that was read to the next one.
 
-    ``leader_epoch`` is the last applied record's; None where no record was applied.
+    ``leader_epoch`` is the last applied record's; None if no record was applied.
     """
 
     claim: Claim
@@ -60,11 +60,11 @@ class Settings:
 def hold(tx: GroupConnection, expected: Sequence[Expected], settings: Settings) -> str:
     """Lock the rows where claim and position are as expected; the first statement of every transaction.
 
-    Returns the transaction's id, which :func:`advance` compares. Raises Fenced, and then nothing may be written. So an
-    owner that was replaced is stopped before it does any work, and the next owner's claim waits from here to COMMIT.
+    Returns the transaction's id, which :func:`advance` compares. Raises Fenced, and then nothing may be written: a
+    replaced owner is stopped before it does any work. The next owner's claim waits from here to COMMIT.
     """
-    ordered = sorted(expected, key=lambda e: e.claim.partition)
-    rows = [(*e.claim.partition, e.claim.token, e.from_offset) for e in ordered]
+    ordered = sorted(expected, key=lambda entry: entry.claim.partition)
+    rows = [(*entry.claim.partition, entry.claim.token, entry.from_offset) for entry in ordered]
     _held, transaction, *_ = fenced(tx, WORKER["hold"], _holding(rows, settings))
     return str(transaction)
 
@@ -72,13 +72,13 @@ def hold(tx: GroupConnection, expected: Sequence[Expected], settings: Settings) 
 def advance(
     tx: GroupConnection, moves: Iterable[Move], transaction: str | None = None, rows: Sequence[Statement] = ()
 ) -> list[Claim]:
-    """Move the positions after the same comparison; after it a worker only records attempts, in the same transaction.
+    """Compare again, and move the positions; after it a worker only records attempts, in the same transaction.
 
-    Returns the claims as they are after COMMIT. ``transaction`` is what :func:`hold` returned. The statements of
-    ``rows`` leave with it. Raises HandlerMisuse where a COMMIT was sent in between: its rows cannot be rolled back, and
-    a second attempt would write them twice. Raises Fenced where claim or position are not the expected ones.
+    Returns the claims as they are after COMMIT. ``transaction`` is the id that :func:`hold` returned. The statements of
+    ``rows`` are sent with it. Raises HandlerMisuse if a COMMIT was sent in between: its rows cannot be rolled back, and
+    a second attempt would write them twice. Raises Fenced if claim or position are not the expected ones.
     """
-    ordered = sorted(moves, key=lambda m: m.claim.partition)
+    ordered = sorted(moves, key=lambda move: move.claim.partition)
     parameters = {"transaction": transaction, **_moving(ordered)}
     with _fencing(tx):
         if rows:
@@ -91,13 +91,13 @@ def advance(
 def hold_and_advance(
     tx: GroupConnection, moves: Iterable[Move], settings: Settings, rows: Sequence[Statement] = ()
 ) -> list[Claim]:
-    """Hold and advance in one round trip, which begins the transaction; the statements of ``rows`` leave with it.
+    """Hold and advance in one round trip, which begins the transaction; the statements of ``rows`` are sent with it.
 
-    For a transaction that reads nothing more: no row is locked later. Returns the claims as they are after COMMIT.
-    Raises Fenced where claim or position are not the expected ones, and then nothing of ``rows`` was run.
+    For transactions that read nothing between the two. Returns the claims as they are after COMMIT. Raises Fenced if
+    claim or position are not the expected ones; then no statement of ``rows`` has run.
     """
-    ordered = sorted(moves, key=lambda m: m.claim.partition)
-    held = [(*m.claim.partition, m.claim.token, m.from_offset) for m in ordered]
+    ordered = sorted(moves, key=lambda move: move.claim.partition)
+    held = [(*move.claim.partition, move.claim.token, move.from_offset) for move in ordered]
     hold_them = WORKER["hold"], _holding(held, settings)
     with _fencing(tx):
         advance_them = WORKER["advance"], {"transaction": None, **_moving(ordered)}
@@ -106,15 +106,16 @@ def hold_and_advance(
 
 
 def _moving(ordered: Sequence[Move]) -> dict[str, Any]:
-    """The parameters of the moves."""
+    """The parameters of advance."""
     rows = [
-        (*m.claim.partition, m.claim.token, m.from_offset, m.to_offset, m.leader_epoch, m.record_time) for m in ordered
+        (*move.claim.partition, move.claim.token, move.from_offset, move.to_offset, move.leader_epoch, move.record_time)
+        for move in ordered
     ]
     return {"expected": len(rows), **arrays(rows, *_MOVING)}
 
 
 def _passed(tx: GroupConnection, moves: Sequence[Move], troubled: int) -> list[Claim]:
-    """The claims as they are after COMMIT; what was noted of so many partitions' trouble ends with the step."""
+    """The claims as they are after COMMIT. The move ends the trouble of ``troubled`` partitions (partition_trouble)."""
     if troubled:
         passed = [(*move.claim.partition, move.to_offset) for move in moves]
         tx.execute(WORKER["end_trouble"], **arrays(passed, "passed_topic", "passed_partition", "passed_to_offset"))
@@ -122,7 +123,7 @@ def _passed(tx: GroupConnection, moves: Sequence[Move], troubled: int) -> list[C
 
 
 def _claim_after(move: Move) -> Claim:
-    was = move.claim  # what it says of crashes and attempts ends with this step
+    was = move.claim  # its crashes and attempts end with this move
     return Claim(was.partition, was.token, was.epoch, move.to_offset, move.leader_epoch, was.topic_id)
 
 
@@ -138,18 +139,18 @@ def _holding(rows: Sequence[Sequence[Any]], settings: Settings) -> dict[str, Any
 
 
 def fenced(tx: GroupConnection, query: Query, parameters: dict[str, Any]) -> Any:
-    """Run a statement that compares inside SQL. Raises Fenced where it refuses; ConfigError in AUTOCOMMIT."""
+    """Run a statement that compares in SQL. Raises Fenced if it refuses, ConfigError in AUTOCOMMIT."""
     with _fencing(tx):
         return tx.fetch_one(query, **parameters)
 
 
 @contextmanager
 def _fencing(tx: GroupConnection) -> Iterator[None]:
-    """Raise the ledger's own errors within the block."""
+    """Raise Fenced or HandlerMisuse for errors that the ledger's SQL raises in the block; ConfigError in AUTOCOMMIT."""
     if getattr(tx.connection.connection.driver_connection, "autocommit", False):
         raise ConfigError(
-            "the connection is set to AUTOCOMMIT: rows and offsets could not be one transaction; make it without "
-            "isolation_level and autocommit"
+            "the connection is in AUTOCOMMIT mode: rows and offsets could not be committed in one transaction; create "
+            "it without isolation_level and autocommit"
         )
     try:
         yield
@@ -158,8 +159,8 @@ def _fencing(tx: GroupConnection) -> Iterator[None]:
         if sqlstate(error) == INVALID_TEXT_REPRESENTATION and _REFUSAL in message:
             if _ENDED in message:
                 raise HandlerMisuse(
-                    "the transaction was ended between hold and advance, by a COMMIT or ROLLBACK that is not ours: "
-                    "what was written before it may be half done, and the offset did not move"
+                    "a COMMIT or ROLLBACK that is not Seekpoint's ended the transaction between hold and advance: what "
+                    "was written before it may be half done, and the offset did not move"
                 ) from None
             raise Fenced(message[message.index(_REFUSAL) :].splitlines()[0].rstrip('"')) from None
         raise

@@ -15,14 +15,14 @@ _CLAIMED = ("claimed_topic", "claimed_partition", "claimed_token")
 _NOTED = ("noted_topic", "noted_partition", "noted_offset", "noted_number", "noted_error", "noted_wait",
           "noted_allowed", "noted_policy")  # fmt: skip
 _SUSPECTED = ("suspected_topic", "suspected_partition", "suspected_end_offset", "suspected_part_end")
-_LONGEST_WAIT = 10 * 365 * 24 * 3600.0  # seconds: far enough, and a time that Postgres can hold
+_LONGEST_WAIT = 10 * 365 * 24 * 3600.0  # seconds; longer waits could exceed what a timestamp of Postgres can hold
 
 
 @dataclass(frozen=True, slots=True)
 class SuspectNote:
-    """The end of a partition's suspect range; None: there is none any more.
+    """The end of a partition's suspect range; None deletes it.
 
-    ``part_end`` is the end of the part that is about to be applied; None: none is.
+    ``part_end`` is the end of the part that is about to be applied, None if none is.
     """
 
     claim: Claim
@@ -31,7 +31,7 @@ class SuspectNote:
 
 
 def record_attempts(tx: GroupConnection, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
-    """Store how often a record was tried, and what follows. Raises Fenced unless all claims are current."""
+    """Store how often a record was tried, and what happens next. Raises Fenced unless all claims are current."""
     ordered = sorted(noted, key=lambda pair: pair[0].partition)
     rows = []
     for claim, attempt in ordered:
@@ -53,6 +53,6 @@ def record_suspects(tx: GroupConnection, noted: Iterable[SuspectNote]) -> None:
 
 
 def _lock_claimed(tx: GroupConnection, claims: Sequence[Claim]) -> None:
-    """Lock the rows of these claims, in the order of locks; raises Fenced where one is not current."""
+    """Lock the rows of these claims, in lock order. Raises Fenced if one is not current."""
     rows = arrays([(*claim.partition, claim.token) for claim in claims], *_CLAIMED)
     fenced(tx, WORKER["lock_claimed"], {"expected": len(claims), **rows})

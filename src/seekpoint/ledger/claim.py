@@ -25,22 +25,22 @@ from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.declaration import Comparison, Declaration, compare, require, store
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import FORGET, GROUPS, WORKER, arrays, asking_for
-from seekpoint.ledger.tables import BEGUN_AGAIN
+from seekpoint.ledger.tables import BEGUN_AGAIN, is_of_frames
 from seekpoint.records import Partition, storable
 
-DELAYED = "delay"  # in place of a policy: no attempt; ``offset`` and ``wait`` say when delayed records are due
-TRANSIENT = "transient"  # in place of a policy: attempts ended with a transient error; the partition stops
+DELAYED = "delay"  # value of ``Attempt.then``: no attempt; ``offset`` and ``wait`` say when delayed records are due
+TRANSIENT = "transient"  # value of ``Attempt.then``: the attempts ended with a transient error, and the partition stops
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """How often the record at ``offset`` was tried, and what follows; stored, so that it survives a crash.
+    """How often the record at ``offset`` was tried, and what happens next; stored, so that it survives a crash.
 
-    ``number`` counts from 1; 0 is no attempt: the record is tried together with later ones. ``error`` is one line;
-    None where the process crashed in the attempt, and in :meth:`Ledger.record_attempts`, where the attempt is about to
-    begin. ``wait`` is seconds until the next one, by the database's clock, never negative; None where none is
-    scheduled. ``allowed`` is the number of attempts, ``then`` the failure policy after the last one. ``crashes`` of the
-    attempts ended with their process: counted by claims.
+    ``number`` counts from 1; 0 is no attempt: the record is applied in one batch with later ones. ``error`` is one
+    line, None if the process crashed in the attempt, or if the attempt is about to begin
+    (:meth:`Ledger.record_attempts`). ``wait`` is the seconds until the next one, by the database's clock, never
+    negative; None if none is scheduled. ``allowed`` is the number of attempts, ``then`` the failure policy after the
+    last one. ``crashes`` counts attempts in which the process crashed, as later claims have found.
     """
 
     offset: int
@@ -89,9 +89,9 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """What a claim is made with: group, process, handler version, cluster id, topic ids, declared tables.
+    """The parameters of a claim: group, process, handler version, cluster id, topic ids, declared tables.
 
-    ``accept_forgotten`` is when the group was forgotten, if it is to begin again, as one that has never run.
+    ``accept_forgotten`` is the time at which the group was forgotten, if it may start again as a new group.
     """
 
     group: str
@@ -103,11 +103,11 @@ class Claimant:
     accept_forgotten: str | None = None
 
     def compare(self, tx: GroupConnection) -> list[Comparison]:
-        """The tables of the topics, declared and stored."""
+        """Compare the declared tables of each topic with the stored ones."""
         return compare(tx, self.declaration, self.version, self.topic_ids)
 
 
-# The columns of the group's row, as the statement has them: the driver's rows of a claim have no names.
+# The columns of the group's row, in the statement's order: the driver returns a claim's rows without names.
 _GROUP = ("name", "cluster_id", "version", "tables", "paused", "paused_reason", "paused_by", "created_at", "declared",
           "forgotten")  # fmt: skip
 GroupRow = Any
@@ -121,11 +121,11 @@ def prepare(tx: GroupConnection, claimant: Claimant, start: StartOffsets) -> Non
     """Insert the group's row, raise its version, and insert rows of new topics; once for all workers.
 
     Runs under the lock of the group's row, so that two workers that start a new topic at ``latest`` resolve it once.
-    ``start`` asks the brokers while the lock is held: it must be bounded in time.
+    ``start`` asks the brokers while the lock is held, so it needs a timeout.
 
-    Raises StandbyRequired where a reload to the claimant's version is open, instead of raising the version. A run is
+    Raises StandbyRequired, instead of raising the version, if a reload to the claimant's version is open. A run is
     opened under the same lock: either this sees the run, or the run sees the raised version. Raises DeclarationDiffers
-    where the group writes a topic's records to other tables at the same version.
+    if the group writes a topic's records to other tables at the same version.
     """
     tx.execute(GROUPS["insert"], version=claimant.version)
     group = tx.execute(GROUPS["lock"]).one()
@@ -142,20 +142,22 @@ def prepare(tx: GroupConnection, claimant: Claimant, start: StartOffsets) -> Non
     _declare(tx, claimant)
     tables = sorted({*group.tables, *claimant.declaration.tables})
     tx.execute(GROUPS["update"], version=claimant.version, cluster_id=claimant.cluster_id, tables=tables)
-    new = unknown_topics(tx, claimant.topic_ids)
-    first = {p: offset for topic in new for p, offset in start(topic).items()}
+    new_topics = unknown_topics(tx, claimant.topic_ids)
+    first = {partition: offset for topic in new_topics for partition, offset in start(topic).items()}
     if first:
-        insert_positions(tx, [(*p, claimant.topic_ids[p.topic], offset) for p, offset in first.items()])
+        insert_positions(
+            tx, [(*partition, claimant.topic_ids[partition.topic], offset) for partition, offset in first.items()]
+        )
 
 
 def insert_positions(tx: GroupConnection, rows: Collection[tuple[str, int, UUID, int]]) -> None:
-    """Store the first position of each partition of topics that have no row: topic, partition, topic id, position."""
+    """Store the first position of each partition of new topics. A row is topic, partition, topic id, position."""
     names = ("new_topic", "new_partition", "new_topic_id", "new_start")
     tx.execute(WORKER["insert_positions"], **arrays(sorted(rows), *names))
 
 
 def _begin_again(tx: GroupConnection, claimant: Claimant) -> GroupRow:
-    """The group's row as if it had never run; what happened to it before stays in ``admin_action``."""
+    """Reset the group's row as if it had never run, and return it; the history stays in ``admin_action``."""
     tx.execute(FORGET["begin_again"], to_version=claimant.version)
     record_action(
         tx, BEGUN_AGAIN, actor=f"worker {claimant.owner}", reason="its start accepts that the group was forgotten"
@@ -165,8 +167,9 @@ def _begin_again(tx: GroupConnection, claimant: Claimant) -> GroupRow:
 
 def _declare(tx: GroupConnection, claimant: Claimant) -> None:
     replaced = store(tx, claimant.declaration, claimant.version, claimant.compare(tx))
-    for each in replaced:
-        reason = f"records of topic {each.topic!r}: {', '.join(each.stored or ())} -> {', '.join(each.declared)}"
+    for comparison in replaced:
+        tables = f"{', '.join(comparison.stored or ())} -> {', '.join(comparison.declared)}"
+        reason = f"records of topic {comparison.topic!r}: {tables}"
         record_action(tx, "declaration", actor=f"worker {claimant.owner}", reason=reason)
     if replaced:
         tx.execute(GROUPS["redraw"])  # I5: processes of the other declaration are refused at their next hold
@@ -186,30 +189,37 @@ def needs_preparing(tx: GroupConnection, claimant: Claimant) -> bool:
         return True
     if not set(claimant.declaration.tables) <= set(group.tables) or unknown_topics(tx, claimant.topic_ids):
         return True
-    return any(each.is_new or each.differs for each in claimant.compare(tx))
+    return any(comparison.is_new or comparison.differs for comparison in claimant.compare(tx))
 
 
 def open_reloads(tx: GroupConnection) -> list[StandbyRequired]:
-    """The open reloads to newer versions than the group's, as the errors that claims at these versions raise."""
+    """The open reloads to versions newer than the group's; each as the error that a claim at its version raises."""
     return [
-        StandbyRequired(tx.group, row.version, run=row.id, state=row.state, driver=row.driver)
+        StandbyRequired(
+            tx.group,
+            row.version,
+            run=row.id,
+            state=row.state,
+            driver=row.driver,
+            on_spark=is_of_frames(row.staging_schema),
+        )
         for row in tx.execute(GROUPS["open_reloads"])
     ]
 
 
 def unknown_topics(tx: GroupConnection, topics: Collection[str]) -> tuple[str, ...]:
-    """The topics of which the ledger has no row."""
-    known = tx.execute(WORKER["known_topics"], named_topic=sorted(topics)).scalars()
-    return tuple(sorted(set(topics) - set(known)))
+    """The topics that have no row in the ledger."""
+    stored_topics = tx.execute(WORKER["known_topics"], named_topic=sorted(topics)).scalars()
+    return tuple(sorted(set(topics) - set(stored_topics)))
 
 
 def admit(group: GroupRow, claimant: Claimant) -> None:
-    """Raise GroupForgotten, ClusterChanged, HandlerOutdated or GroupPaused where the row refuses the claimant."""
+    """Raise GroupForgotten, ClusterChanged, HandlerOutdated or GroupPaused if the row refuses the claimant."""
     refuse_forgotten(group)
     if group.cluster_id is not None and group.cluster_id != claimant.cluster_id:
         raise ClusterChanged(
-            f"group {claimant.group!r} holds offsets of Kafka cluster {group.cluster_id}, these brokers are cluster "
-            f"{claimant.cluster_id}",
+            f"group {claimant.group!r} holds offsets of Kafka cluster {group.cluster_id}, but these brokers are "
+            f"cluster {claimant.cluster_id}",
             choices=(
                 "correct bootstrap.servers",
                 "read this cluster under another group name",
@@ -222,37 +232,36 @@ def admit(group: GroupRow, claimant: Claimant) -> None:
 
 
 def accepts_forgotten(group: GroupRow, accepted: str | None) -> bool:
-    """Whether the group is forgotten, and this very forgetting was accepted: a later one must be accepted, too."""
+    """Whether the group was forgotten at the accepted time; a later forget is not accepted."""
     return group.forgotten is not None and group.forgotten["at"] == accepted
 
 
 def refuse_forgotten(group: GroupRow) -> None:
-    """Raise GroupForgotten where an operator has forgotten the group."""
+    """Raise GroupForgotten if an operator has forgotten the group."""
     if group.forgotten is not None:
         raise GroupForgotten.of(group.name, group.forgotten)
 
 
 def admit_version(group: GroupRow, version: int) -> None:
-    """Raise HandlerOutdated where the group's row has a newer version."""
+    """Raise HandlerOutdated if the group's row has a newer version."""
     if group.version > version:
         raise HandlerOutdated(
-            f"group {group.name!r} is at handler version {group.version}, this process runs version {version}: deploy "
-            f"version {group.version} or newer"
+            f"group {group.name!r} is at handler version {group.version}, but this process runs version {version}: "
+            f"deploy version {group.version} or newer"
         )
 
 
 def claim(
     tx: GroupConnection, claimant: Claimant, wanted: Sequence[Partition], configure: Mapping[str, Any] | None = None
 ) -> dict[Partition, Claim]:
-    """Draw new tokens and return the committed positions; a partition of another topic id is left out.
+    """Draw new tokens and return the committed positions; a partition with another topic id is left out.
 
-    The rows are locked first: each later statement sees what the transactions that were waited for have committed.
-    Where it begins the transaction, everything up to the tokens is one round trip; ``configure`` are the parameters of
-    ``CONFIGURE`` then. The group's row, which is locked before the partitions', is checked before COMMIT: a refused
-    claim must be rolled back. Waits for transactions in flight on these rows, at most the transaction's
-    ``lock_timeout`` (55P03).
+    Locks the rows first: later statements see what the transactions that it waited for have committed. Waits at most
+    the transaction's ``lock_timeout`` (55P03). If it begins the transaction, everything up to the tokens is one round
+    trip, and ``configure`` has the parameters of statement ``configure``. The group's row, locked before the
+    partitions', is checked after that round trip: a refused claim must be rolled back.
     """
-    rows = [(*p, claimant.topic_ids[p.topic]) for p in wanted]
+    rows = [(*partition, claimant.topic_ids[partition.topic]) for partition in wanted]
     wanted_rows = arrays(rows, "wanted_topic", "wanted_partition", "wanted_topic_id")
     drawing = {"owner": claimant.owner, **wanted_rows}
     first = [] if configure is None else [(WORKER["configure"], configure)]
@@ -266,21 +275,21 @@ def claim(
 
 
 def _granted(row: Sequence[Any], topic_ids: Mapping[str, UUID]) -> Claim:
-    """A row of ``claimed``: partition, the fields of a Claim but the topic id, the fields of an Attempt.
+    """The Claim of a row of ``claimed``: partition, a Claim's fields without the topic id, an Attempt's fields.
 
-    The row's topic id is the claimant's: a row of another one is not claimed.
+    The topic id is the claimant's: rows with another one are not claimed.
     """
     topic, number, token, epoch, position, leader_epoch, unreleased, suspect_end, part_end, *tried = row
     attempt = None if tried[0] is None else Attempt(*tried)
-    at, topic_id = Partition(topic, number), topic_ids[topic]
-    return Claim(at, token, epoch, position, leader_epoch, topic_id, unreleased, attempt, suspect_end, part_end)
+    partition, topic_id = Partition(topic, number), topic_ids[topic]
+    return Claim(partition, token, epoch, position, leader_epoch, topic_id, unreleased, attempt, suspect_end, part_end)
 
 
 def recreated_topics(
-    tx: GroupConnection, claimant: Claimant, left: Sequence[Partition]
+    tx: GroupConnection, claimant: Claimant, partitions: Sequence[Partition]
 ) -> dict[Partition, TopicRecreated]:
-    """The errors of partitions that were left out: their rows belong to another topic id."""
-    rows = tx.execute(WORKER["positions"], **asking_for(left))
+    """The errors of partitions that were left out because their rows have another topic id."""
+    rows = tx.execute(WORKER["positions"], **asking_for(partitions))
     stops = {}
     for row in rows:
         partition = Partition(row.topic, row.partition)
@@ -292,14 +301,14 @@ def recreated_topics(
 
 
 def record_stop(tx: GroupConnection, stop: PartitionStopped) -> CursorResult[Any]:
-    """Store why a partition is stopped, if the claim that it stopped under is still the row's (I2)."""
-    at = {"topic": stop.partition.topic, "partition": stop.partition.number}
-    locked = tx.execute(WORKER["lock_stopped"], token=stop.token, **at)
+    """Store why a partition is stopped, unless another claim has replaced the one that it stopped under (I2)."""
+    row_key = {"topic": stop.partition.topic, "partition": stop.partition.number}
+    locked = tx.execute(WORKER["lock_stopped"], token=stop.token, **row_key)
     if not locked.rowcount:
         return locked
     return tx.execute(
         WORKER["stop"],
-        **at,
+        **row_key,
         kind=type(stop).__name__,
         offset=stop.offset,
         message=storable(stop.message),
@@ -314,6 +323,6 @@ def end_abandoned(tx: GroupConnection, stalled: Sequence[Partition], older_than:
     Returns their backend pids. Needs no superuser: the sessions belong to the same role.
     """
     age = timedelta(seconds=older_than)
-    asked = asking_for(stalled)
-    pids = tx.execute(GROUPS["abandoned"], age=age, **asked).scalars().all()
+    parameters = asking_for(stalled)
+    pids = tx.execute(GROUPS["abandoned"], age=age, **parameters).scalars().all()
     return tuple(pid for pid in pids if tx.execute(GROUPS["terminate"], pid=pid).scalar_one())

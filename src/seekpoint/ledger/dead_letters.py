@@ -1,8 +1,7 @@
 """A group's dead letters: insert, list, lock, close; records that were passed and not applied (I1, I4).
 
 Only this module writes ``dead_letter``, except that a reset supersedes those at or past its position, and that a job's
-cut-over copies those that it has staged. A wait for a
-record (``ledger.wait``) and the look-up of a dead letter's group read it, too.
+cut-over copies those that it has staged. ``ledger.wait`` and the look-up of a dead letter's group read it, too.
 """
 
 from __future__ import annotations
@@ -30,10 +29,11 @@ OPEN = (State.DEAD_LETTERED, State.BLOCKED)
 class DeadLetter:
     """A record that was passed and not applied, with the reason and its state. Times are the database's.
 
-    ``value`` is None also where the record was skipped, or where it was not asked for; then ``size`` is still its
-    length in bytes, if it was stored. ``error`` and ``traceback`` say why it was dead-lettered, ``error_line`` the
-    innermost line of the user's own code in it, ``replay_error`` and ``replay_traceback`` why its last replay failed.
-    ``version`` is the version of the handler, ``dead_lettered_by`` its process.
+    ``value`` is None also if the record was skipped, or if values were not loaded; then ``size`` is still its length
+    in bytes, if it was stored. ``error`` and ``traceback`` say why it was dead-lettered, ``error_line`` the innermost
+    line of the user's own code in it, ``replay_error`` and ``replay_traceback`` why its last replay failed.
+    ``version`` is the version of the handler, ``dead_lettered_by`` its process. After an edit, a replay applies
+    ``edited_value`` in place of ``value``, which stays as in the log.
     """
 
     id: int
@@ -64,10 +64,14 @@ class DeadLetter:
     closed_by: str | None
     closed_reason: str | None
     error_line: str | None = None
+    edited_value: bytes | None = None
+    edited_at: datetime | None = None
+    edited_by: str | None = None
+    edited_reason: str | None = None
 
     @property
     def at(self) -> Partition:
-        """The partition that it comes from."""
+        """The partition of its record."""
         return Partition(self.topic, self.partition)
 
     @property
@@ -81,18 +85,27 @@ class DeadLetter:
         return Failure(self.cause, self.error, self.traceback, self.sqlstate, self.attempts, self.error_line)
 
     @property
+    def is_edited(self) -> bool:
+        """Whether an operator has replaced its record's value."""
+        return self.edited_at is not None
+
+    @property
     def record(self) -> RawRecord:
-        """The record as it was read. Raises ConfigError where its value is not loaded or not stored."""
-        if self.value is None and (self.size is not None or self.state is State.SKIPPED):
-            why = "its value was not kept" if self.size is None else "its value was not asked for: get(id) has it"
-            raise ConfigError(f"dead letter {self.id} ({self.at} offset {self.offset}) has no whole record: {why}")
+        """The record as a replay applies it: as it was read, or with the value of an edit.
+
+        Raises ConfigError if its value is not loaded or not stored.
+        """
+        value = self.edited_value if self.is_edited else self.value
+        if value is None and (self.is_edited or self.size is not None or self.state is State.SKIPPED):
+            why = "its value was not kept" if self.size is None else "its value was not loaded: get(id) loads it"
+            raise ConfigError(f"dead letter {self.id} ({self.at} offset {self.offset}) has no complete record: {why}")
         return RawRecord(
             self.topic,
             self.partition,
             self.offset,
             self.timestamp_ms,
             self.key,
-            self.value,
+            value,
             self.headers,
             self.leader_epoch,
         )
@@ -108,7 +121,7 @@ def dead_letter_of(row: Row[Any]) -> DeadLetter:
 
 
 def rank(dead_letter: DeadLetter) -> tuple[str, int, int, int]:
-    """The place in the order of lists."""
+    """Its key in the order of lists."""
     return dead_letter.topic, dead_letter.partition, dead_letter.offset, dead_letter.id
 
 
@@ -153,19 +166,19 @@ def _text(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
-_PLACE = ("after_topic", "after_partition", "after_record_offset", "after_id")  # parameters, in the order of lists
-# What people may do to an open dead letter, and what admin_action calls it.
+_PLACE = ("after_topic", "after_partition", "after_record_offset", "after_id")  # parameters, see rank()
+# The states in which an operator may close a dead letter, with the action's name in admin_action.
 _ACTIONS = {State.REPLAYED: "replay", State.DISCARDED: "discard"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Dead letters that meet every condition given; by default all that are open.
+    """Conditions that dead letters have to meet, all of them; by default all open ones match.
 
-    ``to_offset`` is the first one not meant; ``error`` a part of the error's text, in its own case; ``exception`` the
-    exception's type and ``error_line`` the line of the user's own code, both whole, as :class:`DeadLetterCause` has
-    them; ``key`` the record's whole key; ``since`` the earliest time at which it became one (aware). Raises ConfigError
-    for a time without a zone, and for offsets or a partition without their topic.
+    ``to_offset`` is exclusive; ``error`` a part of the error's text, case-sensitive; ``exception`` and ``error_line``
+    are compared as a whole with those of a :class:`DeadLetterCause`; ``key`` is the record's whole key; ``since`` the
+    earliest time of dead-lettering (aware). Raises ConfigError for a time without a zone, and for offsets or a
+    partition without their topic.
     """
 
     topic: str | None = None
@@ -184,16 +197,16 @@ class Where:
         if self.since is not None and self.since.tzinfo is None:
             raise ConfigError(f"since={self.since!r}: give an aware time, e.g. datetime(..., tzinfo=UTC)")
         narrow = (self.partition, self.from_offset, self.to_offset)
-        if self.topic is None and any(one is not None for one in narrow):
-            raise ConfigError("a partition or an offset means nothing without its topic: name the topic, too")
+        if self.topic is None and any(bound is not None for bound in narrow):
+            raise ConfigError("a partition or an offset needs its topic: name the topic, too")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterCause:
     """Dead letters that failed in one way: the exception's type, and the line of the user's own code it came from.
 
-    ``exception`` is None where no exception was raised (a blocked record), ``error_line`` where the traceback has no
-    line of the user's. ``first_id`` is the id of one of the ``count`` dead letters, ``error`` the text of one of them.
+    ``exception`` is None if none was raised (a blocked record), ``error_line`` if the traceback has no line of the
+    user's. ``first_id`` is the id of one of the ``count`` dead letters, ``error`` the text of one of them.
     """
 
     cause: Cause
@@ -210,8 +223,7 @@ class DeadLetterCause:
 class DeadLetters:
     """The records of a group that were passed and not applied, in the ledger's schema.
 
-    Making one does no I/O. Every method that takes a ``tx`` runs in the caller's transaction, the others in one of
-    their own.
+    Creating it does no I/O. Methods with a ``tx`` run in the caller's transaction, the others open one.
     """
 
     def __init__(self, ledger: Ledger, lock_wait: float | None = None) -> None:
@@ -225,80 +237,80 @@ class DeadLetters:
     ) -> None:
         """Store records that are dead-lettered, or skipped (without their values), in the batch's transaction (I1, I4).
 
-        ``version`` is the handler's. A record that has a dead letter already, in any state, has it opened again.
+        ``version`` is the handler's. If a record already has a dead letter, in any state, it is opened again.
         """
         if not dead_letters:
             return
-        own = {"version": version, "dead_lettered_by": self.ledger.owner}
+        attributes = {"version": version, "dead_lettered_by": self.ledger.owner}
         ordered = sorted(dead_letters, key=lambda new: (new.record.topic, new.record.partition, new.record.offset))
         self.ledger.group_connection(tx).execute(
-            DEAD_LETTERS["insert"], [insert_parameters(new, topic_ids) | own for new in ordered]
+            DEAD_LETTERS["insert"], [insert_parameters(new, topic_ids) | attributes for new in ordered]
         )
 
     def open_keys(self, tx: Connection, partitions: Iterable[Partition]) -> dict[tuple[Partition, bytes], int]:
-        """The keys that have open dead letters in these partitions, and the first offset of each; after hold.
+        """The keys with open dead letters in these partitions, each with its first offset; called after hold.
 
-        Null keys are left out; dead letters of a topic that was recreated since block nothing.
+        Null keys are left out. Dead letters of a topic that was recreated since block nothing.
         """
-        asked = asking_for(sorted(partitions))
-        rows = self.ledger.group_connection(tx).execute(DEAD_LETTERS["open_keys"], **asked)
-        return {(Partition(r.topic, r.partition), bytes(r.key)): r.first for r in rows}
+        parameters = asking_for(sorted(partitions))
+        rows = self.ledger.group_connection(tx).execute(DEAD_LETTERS["open_keys"], **parameters)
+        return {(Partition(row.topic, row.partition), bytes(row.key)): row.first for row in rows}
 
     # -- for operators -----------------------------------------------------------------------------------
 
     def count_open(self) -> Mapping[Partition, int]:
-        """How many dead letters wait for a decision, by partition; partitions without any are left out."""
+        """The number of open dead letters by partition; partitions without any are left out."""
         with self.ledger.begin() as tx:
-            return {Partition(r.topic, r.partition): r.n for r in tx.execute(DEAD_LETTERS["count_open"])}
+            return {Partition(row.topic, row.partition): row.n for row in tx.execute(DEAD_LETTERS["count_open"])}
 
     def get(self, id: int) -> DeadLetter:  # noqa: A002 -- the column's name, which people type
-        """One dead letter, whole. Raises ConfigError where the group has none of that id."""
+        """One dead letter with its value. Raises ConfigError if the group has none with this id."""
         self._refuse_no_id(id)
         with self.ledger.begin() as tx:
-            found = tx.execute(DEAD_LETTERS["get"], id=id).one_or_none()
-        if found is None:
+            row = tx.execute(DEAD_LETTERS["get"], id=id).one_or_none()
+        if row is None:
             raise self._unknown(id)
-        return dead_letter_of(found)
+        return dead_letter_of(row)
 
     def list(
         self, where: Where, *, limit: int = 100, after: DeadLetter | None = None, with_values: bool = True
     ) -> Sequence[DeadLetter]:
         """Dead letters that meet every condition, in the order of topic, partition and offset; ``limit`` at most.
 
-        ``after`` is the last dead letter of the page before. Without ``with_values`` the values stay in the database,
-        and ``record`` raises. Raises ConfigError for a condition that Postgres cannot be asked: a NUL in a text, a
+        ``after`` is the last dead letter of the previous page. Without ``with_values`` the values stay in the database,
+        and ``record`` raises. Raises ConfigError for a condition that Postgres cannot compare: a NUL in a text, a
         number beyond its column's type.
         """
         conditions = _conditions(where)
         place = dict.fromkeys(_PLACE) if after is None else dict(zip(_PLACE, rank(after), strict=True))
         with self.ledger.begin() as tx:
             rows = tx.execute(DEAD_LETTERS["list"], most=limit, with_values=with_values, **conditions, **place)
-            return [dead_letter_of(each) for each in rows]
+            return [dead_letter_of(row) for row in rows]
 
     def chosen(self, ids: Iterable[int]) -> Sequence[DeadLetter]:
-        """These dead letters without their values, in order. Raises ConfigError where the group has one not."""
-        asked = set(ids)
-        for each in asked:
-            self._refuse_no_id(each)
+        """These dead letters without their values, in order. Raises ConfigError for an id that is not the group's."""
+        distinct_ids = set(ids)
+        for dead_letter_id in distinct_ids:
+            self._refuse_no_id(dead_letter_id)
         with self.ledger.begin() as tx:
-            found = [dead_letter_of(row) for row in tx.execute(DEAD_LETTERS["chosen"], ids=sorted(asked))]
-        if unknown := asked - {one.id for one in found}:
+            dead_letters = [dead_letter_of(row) for row in tx.execute(DEAD_LETTERS["chosen"], ids=sorted(distinct_ids))]
+        if unknown := distinct_ids - {dead_letter.id for dead_letter in dead_letters}:
             raise self._unknown(min(unknown))
-        return found
+        return dead_letters
 
     def in_order(self, ids: Iterable[int]) -> Sequence[int]:
-        """These ids in the order of topic, partition and offset. Raises ConfigError where the group has one not."""
-        asked = set(ids)
-        for each in asked:
-            self._refuse_no_id(each)
+        """These ids by topic, partition and offset. Raises ConfigError for an id that is not the group's."""
+        distinct_ids = set(ids)
+        for dead_letter_id in distinct_ids:
+            self._refuse_no_id(dead_letter_id)
         with self.ledger.begin() as tx:
-            found = tx.execute(DEAD_LETTERS["in_order"], ids=sorted(asked)).scalars().all()
-        if unknown := asked - {*found}:
+            ordered = tx.execute(DEAD_LETTERS["in_order"], ids=sorted(distinct_ids)).scalars().all()
+        if unknown := distinct_ids - {*ordered}:
             raise self._unknown(min(unknown))
-        return found
+        return ordered
 
     def by_cause(self, where: Where) -> Sequence[DeadLetterCause]:
-        """How many dead letters meet every condition, by cause, most first. Raises ConfigError as :meth:`list`."""
+        """Count the dead letters that meet every condition by cause, most first. Raises ConfigError as :meth:`list`."""
         conditions = _conditions(where)
         with self.ledger.begin() as tx:
             rows = [row._asdict() for row in tx.execute(DEAD_LETTERS["by_cause"], **conditions)]
@@ -307,12 +319,12 @@ class DeadLetters:
     # -- replay and discard  ----------------------------------------------------------------------------
 
     def lock(self, tx: Connection, id: int) -> DeadLetter:  # noqa: A002
-        """Lock a dead letter and return it whole; the first statement of the transaction.
+        """Lock a dead letter and return it with its value; the first statement of the transaction.
 
-        Locks in the ledger's order: the group's row, shared; the partition's offset, so that no batch of it runs and
-        none is moved meanwhile; the dead letter. Waits for a batch in hand, at most ``Limits.transaction_age`` seconds.
-        The transaction is made durable. The caller checks whether it is still open. Raises ConfigError
-        where the group has none of that id.
+        Locks in the ledger's order: the group's row FOR SHARE; the partition's offset, so that no batch commits and no
+        reset runs meanwhile; the dead letter. Waits for the open batch, at most ``Limits.transaction_age`` seconds.
+        Makes the transaction durable. The caller checks whether the dead letter is still open. Raises ConfigError if
+        the group has none with this id.
         """
         self._refuse_no_id(id)
         self.ledger.configure(tx, self._lock_wait)
@@ -321,18 +333,18 @@ class DeadLetters:
         where = scope.execute(DEAD_LETTERS["find"], id=id).one_or_none()
         if where is not None:
             scope.execute(GROUPS["lock_position"], topic=where.topic, partition=where.partition).one_or_none()
-            if (found := scope.execute(DEAD_LETTERS["lock"], id=id).one_or_none()) is not None:
-                return dead_letter_of(found)
+            if (row := scope.execute(DEAD_LETTERS["lock"], id=id).one_or_none()) is not None:
+                return dead_letter_of(row)
         raise self._unknown(id)
 
     def first_open_of_key(self, tx: Connection, dead_letter: DeadLetter) -> int | None:
-        """The offset of the first open dead letter of its key and partition; None for a null key or where none is open.
+        """The offset of the first open dead letter of its key and partition; None without a key or an open dead letter.
 
-        Where keys are blocked, only that one may be replayed.
+        If keys are kept in order, only that one may be replayed.
         """
         if dead_letter.key is None:
             return None
-        found: int | None = (
+        offset: int | None = (
             self.ledger.group_connection(tx)
             .execute(
                 DEAD_LETTERS["first_of_key"],
@@ -342,7 +354,7 @@ class DeadLetters:
             )
             .scalar_one_or_none()
         )
-        return found
+        return offset
 
     def close(
         self,
@@ -356,8 +368,8 @@ class DeadLetters:
     ) -> None:
         """Close an open dead letter as replayed or discarded, and write who did it and why to ``admin_action``.
 
-        ``among`` are the dead letters of one request (by default this one alone), which is one row there; None where
-        the request has its row already. Raises Fenced where it is not open any more, and then nothing may be committed.
+        ``among`` are the dead letters of one request, which is one row there (by default only this one); None if that
+        row is written already. Raises Fenced if the dead letter is no longer open: then nothing may be committed.
         """
         if state not in _ACTIONS:
             raise ConfigError(f"a dead letter is closed as {', '.join(_ACTIONS)}, not as {state}")
@@ -376,14 +388,26 @@ class DeadLetters:
         if among is not None:
             _record(scope, _ACTIONS[state], among or (dead_letter,), actor, reason)
 
+    def edit(self, tx: Connection, dead_letter: DeadLetter, value: bytes | None, actor: str, reason: str) -> None:
+        """Replace the value of an open dead letter's record, or undo that (None); one row in ``admin_action``.
+
+        Raises Fenced if it is no longer open: then nothing may be committed.
+        """
+        actor, reason = storable(actor), storable(reason)
+        scope = self.ledger.group_connection(tx)
+        edited = scope.execute(DEAD_LETTERS["edit"], id=dead_letter.id, value=value, actor=actor, reason=reason)
+        if edited.rowcount != 1:
+            raise _closed(dead_letter)
+        _record(scope, "edit" if value is not None else "undo edit", (dead_letter,), actor, reason)
+
     def failed_again(self, tx: Connection, dead_letter: DeadLetter, failure: Failure) -> None:
         """Store the error of a failed replay; the dead letter stays open, and keeps its first error.
 
-        Runs after the replay's rows were rolled back. Raises Fenced where the dead letter is not open any more.
+        Runs after the replay's rows were rolled back. Raises Fenced if the dead letter is no longer open.
         """
         scope = self.ledger.group_connection(tx)
-        kept = scope.execute(DEAD_LETTERS["failed_again"], id=dead_letter.id, **explained(failure))
-        if kept.rowcount != 1:
+        updated = scope.execute(DEAD_LETTERS["failed_again"], id=dead_letter.id, **explained(failure))
+        if updated.rowcount != 1:
             raise _closed(dead_letter)
 
     def _refuse_no_id(self, id: int) -> None:  # noqa: A002
@@ -391,11 +415,11 @@ class DeadLetters:
             raise self._unknown(id)
 
     def _unknown(self, id: int) -> ConfigError:  # noqa: A002
-        return ConfigError(f"group {self.ledger.group!r} has no dead letter {id}: `list` shows those it has")
+        return ConfigError(f"group {self.ledger.group!r} has no dead letter {id}: `list` shows its dead letters")
 
 
 def _conditions(where: Where) -> dict[str, Any]:
-    """As parameters. Raises ConfigError for what Postgres cannot be asked."""
+    """The conditions as parameters. Raises ConfigError for one that Postgres cannot compare."""
     _refuse_texts(topic=where.topic, error=where.error, exception=where.exception, error_line=where.error_line)
     _refuse_numbers(LARGEST_INTEGER, partition=where.partition)
     _refuse_numbers(LARGEST_BIGINT, from_offset=where.from_offset, to_offset=where.to_offset)
@@ -407,33 +431,33 @@ def _conditions(where: Where) -> dict[str, Any]:
 
 
 def _refuse_texts(**conditions: str | None) -> None:
-    for name, asked in conditions.items():
-        if asked is not None and storable(asked) != asked:
+    for name, text in conditions.items():
+        if text is not None and storable(text) != text:
             raise ConfigError(
-                f"{name}={asked!r}: no dead letter has this, as Postgres keeps no NUL and no lone surrogate; in "
-                f"errors they are written out: {storable(asked)!r}"
+                f"{name}={text!r}: no dead letter has this, because Postgres stores no NUL and no lone surrogate; "
+                f"errors have them escaped: {storable(text)!r}"
             )
 
 
 def _refuse_numbers(largest: int, **conditions: int | None) -> None:
-    for name, asked in conditions.items():
-        if asked is not None and abs(asked) > largest:
+    for name, number in conditions.items():
+        if number is not None and abs(number) > largest:
             raise ConfigError(
-                f"{name}={asked}: no dead letter has this, the largest is {largest}; leave it out to mean all"
+                f"{name}={number}: no dead letter has this, the largest is {largest}; leave it out to select all"
             )
 
 
 def _record(scope: GroupConnection, action: str, closing: Sequence[DeadLetter], actor: str, reason: str) -> None:
-    """One row for a request; its partition and offsets where it is of one partition."""
-    what = f"dead letter {closing[0].id}" if len(closing) == 1 else f"{len(closing):,} dead letters"
+    """Record a request in one row, with partition and offsets if all dead letters are of one partition."""
+    subject = f"dead letter {closing[0].id}" if len(closing) == 1 else f"{len(closing):,} dead letters"
     span: dict[str, Any] = {}
     if len({dead_letter.at for dead_letter in closing}) == 1:
         offsets = [dead_letter.offset for dead_letter in closing]
         span = {"partition": closing[0].at, "from_offset": min(offsets), "to_offset": max(offsets) + 1}
-    record_action(scope, action, actor=actor, reason=f"{what}: {reason}", **span)
+    record_action(scope, action, actor=actor, reason=f"{subject}: {reason}", **span)
 
 
 def _closed(dead_letter: DeadLetter) -> Fenced:
     return Fenced(
-        f"dead letter {dead_letter.id} ({dead_letter.at} offset {dead_letter.offset}) is not open any more: look again"
+        f"dead letter {dead_letter.id} ({dead_letter.at} offset {dead_letter.offset}) is no longer open: read it again"
     )

@@ -1,6 +1,6 @@
 """The tables that a topic's records are written to, as declared and as stored: one set per group and topic.
 
-Two pipelines under one group name would divide a topic between their tables. A claim compares the declared tables with
+Two pipelines with one group name would otherwise divide a topic between their tables. A claim compares the tables with
 the stored ones, under the lock of the group's row; see :mod:`seekpoint.ledger.claim`.
 """
 
@@ -14,7 +14,7 @@ from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import GROUPS
 
 Tables = tuple[str, ...]
-Given = Sequence[str] | Mapping[str, Sequence[str]]
+TablesArgument = Sequence[str] | Mapping[str, Sequence[str]]
 """Tables of the whole group, or those of each topic."""
 
 
@@ -22,8 +22,8 @@ Given = Sequence[str] | Mapping[str, Sequence[str]]
 class Declaration:
     """The tables that a process writes records to: ``everywhere`` those of any topic, ``by_topic`` those of one.
 
-    ``accepts`` replaces another set of the same version. ``seen`` is how often a topic's set had been replaced when
-    this process first read it: a later replacement makes the process outdated.
+    ``accepts``: a different set of the same version is replaced. ``seen`` is how often a topic's set had been replaced
+    when this process first read it: a later replacement makes the process outdated.
     """
 
     everywhere: Tables = ()
@@ -32,27 +32,27 @@ class Declaration:
     seen: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, given: Given, *, accepts: bool = False) -> Declaration:
+    def of(cls, tables: TablesArgument, *, accepts: bool = False) -> Declaration:
         """From the parameter ``tables=``. Raises ConfigError for a single name."""
-        if isinstance(given, str):
-            raise ConfigError(f"tables= takes several: write tables=[{given!r}]")
-        if isinstance(given, Mapping):
-            return cls(by_topic={topic: tuple(names) for topic, names in given.items()}, accepts=accepts)
-        return cls(everywhere=tuple(given), accepts=accepts)
+        if isinstance(tables, str):
+            raise ConfigError(f"tables= takes several table names: write tables=[{tables!r}]")
+        if isinstance(tables, Mapping):
+            return cls(by_topic={topic: tuple(names) for topic, names in tables.items()}, accepts=accepts)
+        return cls(everywhere=tuple(tables), accepts=accepts)
 
     @property
     def tables(self) -> Tables:
-        """All of them, with the names as they were given."""
+        """All tables, with the names that were given."""
         return tuple(sorted({*self.everywhere, *(name for names in self.by_topic.values() for name in names)}))
 
     def of_topic(self, topic: str) -> Tables:
-        """The tables that the topic's records are written to; none where they are not known."""
+        """The tables that the topic's records are written to; empty if not known."""
         return self.by_topic.get(topic, self.everywhere)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One topic's tables. ``stored`` is None where any set matches: none is stored, or an older version's."""
+    """One topic's tables. ``stored`` is None if any set is accepted: none is stored, or only an older version's."""
 
     topic: str
     declared: Tables
@@ -78,13 +78,13 @@ def compare(tx: GroupConnection, declaration: Declaration, version: int, topics:
     compared = []
     for topic, names in named.items():
         row = rows.get(topic)
-        known = row is not None and row.tables is not None and row.version >= version
+        is_stored = row is not None and row.tables is not None and row.version >= version
         declaration.seen.setdefault(topic, 0 if row is None else row.replaced)
         compared.append(
             Comparison(
                 topic,
                 tuple(sorted({qualified[name] for name in names})),
-                tuple(row.tables) if known and row is not None else None,
+                tuple(row.tables) if is_stored and row is not None else None,
                 0 if row is None else row.replaced,
             )
         )
@@ -93,51 +93,51 @@ def compare(tx: GroupConnection, declaration: Declaration, version: int, topics:
 
 def require(group: str, declaration: Declaration, version: int, compared: Iterable[Comparison]) -> None:
     """Raise DeclarationDiffers or HandlerOutdated for the first topic whose stored tables differ (I2)."""
-    for each in compared:
-        if each.differs:
-            raise _refusal(group, declaration, version, each)
+    for comparison in compared:
+        if comparison.differs:
+            raise _refusal(group, declaration, version, comparison)
 
 
 def store(
     tx: GroupConnection, declaration: Declaration, version: int, compared: Iterable[Comparison]
 ) -> list[Comparison]:
-    """Store new sets, and replace different ones where the process accepts that; under the lock of the group's row.
+    """Store new sets, and replace different ones if the process accepts that; under the lock of the group's row.
 
-    Returns what was replaced. Raises as :func:`require` does.
+    Returns the replaced ones. Raises as :func:`require` does.
     """
     replaced = []
-    for each in compared:
-        if each.differs:
-            if not declaration.accepts or each.replaced > declaration.seen[each.topic]:
-                raise _refusal(tx.group, declaration, version, each)
-            replaced.append(each)
-        if each.differs or each.is_new:
+    for comparison in compared:
+        if comparison.differs:
+            if not declaration.accepts or comparison.replaced > declaration.seen[comparison.topic]:
+                raise _refusal(tx.group, declaration, version, comparison)
+            replaced.append(comparison)
+        if comparison.differs or comparison.is_new:
             tx.execute(
                 GROUPS["store_tables"],
-                topic=each.topic,
+                topic=comparison.topic,
                 version=version,
-                tables=list(each.declared),
-                replacements=int(each.differs),
+                tables=list(comparison.declared),
+                replacements=int(comparison.differs),
             )
     return replaced
 
 
 def _refusal(
-    group: str, declaration: Declaration, version: int, each: Comparison
+    group: str, declaration: Declaration, version: int, comparison: Comparison
 ) -> DeclarationDiffers | HandlerOutdated:
-    stored, declared = each.stored or (), each.declared
-    if each.replaced > declaration.seen[each.topic]:
+    stored, declared = comparison.stored or (), comparison.declared
+    if comparison.replaced > declaration.seen[comparison.topic]:
         return HandlerOutdated(
-            f"group {group!r} writes records of topic {each.topic!r} to {', '.join(stored)} since a worker that "
-            f"accepts its declaration has started; this process started before, and writes them to "
+            f"group {group!r} writes records of topic {comparison.topic!r} to {', '.join(stored)}, because a worker "
+            f"that accepts its declaration has started since; this process started before it, and writes them to "
             f"{', '.join(declared)}: deploy the newer pipeline"
         )
-    return DeclarationDiffers(group, version, each.topic, stored=stored, declared=declared)
+    return DeclarationDiffers(group, version, comparison.topic, stored=stored, declared=declared)
 
 
 def _qualified(tx: GroupConnection, names: Collection[str]) -> dict[str, str]:
     """Each name with its Postgres schema, as this session's search_path finds the table.
 
-    A table that does not exist yet is expected where this session would create it.
+    A table that does not exist yet gets the schema in which this session would create it.
     """
     return {row.name: row.qualified for row in tx.execute(GROUPS["qualified"], names=sorted(names))}

@@ -36,13 +36,13 @@ _RELEASED = ("released_topic", "released_partition", "released_token")
 class Ledger(GroupTransactions):
     """A group's positions and claims, stored in the database that holds its results.
 
-    ``engine`` is a SQLAlchemy ``Engine`` or URL on ``postgresql+psycopg``; ``version`` the handler's version:
-    a claim by an older one is refused. ``tables`` are the tables that records are written to, of every topic or as
-    ``{topic: tables}``: a claim that writes a topic's records to others than the group does is refused
-    (DeclarationDiffers), unless it is of a higher version or ``accept_declaration`` is True. A claim of a group that
-    an operator has forgotten is refused (GroupForgotten), unless ``accept_forgotten`` is the time that the error names:
-    then it begins again as a new group. Making one does no I/O. Safe to share between threads; every method that takes
-    a ``tx`` runs in the caller's transaction, the others in one of their own.
+    ``engine`` is a SQLAlchemy ``Engine`` or URL on ``postgresql+psycopg``; ``version`` the handler's version: a claim
+    by an older one is refused. ``tables`` are the tables that records are written to, of all topics or as
+    ``{topic: tables}``; if the group writes a topic's records to other tables, a claim is refused (DeclarationDiffers),
+    unless its version is higher or ``accept_declaration`` is True. If an operator has forgotten the group, a claim is
+    refused (GroupForgotten), unless ``accept_forgotten`` is the time that the error names: then it starts again as a
+    new group. Creating it does no I/O. Safe to share between threads. Methods with a ``tx`` run in the caller's
+    transaction, the others open one.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Ledger(GroupTransactions):
         synchronous_commit: bool = True,
     ) -> None:
         if not group.strip():
-            raise ConfigError("a group needs a name that is not blank")
+            raise ConfigError(f"a group needs a name that is not blank, got {group!r}")
         self.engine = postgres_engine(engine)
         self.group, self.schema, self.version = group, schema, version
         self._declaration = Declaration.of(tables, accepts=accept_declaration)
@@ -71,7 +71,7 @@ class Ledger(GroupTransactions):
         self.draw_owner()
 
     def draw_owner(self) -> None:
-        """Become another owner, as after a fork. A release and a claim recognize their own claims by it."""
+        """Become another owner, as after a fork. Claims and releases recognize this process's claims by the owner."""
         self.owner = uuid4()
         self._declaration = replace(self._declaration, seen={})
         self.application_name = f"{APPLICATION}{self.owner.hex[:8]} {self.group}"[:63]
@@ -97,49 +97,49 @@ class Ledger(GroupTransactions):
         transaction: str | None = None,
         rows: Sequence[Statement] = (),
     ) -> list[Claim]:
-        """Move the positions after the same comparison, or raise Fenced; after it a worker only records attempts.
+        """Compare again and move the positions, or raise Fenced; after it a worker only records attempts.
 
-        The statements of ``rows`` leave with it. Returns the claims as they are after COMMIT; use them only then.
+        The statements of ``rows`` are sent with it. Returns the claims as they are after COMMIT; use them only then.
         """
         return advance(self.group_connection(tx), moves, transaction, rows)
 
     def hold_and_advance(self, tx: Connection, moves: Iterable[Move], rows: Sequence[Statement]) -> list[Claim]:
-        """Hold and advance in one round trip, which begins the transaction; the statements of ``rows`` leave with it.
+        """Hold and advance in one round trip, which begins the transaction; the statements of ``rows`` go with it.
 
-        Returns the claims as they are after COMMIT. Raises Fenced, and then nothing of ``rows`` was run.
+        Returns the claims as they are after COMMIT. Raises Fenced; then no statement of ``rows`` has run.
         """
         return hold_and_advance(self.group_connection(tx), moves, self._settings, rows)
 
     def advance_alone(self, moves: Sequence[Move]) -> list[Claim]:
-        """Hold and advance in a transaction of its own, where no record was applied (I1)."""
+        """Hold and advance in a separate transaction, if no record was applied (I1)."""
         with self.begin() as tx:
             return hold_and_advance(tx, moves, self._settings)
 
     def record_attempts(self, tx: Connection, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
-        """Store how often a record was tried, and what follows; also after :meth:`advance`, in its transaction.
+        """Store how often a record was tried, and what happens next; also after :meth:`advance`, in its transaction.
 
-        An attempt without an error is about to begin: if the partition is next claimed by another process, without a
-        release before, its process crashed in it. An advance or a reset clears what is stored; a release keeps it.
+        An attempt without an error is about to begin: if another process claims the partition next, without a release
+        before, this one has crashed in the attempt. An advance or a reset clears what is stored; a release keeps it.
         Returns the claims as they are after COMMIT. Raises Fenced unless all of them are current.
         """
         return record_attempts(self.group_connection(tx), noted)
 
     def record_attempts_alone(self, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
-        """Record attempts in a durable transaction of its own, before a record is tried that may crash the process."""
+        """Record attempts in a separate, durable transaction, before trying a record that may crash the process."""
         with self.begin() as tx:
             return self.record_attempts(tx.connection, noted)
 
     def record_suspects(self, tx: Connection, noted: Iterable[SuspectNote]) -> None:
         """Store the suspect range of partitions, and which part of it is applied next.
 
-        The end of a range is stored once: a later one does not change it. If the partition is next claimed by another
-        process, without a release before, its process crashed in the part. An advance beyond the range, or a reset,
-        clears what is stored. Raises Fenced unless all claims are current.
+        The end of a range is stored once: a later one does not change it. If another process claims the partition next,
+        without a release before, this one has crashed in the part. An advance beyond the range, or a reset, clears what
+        is stored. Raises Fenced unless all claims are current.
         """
         record_suspects(self.group_connection(tx), noted)
 
     def record_suspects_alone(self, noted: Iterable[SuspectNote]) -> None:
-        """Record suspects in a durable transaction of its own, before the part is applied."""
+        """Record suspects in a separate, durable transaction, before the part is applied."""
         with self.begin() as tx:
             self.record_suspects(tx.connection, noted)
 
@@ -156,35 +156,35 @@ class Ledger(GroupTransactions):
     ) -> Claimed:
         """Claim partitions: draw new tokens, and return the committed position of each.
 
-        ``topic_ids`` are what the brokers answer now; ``start`` gives the first positions of a topic that has
-        no row yet, and is called once, under a lock that all workers of the group share. Waits for
-        transactions in flight, at most ``Limits.claim_wait`` seconds; then claims one by one, so that one
-        stalled holder costs one partition, and ends transactions older than ``Limits.transaction_age``. Without
-        ``patient`` it begins one by one, and hardly waits: for partitions that were stalled a moment ago.
+        ``topic_ids`` are the brokers' current ids; ``start`` gives the first positions of a topic that has no row
+        yet, and is called once, under the lock of the group's row. Waits for transactions in flight, at most
+        ``Limits.claim_wait`` seconds; then claims one by one, so that a stalled holder costs one partition, and ends
+        transactions older than ``Limits.transaction_age``. Without ``patient`` it claims one by one from the start, and
+        hardly waits: for partitions that were stalled a moment ago.
 
         Raises GroupForgotten, ClusterChanged, HandlerOutdated, GroupPaused, StandbyRequired, DeclarationDiffers for the
         whole claim; a partition of a recreated topic is in ``refused``.
         """
         wanted = sorted(wanted)
-        ids = {p.topic: topic_ids[p.topic] for p in wanted}
+        ids = {partition.topic: topic_ids[partition.topic] for partition in wanted}
         claimant = Claimant(
             self.group, self.owner, self.version, cluster_id, ids, self._declaration, self._accept_forgotten
         )
         self._prepare(claimant, start)
         granted, stalled = self._claim(claimant, wanted, patient)
-        left = [p for p in wanted if p not in granted and p not in stalled]
-        if not left and not stalled:
+        ungranted = [partition for partition in wanted if partition not in granted and partition not in stalled]
+        if not ungranted and not stalled:
             return Claimed(granted, {})
         with self.begin() as tx:
-            refused = _claim.recreated_topics(tx, claimant, left) if left else {}
+            refused = _claim.recreated_topics(tx, claimant, ungranted) if ungranted else {}
             ended = _claim.end_abandoned(tx, stalled, self.limits.transaction_age) if stalled else ()
         return Claimed(granted, refused, tuple(stalled), ended)
 
     def standby(self) -> StandbyRequired | None:
         """The open reload that this version has to wait for, as the error that :meth:`claim` would raise; else None.
 
-        For use before joining Kafka's group. One round trip, unless this version is
-        newer than the group's. Raises GroupForgotten where a claim would.
+        For use before joining Kafka's group. One round trip, unless this version is newer than the group's. Raises
+        GroupForgotten as a claim would.
         """
         with self._plain_read() as tx:
             group = tx.execute(GROUPS["read"]).one_or_none()
@@ -195,10 +195,10 @@ class Ledger(GroupTransactions):
             return next((run for run in _claim.open_reloads(tx) if run.version == self.version), None)
 
     def differs(self, topics: Collection[str]) -> DeclarationDiffers | None:
-        """The tables of these topics that differ from the group's, as the error that :meth:`claim` would raise.
+        """The DeclarationDiffers that :meth:`claim` would raise for these topics, None if it would raise none.
 
-        None where a claim would not be refused for them. For use before joining Kafka's group. Raises HandlerOutdated
-        where a worker that accepts its declaration has replaced this one's.
+        For use before joining Kafka's group. Raises HandlerOutdated if a worker that accepts its declaration has
+        replaced this one's.
         """
         if not any(map(self._declaration.of_topic, topics)):
             return None
@@ -214,7 +214,7 @@ class Ledger(GroupTransactions):
         return None
 
     def check_version(self) -> None:
-        """Raise HandlerOutdated or GroupForgotten where a claim would; for a worker without partitions."""
+        """Raise HandlerOutdated or GroupForgotten as a claim would; for a worker without partitions."""
         with self._plain_read() as tx:
             if (group := tx.execute(GROUPS["read"]).one_or_none()) is not None:
                 self._refuse_forgotten(group)
@@ -230,7 +230,7 @@ class Ledger(GroupTransactions):
             return _claim.open_reloads(tx)
 
     def outcome_of(self, run: UUID) -> tuple[str, str | None] | None:
-        """A reload's state and error; None where it is not stored (any more)."""
+        """A reload's state and error; None if it is not stored, or no longer."""
         with self._plain_read() as tx:
             row = tx.execute(GROUPS["outcome_of_run"], run=run).one_or_none()
             return None if row is None else (row.state, row.error)
@@ -238,20 +238,20 @@ class Ledger(GroupTransactions):
     def release(self, claims: Iterable[Claim]) -> None:
         """Give claims back, so that the next owner's claim counts no crash.
 
-        Also where a reset, a pause or a newer version has drawn another token since, as these keep the owner. What
-        another process has claimed since is not changed.
+        Works also after a reset, a pause or a newer version has drawn another token, because these keep the owner.
+        Partitions that another process has claimed since are not changed.
         """
-        ordered = sorted(claims, key=lambda c: c.partition)
+        ordered = sorted(claims, key=lambda claim: claim.partition)
         with self.begin() as tx:
-            released = arrays([(*c.partition, c.token) for c in ordered], *_RELEASED)
+            released = arrays([(*claim.partition, claim.token) for claim in ordered], *_RELEASED)
             tx.execute(WORKER["release"], owner=self.owner, **released)
             tx.execute(WORKER["cancel_attempts"], **released)
 
     def record_stops(self, stops: Iterable[PartitionStopped]) -> set[Partition]:
         """Store why partitions are stopped, with the choices; the next claim, reset or commit clears it.
 
-        Not stored where the claim is not the one that it stopped under (``token``) any more (I2). Waits at most 50 ms
-        for a row that another session has locked; returns the partitions whose stop is not stored for that reason.
+        Not stored if the claim that it stopped under (``token``) is no longer current (I2). Waits at most 50 ms for a
+        row that another session has locked; returns the partitions whose stop is not stored for that reason.
         """
         locked: set[Partition] = set()
         for stop in sorted((stop for stop in stops if stop.token is not None), key=lambda stop: stop.partition):
@@ -261,7 +261,7 @@ class Ledger(GroupTransactions):
         return locked
 
     def positions_of(self, partitions: Iterable[Partition], *, locked: bool = True) -> dict[Partition, Position]:
-        """The rows of these partitions. ``locked`` waits for transactions in flight: for decisions."""
+        """The rows of these partitions. ``locked`` waits for transactions in flight first; use it for decisions."""
         with self.begin() as tx:
             return positions_of(tx, partitions, locked=locked)
 
@@ -277,11 +277,9 @@ class Ledger(GroupTransactions):
     ) -> Passed:
         """Wait until the stored position is past ``offset``, to read the record's rows; at most ``timeout`` seconds.
 
-        ``applied`` of the result says whether the record was applied; ``state`` and ``unread`` what else happened to
-        it. After a rewind it waits again. ``topic_id`` (the brokers' id of the topic) distinguishes a recreated topic;
-        without it, the stored id is used. Asks by one short statement at a time, and holds no transaction or
-        connection in between.
-
+        ``applied`` of the result says whether the record was applied, ``state`` and ``unread`` why it was not. After a
+        rewind it waits again. ``topic_id`` (the brokers' id of the topic) distinguishes a recreated topic; without it,
+        the stored id is used. Polls by single short statements, and holds no transaction or connection in between.
         Raises NotApplied (a TimeoutError) after ``timeout`` or if the topic was recreated; also for a group or a
         partition that no worker has claimed so far. Raises ConfigError for an invalid partition or offset.
         """
@@ -302,18 +300,19 @@ class Ledger(GroupTransactions):
     ) -> Position:
         """Reset a partition's position to ``to``; a running worker is fenced and resumes there.
 
-        Records who, from where, to where and why; ``reason`` may not be empty. ``log`` is the log's start and
-        end offset as the brokers answer now, ``(start, end)``, and ``to`` must be in it; ``log=None`` skips that check.
+        Records who, from where, to where and why; ``reason`` may not be empty. ``log`` is the log's start and end
+        offset as the brokers answer now, ``(start, end)``, and ``to`` must be in it; ``log=None`` skips that check.
         ``expected`` makes it a compare-and-set: Fenced if the partition is at another offset. ``topic_id`` is the new
         id of a recreated topic. ``lost`` says why the records in between are skipped.
 
-        Records that no worker will apply become a row of ``lost_range``: those in between with ``lost``; of a recreated
-        topic, those past the stored position, to an unknown end; of a log that ends before the stored position, or did
-        so when a worker stopped there, those in between; of one that begins past it, those before its start (these need
-        ``log``, or the stop). Written rows are
-        not changed: records that are read again are applied again. Waits for the open batch, at most
-        ``Limits.transaction_age`` seconds. Raises ConfigError for an offset that is not in ``log``, Fenced for one at
-        or past a position whose log was truncated and written again, where no worker has seen where it ended.
+        Records that no worker will apply become a row of ``lost_range``: with ``lost``, the skipped ones; of a
+        recreated topic, the old ones from the stored position to an unknown end; if the log ends before the stored
+        position (by ``log``, or when a worker stopped there), those in between; if it begins past the position (by
+        ``log``), those before its start. Written rows are not changed: records that are read again are applied again,
+        which is refused (ConfigError) if a pipeline adds them to sums. There a ``log`` that ends before the position
+        counts as truncated only with ``expected``, because it may be older than the position. Waits for the open batch,
+        at most ``Limits.transaction_age`` seconds. Raises ConfigError for an offset outside ``log``, Fenced for one at
+        or past a position whose log was truncated and written again, if no worker has seen where it ended.
         """
         actor = admin_actions.operator(actor)
         with self.begin(lock_wait=self.limits.transaction_age) as tx:
@@ -330,7 +329,7 @@ class Ledger(GroupTransactions):
             )
 
     def last_reset(self, partition: Partition | tuple[str, int]) -> LastReset | None:
-        """The last reset of a partition by an operator: where to, by whom, why and when; None where there was none."""
+        """An operator's last reset of a partition: target, actor, reason and time; None if there was none."""
         with self.begin() as tx:
             return admin_actions.last_reset(tx, Partition(*partition))
 
@@ -343,7 +342,7 @@ class Ledger(GroupTransactions):
             admin_actions.set_paused(tx, True, actor=admin_actions.operator(actor), reason=reason)
 
     def resume(self, *, reason: str = "resumed", actor: str | None = None) -> None:
-        """Let the group's workers resume."""
+        """Resume the group's workers."""
         with self.begin(lock_wait=self.limits.transaction_age) as tx:
             admin_actions.set_paused(tx, False, actor=admin_actions.operator(actor), reason=reason)
 
@@ -374,21 +373,21 @@ class Ledger(GroupTransactions):
     def _claim(
         self, claimant: Claimant, wanted: Sequence[Partition], patient: bool
     ) -> tuple[dict[Partition, Claim], list[Partition]]:
-        """Claim all at once; where another transaction blocks them for too long, one by one."""
-        if patient and (found := self._claim_together(claimant, wanted, None)) is not None:
-            return found, []
+        """Claim all at once; if another transaction blocks that for too long, one by one."""
+        if patient and (claims := self._claim_together(claimant, wanted, None)) is not None:
+            return claims, []
         granted: dict[Partition, Claim] = {}
         stalled: list[Partition] = []
         for partition in wanted:
-            if (found := self._claim_together(claimant, [partition], self._short_wait)) is None:
+            if (claims := self._claim_together(claimant, [partition], self._short_wait)) is None:
                 stalled.append(partition)
             else:
-                granted |= found
+                granted |= claims
         return granted, stalled
 
     def _claim_together(
         self, claimant: Claimant, wanted: Sequence[Partition], wait: float | None
     ) -> dict[Partition, Claim] | None:
-        """Claim in one transaction; None if a lock was waited for longer than ``wait`` seconds."""
+        """Claim in one transaction; None if a lock was not granted within ``wait`` seconds."""
         configuration = self._configuration(wait)
         return unless_locked(self._transaction(), lambda tx: _claim.claim(tx, claimant, wanted, configuration))

@@ -1,4 +1,4 @@
-"""Reads positions and what is wrong with them: under the row's lock for decisions, without for display."""
+"""Reads positions and the trouble of partitions: under the row's lock for decisions, without it for display."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
+from seekpoint import errors
+from seekpoint.errors import PartitionStopped
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import WORKER, asking_for
 from seekpoint.records import Partition
@@ -19,7 +21,7 @@ from seekpoint.records import Partition
 class Stop:
     """Why a partition is stopped: ``kind`` is the error's name, ``choices`` lists the decisions.
 
-    ``log_end`` is where the log ended, as a worker that stopped here has seen it; None where none has (OffsetLost).
+    ``log_end`` is where the log ended, if the worker that stopped with OffsetLost has seen it; else None.
     """
 
     kind: str
@@ -29,17 +31,23 @@ class Stop:
     at: datetime
     log_end: int | None = None
 
+    @property
+    def code(self) -> str:
+        """The error's code, such as ``SP1201``."""
+        kind: type[PartitionStopped] = getattr(errors, self.kind, PartitionStopped)
+        return kind.code
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
     """One row of the ledger. ``next_offset`` is the position; times are the database's.
 
-    ``attempt_offset`` is the record that is being retried, None where there is none; it was tried ``attempts`` of
-    ``attempts_allowed`` times, ``attempt_crashes`` of which ended with their process, and ``attempt_running`` says
-    that an attempt is running. ``attempt_error`` is the last error, ``retry_at`` the time of the next attempt,
-    ``attempt_policy`` the failure policy after the last one. Records up to ``suspect_end`` may crash their process:
-    they are applied in parts, of which the one up to ``suspect_part_end`` is being applied (``suspect_running``) or
-    has crashed. ``stop`` is why the partition is stopped, None where it is not.
+    ``attempt_offset`` is the record that is being retried, None if there is none; it was tried ``attempts`` of
+    ``attempts_allowed`` times, and ``attempt_crashes`` of these crashed the process. ``attempt_running``: an attempt is
+    running. ``attempt_error`` is the last error, ``retry_at`` the time of the next attempt, ``attempt_policy`` the
+    failure policy after the last one. Records up to ``suspect_end`` may crash their process: they are applied in parts,
+    of which the one up to ``suspect_part_end`` is being applied (``suspect_running``) or has crashed. ``stop`` is why
+    the partition is stopped, None if it is not.
     """
 
     partition: Partition
@@ -68,27 +76,27 @@ class Position:
     stop: Stop | None = None
 
 
-_KEPT = {each.name for each in fields(Position)} - {"partition", "stop"}
+_KEPT = {field.name for field in fields(Position)} - {"partition", "stop"}
 
 
 def position(row: Row[Any]) -> Position:
-    """A row of ``partition_state`` as a value."""
-    kept = {name: value for name, value in row._asdict().items() if name in _KEPT}
+    """The Position of a row of ``partition_state``."""
+    columns = {name: value for name, value in row._asdict().items() if name in _KEPT}
     if not row.attempts:  # its only attempt was cancelled, and is not counted
-        kept["attempt_offset"] = None
+        columns["attempt_offset"] = None
     if row.suspect_end is not None and row.suspect_end <= row.next_offset:
-        kept["suspect_end"] = None
+        columns["suspect_end"] = None
     if row.stop_kind is not None:
         choices = tuple(row.stop_choices)
         about = (row.stop_kind, row.stop_offset, row.stop_message, choices, row.stopped_at, row.stop_log_end)
-        kept["stop"] = Stop(*about)
-    return Position(Partition(row.topic, row.partition), **kept)
+        columns["stop"] = Stop(*about)
+    return Position(Partition(row.topic, row.partition), **columns)
 
 
 def positions_of(tx: GroupConnection, partitions: Iterable[Partition], *, locked: bool) -> dict[Partition, Position]:
     """The rows of these partitions. ``locked`` waits for transactions in flight."""
-    asked = asking_for(sorted(partitions))
+    parameters = asking_for(sorted(partitions))
     if locked:
-        tx.execute(WORKER["settle"], **asked)
-    rows = tx.execute(WORKER["positions"], **asked)
+        tx.execute(WORKER["settle"], **parameters)
+    rows = tx.execute(WORKER["positions"], **parameters)
     return {row.partition: row for row in map(position, rows)}

@@ -1,4 +1,4 @@
-"""The SQL that makes the roles of a ledger, and grants each what it needs and no more."""
+"""The SQL that creates the roles of a ledger and grants each of them only what it needs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from seekpoint.ledger.tables import DEFAULT_SCHEMA
 
 _HEAD = """\
 -- Roles of the ledger in schema {schema}. Run it as a superuser, or as a role that may create roles, is a member of
--- {owner} and owns the ledger; after each upgrade of the ledger, too. It can be repeated: what a role has too much is
--- revoked in the same transaction. Roles are made without LOGIN: GRANT them to the logins that services have.
+-- {owner} and owns the ledger; again after each upgrade of the ledger. It can be repeated: privileges that a role has
+-- and does not need are revoked in the same transaction. Roles have no LOGIN: GRANT them to your services' logins.
 BEGIN;
 """
 _CREATE = """\
@@ -21,7 +21,7 @@ DO $seekpoint$ BEGIN
     END IF;
 END $seekpoint$;
 """
-# Only what has another owner is changed: a change of owner locks the table.
+# Only objects with another owner are changed, because a change of owner locks the table.
 _OWN = """\
 DO $seekpoint$
 DECLARE
@@ -51,16 +51,16 @@ def role_script(
     """Idempotent SQL, one transaction, for psql: creates the roles and grants each what it needs on the ledger.
 
     ``names`` replaces ``seekpoint_owner``, ``seekpoint_writer`` and so on; ``targets`` are tables that pipelines write,
-    as ``schema.table`` or ``table``. Raises ConfigError for a name that Postgres would cut, for one that two roles
-    have, and for a target without a name.
+    as ``schema.table`` or ``table``. Raises ConfigError for a name that Postgres would truncate, for two roles of one
+    name, and for an empty target.
     """
     chosen = {role: (names or {}).get(role, f"seekpoint_{role}") for role in Role}
     for name in (schema, *chosen.values()):
         _require_name(name)
     if doubled := sorted({name for name in chosen.values() if list(chosen.values()).count(name) > 1}):
-        raise ConfigError(f"two roles have the name {doubled[0]!r}: name one for each")
+        raise ConfigError(f"two roles have the name {doubled[0]!r}: give each role another name")
     return "\n".join([_HEAD.format(schema=_quote(schema), owner=_quote(chosen[Role.OWNER])),
-                      *_lines(schema, chosen, [_target(each) for each in targets]), "COMMIT;", ""])  # fmt: skip
+                      *_lines(schema, chosen, [_target(target) for target in targets]), "COMMIT;", ""])  # fmt: skip
 
 
 def _lines(schema: str, names: Mapping[Role, str], targets: Collection[str]) -> Iterator[str]:
@@ -102,8 +102,8 @@ def _in_format(identifier: str) -> str:
     return identifier.replace("'", "''").replace("%", "%%")
 
 
-def _target(given: str) -> str:
-    parts = given.split(".", 1)
+def _target(target: str) -> str:
+    parts = target.split(".", 1)
     for part in parts:
         _require_name(part)
     return ".".join(map(_quote, parts))

@@ -17,7 +17,7 @@ class Role(StrEnum):
     OPERATOR = "operator"
     """Looks at groups, pauses and resets them, and closes dead letters; runs no pipeline's code."""
     READER = "reader"
-    """Dashboards and exporters: the views, and what an exporter asks beside them; no keys, values, headers, errors."""
+    """Dashboards and exporters: the views, and the columns that an exporter needs; no keys, values, headers, errors."""
     STAGER = "stager"
     """Runs reloads, batches and exports: a writer with the tables of these jobs, and a schema for each run."""
 
@@ -35,7 +35,7 @@ _WRITER: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("consumer_group", "partition_offset", "group_topic", "dead_letter"), _CHANGE),
     "partition_trouble": _ALL,
     "partition_state": _READ,
-    # What was done is only added to. SELECT: SQLAlchemy asks for the new row's id.
+    # Logs: rows are only added. SELECT, because SQLAlchemy asks for the new row's id.
     **dict.fromkeys(("admin_action", "lost_range"), _ADD),
     "reload_run": _READ,
     **dict.fromkeys(("worker", "position_sample"), _ALL),
@@ -54,8 +54,8 @@ _OPERATOR: dict[str, tuple[str, ...]] = {
 }
 _STAGER: dict[str, tuple[str, ...]] = {
     **_WRITER,
-    **dict.fromkeys(("reload_run", "reload_position"), _CHANGE),
-    "reload_staged": _ADD,
+    **dict.fromkeys(("reload_run", "reload_position"), _ALL),
+    "reload_staged": ("SELECT", "INSERT", "DELETE"),
     **dict.fromkeys(("export_manifest", "export_run", "reprocess_dead_letter"), _ADD),
     **_VIEWS,
 }
@@ -71,18 +71,18 @@ COLUMNS: Mapping[Role, Rights] = MappingProxyType(
         }
     }
 )
-"""Columns that a role may read, by table, where it may not read the whole table."""
+"""Columns that a role may read, by table, of tables that it may not read as a whole."""
 
 ON_DATABASE: Mapping[Role, tuple[str, ...]] = MappingProxyType(
     {Role.WRITER: ("TEMPORARY",), Role.STAGER: ("CREATE", "TEMPORARY")}
 )
-"""An Upsert's rows go through a temporary table; each run of a job has a schema of its own."""
+"""An Upsert's rows go through a temporary table; each run of a job creates a schema."""
 
 ON_TARGETS: Mapping[Role, tuple[str, ...]] = MappingProxyType({Role.WRITER: _ALL, Role.STAGER: _ALL})
-"""On the tables that pipelines write. An Append needs no more than INSERT."""
+"""Privileges on the tables that pipelines write. An Append needs only INSERT."""
 
 
 def granted(rights: Rights) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """The privileges with the tables that they are granted on, one statement each."""
+    """Pairs of privileges and the tables to grant them on, one GRANT each."""
     for privileges, names in groupby(sorted(rights, key=lambda name: (rights[name], name)), rights.__getitem__):
         yield privileges, list(names)

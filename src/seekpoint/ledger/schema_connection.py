@@ -1,4 +1,4 @@
-"""A connection whose statements use the ledger's tables in the installed schema, and one of a group."""
+"""Connections whose statements run on the ledger's tables in the installed schema, or on one group's rows there."""
 
 from __future__ import annotations
 
@@ -34,34 +34,36 @@ class SchemaConnection:
         self._options = _options(schema)
 
     def execute(
-        self, statement: Executable | Query, many: Sequence[Mapping[str, Any]] | None = None, /, **parameters: Any
+        self, statement: Executable | Query, mappings: Sequence[Mapping[str, Any]] | None = None, /, **parameters: Any
     ) -> CursorResult[Any]:
-        """Run a statement once, or once for each of ``many`` (pipelined): for values that are too large for arrays."""
-        given = self._given(parameters) if many is None else [self._given(each) for each in many]
+        """Run a statement once, or for each of ``mappings`` (pipelined): for values that are too large for arrays."""
+        arguments = (
+            self._parameters(parameters) if mappings is None else [self._parameters(mapping) for mapping in mappings]
+        )
         if isinstance(statement, Query):
-            return self.connection.exec_driver_sql(statement.in_schema(self.schema), given, self._options)
-        return self.connection.execute(statement, given, execution_options=self._options)
+            return self.connection.exec_driver_sql(statement.in_schema(self.schema), arguments, self._options)
+        return self.connection.execute(statement, arguments, execution_options=self._options)
 
     def stream(self, query: Query, at_once: int, **parameters: Any) -> CursorResult[Any]:
-        """Run a statement with more rows than memory holds: they are read as the server sends them."""
+        """Run a statement whose rows do not fit into memory: they are read as the server sends them."""
         options = {**self._options, "stream_results": True, "yield_per": at_once}
-        return self.connection.exec_driver_sql(query.in_schema(self.schema), self._given(parameters), options)
+        return self.connection.exec_driver_sql(query.in_schema(self.schema), self._parameters(parameters), options)
 
     def fetch_one(self, query: Query, **parameters: Any) -> Any:
         """The only row of a statement that is run for every batch.
 
-        On a worker's connection the driver runs it, because SQLAlchemy's own work would take as long as the server's.
+        On a worker's connection the driver runs it: SQLAlchemy's overhead would take as long as the server's work.
         """
         if not isinstance(self.connection, HandlerConnection):
             return self.execute(query, **parameters).one()
-        asked = self._for_driver(query, parameters)
-        ((row, *_),) = round_trip.rows_of(self.connection.driver, asked, is_prepared=True)
+        question = self._for_driver(query, parameters)
+        ((row, *_),) = round_trip.rows_of(self.connection.driver, question, is_prepared=True)
         return row
 
     def run_with(self, questions: Sequence[Question], following: Sequence[Statement]) -> list[tuple[Any, ...]]:
-        """The only row of each of these; others leave in the same round trip, which are for a worker's connection.
+        """The only row of each question. ``following`` is sent in the same round trip, on a worker's connection only.
 
-        Raises StatementFailed for an error of the others.
+        Raises StatementFailed for an error of ``following``.
         """
         if isinstance(self.connection, HandlerConnection):
             return self.connection.run_with([self._for_driver(*question) for question in questions], following)
@@ -69,10 +71,10 @@ class SchemaConnection:
         return [tuple(self.execute(query, **parameters).one()) for query, parameters in questions]
 
     def fetch_each(self, *questions: Question) -> list[list[tuple[Any, ...]]]:
-        """The rows of each of these statements; where they begin the transaction, in one round trip with BEGIN.
+        """The rows of each of these statements; in one round trip with BEGIN if they begin the transaction.
 
-        The driver runs them, because its own adaptation of a thousand values, and SQLAlchemy's of as many rows, would
-        take as long as the server's work. Errors are raised as SQLAlchemy raises them.
+        The driver runs them, with arrays: its adaptation of a thousand single values, and SQLAlchemy's of as many rows,
+        would take as long as the server's work. Errors are raised as SQLAlchemy raises them.
         """
         connection, driver = self.connection, cast("Any", self.connection.connection.driver_connection)
         try:
@@ -83,11 +85,11 @@ class SchemaConnection:
             raise DBAPIError.instance("", None, error, psycopg.Error, dialect=connection.dialect) from error
 
     def _for_driver(self, query: Query, parameters: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-        given = {name: array(value) if isinstance(value, list) else value for name, value in parameters.items()}
-        return query.in_schema(self.schema), self._given(given)
+        arguments = {name: array(value) if isinstance(value, list) else value for name, value in parameters.items()}
+        return query.in_schema(self.schema), self._parameters(arguments)
 
-    def _given(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The parameters of one statement."""
+    def _parameters(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The parameters that the server gets."""
         return parameters
 
 
@@ -98,7 +100,7 @@ def _options(schema: str) -> Mapping[str, Any]:
 
 
 class GroupConnection(SchemaConnection):
-    """Adds the group's name to the parameters of each statement."""
+    """A connection for one group: adds the group's name to the parameters of each statement."""
 
     __slots__ = ("group",)
 
@@ -106,5 +108,5 @@ class GroupConnection(SchemaConnection):
         super().__init__(connection, schema)
         self.group = group
 
-    def _given(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _parameters(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"group": self.group, **parameters}

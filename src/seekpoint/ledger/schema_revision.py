@@ -32,8 +32,7 @@ HEAD = "0001"
 
 VERSION_TABLE = "alembic_version"
 STRANGER = (
-    "another Alembic keeps its versions there; give the ledger a schema of its own "
-    f"(--schema, default {DEFAULT_SCHEMA})"
+    f"another Alembic keeps its versions there; give the ledger a separate schema (--schema, default {DEFAULT_SCHEMA})"
 )
 
 
@@ -41,13 +40,15 @@ def check(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
     """Return if the ledger's tables are at :data:`HEAD`, or at a newer revision that is marked as compatible with it.
 
     Raises :class:`SchemaMismatch` when they are missing, older or newer, naming both revisions and the
-    command that fixes it; and where the database's encoding is not UTF8, which cannot store every error's text.
+    command that fixes it; and if the database's encoding is not UTF8, which cannot store every error's text.
     Reads only ``<schema>.alembic_version``.
     """
     refuse_other_encoding(connection)
-    found = current(connection, schema)
-    if found != HEAD and not (found is not None and found > HEAD and _is_compatible(connection, schema, found)):
-        raise SchemaMismatch(difference(schema, found))
+    revision = current(connection, schema)
+    if revision != HEAD and not (
+        revision is not None and revision > HEAD and _is_compatible(connection, schema, revision)
+    ):
+        raise SchemaMismatch(difference(schema, revision))
 
 
 def compatibility(revision: str, since: str) -> str:
@@ -55,27 +56,27 @@ def compatibility(revision: str, since: str) -> str:
     return f"{revision} is compatible with {since} and later"
 
 
-def _is_compatible(connection: Connection, schema: str, found: str) -> bool:
-    """Whether the newer revision ``found`` is marked so; a mark of an earlier revision does not count."""
+def _is_compatible(connection: Connection, schema: str, revision: str) -> bool:
+    """Whether the newer ``revision`` is marked as compatible; the mark of an earlier revision does not count."""
     name = Identifier(schema, VERSION_TABLE).as_string()
     oid = func.to_regclass(literal(name, Text))
     comment = connection.scalar(select(func.obj_description(oid, literal("pg_class", Text))))
     marked = re.fullmatch(r"(\d{4}) is compatible with (\d{4}) and later", comment or "")
-    return marked is not None and marked[1] == found and marked[2] <= HEAD
+    return marked is not None and marked[1] == revision and marked[2] <= HEAD
 
 
 def current(connection: Connection, schema: str = DEFAULT_SCHEMA) -> str | None:
-    """Return the revision of the ledger's tables in this database, or None where there are none.
+    """Return the revision of the ledger's tables in this database, or None if there are none.
 
-    Raises :class:`SchemaMismatch` if the version table has several revisions, so is not the ledger's.
+    Raises :class:`SchemaMismatch` if the version table has several revisions: it is another Alembic's.
     """
     versions = version_table(schema)
     if not inspect(connection).has_table(versions.name, schema=versions.schema):
         return None
-    found = connection.scalars(select(versions.c.version_num).order_by(versions.c.version_num)).all()
-    if len(found) > 1:
-        raise SchemaMismatch(f"{schema}.{VERSION_TABLE} holds {', '.join(found)}: {STRANGER}")
-    return found[0] if found else None
+    revisions = connection.scalars(select(versions.c.version_num).order_by(versions.c.version_num)).all()
+    if len(revisions) > 1:
+        raise SchemaMismatch(f"{schema}.{VERSION_TABLE} holds {', '.join(revisions)}: {STRANGER}")
+    return revisions[0] if revisions else None
 
 
 def version_table(schema: str) -> Table:
@@ -94,23 +95,23 @@ def refuse_other_encoding(connection: Connection) -> None:
     encoding = connection.scalar(select(func.current_setting("server_encoding")))
     if encoding != "UTF8":
         raise SchemaMismatch(
-            f"the encoding of this database is {encoding}, and the ledger needs UTF8: dead-lettering a record whose "
-            "error has a character outside of it would fail. Create one with CREATE DATABASE ... ENCODING 'UTF8' "
+            f"the encoding of this database is {encoding}, but the ledger needs UTF8: a record whose error has other "
+            "characters could not be dead-lettered. Create a database with CREATE DATABASE ... ENCODING 'UTF8' "
             "TEMPLATE template0, and move your tables there (pg_dump, pg_restore)"
         )
 
 
-def difference(schema: str, found: str | None) -> str:
+def difference(schema: str, revision: str | None) -> str:
     """The message of a SchemaMismatch: how the database differs from this library, and the fix."""
     command = "seekpoint db upgrade"
     if schema != DEFAULT_SCHEMA:
         command += f" --schema {shlex.quote(schema)}"
     fix = f"run `{command}`, or your own Alembic's upgrade if it carries the ledger"
-    if found is None:
+    if revision is None:
         return f"schema {schema!r} has no ledger tables, and this library needs revision {HEAD}: {fix}"
-    where = f"the ledger in schema {schema!r} is at revision {found}"
-    if not re.fullmatch(r"\d{4}", found):
-        return f"{where}, which is none of Seekpoint's ({HEAD}): {STRANGER}"
-    if found < HEAD:
+    where = f"the ledger in schema {schema!r} is at revision {revision}"
+    if not re.fullmatch(r"\d{4}", revision):
+        return f"{where}, which is not a revision of Seekpoint's (the newest is {HEAD}): {STRANGER}"
+    if revision < HEAD:
         return f"{where}, older than revision {HEAD}, which this library needs: {fix}"
-    return f"{where}, newer than revision {HEAD} of this library: update Seekpoint to the version that made it"
+    return f"{where}, newer than revision {HEAD} of this library: update Seekpoint to the version that migrated it"

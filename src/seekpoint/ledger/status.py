@@ -1,6 +1,7 @@
-"""Writes what operators look at: that a worker runs, where its positions and their logs are, what it declares.
+"""Writes what operators read: workers' states, samples of positions and logs, declarations.
 
-For display alone: each transaction is short, bounded and its own, and no decision uses what it writes.
+Each transaction is short, separate and bounded. No worker decides by it; a reset reads the declarations, to protect
+sums.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TIMEOUT = 1.0  # seconds, for each statement
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
-    """Where a worker runs, as people look for it; ``library`` is the version of Seekpoint."""
+    """Where a worker runs, for operators; ``library`` is the version of Seekpoint."""
 
     host: str
     pid: int
@@ -38,7 +39,7 @@ class StatusTables:
         self._ledger, self._process, self._owner = ledger, process, ledger.owner
 
     def seen(self, state: str, trouble: str | None = None) -> None:
-        """The worker runs, and is in this state; ``trouble`` says what is wrong, or why it waits."""
+        """Store that the worker runs, and its state; ``trouble`` says what is wrong, or why it waits."""
         with self._begin() as tx:
             tx.execute(
                 STATUS["worker_seen"],
@@ -53,7 +54,7 @@ class StatusTables:
             )
 
     def sample(self, logs: Mapping[Partition, tuple[int, int]]) -> None:
-        """Store the positions of those of these partitions that this worker owns, each with its log's start and end."""
+        """Store position, log start and log end of the partitions in ``logs`` that this worker owns."""
         rows = [(*partition, *log) for partition, log in sorted(logs.items())]
         with self._begin() as tx:
             tx.execute(STATUS["insert_samples"], owner=self._owner, **arrays(rows, *_SAMPLED))
@@ -65,7 +66,7 @@ class StatusTables:
             tx.execute(STATUS["delete_unseen"])
 
     def declare(self, declared: Mapping[str, Any]) -> None:
-        """Store what the pipeline declares, by topic; nothing where the group is at another handler version."""
+        """Store what the pipeline declares, by topic; no effect if the group is at another handler version."""
         with self._begin() as tx:
             tx.execute(STATUS["store_declared"], version=self._ledger.version, declared=Jsonb(dict(declared)))
 

@@ -1,6 +1,6 @@
 """The ledger's tables, as SQLAlchemy metadata. A test compares them with what the migrations build.
 
-Every table is in schema ``seekpoint`` here; another name is used in its place when a statement runs
+Every table is in schema ``seekpoint`` here; a statement replaces that by the installed name when it runs
 (:func:`in_schema`). Offsets are bigint everywhere, times are the database's.
 """
 
@@ -41,7 +41,7 @@ from seekpoint.records import State
 
 DEFAULT_SCHEMA = "seekpoint"
 LARGEST_BIGINT, LARGEST_INTEGER = 2**63 - 1, 2**31 - 1
-"""Of offsets and ids, and of partitions."""
+"""The largest offset or id, and the largest partition."""
 
 metadata = MetaData(
     schema=DEFAULT_SCHEMA,
@@ -58,6 +58,11 @@ metadata = MetaData(
 def in_schema(schema: str) -> Mapping[str, Any]:
     """Execution options that replace the default schema by ``schema``, for one statement."""
     return {"schema_translate_map": {DEFAULT_SCHEMA: schema}}
+
+
+def is_of_frames(staging_schema: str) -> bool:
+    """Whether a run with this schema rebuilds the tables of a SparkPipeline."""
+    return f"_{FRAMES_MARK}" in staging_schema
 
 
 def _now(name: str) -> Column[Any]:
@@ -117,8 +122,8 @@ partition_offset = Table(
 )
 
 # A partition has a row here only while something is wrong with it: its owners crashed, a record is tried again, records
-# may crash their process, or it is stopped. It is written and read by a statement after the one that has locked the
-# partition's row above, in the same transaction: what a predecessor has committed meanwhile is seen then.
+# may crash their process, or it is stopped. Statements lock the partition's row above first, and use this table in a
+# later statement of the transaction: so they see what the lock's last holder has committed.
 partition_trouble = Table(
     "partition_trouble",
     metadata,
@@ -167,7 +172,7 @@ group_topic = Table(
     PrimaryKeyConstraint("consumer_group", "topic"),
 )
 
-# Every record that was passed and not applied, whole (I1, I4), and what became of it.
+# Every record that was passed and not applied, complete (I1, I4), and what happened to it since.
 dead_letter = Table(
     "dead_letter",
     metadata,
@@ -192,14 +197,17 @@ dead_letter = Table(
         closed_reason=Text,
     ),
     Column("error_line", Text, comment="innermost line of the user's own code in the error's traceback"),
+    Column("edited_value", LargeBinary, comment="what a replay applies in place of value"),
+    *_optional(edited_at=DateTime(timezone=True), edited_by=Text, edited_reason=Text),
     UniqueConstraint("consumer_group", "topic_id", "partition", "record_offset"),
     CheckConstraint(f"state IN ({', '.join(repr(state.value) for state in State)})", name="state"),
     CheckConstraint("cardinality(header_names) = cardinality(header_values)", name="headers"),
+    CheckConstraint("num_nonnulls(edited_value, edited_at, edited_by, edited_reason) IN (0, 4)", name="edit"),
 )
 _dead_letter = dead_letter.c
-# An operator has to decide. Literals, so that the planner knows the indexes' predicate again in a prepared statement.
+# Waits for an operator. Literals, so that the planner matches the partial indexes in a prepared statement, too.
 IS_OPEN = _dead_letter.state.in_([literal_column("'dead_lettered'"), literal_column("'blocked'")])
-# The open ones, in the order of their records: per batch where keys are held, and for people.
+# Open dead letters in the order of their records: read by each batch that keeps key order, and by lists.
 Index(
     "dead_letter_open_idx",
     _dead_letter.consumer_group,
@@ -208,8 +216,8 @@ Index(
     _dead_letter.record_offset,
     postgresql_where=IS_OPEN,
 )
-# From key to key, and the first open one of each. By the topic's id: those of an earlier topic are not read.
-# Not the key itself: one of more than 2,700 bytes fits no index, and could not be dead-lettered.
+# Finds each key's first open dead letter, skipping from key to key. By topic id, so that those of an earlier topic are
+# not read. By hash, because a record whose key does not fit into an index (2,700 bytes) could not be dead-lettered.
 Index(
     "dead_letter_key_idx",
     _dead_letter.consumer_group,
@@ -234,7 +242,7 @@ lost_range = Table(
     Index(None, "consumer_group", "topic", "partition"),
 )
 
-# Who reset what, from where to where, why and when (I5).
+# Who did what, why and when: resets from where to where, pauses, replays and other actions (I5).
 admin_action = Table(
     "admin_action",
     metadata,
@@ -247,10 +255,11 @@ admin_action = Table(
     Index(None, "consumer_group", "at"),
 )
 _action = admin_action.c
-# The last resets of a partition, among all that was done: every replay and discard is a row, too.
+# Finds the last resets of a partition among all actions: every replay and discard is a row, too.
 IS_RESET = _action.action == literal_column("'reset'")
-LOWER_FIRST = "lower first offset"  # by a reset to before it: what lies between was not applied until then
-BEGUN_AGAIN = "begin again"  # a start that accepts that the group was forgotten: its positions are new ones
+LOWER_FIRST = "lower first offset"  # of a reset to before the first offset: the records in between had not been applied
+TAKE_BACK = "take back"  # of a reset that rebuilt the tables: the records in between no longer have rows
+BEGUN_AGAIN = "begin again"  # of a start that accepts that the group was forgotten: its positions are new
 Index(
     "admin_action_reset_idx",
     _action.consumer_group,
@@ -260,13 +269,14 @@ Index(
     postgresql_where=IS_RESET,
 )
 
-# One reload: the tables of the groups that write them, built again beside the live ones. Its driver holds this
-# row's lock through each step; a driver that comes later raises the epoch, and the earlier one's next step fails.
+# One run of a job. A reload builds the tables of its groups again next to the live ones. The driver holds this row's
+# lock during each step; another driver that takes over raises the epoch, and the first one's next step fails.
 RELOAD_CLOSED = ("verified", "cut_over", "aborted", "failed")
 RELOAD_STATES = ("opened", "staging", "staged", "indexed", "catching_up", "compared", *RELOAD_CLOSED)
-BATCHES = ("batch", "reprocess")  # what writes as a worker does
+BATCHES = ("batch", "reprocess")  # they write as a worker does
 STRATEGIES = ("merge", "swap", "verify", *BATCHES)
-PUBLISHING = ("merge", "swap")  # what puts rebuilt tables in the place of live ones
+PUBLISHING = ("merge", "swap")  # they replace live tables with rebuilt ones
+FRAMES_MARK = "frames_"  # part of the schema's name of a run that rebuilds a SparkPipeline's tables
 reload_run = Table(
     "reload_run",
     metadata,
@@ -291,7 +301,7 @@ reload_run = Table(
     CheckConstraint(f"strategy IN ({', '.join(map(repr, STRATEGIES))})", name="strategy"),
 )
 
-# The rebuild has a position of its own, which moves in the transactions that add rows to it (I1, of the staged tables).
+# The position of the rebuild, which moves in the transactions that add rows to the staged tables (I1).
 reload_position = Table(
     "reload_position",
     metadata,
@@ -305,7 +315,7 @@ reload_position = Table(
     PrimaryKeyConstraint("run", "consumer_group", "topic", "partition"),
 )
 
-# What one attempt at one range has committed, in the same transaction as the rows of its own tables.
+# What one attempt at one range has staged, in the same transaction as the rows of its tables.
 reload_staged = Table(
     "reload_staged",
     metadata,
@@ -325,8 +335,8 @@ reload_staged = Table(
     PrimaryKeyConstraint("run", "table_name"),
 )
 
-# A file of an export exists from its row's commit on. Rows of one topic id and partition follow each other without a
-# gap, so that they can stand in for what the log has lost.
+# An exported file counts from the commit of its row on. Rows of one topic id and partition leave no gaps, so that an
+# archive can replace records that the log has lost.
 export_manifest = Table(
     "export_manifest",
     metadata,
@@ -351,7 +361,8 @@ export_manifest = Table(
     CheckConstraint("to_offset > from_offset", name="range"),
 )
 
-# Noted before an export writes its first file, whose name has the id: files of other ids are other databases'.
+# Inserted before an export writes its first file. File names have the id: files with unknown ids are another
+# database's.
 export_run = Table(
     "export_run",
     metadata,
@@ -362,7 +373,7 @@ export_run = Table(
     _now("began_at"),
 )
 
-# For display, as the two below: no decision uses them. A worker inside a long handler is not seen, and works.
+# For display, like position_sample: no decision uses it. During a long handler a worker is not seen, although it works.
 worker = Table(
     "worker",
     metadata,
@@ -377,7 +388,7 @@ worker = Table(
     Column("trouble", Text, comment="what is wrong, or why it waits"),
 )
 
-# Where a position and its log were: each minute for a day, each hour for a month.
+# Samples of a position and its log: one a minute for a day, one an hour for a month.
 position_sample = Table(
     "position_sample",
     metadata,
@@ -390,7 +401,7 @@ position_sample = Table(
     PrimaryKeyConstraint("consumer_group", "topic", "partition", "at"),
 )
 
-# The records that a reprocess could not apply, whole.
+# The records that a reprocess could not apply, complete.
 reprocess_dead_letter = Table(
     "reprocess_dead_letter",
     metadata,
@@ -403,8 +414,8 @@ reprocess_dead_letter = Table(
     PrimaryKeyConstraint("run", "record_offset"),
 )
 
-# Dead letters that a running worker of the group is to replay. One worker takes the request, and commits that before it
-# applies a record: a request whose worker has crashed is not run again by itself.
+# Dead letters that a running worker of the group will replay. It commits that it has started the request before it
+# applies a record, so a request whose worker has crashed is not run again.
 REQUEST_STATES = ("requested", "started", "done", "failed")
 replay_request = Table(
     "replay_request",
@@ -457,7 +468,7 @@ group_status = Table(
 partition_state = Table(
     "partition_state",
     _views,
-    *(Column(each.name, each.type) for each in partition_offset.c),
-    *(Column(each.name, each.type) for each in partition_trouble.c if not each.primary_key),
+    *(Column(column.name, column.type) for column in partition_offset.c),
+    *(Column(column.name, column.type) for column in partition_trouble.c if not column.primary_key),
 )
 VIEWS = (lag, group_status, partition_state)

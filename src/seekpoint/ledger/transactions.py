@@ -13,7 +13,7 @@ from sqlalchemy.exc import OperationalError
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import WORKER
 from seekpoint.pipeline.policy import Limits
-from seekpoint.postgres.engine import apart
+from seekpoint.postgres.engine import separate_engine
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ T = TypeVar("T")
 class GroupTransactions:
     """Opens transactions on one group's rows, on connections of ``engine``.
 
-    ``application_name`` is what the server calls them.
+    ``application_name`` is their name in pg_stat_activity.
     """
 
     engine: Engine
@@ -33,10 +33,10 @@ class GroupTransactions:
 
     @contextmanager
     def apart(self) -> Iterator[Self]:
-        """A copy on one connection of its own, closed at the block's end: it takes none of the engine's pool."""
-        made = copy(self)
-        with apart(self.engine) as made.engine:
-            yield made
+        """A copy on one separate connection, closed at the block's end: it takes none from the engine's pool."""
+        copied = copy(self)
+        with separate_engine(self.engine) as copied.engine:
+            yield copied
 
     def group_connection(self, connection: Connection) -> GroupConnection:
         """The caller's connection, for statements on this group's rows."""
@@ -45,12 +45,12 @@ class GroupTransactions:
     def configure(self, tx: Connection, lock_wait: float | None = None) -> None:
         """Make a transaction durable, also with ``synchronous_commit=False``, and bound its lock waits (seconds).
 
-        The first statement of a transaction that is not a batch's; ``lock_wait`` is ``Limits.claim_wait`` by default.
+        The first statement of each transaction except a batch's; ``lock_wait`` is ``Limits.claim_wait`` by default.
         """
         self.group_connection(tx).execute(WORKER["configure"], **self._configuration(lock_wait))
 
     def _configuration(self, lock_wait: float | None) -> dict[str, str]:
-        """The parameters of ``CONFIGURE``."""
+        """The parameters of statement ``configure``."""
         wait = self.limits.claim_wait if lock_wait is None else lock_wait
         return {
             "lock_timeout": f"{max(1, round(wait * 1000))}ms",
@@ -59,12 +59,12 @@ class GroupTransactions:
 
     @property
     def _short_wait(self) -> float:
-        """Seconds to wait for one row's lock where other partitions must not wait for it."""
+        """Seconds to wait for the lock of one row that must not hold up other partitions."""
         return min(0.05, self.limits.claim_wait)
 
     @contextmanager
     def begin(self, lock_wait: float | None = None) -> Iterator[GroupConnection]:
-        """A transaction of the ledger's own: durable, and with bounded lock waits."""
+        """Begin a transaction of the ledger: durable, and with bounded lock waits."""
         with self._transaction() as tx:
             self.configure(tx.connection, lock_wait)
             yield tx
@@ -88,7 +88,7 @@ class GroupTransactions:
 def unless_locked(
     transaction: AbstractContextManager[GroupConnection], step: Callable[[GroupConnection], T]
 ) -> T | None:
-    """Run ``step`` in the transaction; None if a lock was waited for longer than it is allowed there."""
+    """Run ``step`` in the transaction; None if a lock was not granted in time."""
     try:
         with transaction as tx:
             return step(tx)

@@ -30,11 +30,11 @@ Look = Callable[[], AbstractContextManager[GroupConnection]]
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """The position of a partition is past an offset; and what happened to the record there.
+    """What happened to the record at an offset that the partition's position has passed.
 
-    ``position`` is the partition's ``next_offset``, ``state`` that of the record's dead letter, None where it has
+    ``position`` is the partition's ``next_offset``, ``state`` that of the record's dead letter, None if it has
     none; ``unread`` says why it was not read (the position was reset across it, or the group started after it),
-    None where it was read. ``str()`` is one sentence for people.
+    None if it was read. ``str()`` is one sentence for people.
     """
 
     partition: Partition
@@ -49,17 +49,17 @@ class Passed:
         return self.unread is None and self.state in {None, State.REPLAYED}
 
     def __str__(self) -> str:
-        at = f"{self.partition}: offset {self.offset}"
+        place = f"{self.partition}: offset {self.offset}"
         if self.unread is not None:
-            return f"{at} was not read: {self.unread}"
+            return f"{place} was not read: {self.unread}"
         if self.state is None:
-            return f"{at} was applied"
-        return f"{at} was {self.state}" + ("" if self.applied else ": it is a dead letter, and was not applied")
+            return f"{place} was applied"
+        return f"{place} was {self.state}" + ("" if self.applied else ": it is a dead letter, and was not applied")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which record is waited for, for how many seconds, and of which topic id (None: the stored one)."""
+    """The record to wait for, for how many seconds, and its topic id (None: the stored one)."""
 
     partition: Partition
     offset: Any
@@ -68,26 +68,24 @@ class Wanted:
 
     def __post_init__(self) -> None:
         if not 0 <= self.partition.number <= LARGEST_INTEGER:
-            raise ConfigError(
-                f"cannot wait for {self.partition}: partitions are counted from 0, up to {LARGEST_INTEGER}"
-            )
+            raise ConfigError(f"cannot wait for {self.partition}: partitions are numbered from 0 to {LARGEST_INTEGER}")
         if not isinstance(self.offset, int) or not 0 <= self.offset < LARGEST_BIGINT:
             raise ConfigError(
-                f"cannot wait for offset {self.offset!r} of {self.partition}: offsets are counted from 0; take the one "
-                "that the producer's delivery report has (it has none with acks=0)"
+                f"cannot wait for offset {self.offset!r} of {self.partition}: offsets begin at 0; use the one in the "
+                "producer's delivery report (it has none with acks=0)"
             )
         if not isinstance(self.timeout, int | float) or not 0 <= self.timeout < math.inf:
             raise ConfigError(f"timeout={self.timeout!r}: must be a finite number of seconds, 0 or greater")
 
     def missed(self, position: int | None, why: str) -> NotApplied:
-        """The error that the record was not passed in time, with the partition's position."""
+        """The error for a record that was not passed in time, with the partition's position."""
         return NotApplied(self.partition, self.offset, position, why)
 
-    def ask(self, look: Look, statement: Query, **more: Any) -> Row[Any] | None:
+    def ask(self, look: Look, statement: Query, **parameters: Any) -> Row[Any] | None:
         """Run one statement, on a connection that is returned at once."""
         with look() as scope:
             return scope.execute(
-                statement, topic=self.partition.topic, partition=self.partition.number, **more
+                statement, topic=self.partition.topic, partition=self.partition.number, **parameters
             ).one_or_none()
 
 
@@ -114,7 +112,7 @@ def wait(look: Look, wanted: Wanted) -> Passed:
 
 
 def pause(waited: float) -> float:
-    """Seconds until the next poll, after so many seconds of waiting."""
+    """Seconds until the next poll, after this many seconds of waiting."""
     return min(LONGEST, max(SHORTEST, waited * SHARE))
 
 
@@ -133,7 +131,7 @@ def _passed(look: Look, wanted: Wanted, topic_id: UUID) -> Passed | None:
 
 
 def _last_begin(look: Look) -> int:
-    """The id of the start at which the group began again after it was forgotten: resets before it are of no effect."""
+    """The id of the action by which the group last began again or was replaced: earlier resets do not count."""
     with look() as scope:
         return int(scope.execute(FORGET["last_begin"]).scalar_one())
 
@@ -142,7 +140,7 @@ def _last_begin(look: Look) -> int:
 
 
 def _unclaimed(look: Look, wanted: Wanted) -> NotApplied:
-    """No worker has claimed the partition so far, or a name is wrong: the ledger cannot know which."""
+    """The error for a partition that no worker has claimed yet, or for a wrong name: the ledger cannot know which."""
     with look() as scope:
         if scope.execute(GROUPS["read"]).one_or_none() is None:
             why = f"there is no group {scope.group!r} in the ledger yet: start a worker, or check the name"
@@ -158,15 +156,16 @@ def _recreated(wanted: Wanted, row: Row[Any], topic_id: UUID) -> NotApplied:
     return wanted.missed(
         row.next_offset,
         f"topic {wanted.partition.topic!r} was recreated meanwhile: the stored offset belonged to topic id {topic_id}, "
-        f"now to {row.topic_id}. What became of a record of the old topic, they no longer say; for one of the new, "
-        f"wait again, with topic_id=UUID('{row.topic_id}')",
+        f"now to {row.topic_id}. Whether a record of the old topic was applied is no longer known; for a record of the "
+        f"new one, wait again, with topic_id=UUID('{row.topic_id}')",
     )
 
 
 def _stopped(look: Look, wanted: Wanted) -> NotApplied:
     row = wanted.ask(look, WAIT["progress"])
     if row is None or row.stop_kind is None:
-        return wanted.missed(None if row is None else row.next_offset, "its partition was stopped just now: wait again")
+        why = "its partition was stopped until just now: wait again"
+        return wanted.missed(None if row is None else row.next_offset, why)
     return wanted.missed(
         row.next_offset,
         f"not applied: group {row.consumer_group!r} has stopped the partition at offset {row.stop_offset} "
@@ -180,7 +179,7 @@ def _late(look: Look, wanted: Wanted, topic_id: UUID | None) -> NotApplied:
     if row is None:
         return wanted.missed(None, "the partition's row was deleted meanwhile")
     missing = wanted.offset - row.next_offset
-    where = f"is at offset {row.next_offset}" + (f", {missing} before it" if missing > 0 else "")
+    where = f"is at offset {row.next_offset}" + (f", {missing} offsets before it" if missing > 0 else "")
     return wanted.missed(
         row.next_offset,
         f"not applied within {wanted.timeout:g} s; group {row.consumer_group!r} {where}. "
@@ -197,24 +196,24 @@ def _reason(wanted: Wanted, row: Row[Any], topic_id: UUID | None) -> str:
             f"decide where to continue: {accept}"
         )
     if row.paused:
-        by, why = row.paused_by or "unknown", row.paused_reason or "no reason given"
-        return f"The group is paused by {by} ({why}): resume it: {remedies.resume(row.consumer_group)}"
+        actor, why = row.paused_by or "unknown", row.paused_reason or "no reason given"
+        return f"The group is paused by {actor} ({why}): resume it: {remedies.resume(row.consumer_group)}"
     if row.owner is None:
         return "No worker has claimed the partition: start one"
     if row.attempt_offset is not None and row.attempts:  # at 0, the only attempt was cancelled
         return _attempt(row)
     if row.still is None:
-        return "It has not moved since it was first claimed: look at its worker's log and health"
-    return f"It last moved {row.still:.1f} s ago: wait again, or look at its worker's log and health"
+        return "It has not moved since it was first claimed: check its worker's log and health"
+    return f"It last moved {row.still:.1f} s ago: wait again, or check its worker's log and health"
 
 
 def _attempt(row: Row[Any]) -> str:
-    """What is stored of the attempts at the record at the position."""
+    """A sentence about the stored attempts to apply the record at the position."""
     record = f"The record at offset {row.attempt_offset}"
     if row.attempt_running:
         return f"{record} is in a single-record attempt now, number {row.attempts}"
     if row.attempt_error is None:
-        return f"{record} crashed the processes that tried it, {row.attempts} so far, or they died beside it"
+        return f"{record} was in attempt {row.attempts} when the process crashed, perhaps because of the record"
     if row.retry_in is None:
         return (
             f"{record} failed ({row.attempt_error}), and the partition is stopped before it until an operator "

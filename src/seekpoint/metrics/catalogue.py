@@ -19,7 +19,7 @@ class Kind(StrEnum):
 class Metric:
     """One metric. ``combine`` makes one value of several with equal labels: of two workers, or of all partitions.
 
-    Gauges of one partition are not added, though: the greatest counts (:class:`Samples`).
+    Several gauges of the same partition are never added: the greatest counts (:class:`Samples`).
     ``sources`` are "worker" (a :class:`Tally` has it) and "ledger" (a :class:`LedgerGauges` has it).
     """
 
@@ -58,7 +58,7 @@ RECORDS = _counter("records", _GROUP, "Records of committed transactions.")
 SINK_ROWS = _counter(
     "sink_rows",
     (*_GROUP, "table"),
-    "Rows that sinks were given in committed transactions, tombstones among them; not what handlers write.",
+    "Rows that sinks were given in committed transactions, including tombstones; not what handlers write.",
 )
 TRANSACTIONS = _counter(
     "transactions",
@@ -72,7 +72,7 @@ CLAIMS = _counter("claims", _GROUP, "Partitions that were claimed and became act
 CLAIMS_LOST = _counter("claims_lost", _GROUP, "Claims that another process has taken, or that a reset ended.")
 RESYNCS = _counter("resyncs", (*_GROUP, "cause"), "Times that reading resumed at another offset than expected.")
 STOPS = _counter("stops", (*_GROUP, "cause"), "Partitions that stopped, by the name of the error.")
-RETRIES = _counter("retries", _GROUP, "Records that failed and were scheduled for another try.")
+RETRIES = _counter("retries", _GROUP, "Records that failed and were scheduled for another attempt.")
 ISOLATIONS = _counter("isolations", _GROUP, "Batches that failed and were bisected.")
 DEAD_LETTERS = _counter(
     "dead_letters", (*_GROUP, "topic", "state", "cause"), "Records that were passed without being applied."
@@ -82,7 +82,7 @@ TROUBLES = _counter(
     "troubles", (*_GROUP, "server"), "Requests that failed because a server was away: database, kafka, codec."
 )
 OTHER_COMMITS = _counter(
-    "other_commits", _GROUP, "Partitions for which Kafka held commits that no mirror wrote, when they were assigned."
+    "other_commits", _GROUP, "Assigned partitions for which Kafka already held commits that no mirror wrote."
 )
 MIRROR_FAILURES = _counter("mirror_failures", _GROUP, "Times that positions could not be committed to Kafka.")
 
@@ -115,7 +115,7 @@ LAST_COMMIT = _gauge(
 # -- the ledger's alone ----------------------------------------------------------------------------------------------
 
 LEDGER_UP = _gauge("ledger_up", (), "1: the ledger was read for this answer.", _LEDGER, "min")
-KAFKA_UP = _gauge("kafka_up", (), "1: the brokers have answered where the logs end.", _LEDGER, "min")
+KAFKA_UP = _gauge("kafka_up", (), "1: the brokers answered when asked for the ends of the logs.", _LEDGER, "min")
 LAG_SECONDS = _gauge(
     "lag_seconds", _PARTITION, "For how long the next record has been in its log.", _LEDGER, "max", "seconds"
 )
@@ -125,7 +125,7 @@ HEADROOM = _gauge(
 HEADROOM_SECONDS = _gauge(
     "retention_headroom_seconds",
     _PARTITION,
-    "In how long retention reaches the position, as it has deleted lately.",
+    "Time until retention reaches the position, at its recent rate of deletion.",
     _LEDGER,
     "min",
     "seconds",
@@ -133,7 +133,7 @@ HEADROOM_SECONDS = _gauge(
 SAMPLE_AGE = _gauge(
     "sample_age_seconds",
     _PARTITION,
-    "Age of the worker's last sample; over 180, lag and headroom have no series unless brokers are asked.",
+    "Age of the worker's last sample; above 180 s, lag and headroom are exported only if brokers are asked.",
     _LEDGER,
     "max",
     "seconds",
@@ -156,4 +156,4 @@ RELOAD_SILENT = _gauge(
     "seconds",
 )
 
-CATALOGUE: tuple[Metric, ...] = tuple(one for one in list(globals().values()) if isinstance(one, Metric))
+CATALOGUE: tuple[Metric, ...] = tuple(metric for metric in list(globals().values()) if isinstance(metric, Metric))

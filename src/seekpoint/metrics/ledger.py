@@ -1,4 +1,4 @@
-"""The gauges that a ledger has of all its groups, also of those whose workers are dead: read by SQL, from views."""
+"""Gauges of all groups of a ledger, also of those whose workers have crashed, read by SQL from views."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ KAFKA_TIMEOUT = 2.0
 
 
 class LedgerGauges:
-    """Has the gauges of all groups of one ledger; each reading is one transaction that writes nothing.
+    """Reads the gauges of all groups of one ledger; each reading is one transaction that writes nothing.
 
-    ``kafka`` is librdkafka's configuration: then the brokers are asked where the logs begin and end, and lag and
-    headroom are known where workers are dead, too: in time by the samples that they have left. Without it, or where
-    none answers, both are of the workers' samples, and have no series where the last one is older than three minutes.
-    Where the database does not answer, the gauge "ledger_up" is 0, and nothing else has a series.
+    With ``kafka``, librdkafka's configuration, the brokers are asked where the logs begin and end. Then lag and
+    headroom are known even if no worker runs; in seconds, from the workers' last samples. Without it, or if no broker
+    answers, both come from the workers' samples, and have no series if the last one is older than three minutes.
+    If the database does not answer, the gauge "ledger_up" is 0, and nothing else has a series.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class LedgerGauges:
         self._engine, self._schema = postgres_engine(engine), schema
         self._kafka = dict(kafka or {})
         self._identity: Identity | None = None
-        self._reading = threading.Lock()  # two scrapers at once: one after the other
+        self._reading = threading.Lock()  # concurrent scrapes read one after the other
 
     def add_to(self, samples: Samples) -> None:
-        """Add the gauges of now. Raises nothing where a server is away."""
-        if not self._reading.acquire(timeout=TIMEOUT):  # a server that never answers: no thread more waits for it
+        """Add the current gauges. Raises nothing if a server is down."""
+        if not self._reading.acquire(timeout=TIMEOUT):  # a server does not answer: no further thread waits for it
             samples.add(of.LEDGER_UP, 0)
             return
         try:
@@ -61,9 +61,9 @@ class LedgerGauges:
         finally:
             self._reading.release()
 
-    def _note(self, error: Exception | None, what: str = "") -> None:
+    def _note(self, error: Exception | None, problem: str = "") -> None:
         if error is not None and self.error is None:  # once, until a reading succeeds
-            logger.warning("%s: %s", what, getattr(error, "orig", None) or error)
+            logger.warning("%s: %s", problem, getattr(error, "orig", None) or error)
         self.error = error
 
     def _read(self, samples: Samples) -> None:
@@ -78,21 +78,22 @@ class LedgerGauges:
             samples.add(of.WORKERS, row.workers, row.consumer_group)
         for row in runs:
             samples.add(of.RELOAD_SILENT, row.silent, row.id, row.state)
-        error, logs = self._ask_brokers(ids)
+        error, logs = self._ask_brokers(ids) if self._kafka else (None, {})
         for row in partitions:
             _add_partition(samples, row, lag_of(row, logs))
         if self._kafka:
             samples.add(of.KAFKA_UP, error is None)
-        self._note(error, "the brokers do not answer; lag is of the workers' samples")
+        self._note(error, "the brokers do not answer; lag comes from the workers' samples")
 
     def _ask_brokers(self, rows: Sequence[Row[Any]]) -> tuple[Exception | None, Logs]:
-        """The logs of these partitions; none where no broker answers, with the error."""
-        if not rows:
-            return None, {}
+        """The error if no broker answers, and the logs of these partitions."""
         ids = {(row.consumer_group, Partition(row.topic, row.partition)): row.topic_id for row in rows}
         try:
             if self._identity is None:
                 self._identity = Identity(self._kafka, KAFKA_TIMEOUT)
+            if not ids:  # no log to ask about: without a question, brokers that are away would look up
+                self._identity.cluster_id()
+                return None, {}
             logs = ask_logs(self._identity, ids, self._kafka).logs
         except KafkaUnavailable as error:
             return error, {}
@@ -100,17 +101,17 @@ class LedgerGauges:
 
 
 def _add_partition(samples: Samples, row: Row[Any], lag: Lag) -> None:
-    group, at = row.consumer_group, Partition(row.topic, row.partition)
-    samples.add_at(of.NEXT_OFFSET, row.next_offset, group, at)
-    samples.add_at(of.LAG, lag.lag, group, at)
-    samples.add_at(of.LAG_SECONDS, lag.lag_seconds, group, at)
-    samples.add_at(of.HEADROOM, lag.headroom, group, at)
-    samples.add_at(of.HEADROOM_SECONDS, lag.headroom_seconds, group, at)
-    samples.add_at(of.SAMPLE_AGE, None if row.sample_age is None else row.sample_age.total_seconds(), group, at)
-    samples.add_at(of.OWNED, row.owned, group, at)
-    samples.add_at(of.DEAD_LETTERS_OPEN, row.dead_letters, group, at)
-    samples.add_at(of.BLOCKED, row.blocked, group, at)
+    group, partition = row.consumer_group, Partition(row.topic, row.partition)
+    samples.add_at(of.NEXT_OFFSET, row.next_offset, group, partition)
+    samples.add_at(of.LAG, lag.lag, group, partition)
+    samples.add_at(of.LAG_SECONDS, lag.lag_seconds, group, partition)
+    samples.add_at(of.HEADROOM, lag.headroom, group, partition)
+    samples.add_at(of.HEADROOM_SECONDS, lag.headroom_seconds, group, partition)
+    samples.add_at(of.SAMPLE_AGE, None if row.sample_age is None else row.sample_age.total_seconds(), group, partition)
+    samples.add_at(of.OWNED, row.owned, group, partition)
+    samples.add_at(of.DEAD_LETTERS_OPEN, row.dead_letters, group, partition)
+    samples.add_at(of.BLOCKED, row.blocked, group, partition)
     if row.stop_kind is not None:
-        samples.add_at(of.STOPPED, 1, group, at, row.stop_kind)
+        samples.add_at(of.STOPPED, 1, group, partition, row.stop_kind)
     if row.committed_at is not None:
-        samples.add_at(of.LAST_COMMIT, row.committed_at.timestamp(), group, at)
+        samples.add_at(of.LAST_COMMIT, row.committed_at.timestamp(), group, partition)

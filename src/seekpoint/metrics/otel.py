@@ -21,7 +21,7 @@ _ATTRIBUTES = {
 def instrument(*tallies: Tally, meter_provider: MeterProvider | None = None, per_partition: bool = True) -> None:
     """Offer the metrics of these workers to OpenTelemetry; call it once, before the workers run.
 
-    Names begin with ``seekpoint.``; attributes are those of the semantic conventions for messaging where there is one.
+    Names begin with ``seekpoint.``; attributes follow the semantic conventions for messaging where these define one.
     ``meter_provider`` is the global one by default. With ``per_partition=False``, values of a group's partitions are
     combined. Only the histogram of transactions is recorded on the worker's thread.
     """
@@ -55,11 +55,11 @@ class _Callback:
         samples = Samples(per_partition=self._per_partition)
         for tally in self._tallies:
             tally.add_to(samples)
-        found = samples.of(self._metric).items()
-        return [Observation(value, _attributes(self._metric, labels)) for labels, value in found]
+        values = samples.of(self._metric).items()
+        return [Observation(value, _attributes(self._metric, labels)) for labels, value in values]
 
 
 def _attributes(metric: Metric, labels: Labels) -> dict[str, str]:
     named = zip(metric.labels, labels, strict=True)
-    given = {_ATTRIBUTES.get(name, f"seekpoint.{name}"): value for name, value in named if value}
-    return {"messaging.system": "kafka", **given}
+    attributes = {_ATTRIBUTES.get(name, f"seekpoint.{name}"): value for name, value in named if value}
+    return {"messaging.system": "kafka", **attributes}

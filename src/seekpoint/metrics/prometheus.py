@@ -19,29 +19,30 @@ _LES = [*map(str, BOUNDS), "+Inf"]
 
 
 class Collector(_Collector):
-    """Collects what these sources have at each scrape: ``REGISTRY.register(Collector(Tally(worker)))``.
+    """Collects the metrics of these sources at each scrape: ``REGISTRY.register(Collector(Tally(worker)))``.
 
-    One collector for all workers of a process: values with equal labels become one. With ``per_partition=False`` so
-    do those of a group's partitions (lag is their sum, headroom the least); topic and partition are then empty.
+    Make one collector for all workers of a process: it combines values with equal labels. ``per_partition=False`` also
+    combines the values of a group's partitions (lag is their sum, headroom the least); topic and partition are then
+    empty.
     """
 
     def __init__(self, *sources: Source, per_partition: bool = True) -> None:
         self._sources, self._per_partition = sources, per_partition
 
     def describe(self) -> Iterable[Family]:
-        """Every family without values: a registry asks no server."""
+        """Every family without values, so that registering queries no server."""
         return [Family(PREFIX + metric.name, metric.help, metric.kind.value) for metric in CATALOGUE]
 
     def collect(self) -> Iterable[Family]:
-        """The values of now."""
+        """The current values."""
         samples = Samples(per_partition=self._per_partition)
         for source in self._sources:
             source.add_to(samples)
         yield from _valued(samples)
         for metric in CATALOGUE:
-            if found := samples.histograms_of(metric):
+            if histograms := samples.histograms_of(metric):
                 family = HistogramMetricFamily(PREFIX + metric.name, metric.help, labels=metric.labels)
-                for labels, buckets in found.items():
+                for labels, buckets in histograms.items():
                     cumulative = zip(_LES, accumulate(buckets.counts), strict=True)
                     family.add_metric(labels, list(cumulative), buckets.total)
                 yield family
@@ -49,16 +50,16 @@ class Collector(_Collector):
 
 def _valued(samples: Samples) -> Iterable[Family]:
     for metric in CATALOGUE:
-        if found := samples.of(metric):
+        if values := samples.of(metric):
             kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
             family = kind(PREFIX + metric.name, metric.help, labels=metric.labels)
-            for labels, value in found.items():
+            for labels, value in values.items():
                 family.add_metric(labels, value)
             yield family
 
 
 def exposition(*sources: Source, per_partition: bool = True) -> bytes:
-    """What these sources have now, in Prometheus' text format."""
+    """The current metrics of these sources, in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(Collector(*sources, per_partition=per_partition))
     return generate_latest(registry)
@@ -66,9 +67,9 @@ def exposition(*sources: Source, per_partition: bool = True) -> bytes:
 
 @contextmanager
 def serving(host: str, port: int, *sources: Source, per_partition: bool = True) -> Iterator[int]:
-    """Answer scrapes at ``http://HOST:PORT/metrics`` for the length of a block; yields the port (0: a free one).
+    """Answer scrapes at ``http://HOST:PORT/metrics`` during the block; yields the port (0: a free one).
 
-    Raises OSError where the address cannot be used.
+    Raises OSError if the address cannot be used.
     """
     registry = CollectorRegistry()
     registry.register(Collector(*sources, per_partition=per_partition))

@@ -1,4 +1,4 @@
-"""The values of metrics at one moment, combined where their labels are equal."""
+"""The values of metrics at one moment, combined if their labels are equal."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _COMBINE = {"max": max, "min": min}
 
 
 class Samples:
-    """Collects values. With ``per_partition=False`` those of a group's partitions become one, as the metric says.
+    """Collects values. ``per_partition=False`` combines those of a group's partitions as the metric defines.
 
-    Of one partition's gauges that several workers have, while it is handed over or one of them hangs, the greatest
+    If several workers have a gauge of one partition, during a rebalance or because one hangs, the greatest value
     counts: a sum would be twice the position.
     """
 
@@ -39,32 +39,32 @@ class Samples:
         self._buckets: dict[Metric, dict[Labels, Buckets]] = {}
 
     def add(self, metric: Metric, value: float | None, *labels: object) -> None:
-        """Add one value with the metric's labels in order; None: it is not known, and there is no series."""
+        """Add one value with the metric's labels in order; None means unknown, and makes no series."""
         if value is None:
             return
         assert len(labels) == len(metric.labels), metric.name
         is_of_partition = metric.kind is Kind.GAUGE and "partition" in metric.labels
-        how = "max" if is_of_partition and metric.combine == "sum" else metric.combine
-        _combine(self._values.setdefault(metric, {}), tuple(map(str, labels)), float(value), how)
+        rule = "max" if is_of_partition and metric.combine == "sum" else metric.combine
+        _combine(self._values.setdefault(metric, {}), tuple(map(str, labels)), float(value), rule)
 
-    def add_at(self, metric: Metric, value: float | None, group: str, at: Partition, *labels: object) -> None:
+    def add_at(self, metric: Metric, value: float | None, group: str, partition: Partition, *labels: object) -> None:
         """Add the value of one partition."""
-        self.add(metric, value, group, at.topic, at.number, *labels)
+        self.add(metric, value, group, partition.topic, partition.number, *labels)
 
     def add_buckets(self, metric: Metric, buckets: Buckets, *labels: str) -> None:
         """Add a histogram."""
-        known = self._buckets.setdefault(metric, {})
-        known[labels] = known[labels] + buckets if labels in known else buckets
+        by_labels = self._buckets.setdefault(metric, {})
+        by_labels[labels] = by_labels[labels] + buckets if labels in by_labels else buckets
 
     def of(self, metric: Metric) -> dict[Labels, float]:
         """The metric's values, by their labels."""
-        found = self._values.get(metric, {})
+        values = self._values.get(metric, {})
         if self._per_partition:
-            return found
+            return values
         folded: dict[Labels, float] = {}
-        for labels, value in found.items():
+        for labels, value in values.items():
             named = zip(metric.labels, labels, strict=True)
-            key = tuple("" if name in {"topic", "partition"} else one for name, one in named)
+            key = tuple("" if name in {"topic", "partition"} else label for name, label in named)
             _combine(folded, key, value, metric.combine)
         return folded
 
@@ -73,17 +73,17 @@ class Samples:
         return self._buckets.get(metric, {})
 
 
-def _combine(known: dict[Labels, float], labels: Labels, value: float, how: str) -> None:
-    if labels not in known:
-        known[labels] = value
-    elif how == "sum":
-        known[labels] += value
+def _combine(values: dict[Labels, float], labels: Labels, value: float, rule: str) -> None:
+    if labels not in values:
+        values[labels] = value
+    elif rule == "sum":
+        values[labels] += value
     else:
-        known[labels] = _COMBINE[how](known[labels], value)
+        values[labels] = _COMBINE[rule](values[labels], value)
 
 
 class Source(Protocol):
-    """What has metrics: a :class:`Tally` of a worker, or the :class:`LedgerGauges`."""
+    """A source of metrics: a :class:`Tally` of a worker, or the :class:`LedgerGauges`."""
 
     def add_to(self, samples: Samples) -> None:
-        """Add the values of now; may be called from any thread."""
+        """Add the current values; may be called from any thread."""

@@ -1,4 +1,4 @@
-"""Counts a worker's events in plain integers; asks no metrics library."""
+"""Counts a worker's events in plain integers; needs no metrics library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seekpoint.metrics.samples import BOUNDS, Buckets, Samples
 from seekpoint.records import Partition
 from seekpoint.worker.worker import Worker
 
-# A rate needs the 0 before the first one.
+# Counters that are 0 before their first event, because otherwise a rate would miss that event.
 _FROM_ZERO: tuple[tuple[Any, ...], ...] = (
     *((of.TRANSACTIONS, outcome) for outcome in ("refused", "unknown")),
     *((of.TROUBLES, server) for server in ("database", "kafka", "codec")),
@@ -26,9 +26,9 @@ _FROM_ZERO: tuple[tuple[Any, ...], ...] = (
 
 
 class Tally:
-    """Has the metrics of one worker. Make it before the worker runs: it observes the worker's events.
+    """The metrics of one worker. Make it before the worker runs: it observes the worker's events.
 
-    Reading takes no lock of the worker's, and no server is asked.
+    Reading takes no lock of the worker, and queries no server.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -52,7 +52,7 @@ class Tally:
             events.DeadLettered: self._dead_lettered,
             events.CrashSuspected: lambda _: self._count(of.CRASH_SUSPICIONS),
             events.DatabaseTrouble: lambda _: self._count(of.TROUBLES, "database"),
-            events.OtherCommits: lambda event: self._count(of.OTHER_COMMITS, by=len(event.commits)),
+            events.OtherCommits: lambda event: self._count(of.OTHER_COMMITS, amount=len(event.commits)),
             events.MirrorFailed: lambda _: self._count(of.MIRROR_FAILURES),
             events.KafkaTrouble: lambda _: self._count(of.TROUBLES, "kafka"),
             events.CodecTrouble: lambda _: self._count(of.TROUBLES, "codec"),
@@ -64,9 +64,9 @@ class Tally:
         if (count := self._on.get(type(event))) is not None:
             count(event)
 
-    def _count(self, metric: Metric, *labels: str, by: int = 1) -> None:
+    def _count(self, metric: Metric, *labels: str, amount: int = 1) -> None:
         key = (metric, labels)
-        self._counts[key] = self._counts.get(key, 0) + by
+        self._counts[key] = self._counts.get(key, 0) + amount
 
     def _committed(self, event: events.Committed) -> None:
         self._records += event.records
@@ -101,18 +101,18 @@ class Tally:
         samples.add(of.STALE, health.stale, group)
         samples.add(of.TROUBLE, health.trouble is not None, group)
         samples.add(of.WORKER_INFO, 1, group, self.worker.pipeline.version, version("seekpoint"))
-        for at, offset in health.positions.items():
-            samples.add_at(of.NEXT_OFFSET, offset, group, at)
-        for at, lag in health.lag.items():
-            if at not in health.lag_unknown:
-                samples.add_at(of.LAG, lag, group, at)
-        for at, error in health.stopped.items():
-            samples.add_at(of.STOPPED, 1, group, at, type(error).__name__)
-        for at in health.retrying:
-            samples.add_at(of.WAITING, 1, group, at, "retry")
-        for at in health.delayed:
-            samples.add_at(of.WAITING, 1, group, at, "delay")
+        for partition, offset in health.positions.items():
+            samples.add_at(of.NEXT_OFFSET, offset, group, partition)
+        for partition, lag in health.lag.items():
+            if partition not in health.lag_unknown:
+                samples.add_at(of.LAG, lag, group, partition)
+        for partition, error in health.stopped.items():
+            samples.add_at(of.STOPPED, 1, group, partition, type(error).__name__)
+        for partition in health.retrying:
+            samples.add_at(of.WAITING, 1, group, partition, "retry")
+        for partition in health.delayed:
+            samples.add_at(of.WAITING, 1, group, partition, "delay")
         since_epoch = time.time() - monotonic()
-        for at, last in self._last_commit.copy().items():
-            if at in health.positions:  # else another worker has it
-                samples.add_at(of.LAST_COMMIT, round(last + since_epoch, 3), group, at)
+        for partition, last in self._last_commit.copy().items():
+            if partition in health.positions:  # else another worker has it
+                samples.add_at(of.LAST_COMMIT, round(last + since_epoch, 3), group, partition)

@@ -38,7 +38,7 @@ class Batch(Sequence[Record[V_co, K_co]]):
         return f"Batch({len(self)} records: {', '.join(map(str, self.spans))})"
 
     def by_partition(self) -> Mapping[Partition, Sequence[Record[V_co, K_co]]]:
-        """Group the records by a key; each group keeps the order of its offsets."""
+        """Group the records by partition; each group keeps the order of its offsets."""
         groups: dict[Partition, list[Record[V_co, K_co]]] = {}
         for record in self._records:
             groups.setdefault(Partition(record.topic, record.partition), []).append(record)
@@ -47,13 +47,13 @@ class Batch(Sequence[Record[V_co, K_co]]):
     def arrow(self, schema: Any = None, *, provenance: Mapping[str, str] | Sequence[str] | None = None) -> pa.Table:
         """The batch as a ``pyarrow.Table``: a row for each record, a column for each field of the values.
 
-        ``schema`` is a ``pyarrow.Schema``, or a Struct, dataclass or TypedDict; by default the columns have the types
-        of the values' own annotations, or else what their values need. Values without fields are one column, ``value``;
-        values that are Arrow tables are put one below the other. ``provenance`` adds columns for the records' topic,
-        partition and offset: three names, or a mapping of what is wanted, of ``timestamp`` and ``key``, too.
+        ``schema`` is a ``pyarrow.Schema``, or a Struct, dataclass or TypedDict; by default the annotations of the
+        values' type decide the columns' types, or else the values. Values without fields become one column, ``value``;
+        values that are Arrow tables are concatenated. ``provenance`` adds columns for the records' topic, partition and
+        offset: three names, or a mapping, which may also name ``timestamp`` and ``key``.
 
-        Raises Poison, with the records named, for values that a column cannot hold. Needs the extra ``arrow``;
-        ConfigError where it is missing, or where the arguments cannot be meant.
+        Raises Poison, which names the records, for values that a column cannot hold, and ConfigError for arguments that
+        contradict the values. Needs the extra ``arrow``; raises ConfigError without it.
         """
         required()
         from seekpoint.pipeline.arrow.table import build  # noqa: PLC0415 -- pyarrow, an extra

@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from seekpoint.pipeline.pipeline import Pipeline, shown_handler
+from seekpoint.pipeline.handler import shown_handler
+from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import OnPoison
 from seekpoint.pipeline.sink import Sink
 
 
 def declared(pipeline: Pipeline, *, read_uncommitted: bool = False) -> dict[str, dict[str, Any]]:
-    """Of each topic: its sinks and their kind, handler, version, policies, and what weakens the guarantee, in words.
+    """For each topic: its sinks and their kind, handler, version, policies, and in words what weakens the guarantee.
 
     ``read_uncommitted``: the Kafka client reads records of aborted transactions, too.
     """
     return {topic: _of_topic(pipeline, topic, read_uncommitted) for topic in pipeline.topics}
+
+
+def declared_sums(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
+    """As :func:`declared`, for the topics whose records are added to sums."""
+    return {
+        topic: declaration
+        for topic, declaration in declared(pipeline).items()
+        if any("aggregates" in sink for sink in declaration["sinks"])
+    }
 
 
 def _of_topic(pipeline: Pipeline, topic: str, read_uncommitted: bool) -> dict[str, Any]:
@@ -36,14 +46,18 @@ def _of_topic(pipeline: Pipeline, topic: str, read_uncommitted: bool) -> dict[st
 
 
 def _sink(sink: Sink) -> dict[str, Any]:
-    found: dict[str, Any] = {"kind": type(sink).__name__, "tables": list(sink.tables)}
-    if sink.guarded is not None:
-        found |= {"key": list(sink.key), "guarded": sink.guarded}
-    return found
+    declaration: dict[str, Any] = {"kind": type(sink).__name__, "tables": list(sink.tables)}
+    if sink.aggregates:
+        declaration |= {"key": list(sink.key), "aggregates": True}
+    elif sink.guarded is not None:
+        declaration |= {"key": list(sink.key), "guarded": sink.guarded}
+        if sink.keeps_first:
+            declaration["keeps_first"] = True
+    return declaration
 
 
 def _weakens(pipeline: Pipeline, sinks: list[Sink], read_uncommitted: bool) -> Iterator[str]:
-    """What an operator should know before a reset, and of the promise as it is."""
+    """Sentences about the limits of the guarantee, and about what an operator should know before a reset."""
     if read_uncommitted:
         yield "records of aborted transactions are applied: isolation.level is read_uncommitted"
     if pipeline.on_poison is OnPoison.SKIP:
@@ -53,7 +67,9 @@ def _weakens(pipeline: Pipeline, sinks: list[Sink], read_uncommitted: bool) -> I
     if pipeline.handle is not None:
         yield "what the handler does outside its transaction may happen more than once"
     for sink in sinks:
-        if sink.guarded is None:
+        if sink.aggregates:
+            yield f"sums would count twice after a backward reset, which is refused for them: {', '.join(sink.tables)}"
+        elif sink.guarded is None:
             yield f"records that are read again after a backward reset are written twice: {', '.join(sink.tables)}"
-        elif not sink.guarded:
+        elif not sink.guarded and not sink.keeps_first:
             yield f"a backward reset overwrites newer rows until they are read again: {', '.join(sink.tables)}"

@@ -6,27 +6,28 @@ module needs neither a database driver nor a Kafka client.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from types import FunctionType
-from typing import Any, Generic, Literal, Never, TypedDict, Unpack, overload
+from typing import Any, Generic, Literal, Never, Self, TypedDict, Unpack, overload
 
 from sqlalchemy import Connection
 from typing_extensions import TypeVar
 
 from seekpoint.codecs import Bytes, Codec, key_decoder, value_decoder
 from seekpoint.errors import ConfigError
+from seekpoint.pipeline.handler import check_handler, shown_handler
 from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry, StartAt
-from seekpoint.pipeline.sink import Handler, K, Sink, V
+from seekpoint.pipeline.sink import AsyncHandler, Handler, K, Sink, V
 from seekpoint.pipeline.table_path import TableName, table_path
 from seekpoint.pipeline.written_tables import Translation, translated, with_schemas
 
 T = TypeVar("T")
 
-# Never passed. mypy checks arguments whose type has a callable after the others: it infers V from ``value=``, and then
-# checks each sink, and each lambda in it, against V.
+# No argument has this type. It makes mypy check sinks after other arguments, as it does for types with a callable: V is
+# inferred from ``value=``, and each sink, and each lambda in it, is checked against V.
 _CheckedLast = Callable[[V], Never]
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")  # what a broker accepts as a topic's name
@@ -45,34 +46,36 @@ class _Options(TypedDict, total=False):
     delay: timedelta | None
     strict: bool
     synchronous_commit: bool
+    resources: Callable[[], AbstractAsyncContextManager[Any]] | None
 
 
 class Pipeline(Generic[V, K]):
     """Declares what a group of workers does with some topics' records.
 
     ``Pipeline[V, K]``: values are decoded into V and keys into K; a record without a key has None. Type checkers infer
-    both from the codecs, and check handlers, ``row=`` and sinks against them; V is Any where each topic has its codec.
+    both from the codecs, and check handlers, ``row=`` and sinks against them; V is Any if each topic has its codec.
 
     ``group`` names the offsets in the ledger and the consumer group in Kafka. ``topics`` is a name, several
     names, or ``{name: value codec}`` (then without ``value``). ``value`` and ``key`` are codecs. At least one
-    of ``sinks`` and ``handle`` says what is done; sinks write in their order, then ``handle(tx, batch)`` runs
-    with the transaction's SQLAlchemy connection: everything in one transaction with the offset (I1).
-    ``writes`` names the tables the handler writes, or gives the classes that are mapped to them. ``version`` is the
+    of ``sinks`` and ``handle`` (or the decorator :meth:`handler`) is required: sinks write in their order, then
+    ``handle(tx, batch)`` runs with the transaction's SQLAlchemy connection, everything in one transaction with the
+    offset (I1).
+    ``writes`` are the tables that the handler writes, by name or mapped class. ``version`` is the
     handler's version: once a worker of a higher one has claimed, workers of older ones exit as outdated. ``start`` is
     the first position of a topic that the group has not read.
 
-    A record whose handler raises is tried again as ``retry`` says; one that can never be applied is a poison
+    A record whose handler raises is retried as ``retry`` says; one that can never be applied is a poison
     record. ``on_poison="stop"``: its partition stops before it, earlier records are committed, other partitions
     continue; with ``strict=True`` a stopped partition ends the worker. ``"dead_letter"``: the transaction that passes
-    its offset stores it in the ledger's table ``dead_letter``; ``"skip"``: in the same way, without its value. Past
-    ``dead_letter_limits`` the worker stops. ``keep_key_order=True``: later records of a dead letter's key are
-    dead-lettered, too, to be replayed in order (always with an ``Upsert`` that cannot decide which row is newer).
+    its offset stores it in the ledger's table ``dead_letter``; ``"skip"``: the same, without its value. If it exceeds
+    ``dead_letter_limits``, the worker stops. ``keep_key_order=True``: later records of a dead letter's key are
+    dead-lettered, too, to be replayed in order (always on with an ``Upsert`` that cannot decide which row is newer).
     ``delay``: a record is handled no earlier than its timestamp plus this.
 
     ``synchronous_commit=False`` is safe here: a crash of Postgres loses rows and offset together, and Kafka still has
-    the records. It is not where other systems act on rows that they have read before that.
+    the records. It is not safe if other systems act on rows that they have read before the crash.
 
-    Raises ConfigError where the declaration contradicts itself.
+    Raises ConfigError if the declaration contradicts itself.
     """
 
     @overload
@@ -83,7 +86,7 @@ class Pipeline(Generic[V, K]):
         topics: str | Iterable[str],
         value: Codec[V],
         sinks: Sequence[Sink[V, bytes | None] | _CheckedLast[V]] = (),
-        handle: Handler[V, bytes | None] | None = None,
+        handle: Handler[V, bytes | None] | AsyncHandler[V, bytes | None] | None = None,
         **options: Unpack[_Options],
     ) -> None: ...
     @overload
@@ -95,7 +98,7 @@ class Pipeline(Generic[V, K]):
         value: Codec[V],
         key: Codec[K],
         sinks: Sequence[Sink[V, K | None] | _CheckedLast[V]] = (),
-        handle: Handler[V, K | None] | None = None,
+        handle: Handler[V, K | None] | AsyncHandler[V, K | None] | None = None,
         **options: Unpack[_Options],
     ) -> None: ...
     @overload
@@ -105,7 +108,7 @@ class Pipeline(Generic[V, K]):
         *,
         topics: Mapping[str, Codec],
         sinks: Sequence[Sink[Any, bytes | None]] = (),
-        handle: Handler[Any, bytes | None] | None = None,
+        handle: Handler[Any, bytes | None] | AsyncHandler[Any, bytes | None] | None = None,
         **options: Unpack[_Options],
     ) -> None: ...
     @overload
@@ -116,7 +119,7 @@ class Pipeline(Generic[V, K]):
         topics: Mapping[str, Codec],
         key: Codec[K],
         sinks: Sequence[Sink[Any, K | None] | _CheckedLast[K]] = (),
-        handle: Handler[Any, K | None] | None = None,
+        handle: Handler[Any, K | None] | AsyncHandler[Any, K | None] | None = None,
         **options: Unpack[_Options],
     ) -> None: ...
     def __init__(
@@ -127,7 +130,7 @@ class Pipeline(Generic[V, K]):
         value: Codec | None = None,
         key: Codec = Bytes(),  # noqa: B008 -- immutable
         sinks: Sequence[Any] = (),
-        handle: Handler | None = None,
+        handle: Handler | AsyncHandler | None = None,
         writes: Sequence[TableName] = (),
         version: int = 1,
         start: StartAt = StartAt.earliest(),  # noqa: B008 -- immutable
@@ -138,22 +141,66 @@ class Pipeline(Generic[V, K]):
         delay: timedelta | None = None,
         strict: bool = False,
         synchronous_commit: bool = True,
+        resources: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
     ) -> None:
         self.group = _group(group)
         self.codecs = _codecs(topics, value)
         self.key = key
-        self.handle: Handler[V, K | None] | None = handle
+        self.handle: Handler[V, K | None] | AsyncHandler[V, K | None] | None = handle
+        self.resources = resources
         self.sinks: tuple[Sink[V, K | None], ...] = _several("sinks", sinks, Sink)
         self.writes = tuple(".".join(table_path("writes=", table)) for table in _several("writes", writes, str))
         self.version, self.start, self.strict = version, start, strict
         self.retry, self.on_poison, self.dead_letter_limits = retry, _on_poison(on_poison), dead_letter_limits
         self.delay, self.synchronous_commit = delay, synchronous_commit
         self.keep_key_order = bool(keep_key_order)
+        self._is_taken = False
         self._check()
         self._require_key_order(keep_key_order)
 
     def __repr__(self) -> str:
         return f"Pipeline({self.group!r}, topics={list(self.codecs)})"
+
+    @overload
+    def handler(self, function: AsyncHandler[V, K | None]) -> AsyncHandler[V, K | None]: ...
+    @overload
+    def handler(self, function: Handler[V, K | None]) -> Handler[V, K | None]: ...
+    def handler(self, function: Any) -> Any:
+        """Set the handler, as a decorator: the same as ``handle=``. Returns the function as it is.
+
+        Raises ConfigError if the pipeline has a handler or is in use, or if the function cannot be a handler.
+        """
+        if self.handle is not None:
+            raise ConfigError(
+                f"{self!r} has {shown_handler(self.handle)} already, and a pipeline has only one: call the second "
+                "function from it"
+            )
+        if self._is_taken:
+            raise ConfigError(
+                f"{self!r} is in use already, by a worker, a job or a command: decorate its handler before that, in "
+                "the module that declares it"
+            )
+        check_handler(repr(self), function, self.resources)
+        self.handle = function
+        return function
+
+    def taken(self) -> Self:
+        """Mark the pipeline as in use, so that no handler can be added. Workers, jobs and commands call it first.
+
+        Raises ConfigError if no sink or handler takes the records, or those of a topic.
+        """
+        if self.handle is None:
+            if not self.sinks:
+                raise ConfigError(f"{self!r} does nothing: give it sinks=[...] or handle=..., or decorate its handler")
+            if self.resources is not None:
+                raise ConfigError(f"{self!r}: resources= are for an async handler, but it has none")
+            if unhandled := [topic for topic in self.topics if not any(sink.takes(topic) for sink in self.sinks)]:
+                raise ConfigError(
+                    f"{self!r}: no sink takes records of {', '.join(unhandled)}, which would be read and dropped: add "
+                    "a sink, or leave the topic out of topics="
+                )
+        self._is_taken = True
+        return self
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -173,16 +220,16 @@ class Pipeline(Generic[V, K]):
         """
         writes = [translated(name, translate or {}) for name in self.writes]
         return {
-            topic: tuple(sorted({*writes, *(name for s in self.sinks if s.takes(topic) for name in s.tables)}))
+            topic: tuple(sorted({*writes, *(name for sink in self.sinks if sink.takes(topic) for name in sink.tables)}))
             for topic in self.topics
         }
 
     def check_tables(self, tx: Connection) -> tuple[str, ...]:
         """Check that the sinks' tables take their rows; returns all tables that are written, each with its schema.
 
-        Raises ConfigError where a table, column or right is missing. The columns of rows that ``row=`` makes are not
-        known before the first record. Of the tables in ``writes`` only the existence is checked: columns and rights
-        that the handler needs are not known.
+        Raises ConfigError if a table, column or privilege is missing. The columns of rows that ``row=`` makes are not
+        known before the first record. Tables in ``writes`` must exist, but which columns and privileges the handler
+        needs is not known.
         """
         for sink in self.sinks:
             sink.check(tx, self.codecs_of(sink))
@@ -191,7 +238,7 @@ class Pipeline(Generic[V, K]):
     def sinks_tables(self, tx: Connection) -> dict[str, str]:
         """The tables that sinks write on this connection, each with its schema, by the sink's name for it.
 
-        A name that the connection finds no table by stays as it is: sinks of users may name other things.
+        A name that is no table on this connection stays as it is: users' sinks may name other things.
         """
         names = [name for sink in self.sinks for name in sink.tables]
         return {**dict(zip(names, names, strict=True)), **with_schemas(tx, names)}
@@ -199,7 +246,7 @@ class Pipeline(Generic[V, K]):
     def handlers_tables(self, tx: Connection) -> dict[str, str]:
         """The tables that the handler writes on this connection, each with its schema, by their names in ``writes``.
 
-        Raises ConfigError for one that is missing.
+        Raises ConfigError if a table is missing.
         """
         translation = tx.get_execution_options().get("schema_translate_map") or {}
         names = {name: translated(name, translation) for name in self.writes}
@@ -217,8 +264,6 @@ class Pipeline(Generic[V, K]):
         return [codec for topic, codec in self.codecs.items() if sink.takes(topic)]
 
     def _check(self) -> None:
-        if not self.sinks and self.handle is None:
-            raise ConfigError(f"{self!r} does nothing: give it sinks=[...] or handle=...")
         for sink in self.sinks:
             if isinstance(sink, type) or not isinstance(sink, Sink):
                 meant = "a function goes into handle=" if _is(sink, FunctionType) else "seekpoint.Append is one"
@@ -228,18 +273,16 @@ class Pipeline(Generic[V, K]):
             if not any(map(sink.takes, self.codecs)):
                 raise ConfigError(f"{self!r}: {sink!r} takes none of the pipeline's topics; correct its topics=")
         if self.handle is not None:
-            _check_handler(repr(self), self.handle)
-        elif left := [topic for topic in self.topics if not any(sink.takes(topic) for sink in self.sinks)]:
-            raise ConfigError(f"{self!r}: no sink takes {', '.join(left)}: its records would be read and thrown away")
+            check_handler(repr(self), self.handle, self.resources)
         if not _is(self.version, int) or self.version < 1:
-            raise ConfigError(f"{self!r}: version must be a number, 1 or greater, got {self.version!r}")
+            raise ConfigError(f"{self!r}: version must be a whole number, 1 or greater, got {self.version!r}")
         if not _is(self.start, StartAt):
             raise ConfigError(f"{self!r}: start must be a StartAt, e.g. StartAt.earliest(), got {self.start!r}")
         self._check_failing()
 
     def _check_failing(self) -> None:
-        """The codecs, the parameters about records that fail, and ``delay``."""
-        key_decoder(self.key)  # raises ConfigError for what is no codec
+        """Check the codecs, the parameters for records that fail, and ``delay``."""
+        key_decoder(self.key)  # raises ConfigError for anything that is not a codec
         for codec in self.codecs.values():
             value_decoder(codec)
         for name, kind in (("retry", Retry), ("dead_letter_limits", DeadLetterLimits)):
@@ -256,9 +299,9 @@ class Pipeline(Generic[V, K]):
             )
 
     def _require_key_order(self, declared: bool | None) -> None:
-        """Keep the order of keys where a replayed record would overwrite its key's newer row.
+        """Turn ``keep_key_order`` on if a replayed record would overwrite its key's newer row.
 
-        Raises ConfigError for a declaration that it shall not be kept there.
+        Raises ConfigError if the declaration turns it off.
         """
         unguarded = [sink for sink in self.sinks if sink.guarded is False]
         if self.on_poison is not OnPoison.DEAD_LETTER or not unguarded:
@@ -272,55 +315,18 @@ class Pipeline(Generic[V, K]):
         self.keep_key_order = True
 
 
-def shown_handler(handle: Handler) -> str:
-    """The handler's name in messages: ``the handler module.name``."""
-    return (
-        f"the handler {getattr(handle, '__module__', '?')}.{getattr(handle, '__qualname__', type(handle).__qualname__)}"
-    )
-
-
-def _check_handler(pipeline: str, handle: object) -> None:
-    if not callable(handle):
-        raise ConfigError(f"{pipeline}: the handler must be a function handle(tx, batch), got {handle!r}")
-    for function in (handle, getattr(handle, "__call__", None)):  # noqa: B004
-        never = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-        if any(kind(function) for kind in never):
-            raise ConfigError(
-                f"{pipeline}: the handler is an async function or a generator, and would never run; write a plain "
-                "function handle(tx, batch): the worker has a thread of its own"
-            )
-    try:
-        signature = inspect.signature(handle)
-        signature.bind(None, None)
-    except TypeError as error:
-        raise ConfigError(f"{pipeline}: the handler is called as handle(tx, batch): {error}") from None
-    except ValueError:
-        return  # a builtin whose signature is not known
-    first = next(iter(signature.parameters.values()))
-    if first.name == "batch" or _names_a_batch(first.annotation):
-        raise ConfigError(
-            f"{pipeline}: the handler is called as handle(tx, batch), and its first parameter {first.name!r} is a "
-            "batch: put the transaction's connection first"
-        )
-
-
-def _names_a_batch(annotation: Any) -> bool:
-    """Whether it is Batch, with or without its parameters, or the text of that."""
-    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    return text.split("[", 1)[0].rsplit(".", 1)[-1] == "Batch"
-
-
-def _is(given: object, kind: type) -> bool:
+def _is(argument: object, kind: type) -> bool:
     """Check a value's type at runtime: type checkers are optional."""
-    return isinstance(given, kind)
+    return isinstance(argument, kind)
 
 
-def _several(name: str, given: Iterable[T], kind: type) -> tuple[T, ...]:
-    if isinstance(given, type):
-        raise ConfigError(f'{name}={given.__name__}: that is the class; write {name}=[{given.__name__}("table")]')
-    if _is(given, kind):
-        raise ConfigError(f"{name}= takes several: write {name}=[{given!r}]")
-    return tuple(given)
+def _several(name: str, argument: Iterable[T], kind: type) -> tuple[T, ...]:
+    if isinstance(argument, type):
+        example = argument.__name__ if name == "writes" else f'{argument.__name__}("table")'
+        raise ConfigError(f"{name}={argument.__name__}: that is the class; write {name}=[{example}]")
+    if _is(argument, kind) or not _is(argument, Iterable):
+        raise ConfigError(f"{name}= takes several: write {name}=[{argument!r}]")
+    return tuple(argument)
 
 
 def _group(name: str) -> str:
@@ -329,12 +335,12 @@ def _group(name: str) -> str:
     return name
 
 
-def _on_poison(given: str) -> OnPoison:
+def _on_poison(choice: str) -> OnPoison:
     try:
-        return OnPoison(given)
+        return OnPoison(choice)
     except ValueError:
-        known = ", ".join(repr(one.value) for one in OnPoison)
-        raise ConfigError(f"on_poison must be one of {known}, got {given!r}") from None
+        choices = ", ".join(repr(policy.value) for policy in OnPoison)
+        raise ConfigError(f"on_poison must be one of {choices}, got {choice!r}") from None
 
 
 def _codecs(topics: str | Iterable[str] | Mapping[str, Codec], value: Codec | None) -> dict[str, Codec]:

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from operator import index
 from typing import TypeGuard
 
 from seekpoint.errors import ConfigError
 from seekpoint.records import Partition
 
-LONGEST_SAMPLING = 120  # seconds: a sample that is older than three minutes says nothing of the lag
+LONGEST_SAMPLING = 120  # seconds: a sample that is older than three minutes says nothing about the lag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,15 +22,15 @@ class Limits:
     """How much one transaction may hold, and how long things may take.
 
     A batch is committed at ``batch_records``, at ``batch_bytes`` of keys and values, after ``batch_age`` seconds, or
-    as soon as no more records are ready; bytes and age are checked between chunks, so one chunk may exceed them. As
-    much as a batch may be read ahead for the next one while the server works.
-    With a handler, a batch has 500 records at first, then as many as take about ``transaction_target`` seconds, by the
-    measured time of a record; ``batch_records`` at most.
+    as soon as no more records are ready; bytes and age are checked between chunks, so one chunk may exceed them. Up to
+    one more batch is read ahead while the server works.
+    With a handler, a batch has 500 records at first, then as many as take about ``transaction_target`` seconds by the
+    measured time per record, but at most ``batch_records``.
     ``claim_wait`` (seconds) bounds the wait for another owner's transaction. A transaction older than
     ``transaction_age`` (seconds) is ended: by the server (``transaction_timeout``, Postgres 17 and later), else by the
     next owner's claim. Up to that age a worker keeps its partitions while a handler runs.
     ``start_wait`` (seconds) is how long a worker that starts waits for brokers and a database that do not answer; None
-    sets no limit. ``kafka_timeout`` (seconds) bounds every question put to brokers. ``idle_check`` (seconds) is how
+    sets no limit. ``kafka_timeout`` (seconds) bounds every request to brokers. ``idle_check`` (seconds) is how
     often an idle worker checks whether its positions were reset, ``lag_check`` (seconds) how often it samples its lag.
     ``sample_positions`` (seconds, 120 at most) is how often it stores its positions and the ends of their logs, for the
     ledger's views; 0: never.
@@ -59,7 +60,7 @@ class Limits:
                     raise ConfigError(
                         f"Limits(sample_positions={value!r}): must be from 1 to {LONGEST_SAMPLING}, or 0 for never"
                     )
-            elif not _is_number(value) or not 0 < value < math.inf:  # NaN is no number of seconds either
+            elif not _is_number(value) or not 0 < value < math.inf:  # refuses NaN, too
                 allowed = ", or None for no limit" if name == "start_wait" else ""
                 raise ConfigError(
                     f"Limits({name}={value!r}): must be a finite number of seconds greater than 0{allowed}"
@@ -68,14 +69,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class StartAt:
-    """The first position of partitions that the ledger has no row of; resolved to numbers once, and stored.
+    """The first position of partitions without a row in the ledger; resolved to offsets once, and stored.
 
     Build one with :meth:`earliest`, :meth:`latest`, :meth:`time`, :meth:`offsets` or :meth:`committed`.
     """
 
     kind: str
-    at: datetime | None = None
-    given: tuple[tuple[Partition, int], ...] = ()
+    moment: datetime | None = None
+    positions: tuple[tuple[Partition, int], ...] = ()
 
     @classmethod
     def earliest(cls) -> StartAt:
@@ -92,19 +93,20 @@ class StartAt:
         """At the first record with a timestamp at or after ``at`` (an aware time), else at the end."""
         if at.tzinfo is None:
             raise ConfigError(f"StartAt.time({at!r}): give an aware time, e.g. datetime(..., tzinfo=UTC)")
-        return cls("time", at=at)
+        return cls("time", moment=at)
 
     @classmethod
-    def offsets(cls, given: Mapping[tuple[str, int], int]) -> StartAt:
+    def offsets(cls, positions: Mapping[tuple[str, int], int]) -> StartAt:
         """At the given offset of each ``(topic, partition)``; every partition must be named."""
         try:
-            pairs = sorted((Partition(*key), value) for key, value in given.items())
-            bad = [f"{partition}: {value}" for partition, value in pairs if value < 0]
-        except (TypeError, AttributeError):
-            raise ConfigError(f"StartAt.offsets: give {{(topic, partition): offset}}, got {given!r}") from None
-        if bad:
-            raise ConfigError(f"StartAt.offsets: offsets must be 0 or greater, got {', '.join(bad)}")
-        return cls("offsets", given=tuple(pairs))
+            # index() refuses floats: Postgres would round them, and records would be lost or repeated.
+            pairs = sorted((Partition(topic, index(n)), index(value)) for (topic, n), value in positions.items())
+            invalid = [f"{partition}: {value}" for partition, value in pairs if value < 0]
+        except (TypeError, ValueError, AttributeError):
+            raise ConfigError(f"StartAt.offsets: give {{(topic, partition): offset}}, got {positions!r}") from None
+        if invalid:
+            raise ConfigError(f"StartAt.offsets: offsets must be 0 or greater, got {', '.join(invalid)}")
+        return cls("offsets", positions=tuple(pairs))
 
     @classmethod
     def committed(cls) -> StartAt:
@@ -115,9 +117,9 @@ class StartAt:
 class OnPoison(StrEnum):
     """The failure policy: what happens to a poison record."""
 
-    STOP = "stop"  # its partition waits in front of it until an operator decides; the others continue
-    DEAD_LETTER = "dead_letter"  # it is kept, whole, in the transaction that passes its offset
-    SKIP = "skip"  # it is passed; a row says so, without its value (I4)
+    STOP = "stop"  # its partition stops before it until an operator decides; the others continue
+    DEAD_LETTER = "dead_letter"  # the whole record is stored in the transaction that passes its offset
+    SKIP = "skip"  # it is passed, and recorded without its value (I4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +129,15 @@ class Retry:
     A record is tried ``attempts`` times in all; then it is a poison record. The wait after the n-th failure is
     ``wait_initial * multiplier ** (n - 1)`` seconds, at most ``wait_max``; the share ``jitter`` of each wait is
     random, so that records that failed together are not retried together. Meanwhile its partition waits before it,
-    with no transaction open; other partitions continue. ``on`` names the exceptions that are
-    worth another try; others are poison at once, as data errors (a codec's, ``Poison``, a value or constraint
-    that the database refuses) always are. Transient errors of the database (a deadlock, a lost connection) do not
-    count: the whole transaction is run again, without limit, while the claim is held. Only where a single record raises
-    one while others are applied, that is an attempt; after the last one its partition stops.
+    with no transaction open; other partitions continue. ``on`` names the exceptions that are retried
+    (``asyncio.CancelledError`` counts as a TimeoutError); others are poison at once, as data errors
+    (a codec's, ``Poison``, a value or constraint that the database refuses) always are. Transient errors of the
+    database (a deadlock, a lost connection) do not count: the whole transaction is run again, without limit, while the
+    claim is held. They count as an attempt only if a single record raises them while others are applied; after its
+    last attempt its partition stops.
 
-    ``crashes``: after so many owners in a row crashed without progress, the next one applies their records in small
-    parts. A record whose single-record attempts crashed the process so many times is poison.
+    ``crashes``: after this many owners in a row have crashed without progress, the next one applies their records in
+    small parts. A record whose single-record attempts have crashed the process that many times is poison.
     """
 
     attempts: int = 5
@@ -147,7 +150,9 @@ class Retry:
 
     def __post_init__(self) -> None:
         kinds: object = (self.on,) if isinstance(self.on, type) else self.on
-        if not isinstance(kinds, tuple) or not all(isinstance(k, type) and issubclass(k, Exception) for k in kinds):
+        if not isinstance(kinds, tuple) or not all(
+            isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds
+        ):
             raise ConfigError(f"Retry(on={self.on!r}): name classes of Exception in a tuple, e.g. on=(TimeoutError,)")
         for name in ("attempts", "crashes"):
             _whole(self, name)
@@ -156,7 +161,7 @@ class Retry:
             if not _is_number(value) or not least <= value < math.inf:
                 raise ConfigError(f"Retry({name}={value!r}): must be a finite number, {least:g} or greater")
         if self.jitter > 1:
-            raise ConfigError(f"Retry(jitter={self.jitter!r}): is a share of the wait, 1 at most")
+            raise ConfigError(f"Retry(jitter={self.jitter!r}): must be a share of the wait, at most 1")
 
     def wait(self, failures: int, chance: random.Random) -> float:
         """Seconds to wait after the n-th failure (from 1)."""
@@ -191,9 +196,9 @@ class DeadLetterLimits:
             raise ConfigError(f"DeadLetterLimits(ratio={ratio!r}): must be above 0 and at most 1, or None")
 
 
-def _is_number(given: object) -> TypeGuard[int | float]:
-    """Whether it is a number; True is an int for Python, and never meant as one."""
-    return isinstance(given, int | float) and not isinstance(given, bool)
+def _is_number(number: object) -> TypeGuard[int | float]:
+    """Whether it is a number, but not a bool, which is an int in Python."""
+    return isinstance(number, int | float) and not isinstance(number, bool)
 
 
 def _whole(settings: object, name: str) -> None:

@@ -8,21 +8,21 @@ from seekpoint.errors import ConfigError
 
 
 def provenance_columns(
-    me: str, given: Mapping[str, str] | Sequence[str] | None, known: Sequence[str]
+    me: str, columns: Mapping[str, str] | Sequence[str] | None, attributes: Sequence[str]
 ) -> dict[str, str]:
-    """Which of a record's ``known`` attributes go into which columns, in the order of ``known``. Raises ConfigError."""
-    if given is None:
+    """The column of each attribute of a record that is stored, in the order of ``attributes``. Raises ConfigError."""
+    if columns is None:
         return {}
-    if not isinstance(given, Mapping):
-        if isinstance(given, str) or len(given) != 3:
+    if not isinstance(columns, Mapping):
+        if isinstance(columns, str) or len(columns) != 3:
             raise ConfigError(
                 f"{me}provenance= names the columns of topic, partition and offset, in this order, or maps some of "
-                f"{', '.join(known)} to columns: provenance={{'offset': 'kafka_offset'}}; got {given!r}"
+                f"{', '.join(attributes)} to columns: provenance={{'offset': 'kafka_offset'}}; got {columns!r}"
             )
-        given = dict(zip(known, given, strict=False))
-    if not given or (unknown := sorted(set(given) - set(known))):
-        what = f"there is no {', '.join(map(repr, unknown))}" if given else "nothing is named"
-        raise ConfigError(f"{me}provenance= maps some of {', '.join(known)} to columns; {what}")
-    if len({*given.values()}) < len(given):
-        raise ConfigError(f"{me}provenance= names one column twice: {', '.join(given.values())}")
-    return {name: given[name] for name in known if name in given}
+        columns = dict(zip(attributes, columns, strict=False))
+    if not columns or (unknown := sorted(set(columns) - set(attributes))):
+        problem = f"there is no {', '.join(map(repr, unknown))}" if columns else "nothing is named"
+        raise ConfigError(f"{me}provenance= maps some of {', '.join(attributes)} to columns; {problem}")
+    if len({*columns.values()}) < len(columns):
+        raise ConfigError(f"{me}provenance= names one column twice: {', '.join(columns.values())}")
+    return {name: columns[name] for name in attributes if name in columns}

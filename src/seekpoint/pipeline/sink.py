@@ -1,10 +1,10 @@
-"""What a pipeline writes with: the protocols of sinks and handlers, and the error that names a refused row."""
+"""The protocols of sinks and handlers, and the error that names a refused row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Concatenate, Protocol, runtime_checkable
 
 from sqlalchemy import Connection
 from typing_extensions import TypeVar
@@ -14,34 +14,39 @@ from seekpoint.events import WriteStrategyChanged
 from seekpoint.pipeline.batch import Batch
 from seekpoint.records import Record
 
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection  # needs greenlet, which is an extra
+
 V = TypeVar("V", default=Any)
 K = TypeVar("K", default=Any)
 V_contra = TypeVar("V_contra", contravariant=True, default=Any)
 K_contra = TypeVar("K_contra", contravariant=True, default=Any)
 
 Handler = Callable[[Connection, Batch[V, K]], None]
+# With the value of ``resources=`` as its third argument, if that is given.
+AsyncHandler = Callable[Concatenate["AsyncConnection", Batch[V, K], ...], Awaitable[None]]
 
 Row = tuple[Any, ...]
 
 
 class Writer(Protocol):
-    """What an open sink takes rows with."""
+    """An open sink, which takes rows."""
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Take these rows; an error of the n-th row written since the sink was opened is a RowRefused."""
+        """Take rows. Raises RowRefused for an error of the n-th row written since the sink was opened."""
 
 
 class SinkWriter(Protocol[V_contra, K_contra]):
-    """What one worker writes a sink's rows with, in all its transactions; it keeps what it learns of rows and table.
+    """Writes a sink's rows for one worker, in all its transactions; it keeps what it learns about rows and table.
 
-    One of your own inherits from this class: what it need not do has a default. ``keeps_locks``: none of its statements
-    releases a lock of the transaction, as ROLLBACK TO does.
+    Inherit from this class to write your own: methods that you may leave out have a default. ``keeps_locks``: none of
+    its statements releases a lock of the transaction, as ROLLBACK TO does.
     """
 
     keeps_locks: bool = False
 
     def rows(self, record: Record[V_contra, K_contra]) -> Iterable[Row]:
-        """The rows that one record becomes; the same ones when it is asked again."""
+        """The rows that one record becomes, the same ones at each call."""
         ...
 
     def open(self, tx: Connection) -> AbstractContextManager[Writer]:
@@ -49,7 +54,7 @@ class SinkWriter(Protocol[V_contra, K_contra]):
         ...
 
     def value_rows(self, values: Sequence[V_contra]) -> list[Row] | None:  # noqa: ARG002 -- the default
-        """One row for each value, as ``rows`` makes it of the record; None if it needs whole records."""
+        """One row for each value, as ``rows`` makes it from the record; None if it needs whole records."""
         return None
 
     def count(self, rows: Sequence[Row]) -> int:
@@ -57,14 +62,14 @@ class SinkWriter(Protocol[V_contra, K_contra]):
         return len(rows)
 
     def statements(self, tx: Connection) -> Callable[[Sequence[Row]], Sequence[Any] | None] | None:  # noqa: ARG002 -- the default
-        """Makes of few rows the statements that leave together with the ledger's; None where ``open`` has to write.
+        """A function from few rows to statements, which are sent with the ledger's; None if ``open`` has to write.
 
-        Only where ``keeps_locks``. Sends nothing. What it returns may return None, too.
+        Called only with ``keeps_locks``. Sends nothing. The function may return None, too.
         """
         return None
 
     def strategy_changed(self) -> WriteStrategyChanged | None:
-        """After COMMIT: whether rows are written in another way than when this was asked last."""
+        """After COMMIT: the event if rows are written by another strategy than at the last call."""
         return None
 
 
@@ -72,8 +77,8 @@ class SinkWriter(Protocol[V_contra, K_contra]):
 class Sink(Protocol[V_contra, K_contra]):
     """Declares a table that records are written to, inside the transaction that moves the offset.
 
-    It holds what its user wrote, and nothing that a worker learns: workers of one process may share it. One of your own
-    inherits from this class: what it need not say has a default.
+    It holds the declaration, and nothing that a worker learns, so workers of one process may share it. Inherit from
+    this class to write your own: methods that you may leave out have a default.
     """
 
     @property
@@ -86,31 +91,41 @@ class Sink(Protocol[V_contra, K_contra]):
         ...
 
     def writer(self) -> SinkWriter[V_contra, K_contra]:
-        """What a worker writes its rows with; each worker makes its own."""
+        """A writer for one worker; each worker calls this."""
         ...
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns whose values name one row; none where each record adds rows."""
+        """The columns that identify a row; empty if each record adds rows."""
         return ()
 
     @property
     def guarded(self) -> bool | None:
-        """Whether an older record never overwrites a newer one's row; None where each record adds rows."""
+        """Whether older records never overwrite the row of a newer one; None if each record adds rows."""
         return None
 
-    def check(self, tx: Connection, codecs: Collection[Codec]) -> object:  # noqa: ARG002 -- the default
-        """Raises ConfigError where the table, a column or a right is missing. Writes nothing.
+    @property
+    def keeps_first(self) -> bool:
+        """Whether a key's first row stays, so that applying a record again changes nothing."""
+        return False
 
-        ``codecs`` decode the values of the sink's topics; their ``type`` is what they decode into, where they have one.
+    @property
+    def aggregates(self) -> bool:
+        """Whether each record is added to its key's row, so that applying it again counts it twice."""
+        return False
+
+    def check(self, tx: Connection, codecs: Collection[Codec]) -> object:  # noqa: ARG002 -- the default
+        """Raise ConfigError if the table, a column or a privilege is missing. Writes nothing.
+
+        ``codecs`` decode the values of the sink's topics, each into its ``type``, if it has one.
         """
         return None
 
 
-class RowRefused(Exception):  # noqa: N818 -- passes a database error on, with the place where it belongs
+class RowRefused(Exception):  # noqa: N818 -- control: the caller raises the cause for the row's record
     """The database refused one row: the ``line``-th (from 1) written since the sink was opened.
 
-    ``line`` is None where the database does not say which: foreign keys are checked after the last row, and the
+    ``line`` is None if the database does not name the row: foreign keys are checked after the last one, and the
     server's messages may be in another language.
     """
 

@@ -12,10 +12,10 @@ TableName: TypeAlias = str | tuple[str, ...] | FromClause | type[Any]
 
 
 def table_path(owner: str, table: TableName) -> tuple[str, ...]:
-    """The table's name, with its schema before it where one is given.
+    """The table's name, with its schema before it if one is given.
 
     ``table`` is ``"table"`` or ``"schema.table"``, a tuple of the parts, a SQLAlchemy ``Table`` or a mapped class.
-    Raises ConfigError, which begins with ``owner``, for anything else.
+    Anything else raises ConfigError; its message begins with ``owner``.
     """
     mapped = getattr(table, "__table__", table)
     if isinstance(mapped, Table):
@@ -33,6 +33,6 @@ def table_path(owner: str, table: TableName) -> tuple[str, ...]:
 
 
 def shown_table(table: TableName) -> str:
-    """The table in messages that come before its name is checked."""
+    """The table's name for messages, before it is checked."""
     mapped = getattr(table, "__table__", table)
     return repr(mapped.fullname) if isinstance(mapped, Table) else repr(table)

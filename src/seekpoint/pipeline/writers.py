@@ -1,32 +1,38 @@
-"""What one worker reads and writes a pipeline's records with: decoders, and a writer for each sink."""
+"""One worker's decoders and writers for a pipeline's records: a writer for each sink."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic
 
 from seekpoint.codecs import Bytes, key_decoder, plain_decoder, value_decoder
 from seekpoint.errors import CodecUnavailable, ConfigError
+from seekpoint.pipeline.batch import Batch
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import K, Row, SinkWriter, V
 from seekpoint.records import LazyRecords, RawRecord, Record
 
-# What ends the process. Other BaseExceptions are a record's: a panic in Rust, a cancelled task.
+# Exceptions that end the process. Any other is a record's error, even a BaseException: a panic in Rust, a cancelled
+# task.
 PROCESS_EXITS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 class PipelineWriters(Generic[V, K]):
-    """A pipeline's decoders and writers. A worker makes them, and what they learn is its own.
+    """One worker's decoders and writers for a pipeline; only this worker uses what they learn.
 
-    ``by_value`` is the only sink's writer, where there is no handler, it takes every topic, and keys need no decoding.
+    ``handler`` is called with the transaction and the batch: the pipeline's, or the function that runs an async one.
+    ``by_value`` is the only sink's writer, if there is no handler, it takes every topic, and keys need no decoding.
     """
 
-    def __init__(self, pipeline: Pipeline[V, K]) -> None:
+    def __init__(self, pipeline: Pipeline[V, K], handler: Callable[[Any, Batch[V, K]], object] | None = None) -> None:
         self.pipeline = pipeline
+        self.handler: Callable[[Any, Batch[V, K]], object] | None = handler or pipeline.handle
         self.sinks: tuple[SinkWriter[V, K | None], ...] = tuple(sink.writer() for sink in pipeline.sinks)
         self._taking = {
-            topic: [w if sink.takes(topic) else None for sink, w in zip(pipeline.sinks, self.sinks, strict=True)]
+            topic: [
+                writer if sink.takes(topic) else None for sink, writer in zip(pipeline.sinks, self.sinks, strict=True)
+            ]
             for topic in pipeline.codecs
         }
         self._values = {topic: value_decoder(codec) for topic, codec in pipeline.codecs.items()}
@@ -57,29 +63,29 @@ class PipelineWriters(Generic[V, K]):
         """The decoded values of many records; raises what a codec raises."""
         if isinstance(raw, LazyRecords) and raw.topic is not None:
             plain, values = self._plain[raw.topic], raw.values
-            if plain is not None and all(values):  # no null among them; nor an empty one, which is rare
+            if plain is not None and all(values):  # no nulls, nor empty values, which are rare
                 return list(map(plain, values))
         decoders = self._values
-        return [decoders[one.topic](one) for one in raw]
+        return [decoders[record.topic](record) for record in raw]
 
     def streamed_rows(self, raw: Sequence[RawRecord]) -> Sequence[Row] | None:
-        """As ``rows_at_once``; once the rows that ``prepare`` made of these records."""
+        """As ``rows_at_once``; but the first call after ``prepare`` returns the rows that it made."""
         if isinstance(raw, LazyRecords) and raw.rows is not None:
             prepared, raw.rows = raw.rows, None  # frees them when they are written
             return prepared
         return self.rows_at_once(raw)
 
     def prepare(self, raw: Sequence[RawRecord]) -> None:
-        """Make the rows that ``streamed_rows`` will return. Errors are left to it: the records are not applied yet.
+        """Make the rows that ``streamed_rows`` will return. Errors are ignored: they recur in ``streamed_rows``.
 
-        Raises what ends the process: a signal's handler may raise it here, and it is raised once.
+        Exceptions that end the process are raised: a signal handler may raise one here, and only once.
         """
         if isinstance(raw, LazyRecords):
             with suppress(Exception):
                 raw.rows = self.streamed_rows(raw)
 
     def rows_at_once(self, raw: Sequence[RawRecord]) -> list[Row] | None:
-        """One row per record of a chunk, from the values alone; None where records must be decoded one by one."""
+        """One row per record of a chunk, from the values alone; None if records must be decoded one by one."""
         sink = self.by_value
         if sink is None:
             return None
@@ -88,5 +94,5 @@ class PipelineWriters(Generic[V, K]):
             return sink.value_rows(values)
         except (CodecUnavailable, ConfigError, *PROCESS_EXITS):
             raise
-        except BaseException:  # noqa: BLE001 -- found again, with its record, one by one
+        except BaseException:  # noqa: BLE001 -- raised again, with its record, one by one
             return None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import select
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from time import monotonic
 from typing import Any, NoReturn, Self
 from weakref import WeakKeyDictionary
 
@@ -26,14 +29,17 @@ from seekpoint.postgres.round_trip import (
 )
 from seekpoint.postgres.sqlstates import INVALID_SQL_STATEMENT_NAME
 
+CANCEL = 1.0  # seconds to wait for a server that may be down
+CANCEL_AGAIN = 0.1  # seconds until the request is repeated: the first may have arrived before the statement
+
 Misuse = Callable[[str], NoReturn]
-"""Raises HandlerMisuse; called with what the handler has called."""
+"""Raises HandlerMisuse; its argument is the call that the handler made."""
 
 
 class Proxy:
-    """The pool's proxy of a connection, or the driver's connection, with other ``ways`` to end it.
+    """Wraps the pool's proxy or the driver's connection, with ``ways`` in place of methods that end it.
 
-    It passes for one of the class that it stands for.
+    For isinstance() it is an object of the wrapped class.
     """
 
     def __init__(self, target: Any, ways: Mapping[str, Any]) -> None:
@@ -56,15 +62,15 @@ class Proxy:
 
 
 def lent_driver(driver: psycopg.Connection[Any], misuse: Misuse) -> Any:
-    """The driver's connection as a handler has it: it refuses ``commit()`` and ``close()``."""
+    """The driver's connection for a handler: ``commit()`` and ``close()`` raise HandlerMisuse."""
     return Proxy(driver, {name: partial(misuse, f"{name}()") for name in ("commit", "close")})
 
 
-_lent: WeakKeyDictionary[psycopg.Connection[Any], Any] = WeakKeyDictionary()  # as a handler has it that runs now
+_lent: WeakKeyDictionary[psycopg.Connection[Any], Any] = WeakKeyDictionary()  # the wrapper that the running handler has
 
 
 class _OfLent:
-    """In front of a class of cursors: their connection is the one that a handler was lent."""
+    """Mixin for cursors: their connection is the one that the handler was lent."""
 
     @property
     def connection(self) -> Any:
@@ -73,15 +79,15 @@ class _OfLent:
 
 
 class _LentCursor(_OfLent, psycopg.Cursor[Any]):
-    """As the driver's own cursor."""
+    """psycopg's cursor, with the lent connection."""
 
 
 class _LentServerCursor(_OfLent, psycopg.ServerCursor[Any]):
-    """As the driver's own cursor with a name."""
+    """psycopg's server-side cursor, with the lent connection."""
 
 
 def lend_cursors(driver: psycopg.Connection[Any]) -> None:
-    """Let cursors that a handler makes refer to the connection that it was lent; those of other classes do not."""
+    """Let a handler's cursors refer to the lent connection, unless the application has set cursor classes."""
     if driver.cursor_factory is psycopg.Cursor:
         driver.cursor_factory = _LentCursor
     if driver.server_cursor_factory is psycopg.ServerCursor:
@@ -89,7 +95,7 @@ def lend_cursors(driver: psycopg.Connection[Any]) -> None:
 
 
 def lent_proxy(proxied: PoolProxiedConnection, driver: Any, misuse: Misuse) -> Any:
-    """The pool's proxy as a handler has it: it refuses to commit, and to return to the pool or leave it."""
+    """The pool's proxy for a handler: committing, closing, detaching and invalidating it raise HandlerMisuse."""
     ends = ("commit", "close", "detach", "invalidate")
     refused = {name: lambda *_, _name=name, **__: misuse(f"{_name}()") for name in ends}
     return Proxy(proxied, {**refused, "driver_connection": driver, "dbapi_connection": driver})
@@ -97,16 +103,16 @@ def lent_proxy(proxied: PoolProxiedConnection, driver: Any, misuse: Misuse) -> A
 
 @contextmanager
 def repeated_errors_unlogged() -> Iterator[None]:
-    """Within the block psycopg logs nothing of this thread that repeats an error which is raised.
+    """Within the block psycopg does not log errors of this thread that only repeat a raised one.
 
-    It ends a pipeline that an error has left, and logs what it meets then, "error ignored terminating": that the server
-    has skipped the rest, or that the connection is lost. A statement's own error is logged: it is said nowhere else.
+    When psycopg ends a pipeline after an error, it logs "error ignored terminating" because the server has skipped the
+    rest, or the connection is lost. A statement's error is still logged, because it appears nowhere else.
     """
     logger, thread = logging.getLogger("psycopg"), threading.get_ident()
 
     def is_logged(record: logging.LogRecord) -> bool:
         arguments = record.args if isinstance(record.args, tuple) else ()
-        is_ending = record.thread == thread and any(isinstance(one, psycopg.Pipeline) for one in arguments)
+        is_ending = record.thread == thread and any(isinstance(argument, psycopg.Pipeline) for argument in arguments)
         return not is_ending or not any(map(_is_repeated, arguments))
 
     logger.addFilter(is_logged)
@@ -124,15 +130,39 @@ def _is_repeated(error: object) -> bool:
 @contextmanager
 def savepoints_ended(tx: Connection) -> Iterator[None]:
     """End the savepoints that the block leaves open: released, or rolled back on any exception."""
-    ours = tx.get_nested_transaction()
+    outer = tx.get_nested_transaction()
     try:
         yield
     except BaseException:
-        while (left := tx.get_nested_transaction()) is not None and left is not ours:
-            left.rollback()
+        while (savepoint := tx.get_nested_transaction()) is not None and savepoint is not outer:
+            savepoint.rollback()
         raise
-    while (left := tx.get_nested_transaction()) is not None and left is not ours:
-        left.commit()
+    while (savepoint := tx.get_nested_transaction()) is not None and savepoint is not outer:
+        savepoint.commit()
+
+
+def cancel_statement(driver: psycopg.Connection[Any]) -> None:
+    """Ask the server to cancel the statement that it runs: while it runs one, it does not notice a closed connection.
+
+    May be called from any thread. A request that arrives before the statement does nothing. Raises psycopg's error if
+    the server cannot be reached.
+    """
+    if _runs_a_statement(driver):
+        driver.cancel_safe(timeout=CANCEL)
+
+
+def end_statement(driver: psycopg.Connection[Any]) -> None:
+    """Repeat :func:`cancel_statement` until the statement is answered, for ``CANCEL`` seconds at most."""
+    until, answer = monotonic() + CANCEL, select.poll()
+    while _runs_a_statement(driver) and monotonic() < until:
+        driver.cancel_safe(timeout=CANCEL)
+        answer.register(driver.fileno(), select.POLLIN)
+        if answer.poll(1000 * CANCEL_AGAIN):
+            return
+
+
+def _runs_a_statement(driver: psycopg.Connection[Any]) -> bool:
+    return not driver.closed and driver.info.transaction_status == TransactionStatus.ACTIVE
 
 
 @contextmanager
@@ -156,22 +186,22 @@ class HandlerConnection(Connection):
     driver's connection or an ORM session.
 
     ``was_lent``: a handler has had the connection, so it never returns to the pool; ``was_lent_now``: in this
-    transaction. ``locked`` is what the transaction's locks keep as it was found, by name; None where code of the user's
-    may release them.
+    transaction. ``locked`` has, by name, what was read and cannot change while the transaction's locks are held; None
+    if user code may release them.
     """
 
     was_lent_now: bool
     locked: dict[Any, Any] | None
     was_lent = False
-    _lent: Any = None  # the driver's connection, as the handler has it that runs now
+    _lent: Any = None  # the wrapper of the driver's connection that the running handler has
     _commits: Callable[[], object] | None = None
     _who = "the handler"
-    _options: Any  # the execution options that it had when the transaction began
+    _options: Any  # the execution options when the transaction began
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self.begins()
-        self._options = None  # set between here and BEGIN
+        self._options = None  # options may still be set between here and BEGIN
 
     def _misuse(self, what: str) -> NoReturn:
         raise HandlerMisuse(
@@ -194,24 +224,30 @@ class HandlerConnection(Connection):
     def invalidate(self, exception: BaseException | None = None) -> None:
         if exception is None:
             self._misuse("invalidate()")
-        super().invalidate(exception)  # SQLAlchemy's own call: the server has ended the connection
+        if isinstance(exception, asyncio.CancelledError) and not self.driver.closed:
+            return  # a task was cancelled: its statement was never sent, or its answer was read (`postgres.awaited`)
+        with suppress(psycopg.Error):
+            end_statement(self.driver)  # a signal may have interrupted it
+        super().invalidate(exception)  # SQLAlchemy's own call: the connection is lost, or a signal was seen
 
     @property
     def connection(self) -> Any:
         """As in SQLAlchemy, but a handler cannot commit it, return it to the pool or detach it."""
-        if self._commits is not None:  # SQLAlchemy commits it
+        if self._commits is not None:  # within commit_by(): SQLAlchemy calls commit() on it
             return Proxy(super().connection, {"commit": self._commits})
         return super().connection if self._lent is None else lent_proxy(super().connection, self._lent, self._misuse)
 
     @property
     def driver(self) -> psycopg.Connection[Any]:
-        """The driver's connection."""
-        driver = super().connection.driver_connection
+        """The driver's connection. Raises psycopg.OperationalError if it was lost, as a statement would."""
+        driver = None if self.invalidated else super().connection.driver_connection
+        if driver is None:
+            raise psycopg.OperationalError("the connection was lost within the transaction")
         assert isinstance(driver, psycopg.Connection)
         return driver
 
     def commit_by(self, transaction: Transaction, commits: Callable[[], object]) -> None:
-        """Commit the transaction, by this call in the place of the driver's ``commit()``."""
+        """Commit the transaction, with ``commits`` in place of the driver's ``commit()``."""
         self._commits = commits
         try:
             transaction.commit()
@@ -219,18 +255,18 @@ class HandlerConnection(Connection):
             self._commits = None
 
     def begins(self) -> None:
-        """Reset what belongs to one transaction, before the next one."""
+        """Reset the state of one transaction, before the next one begins."""
         self.was_lent_now, self.locked = False, None
         self._options = self._execution_options
 
     @contextmanager
-    def lent(self, who: str = "the handler") -> Iterator[None]:
-        """While a handler has the connection. Savepoints that it leaves open end with its call.
+    def lent(self, name: str = "the handler") -> Iterator[None]:
+        """Lend the connection to a handler for the block. Savepoints that it leaves open end with the block.
 
-        ``who`` is the handler's name in messages. Options of the connection and of the driver's connection are
+        ``name`` is the handler's in messages. Options of the connection and of the driver's connection are
         restored before the handler begins and after it has ended.
         """
-        self._who, driver = who, self.driver
+        self._who, driver = name, self.driver
         self._options = self._execution_options if self._options is None else self._options
         self.restore_options()
         self.was_lent = self.was_lent_now = True
@@ -250,20 +286,20 @@ class HandlerConnection(Connection):
             self._execution_options = self._options
 
     def run_with(self, questions: Sequence[Query], following: Sequence[Statement]) -> list[tuple[Any, ...]]:
-        """Run the ledger's statements, and those that follow, in one round trip; also with BEGIN where none is open.
+        """Run the ledger's ``questions``, then ``following``, in one round trip; after BEGIN if no transaction is open.
 
-        Returns the only row of each of the ledger's. Raises the ledger's error as it is, and StatementFailed
-        where those that follow may succeed when they are run in another way.
+        Returns the only row of each ledger statement. Raises the ledger's error unchanged, and StatementFailed if the
+        statements of ``following`` may succeed when they are run in another way.
         """
         driver = self.driver
-        ours = [with_values(*question, driver.info.encoding) for question in questions]
+        statements = [with_values(*question, driver.info.encoding) for question in questions]
         try:
-            results = begin_and_run(driver, [*ours, *following])
+            results = begin_and_run(driver, [*statements, *following])
         except StatementFailed as failed:
-            if failed.number >= len(ours) or failed.error.sqlstate == INVALID_SQL_STATEMENT_NAME:
+            if failed.number >= len(statements) or failed.error.sqlstate == INVALID_SQL_STATEMENT_NAME:
                 raise  # they may succeed when they are run in another way
             raise failed.error from None
-        return [rows[0] for rows in values_of(driver, results[: len(ours)])]
+        return [rows[0] for rows in values_of(driver, results[: len(statements)])]
 
     def check(self) -> None:
         """Raise HandlerMisuse if a handler has ended or broken the transaction."""
@@ -284,7 +320,7 @@ class HandlerConnection(Connection):
             raise self.error_was_caught()
 
     def error_was_caught(self) -> HandlerMisuse:
-        """What to raise where a handler has caught an error of the transaction."""
+        """The error for a handler that has caught an error of the transaction."""
         return HandlerMisuse(
             f"{self._who} caught a database error and continued: the transaction is broken, nothing was written. Let "
             "the error out, or put the statement that may fail into `with tx.begin_nested():`"
@@ -292,7 +328,10 @@ class HandlerConnection(Connection):
 
     def put_back(self, *, broken: bool = False) -> None:
         """Return the connection to the pool; one that is broken, or that a handler has had, is closed instead."""
+        if broken:
+            with suppress(psycopg.Error):
+                end_statement(self.driver)
         with suppress(DBAPIError):  # it was lost already; the pool discards it
             if broken or self.was_lent:
-                super().invalidate()  # which rolls its transaction back
+                super().invalidate()  # rolls the transaction back
             super().close()

@@ -1,4 +1,4 @@
-"""SQLAlchemy engines: made from a URL or given; driver, isolation level and each session that is taken are checked."""
+"""SQLAlchemy engines, made from a URL or given, with checks of the driver, the isolation level and each session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sqlalchemy.pool import StaticPool
 from seekpoint.errors import ConfigError
 from seekpoint.postgres import pooler
 
-# A dead peer is noticed within a minute or so; the URL may set others.
+# A dead peer is noticed within a minute or so; the URL may override these.
 _KEEPALIVES: dict[str, Any] = {
     "connect_timeout": 10,
     "keepalives_idle": 30,
@@ -23,18 +23,18 @@ _KEEPALIVES: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }
-# Encodings that no server stores: their characters may have bytes of ASCII.
+# Encodings that no server stores, because their characters may contain ASCII bytes.
 # Source: https://www.postgresql.org/docs/current/multibyte.html, "Server?" No.
 _CLIENT_ONLY = frozenset({"BIG5", "GB18030", "GBK", "JOHAB", "SHIFT_JIS_2004", "SJIS", "UHC"})
 _AUTOCOMMIT = (
-    "the engine is set to AUTOCOMMIT: rows and offsets could not be one transaction; make it without isolation_level "
-    "and autocommit"
+    "the engine is in AUTOCOMMIT mode: rows and offsets could not be committed in one transaction; create it without "
+    "isolation_level and autocommit"
 )
 _CHECKED = "seekpoint_checked"  # an execution option of our engines: their sessions are checked
 
 
 def postgres_engine(engine: Engine | URL | str) -> Engine:
-    """An engine on the given one's pool, or one of a URL; refuses other drivers, async engines and AUTOCOMMIT."""
+    """An engine on the given one's pool, or for a URL. Raises ConfigError for other drivers, async and AUTOCOMMIT."""
     if isinstance(engine, str | URL):
         url = read_url(engine)
         if url.drivername in {"postgresql", "postgres"}:
@@ -50,57 +50,57 @@ def postgres_engine(engine: Engine | URL | str) -> Engine:
             "from an AsyncEngine on psycopg, pass engine.sync_engine.url or create_engine(url)"
         )
     if engine.dialect.is_async:
-        raise ConfigError("this engine's driver is asynchronous: pass its URL, or an engine of psycopg")
+        raise ConfigError("this engine's driver is asynchronous: pass its URL, or a sync engine on psycopg")
     if engine.dialect.name != "postgresql" or engine.dialect.driver != "psycopg":
         _refuse(engine.url)
     if isinstance(engine.pool, StaticPool):
         raise ConfigError(
-            "the engine has a StaticPool, whose one connection a worker would share with the application: make it "
+            "the engine has a StaticPool, whose one connection a worker would share with the application: create it "
             "without poolclass="
         )
     if _level_of_options(engine) == "AUTOCOMMIT":
         raise ConfigError(_AUTOCOMMIT)
     checked = check_connections(engine)
-    event.listen(checked, "engine_connect", _refuse_autocommit)  # create_engine(isolation_level=) shows it there alone
+    event.listen(checked, "engine_connect", _refuse_autocommit)  # create_engine(isolation_level=) shows only there
     return checked
 
 
 @contextmanager
 def first_connection(engine: Engine) -> Iterator[Connection]:
-    """A worker's first connection. Raises ConfigError for rows that SQLAlchemy cannot read, or an isolation level."""
+    """A worker's first connection. Raises ConfigError for rows that are not tuples, or another isolation level."""
     try:
         connection = engine.connect()
-    except AssertionError as error:  # it has read the server's version by its place in a row
+    except AssertionError as error:  # SQLAlchemy reads the server's version from a row by index
         raise ConfigError(
-            f"the engine's connections give rows that SQLAlchemy cannot read ({error}): it and Seekpoint need tuples; "
-            "make the engine without row_factory= in connect_args"
+            f"the engine's connections return rows that SQLAlchemy cannot read ({error}): it and Seekpoint need "
+            "tuples; create the engine without row_factory= in connect_args"
         ) from error
     with connection:
         driver = connection.connection.driver_connection
         level = driver.isolation_level if isinstance(driver, psycopg.Connection) else None
-        if level is not None:  # by create_engine(isolation_level=), or a listener
+        if level is not None:  # set by create_engine(isolation_level=), or a listener
             _refuse_level(level.name.replace("_", " "))
         yield connection
 
 
 @contextmanager
-def apart(engine: Engine) -> Iterator[Engine]:
-    """An engine on connections of its own, made as the given one makes its own; they are closed at the block's end.
+def separate_engine(engine: Engine) -> Iterator[Engine]:
+    """An engine with a separate pool that connects as the given one does; it is disposed of when the block ends.
 
-    For threads that must take no connection of the pool which others need, and run no code of the application: the
-    pool's events are kept, and the engine's are not.
+    For threads that must not take connections that others need, or run code of the application: the pool's events are
+    kept, and the engine's are not.
     """
-    made = create_engine(
+    separate = create_engine(
         engine.url,
         pool=engine.pool.recreate(),
         hide_parameters=engine.hide_parameters,
         execution_options=dict(engine.get_execution_options()),
     )
-    event.listen(made, "engine_connect", _check_session)
+    event.listen(separate, "engine_connect", _check_session)
     try:
-        yield made
+        yield separate
     finally:
-        made.dispose()
+        separate.dispose()
 
 
 def schema_translation(engine: Engine | URL | str) -> Mapping[str | None, str | None]:
@@ -114,13 +114,13 @@ def shown(url: URL) -> str:
     return url.difference_update_query(["password", "sslpassword"]).render_as_string(hide_password=True)
 
 
-def read_url(given: URL | str) -> URL:
-    """The database's URL; raises ConfigError, without quoting it, where a password would be read as the host."""
+def read_url(address: URL | str) -> URL:
+    """The database's URL. Raises ConfigError, without quoting it, if part of a password would be read as the host."""
     try:
-        url = make_url(given)
+        url = make_url(address)
         # An @ or / in a password ends it: the rest would be resolved as a host, and shown.
         ambiguous = "@" in f"{url.host}{url.database}" or (
-            isinstance(given, str) and re.split(r"\?\w+=", given)[0].count("@") > 1
+            isinstance(address, str) and re.split(r"\?\w+=", address)[0].count("@") > 1
         )
     except (ArgumentError, ValueError):  # their messages may quote the whole URL
         ambiguous = True
@@ -139,7 +139,7 @@ def _refuse(url: URL) -> Engine:
 
 
 def require_read_committed(engine: Engine | URL | str) -> None:
-    """Raise ConfigError for an engine whose isolation level a worker's transactions would not have."""
+    """Raise ConfigError for an engine with a stricter isolation level than a worker's READ COMMITTED."""
     if isinstance(engine, Engine):
         _refuse_level(_level_of_options(engine))
 
@@ -147,8 +147,8 @@ def require_read_committed(engine: Engine | URL | str) -> None:
 def _refuse_level(level: str) -> None:
     if level in {"SERIALIZABLE", "REPEATABLE READ"}:
         raise ConfigError(
-            f"the engine's isolation level is {level}, and a worker's transactions are READ COMMITTED: if the handler "
-            'needs no more, pass engine.execution_options(isolation_level="READ COMMITTED")'
+            f"the engine's isolation level is {level}, but a worker's transactions are READ COMMITTED: if that is "
+            'enough for the handler, pass engine.execution_options(isolation_level="READ COMMITTED")'
         )
 
 
@@ -157,9 +157,9 @@ def _level_of_options(engine: Engine) -> str:
 
 
 def check_connections(engine: Engine) -> Engine:
-    """An engine on the same pool that checks each session it takes. The given one, and what it takes, stay as they are.
+    """An engine on the same pool that checks each session it takes; the given engine is not changed.
 
-    So a session that Seekpoint refuses is refused to Seekpoint alone: the application's own casts may depend on it.
+    So a session with settings that Seekpoint refuses remains usable for the application, which may depend on them.
     """
     if engine.get_execution_options().get(_CHECKED):
         return engine
@@ -169,7 +169,7 @@ def check_connections(engine: Engine) -> Engine:
 
 
 def _check_session(connection: Connection) -> None:
-    """Raise ConfigError for a session that cannot be used, and give it back as it is."""
+    """Raise ConfigError for a session that cannot be used, and return it to the pool unchanged."""
     try:
         require_readable(connection.connection.driver_connection)
     except ConfigError:
@@ -194,12 +194,12 @@ def _unreadable(driver: psycopg.Connection[Any]) -> str | None:
     """Why psycopg could not read texts or times of this session; None if it can. The settings are not changed."""
     encoding, style = (driver.info.parameter_status(name) or "" for name in ("client_encoding", "DateStyle"))
     if encoding == "SQL_ASCII":
-        return "its client_encoding is SQL_ASCII, in which texts are bytes: set client_encoding=utf8"
+        return "its client_encoding is SQL_ASCII, in which psycopg reads texts as bytes: set client_encoding=utf8"
     if encoding in _CLIENT_ONLY:
         return (
-            f"its client_encoding is {encoding}, where the second byte of a character may be a backslash, which COPY "
-            "reads as one: set client_encoding=utf8"
+            f"its client_encoding is {encoding}, in which the second byte of a character may be a backslash, which "
+            "COPY takes for an escape: set client_encoding=utf8"
         )
     if style and not style.startswith("ISO"):
-        return f"its DateStyle is {style!r}, in which psycopg reads no times: set DateStyle to ISO"
+        return f"its DateStyle is {style!r}, in which psycopg cannot read times: set DateStyle to ISO"
     return None

@@ -1,4 +1,4 @@
-"""Looks at a session before its first use: detects a connection pooler, and prepares no statements through one.
+"""Checks a session before its first use: detects a connection pooler, and prepares no statements through one.
 
 In transaction mode a pooler (PgBouncer, Odyssey, PgCat, Supavisor) gives each transaction a server session that other
 clients use before and after. What a transaction leaves in its session, such as prepared statements, is missing in the
@@ -21,7 +21,7 @@ _KEY = "seekpoint_pooler"  # in ``Connection.info``, which lives as long as the 
 
 
 class Pooler(NamedTuple):
-    """The backend pid that was sent at the connect, and the one of the session that ran a statement."""
+    """The backend pid that was announced on connecting, and that of the session which answered a statement."""
 
     announced: int
     answering: int
@@ -30,16 +30,15 @@ class Pooler(NamedTuple):
 def detect(connection: Connection) -> Pooler | None:
     """The pooler in front of the server, None without one. With one, nothing is prepared on this connection.
 
-    Asked once for each connection of the driver; a pooler in session mode looks the same, and is
-    treated in the same way. Raises ConfigError for a session with array_nulls off, and SQLAlchemy's error for a
-    connection that is lost.
+    Checked once for each connection of the driver. A pooler in session mode looks the same, and is treated in the same
+    way. Raises ConfigError for a session with array_nulls off, and SQLAlchemy's error for a lost connection.
     """
     driver = connection.connection.driver_connection
     if not isinstance(driver, psycopg.Connection):
         return None
     if _KEY in connection.info:
-        known: Pooler | None = connection.info[_KEY]
-        return known
+        detected: Pooler | None = connection.info[_KEY]
+        return detected
     try:
         answering, array_nulls = texts(driver, _ASKED)
     except psycopg.Error as error:
@@ -51,8 +50,8 @@ def detect(connection: Connection) -> Pooler | None:
     if array_nulls == "off":
         connection.close()
         raise ConfigError(
-            "the session cannot be used: its array_nulls is off, in which a NULL in an array becomes the text 'NULL': "
-            "set array_nulls to on, in the URL or by ALTER ROLE ... SET"
+            "the session cannot be used: its array_nulls is off, so a NULL in an array would become the text 'NULL'. "
+            "Set array_nulls to on, in the URL or by ALTER ROLE ... SET"
         )
     pooler = Pooler(driver.info.backend_pid, int(answering))
     if pooler.answering == pooler.announced:

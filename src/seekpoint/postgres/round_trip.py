@@ -1,6 +1,6 @@
-"""Statements that leave together and are answered together: one round trip, in libpq's pipeline mode.
+"""Runs several statements in one round trip, in libpq's pipeline mode.
 
-libpq itself takes a fraction of the time that the driver's cursors take. Parameters are text; results are libpq's own.
+libpq takes a fraction of the time of psycopg's cursors. Parameters are text; results are libpq's own.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from seekpoint.postgres.sqlstates import INVALID_SQL_STATEMENT_NAME
 _PLACEHOLDER = re.compile(r"%(?:%|s|\((\w+)\)s)")
 
 Query = tuple[str, Mapping[str, Any]]
-"""A statement of the driver's style, and its parameters."""
+"""A statement with the driver's placeholders, and its parameters."""
 
 
 class Statement(NamedTuple):
     """A statement with ``$1``, ``$2`` ..., and its parameters, as text in the client's encoding.
 
-    ``is_prepared``: the server keeps its plan and its parameters' types. Not for a statement on a table of the user's,
-    which may be altered.
+    ``is_prepared``: the server keeps its plan and its parameters' types. Not for statements on users' tables, which may
+    be altered.
     """
 
     text: str
@@ -61,19 +61,21 @@ _numbers = count()
 def round_trip(driver: psycopg.Connection[Any], statements: Iterable[Statement]) -> list[PGresult]:
     """Send the statements and await their answers; returns the result of each, in binary.
 
-    Raises StatementFailed for the first that failed, and psycopg.OperationalError where the connection is lost.
+    Raises StatementFailed for the first that failed, and psycopg.OperationalError if the connection is lost.
     """
-    pgconn, encoding, known = driver.pgconn, driver.info.encoding, _prepared.setdefault(driver, {})
-    names = None if driver.prepare_threshold is None else known  # None: a pooler is in between
+    pgconn, encoding, prepared = driver.pgconn, driver.info.encoding, _prepared.setdefault(driver, {})
+    names = None if driver.prepare_threshold is None else prepared  # None: a pooler is in between
     pgconn.enter_pipeline_mode()
-    sent = [number for number, each in enumerate(statements) for _ in range(_send(pgconn, each, encoding, names))]
+    sent = [
+        number for number, statement in enumerate(statements) for _ in range(_send(pgconn, statement, encoding, names))
+    ]
     pgconn.pipeline_sync()
     results = driver.wait(_answers(pgconn, len(sent)))
     with suppress(psycopg.OperationalError):  # the server has ended the session
         pgconn.exit_pipeline_mode()
     for number, result in zip(sent, results, strict=False):
         if result.status == ExecStatus.FATAL_ERROR:
-            known.clear()  # what was to be prepared after it is not
+            prepared.clear()  # statements after it were not prepared
             raise StatementFailed(number, error_from_result(result, encoding), results)
     return list(dict(zip(sent, results, strict=True)).values())
 
@@ -81,15 +83,15 @@ def round_trip(driver: psycopg.Connection[Any], statements: Iterable[Statement])
 def begin_and_run(driver: psycopg.Connection[Any], statements: Sequence[Statement]) -> list[PGresult]:
     """Begin a READ COMMITTED transaction with these statements, in one round trip; returns the result of each.
 
-    Raises StatementFailed for the one that failed: number 0 is the first. The connection is to be closed then.
+    Raises StatementFailed for the one that failed: number 0 is the first. Close the connection then.
     """
-    begins = driver.pgconn.transaction_status == TransactionStatus.IDLE  # else the host's own code has begun it
+    begins = driver.pgconn.transaction_status == TransactionStatus.IDLE  # else the application's code has begun it
     try:
         return round_trip(driver, [*[_BEGIN][:begins], *statements])[begins:]
     except StatementFailed as failed:
         if not begins or failed.error.sqlstate != INVALID_SQL_STATEMENT_NAME:
             raise StatementFailed(failed.number - begins, failed.error) from None
-    # psycopg's own DEALLOCATE ALL, after a ROLLBACK TO, includes what is prepared here. Nothing was written.
+    # psycopg's DEALLOCATE ALL after a ROLLBACK TO has dropped what was prepared here. Nothing was written.
     round_trip(driver, [_ROLLBACK])
     try:
         return round_trip(driver, [_BEGIN, *statements])[1:]
@@ -100,8 +102,8 @@ def begin_and_run(driver: psycopg.Connection[Any], statements: Sequence[Statemen
 def commit(driver: psycopg.Connection[Any], *following: Statement) -> list[PGresult]:
     """COMMIT, if a transaction is open, with these statements; returns their results.
 
-    Raises COMMIT's error, InFailedSqlTransaction where the server answers it with ROLLBACK (I1), and StatementFailed
-    where COMMIT has succeeded and another statement has not.
+    Raises COMMIT's error, InFailedSqlTransaction if the server answers it with ROLLBACK (I1), and StatementFailed if
+    COMMIT has succeeded and another statement has not.
     """
     if driver.pgconn.transaction_status == TransactionStatus.IDLE and not following:
         return []
@@ -122,7 +124,7 @@ def _require_committed(result: PGresult) -> None:
 
 
 def _alone(driver: psycopg.Connection[Any], statement: Statement) -> PGresult:
-    """A statement without parameters, in one message: the server has it whole, or has nothing of it."""
+    """Run a statement without parameters as one message, which the server receives whole or not at all."""
     driver.pgconn.send_query(statement.text.encode())
     result: PGresult = driver.wait(generators.execute(driver.pgconn))[0]
     if result.status == ExecStatus.FATAL_ERROR:
@@ -141,10 +143,10 @@ def texts(driver: psycopg.Connection[Any], statement: Statement) -> list[str]:
 
 
 def rows_of(driver: psycopg.Connection[Any], *queries: Query, is_prepared: bool = False) -> list[list[tuple[Any, ...]]]:
-    """All rows of each query, if it has any; in one round trip with BEGIN where they begin the transaction.
+    """All rows of each query, if it has any; in one round trip, with BEGIN, if no transaction is open.
 
-    Raises the first error. Within a transaction the driver runs them, one by one: what is prepared here may have been
-    deallocated by it.
+    Raises the first error. Within a transaction the driver runs them one by one, because it may have deallocated what
+    was prepared here.
     """
     if driver.info.transaction_status != TransactionStatus.IDLE:
         cursor = psycopg.Cursor(driver, row_factory=tuple_row)  # whatever row factory a handler has set
@@ -159,7 +161,7 @@ def rows_of(driver: psycopg.Connection[Any], *queries: Query, is_prepared: bool 
 
 
 def values_of(driver: psycopg.Connection[Any], results: Iterable[PGresult]) -> list[list[tuple[Any, ...]]]:
-    """The rows of each result, as Python's values."""
+    """The rows of each result, as Python values."""
     transformer, rows = Transformer(driver), []
     for result in results:
         transformer.set_pgresult(result)
@@ -167,58 +169,58 @@ def values_of(driver: psycopg.Connection[Any], results: Iterable[PGresult]) -> l
     return rows
 
 
-def _send(pgconn: PGconn, statement: Statement, encoding: str, known: dict[str, bytes] | None) -> int:
-    """Send one statement; returns how many answers it has: two where it is prepared now.
+def _send(pgconn: PGconn, statement: Statement, encoding: str, prepared: dict[str, bytes] | None) -> int:
+    """Send one statement; returns the number of its answers: two if it is prepared now.
 
-    ``known`` are the names of what is prepared; None where nothing may be.
+    ``prepared`` are the names of prepared statements, by text; None if nothing may be prepared.
     """
-    if not statement.is_prepared or known is None:
+    if not statement.is_prepared or prepared is None:
         pgconn.send_query_params(statement.text.encode(encoding), statement.values, result_format=Format.BINARY)
         return 1
-    is_new = statement.text not in known
+    is_new = statement.text not in prepared
     if is_new:
-        known[statement.text] = b"seekpoint_%d" % next(_numbers)
-        pgconn.send_prepare(known[statement.text], statement.text.encode(encoding))
-    pgconn.send_query_prepared(known[statement.text], statement.values, result_format=Format.BINARY)
+        prepared[statement.text] = b"seekpoint_%d" % next(_numbers)
+        pgconn.send_prepare(prepared[statement.text], statement.text.encode(encoding))
+    pgconn.send_query_prepared(prepared[statement.text], statement.values, result_format=Format.BINARY)
     return 1 + is_new
 
 
 def _answers(pgconn: PGconn, number: int) -> Generator[Any, Any, list[PGresult]]:
-    """So many results, and the answer to the sync; fewer where the server ended the session, and said why."""
+    """Read ``number`` results and the answer to the sync; fewer if the server ended the session with an error."""
     yield from generators.send(pgconn)
-    found: list[PGresult] = []
+    results: list[PGresult] = []
     try:
-        while len(found) < number:
-            found += yield from generators.fetch_many(pgconn)
+        while len(results) < number:
+            results += yield from generators.fetch_many(pgconn)
         yield from generators.fetch_many(pgconn)
     except psycopg.OperationalError:
-        if not found or found[-1].status != ExecStatus.FATAL_ERROR:
+        if not results or results[-1].status != ExecStatus.FATAL_ERROR:
             raise
-    return found
+    return results
 
 
 @lru_cache(maxsize=256)
 def numbered(statement: str) -> tuple[str, tuple[str, ...]]:
-    """The text with ``$1``, ``$2`` ... for the driver's ``%(name)s`` or ``%s``, and the names in that order."""
+    """The text with ``$1``, ``$2`` ... in place of ``%(name)s`` or ``%s``, and the names in that order."""
     numbers: dict[str, int] = {}
 
-    def number(found: re.Match[str]) -> str:
-        if found[0] == "%%":
+    def number(placeholder: re.Match[str]) -> str:
+        if placeholder[0] == "%%":
             return "%"
-        return f"${numbers.setdefault(found[1] or str(len(numbers)), len(numbers) + 1)}"
+        return f"${numbers.setdefault(placeholder[1] or str(len(numbers)), len(numbers) + 1)}"
 
     return _PLACEHOLDER.sub(number, statement), tuple(numbers)
 
 
 def with_values(statement: str, parameters: Mapping[str, Any], encoding: str) -> Statement:
-    """A statement of the driver's style as one that is prepared; ``str`` makes the text of each parameter."""
+    """A statement with the driver's placeholders as a prepared one; ``str`` makes the text of each parameter."""
     text, names = numbered(statement)
-    values = [None if (one := parameters[name]) is None else str(one).encode(encoding) for name in names]
+    values = [None if (parameter := parameters[name]) is None else str(parameter).encode(encoding) for name in names]
     return Statement(text, values, is_prepared=True)
 
 
 def array(values: Iterable[Any]) -> str:
-    """An array literal: for a thousand partitions ten times as fast as the driver's own adaptation."""
+    """An array literal: for a thousand partitions ten times as fast as psycopg's adaptation."""
     return f"{{{','.join(map(_element, values))}}}"
 
 

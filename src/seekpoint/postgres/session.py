@@ -1,7 +1,7 @@
-"""One connection for transactions, one after another: a worker commits its batches' rows on no other (I1).
+"""A worker's session: the only connection on which it commits its batches' rows, one transaction after another (I1).
 
-A requested replay has one of its own (`worker.replay.replay_one`). Errors say at which point a transaction failed:
-rows that were sent with the ledger's statement, COMMIT refused, COMMIT unanswered.
+A requested replay has a separate one (`worker.replay.replay_one`). Its errors distinguish where a transaction
+failed: in the rows sent with the ledger's statement, at a refused COMMIT, or at a COMMIT that was not answered.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import psycopg
 from sqlalchemy import Engine, Transaction
 
 from seekpoint.postgres import pooler
-from seekpoint.postgres.connection import HandlerConnection
+from seekpoint.postgres.connection import HandlerConnection, cancel_statement
 from seekpoint.postgres.round_trip import StatementFailed, commit
 from seekpoint.postgres.session_state import SessionState, is_configured_by_code
 from seekpoint.postgres.sqlstates import connection_lost
 
 
 class ConnectionSocket:
-    """The socket of one session's current connection; ``wait`` makes of each what it waits by for answers."""
+    """The socket of one session's current connection; ``wait`` makes the function by which each waits for answers."""
 
     def __init__(self, wait: Callable[[psycopg.Connection[Any]], Callable[..., Any]] | None = None) -> None:
         self._wait = wait
@@ -35,26 +35,26 @@ class ConnectionSocket:
         self.is_cut = False
 
     def connected(self, driver: psycopg.Connection[Any]) -> None:
-        """The session has this connection now. Raises psycopg.OperationalError once it was cut."""
+        """Note the session's new connection. Raises psycopg.OperationalError after :meth:`cut`."""
         with self._lock:
             if self.is_cut:
-                raise psycopg.OperationalError("the worker has ended: it was not done when its grace was over")
+                raise psycopg.OperationalError("the worker has ended: it did not stop within its grace period")
             self._forget()
             self._driver = driver
             if self._wait is not None:
                 self._driver.wait = self._wait(driver)
-            # A duplicate: the driver's own descriptor may be another file's by the time it is cut.
+            # A duplicate: the driver's descriptor may belong to another file by the time it is cut.
             self._socket = socket.socket(fileno=os.dup(driver.fileno()))
 
     def disconnected(self) -> None:
-        """The session has returned or dropped the connection."""
+        """Note that the session has returned or dropped the connection."""
         with self._lock:
             self._forget()
 
     def _forget(self) -> None:
         if self._socket is not None:
             self._socket.close()
-            vars(self._driver).pop("wait", None)  # the class's own method shows again
+            vars(self._driver).pop("wait", None)  # the class's method is used again
         self._socket = self._driver = None
 
     def cut(self) -> None:
@@ -64,6 +64,9 @@ class ConnectionSocket:
         """
         with self._lock:
             self.is_cut = True
+            if self._driver is not None:
+                with suppress(psycopg.Error):
+                    cancel_statement(self._driver)
             if self._socket is not None:
                 with suppress(OSError):  # the server has closed it
                     self._socket.shutdown(socket.SHUT_RDWR)
@@ -78,7 +81,7 @@ class TransactionFailed(Exception):  # noqa: N818 -- control: the caller decides
 
 
 class SentRowsFailed(TransactionFailed):
-    """A statement that left together with the ledger's failed: its error names no row."""
+    """A statement that was sent together with the ledger's failed: its error names no row."""
 
 
 class CommitRefused(TransactionFailed):
@@ -100,8 +103,8 @@ class Session:
     ``wire`` is the socket, which another thread may cut.
 
     ``lends``: handlers get the connection. Then the state of the session is read together with each COMMIT after a
-    handler. Where it differs from the state before, the connection is closed and replaced, and ``changed`` names the
-    differences; where it cannot be reset, it is always replaced. It never returns to the application's pool.
+    handler. If it differs from the state before, the connection is closed and replaced, and ``changed`` names the
+    differences; if it cannot be reset, the connection is always replaced. It never returns to the application's pool.
     """
 
     def __init__(
@@ -157,7 +160,7 @@ class Session:
         return tx
 
     def _commit(self, tx: HandlerConnection, transaction: Transaction) -> tuple[str, ...]:
-        """COMMIT; returns the names of what has changed on the session."""
+        """COMMIT; returns the names of the session's state that has changed."""
         driver, state = tx.driver, self._state
         if state is None or not tx.was_lent_now:
             tx.commit_by(transaction, partial(commit, driver))

@@ -1,10 +1,10 @@
 """Finds what a handler has left on its session beyond the transaction: settings, role, temporary tables, locks.
 
-A worker's transactions share one session. One question, sent together with COMMIT, says what differs from the state
+A worker's transactions share one session. One query, sent together with COMMIT, shows what differs from the state
 before the first handler had the session.
 
-Settings with a dot (``app.tenant``) are in no view of the server, so RESET ALL follows the question. What code of the
-application has set on the new connection would end with it, too: then the connection is to be replaced instead, see
+No view of the server lists settings with a dot (``app.tenant``), so RESET ALL follows the query. It would also undo
+what application code has set on the new connection; in that case the connection is replaced instead, see
 :func:`is_configured_by_code`.
 """
 
@@ -29,7 +29,7 @@ _SETTINGS = Statement("""
 SELECT json_object_agg(name, coalesce(current_setting(name, true), '') ORDER BY name)::text
 FROM pg_settings WHERE context IN ('user', 'superuser') AND left(name, 12) <> 'transaction_'
 """)
-# Temporary tables depend on the session's own schema, and for that there is an index. A sink's are Seekpoint's.
+# Temporary tables are found by their dependency on the session's schema, which is indexed. Those of sinks do not count.
 _QUESTION = """
 SELECT row_to_json(state)::text
 FROM (SELECT
@@ -49,9 +49,9 @@ FROM (SELECT
 
 
 def is_configured_by_code(engine: Engine) -> bool:
-    """Whether code of the application may set something on a new connection: RESET ALL would undo it.
+    """Whether code of the application may set something on a new connection, which RESET ALL would undo.
 
-    What the URL and ``connect_args`` set is the connection's default, and listeners of ``begin`` run at each BEGIN.
+    Settings in the URL or ``connect_args`` survive as defaults, and listeners of ``begin`` run at each BEGIN.
     """
     pool, dialect = engine.pool, engine.dialect
     codes: list[Any] = [*pool.dispatch.connect, *pool.dispatch.checkout, *dialect.dispatch.do_connect, _creator(pool)]
@@ -60,9 +60,9 @@ def is_configured_by_code(engine: Engine) -> bool:
 
 
 def _creator(pool: Pool) -> Any:
-    """What opens the pool's connections: the first argument of the pool that it would make of itself.
+    """The function that opens the pool's connections: the first argument with which the pool recreates itself.
 
-    SQLAlchemy has no other public name for it. None where the pool's class makes itself again in a way of its own.
+    SQLAlchemy has no other public name for it. None if the pool's class recreates itself differently.
     """
     creators: list[Any] = []
 
@@ -88,20 +88,20 @@ class SessionState:
     def commit(self, driver: psycopg.Connection[Any]) -> tuple[str, ...]:
         """COMMIT (I1), and read the state in the same round trip; returns what has changed.
 
-        Raises COMMIT's error. ``("unknown",)`` where COMMIT has succeeded and the question has failed.
+        Raises COMMIT's error. Returns ``("unknown",)`` if COMMIT has succeeded and the query has failed.
         """
         try:
             return self._changed(commit(driver, self._question, _RESET)[0])
         except StatementFailed as failed:
             if failed.error.sqlstate != INVALID_SQL_STATEMENT_NAME:
                 return ("unknown",)
-        try:  # DEALLOCATE ALL, which psycopg sends after a ROLLBACK TO, includes the question
+        try:  # psycopg's DEALLOCATE ALL after a ROLLBACK TO has dropped the prepared query
             return self._changed(round_trip(driver, [self._question, _RESET])[0])
         except (StatementFailed, psycopg.Error):
             return ("unknown",)
 
     def _changed(self, answer: PGresult) -> tuple[str, ...]:
-        """The names of what is another than before."""
+        """The names of what has changed."""
         state = json.loads(answer.get_value(0, 0) or b"")
         settings = [f"setting {name}" for name in state.pop("settings") or ()]
         return (*settings, *(name for name, value in state.items() if self._before[name] != value))

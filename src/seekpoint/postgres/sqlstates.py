@@ -44,13 +44,13 @@ class Fault(Enum):
 
 
 # Classes: 08 connection, 40 rollback (serialization, deadlock), 53 resources, 57 operator intervention, 58 system
-# error, F0 configuration file. Of the single codes, a transaction is read-only on a standby after a failover.
+# error, F0 configuration file. Of the single codes, a read-only transaction means a standby, after a failover.
 _TRANSIENT_CLASSES = frozenset({"08", "40", "53", "57", "58", "F0"})
 _TRANSIENT_CODES = frozenset(
     {READ_ONLY_SQL_TRANSACTION, *(_ENDED := (IDLE_IN_TRANSACTION_SESSION_TIMEOUT, TRANSACTION_TIMEOUT))}
     | {LOCK_NOT_AVAILABLE, OBJECT_IN_USE}
 )
-# Transient errors that one record alone may cause, beside class 40.
+# Transient errors that a single record may cause, in addition to class 40.
 _ONE_RECORDS = frozenset({QUERY_CANCELED, LOCK_NOT_AVAILABLE, OBJECT_IN_USE})
 # A transaction was rolled back only because of concurrent ones.
 _CONFLICTS = frozenset({SERIALIZATION_FAILURE, DEADLOCK_DETECTED, LOCK_NOT_AVAILABLE})
@@ -58,11 +58,11 @@ _CONFLICTS = frozenset({SERIALIZATION_FAILURE, DEADLOCK_DETECTED, LOCK_NOT_AVAIL
 # (a value too long for an index, JSON nested too deep for the server's stack), P0 raised by a function in PL/pgSQL
 # (a trigger that refuses a row).
 _DATA_CLASSES = frozenset({"22", "23", "44", "54", "P0"})
-# A parameter has the type of the record's value: true where a number is due is 42804 (in a cast 42846), not 22P02.
-# And one row met twice by one ON CONFLICT DO UPDATE (21000) is what the batch holds.
+# A parameter has the type of the record's value, so true for a number is 42804 (in a cast 42846), not 22P02. And 21000
+# means that one ON CONFLICT DO UPDATE got two rows for the same key from the batch.
 _DATA_CODES = frozenset({CARDINALITY_VIOLATION, DATATYPE_MISMATCH, CANNOT_COERCE})
 
-# A statement that was made, or prepared, before a table was altered has parameters or casts of the old types.
+# A statement that was made, or prepared, before its table was altered has parameters or casts of the old types.
 _ALTERED = frozenset(
     {DATATYPE_MISMATCH, CANNOT_COERCE, UNDEFINED_FUNCTION, UNDEFINED_COLUMN, UNDEFINED_OBJECT, AMBIGUOUS_FUNCTION}
     | {AMBIGUOUS_PARAMETER, INDETERMINATE_DATATYPE, INVALID_COLUMN_REFERENCE, GENERATED_ALWAYS}
@@ -84,30 +84,30 @@ def fault(sqlstate: str | None) -> Fault:
 def may_be_one_records(sqlstate: str | None) -> bool:
     """Whether a transient error may be caused by one record: a conflict, a held lock, a timeout.
 
-    Else it is the server's or the connection's, and every record would fail at that moment.
+    Otherwise the server or the connection caused it, and every record would fail at that moment.
     """
     return sqlstate is not None and (sqlstate[:2] == "40" or sqlstate in _ONE_RECORDS)
 
 
 _INPUT_CLASSES = frozenset({"42", "XX"})
-# The context that the server gives first while it reads a value: "COPY t, line 1, column c: ..", "unnamed portal
-# parameter $1 = .."; whatever its language, numbers and names are where they are.
+# How an error's context begins if the server was reading a value: "COPY t, line 1, column c: ..", "unnamed portal
+# parameter $1 = .."; numbers and names are in the same places in every language.
 _READING = re.compile(r"COPY [^\n]*\d, \S|[^\n\"]*\$\d+ = ")
 
 
 def may_be_of_input(code: str | None) -> bool:
-    """Whether types' inputs raise it for a text that they cannot read, and the server for statements that are wrong."""
+    """Whether the code may come from a type's input function, which rejected a text, or from a wrong statement."""
     return code is not None and code[:2] in _INPUT_CLASSES
 
 
 def fault_of_error(error: Error) -> Fault:
     """Classify an error of the driver. A row that a row security policy refuses is a data error.
 
-    It has the SQLSTATE of a missing privilege, and a message in the server's language; but the server names the
-    function that raised it, which checks rows. Privileges are checked elsewhere.
+    That error has the SQLSTATE of a missing privilege, and a message in the server's language. But the server names the
+    function that raised it, ``ExecWithCheckOptions``, which does not check privileges.
 
-    A value that its type cannot read is a data error, too, whatever SQLSTATE the type's input raises: those of tsquery,
-    jsonpath and ltree raise syntax errors, that of regclass an undefined table.
+    A value that its type's input function refuses is a data error, too, whatever its SQLSTATE: tsquery, jsonpath and
+    ltree raise syntax errors, regclass an undefined table.
     """
     code = error.diag.sqlstate or error.sqlstate
     if may_be_of_input(code) and _READING.match(error.diag.context or ""):
@@ -126,7 +126,7 @@ def _is_defined(sqlstate: str) -> bool:
 
 
 def driver_error(error: BaseException) -> Any:
-    """The driver's error, where SQLAlchemy has wrapped it; else the error itself."""
+    """The driver's error if SQLAlchemy has wrapped it, else the error itself."""
     return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
 
 
@@ -139,13 +139,13 @@ def sqlstate(error: BaseException) -> str | None:
 def is_transient(error: BaseException) -> bool:
     """Whether a database error is transient: the statement may succeed when it is run again.
 
-    False after Ctrl-C: what fails while a statement is left is no reason to run it again.
+    False after Ctrl-C: an error from ending the interrupted statement is no reason to run it again.
     """
     return not was_interrupted(error) and _may_succeed_again(error)
 
 
 def was_interrupted(error: BaseException | None) -> bool:
-    """Whether Ctrl-C came first: it met psycopg in a statement, and the connection fails while that is left."""
+    """Whether Ctrl-C came first: it interrupted psycopg in a statement, and ending that statement raised the error."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
     return error is not None
@@ -171,12 +171,12 @@ def may_be_of_before_alter(error: BaseException) -> bool:
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Whether a statement or its transaction took longer than it may: run again, it would take as long again."""
+    """Whether a statement or its transaction exceeded a timeout, which it would exceed again."""
     return sqlstate(error) in {QUERY_CANCELED, *_ENDED}
 
 
 def is_ended_by_age(error: BaseException) -> bool:
-    """Whether the server ended a session because its transaction was too old, or did nothing for too long."""
+    """Whether the server ended a session because its transaction was too old, or idle for too long."""
     return sqlstate(error) in _ENDED
 
 
@@ -193,8 +193,8 @@ def is_database_error(error: BaseException) -> bool:
 def is_data_error(error: BaseException) -> bool:
     """Whether a database error is caused by values: the same rows are refused at every attempt.
 
-    Without an SQLSTATE it never reached the server: the driver cannot send a value (a NUL character, a dict where the
-    statement has a plain parameter).
+    Without an SQLSTATE the statement never reached the server: the driver cannot send a value (a NUL character, a dict
+    for a plain parameter).
     """
     inner, code = driver_error(error), sqlstate(error)
     if code is None:
@@ -206,7 +206,7 @@ def is_data_error(error: BaseException) -> bool:
 def fault_of(error: BaseException) -> Fault | None:
     """The kind of an error that a statement raised; None if it says nothing about the statement.
 
-    That is the case if it is no database error, or the session has ended with it.
+    That is the case if it is not a database error, or ended the session.
     """
     if not is_database_error(error):
         return None

@@ -1,4 +1,4 @@
-"""Append: every record becomes new rows, in the transaction that advances the position: by COPY."""
+"""Append: every record becomes new rows, by COPY, in the transaction that advances the position."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ class Append(TableSink[V_contra, K_contra]):
     offset: three names, or a mapping of those that are wanted.
 
     A column's type says how a value is written; a value that it would change silently is refused. ``round=True`` allows
-    fraction digits to be rounded, ``timezone`` is the zone to which times with a zone are converted for columns that
-    have none. A value for a json or jsonb column becomes JSON: a str is a string, a list an array; what is JSON
-    already is given as ``msgspec.Raw``. For any other column a list is a Postgres array.
+    fraction digits to be rounded; ``timezone`` is the zone to which aware times are converted for columns without a
+    zone. A value for a json or jsonb column becomes JSON: a str is a string, a list an array; pass text that is JSON
+    already as ``msgspec.Raw``. For any other column a list is a Postgres array.
 
-    A mapping that lacks a column makes its record a poison record; keys beyond ``columns`` are ignored. The
-    database's own defaults fill the columns that are not named.
+    A mapping that lacks a column makes its record a poison record; keys beyond ``columns`` are ignored. Columns that
+    are not named get the database's defaults.
     """
 
+    keeps_records = True
+
     def writer(self) -> SinkWriter[V_contra, K_contra]:
-        """What a worker writes its rows with."""
+        """A writer for one worker."""
         return AppendWriter(self)
 
 
 class AppendWriter(TableWriter[Append[Any, Any]]):
-    """One worker's writer of ``Append``: no statement of it releases a lock, but a subclass may have others."""
+    """One worker's writer of ``Append``. Its statements release no locks; those of a subclass may."""
 
     def __init__(self, sink: Append[Any, Any]) -> None:
         super().__init__(sink)
@@ -57,7 +59,7 @@ class AppendWriter(TableWriter[Append[Any, Any]]):
                 yield writer
 
     def statements(self, tx: Connection) -> Callable[[Sequence[Row]], Sequence[Any] | None] | None:
-        """Makes one INSERT of few rows, where the session knows the table; None where COPY has to write them."""
+        """A function that makes one INSERT of few rows; None unless this session knows the table as a plain one."""
         from seekpoint.sinks.small_append import insert_of_all, knows_plain_table  # noqa: PLC0415 -- as above
 
         if not knows_plain_table(tx, self._sink.path):

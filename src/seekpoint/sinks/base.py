@@ -1,16 +1,16 @@
-"""What the sinks declare in common: a table, and which rows of it a record becomes."""
+"""The base class of sinks: a table, and the rows that a record becomes."""
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import tzinfo
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
 
-import msgspec
 from sqlalchemy import Connection
 
 from seekpoint.codecs import Codec
+from seekpoint.codecs.value_types import field_names
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.provenance import provenance_columns
 from seekpoint.pipeline.sink import K_contra, V_contra
@@ -23,13 +23,16 @@ from seekpoint.sinks.names import require_whole_names
 if TYPE_CHECKING:
     from seekpoint.sinks.column_type import ColumnTypes
 
-ORIGINS = ("topic", "partition", "offset")  # of a record, as ``provenance=`` names them
+ORIGINS = ("topic", "partition", "offset")  # what ``provenance=`` may name
 
 
 class TableSink(Generic[V_contra, K_contra]):
-    """A table that rows are written to; :class:`Append` and :class:`Upsert` say how."""
+    """A table that rows are written to; :class:`Append`, :class:`Upsert` and :class:`Accumulate` say how."""
 
     key: tuple[str, ...] = ()
+    #: Which DataFrames of a SparkPipeline the sink takes: those whose rows come from one record each (True), those
+    #: whose rows may sum up several (False), or none (None).
+    keeps_records: ClassVar[bool | None] = None
 
     def __init__(
         self,
@@ -51,7 +54,7 @@ class TableSink(Generic[V_contra, K_contra]):
         if isinstance(columns, str) or (columns is not None and not columns):
             raise ConfigError(f"{me}: columns must be a sequence of names, got {columns!r}")
         if columns is not None and len({*columns}) < len(columns):
-            raise ConfigError(f"{me}: columns= names one twice: {', '.join(columns)}")
+            raise ConfigError(f"{me}: columns= names a column twice: {', '.join(columns)}")
         self.columns = None if columns is None else tuple(columns)
         self.provenance = provenance_columns(f"{me}: ", provenance, ORIGINS)
         self.conversions = conversions(me, round=round, timezone=timezone)
@@ -70,18 +73,25 @@ class TableSink(Generic[V_contra, K_contra]):
 
     @property
     def guarded(self) -> bool | None:
-        """Whether an older record never overwrites a newer one's row; None where each record adds rows."""
+        """Whether older records never overwrite the row of a newer one; None if each record adds rows."""
         return None
+
+    keeps_first = False
+
+    @property
+    def aggregates(self) -> bool:
+        """Whether each record is added to its key's row, so that applying it again counts it twice."""
+        return False
 
     @property
     def written(self) -> tuple[str, ...] | None:
-        """Every column it writes, in the order of its rows; None where the first row says which."""
+        """Every column it writes, in the order of its rows; None if the first row decides."""
         return None if self.columns is None else (*self.columns, *self.provenance.values())
 
     def check(self, tx: Connection, codecs: Collection[Codec] = ()) -> str:
-        """By which statement its rows go to the table: ``"copy"`` or ``"insert"``.
+        """The statement that writes its rows: ``"copy"`` or ``"insert"``.
 
-        Raises ConfigError where the table, a column or a right is missing, or a column cannot hold a field as it is.
+        Raises ConfigError if the table, a column or a privilege is missing, or a column cannot hold a field as it is.
         """
         from seekpoint.sinks.check import check_append  # noqa: PLC0415 -- a declaration needs no database driver
 
@@ -97,31 +107,33 @@ class TableSink(Generic[V_contra, K_contra]):
             check_fields(repr(self), codecs, self.columns, types, self.conversions)
 
     def expected(self, codecs: Collection[Codec]) -> tuple[str, ...] | None:
-        """The columns, as far as they are known before the first row: of values of one type, made by these codecs."""
+        """The columns, if they are declared, or all codecs decode to one type with fields; else None."""
         kinds = [getattr(codec, "type", None) for codec in codecs]
         kind = next(iter(kinds), None)
         if self.written is not None or self.row_of is not None or self.rows_of is not None:
             return self.written
         if not isinstance(kind, type) or any(other is not kind for other in kinds):
             return None
-        return None if (fields := fields_of(kind)) is None else (*fields, *self.provenance.values())
+        return None if (fields := field_names(kind)) is None else (*fields, *self.provenance.values())
+
+    def without_tombstones(self) -> Self:
+        """A copy that deletes no rows, and needs no DELETE privilege."""
+        return copy.copy(self)
+
+    @property
+    def takes_every_topic(self) -> bool:
+        """Whether ``topics=`` was left out."""
+        return self._topics is None
 
     def takes(self, topic: str) -> bool:
         """Whether records of this topic go to the table."""
         return self._topics is None or topic in self._topics
 
     def require_columns(self, columns: tuple[str, ...]) -> None:
-        """Raise ConfigError where these columns of the rows contradict the rest of the declaration."""
+        """Raise ConfigError if these columns of the rows contradict the rest of the declaration."""
         if twice := sorted({*columns} & {*self.provenance.values()}):
             raise ConfigError(
-                f"{self!r}: {', '.join(twice)} would be written twice, from the row and as provenance; name the row's "
-                "own columns with columns=[...], or rename the other"
+                f"{self!r}: {', '.join(twice)} would be written twice, from the row and as provenance: leave it out "
+                "with columns=[...], or give the provenance another name"
             )
         require_whole_names(repr(self), (*columns, *self.provenance.values()))
-
-
-def fields_of(kind: type) -> tuple[str, ...] | None:
-    """The names of a Struct's or a dataclass's fields; None for any other type."""
-    if issubclass(kind, msgspec.Struct):
-        return kind.__struct_fields__
-    return tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None

@@ -1,4 +1,4 @@
-"""What the server knows about the table of an upsert: types, the key's index, and the session's stage for it."""
+"""Reads the catalog for a table that rows are merged into: types, the key's index, and the session's stage for it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Connection, text
 
+from seekpoint import remedies
 from seekpoint.errors import ConfigError
 from seekpoint.sinks.column_type import ColumnType, ColumnTypes
 from seekpoint.sinks.column_types import BASE, COLUMN_TYPE, ITEM, has_fields
@@ -18,11 +19,11 @@ from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.dedupe import Column, Target
 
 _COLUMN_TYPE = ("named", "base", "typmod", "dimensions", "item", "category", "item_kind", "labels")
-LINE, DELETED = "seekpoint line", "seekpoint deleted"  # the stage's own columns
+LINE, DELETED = "seekpoint line", "seekpoint deleted"  # columns that only the stage has
 
-# The unique indexes on exactly the columns :key of t, of which ON CONFLICT chooses. ``nulls_alike``: one of them
-# allows a single NULL. ``strange``: one compares texts by another collation than the column's, and one of the two calls
-# different texts equal. ``nullable``: the columns of the key that may be NULL.
+# The unique indexes on exactly the columns :key of t, which ON CONFLICT can use. ``nulls_alike``: one of them has NULLS
+# NOT DISTINCT. ``strange``: an index with another collation than its column's, if one of the two may call different
+# texts equal (it is nondeterministic). ``nullable``: the columns of the key that may be NULL.
 _INDEXES = """
     SELECT count(*) > 0 AS indexed, coalesce(bool_or(i.nulls_alike), false) AS nulls_alike, min(i.strange) AS strange, (
         SELECT array_agg(CAST(k.attname AS text) ORDER BY k.attname COLLATE "C")
@@ -92,26 +93,26 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The table as it is. ``types`` are type, modifier and collation of ``numbers``, the columns' numbers."""
+    """The table's columns. ``numbers`` are their attnums, ``types`` the type, modifier and collation of each."""
 
     columns: Mapping[str, Column]
     numbers: tuple[int, ...]
     types: tuple[str, ...]
-    overriding: bool  # a column is GENERATED ALWAYS AS IDENTITY: COPY takes its values, INSERT only by OVERRIDING
-    direct: bool  # COPY goes into it, and a key that is there is a violation
+    overriding: bool  # a column is GENERATED ALWAYS AS IDENTITY: COPY takes values for it, INSERT only with OVERRIDING
+    direct: bool  # COPY can write to it, and an existing key is a unique violation
     casts: bool  # a cast from text reads every value as COPY does
-    written: ColumnTypes  # how values are written
+    written: ColumnTypes  # they decide how values are written
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The session's temporary table for this target, as it was found."""
+    """The session's temporary table for this target."""
 
     name: str
     exists: bool
     fits: bool
     used: bool  # something was written to it in this transaction
-    pooled: bool  # the session is a pooler's, other clients will get it: leave nothing in it
+    pooled: bool  # a pooler will lend the session to other clients: leave nothing in it
 
 
 class Survey(NamedTuple):
@@ -122,63 +123,63 @@ class Survey(NamedTuple):
 
 
 def survey(tx: Connection, target: Target) -> Survey:
-    """Ask the server. Raises ConfigError where the key has no index that finds rows, and what it says of unknown names.
+    """Lock the table and read its layout. Raises ConfigError if no unique index fits the key, or the server's error.
 
-    It is asked in every large transaction: a table may be altered while a worker runs, and the session may be
-    another one behind a pooler. An old stage would refuse what the table takes. The lock is the one that INSERT takes,
-    a little earlier: from here on no session alters the table.
+    Called in every large transaction: the table may have been altered while the worker runs, and a pooler may have
+    changed the session. An outdated stage would refuse rows that the table takes. The lock is INSERT's, taken a
+    little earlier, so that no session alters the table from here on.
     """
     columns = target.columns or target.deletes
     stage = stage_name(target)
     driver = driver_of(tx)
     driver.execute(sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(sql.Identifier(*target.path)))
-    asked = {"table": quoted(*target.path), "stage": quoted("pg_temp", stage), "key": sorted(target.key)}
-    found = tx.execute(_SURVEY, {**asked, "columns": list(columns)}).all()
-    if len(found) < len(set(columns)):
+    parameters = {"table": quoted(*target.path), "stage": quoted("pg_temp", stage), "key": sorted(target.key)}
+    rows = tx.execute(_SURVEY, {**parameters, "columns": list(columns)}).all()
+    if len(rows) < len(set(columns)):
         _provoke(tx, target, columns)
-    whole = found[0]
-    plain = whole.relkind in {"r", "p"}
+    first = rows[0]
+    plain = first.relkind in {"r", "p"}
     if plain:
-        _check_index(target.name, target.path, target.key, whole)
+        _check_index(target.name, target.path, target.key, first)
     layout = Layout(
-        {row.attname: _column(row) for row in found},
-        tuple(row.attnum for row in found),
-        tuple(row.full_type for row in found),
-        any(row.drawn for row in found),
-        plain and not whole.secured,
-        not any(has_fields(row.base, row.typmod) for row in found),
-        {row.attname: ColumnType(*(getattr(row, name) for name in _COLUMN_TYPE)) for row in found},
+        {row.attname: _column(row) for row in rows},
+        tuple(row.attnum for row in rows),
+        tuple(row.full_type for row in rows),
+        any(row.drawn for row in rows),
+        plain and not first.secured,
+        not any(has_fields(row.base, row.typmod) for row in rows),
+        {row.attname: ColumnType(*(getattr(row, name) for name in _COLUMN_TYPE)) for row in rows},
     )
-    pooled = whole.pid != driver.info.backend_pid
-    fits = whole.stage_exists and all(row.staged for row in found)
-    return Survey(layout, Stage(stage, whole.stage_exists, fits, whole.stage_used, pooled))
+    pooled = first.pid != driver.info.backend_pid
+    fits = first.stage_exists and all(row.staged for row in rows)
+    return Survey(layout, Stage(stage, first.stage_exists, fits, first.stage_used, pooled))
 
 
 def require_index(connection: Connection, sink: str, path: Sequence[str], key: Sequence[str]) -> None:
-    """Ask the server. Raises ConfigError where the table's rows cannot be found by this key."""
-    asked = text(f"SELECT i.* FROM pg_class t, LATERAL ({_INDEXES}) i WHERE t.oid = to_regclass(:table)")  # noqa: S608
-    _check_index(sink, path, key, connection.execute(asked, {"table": quoted(*path), "key": sorted(key)}).one())
+    """Raise ConfigError if no unique index of the table fits this key."""
+    query = text(f"SELECT i.* FROM pg_class t, LATERAL ({_INDEXES}) i WHERE t.oid = to_regclass(:table)")  # noqa: S608
+    _check_index(sink, path, key, connection.execute(query, {"table": quoted(*path), "key": sorted(key)}).one())
 
 
-def _check_index(sink: str, path: Sequence[str], key: Sequence[str], found: Any) -> None:
-    """Raises ConfigError where the row ``found`` of _INDEXES says so."""
+def _check_index(sink: str, path: Sequence[str], key: Sequence[str], index: Any) -> None:
+    """Raise ConfigError unless ``index``, a row of _INDEXES, describes an index that fits."""
     names, table = ", ".join(map(quoted, key)), quoted(*path)
-    if not found.indexed:
+    if not index.indexed:
         raise ConfigError(
             f"{sink}: the table has no unique index on exactly ({names}); create it: CREATE UNIQUE INDEX ON "
-            f"{table} ({names}). A partial or deferrable one does not count"
+            f"{table} ({names}); {remedies.change_table()}, too. A partial or deferrable index does not count"
         )
-    if found.strange:
+    if index.strange:
         raise ConfigError(
-            f"{sink}: the unique index {found.strange} compares texts by another collation than its column, so rows of "
-            "one key are not the same rows for both: give the column the index's collation, or drop the index"
+            f"{sink}: the unique index {index.strange} has another collation than its column, so they may disagree on "
+            "which keys are equal: give the column the index's collation, or drop the index"
         )
-    if found.nullable and not found.nulls_alike:
-        nullable = list(map(quoted, found.nullable))
+    if index.nullable and not index.nulls_alike:
+        nullable = list(map(quoted, index.nullable))
         required = ", ".join(f"ALTER COLUMN {name} SET NOT NULL" for name in nullable)
         raise ConfigError(
-            f"{sink}: the key's column {', '.join(nullable)} may be NULL, and the unique index takes any number of "
-            f"rows with a NULL, none of which is found again: ALTER TABLE {table} {required}; or, from Postgres 15 on, "
+            f"{sink}: the key's column {', '.join(nullable)} may be NULL, and to the unique index each NULL is a "
+            f"different key, so its row is never found again: ALTER TABLE {table} {required}; or, from Postgres 15 on, "
             f"CREATE UNIQUE INDEX ON {table} ({names}) NULLS NOT DISTINCT"
         )
 
@@ -194,7 +195,7 @@ def _kind(oid: int, typtype: str, deterministic: bool) -> str:
 
 
 def _provoke(tx: Connection, target: Target, columns: tuple[str, ...]) -> None:
-    """Let the server say in its own words which name it does not know."""
+    """Raise the server's error about the table or column that does not exist."""
     driver_of(tx).execute(
         sql.SQL("SELECT {} FROM {} LIMIT 0").format(
             sql.SQL(", ").join(map(sql.Identifier, columns)), sql.Identifier(*target.path)
@@ -203,17 +204,17 @@ def _provoke(tx: Connection, target: Target, columns: tuple[str, ...]) -> None:
 
 
 def quoted(*names: str) -> str:
-    """The name as SQL."""
+    """The name, quoted for SQL."""
     return sql.Identifier(*names).as_string(None)
 
 
 def stage_name(target: Target) -> str:
-    """The stage's name: of a table and columns it never changes."""
+    """The stage's name, always the same for one table and its columns."""
     return f"seekpoint_stage_{crc32(repr((target.path, target.columns)).encode()):08x}"
 
 
 def build(tx: Connection, target: Target, stage: Stage) -> None:
-    """See to it that the stage is there, fits and is empty."""
+    """Make sure that the stage exists, fits the table and is empty."""
     driver = driver_of(tx)
     name = sql.Identifier("pg_temp", stage.name)
     if stage.fits:

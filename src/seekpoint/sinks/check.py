@@ -1,6 +1,6 @@
-"""What can be known of a sink's table before the first record: is it there, with these columns, and may we write it.
+"""Checks a sink's table before the first record: it exists, has the columns, and the role may write to it.
 
-Nothing is written, and no trigger fires: statements are planned, which is where the server looks at names and rights.
+Nothing is written, and no trigger fires: EXPLAIN suffices for the server to check names and privileges.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from psycopg import sql
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from seekpoint import remedies
 from seekpoint.errors import ConfigError
 from seekpoint.postgres.sqlstates import (
     FEATURE_NOT_SUPPORTED,
@@ -33,12 +34,12 @@ from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.target_table import recalled, rerun_if_changed
 
 _REMEDIES = {
-    UNDEFINED_TABLE: "create the table, or correct its name in the pipeline",
+    UNDEFINED_TABLE: f"{remedies.create_table()}, or correct its name in the pipeline",
     INVALID_SCHEMA_NAME: "create the schema, or correct its name in the pipeline",
-    UNDEFINED_COLUMN: "add the column to the table, or take it out of the row",
+    UNDEFINED_COLUMN: f"add the column to the table ({remedies.change_table()}), or leave it out of the row",
     INSUFFICIENT_PRIVILEGE: "grant the right to the role of the database's URL (docs/guides/operate.md, Privileges)",
-    GENERATED_ALWAYS: "the database makes this column: take it out of the row",
-    INVALID_COLUMN_REFERENCE: "the database makes this column: take it out of the row",
+    GENERATED_ALWAYS: "the database generates this column: leave it out of the row",
+    INVALID_COLUMN_REFERENCE: "the database generates this column: leave it out of the row",
     WRONG_OBJECT_TYPE: "name a table",
     FEATURE_NOT_SUPPORTED: "name a table",
 }
@@ -47,25 +48,25 @@ _REMEDIES = {
 def check_append(
     tx: Connection, sink: str, path: Sequence[str], columns: Sequence[str] | None
 ) -> tuple[str, ColumnTypes]:
-    """By which statement rows can be appended, and the table's types; ``columns`` are None while they are not known.
+    """The statement that can append rows, and the table's types. ``columns`` is None while they are not known.
 
-    Raises ConfigError where the table, a column or a right is missing.
+    Raises ConfigError if the table, a column or a privilege is missing.
     """
     with explained(sink), rerun_if_changed(tx, path):
-        found = recalled(tx, path)
-        if found.is_plain or found.is_secured:
-            given = (
+        table = recalled(tx, path)
+        if table.is_plain or table.is_secured:
+            column_list = (
                 sql.SQL(" ({})").format(sql.SQL(", ").join(map(sql.Identifier, columns))) if columns else sql.SQL("")
             )
             nothing = sql.SQL(", ").join([sql.SQL("NULL")] * len(columns or ()))
             statement = "EXPLAIN INSERT INTO {}{} OVERRIDING SYSTEM VALUE SELECT {} WHERE false"
-            plan(tx, sql.SQL(statement).format(sql.Identifier(*path), given, nothing))
-        else:  # a view, or a table with rules: COPY itself says whether it takes them
+            plan(tx, sql.SQL(statement).format(sql.Identifier(*path), column_list, nothing))
+        else:  # a view, or a table with rules: only COPY itself shows whether it takes rows
             given_names = f" ({', '.join(map(quoted, columns))})" if columns else ""
             with psycopg.Cursor(driver_of(tx)).copy(f"COPY {quoted(*path)}{given_names} FROM STDIN"):
                 pass
         types = types_seen(driver_of(tx), path)
-    return "insert" if found.is_secured else "copy", types
+    return "insert" if table.is_secured else "copy", types
 
 
 def plan(tx: Connection, statement: sql.Composed, parameters: Sequence[Any] | None = None) -> None:
@@ -75,12 +76,12 @@ def plan(tx: Connection, statement: sql.Composed, parameters: Sequence[Any] | No
 
 @contextmanager
 def explained(sink: str) -> Iterator[None]:
-    """Turn what the server says of a name or a right into a ConfigError that says what to do."""
+    """Turn the server's errors about names and privileges into a ConfigError with a remedy."""
     try:
         yield
     except (psycopg.Error, DBAPIError) as error:
         cause = driver_error(error)
         if (remedy := _REMEDIES.get(cause.sqlstate or "")) is None:
             raise
-        said = [cause.diag.message_primary, *getattr(cause, "__notes__", ())]
-        raise ConfigError(f"{sink}: {'; '.join(said)}; {cause.diag.message_hint or remedy}") from error
+        lines = [cause.diag.message_primary, *getattr(cause, "__notes__", ())]
+        raise ConfigError(f"{sink}: {'; '.join(lines)}; {cause.diag.message_hint or remedy}") from error

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-BOOL, BYTEA, DATE, TIME, TIMESTAMP, NUMERIC, JSON = 16, 17, 1082, 1083, 1114, 1700, frozenset({114, 3802})
+BOOL, BYTEA, NUMERIC, JSON = 16, 17, 1700, frozenset({114, 3802})
+DATE, TIME, TIMETZ, TIMESTAMP, TIMESTAMPTZ = 1082, 1083, 1266, 1114, 1184
 
 
 class ColumnType(NamedTuple):
-    """A column's type, of a domain its base type. ``named`` is as SQL writes it.
+    """A column's type: ``named`` as SQL writes it; ``base`` and ``typmod`` of the base type, if it is a domain.
 
-    Of an array with so many ``dimensions`` (else 0), the rest is about its items: ``item`` is the type's oid,
-    ``category`` and ``kind`` are pg_type's, ``labels`` those of an enum.
+    ``dimensions`` is 0 unless the column is an array. ``item`` (an oid), ``category`` and ``kind`` (of pg_type) and
+    ``labels`` (of an enum) describe the type itself, or the items of an array.
     """
 
     named: str
@@ -29,7 +30,12 @@ class ColumnType(NamedTuple):
         """The fraction digits that a numeric is declared with; None for any other type."""
         if self.item != NUMERIC or self.typmod < 0:
             return None
-        return ((self.typmod - 4 & 0x7FF) ^ 0x400) - 0x400  # eleven bits, negative from Postgres 15 on
+        return declared_scale(self.typmod)
+
+
+def declared_scale(typmod: int) -> int:
+    """The fraction digits in a numeric's type modifier."""
+    return ((typmod - 4 & 0x7FF) ^ 0x400) - 0x400  # eleven bits, negative from Postgres 15 on
 
 
 ColumnTypes = Mapping[str, ColumnType]

@@ -11,23 +11,26 @@ from seekpoint.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Conversions:
-    """``round``: fraction digits beyond a declared scale, and those that a float lacks, may be lost.
+    """Conversions that a sink allows. ``round``: digits beyond a column's scale, or that a float lacks, may be lost.
 
-    ``timezone``: aware times are converted to this zone and stored without it, in columns that have none.
+    ``timezone``: for columns without a zone, aware times are converted to this zone.
     """
 
     round: bool = False
     timezone: tzinfo | None = None
+    is_of_event: bool = False  # values come from change events: texts and numbers may mean values of other types
 
 
 EXACT = Conversions()
 
 
 def conversions(me: str, *, round: bool, timezone: str | tzinfo | None) -> Conversions:  # noqa: A002 -- the sinks' option
-    """The options of a sink. Raises ConfigError for a time zone that is not known."""
+    """What a sink's options allow. Raises ConfigError for an unknown time zone."""
     if not isinstance(timezone, str):
         return Conversions(round, timezone)
     try:
         return Conversions(round, ZoneInfo(timezone))
     except (ZoneInfoNotFoundError, ValueError) as error:
-        raise ConfigError(f"{me}: timezone={timezone!r} is no time zone that is known: {error}; write 'UTC'") from error
+        raise ConfigError(
+            f"{me}: timezone={timezone!r} is not a known time zone: {error}; write a name such as 'UTC'"
+        ) from error

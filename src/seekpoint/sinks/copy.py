@@ -1,4 +1,4 @@
-"""COPY, row by row, with errors that name the row; and values as the text that COPY would send."""
+"""COPY row by row, with errors that name the row; and values as the text that COPY would send."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from seekpoint.sinks.json_text import json_text
 
 
 def _formatter() -> Callable[..., Any] | None:
-    """psycopg's own function, which ``write_row`` calls, where it still does this: it may change, or move.
+    """The private function that psycopg's ``write_row`` calls; None if this version of psycopg has no such function.
 
-    Only speed is lost then; a call that fails would look like a fault of every row.
+    Without it only speed is lost. It is tried here, because a failure later would be blamed on a row.
     """
     text = bytearray()
     try:
         from psycopg._copy_base import format_row_text  # noqa: PLC0415 -- private
 
         format_row_text((1, None, "a\tb"), Transformer(), text)
-    except Exception:  # noqa: BLE001 -- whatever it is by then
+    except Exception:  # noqa: BLE001 -- another version may raise anything
         return None
     return format_row_text if text == b"1\t\\N\ta\\tb\n" else None
 
@@ -63,7 +63,7 @@ def driver_of(tx: Connection) -> psycopg.Connection[Any]:
 
 
 def writing_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
-    """A cursor that writes objects, enums and JSON's numbers, whatever column they go to."""
+    """A cursor with dumpers for dicts, enums and JSON numbers, whatever the column's type."""
     cursor = driver.cursor()
     for kind, dumper in ((dict, _ObjectDumper), (JsonFloat, _DigitsDumper), (Enum, _EnumDumper)):
         cursor.adapters.register_dumper(kind, dumper)
@@ -71,7 +71,7 @@ def writing_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
 
 
 class _ObjectDumper(Dumper):
-    """An object, as JSON."""
+    """A dict, as JSON."""
 
     def dump(self, obj: Any) -> Buffer:
         return json_text(obj, self.connection.info.encoding if self.connection else "utf-8").encode()
@@ -85,7 +85,7 @@ class _DigitsDumper(Dumper):
 
 
 class _EnumDumper(Dumper):
-    """The member's value: the driver's own dumps its name."""
+    """An enum member, by its value: psycopg's dumper writes its name."""
 
     def __init__(self, cls: type, context: AdaptContext | None = None) -> None:
         super().__init__(cls, context)
@@ -95,12 +95,12 @@ class _EnumDumper(Dumper):
         return self._values.get_dumper(obj.value, PyFormat.TEXT).dump(obj.value)
 
 
-# What the connection dumps as our cursor does: that adds dumpers, also for values inside of others.
+# Types that the connection dumps as our cursor would. No containers: their items may need the dumpers that it adds.
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta, UUID})
 
 
 class _QuietWriter(LibpqWriter):
-    """Sends what COPY writes. Where that ends with an error of ours, what the server says as well is no news."""
+    """Sends COPY's data. If our own error ends the COPY, the server repeats the error, and its copy is dropped."""
 
     def finish(self, exc: BaseException | None = None) -> None:
         with suppress(psycopg.Error) if exc is not None else nullcontext():
@@ -127,7 +127,7 @@ def begin_copy(
 
 
 def write_rows(copy: Any, rows: Iterator[Row]) -> None:
-    """What ``copy.write_row()`` does for each of them, but for its calls of Python's own: the loop runs in C."""
+    """Write rows as ``copy.write_row()`` does, but in one loop that runs in C."""
     if _format is None:
         for data in filter(None, map(copy.formatter.write_row, rows)):
             copy.write(data)
@@ -138,7 +138,7 @@ def write_rows(copy: Any, rows: Iterator[Row]) -> None:
 
 
 class Texts:
-    """Values as the text that COPY sends for them: one way of writing a value, whatever the statement."""
+    """Dumps values as the text that COPY sends, so that each statement writes a value in the same way."""
 
     def __init__(
         self, cursor: psycopg.Cursor[Any], columns: Sequence[str], types: ColumnTypes, allowed: Conversions
@@ -158,7 +158,7 @@ class Texts:
         try:
             dumped = self._transformer.get_dumper(value, PyFormat.TEXT).dump(value)
             return None if dumped is None else bytes(dumped).decode(self._encoding)
-        except Exception as error:  # the dumpers raise what they like
+        except Exception as error:  # dumpers may raise anything
             raise Unwritable(f"column {column!r}: {type(error).__name__}: {error}") from error
 
 
@@ -171,9 +171,9 @@ def flat_texts(
     *,
     most: int,
 ) -> Sequence[Buffer | None]:
-    """The values of all rows, one after another, as :class:`Texts` writes them; without a cursor where it can.
+    """The values of all rows, one after another, as :class:`Texts` writes them; without a cursor if that suffices.
 
-    Raises whatever a dumper raises, and ValueError, also for more than ``most`` bytes.
+    Raises a dumper's error, or ValueError for a row of another width, a NUL, or more than ``most`` bytes.
     """
     if {*map(len, rows)} != {len(columns)}:
         raise ValueError("a row of another width")
@@ -212,18 +212,18 @@ class _Copy:
             return
         copy = self._copy or self._begin()
         encoded = self._encode(rows)
-        left = iter(encoded)
+        pending = iter(encoded)
         try:
-            write_rows(copy, left)
+            write_rows(copy, pending)
         except psycopg.Error as error:
             if error.sqlstate is None and isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
-                # It never reached the server; a lost connection is no row's fault.
-                self._refuse(rows, length_hint(left), error)
+                # The driver refused the row. (A lost connection, which is no row's fault, is an OperationalError.)
+                self._refuse(rows, length_hint(pending), error)
             raise
         except MemoryError:  # our shortage, and no row's fault
             raise
-        except Exception as error:  # noqa: BLE001 -- a lone surrogate: dumpers raise what they like
-            self._refuse(rows, length_hint(left), error)
+        except Exception as error:  # noqa: BLE001 -- dumpers may raise anything, e.g. for a lone surrogate
+            self._refuse(rows, length_hint(pending), error)
         self._line += len(rows)
 
     def _encode(self, rows: Sequence[Row]) -> Sequence[Row]:
@@ -237,14 +237,14 @@ class _Copy:
                     raise RowRefused(number, error) from error
             raise
 
-    def _refuse(self, rows: Sequence[Row], left: int, error: Exception) -> NoReturn:
-        """The row that was taken last cannot be written; so many come after it."""
-        at = len(rows) - left
+    def _refuse(self, rows: Sequence[Row], following: int, error: Exception) -> NoReturn:
+        """Raise RowRefused for the row that was taken last; ``following`` rows come after it."""
+        number = len(rows) - following
         try:
-            Texts(self._cursor, self._columns() or (), self._types or {}, self._allowed).of(rows[at - 1])
+            Texts(self._cursor, self._columns() or (), self._types or {}, self._allowed).of(rows[number - 1])
         except Unwritable as named:
-            raise RowRefused(self._line + at, named) from error
-        raise RowRefused(self._line + at, error) from error
+            raise RowRefused(self._line + number, named) from error
+        raise RowRefused(self._line + number, error) from error
 
     def _begin(self) -> psycopg.Copy:
         columns = self._columns()
@@ -260,10 +260,10 @@ class _Copy:
 
 
 def copy_error(error: psycopg.Error, path: Sequence[str], row_of: Callable[[int], int | None]) -> Exception:
-    """The error with its row, where it is a row's fault: the server names the line."""
+    """RowRefused if a value caused the error, with the row that the server names; else the error as it is."""
     if (error.diag.sqlstate or error.sqlstate) is None or fault_of_error(error) is not Fault.DATA:
         return error
-    # "COPY orders, line 7, column amount: ..."; by the table's own name, which may hold ", line 8" itself.
+    # "COPY orders, line 7, column amount: ..."; the table's name is matched, because it may contain ", line 8" itself.
     named = re.search(rf"\bCOPY {re.escape(path[-1])}, line (\d+)", error.diag.context or "")
     return RowRefused(row_of(int(named[1])) if named else None, error)
 
@@ -278,15 +278,15 @@ def open_copy(
     *,
     by_insert: bool = False,
 ) -> Iterator[_Copy]:
-    """COPY into ``path`` until the block is left; leaving it waits for the server's answer.
+    """COPY into ``path`` until the block ends, which waits for the server's answer.
 
-    ``types`` are those of the table's columns; by default the server is asked for them.
-    ``by_insert``: by INSERT instead, as the server refuses COPY where row security is active. Raises RowRefused for an
-    error of one row, else the driver's error as it is.
+    ``types`` are those of the table's columns; by default the server is asked for them. ``by_insert``: use INSERT,
+    because the server refuses COPY if row security is active. Raises RowRefused for an error of one row, else the
+    driver's error as it is.
     """
     copy: Any = _Copy(tx, path, columns, types, allowed, by_insert=by_insert)
     try:
-        with copy._stack:  # noqa: SLF001 -- the block's other half
+        with copy._stack:  # noqa: SLF001 -- the end of the block ends the COPY
             yield copy
     except psycopg.Error as error:
         raise copy_error(error, path, lambda line: line) from error

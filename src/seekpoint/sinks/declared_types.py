@@ -1,7 +1,7 @@
-"""What is known before the first record: the types of fields, and whether their columns take them as they are.
+"""Checks before the first record whether columns can hold the declared types of their fields exactly.
 
-The same rules as for values (:mod:`seekpoint.sinks.encoders`), by type; and one that no value shows: a float has lost
-the digits of its JSON number.
+The rules are those for values (:mod:`seekpoint.sinks.encoders`), applied to types, and one that values cannot
+show: a float loses digits of its JSON number.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import inspect
 
 from seekpoint.codecs import Codec, Json
+from seekpoint.codecs.value_types import WITH_FIELDS, type_info
 from seekpoint.errors import ConfigError
 from seekpoint.sinks.column_type import BOOL, BYTEA, DATE, JSON, NUMERIC, TIME, TIMESTAMP, ColumnType, ColumnTypes
 from seekpoint.sinks.conversions import Conversions
@@ -39,27 +40,27 @@ def check_fields(
 
 
 def fields_of(kind: Any, columns: Sequence[str]) -> Mapping[str, inspect.Type]:
-    """The fields of a Struct, dataclass or TypedDict, or those that a dict of one type of values has; else none."""
+    """The fields of a type; for a dict with values of one type, the ``columns``; else none."""
     try:
-        info = inspect.type_info(kind)
+        info = type_info(kind)
     except (TypeError, ValueError, NameError):  # no type that msgspec knows
         return {}
-    if isinstance(info, inspect.StructType | inspect.DataclassType | inspect.TypedDictType):
+    if isinstance(info, WITH_FIELDS):
         return {field.name: field.type for field in info.fields}
     return dict.fromkeys(columns, info.value_type) if isinstance(info, inspect.DictType) else {}
 
 
 def misfit(field: inspect.Type, column: ColumnType, allowed: Conversions, *, is_json: bool) -> str | None:
-    """Why the column cannot hold the field as it is; None where it can, or where only values tell."""
+    """Why the column cannot hold the field as it is; None if it can, or if that depends on the values."""
     loses = is_json and not allowed.round and (column.item in JSON or column.item == NUMERIC)
-    if loses and any(isinstance(one, inspect.FloatType) for one in _within(field)):
+    if loses and any(isinstance(part, inspect.FloatType) for part in _within(field)):
         return (
             "a float keeps about 15 digits of a JSON number, and the column keeps all: declare Decimal, or give the "
             "sink round=True"
         )
     if column.item in JSON:
         return None
-    reasons = [_of_one(one, column, allowed) for one in alternatives(field)]
+    reasons = [_of_one(alternative, column, allowed) for alternative in alternatives(field)]
     return reasons[0] if reasons and all(reasons) else None
 
 
@@ -68,7 +69,11 @@ def _of_one(field: inspect.Type, column: ColumnType, allowed: Conversions) -> st
         if not isinstance(field, _LISTS):
             return None
         items = field.item_types if isinstance(field, inspect.TupleType) else (field.item_type,)
-        inner = [_of_one(one, _item_of(column, one), allowed) for item in items for one in alternatives(item)]
+        inner = [
+            _of_one(alternative, _item_of(column, alternative), allowed)
+            for item in items
+            for alternative in alternatives(item)
+        ]
         return inner[0] if inner and all(inner) else None
     for kinds, applies, why in _RULES:
         if isinstance(field, kinds) and applies(field, column, allowed):
@@ -110,17 +115,17 @@ _RULES: Sequence[Rule] = (
     (
         _BYTES,
         lambda _, column, __: column.item != BYTEA,
-        "it takes no bytes: make the column bytea, or decode them (key=Text() for a record's key, .decode() in row=)",
+        "the column takes no bytes: make it bytea, or decode them (key=Text() for a record's key, .decode() in row=)",
     ),
     (
         (inspect.BoolType,),
         lambda _, column, __: column.item != BOOL,
-        "it takes no bool: make the column boolean, or make a text of it in row=",
+        "the column takes no bool: make it boolean, or convert the value to a text in row=",
     ),
     (
         (inspect.ListType,),
         lambda *_: True,
-        "it takes no list: make the column an array or jsonb, or make a text of it in row=",
+        "the column takes no list: make it an array or jsonb, or convert the value to a text in row=",
     ),
 )
 
@@ -150,12 +155,12 @@ def _all_alternatives(field: inspect.Type) -> Iterator[inspect.Type]:
 
 
 def _within(field: inspect.Type, seen: frozenset[int] = frozenset()) -> Iterator[inspect.Type]:
-    """The field's type and all that it is made of."""
-    for one in alternatives(field):
-        yield one
-        if id(one) in seen:
+    """The field's type, and the types that it contains."""
+    for alternative in alternatives(field):
+        yield alternative
+        if id(alternative) in seen:
             continue
-        inner = [getattr(one, name, None) for name in ("item_type", "key_type", "value_type")]
-        inner += [*getattr(one, "item_types", ()), *(part.type for part in getattr(one, "fields", ()))]
+        inner = [getattr(alternative, name, None) for name in ("item_type", "key_type", "value_type")]
+        inner += [*getattr(alternative, "item_types", ()), *(part.type for part in getattr(alternative, "fields", ()))]
         for part in filter(None, inner):
-            yield from _within(part, seen | {id(one)})
+            yield from _within(part, seen | {id(alternative)})

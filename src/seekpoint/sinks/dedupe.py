@@ -1,9 +1,9 @@
-"""One row per key, the newest, before anything reaches the server. No I/O.
+"""Reduces rows to the newest (or the first) of each key before they reach the server. No I/O.
 
-Two keys are the same if the server says so, and Python's ``==`` is not always of its opinion: ``'A'`` and ``'a'``
-are one key in a citext column, 1 and 1.0 are two in a text column. Rows are deduplicated here only where both agree for
-certain; else all rows are passed, and the server deduplicates them. Equal values of some types have several spellings
-(numeric 1 and 1.0): such a key column is written by every update, so that the newest row's spelling is stored.
+The server decides whether two keys are equal, and Python's ``==`` may differ: ``'A'`` and ``'a'`` are one key in a
+citext column, 1 and 1.0 are two in a text column. Rows are deduplicated here only if both are sure to agree; otherwise
+all rows are passed, and the server deduplicates them. In some types equal values have several spellings (numeric 1 and
+1.0): every update writes such a key column, so that the newest row's spelling is stored.
 """
 
 from __future__ import annotations
@@ -27,16 +27,22 @@ class Deleted(tuple[Any, ...]):
     __slots__ = ()
 
 
+class Partial(tuple[Any, ...]):
+    """A row with UNAVAILABLE values, whose columns keep the stored value."""
+
+    __slots__ = ()
+
+
 def has_deletes(rows: Sequence[Row]) -> bool:
-    """Whether there is a tombstone among them."""
+    """Whether there is a tombstone among the rows."""
     return Deleted in set(map(type, rows))
 
 
 class Column(NamedTuple):
-    """A column as the server knows it, of a domain its base type: ``type`` as SQL without its modifier.
+    """A column's type, or the base type of its domain. ``type`` is SQL without the modifier.
 
-    ``kind`` is as the rules below name it. ``equal`` and ``not_less`` are the operators that its index goes by: by name
-    alone, citext in a schema that is not searched would be compared as text.
+    ``kind`` is the name in the rules below. ``equal`` and ``not_less`` are the index's operators with their schema: a
+    plain ``=`` would compare citext as text if its schema is not in search_path.
     """
 
     type: str
@@ -53,9 +59,9 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is written where. ``columns`` is None where only tombstones came yet.
+    """The table that rows are merged into. ``columns`` is None while only tombstones have come.
 
-    ``offset`` is the column of the guard, ``origin`` are the columns that tell its partition, where there are any.
+    ``offset`` is the column that guards against older records; ``origin`` are the columns with its partition, if any.
     """
 
     name: str
@@ -66,23 +72,25 @@ class Target:
     offset: str | None = None
     origin: tuple[str, ...] = ()
     conversions: Conversions = EXACT
+    keeps_first: bool = False  # the first row of a key stays
 
     @property
     def deletes(self) -> tuple[str, ...]:
-        """The columns that a tombstone has: the key, and what says whether it is newer."""
-        return (*self.key, *(one for one in (self.order_by, self.offset) if one), *self.origin)
+        """The columns of a tombstone: the key, and those that show whether it is newer."""
+        return (*self.key, *(column for column in (self.order_by, self.offset) if column), *self.origin)
 
     def index(self, *names: str) -> tuple[int, ...]:
-        """Where these columns are in a row."""
+        """The indexes of these columns in a row."""
         assert self.columns is not None
         return tuple(map(self.columns.index, names))
 
 
 @dataclass(frozen=True, slots=True)
 class Deduped:
-    """What to write: rows and tombstones, each with its line, the place (from 1) at which it came.
+    """Rows and tombstones to write, each with its line: 1 for the first that came, 2 for the next.
 
-    ``is_deduped``: no key twice, rows sorted by key, and no key among both. Otherwise ``rows`` has everything in order.
+    ``is_deduped``: rows are sorted by key, and no key has two rows, or a row and a tombstone. Otherwise ``rows`` has
+    everything in order.
     """
 
     is_deduped: bool
@@ -92,40 +100,47 @@ class Deduped:
     delete_lines: Sequence[int] = ()
 
 
-def dedupe(target: Target, rows: Sequence[Row], known: Mapping[str, Column]) -> Deduped:
-    """The newest row of each key: the last, or by ``order_by`` the highest (of equals the last)."""
-    if not _readable(target, rows, known):
+def dedupe(target: Target, rows: Sequence[Row], table_columns: Mapping[str, Column]) -> Deduped:
+    """The newest row of each key: the last, or the highest by ``order_by`` (the last of equals); or its first row."""
+    if not _readable(target, rows, table_columns):
         return Deduped(False, rows, range(1, len(rows) + 1))
-    if set(map(type, rows)) == {Deleted}:  # that a key is deleted twice does no harm
+    if set(map(type, rows)) == {Deleted}:  # deleting a key twice does no harm
         return Deduped(True, (), (), rows, range(1, len(rows) + 1))
     keys = _keys(target, rows)
-    if len(rows) > 1 and not _agree(target, rows, keys, known):
+    if len(rows) > 1 and not _agree(target, rows, keys, table_columns):
         return Deduped(False, rows, range(1, len(rows) + 1))
     newest = dict(zip(keys, range(len(rows)), strict=True)) if len(rows) > 1 else {0: 0}
+    if target.keeps_first and len(newest) < len(rows):
+        newest = dict(zip(reversed(keys), reversed(range(len(rows))), strict=True))
     if len(newest) < len(rows) and (column := target.order_by or target.offset):
         newest = _newest(target, rows, keys, column)
     places = [newest[key] for key in sorted(newest)]
-    kept = [place for place in places if type(rows[place]) is not Deleted]
-    gone = [] if len(kept) == len(places) else [place for place in places if type(rows[place]) is Deleted]
+    row_places = [place for place in places if type(rows[place]) is not Deleted]
+    deleted_places = (
+        [] if len(row_places) == len(places) else [place for place in places if type(rows[place]) is Deleted]
+    )
     return Deduped(
         True,
-        [rows[place] for place in kept],
-        [place + 1 for place in kept],
-        [rows[place] for place in gone],
-        [place + 1 for place in gone],
+        [rows[place] for place in row_places],
+        [place + 1 for place in row_places],
+        [rows[place] for place in deleted_places],
+        [place + 1 for place in deleted_places],
     )
 
 
-def _readable(target: Target, rows: Sequence[Row], known: Mapping[str, Column]) -> bool:
-    """Whether a tombstone's values are the same with and without their columns' modifiers.
+def _readable(target: Target, rows: Sequence[Row], table_columns: Mapping[str, Column]) -> bool:
+    """Whether tombstones' values are the same with and without their columns' modifiers.
 
-    Rows get them by assignment; what a tombstone is compared with was rounded, or lost blanks, when it was stored.
+    A stored value was rounded, or lost blanks, by assignment; a tombstone's value, compared with it, was not.
     """
-    gone = [row for row in rows if type(row) is Deleted]
-    limits = {at: known[name] for at, name in enumerate(target.deletes) if known[name].typmod != -1}
-    return not gone or all(
-        column.kind == "text" and all(type(row[at]) is str and len(row[at]) <= column.typmod - 4 for row in gone)
-        for at, column in limits.items()
+    tombstones = [row for row in rows if type(row) is Deleted]
+    limits = {
+        index: table_columns[name] for index, name in enumerate(target.deletes) if table_columns[name].typmod != -1
+    }
+    return not tombstones or all(
+        column.kind == "text"
+        and all(type(row[index]) is str and len(row[index]) <= column.typmod - 4 for row in tombstones)
+        for index, column in limits.items()
     )
 
 
@@ -141,37 +156,37 @@ def _keys(target: Target, rows: Sequence[Row]) -> list[Any]:
 
 def _values(target: Target, rows: Sequence[Row], column: str) -> list[Any]:
     """One column of rows and tombstones alike."""
-    (at,), gone = target.index(column), target.deletes.index(column)
-    return [row[gone if type(row) is Deleted else at] for row in rows]
+    (index,), index_in_tombstone = target.index(column), target.deletes.index(column)
+    return [row[index_in_tombstone if type(row) is Deleted else index] for row in rows]
 
 
 class Offsets:
-    """Looks on, chunk by chunk, whether the offsets of each key rise; keys that only the server can compare are not."""
+    """Checks, chunk by chunk, that the offsets of each key rise; keys that only the server can compare are skipped."""
 
-    def __init__(self, target: Target, known: Mapping[str, Column]) -> None:
+    def __init__(self, target: Target, table_columns: Mapping[str, Column]) -> None:
         assert target.offset is not None
-        self._target, self._offset, self._known = target, target.offset, known
+        self._target, self._offset, self._known = target, target.offset, table_columns
         self._last: dict[Any, int] = {}
 
     def look(self, rows: Sequence[Row]) -> None:
-        """Raises ConfigError where a key comes again with a lower offset: it lives in several partitions."""
-        if not rows or self._target.columns is None:  # as yet, tombstones alone
+        """Raise ConfigError if a key comes again with a lower offset, which shows that it is in several partitions."""
+        if not rows or self._target.columns is None:  # only tombstones so far
             return
         keys = _keys(self._target, rows)
-        if not _exact_keys(self._target, keys, self._known):
+        if not exact_keys(self._target, keys, self._known):
             return
         offsets = _values(self._target, rows, self._offset)
-        found = dict(zip(keys, offsets, strict=True))
-        if len(found) < len(keys) or not self._last.keys().isdisjoint(found):
+        last_offsets = dict(zip(keys, offsets, strict=True))
+        if len(last_offsets) < len(keys) or not self._last.keys().isdisjoint(last_offsets):
             for key, offset in zip(keys, offsets, strict=True):
                 if self._last.get(key, offset) > offset:
                     raise _elsewhere(self._target, key, offset, self._last[key])
                 self._last[key] = offset
-        self._last.update(found)
+        self._last.update(last_offsets)
 
 
 def _newest(target: Target, rows: Sequence[Row], keys: Sequence[Any], column: str) -> dict[Any, int]:
-    """The place of each key's row with the highest value in the column. Raises ConfigError where an offset falls."""
+    """The index of each key's row with the highest value in ``column``. Raises ConfigError if offsets fall."""
     values, newest = _values(target, rows, column), dict[Any, int]()
     for place, key in enumerate(keys):
         before = newest.get(key)
@@ -184,8 +199,8 @@ def _newest(target: Target, rows: Sequence[Row], keys: Sequence[Any], column: st
 
 def _elsewhere(target: Target, key: Any, offset: int, before: int) -> ConfigError:
     return ConfigError(
-        f"{target.name}: key {key!r} comes at offset {offset} after offset {before}, so it lives in several "
-        "partitions, whose offsets say nothing about each other; give order_by= a column"
+        f"{target.name}: key {key!r} comes at offset {offset} after offset {before}, so it is in several partitions, "
+        "whose offsets cannot be compared: give order_by= the column that says which row is newer"
     )
 
 
@@ -201,20 +216,23 @@ def _unrounded(_values: Collection[Any], typmod: int) -> bool:
 
 
 def _unpadded(values: Collection[str], typmod: int) -> bool:
-    return typmod == -1 or not any(v.endswith(" ") for v in values)  # varchar(3) takes 'abc  ' for 'abc'
+    return typmod == -1 or not any(value.endswith(" ") for value in values)  # varchar(3) takes 'abc  ' for 'abc'
 
 
 def _canonical(values: Collection[str], _typmod: int) -> bool:
-    return all(len(v) == 36 and v[8] == v[13] == v[18] == v[23] == "-" and v == v.lower() for v in values)
+    return all(
+        len(value) == 36 and value[8] == value[13] == value[18] == value[23] == "-" and value == value.lower()
+        for value in values
+    )
 
 
 def _fixed(values: Collection[datetime], typmod: int) -> bool:
-    """Of one zone with summer time Python compares what its clocks show: the hour that comes twice would be one."""
-    return typmod == -1 and {type(v.tzinfo) for v in values} == {timezone}
+    """Only fixed offsets: in a zone with summer time Python compares local times, and one hour of them repeats."""
+    return typmod == -1 and {type(value.tzinfo) for value in values} == {timezone}
 
 
 def _finite(values: Collection[Decimal], typmod: int) -> bool:
-    return typmod == -1 and all(v.is_finite() for v in values)
+    return typmod == -1 and all(value.is_finite() for value in values)
 
 
 _EXACT: dict[tuple[str, type], Callable[[Collection[Any], int], bool]] = {
@@ -231,24 +249,26 @@ _EXACT: dict[tuple[str, type], Callable[[Collection[Any], int], bool]] = {
     ("uuid", str): _canonical,
 }
 _ONE_SPELLING = {"time", "timestamp"} | {kind for kind, _ in _EXACT} - {"numeric"}
-_ORDERED = frozenset({"date", "int", "numeric", "timestamptz"})  # text is ordered by the server's collation
+ORDERED = frozenset({"date", "int", "numeric", "timestamptz"})  # text is ordered by the server's collation
 
 
-def _agree(target: Target, rows: Sequence[Row], keys: Sequence[Any], known: Mapping[str, Column]) -> bool:
-    if not _exact_keys(target, keys, known):
+def _agree(target: Target, rows: Sequence[Row], keys: Sequence[Any], table_columns: Mapping[str, Column]) -> bool:
+    if not exact_keys(target, keys, table_columns):
         return False
     if target.order_by is None:
         return True
-    column = known[target.order_by]
-    return column.kind in _ORDERED and _exact(column, _values(target, rows, target.order_by))
+    column = table_columns[target.order_by]
+    return column.kind in ORDERED and exact(column, _values(target, rows, target.order_by))
 
 
-def _exact_keys(target: Target, keys: Sequence[Any], known: Mapping[str, Column]) -> bool:
+def exact_keys(target: Target, keys: Sequence[Any], table_columns: Mapping[str, Column]) -> bool:
+    """Whether Python and the server agree on which of these keys are equal: values, or tuples of several columns."""
     parts: Iterable[Collection[Any]] = [keys] if len(target.key) == 1 else zip(*keys, strict=True)
-    return all(_exact(known[name], values) for name, values in zip(target.key, parts, strict=True))
+    return all(exact(table_columns[name], values) for name, values in zip(target.key, parts, strict=True))
 
 
-def _exact(column: Column, values: Collection[Any]) -> bool:
+def exact(column: Column, values: Collection[Any]) -> bool:
+    """Whether Python and the server agree on which of these values are equal."""
     kinds = set(map(type, values))
     if len(kinds) != 1:
         return False

@@ -1,9 +1,9 @@
-"""How a column's values are written: by the column's type, whatever statement writes them.
+"""Encodes values by the type of their column, whatever statement writes them.
 
 The driver dumps a value by its type in Python, and the server reads that text by the column's type. Either both mean
-the same or the server refuses the text, except in the columns that this module checks: those that read any text (text,
-enums, JSON), and those that read a part of one and drop the rest (the zone of a time, fraction digits beyond a scale).
-A value that such a column cannot hold as it is, is refused.
+the same, or the server refuses the text, except in the columns that this module checks: those that read any text (text,
+enums, JSON), and those that drop a part of it (the zone of a time, fraction digits beyond a scale). A value is refused
+if its column cannot hold it as it is.
 """
 
 from __future__ import annotations
@@ -21,29 +21,43 @@ from psycopg.adapt import AdaptersMap, PyFormat
 
 from seekpoint.codecs.json import JsonFloat
 from seekpoint.pipeline.sink import Row
-from seekpoint.sinks.column_type import BOOL, BYTEA, DATE, JSON, NUMERIC, TIME, TIMESTAMP, ColumnType, ColumnTypes
+from seekpoint.sinks.column_type import (
+    BOOL,
+    BYTEA,
+    DATE,
+    JSON,
+    NUMERIC,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    TIMETZ,
+    ColumnType,
+    ColumnTypes,
+)
 from seekpoint.sinks.conversions import Conversions
 from seekpoint.sinks.enum_labels import labels_of
+from seekpoint.sinks.event_values import of_event
 from seekpoint.sinks.json_text import json_text
-from seekpoint.sinks.times import DATE_CONVERTS, TIME_CONVERTS, timestamp_converts
+from seekpoint.sinks.times import DATE_CONVERTS, TIME_CONVERTS, ZONED_CONVERTS, timestamp_converts
 
-Convert = Callable[[Any], Any]  # a value to what the driver dumps; raises ValueError or TypeError where it is refused
+Convert = Callable[[Any], Any]  # a value to one that the driver dumps; raises ValueError or TypeError to refuse it
 
-# Types whose input refuses each text that is no value of theirs: bool, bytea, integers, floats, timestamptz, timetz,
-# interval, uuid, money, addresses.
-_STRICT = frozenset({BOOL, BYTEA, 20, 21, 23, 26, 700, 701, 1184, 1266, 1186, 2950, 790, 869, 650, 829, 774})
+# Types whose input refuses any text that is not one of their values: bool, bytea, integers, floats, interval, uuid,
+# money, addresses.
+_STRICT = frozenset({BOOL, BYTEA, 20, 21, 23, 26, 700, 701, 1186, 2950, 790, 869, 650, 829, 774})
 _WIDE = Context(prec=200_000)  # more than a numeric has
-# Types of values, which columns they are meant for, and what to do about others.
+# Types of values, the columns that take them, and the remedy for other columns.
 _REFUSALS: Sequence[tuple[type | tuple[type, ...], Callable[[ColumnType], bool], str]] = (
-    (bool, lambda column: column.item == BOOL, "make the column boolean, or make a text of it in row="),
+    (bool, lambda column: column.item == BOOL, "make the column boolean, or convert the value to a text in row="),
     (
         (bytes, bytearray, memoryview),
         lambda column: column.item == BYTEA,
         "make the column bytea, or decode them: key=Text() for a record's key, .decode() in row=",
     ),
-    (list, lambda _: False, "make the column an array or jsonb, or make a text of it in row="),
+    (list, lambda _: False, "make the column an array or jsonb, or convert the value to a text in row="),
 )
-_TEXT: Mapping[type, Convert] = {  # of items of several types: the server reads each by the array's type
+_TIMES = {DATE: DATE_CONVERTS, TIME: TIME_CONVERTS, TIMETZ: ZONED_CONVERTS, TIMESTAMPTZ: ZONED_CONVERTS}
+_TEXT: Mapping[type, Convert] = {  # for arrays of several types: the server reads each text by the array's type
     str: str,
     int: str,
     float: repr,
@@ -57,7 +71,7 @@ class Unwritable(ValueError):  # noqa: N818 -- its name is read in messages abou
 
 
 class Encoders:
-    """The encoders of a COPY or a statement; ``adapters`` and ``encoding`` are the connection's."""
+    """The encoders of a COPY or a statement, for those columns that need one."""
 
     def __init__(
         self, columns: Sequence[str], types: ColumnTypes, allowed: Conversions, driver: psycopg.Connection[Any]
@@ -69,7 +83,7 @@ class Encoders:
         ]
 
     def rows(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """The rows as the driver is to dump them. Raises Unwritable, which names the column."""
+        """The rows for the driver to dump. Raises Unwritable, which names the column."""
         changed = {}
         for place, encoder in self._columns:
             values = list(map(itemgetter(place), rows))
@@ -82,8 +96,8 @@ class Encoders:
 
 
 def needs_look(column: ColumnType, allowed: Conversions) -> bool:
-    """Whether the server's input for this type may read a value otherwise than it was meant."""
-    if column.dimensions:
+    """Whether the server may read a value of this column differently than it was meant."""
+    if column.dimensions or allowed.is_of_event:
         return True
     if column.item == NUMERIC:
         return column.scale is not None and not allowed.round
@@ -91,7 +105,7 @@ def needs_look(column: ColumnType, allowed: Conversions) -> bool:
 
 
 class ColumnEncoder:
-    """Writes the values of one column. How each type of values is written is found when it comes first."""
+    """Encodes the values of one column; the conversion for a type of values is chosen when the first one comes."""
 
     def __init__(
         self, name: str, column: ColumnType, allowed: Conversions, adapters: AdaptersMap, encoding: str
@@ -103,12 +117,12 @@ class ColumnEncoder:
         self._converts: dict[type, Convert] = {}
 
     def values(self, values: Sequence[Any]) -> Sequence[Any]:
-        """The values as the driver is to dump them, the same object where they are. Raises Unwritable."""
+        """The values for the driver to dump; the same object if nothing changes. Raises Unwritable."""
         kinds = set(map(type, values))
         if kinds <= self._as_is:
             return values
         if kinds == {Decimal} and self._quantum is not None and all(map(self._quantum.same_quantum, values)):
-            return values  # what most columns of money get
+            return values  # fast path: amounts usually have the column's scale
         try:
             if self._type.dimensions:
                 return [value if value is None else self._array(value) for value in values]
@@ -119,12 +133,13 @@ class ColumnEncoder:
                 return values
             return [value if type(value) in as_is else converts[type(value)](value) for value in values]
         except Exception as error:
-            said = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-            raise Unwritable(f"column {self._name!r} ({self._type.named}): {said}") from error
+            reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+            raise Unwritable(f"column {self._name!r} ({self._type.named}): {reason}") from error
 
     def _meet(self, kind: type) -> None:
         if kind not in self._as_is and kind not in self._converts:
-            if (convert := self._convert(kind)) is None:
+            convert = of_event(kind, self._type, self._allowed) if self._allowed.is_of_event else None
+            if (convert := convert or self._convert(kind)) is None:
                 self._as_is.add(kind)
             else:
                 self._converts[kind] = convert
@@ -134,9 +149,9 @@ class ColumnEncoder:
         return value if type(value) in self._as_is else self._converts[type(value)](value)
 
     def _array(self, value: Any) -> Any:
-        """An array with its items encoded, for the driver all of one type; a text is the server's to read."""
+        """A list with encoded items, as texts if they have several types; a text is left for the server to read."""
         if isinstance(value, dict):
-            raise ValueError(f"{_short(value)} is no list")
+            raise ValueError(f"{_short(value)} is not a list")
         if not isinstance(value, list | tuple):
             return value
         items = self._items(value, self._type.dimensions)
@@ -144,7 +159,7 @@ class ColumnEncoder:
         return _texts(items) if len(kinds) > 1 and kinds <= _TEXT.keys() else items
 
     def _items(self, values: Sequence[Any], depth: int) -> list[Any]:
-        """``depth`` counts for JSON, which has lists of its own."""
+        """The encoded items. For JSON, whose values may be lists, only ``depth`` levels are the array's."""
         is_json = self._type.item in JSON
         items: list[Any] = []
         for value in values:
@@ -159,14 +174,14 @@ class ColumnEncoder:
     # -- by type ------------------------------------------------------------------------------------------
 
     def _convert(self, kind: type) -> Convert | None:
-        """How values of a type are written; None where the driver does as it should."""
+        """The conversion for values of a type; None if the driver's dump is right."""
         column = self._type
         if column.item in JSON:
             return None if self._is_json(kind) else lambda value: json_text(value, self._encoding)
         if issubclass(kind, Enum):
             return self._enum(kind)
-        for what, is_meant, remedy in _REFUSALS:
-            if issubclass(kind, what) and not is_meant(column):
+        for refused, is_meant, remedy in _REFUSALS:
+            if issubclass(kind, refused) and not is_meant(column):
                 return self._refuses(remedy)
         if issubclass(kind, UUID):  # the driver leaves the dashes out
             return str
@@ -178,17 +193,17 @@ class ColumnEncoder:
     def _times(self) -> Mapping[type, Convert]:
         if self._type.item == TIMESTAMP:
             return timestamp_converts(self._allowed.timezone)
-        return {DATE: DATE_CONVERTS, TIME: TIME_CONVERTS}.get(self._type.item, {})
+        return _TIMES.get(self._type.item, {})
 
     def _is_json(self, kind: type) -> bool:
-        """Whether the driver dumps it as JSON: its own Json and Jsonb, types with such a dumper of the host's."""
+        """Whether the driver dumps the type as JSON: Json, Jsonb, and types with a dumper of the application's."""
         try:
             return kind is not dict and self._adapters.get_dumper(kind, PyFormat.TEXT).oid in JSON
         except psycopg.ProgrammingError:  # no dumper
             return False
 
     def _json_item(self, value: Any) -> str:
-        """Of an array: the driver dumps all items alike."""
+        """An array's item as JSON text, because the driver dumps all items of a list by one dumper."""
         if not self._is_json(type(value)):
             return json_text(value, self._encoding)
         dumped = self._adapters.get_dumper(type(value), PyFormat.TEXT)(type(value), None).dump(value)
@@ -215,7 +230,7 @@ class ColumnEncoder:
             text = value.text if isinstance(value, JsonFloat) else value
             try:
                 number = text if type(text) is Decimal else Decimal(str(text))
-            except InvalidOperation:  # no number: the server says so
+            except InvalidOperation:  # not a number: the server refuses it
                 return value
             if not number.is_finite():
                 return value
@@ -228,7 +243,7 @@ class ColumnEncoder:
 
 
 def _leaves(items: Sequence[Any]) -> Iterator[Any]:
-    """What the lists hold, without None."""
+    """The items of nested lists, without None."""
     for item in items:
         if isinstance(item, list):
             yield from _leaves(item)

@@ -7,9 +7,9 @@ from enum import Enum
 
 
 def labels_of(enum: type[Enum], labels: Sequence[str]) -> Mapping[Enum, str]:
-    """Each member's label: its value where all values are labels, else its name where all names are.
+    """Each member's label: its value if all values are labels, else its name if all names are.
 
-    Raises ValueError where neither holds, or both and they differ.
+    Raises ValueError if neither is the case, or if both are and they differ.
     """
     members = list(enum)
     values = all(member.value in labels for member in members)
@@ -17,14 +17,14 @@ def labels_of(enum: type[Enum], labels: Sequence[str]) -> Mapping[Enum, str]:
     shown = ", ".join(labels)
     if values and names and any(member.value != member.name for member in members):
         raise ValueError(
-            f"of {enum.__name__} all values and all names are labels ({shown}), and they differ: say which with row=, "
-            "as a str"
+            f"all values of {enum.__name__} are labels ({shown}), and so are all its names, which differ from them: "
+            "return the label from row=, as a str"
         )
     if values:
         return {member: member.value for member in members}
     if names:
         return {member: member.name for member in members}
     raise ValueError(
-        f"neither all values nor all names of {enum.__name__} are labels of the type, which has {shown}: add the "
+        f"neither all values nor all names of {enum.__name__} are labels of the column's type ({shown}): add the "
         "missing ones (ALTER TYPE … ADD VALUE), or correct the enum"
     )

@@ -1,4 +1,4 @@
-"""INSERT in the place of COPY, where row security is active: the server refuses COPY there."""
+"""INSERT instead of COPY, which the server refuses if row security is active."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MEANT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 
 
 class Inserts(Writer):
-    """Takes COPY's text and writes its rows by INSERT: values are written in one way, whatever the statement."""
+    """Takes COPY's text and writes its rows by INSERT, so that both statements write values in the same way."""
 
     def __init__(
         self, cursor: psycopg.Cursor[Any], path: Sequence[str], columns: Sequence[str], encoding: str | None = None
@@ -30,7 +30,7 @@ class Inserts(Writer):
         self._rows: list[list[str | None]] = []
 
     def write(self, data: Any) -> None:
-        """Take these lines, the last perhaps in part, and write as many as fill a statement."""
+        """Take lines, the last of which may be incomplete, and write those that fill a statement."""
         *lines, self._rest = (self._rest + bytes(data)).split(b"\n")
         for line in lines:
             self._rows.append([_value(field) for field in line.decode(self._encoding).split("\t")])
@@ -38,7 +38,7 @@ class Inserts(Writer):
                 self._flush()
 
     def finish(self, exc: BaseException | None = None) -> None:
-        """Write what is left, unless the rows are given up."""
+        """Write the remaining rows, unless there was an error."""
         if exc is None:
             self._flush()
 
@@ -46,7 +46,7 @@ class Inserts(Writer):
         rows, self._rows = self._rows, []
         if rows:
             statement = insert(self._path, self._columns, len(rows))
-            # Never prepared: the parameters' types would stay what they were when the table is altered.
+            # Never prepared: a prepared statement keeps the parameters' types even if the table is altered.
             self._cursor.execute(statement, [value for row in rows for value in row], prepare=False)
 
 
@@ -54,12 +54,12 @@ def _value(field: str) -> str | None:
     """The value that COPY would read."""
     if field == "\\N":
         return None
-    return _ESCAPED.sub(lambda found: _MEANT.get(found[1], found[1]), field) if "\\" in field else field
+    return _ESCAPED.sub(lambda escape: _MEANT.get(escape[1], escape[1]), field) if "\\" in field else field
 
 
 @lru_cache(maxsize=256)
 def insert(path: tuple[str, ...], columns: tuple[str, ...], rows: int = 1) -> str:
-    """The statement. Values come as text of no type: the server reads it as it would in COPY, by the column's own."""
+    """The INSERT statement. Its values are untyped text, which the server reads by the column's type, as in COPY."""
     row = sql.SQL("({})").format(sql.SQL(", ").join([sql.SQL("%s")] * len(columns)))
     named = sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES {}").format(
         sql.Identifier(*map(_spared, path)),
@@ -70,5 +70,5 @@ def insert(path: tuple[str, ...], columns: tuple[str, ...], rows: int = 1) -> st
 
 
 def _spared(name: str) -> str:
-    """The statement is run with parameters, where a lone ``%`` would begin one."""
+    """The name with ``%`` doubled: in a statement with parameters a single one would begin a placeholder."""
     return name.replace("%", "%%")

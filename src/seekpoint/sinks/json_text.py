@@ -1,4 +1,4 @@
-"""Values as JSON text: what msgspec writes, with every digit of a number, and refusals where it would write null."""
+"""Values as JSON text, as msgspec writes it, but with every digit of a number, and an error for NaN instead of null."""
 
 from __future__ import annotations
 
@@ -15,36 +15,40 @@ _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
 def json_text(value: Any, encoding: str = "utf-8") -> str:
-    """JSON of any value that msgspec encodes, Structs and dataclasses among them. Raises ValueError, TypeError.
+    """JSON of any value that msgspec encodes, Structs, dataclasses and models among them. Raises ValueError, TypeError.
 
-    ``encoding`` is the connection's: what it may not have is written as an escape.
+    ``encoding`` is the connection's; unless it is UTF-8, characters outside ASCII are escaped.
     """
-    made = _ENCODER.encode(value)
-    if b"null" in made:
+    encoded = _ENCODER.encode(value)
+    if b"null" in encoded:
         _require_numbers(value)
-    text = made.decode()
-    return text if encoding == "utf-8" else _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    text = encoded.decode()
+    return text if encoding == "utf-8" else _NOT_ASCII.sub(lambda character: json.dumps(character[0])[1:-1], text)
 
 
 def _own(value: Any) -> Any:
     if isinstance(value, JsonFloat):
         return msgspec.Raw(value.text.encode())
-    raise TypeError(f"{type(value).__name__} has no JSON")
+    if hasattr(value, "model_dump"):  # a Pydantic model
+        return value.model_dump()
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number", enc_hook=_own)
 
 
 def _require_numbers(value: Any) -> None:
-    """Raises ValueError for NaN and infinite floats, of which msgspec makes null."""
+    """Raise ValueError for NaN and infinite floats, which msgspec writes as null."""
     built = msgspec.to_builtins(value, enc_hook=_built)
     try:
         json.dumps(built, allow_nan=False)
     except ValueError as error:
-        raise ValueError("NaN and infinity are no JSON") from error
+        raise ValueError("JSON has no NaN and no infinity") from error
 
 
 def _built(value: Any) -> Any:
     if isinstance(value, JsonFloat | Decimal | msgspec.Raw):
         return str(value)
-    raise TypeError(f"{type(value).__name__} has no JSON")
+    if hasattr(value, "model_dump"):
+        return value.model_dump()
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -9,13 +9,18 @@ from seekpoint.errors import ConfigError
 _MOST = 63  # bytes of a name; the server cuts a longer one
 
 
+def cut_name(name: str) -> str:
+    """The name as the server cuts it: its first 63 bytes, without part of a character."""
+    return name.encode(errors="surrogatepass")[:_MOST].decode(errors="ignore")
+
+
 def require_whole_names(me: str, names: Iterable[str]) -> None:
-    """Raise ConfigError for a name that the server would cut: it is another name then."""
+    """Raise ConfigError for a name that the server would truncate to another one."""
     for name in names:
         encoded = name.encode(errors="surrogatepass")
         if len(encoded) > _MOST:
-            cut = encoded[:_MOST].decode(errors="ignore")
+            cut = cut_name(name)
             raise ConfigError(
                 f"{me}: the name {name!r} has {len(encoded)} bytes, and Postgres cuts it to {cut!r}: write {cut!r}, or "
-                "rename it in the database; row= makes rows with other names than the value's fields"
+                "rename it in the database; if it is a field of the value, row= can return it under another name"
             )

@@ -1,6 +1,6 @@
-"""Few records of ``Append`` as one INSERT, sent together with a statement of the ledger's; COPY takes two round trips.
+"""Writes a small ``Append`` batch by one INSERT, sent with a statement of the ledger; COPY takes two round trips.
 
-An error names no row then: the batch is run again, by COPY.
+An error of this INSERT names no row, so the batch is run again by COPY.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from seekpoint.sinks.insert import PARAMETERS, ROWS, insert
 from seekpoint.sinks.target_table import found_before
 
 MOST_RECORDS_IN_ONE_INSERT = 100  # records; above, COPY is cheaper than one INSERT of them all
-MOST_BYTES = 1 << 20  # of keys and values, and of rows; above, the server would hold at once what COPY streams
+MOST_BYTES = 1 << 20  # of keys and values, and of rows; above, COPY streams what one INSERT would hold in memory
 
 
 def _check_parameters(path: Sequence[str], names: Sequence[str], declared: Mapping[str, str]) -> list[Any]:
@@ -32,15 +32,15 @@ def _check_parameters(path: Sequence[str], names: Sequence[str], declared: Mappi
 
 
 def knows_plain_table(tx: Connection, path: Sequence[str]) -> bool:
-    """Whether this session knows the table, and that INSERT and COPY do alike there; nothing is asked.
+    """Whether this session knows that INSERT and COPY do the same to the table; no query is sent.
 
-    False where the application's own class of cursors is to see each statement.
+    False if the application has set a cursor class, because that class must see each statement.
     """
     driver = driver_of(tx)
     if driver.cursor_factory is not psycopg.Cursor:
         return False
-    found, types = found_before(driver, path), types_recalled(driver, path)
-    return found is not None and found.is_plain and types is not None and types.casts
+    table, types = found_before(driver, path), types_recalled(driver, path)
+    return table is not None and table.is_plain and types is not None and types.casts
 
 
 def insert_of_all(
@@ -50,9 +50,9 @@ def insert_of_all(
     rows: Sequence[Row],
     allowed: Conversions = EXACT,
 ) -> list[Statement] | None:
-    """The rows as one INSERT, and a query that raises where the table was altered since this session asked.
+    """The rows as one INSERT, and a query that raises if the table was altered since this session read its types.
 
-    Only where :func:`knows_plain_table`. Empty where there is no row, None where COPY has to write or refuse one.
+    Requires :func:`knows_plain_table`. Empty without rows; None if COPY has to write the rows, or refuse one.
     """
     if not rows:
         return []
@@ -64,16 +64,16 @@ def insert_of_all(
         return None
     try:
         values = flat_texts(driver, columns, types.columns, allowed, rows, most=MOST_BYTES)
-    except Exception:  # noqa: BLE001 -- the dumpers raise what they like; COPY names the row, or streams large ones
+    except Exception:  # noqa: BLE001 -- dumpers may raise anything; COPY names the row, or streams large ones
         return None
     check = _check(tuple(path), tuple(columns), tuple(types.declared[name] for name in columns), driver.info.encoding)
-    # Never prepared: the parameters' types would stay what they were when the table is altered.
+    # Never prepared: a prepared statement keeps the parameters' types even if the table is altered.
     return [Statement(numbered(insert(tuple(path), tuple(columns), len(rows)))[0], values), check]
 
 
 @lru_cache(maxsize=256)
 def _check(path: tuple[str, ...], columns: tuple[str, ...], declared: tuple[str, ...], encoding: str) -> Statement:
-    """SAME_TYPES, for a table whose columns were declared like this."""
-    asked, table, names = _check_parameters(path, columns, dict(zip(columns, declared, strict=True)))
-    same = [each.encode(encoding) for each in (array(asked), table, array(names))]
-    return Statement(numbered(SAME_TYPES)[0], same, is_prepared=True)
+    """SAME_TYPES as a statement for columns that were declared like this."""
+    parameters, table, names = _check_parameters(path, columns, dict(zip(columns, declared, strict=True)))
+    values = [text.encode(encoding) for text in (array(parameters), table, array(names))]
+    return Statement(numbered(SAME_TYPES)[0], values, is_prepared=True)

@@ -1,4 +1,4 @@
-"""What a table that exists lacks for a sink, as statements for a migration. Nothing is changed."""
+"""Statements for a migration that give an existing table what a sink needs. Nothing is executed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from sqlalchemy import (
     Connection,
     Double,
     Enum,
+    Float,
     Inspector,
     Integer,
     Numeric,
@@ -31,6 +32,8 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 from sqlalchemy.types import TypeEngine
 
+from seekpoint.sinks.names import cut_name
+
 
 def create_statement(table: Table) -> str:
     """The table's CREATE TABLE."""
@@ -39,10 +42,10 @@ def create_statement(table: Table) -> str:
 
 
 def table_changes(tx: Connection, table: Table) -> list[str]:
-    """The statements after which the database's table takes every row of the suggested one; none where it does.
+    """The statements after which the database's table takes every row of the suggested one; empty if it does already.
 
-    CREATE TABLE where there is none. A table may be laxer: it may have further columns, wider types, and NULL where the
-    suggested one has not. Columns are added without NOT NULL: rows that are there have no value for them.
+    CREATE TABLE if there is no table. The table may be laxer: with further columns, wider types, and fewer NOT NULL.
+    Columns are added without NOT NULL, because existing rows have no value for them.
     """
     inspector = inspector_of(tx)
     if not inspector.has_table(table.name, schema=table.schema):
@@ -72,7 +75,7 @@ def _change_column(
 
 
 def _refused_columns(table: Table, existing: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Columns that the rows do not have, and that no row may leave out."""
+    """Columns that the rows lack, but the table requires."""
     for name, column in existing.items():
         has_value = column.get("default") is not None or column.get("identity") or column.get("computed")
         if name not in table.columns and not column["nullable"] and not has_value:
@@ -82,30 +85,32 @@ def _refused_columns(table: Table, existing: Mapping[str, Mapping[str, Any]]) ->
 def _add_key(operations: Operations, inspector: Inspector, table: Table) -> None:
     key = [column.name for column in table.primary_key.columns]
     primary = inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]
-    if not key or {*key} in _unique_columns(inspector, table, primary):
+    if not key or table.name in inspector.get_view_names(table.schema):  # ON CONFLICT uses the view's table's index
+        return
+    if {*key} in _unique_columns(inspector, table, primary):
         return
     if primary:
-        name = f"{table.name}_{'_'.join(key)}_key"
+        name = cut_name(f"{table.name}_{'_'.join(key)}_key")  # SQLAlchemy refuses a longer one
         operations.create_index(name, table.name, key, unique=True, schema=table.schema)
     else:
-        operations.create_primary_key(f"{table.name}_pkey", table.name, key, schema=table.schema)
+        operations.create_primary_key(cut_name(f"{table.name}_pkey"), table.name, key, schema=table.schema)
 
 
 def _unique_columns(inspector: Inspector, table: Table, primary: Collection[str]) -> list[set[str | None]]:
-    """The columns of each unique index that ON CONFLICT takes by its columns alone."""
+    """The columns of each unique index that ON CONFLICT can infer from its columns alone."""
     indexes = inspector.get_indexes(table.name, schema=table.schema)
-    whole = [index for index in indexes if not index.get("dialect_options", {}).get("postgresql_where")]
-    return [{*primary}, *({*index["column_names"]} for index in whole if index["unique"])]
+    full_indexes = [index for index in indexes if not index.get("dialect_options", {}).get("postgresql_where")]
+    return [{*primary}, *({*index["column_names"]} for index in full_indexes if index["unique"])]
 
 
-def _holds(found: TypeEngine[Any], wanted: TypeEngine[Any]) -> bool:
-    """Whether a column of the type found takes each value of the wanted one, as far as the types say."""
-    if isinstance(found, postgresql.DOMAIN):
-        return True  # the check at a worker's start knows its base type
+def _holds(existing: TypeEngine[Any], wanted: TypeEngine[Any]) -> bool:
+    """Whether a column of the existing type takes each value of the wanted type, as far as types can show."""
+    if isinstance(existing, postgresql.DOMAIN):
+        return True  # its base type is checked at a worker's start
     for kinds, kinds_found, holds in _RULES:
-        if isinstance(wanted, kinds) and isinstance(found, kinds_found):
-            return holds(found, wanted)
-    return not isinstance(found, REAL | JSON) and _python_type(found) is _python_type(wanted)
+        if isinstance(wanted, kinds) and isinstance(existing, kinds_found):
+            return holds(existing, wanted)
+    return not isinstance(existing, REAL | JSON) and _python_type(existing) is _python_type(wanted)
 
 
 def _size(kind: Integer) -> int:
@@ -122,14 +127,17 @@ def _python_type(kind: TypeEngine[Any]) -> Any:
 _TIMES = (TIMESTAMP, Time)
 _Kinds = type[Any] | tuple[type[Any], ...]
 _RULES: Sequence[tuple[_Kinds, _Kinds, Callable[[Any, Any], bool]]] = (
-    (ARRAY, ARRAY, lambda found, wanted: _holds(found.item_type, wanted.item_type)),
-    (Integer, Integer, lambda found, wanted: _size(found) >= _size(wanted)),
-    ((Integer, Double, Numeric), Numeric, lambda found, _: found.precision is None),
+    (ARRAY, ARRAY, lambda existing, wanted: _holds(existing.item_type, wanted.item_type)),
+    (Integer, Integer, lambda existing, wanted: _size(existing) >= _size(wanted)),
+    (Double, Float, lambda existing, _: not isinstance(existing, REAL)),
+    ((Integer, Numeric), Float, lambda *_: False),  # in SQLAlchemy 2.0 Float is a Numeric
+    ((Integer, Double, Numeric), Numeric, lambda existing, _: existing.precision is None),
     (
         _TIMES,
         _TIMES,
-        lambda found, wanted: found.timezone == wanted.timezone and found.python_type is wanted.python_type,
+        lambda existing, wanted: existing.timezone == wanted.timezone and existing.python_type is wanted.python_type,
     ),
     (JSON, JSON, lambda *_: True),
-    (String, String, lambda found, _: found.length is None or isinstance(found, Enum)),  # labels: at a worker's start
+    # an enum's labels are checked at a worker's start
+    (String, String, lambda existing, _: existing.length is None or isinstance(existing, Enum)),
 )

@@ -1,4 +1,4 @@
-"""What is under the name of a sink's table, as the session knows it, and a second try where that has changed."""
+"""What the name of a sink's table refers to, cached by session, and a rerun of the transaction if that has changed."""
 
 from __future__ import annotations
 
@@ -29,61 +29,62 @@ _LOOK = f"""
 SELECT {PLAIN}, c.oid::text || ' ' || c.xmin::text, row_security_active(c.oid)
 FROM pg_class c WHERE c.oid = to_regclass(%s)
 """  # noqa: S608
-# Errors of a table that was exchanged since this session looked, for another or for a view: wrong object type, object
-# not in prerequisite state (a view that takes no rows), undefined table. And of one whose row security was enabled
-# since: feature not supported (COPY).
+# Errors after a change since this session looked. The table was replaced, perhaps by a view: wrong object type, object
+# not in prerequisite state (a view that takes no rows), undefined table. Row security was enabled: feature not
+# supported (COPY).
 _CHANGED = frozenset({WRONG_OBJECT_TYPE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_TABLE, FEATURE_NOT_SUPPORTED})
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What is under a name. ``state`` is another one as soon as it is altered, or something else takes its name."""
+class TableLookup:
+    """What a name refers to. ``state`` changes if the table is altered, or replaced under its name."""
 
     is_plain: bool
     state: str | None = None
     is_secured: bool = False  # row security is active for this role: the server refuses COPY
 
 
-_known: WeakKeyDictionary[psycopg.Connection[Any], dict[tuple[str, ...], Found]] = WeakKeyDictionary()
-# What took no rows, by engine: found in the same state once more, it has not changed, and its error is raised.
-_refused: WeakKeyDictionary[Engine, set[Found]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[psycopg.Connection[Any], dict[tuple[str, ...], TableLookup]] = WeakKeyDictionary()
+# Lookups of tables that refused rows, by engine. If a later lookup is equal, the table has not changed: its error is
+# raised.
+_refused: WeakKeyDictionary[Engine, set[TableLookup]] = WeakKeyDictionary()
 
 
-def recalled(tx: Connection, path: Sequence[str]) -> Found:
-    """What was there when this session looked; it does so once for each name."""
-    known, name = _known.setdefault(driver_of(tx), {}), tuple(path)
-    if name not in known:
+def recalled(tx: Connection, path: Sequence[str]) -> TableLookup:
+    """What the name referred to when this session first looked it up; later calls send no query."""
+    cache, name = _known.setdefault(driver_of(tx), {}), tuple(path)
+    if name not in cache:
         with driver_of(tx).cursor(row_factory=tuple_row) as cursor:
             row = cursor.execute(_LOOK, [quoted(*name)]).fetchone()
-        known[name] = Found(False) if row is None else Found(bool(row[0]), *row[1:])
-    return known[name]
+        cache[name] = TableLookup(False) if row is None else TableLookup(bool(row[0]), *row[1:])
+    return cache[name]
 
 
-def found_before(driver: psycopg.Connection[Any], path: Sequence[str]) -> Found | None:
-    """What was there when this session looked; None where it has not looked yet."""
+def found_before(driver: psycopg.Connection[Any], path: Sequence[str]) -> TableLookup | None:
+    """What the name referred to when this session looked it up; None if it has not done so yet."""
     return _known.get(driver, {}).get(tuple(path))
 
 
 @contextmanager
 def rerun_if_changed(tx: Connection, path: Sequence[str]) -> Iterator[None]:
-    """Rows for ``path`` are written within the block; where the table has changed, the transaction is run again.
+    """Run the transaction again if the table ``path`` has changed: turn its error in the block into a transient one.
 
-    A table that is exchanged or altered after the session's look may refuse the rows: then the block ends with a
-    transient error. What is found then in the same state has not changed: its error is raised as it is.
+    A table that was replaced or altered after this session looked may refuse the rows. If the next lookup finds the
+    same state, the table has not changed, and its error is raised as it is.
 
-    What was no plain table is checked again each time: once the rule, the view or the row security is gone, small
+    A table that was not plain is looked up each time: once its rule, view or row security has been dropped, small
     batches are sent in two round trips again.
     """
-    known, name = _known.get(driver_of(tx), {}), tuple(path)
-    was_known, refused = name in known, _refused.setdefault(tx.engine, set())
-    refused_before = frozenset(refused)  # before the look: what others find out from here on says nothing about it
-    if was_known and not known[name].is_plain:
+    cache, name = _known.get(driver_of(tx), {}), tuple(path)
+    was_known, refused = name in cache, _refused.setdefault(tx.engine, set())
+    refused_before = frozenset(refused)  # copied now: what is added later is about other lookups
+    if was_known and not cache[name].is_plain:
         _forget(tx, name)
-    found = recalled(tx, name)
-    if was_known and found in refused_before:  # another session of the pool has found out meanwhile
+    table = recalled(tx, name)
+    if was_known and table in refused_before:  # another session of the pool has had its rows refused: look again
         _forget(tx, name)
-        found, was_known = recalled(tx, name), False
-    may_be_new = found.is_plain and found not in refused_before
+        table, was_known = recalled(tx, name), False
+    may_be_new = table.is_plain and table not in refused_before
     try:
         yield
     except (psycopg.Error, DBAPIError) as error:
@@ -91,9 +92,9 @@ def rerun_if_changed(tx: Connection, path: Sequence[str]) -> Iterator[None]:
         if sqlstate(error) not in _CHANGED or not (was_known or may_be_new):
             raise
         _forget(tx, name)
-        refused.add(found)
+        refused.add(table)
         raise psycopg.errors.SerializationFailure(
-            f"{'.'.join(name)} is not what it was when this session looked ({cause}): it will be read again"
+            f"{'.'.join(name)} was changed after this session had read its definition ({cause}): it is read again"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Times for columns that have no zone, no time or no date: what such a column would drop is refused or converted."""
+"""Times for columns without a zone, a time or a date: a value is refused if the column would drop a part of it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ _DAY = r"\d{4,6}-\d\d-\d\d"
 _CLOCK = r"\d\d?:\d\d(:\d\d([.,]\d+)?)?"
 _LOCAL_TIMESTAMP = re.compile(rf"\s*({_DAY}([T ]{_CLOCK})?( BC)?|-?infinity)\s*")
 _LOCAL_TIME = re.compile(rf"\s*{_CLOCK}\s*([AP]M)?\s*", re.IGNORECASE)
-_HAS_CLOCK = re.compile(r"\d:\d\d")
+_DATE = re.compile(rf"\s*((\d{{8}}|{_DAY})( BC)?|-?infinity)\s*", re.IGNORECASE)
+_OF_NOW = re.compile(r"\b(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
 
 Convert = Callable[[Any], Any]
 
 
 def timestamp_converts(zone: tzinfo | None) -> dict[type, Convert]:
-    """For ``timestamp``: by type of value; aware ones are converted to ``zone``, and refused where it is None."""
+    """Conversions for ``timestamp``, by type of value: aware times are converted to ``zone``, refused if it is None."""
 
     def local(value: datetime) -> datetime:
         if value.tzinfo is None:
@@ -33,11 +34,10 @@ def timestamp_converts(zone: tzinfo | None) -> dict[type, Convert]:
         if _LOCAL_TIMESTAMP.fullmatch(value):
             return value
         try:
-            return local(datetime.fromisoformat(value.strip()))
-        except ValueError as error:
-            if "time zone" in str(error):
-                raise
-            raise ValueError(f"{value!r} is no timestamp as ISO 8601 writes it") from None
+            parsed = datetime.fromisoformat(value.strip())
+        except ValueError:
+            raise ValueError(f"{value!r} is not an ISO 8601 timestamp") from None
+        return local(parsed)
 
     return {datetime: local, str: text}
 
@@ -47,8 +47,14 @@ def _date_of_datetime(value: datetime) -> Any:
 
 
 def _date_text(value: str) -> str:
-    if _HAS_CLOCK.search(value):
-        raise ValueError(f"{value!r} has a time of day, which the column drops: give the date alone")
+    if not _DATE.fullmatch(value):
+        raise ValueError(f"{value!r} is not an ISO 8601 date; the column would drop a time of day")
+    return value
+
+
+def _fixed_text(value: str) -> str:
+    if _OF_NOW.search(value):
+        raise ValueError(f"{value!r} would be another time if the record were read again: write the time itself")
     return value
 
 
@@ -64,9 +70,10 @@ def _local_time(value: time) -> time:
 
 def _time_text(value: str) -> str:
     if not _LOCAL_TIME.fullmatch(value):
-        raise ValueError(f"{value!r} is no time of day without a zone or a date, which the column would drop")
+        raise ValueError(f"{value!r} is not a time of day alone; the column would drop a zone or a date")
     return value
 
 
 DATE_CONVERTS: dict[type, Convert] = {datetime: _date_of_datetime, str: _date_text}
+ZONED_CONVERTS: dict[type, Convert] = {str: _fixed_text}
 TIME_CONVERTS: dict[type, Convert] = {datetime: _time_of_datetime, time: _local_time, str: _time_text}

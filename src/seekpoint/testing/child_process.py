@@ -1,6 +1,6 @@
-"""A worker in a process of its own, to be killed: ``ChildProcess`` in the test, ``Reporter`` in the process.
+"""A worker in a child process that tests can kill: ``ChildProcess`` in the test, ``Reporter`` in the child.
 
-Both sides speak lines of JSON: orders to the process's standard input, reports from its standard output.
+Both send lines of JSON: orders to the child's standard input, reports from its standard output.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from seekpoint.records import Failure, Partition, Span
 T = TypeVar("T")
 
 Report = Mapping[str, Any]
-"""One line that a process has written: ``event``, and what belongs to it."""
+"""One line that a process has written: ``event`` and its fields."""
 
 Break = Literal["kill", "stop", "wait"]
 
@@ -56,8 +56,8 @@ def start_python(
 ) -> subprocess.Popen[str]:
     """Start this Python with these arguments, and pipes; ``stderr`` is a file to append to, ``env`` is added to ours.
 
-    It is a process group of its own in our session: Ctrl-C reaches only us. Where we are killed, its input ends; a
-    stopped one gets SIGHUP and SIGCONT from the system. So it ends with us.
+    The child has a separate process group in our session, so that Ctrl-C reaches only us. It ends with us: if we are
+    killed, its input ends, and a stopped child gets SIGHUP and SIGCONT from the system.
     """
     errors: Any = subprocess.PIPE if stderr is None else stderr.open("ab")
     try:
@@ -76,10 +76,10 @@ def start_python(
 
 
 class ChildProcess:
-    """A process that reports events, one JSON object a line, and can be waited for, frozen and killed.
+    """A process that reports events, one JSON object per line, and can be waited for, frozen and killed.
 
     ``changed`` is notified at each report; give the same one to several processes to wait for any of them. A subclass
-    may override :meth:`reported` and :meth:`on_end`, which run on a thread of their own, under ``changed``.
+    may override :meth:`reported` and :meth:`on_end`, which run on a reader thread that holds ``changed``.
     """
 
     failure: type[NotReached] = NotReached  # what its methods raise; a subclass may raise its own kind
@@ -93,7 +93,7 @@ class ChildProcess:
         self.at_break: str | None = None
         self.changed = changed or threading.Condition()
         self._process, self._errors = process, list[str]()
-        self._readers = [threading.Thread(target=each, daemon=True) for each in (self._read, self._read_errors)]
+        self._readers = [threading.Thread(target=target, daemon=True) for target in (self._read, self._read_errors)]
         for reader in self._readers:
             reader.start()
         if order is not None:
@@ -110,7 +110,10 @@ class ChildProcess:
         for line in self._process.stdout:
             if not line.endswith("\n"):
                 break  # it was killed while it wrote
-            values = json.loads(line)
+            values = _report_in(line)
+            if values is None:  # the program's own print(), or the newline in front of a report
+                self._errors += [line] if line.strip() else []
+                continue
             with self.changed:
                 match values["event"]:
                     case "BreakSet":
@@ -160,16 +163,16 @@ class ChildProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not ended; a frozen process is alive."""
+        """Whether the process has not ended; a frozen process is alive."""
         return self.exit_code is None
 
     @property
     def errors(self) -> str:
-        """What it has written to stderr, where that is not a file."""
+        """What the process has written to stderr, unless stderr is a file; and to stdout, other than reports."""
         return "".join(self._errors)
 
     def tail(self) -> str:
-        """Its exit code, last reports and errors, to look for a cause."""
+        """The process's exit code, last reports and errors, to look for a cause."""
         return "\n  ".join([f"exit code {self.exit_code}", *map(str, self.reports[-20:]), self.errors[-5000:]])
 
     def all(self, event: str) -> list[Report]:
@@ -180,35 +183,35 @@ class ChildProcess:
     def wait_until(self, reached: Callable[[], T], what: str, timeout: float = 60.0) -> T:
         """Wait until ``reached()`` is true, and return it.
 
-        Raises NotReached after ``timeout`` seconds, and at once where the process has ended without it.
+        Raises NotReached after ``timeout`` seconds, and at once if the process has ended without it.
         """
         deadline = monotonic() + timeout
         with self.changed:
-            while not (found := reached()):
+            while not (outcome := reached()):
                 left = deadline - monotonic()
                 if self.has_ended or left <= 0:
                     raise self.failure(f"process {self.pid} did not reach {what} in {timeout:.0f} s\n  {self.tail()}")
                 self.changed.wait(left)
-            return found
+            return outcome
 
     def wait_for(
         self, event: str, where: Callable[[Report], bool] | None = None, *, count: int = 1, timeout: float = 60.0
     ) -> Report:
         """Wait for the ``count``-th report of this event (of those for which ``where`` is true), and return it.
 
-        Raises NotReached after ``timeout`` seconds, and at once where the process has ended without it.
+        Raises NotReached after ``timeout`` seconds, and at once if the process has ended without it.
         """
 
-        def found() -> Report | None:
-            reports = [each for each in self.all(event) if where is None or where(each)]
+        def nth_report() -> Report | None:
+            reports = [candidate for candidate in self.all(event) if where is None or where(candidate)]
             return reports[count - 1] if len(reports) >= count else None
 
-        report = self.wait_until(found, f"{count} {event}", timeout)
+        report = self.wait_until(nth_report, f"{count} {event}", timeout)
         assert report is not None
         return report
 
     def reaches(self, *events: str, timeout: float = 300.0) -> bool:
-        """Wait for any of these events; False where the process ends without it. Raises NotReached at the timeout."""
+        """Wait for any of these events; False if the process ends without it. Raises NotReached at the timeout."""
         names = set(events)
 
         def there() -> bool:
@@ -220,7 +223,7 @@ class ChildProcess:
     # -- what is done to it ---------------------------------------------------------------------------------
 
     def order(self, **order: Any) -> None:
-        """Send an order; raises NotReached where the process has ended."""
+        """Send an order; raises NotReached if the process has ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(order) + "\n")
@@ -229,18 +232,18 @@ class ChildProcess:
             raise self.failure(f"process {self.pid} has ended\n  {self.tail()}") from None
 
     def break_at(self, step: str, nth: int = 1, do: Break = "wait") -> None:
-        """Let its ``Reporter`` kill it, stop it or wait at the ``nth`` such event from now; returns once set."""
+        """Make the process kill itself, stop or wait at the ``nth`` event ``step`` from now; returns when it is set."""
         self.break_set = self.at_break = None
         self.order(**{"break": {"step": step, "nth": nth, "do": do}})
         self.wait_until(lambda: self.break_set == step, f"a break at {step}")
 
     def go(self) -> None:
-        """Let it continue from where it waits."""
+        """Let the process continue after the event at which it waits."""
         self.at_break = None
         self.order(go=True)
 
     def signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send the process a signal, unless it has ended."""
         self._process.send_signal(number)
 
     def freeze(self) -> None:
@@ -263,7 +266,7 @@ class ChildProcess:
     @property
     def is_stopped(self) -> bool:
         """Whether the system reports it as stopped (SIGSTOP)."""
-        import psutil  # noqa: PLC0415 -- the rest of this module needs the standard library alone
+        import psutil  # noqa: PLC0415 -- the rest of this module needs only the standard library
 
         return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
 
@@ -287,8 +290,17 @@ class ChildProcess:
         return code
 
     def close(self) -> None:
-        """Kill it where it runs; its pipes are closed at its end."""
+        """Kill it if it runs; its pipes are closed at its end."""
         self.kill()
+
+
+def _report_in(line: str) -> Report | None:
+    """The report in a line of the process's output, None if the line is none."""
+    try:
+        values = json.loads(line)
+    except ValueError:
+        return None
+    return values if isinstance(values, dict) and "event" in values else None
 
 
 # -- in the process ---------------------------------------------------------------------------------------------
@@ -297,13 +309,14 @@ _writing = threading.RLock()  # a signal's handler may report, too
 
 
 def report(event: str, **values: Any) -> None:
-    """Write one report, whole, before anything else happens: a process that is killed next has reported it."""
+    """Write one report in one piece and at once, so that it arrives even if the process is killed next."""
     with _writing:
-        os.write(1, (json.dumps({**values, "event": event}, default=str) + "\n").encode())
+        # After a newline, because print() may have flushed the beginning of a line.
+        os.write(1, ("\n" + json.dumps({**values, "event": event}, default=str) + "\n").encode())
 
 
 def receive() -> dict[str, Any]:
-    """The next order; ends this process where its parent has ended."""
+    """The next order; ends this process if its parent has ended."""
     if not (line := sys.stdin.readline()):
         os._exit(1)
     order: dict[str, Any] = json.loads(line)
@@ -311,7 +324,7 @@ def receive() -> dict[str, Any]:
 
 
 def obey(carry_out: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
-    """Carry out orders on a thread of its own, and end this process when its parent has ended."""
+    """Carry out orders on a separate thread, and end this process when its parent has ended."""
 
     def listen() -> None:
         while True:
@@ -351,13 +364,13 @@ class Reporter:
         obey(self._carry_out)
 
     def break_at(self, step: str, nth: int = 1, do: Break = "wait") -> None:
-        """Kill or stop this process, or wait, at the ``nth`` such step from now."""
+        """Kill or stop this process, or wait, at the ``nth`` event ``step`` from now."""
         self._go.clear()
         self._break, self._left = (step, do), nth
 
     def _carry_out(self, order: Mapping[str, Any]) -> None:
         if "break" in order:
-            report("BreakSet", step=order["break"]["step"])  # before it is: it may be reached at once
+            report("BreakSet", step=order["break"]["step"])  # reported first: the event may come at once
             self.break_at(**order["break"])
         else:
             self._go.set()
@@ -380,12 +393,12 @@ class Reporter:
 
 
 def plain_event(event: Event) -> dict[str, Any]:
-    """The fields of an event, as JSON has them; a partition is its number."""
+    """The fields of an event, for JSON; a partition is its number."""
     return {field.name: plain(getattr(event, field.name)) for field in fields(event)}
 
 
 def plain(value: Any) -> Any:
-    """A field of an event as JSON has it."""
+    """A field of an event, for JSON."""
     plain_: Any = value
     match value:
         case Partition():
@@ -397,7 +410,7 @@ def plain(value: Any) -> Any:
         case BaseException():
             plain_ = f"{type(value).__name__}: {' '.join(str(getattr(value, 'orig', None) or value).split())}"
         case Mapping():
-            plain_ = {str(plain(key)): plain(each) for key, each in value.items()}
+            plain_ = {str(plain(key)): plain(element) for key, element in value.items()}
         case tuple() | list() | set() | frozenset():
-            plain_ = [plain(each) for each in value]
+            plain_ = [plain(element) for element in value]
     return plain_

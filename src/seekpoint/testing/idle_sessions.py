@@ -1,4 +1,4 @@
-"""Sessions that tests have closed, for the tests that follow: a new one costs the server several milliseconds."""
+"""Keeps sessions that tests have closed for later tests: a new one costs the server several milliseconds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from psycopg.pq import ConnStatus, ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn
 from sqlalchemy import Engine, event
 
-_MOST_IDLE = 12  # of one process, and as many again that its test has closed; the server has 300
+_MOST_IDLE = 12  # per process, and as many more that its current test has closed; the server allows 300
 
 
 class IdleSessions:
-    """Lends the sessions that earlier tests have closed, as ``DISCARD ALL`` leaves them, in a new connection each.
+    """Lends sessions that earlier tests have closed, reset by ``DISCARD ALL``, each in a new connection.
 
-    What a test closes is lent to later tests alone: all sessions of one test are different ones. A session that is
-    closed within a transaction ends on the server, too, and so does each one that a test closes after the first twelve.
+    A session that a test closes is lent only to later tests, so a test never gets the same one twice. If it is closed
+    within a transaction, it ends on the server, too, and so does each one after the first twelve that a test closes.
     """
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class IdleSessions:
         self._parameters: Mapping[str, Any] | None = None
 
     def lend_to(self, engine: Engine) -> None:
-        """All connections of this engine, and of engines with its dialect, come from here: one database's alone."""
+        """Take all connections of this engine, and of engines with its dialect, from here; for one database only."""
         event.listen(engine, "do_connect", self._connect)
 
     def next_test(self) -> None:
-        """Lend what has been closed until now."""
+        """Lend the sessions that were closed so far."""
         while self._closed and len(self._idle) < _MOST_IDLE:
             self._idle.append(self._closed.pop())
         _finish(self._closed)
@@ -44,7 +44,7 @@ class IdleSessions:
         _finish(self._closed)
 
     def keep(self, session: PGconn) -> bool:
-        """Keep the session for the next test. False where its state cannot be reset, or there are enough."""
+        """Keep the session for the next test. False if its state cannot be reset, or if there are enough."""
         if len(self._closed) >= _MOST_IDLE:
             return False
         if session.transaction_status != TransactionStatus.IDLE or session.pipeline_status != PipelineStatus.OFF:
@@ -76,7 +76,7 @@ class _Connection(psycopg.Connection[Any]):
     _own_adapters: adapt.AdaptersMap
 
     def lent(self, sessions: IdleSessions, context: AdaptContext | None) -> _Connection:
-        """Give the session back to these when it is closed."""
+        """Give the session back to ``sessions`` when the connection is closed."""
         self._idle_sessions = sessions
         self._own_adapters = adapt.AdaptersMap(postgres.adapters if context is None else context.adapters)
         return self
@@ -94,14 +94,14 @@ class _Connection(psycopg.Connection[Any]):
 
 
 def _is_quiet(session: PGconn) -> bool:
-    """Whether the server has sent nothing since: it says why it ends a session."""
+    """Whether the server has sent nothing since: when it ends a session, it sends the reason."""
     poll = select.poll()
     poll.register(session.socket, select.POLLIN)
     return session.status == ConnStatus.OK and not poll.poll(0)
 
 
 def _ended() -> PGconn:
-    """What a closed connection has for a session."""
+    """The session of a closed connection."""
     session = pq.PGconn.connect_start(b"host=/nowhere")
     session.finish()
     return session

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -26,8 +26,10 @@ from seekpoint.postgres.engine import first_connection, schema_translation
 from seekpoint.records import EPOCH, LazyRecords, Partition, RawRecord, Record, Span
 from seekpoint.worker.assignment.backlog import RetryLater
 from seekpoint.worker.assignment.chunk import Chunk, Read
+from seekpoint.worker.async_handler import callable_handler
 from seekpoint.worker.open_batch import Buffer, OpenBatch
 from seekpoint.worker.unit_of_work import Committer
+from seekpoint.worker.waiting import Work
 
 V = TypeVar("V")
 
@@ -67,10 +69,10 @@ def record(
 def batch(*records: Record[Any, Any]) -> Batch[Any, Any]:
     """A batch as handlers get it; its spans reach from each partition's first record to after its last."""
     spans: dict[Partition, Span] = {}
-    for one in records:
-        at = Partition(one.topic, one.partition)
-        before = spans.get(at)
-        spans[at] = Span(at, one.offset if before is None else before.start, one.offset + 1)
+    for entry in records:
+        partition = Partition(entry.topic, entry.partition)
+        before = spans.get(partition)
+        spans[partition] = Span(partition, entry.offset if before is None else before.start, entry.offset + 1)
     return Batch(records, list(spans.values()))
 
 
@@ -89,10 +91,10 @@ def topic_id(topic: str) -> UUID:
 
 @dataclass(frozen=True, slots=True)
 class Processed:
-    """What one transaction did: the spans it advanced, how many records it applied, and what it did not.
+    """The result of one transaction: the spans it advanced, and how many records it applied.
 
-    ``stopped`` are partitions that wait in front of a poison record; ``dead_letters`` the records that are dead letters
-    now, with their state and failure.
+    ``stopped`` are partitions that stopped before a poison record, by ``process(..., collect=True)``; ``dead_letters``
+    the records that were dead-lettered, with their state and failure.
     """
 
     spans: tuple[Span, ...] = ()
@@ -108,21 +110,41 @@ def process(
     *,
     schema: str = DEFAULT_SCHEMA,
     observe: Iterable[Observer] = (),
+    collect: bool = False,
 ) -> Processed:
     """Apply raw records through the real unit of work: claim, hold, sinks and handler, advance, COMMIT.
 
-    Offsets of one partition must rise. The first call stores each partition's first position; records below
-    the stored position are left out, as after a restart: calling it twice applies them once. A poison record is in
-    ``stopped`` or in ``dead_letters``, as the pipeline's policy says. Where a worker would wait and try again, the
-    handler's exception is raised, with the records before it applied, as a worker does. Raises what a
-    worker would raise, and ConfigError for records that no log could hold, or of topics that the pipeline does
-    not read.
+    Offsets of one partition must rise. The first call stores each partition's first position; records below the stored
+    position are left out, as after a restart: calling it twice applies them once. A poison record is in
+    ``dead_letters``, or stops its partition, as the pipeline's policy says: then the records before it are applied, and
+    the stop is raised (the first of several), or with ``collect=True`` returned in ``stopped``. If a record fails
+    with an error after which a worker would wait and retry, the records before it are applied, too, and the handler's
+    exception is raised. Raises what a worker would raise, and ConfigError for records that no log could hold, or of
+    topics that the pipeline does not read.
     """
-    given = list(records)
-    grouped = _grouped(pipeline, given)
-    if not grouped:
+    raw_records = list(records)
+    logs = grouped(pipeline.taken(), raw_records)
+    if not logs:
         return Processed()
-    ledger = Ledger(
+    ledger = ledger_of(pipeline, engine, schema)
+    try:
+        _check_schema(ledger.engine, schema)
+        claims = claimed(ledger, logs, {partition: entries[0].offset for partition, entries in logs.items()})
+        try:
+            processed = _commit(ledger, pipeline, chunk_of(raw_records, claims), claims, observe)
+        finally:
+            ledger.release(claims.values())
+    finally:
+        if not isinstance(engine, Engine):
+            ledger.engine.dispose()  # it was made here
+    for stop in () if collect else processed.stopped.values():
+        raise stop
+    return processed
+
+
+def ledger_of(pipeline: Pipeline, engine: Engine | URL | str, schema: str) -> Ledger:
+    """The ledger as a worker of the pipeline uses it."""
+    return Ledger(
         engine,
         pipeline.group,
         schema=schema,
@@ -130,25 +152,45 @@ def process(
         tables=pipeline.tables_by_topic(schema_translation(engine)),
         synchronous_commit=pipeline.synchronous_commit,
     )
-    try:
-        _check_schema(ledger.engine, schema)
-        claims = ledger.claim(
-            grouped,
-            {p.topic: topic_id(p.topic) for p in grouped},
-            cluster_id=CLUSTER,
-            start=lambda topic: {p: found[0].offset for p, found in grouped.items() if p.topic == topic},
-        )
+
+
+def claimed(
+    ledger: Ledger, partitions: Collection[Partition], firsts: Mapping[Partition, int]
+) -> Mapping[Partition, Claim]:
+    """Claim the partitions, which begin at ``firsts`` if they have no position.
+
+    Raises the refusal of a partition, or Fenced if one is locked; then none stays claimed.
+    """
+    claims = ledger.claim(
+        partitions,
+        {partition.topic: topic_id(partition.topic) for partition in partitions},
+        cluster_id=CLUSTER,
+        start=lambda topic: {partition: first for partition, first in firsts.items() if partition.topic == topic},
+    )
+    refusals: list[Exception] = [*claims.refused.values()]
+    if claims.stalled:
+        refusals.append(Fenced(f"{', '.join(map(str, claims.stalled))}: another transaction is writing there"))
+    for refusal in refusals:
+        ledger.release(claims.granted.values())
+        raise refusal
+    return claims.granted
+
+
+def apply_chunk(
+    pipeline: Pipeline,
+    held: FixedClaims,
+    chunk: Chunk[RawRecord],
+    observe: Iterable[Observer],
+    meanwhile: Work | None = None,
+) -> None:
+    """Apply the chunk in one transaction under these claims; ``meanwhile`` is done while the server is awaited."""
+    with callable_handler(pipeline) as handler:
+        writers = PipelineWriters(pipeline, handler)
+        committer = Committer(held.ledger, writers, held, Announcer(tuple(observe)), meanwhile=meanwhile)
         try:
-            for stop in claims.refused.values():
-                raise stop
-            if claims.stalled:
-                raise Fenced(f"{', '.join(map(str, claims.stalled))}: another transaction is writing there")
-            return _commit(ledger, pipeline, _chunk(given, claims.granted), claims.granted, observe)
+            committer.commit(OpenBatch(Buffer(chunk, lambda: None, same_topics, Limits())))
         finally:
-            ledger.release(claims.granted.values())
-    finally:
-        if not isinstance(engine, Engine):
-            ledger.engine.dispose()  # it was made here
+            committer.close()
 
 
 def _check_schema(engine: Engine, schema: str) -> None:
@@ -158,29 +200,30 @@ def _check_schema(engine: Engine, schema: str) -> None:
     except SchemaMismatch as error:
         if schema != DEFAULT_SCHEMA:
             raise
-        raise SchemaMismatch(f"{error}; in a test, pass schema=seekpoint_schema, the plugin's fixture") from None
+        raise SchemaMismatch(f"{error.text}; in a test, pass schema=seekpoint_schema, the plugin's fixture") from None
 
 
-def _grouped(pipeline: Pipeline, records: Sequence[RawRecord]) -> Mapping[Partition, Sequence[RawRecord]]:
-    for one in records:
-        if not isinstance(one.value, bytes | None):
+def grouped(pipeline: Pipeline, records: Sequence[RawRecord]) -> Mapping[Partition, Sequence[RawRecord]]:
+    """The records of each partition. Raises ConfigError for records that no log of the pipeline's topics could hold."""
+    for raw_record in records:
+        if not isinstance(raw_record.value, bytes | None):
             raise ConfigError(
                 f"process() takes raw records, as the log has them, got one whose value is a "
-                f"{type(one.value).__name__}: make it with raw(b'...', topic={one.topic!r})"
+                f"{type(raw_record.value).__name__}: make it with raw(b'...', topic={raw_record.topic!r})"
             )
-    grouped = Batch(records).by_partition()
-    for partition, found in grouped.items():
+    logs = Batch(records).by_partition()
+    for partition, entries in logs.items():
         if partition.topic not in pipeline.topics:
             raise ConfigError(
                 f"{pipeline!r} does not read topic {partition.topic!r}: make its records with raw(..., topic=)"
             )
-        for one, following in pairwise(found):
-            if one.offset >= following.offset:
+        for raw_record, following in pairwise(entries):
+            if raw_record.offset >= following.offset:
                 raise ConfigError(
                     f"the offsets of {partition} must rise from record to record, and {following.offset} comes after "
-                    f"{one.offset}: make them with raw(..., offset=)"
+                    f"{raw_record.offset}: make them with raw(..., offset=)"
                 )
-    return grouped
+    return logs
 
 
 def _commit(
@@ -193,34 +236,30 @@ def _commit(
     if not len(chunk):
         return Processed()
     seen, held = _Seen(), FixedClaims(ledger, claims)
-    committer = Committer(ledger, PipelineWriters(pipeline), held, Announcer((seen, *observe)))
-    try:
-        committer.commit(OpenBatch(Buffer(chunk, lambda: None, _known, Limits())))
-    finally:
-        committer.close()
+    apply_chunk(pipeline, held, chunk, (seen, *observe))
     for retry in held.waiting:
         raise retry.error
     return Processed(seen.spans, seen.records, held.stopped, tuple(seen.dead_letters))
 
 
-def _chunk(records: Sequence[RawRecord], claims: Mapping[Partition, Claim]) -> Chunk[RawRecord]:
+def chunk_of(records: Sequence[RawRecord], claims: Mapping[Partition, Claim]) -> Chunk[RawRecord]:
     """The records that are not applied yet, in the order in which they were given."""
-    kept: list[RawRecord] = []
+    unapplied: list[RawRecord] = []
     reads: dict[Partition, Read] = {}
-    for one in records:
-        claim = claims[Partition(one.topic, one.partition)]
-        if one.offset < claim.next_offset:
+    for raw_record in records:
+        claim = claims[Partition(raw_record.topic, raw_record.partition)]
+        if raw_record.offset < claim.next_offset:
             continue
-        kept.append(one)
-        start, end = claim.next_offset, one.offset + 1
-        reads[claim.partition] = Read(claim, start, end, one.leader_epoch, one.timestamp_ms)
-    return Chunk(_lazy(kept), reads)
+        unapplied.append(raw_record)
+        start, end = claim.next_offset, raw_record.offset + 1
+        reads[claim.partition] = Read(claim, start, end, raw_record.leader_epoch, raw_record.timestamp_ms)
+    return Chunk(_lazy(unapplied), reads)
 
 
 def _lazy(records: list[RawRecord]) -> LazyRecords:
-    """The records as a worker has them."""
-    topics = {one.topic for one in records}
-    size = sum(len(part) for one in records for part in (one.key, one.value) if part is not None)
+    """The records in the form in which a worker reads them."""
+    topics = {raw_record.topic for raw_record in records}
+    size = sum(len(part) for raw_record in records for part in (raw_record.key, raw_record.value) if part is not None)
     topic = topics.pop() if len(topics) == 1 else None
     return LazyRecords(
         [r.value for r in records],
@@ -232,13 +271,13 @@ def _lazy(records: list[RawRecord]) -> LazyRecords:
     )
 
 
-def _known(_read_by: float, _topics: set[str]) -> Answer:
+def same_topics(_read_by: float, _topics: set[str]) -> Answer:
     """No broker is asked: the topics are the ones that were claimed."""
     return Answer()
 
 
 class _Seen:
-    """What the one transaction committed."""
+    """Observes what the transaction commits."""
 
     def __init__(self) -> None:
         self.spans: tuple[Span, ...] = ()
@@ -253,22 +292,26 @@ class _Seen:
 
 
 class FixedClaims:
-    """Holds these claims in the place of a consumer's assignment."""
+    """Uses these claims in place of a consumer's assignment."""
 
     def __init__(self, ledger: Ledger, claims: Mapping[Partition, Claim]) -> None:
-        self._ledger, self.claims = ledger, dict(claims)
+        self.ledger, self.claims = ledger, dict(claims)
         self.stopped: dict[Partition, PartitionStopped] = {}
         self.waiting: list[RetryLater] = []
 
     def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
-        return [Expected(self.claims[p], at) for p, at in starts.items()]
+        return [Expected(self.claims[partition], start) for partition, start in starts.items()]
 
     def accept(self, moved: Iterable[Claim]) -> None:
         self.claims.update((claim.partition, claim) for claim in moved)
 
     def reconcile(self, starts: Mapping[Partition, int]) -> set[Partition]:
-        rows = self._ledger.positions_of(starts)
-        return {p for p, at in starts.items() if rows[p].token != self.claims[p].token or rows[p].next_offset != at}
+        rows = self.ledger.positions_of(starts)
+        return {
+            partition
+            for partition, start in starts.items()
+            if rows[partition].token != self.claims[partition].token or rows[partition].next_offset != start
+        }
 
     def topic_id_mismatches(
         self, _answer: Answer, _partitions: Iterable[Partition]

@@ -1,4 +1,4 @@
-"""A schema with the ledger's tables that the tests of one process share: each of them finds it empty."""
+"""A schema with the ledger's tables that the tests of one process share: each test finds it empty."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _ANY_SCHEMA = "ANY SCHEMA"  # a name that must be quoted, so that each of its pl
 _MOST_BYTES = 4_000_000  # of all tables: beyond that, deleted rows would slow down the tests that follow
 _LOCK_TIMEOUT = "10s"
 
-# Numbers of the schema and of all relations in it: catalog rows are found by them, which is by index.
+# Oids of the schema and of all its relations, by which catalog rows are looked up through an index.
 _OIDS: LiteralString = """
 SELECT n.oid::text AS namespace, array_agg(c.oid)::text AS relations
 FROM pg_namespace AS n JOIN pg_class AS c ON c.relnamespace = n.oid WHERE nspname = {schema} GROUP BY n.oid
 """
 
-# Number and newest version of all catalog rows of the ledger's own tables: whatever DDL touches gets a higher xmin, and
-# what it adds or removes is counted.
+# Number of the catalog rows of the ledger's own tables, and the sum of their versions: a row that DDL changes gets a
+# higher xmin, and rows that it adds or removes are counted.
 _SIGNATURE: LiteralString = """
 SELECT count(*) || ' ' || coalesce(sum(version), 0) FROM (
     SELECT xmin::text::int8 FROM pg_namespace WHERE oid = {namespace} AND nspname = {schema}
@@ -40,8 +40,8 @@ SELECT count(*) || ' ' || coalesce(sum(version), 0) FROM (
 ) AS versions (version)
 """
 
-# How to remove what a test made. What depends on it goes with it (CASCADE), so that a later line may find nothing; an
-# extension takes its members with it, a table the sequences of its columns, and a range type its functions.
+# Statements that drop what a test made. IF EXISTS, because an earlier CASCADE may have dropped it. Left out: members of
+# an extension, sequences of a table's columns, and functions of a range type, which are dropped with those.
 _ADDED: LiteralString = """
 WITH added AS (
     SELECT classid, objid FROM pg_depend AS made WHERE refclassid = 'pg_namespace'::regclass AND refobjid = {namespace}
@@ -64,7 +64,7 @@ SELECT format('DROP TYPE IF EXISTS %I.%I CASCADE', {schema}, typname) FROM pg_ty
 WHERE oid IN (SELECT objid FROM added WHERE classid = 'pg_type'::regclass)
 """
 
-# A table that has had no row since it was made has no page.
+# A table that never had a row has no page.
 _STATE: LiteralString = """
 WITH sized AS (
     SELECT relname, pg_relation_size(oid) AS bytes FROM pg_class WHERE oid = ANY({relations}) AND relkind = 'r'
@@ -83,20 +83,21 @@ class _State(NamedTuple):
     drops: list[str]
     bytes: int
     tables: list[str]
-    """Those that may have rows."""
+    """The tables that may have rows."""
     sequences: list[str]
 
 
 class LedgerSchema:
     """Lends the ledger's tables to one test after another, without rows and with nothing else in their schema.
 
-    Emptying them takes a small part of the time in which they are made. A test may change the tables themselves
-    (columns, grants, triggers, policies): then they are made again for the next test, under another name. One
-    connection serves all tests; the next test gets another where it was cut.
+    Emptying them is much faster than creating them. If a test changes the tables themselves (columns, grants, triggers,
+    policies), they are created again for the next test, under another name. One connection serves all tests; if it is
+    cut, the next test gets another.
     """
 
     def __init__(self) -> None:
         self._name = _new_name()
+        self._locked: list[str] = []  # schemas that were not emptied, because a test left a transaction open
         self._dsn = ""
         self._connection: Connection | None = None
         self._oids: dict[str, Literal] = {}
@@ -109,7 +110,7 @@ class LedgerSchema:
         return self._name
 
     def prepare(self, dsn: str) -> None:
-        """Make the tables, unless they are there as they were made."""
+        """Create the tables, unless they exist unchanged."""
         if dsn != self._dsn:
             self._close()
             self._dsn, self._is_checked = dsn, False
@@ -121,11 +122,20 @@ class LedgerSchema:
         self._is_checked = True
 
     def empty(self) -> None:
-        """Remove what a test has written and made; where it changed the ledger's own tables, remove them as well.
+        """Remove the rows and objects of a test; also the ledger's own tables, if the test altered them.
 
-        Raises LockNotAvailable where the test left a transaction open: a mistake to hear about, not to wait for.
+        Raises LockNotAvailable if the test left a transaction open, which is a mistake in the test. The next test has
+        tables under another name, so that only one test fails.
         """
-        pristine, self._signature, self._is_checked = self._signature, None, False  # where this fails: new tables
+        try:
+            self._empty()
+        except LockNotAvailable:
+            self._locked.append(self._name)
+            self._name = _new_name()
+            raise
+
+    def _empty(self) -> None:
+        pristine, self._signature, self._is_checked = self._signature, None, False  # if this fails: new tables
         state = self._state()
         if state.signature != pristine or state.bytes > _MOST_BYTES:
             self._execute(_drop(self._name))
@@ -137,14 +147,14 @@ class LedgerSchema:
 
     @property
     def is_made(self) -> bool:
-        """Whether the tables are there."""
-        return self._signature is not None
+        """Whether there are tables to remove, also those that could not be emptied."""
+        return self._signature is not None or bool(self._locked)
 
     def remove(self, dsn: str) -> None:
         """Remove the schema at the end of the run."""
         self._close()
         self._dsn = dsn
-        self._execute(_drop(self._name))
+        self._execute(SQL("; ").join(map(_drop, [self._name, *self._locked])))
         self._close()
 
     def _is_as_made(self) -> bool:
@@ -165,7 +175,7 @@ class LedgerSchema:
         return row
 
     def _execute(self, script: Composed) -> Cursor:
-        """Run the statements in one transaction; again by a new connection where the last one was cut."""
+        """Run the statements in one transaction; if the connection was cut, again on a new one."""
         script = SQL("SET LOCAL lock_timeout = {}; ").format(_LOCK_TIMEOUT) + script
         if self._connection is not None:
             try:

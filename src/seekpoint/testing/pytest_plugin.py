@@ -4,12 +4,14 @@
 - ``seekpoint_broker``: the ``bootstrap.servers`` of a Kafka broker.
 - ``seekpoint_schema``: the name of a schema that only this test uses now.
 - ``seekpoint_engine``: an engine, with the ledger's tables in that schema, without rows. After the test the schema is
-  emptied, and whatever the test made in it is dropped: the tables are made once for each process of the run.
+  emptied, and what the test made in it is dropped: the tables are created once for each process of the run.
+- ``seekpoint_url``: the database's URL with that schema first in the search path: tables that a test creates, and a
+  pipeline's sinks and handler write, by this URL without naming a schema belong to the test.
 
-Each server is started when a test first asks for it, once for the run, whatever number of pytest-xdist's workers
-share it; servers that are given (``SEEKPOINT_TEST_DSN``, ``SEEKPOINT_TEST_BROKERS``) are used instead. Where a
-server cannot be started its tests are skipped. They fail instead under ``CI=true``; and with
-``SEEKPOINT_REQUIRE_SERVERS=1`` both servers are started before the first test, and without them there is no run.
+Each server is started when a test first asks for it, once for the run, also for many workers of pytest-xdist; servers
+that are given (``SEEKPOINT_TEST_DSN``, ``SEEKPOINT_TEST_BROKERS``) are used instead. If a server cannot be started, its
+tests are skipped, or with ``CI=true`` fail. With ``SEEKPOINT_REQUIRE_SERVERS=1`` both servers are started before the
+first test, and the run ends if one cannot be.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.util import LRUCache
 
 from seekpoint.testing.idle_sessions import IdleSessions
@@ -37,11 +39,11 @@ from seekpoint.testing.servers.process import ServerFailed
 
 REQUIRE_VARIABLE = "SEEKPOINT_REQUIRE_SERVERS"
 _MOST_CALLERS = 128  # at once: processes of pytest-xdist
-_MOST_COMPILED = 1_000  # statements: those of the library, and of the tests that ran last
+_MOST_COMPILED = 1_000  # statements: the library's, and those of the last tests
 
 
 class _Servers:
-    """The run's servers, in the process that outlives all its workers: each started when first asked for."""
+    """The run's servers, in the process that outlives all its workers; each is started when first asked for."""
 
     def __init__(self, progress: Callable[[str], None]) -> None:
         self._pool = ThreadPoolExecutor(max_workers=2)
@@ -54,7 +56,7 @@ class _Servers:
         self._listener: Listener | None = None
 
     def start(self, kind: str) -> Future[PostgresServer | KafkaServer]:
-        """Start the server where it has not been started, without waiting."""
+        """Start the server if it has not been started, without waiting."""
         with self._lock:
             if kind not in self._started:
                 self._started[kind] = self._pool.submit(self._starts[kind])
@@ -66,7 +68,7 @@ class _Servers:
             future.result()
 
     def describe(self) -> str:
-        """The servers that run, and for the others what would be started."""
+        """The servers that run, and those that would be started."""
         return ", ".join(
             self._started[kind].result().describe() if kind in self._started else f"{would} on first use"
             for kind, would in (("postgres", postgres.origin()), ("kafka", kafka.origin()))
@@ -82,7 +84,7 @@ class _Servers:
         if self._listener is None:
             self._key = secrets.token_hex(16)
             # All workers ask at once. Beyond the backlog, which is 1 by default, the kernel drops a connection that the
-            # caller believes to have: it would wait for ever.
+            # caller takes for established: it would wait for ever.
             self._listener = Listener(("127.0.0.1", 0), backlog=_MOST_CALLERS, authkey=self._key.encode())
             threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
         host, port = self._listener.address
@@ -133,8 +135,8 @@ _SERVERS = pytest.StashKey[_Servers | _Elsewhere]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    given = getattr(config, "workerinput", {}).get("seekpoint_servers")
-    config.stash[_SERVERS] = _Elsewhere(*given) if given else _Servers(_progress(config))
+    addresses = getattr(config, "workerinput", {}).get("seekpoint_servers")
+    config.stash[_SERVERS] = _Elsewhere(*addresses) if addresses else _Servers(_progress(config))
 
 
 def _progress(config: pytest.Config) -> Callable[[str], None]:
@@ -187,6 +189,13 @@ def _address(config: pytest.Config, kind: str) -> str:
         pytest.skip(f"no real {kind}: {error}")
 
 
+def with_search_path(url: URL, schema: str) -> str:
+    """The URL with this schema and ``public`` as search path, in addition to its own options."""
+    path = f"-c search_path={schema},public"
+    options = f"{url.query['options']} {path}" if "options" in url.query else path
+    return url.update_query_dict({"options": options}).render_as_string(hide_password=False)
+
+
 def _libpq(url: str) -> str:
     return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
 
@@ -195,6 +204,12 @@ def _libpq(url: str) -> str:
 def seekpoint_dsn(pytestconfig: pytest.Config) -> str:
     """The URL of a real Postgres, for SQLAlchemy's ``create_engine``."""
     return _address(pytestconfig, "postgres")
+
+
+@pytest.fixture
+def seekpoint_url(seekpoint_engine: Engine, seekpoint_schema: str) -> str:
+    """The database's URL: names of tables without a schema mean ``seekpoint_schema``, then ``public``."""
+    return with_search_path(seekpoint_engine.url, seekpoint_schema)
 
 
 @pytest.fixture(scope="session")
@@ -207,13 +222,13 @@ def seekpoint_broker(pytestconfig: pytest.Config) -> str:
 def _ledger_schema(pytestconfig: pytest.Config) -> Iterator[LedgerSchema]:
     ledger_schema = LedgerSchema()
     yield ledger_schema
-    if ledger_schema.is_made:  # asked directly: a proxy of tests' own may have ended with them
+    if ledger_schema.is_made:  # not through a fixture of the tests, such as a proxy, which may have ended
         ledger_schema.remove(_libpq(_address(pytestconfig, "postgres")))
 
 
 @pytest.fixture
 def seekpoint_schema(_ledger_schema: LedgerSchema) -> str:
-    """The name of a schema that only this test uses now: what it leaves there is removed after it."""
+    """The name of a schema that only this test uses now; it is emptied after the test."""
     return _ledger_schema.lend()
 
 
@@ -226,7 +241,7 @@ def _idle_sessions() -> Iterator[IdleSessions]:
 
 @pytest.fixture(scope="session")
 def _new_engine(_idle_sessions: IdleSessions) -> Callable[[str], Engine]:
-    """Makes engines that share sessions, compiled statements, and what SQLAlchemy asks at the first connect."""
+    """Makes engines that share sessions, compiled statements, and the results of SQLAlchemy's first connect."""
     firsts: dict[str, Engine] = {}
 
     def make(url: str) -> Engine:

@@ -1,4 +1,4 @@
-"""Who looks at the console, and what that user may do."""
+"""The users of the console, and what each may do."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class Access:
 
 
 AccessOf = Callable[[HTTPConnection], Access | Awaitable[Access]]
-"""Of a request; it may be async. What it raises is answered with 500, and nothing is shown or done."""
+"""The access of a request; may be async. If it raises, the answer is 500, and nothing is shown or done."""
 
 
 PROXIED = (
     "browsers would reach the console through a proxy, and all of them could act as the user of this machine; mount "
     "seekpoint.web.create_app with access= in a service"
 )
-"""Why names besides localhost and actions need an ``access``."""
+"""Why an ``access`` is needed for actions under other names than localhost."""
 
 
 def local(right: Right) -> AccessOf:
-    """Access for requests of this machine, all of its user; none for others, nor for those that a proxy passes on."""
+    """Access for requests from this machine, as its user; none for others, or for requests through a proxy."""
 
     def access(request: HTTPConnection) -> Access:
         return Access(operator(), right if _is_of_this_machine(request) else Right.NONE)
@@ -50,16 +50,16 @@ def local(right: Right) -> AccessOf:
 
 
 async def access_of(ask: AccessOf, request: HTTPConnection) -> Access:
-    """What ``ask`` answers, awaited where it is async."""
-    found = ask(request)
-    return await found if inspect.isawaitable(found) else found
+    """The answer of ``ask``, awaited if it is async."""
+    access = ask(request)
+    return await access if inspect.isawaitable(access) else access
 
 
 _OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 
 
 def _is_of_this_machine(request: HTTPConnection) -> bool:
-    if any(name in request.headers for name in _OF_PROXIES):  # the proxy is here, its users need not be
+    if any(name in request.headers for name in _OF_PROXIES):  # the proxy is on this machine, its users may not be
         return False
     try:
         return request.client is not None and ipaddress.ip_address(request.client.host).is_loopback

@@ -1,7 +1,8 @@
-"""Actions: a plan with its numbers, a reason, and the plan carried out by whom it was shown to."""
+"""Actions: a plan with its numbers, a reason, and the plan carried out for the user that it was shown to."""
 
 from __future__ import annotations
 
+import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from seekpoint.records import Partition
 from seekpoint.web.filters import FILTER, where_of
 from seekpoint.web.present import deed
 from seekpoint.web.reading import Reads, check_revision
-from seekpoint.web.site import Asked, Page, Site, error_page
+from seekpoint.web.site import Page, PageRequest, Site, error_page
 
 FORM = "apply"
 MOST = 5_000  # dead letters of a plan
@@ -41,14 +42,14 @@ class _DeadLettersPlan:
 
 @dataclass(frozen=True, slots=True)
 class DiscardPlan(_DeadLettersPlan):
-    """To close these dead letters, none of which was dead-lettered after ``as_of``, without applying their records."""
+    """A plan to close these dead letters without applying their records; none is newer than ``as_of``."""
 
     as_of: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan(_DeadLettersPlan):
-    """To have a running worker of the group replay these dead letters; ``last_request`` as in the plan of Admin."""
+    """A plan to have a running worker replay these dead letters; ``last_request`` as in Admin's plan."""
 
     last_request: int
 
@@ -68,104 +69,106 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
 
 
 class Actions:
-    """Plans are made on the read-only pool, and carried out by ``admin``."""
+    """Makes plans on the read-only pool, and carries them out with ``admin``."""
 
     def __init__(self, site: Site, reads: Reads, admin: Admin) -> None:
         self._site, self._reads, self._admin = site, reads, admin
-        self._plans: Mapping[str, Callable[[Admin, Asked], Plan]] = {
-            "pause": lambda admin, asked: admin.plan_pause(asked["group"]),
-            "resume": lambda admin, asked: admin.plan_resume(asked["group"]),
+        self._plans: Mapping[str, Callable[[Admin, PageRequest], Plan]] = {
+            "pause": lambda admin, request: admin.plan_pause(request["group"]),
+            "resume": lambda admin, request: admin.plan_resume(request["group"]),
             "reset": _reset,
-            "accept-lost": lambda admin, asked: admin.plan_accept_lost(asked["group"], _place(asked)),
+            "accept-lost": lambda admin, request: admin.plan_accept_lost(request["group"], _place(request)),
             "accept-topic": _accept_topic,
-            "discard": lambda admin, asked: _discard(admin, asked, site),
-            "replay": lambda admin, asked: _replay(admin, asked, site),
+            "discard": lambda admin, request: _discard(admin, request, site),
+            "replay": lambda admin, request: _replay(admin, request, site),
         }
 
-    async def plan(self, asked: Asked) -> Page:
-        """The plan that these parameters ask for, and a form to carry it out; or the form whose value is none."""
+    async def plan(self, request: PageRequest) -> Page:
+        """The plan for these parameters, with a form to apply it; for an invalid reset, its form again."""
         try:
-            plan = await self._make(asked)
+            plan = await self._make(request)
         except Exception as error:
-            if asked.given("action") != "reset" or not isinstance(error, (ConfigError, HTTPException)):
+            if request.get("action") != "reset" or not isinstance(error, (ConfigError, HTTPException)):
                 raise
-            return _reset_again(asked, error_page(error))
-        return self._page(plan, asked)
+            return _reset_again(request, error_page(error))
+        return self._page(plan, request)
 
-    async def _make(self, asked: Asked) -> Plan:
-        make = self._plans.get(asked["action"])
+    async def _make(self, request: PageRequest) -> Plan:
+        make = self._plans.get(request["action"])
         if make is None:
-            raise HTTPException(HTTPStatus.BAD_REQUEST, f"there is no action {asked['action']!r}")
-        asked.only("action", "group", *PARAMETERS[asked["action"]])
-        return await self._reads.ask(lambda admin: make(admin, asked))
+            raise HTTPException(HTTPStatus.BAD_REQUEST, f"there is no action {request['action']!r}")
+        request.only("action", "group", *PARAMETERS[request["action"]])
+        return await self._reads.ask(lambda admin: make(admin, request))
 
-    def _page(self, plan: Plan, asked: Asked, refusal: Page | None = None, reason: str = "") -> Page:
-        """This plan, with a new token; ``asked`` is kept in its form, to make it again after a refusal."""
-        action, packed = asked["action"], urlsafe_b64encode(msgspec.json.encode(plan))
-        token = self._site.tokens.issue(asked.access.user, f"{FORM} {action}", packed)
+    def _page(self, plan: Plan, request: PageRequest, refusal: Page | None = None, reason: str = "") -> Page:
+        """This plan, with a new token; its form keeps ``request``, to plan again after a refusal."""
+        action, packed = request["action"], urlsafe_b64encode(msgspec.json.encode(plan))
+        token = self._site.tokens.issue(request.access.user, f"{FORM} {action}", packed)
         title = f"{action.replace('-', ' ').capitalize()}: {plan.group}"
         shown: dict[str, Any] = {"action": action, "plan": plan, "packed": packed.decode(), "token": token}
-        shown |= {"asked": urlencode(asked.parameters), "refusal": None, "reason": reason}
+        shown |= {"asked": urlencode(request.parameters), "refusal": None, "reason": reason}
         shown["deed"], shown["gives_up"] = ("", False) if plan.is_done else _deed(plan)
         page = Page("plan", title, plan, shown, is_live=False)
         if refusal is None:
             return page
         return replace(page, shown={**shown, "refusal": refusal.shown["said"]}, status=refusal.status)
 
-    async def apply(self, asked: Asked) -> str | Page:
-        """Carry out the plan of a form; one that is refused is shown again, as it is now, and with the reason."""
+    async def apply(self, request: PageRequest) -> str | Page:
+        """Carry out the plan of a form; after a refusal, show the plan as it is now, with the reason."""
         plan: Plan | None = None
         try:
-            action, packed, reason = asked["action"], asked["plan"].encode(), asked["reason"].strip()
+            action, packed, reason = request["action"], request["plan"].encode(), request["reason"].strip()
             if not reason:
                 raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "a reason is needed")
-            if not self._site.tokens.redeem(asked["token"], asked.access.user, f"{FORM} {action}", packed):
+            if not self._site.tokens.redeem(request["token"], request.access.user, f"{FORM} {action}", packed):
                 raise HTTPException(
                     HTTPStatus.FORBIDDEN, "this form was sent before, is over an hour old, or is not yours"
                 )
             plan = msgspec.json.decode(urlsafe_b64decode(packed), type=PLANS[action])
-            return await run_in_threadpool(self._carry_out, plan, reason, asked)
-        except Exception as error:  # noqa: BLE001 -- what is no refusal is raised
+            return await run_in_threadpool(self._carry_out, plan, reason, request)
+        except Exception as error:  # noqa: BLE001 -- error_page() raises errors that are not refusals
             refusal = error_page(error)
-        return await self._again(plan, asked, refusal)
+        return await self._again(plan, request, refusal)
 
-    async def _again(self, plan: Plan | None, asked: Asked, refusal: Page) -> Page:
-        """The plan as it is now; the one that was sent while a server is away; else the refusal alone."""
-        reason = asked.parameters.get("reason", "")
-        again = Asked(asked.access, dict(parse_qsl(asked.parameters.get("asked", ""), keep_blank_values=True)))
+    async def _again(self, plan: Plan | None, request: PageRequest, refusal: Page) -> Page:
+        """The plan as it is now; if a server is away, the one that was sent; else only the refusal."""
+        reason = request.parameters.get("reason", "")
+        again = PageRequest(
+            request.access, dict(parse_qsl(request.parameters.get("asked", ""), keep_blank_values=True))
+        )
         try:
             plan = await self._make(again)
         except Exception as error:  # noqa: BLE001 -- as above
             error_page(error)
             if plan is None or not isinstance(error, (SQLAlchemyError, KafkaUnavailable)):
-                given = {"group": again.parameters.get("group"), "reason": reason}
-                return replace(refusal, shown={**refusal.shown, **given})
+                fields = {"group": again.parameters.get("group"), "reason": reason}
+                return replace(refusal, shown={**refusal.shown, **fields})
         return self._page(plan, again, refusal, reason)
 
-    def _carry_out(self, plan: Plan, reason: str, asked: Asked) -> str:
-        """Returns the page that shows what follows."""
-        actor = asked.access.user
+    def _carry_out(self, plan: Plan, reason: str, request: PageRequest) -> str:
+        """Carry out the plan; returns the path of the page that shows the effect."""
+        actor = request.access.user
         check_revision(self._admin)
         match plan:
             case ResetPlan():
-                accept_loss = asked.parameters.get("accept_loss") == "yes"
+                accept_loss = request.parameters.get("accept_loss") == "yes"
                 self._admin.apply(plan, reason=reason, actor=actor, wait=10.0, accept_loss=accept_loss)
             case DiscardPlan():
                 of = self._admin.dead_letters(plan.group, actor=actor)
                 done = of.discard(plan.ids, reason=reason, as_of=plan.as_of)
-                refused = [one for one in done if one.refusal is not None]
+                refused = [discarded for discarded in done if discarded.refusal is not None]
                 if refused:
                     first = refused[0]
                     raise Fenced(
                         f"the group was acted on since the plan was made: {len(plan.ids) - len(refused):,} dead "
-                        f"letters were discarded; {len(refused):,} are no longer open, or are others now, dead letter "
-                        f"{first.dead_letter.id} first: {first.refusal}; make another plan"
+                        f"letters were discarded; {len(refused):,} are no longer open, or were dead-lettered again, "
+                        f"the first is dead letter {first.dead_letter.id}: {first.refusal}; make another plan"
                     )
             case ReplayPlan():
-                request = self._admin.request_replay(
+                replay = self._admin.request_replay(
                     plan.group, plan.ids, reason=reason, actor=actor, last_request=plan.last_request
                 )
-                return f"replay?{urlencode({'group': plan.group, 'id': request.id})}"
+                return f"replay?{urlencode({'group': plan.group, 'id': replay.id})}"
             case PausePlan() | AcceptPlan():
                 self._admin.apply(plan, reason=reason, actor=actor)
         return f"group?{urlencode({'group': plan.group})}"
@@ -180,46 +183,45 @@ def _deed(plan: Plan) -> tuple[str, bool]:
     return deed(plan)
 
 
-def _reset_again(asked: Asked, refusal: Page) -> Page:
-    """The form of a reset with what was typed, beside why that is no reset."""
-    group, topic, partition = (asked.given(name) for name in ("group", *_PLACE))
+def _reset_again(request: PageRequest, refusal: Page) -> Page:
+    """The form of a reset with the values that were typed, and why they are refused."""
+    group, topic, partition = (request.get(name) for name in ("group", *_PLACE))
     if group is None:
         return refusal
     shown: dict[str, Any] = {"group": group, "topic": topic, "partition": partition, "refusal": refusal.shown["said"]}
-    shown |= {name: asked.given(name) or "" for name in ("target", "value")}
+    shown |= {name: request.get(name) or "" for name in ("target", "value")}
     return replace(refusal, template="reset", title=f"Reset: {group}", shown=shown)
 
 
-def _place(asked: Asked) -> Partition | str | None:
+def _place(request: PageRequest) -> Partition | str | None:
     """A partition, a topic, or None for the whole group."""
-    topic = asked.given("topic")
-    if topic is None or "partition" not in asked.parameters:
-        return topic
-    return Partition(topic, asked.whole("partition"))
+    if "partition" in request.parameters:
+        return Partition(request["topic"], request.integer("partition"))
+    return request.get("topic")
 
 
-def _reset(admin: Admin, asked: Asked) -> ResetPlan:
-    given = (asked.given("value") or "").strip()
+def _reset(admin: Admin, request: PageRequest) -> ResetPlan:
+    text = (request.get("value") or "").strip()
     topics = None
-    if "topic" in asked.parameters:
-        topics = {asked["topic"]: [asked.whole("partition")] if "partition" in asked.parameters else None}
-    return admin.plan_reset(asked["group"], _target(asked["target"], given), topics)
+    if request.parameters.keys() & {*_PLACE}:
+        topics = {request["topic"]: [request.integer("partition")] if "partition" in request.parameters else None}
+    return admin.plan_reset(request["group"], _target(request["target"], text), topics)
 
 
-def _target(target: str, given: str) -> ResetTo:
+def _target(target: str, text: str) -> ResetTo:
     match target:
         case "offset" | "shift":
             try:
-                number = int(given)
+                number = int(text)
             except ValueError:
-                raise ConfigError(f"{target} takes a whole number, not {given!r}") from None
+                raise ConfigError(f"{target} takes a whole number, not {text!r}") from None
             return ResetTo.offset(number) if target == "offset" else ResetTo.shift(number)
         case "datetime" | "processed":
             try:
-                at = datetime.fromisoformat(given)
+                time = datetime.fromisoformat(text)
             except ValueError:
-                raise ConfigError(f"{target} takes a time such as 2026-11-22T14:00Z, not {given!r}") from None
-            return ResetTo.time(at) if target == "datetime" else ResetTo.processed(at)
+                raise ConfigError(f"{target} takes a time such as 2026-11-22T14:00Z, not {text!r}") from None
+            return ResetTo.time(time) if target == "datetime" else ResetTo.processed(time)
         case "earliest":
             return ResetTo.earliest()
         case "latest":
@@ -229,42 +231,48 @@ def _target(target: str, given: str) -> ResetTo:
     raise ConfigError(f"there is no target {target!r}")
 
 
-def _accept_topic(admin: Admin, asked: Asked) -> AcceptPlan:
-    at = (asked.given("at") or "").strip()
-    return admin.plan_accept_topic(asked["group"], asked["topic"], at=asked.whole("at") if at else None)
+def _accept_topic(admin: Admin, request: PageRequest) -> AcceptPlan:
+    offset = (request.get("at") or "").strip()
+    return admin.plan_accept_topic(request["group"], request["topic"], at=request.integer("at") if offset else None)
 
 
-def _chosen(admin: Admin, asked: Asked, site: Site) -> tuple[dict[int, datetime], list[str]]:
-    """The dead letters that ids or a filter name, with their times, and a sentence for those that are no part of it."""
-    of = admin.dead_letters(asked["group"])
-    if asked.given("ids"):
-        named = asked["ids"].split(",")
-        if len(named) > MOST or not all(one.isascii() and one.isdigit() for one in named):
-            raise HTTPException(HTTPStatus.BAD_REQUEST, f"ids are at most {MOST:,} numbers, with commas between them")
-        planned = of.plan_discard(int(one) for one in named)
-        refused = [f"dead letter {one.dead_letter.id}: {one.refusal}" for one in planned if one.refusal is not None]
-        return {one.dead_letter.id: one.dead_letter.dead_lettered_at for one in planned if one.refusal is None}, refused
-    found = [
-        (one.id, one.dead_lettered_at)
-        for one in of.list(where_of(asked, shows_payloads=site.shows_payloads), limit=MOST + 1)
+def _chosen(admin: Admin, request: PageRequest, site: Site) -> tuple[dict[int, datetime], list[str]]:
+    """The dead letters of the ids or the filter, with their times, and sentences on those that are left out."""
+    of = admin.dead_letters(request["group"])
+    if request.get("ids"):
+        named = request["ids"].split(",")
+        # int() takes no more than 4,300 digits; the largest id has 19.
+        if len(named) > MOST or not all(re.fullmatch("[0-9]{1,19}", number) for number in named):
+            raise HTTPException(HTTPStatus.BAD_REQUEST, f"ids= takes at most {MOST:,} numbers, separated by commas")
+        planned = of.plan_discard(int(number) for number in named)
+        refused = [
+            f"dead letter {discard.dead_letter.id}: {discard.refusal}"
+            for discard in planned
+            if discard.refusal is not None
+        ]
+        accepted = [discard.dead_letter for discard in planned if discard.refusal is None]
+        return {dead_letter.id: dead_letter.dead_lettered_at for dead_letter in accepted}, refused
+    dead_letters = [
+        (dead_letter.id, dead_letter.dead_lettered_at)
+        for dead_letter in of.list(where_of(request, shows_payloads=site.shows_payloads), limit=MOST + 1)
     ]
-    more = [f"only the first {MOST:,} are part of this plan: make another one after it"] if found[MOST:] else []
-    return dict(found[:MOST]), more
+    notes = [f"only the first {MOST:,} are part of this plan: make another one after it"] if dead_letters[MOST:] else []
+    return dict(dead_letters[:MOST]), notes
 
 
-def _discard(admin: Admin, asked: Asked, site: Site) -> DiscardPlan:
-    found, more = _chosen(admin, asked, site)
-    what = [
-        f"{len(found):,} dead letters are closed; their records are not applied, and are kept with the reason",
-        "what they block for keep_key_order can be replayed then",
+def _discard(admin: Admin, request: PageRequest, site: Site) -> DiscardPlan:
+    chosen, notes = _chosen(admin, request, site)
+    sentences = [
+        f"{len(chosen):,} dead letters are closed; their records are not applied, and are kept with the reason",
+        "dead letters that they block (keep_key_order) can then be replayed",
     ]
-    as_of = max(found.values(), default=None)
-    return DiscardPlan(asked["group"], tuple(found), (*(what if found else ()), *more), as_of)
+    as_of = max(chosen.values(), default=None)
+    return DiscardPlan(request["group"], tuple(chosen), (*(sentences if chosen else ()), *notes), as_of)
 
 
-def _replay(admin: Admin, asked: Asked, site: Site) -> ReplayPlan:
-    found, more = _chosen(admin, asked, site)
-    plan = admin.plan_replay(asked["group"], found)
-    what = [f"{len(plan.ids):,} dead letters are replayed; one that fails again stays open", *plan.consequences]
-    more += [f"dead letter {one.dead_letter.id}: {one.refusal}" for one in plan.refused]
-    return ReplayPlan(asked["group"], plan.ids, (*(what if plan.ids else ()), *more), plan.last_request)
+def _replay(admin: Admin, request: PageRequest, site: Site) -> ReplayPlan:
+    chosen, notes = _chosen(admin, request, site)
+    plan = admin.plan_replay(request["group"], chosen)
+    sentences = [f"{len(plan.ids):,} dead letters are replayed; one that fails again stays open", *plan.consequences]
+    notes += [f"dead letter {replay.dead_letter.id}: {replay.refusal}" for replay in plan.refused]
+    return ReplayPlan(request["group"], plan.ids, (*(sentences if plan.ids else ()), *notes), plan.last_request)

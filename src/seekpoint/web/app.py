@@ -40,15 +40,14 @@ def create_app(
 ) -> ASGIApp:
     """The console of one ledger, as an ASGI application that can be mounted below any path.
 
-    ``access`` says who asks and what that user may do; without it, requests of this machine may read, or with
-    ``allow_actions`` operate, and others see nothing. With ``access``, ``allow_actions=False`` lets all users read
-    only. ``payloads`` is "full" where keys, values, headers and error texts may be shown. Pages are read again every
-    ``refresh`` seconds. ``hosts`` are the names that browsers may use besides localhost. ``secret`` signs forms: give
-    the same bytes to processes that share their users. ``admin`` carries out actions. Pages are read on a pool of its
-    own, made from the URL of the admin's engine, or by ``reader``, in transactions that are read only: give one where
-    the engine is not made from a URL alone.
-    Makes no connection before the first request. Raises ConfigError for ``allow_actions`` with ``hosts`` and without
-    ``access``: all who reach this machine's proxy would act as its user.
+    ``access`` returns the user of a request and the right; without it, requests from this machine may read, or with
+    ``allow_actions`` operate, and others see nothing. With ``access``, ``allow_actions=False`` lets all users only
+    read. ``payloads="full"`` shows keys, values, headers and error texts. Pages are read again every ``refresh``
+    seconds. ``hosts`` are the names that browsers may use besides localhost. ``secret`` signs forms: give the same
+    bytes to all processes that serve the same users. ``admin`` carries out actions. Pages are read in read-only
+    transactions, on a separate pool made from the URL of the admin's engine, or by ``reader``: give one if the engine
+    needs more than its URL. Connects at the first request. Raises ConfigError for ``allow_actions`` with ``hosts`` and
+    without ``access``: all who reach this machine's proxy would act as its user.
     """
     if allow_actions and hosts and access is None:
         raise ConfigError(f"allow_actions=True with hosts= and without access=: {PROXIED}")
@@ -77,7 +76,7 @@ def create_app(
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
     )
-    return Guard(app, hosts)  # around all of it: answers of 500 have its headers, too
+    return Guard(app, hosts)  # outermost, so that answers with status 500 have its headers, too
 
 
 def _get_alone(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:

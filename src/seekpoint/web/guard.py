@@ -1,4 +1,4 @@
-"""What holds for every request and answer: known hosts, no other site's forms, headers that keep answers private."""
+"""Checks every request: known hosts, no other site's forms; and sets headers that keep answers private."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEADERS = {
 class Guard:
     """ASGI middleware. ``hosts`` are names that the ``Host`` header may have besides those of the loopback.
 
-    Any page that a browser shows can have its own name resolved to 127.0.0.1, and read what is served there: the
+    A page of any site can have its name resolved to 127.0.0.1 (DNS rebinding) and read what is served there: the
     ``Host`` header then has that name.
     """
 
@@ -55,7 +55,7 @@ class Guard:
         host = headers.get("host", "")
         name = _name_of(host)
         if not (is_loopback(name) or name in self._hosts):
-            return PlainTextResponse(f"host {name!r} is not known here: name it by --host or hosts=\n", 421)
+            return PlainTextResponse(f"host {name!r} is not known here: allow it with --host or hosts=\n", 421)
         if scope["method"] in {"GET", "HEAD"}:
             return None
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
@@ -67,7 +67,7 @@ class Guard:
 
 
 def _name_of(host: str) -> str:
-    """The name in a ``Host`` header; empty where it is none."""
+    """The name in a ``Host`` header; empty if there is none."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

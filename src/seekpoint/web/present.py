@@ -1,4 +1,4 @@
-"""Values as pages show them: numbers, times, states."""
+"""Formats values for pages: numbers, times, states."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How something is: a word, a sign beside it, and the ``rank`` by which the worst comes first."""
+    """A state: a word, the sign next to it, and the ``rank`` by which the worst comes first."""
 
     word: str
     sign: str
@@ -38,7 +38,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a user may decide about a stop: a button to the plan that these parameters ask for."""
+    """A decision about a stop: a button that leads to the plan with these parameters."""
 
     label: str
     parameters: Mapping[str, str | int]
@@ -55,7 +55,7 @@ CAUGHT_UP = State("caught up", "●", "ok", 6)
 
 
 def state_of_group(group: GroupSummary) -> State:
-    """The first of its states; a pause comes before what it causes, although that would be worse."""
+    """The state to show; a pause comes before the states that it causes, although they would be worse."""
     if group.stopped:
         return STOPPED
     if group.pause is not None:
@@ -63,15 +63,15 @@ def state_of_group(group: GroupSummary) -> State:
     return _running(group.lag, group.dead_letters, has_worker=group.owned > 0 and group.workers > 0)
 
 
-def state_of_partition(at: PartitionStatus, group: GroupStatus) -> State:
-    """A partition's state, as that of its group; and whether a record of it is being tried again."""
-    if at.position.stop is not None:
+def state_of_partition(partition: PartitionStatus, group: GroupStatus) -> State:
+    """The state to show, as for the group; and whether a record is retried."""
+    if partition.position.stop is not None:
         return STOPPED
     if group.pause is not None:
         return PAUSED
-    is_tried = at.position.attempt_offset is not None
-    has_worker = any(each.is_live and each.owner == at.position.owner for each in group.workers)
-    return _running(at.lag, at.dead_letters, has_worker=has_worker, is_tried=is_tried)
+    is_tried = partition.position.attempt_offset is not None
+    has_worker = any(worker.is_live and worker.owner == partition.position.owner for worker in group.workers)
+    return _running(partition.lag, partition.dead_letters, has_worker=has_worker, is_tried=is_tried)
 
 
 def _running(lag: int | None, dead_letters: int, *, has_worker: bool, is_tried: bool = False) -> State:
@@ -87,29 +87,29 @@ def _running(lag: int | None, dead_letters: int, *, has_worker: bool, is_tried: 
 
 
 def choices_of(group: str, line: PartitionStatus, stop: Stop) -> list[Choice]:
-    """The plans that resolve a stop of this kind; none where it ends by itself, or needs what no plan does."""
-    at = line.position.partition
-    where: dict[str, str | int] = {"group": group, "topic": at.topic, "partition": at.number}
+    """The plans that resolve a stop of this kind; none if it ends by itself, or if no plan can resolve it."""
+    partition = line.position.partition
+    where: dict[str, str | int] = {"group": group, "topic": partition.topic, "partition": partition.number}
     match stop.kind:
         case "PoisonStop":
             return [Choice("Skip the record", {"action": "reset", "target": "after-failed", **where})]
         case "OffsetLost" if line.headroom is not None and line.headroom < 0:  # retention: one way to continue
             accept: dict[str, str | int] = {"action": "accept-lost", **where}
-            return [Choice(f"Give up {-line.headroom:,} offsets of {at}", accept)]
+            return [Choice(f"Give up {-line.headroom:,} offsets of {partition}", accept)]
         case "OffsetLost":
             return [
                 Choice("Accept the loss", {"action": "accept-lost", **where}),
                 Choice("Read the log from its start", {"action": "reset", "target": "earliest", **where}),
             ]
         case "TopicRecreated":
-            topic: dict[str, str | int] = {"action": "accept-topic", "group": group, "topic": at.topic}
+            topic: dict[str, str | int] = {"action": "accept-topic", "group": group, "topic": partition.topic}
             return [Choice("Read the new topic from its beginning", topic)]
     return []
 
 
 @dataclass(frozen=True, slots=True)
 class StopBox:
-    """Stops that one decision resolves: all of a topic with the same cause, or one alone."""
+    """Stops that one decision resolves: all of a topic with the same cause, or a single one."""
 
     lines: Sequence[PartitionStatus]
     stop: Stop
@@ -117,7 +117,7 @@ class StopBox:
 
     @property
     def title(self) -> str:
-        """Where they are."""
+        """The stopped partition, or the topic of several."""
         first = self.lines[0].position.partition
         if len(self.lines) == 1:
             return f"{first} at offset {self.stop.offset:,}"
@@ -125,13 +125,13 @@ class StopBox:
 
 
 def stop_boxes(group: str, partitions: Sequence[PartitionStatus]) -> list[StopBox]:
-    """The stops of these partitions; those by retention and by a topic that was created again are one box a topic."""
+    """The stops of these partitions; those by retention, and those by a recreated topic, are one box per topic."""
     together: dict[tuple[object, ...], list[PartitionStatus]] = {}
     for line in partitions:
         if (stop := line.position.stop) is not None:
-            at = line.position.partition
+            partition = line.position.partition
             is_shared = stop.kind == "TopicRecreated" or (stop.kind == "OffsetLost" and (line.headroom or 0) < 0)
-            together.setdefault((stop.kind, at.topic, is_shared or at.number), []).append(line)
+            together.setdefault((stop.kind, partition.topic, None if is_shared else partition.number), []).append(line)
     return [_stop_box(group, lines) for lines in together.values()]
 
 
@@ -147,43 +147,43 @@ def _stop_box(group: str, lines: Sequence[PartitionStatus]) -> StopBox:
 
 
 def deed(plan: object) -> tuple[str, bool]:
-    """What the button of a plan does, in its own words; and whether records are given up by it."""
+    """The text of a plan's button, and whether the plan gives up records."""
     match plan:
         case PausePlan():
             return f"{'Pause' if plan.paused else 'Resume'} {plan.group}", False
         case ResetPlan():
-            many = len(plan.moves)
-            where = str(plan.moves[0].at) if many == 1 else f"{many:,} partitions"
+            count = len(plan.moves)
+            where = str(plan.moves[0].at) if count == 1 else f"{count:,} partitions"
             return f"Reset {where}", any(reset.gone or reset.direction == "forward" for reset in plan.moves)
         case AcceptPlan():
-            one = plan.acceptances[0]
-            where = str(one.partition) if len(plan.acceptances) == 1 else f"{len(plan.acceptances):,} partitions"
-            if one.new_topic_id is not None:
-                return f"Read the new topic {one.partition.topic}", True
-            given_up = sum(abs(each.to_offset - each.from_offset) for each in plan.acceptances)
+            first = plan.acceptances[0]
+            where = str(first.partition) if len(plan.acceptances) == 1 else f"{len(plan.acceptances):,} partitions"
+            if first.new_topic_id is not None:
+                return f"Read the new topic {first.partition.topic}", True
+            given_up = sum(abs(acceptance.to_offset - acceptance.from_offset) for acceptance in plan.acceptances)
             return f"Give up {given_up:,} offsets of {where}", True
     return "", False
 
 
 def headroom(line: PartitionStatus | GroupSummary | SimpleNamespace) -> str:
-    """In time; in records where time is not known, as retention has deleted nothing lately."""
+    """Headroom in time; in records if time is not known, because retention has deleted nothing lately."""
     if line.headroom_seconds is None and line.headroom is not None:
         return f"{line.headroom:,} records"
     return age(line.headroom_seconds)
 
 
 def dead_letters(line: PartitionStatus | GroupSummary | SimpleNamespace) -> str:
-    """Open ones, and how many of them are blocked behind their key."""
+    """The number of open dead letters, and of those that are blocked behind their key."""
     return f"{line.dead_letters:,}" + (f" ({line.blocked:,} blocked)" if line.blocked else "")
 
 
 def number(value: float | None) -> str:
-    """With a comma between thousands; a dash where it is not known."""
+    """A number with a comma between thousands; a dash if it is not known."""
     return NOT_KNOWN if value is None else f"{value:,.0f}"
 
 
 def age(value: float | timedelta | None) -> str:
-    """Seconds in the largest unit that fits; a dash where they are not known."""
+    """Seconds in the largest unit that fits; a dash if they are not known."""
     if value is None:
         return NOT_KNOWN
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
@@ -194,17 +194,17 @@ def age(value: float | timedelta | None) -> str:
 
 
 def ago(value: datetime | None) -> str:
-    """How long ago a moment was; a dash where there is none."""
+    """How long ago a moment was; a dash if there is none."""
     return NOT_KNOWN if value is None else f"{age(datetime.now(UTC) - value)} ago"
 
 
 def moment(value: datetime | None) -> str:
-    """In UTC, to the second; a dash where there is none."""
+    """A time in UTC, to the second; a dash if there is none."""
     return NOT_KNOWN if value is None else f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def octets(value: bytes | None) -> str:
-    """As text where it is UTF-8 without control characters, else in hexadecimal; at most the first ``LONGEST``."""
+    """Bytes as text if they are UTF-8 without control characters, else in hexadecimal; at most ``LONGEST``."""
     if value is None:
         return "null"
     end = LONGEST
@@ -215,40 +215,40 @@ def octets(value: bytes | None) -> str:
         text = value.decode()
     except UnicodeDecodeError:
         return value.hex(" ")
-    return text if all(c.isprintable() or c in "\n\t" for c in text) else value.hex(" ")
+    return text if all(char.isprintable() or char in "\n\t" for char in text) else value.hex(" ")
 
 
 def cut(value: bytes | None) -> str:
-    """What :func:`octets` leaves out; nothing where it shows all."""
+    """A sentence on what :func:`octets` leaves out; empty if it shows all."""
     is_long = value is not None and len(value) > LONGEST
     return f"The first {LONGEST:,} of {len(value or b''):,} bytes are shown." if is_long else ""
 
 
 def header_name(name: str) -> str:
-    """A header's name; its bytes in hexadecimal as those of a value, where they are not UTF-8."""
+    """A header's name; in hexadecimal, like a value, if its bytes are not UTF-8."""
     return octets(name_bytes(name))
 
 
 def sparkline(samples: Sequence[Sample], level: str = "", width: int = 120, height: int = 24) -> Markup:
-    """The lag over time, as a line from 0 to its maximum, which is beside it; a dash for fewer than two samples.
+    """The lag over time, as a line from 0 to its maximum, which is shown next to it; a dash without two samples.
 
-    ``level`` is the state's, whose colour the line has.
+    ``level`` is the state's, and gives the line its colour.
     """
     if len(samples) < 2:
         return Markup('<span class="faint">{}</span>').format(NOT_KNOWN)
-    return _line([one.at for one in samples], [one.lag for one in samples], (width, height), "lag, ", level)
+    return _line([sample.at for sample in samples], [sample.lag for sample in samples], (width, height), "lag, ", level)
 
 
 def positions_chart(samples: Sequence[Sample]) -> Markup:
     """Position and end of the log over time, and the lag between them."""
     if len(samples) < 2:
         return Markup('<p class="faint">Fewer than two samples: nothing to draw yet.</p>')
-    times, lags = [one.at for one in samples], [one.lag for one in samples]
-    low = min(one.next_offset for one in samples)
-    high = max(max(one.log_end, one.next_offset) for one in samples)
+    times, lags = [sample.at for sample in samples], [sample.lag for sample in samples]
+    low = min(sample.next_offset for sample in samples)
+    high = max(max(sample.log_end, sample.next_offset) for sample in samples)
     drawn = {
-        "end": [one.log_end - low for one in samples],
-        "position": [one.next_offset - low for one in samples],
+        "end": [sample.log_end - low for sample in samples],
+        "position": [sample.next_offset - low for sample in samples],
     }
     offsets = _chart("Position and end of the log", times, drawn, (low, high))
     return offsets + _chart("Lag", times, {"lag": lags}, (0, max(lags)))
@@ -296,7 +296,7 @@ def _line(times: Sequence[datetime], values: Sequence[int], size: tuple[int, int
 def _points(times: Sequence[datetime], values: Sequence[int], high: int, width: int, height: int) -> str:
     begin, span = times[0], max((times[-1] - times[0]).total_seconds(), 1.0)
     return " ".join(
-        f"{(at - begin).total_seconds() / span * (width - 2) + 1:.1f},"
+        f"{(time - begin).total_seconds() / span * (width - 2) + 1:.1f},"
         f"{height - 2 - value / max(high, 1) * (height - 4):.1f}"
-        for at, value in zip(times, values, strict=True)
+        for time, value in zip(times, values, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Reads for pages: on a pool of their own, read only, with a timeout; the last answer where the database is away."""
+"""Reads for pages: read-only, on a separate pool, with a timeout; the last answer if the database is away."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ READ_ONLY = (
     "SELECT set_config('transaction_read_only', 'on', true), "
     f"set_config('statement_timeout', '{TIMEOUT * 1000:.0f}ms', true), set_config('lock_timeout', '500ms', true)"
 )
-CHECKED = 10.0  # seconds for which the ledger has the revision that it had
+CHECKED = 10.0  # seconds until the ledger's revision is checked again
 KEPT = 20  # answers; one of a group with 10,000 partitions takes 12 MB
 
 
 class Unavailable(SeekpointError):  # noqa: N818 -- as the library's others
-    """The database cannot be read, and no earlier answer is there."""
+    """The database cannot be read, and there is no earlier answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """What was read; ``error`` says why it is ``age`` seconds old, None where it is of now."""
+    """What was read; ``error`` says why it is ``age`` seconds old, None if it is current."""
 
     value: T
     age: float = 0.0
@@ -45,7 +45,7 @@ class Answer(Generic[T]):
 
 
 def reader_of(admin: Admin) -> Admin:
-    """An Admin on a pool of its own, made from the URL of this one's engine."""
+    """An Admin on a separate pool, made from the URL of this one's engine."""
     engine = create_engine(
         admin.engine.url,
         connect_args={"connect_timeout": int(TIMEOUT)},
@@ -60,10 +60,10 @@ def reader_of(admin: Admin) -> Admin:
 def reading(admin: Admin) -> Admin:
     """An Admin on this one's pool, with transactions that write nothing and end a statement after two seconds.
 
-    Each transaction begins with these settings. As startup options a pooler refuses or ignores them, and a server
-    whose sessions are read only by default is not the one that ``target_session_attrs=read-write`` looks for.
+    Each transaction sets both when it begins. They are no startup options, because a pooler refuses or ignores those,
+    and under ``target_session_attrs=read-write`` libpq accepts no session that is read-only by default.
     """
-    engine = admin.engine.execution_options()  # of its own events: the engine itself may write
+    engine = admin.engine.execution_options()  # a copy with separate events: the engine itself may write
     event.listen(engine, "begin", _read_only)
     return Admin(engine, admin.kafka, schema=admin.schema, limits=admin.limits)
 
@@ -75,8 +75,8 @@ def _read_only(connection: Connection) -> None:
 def said_by(error: SQLAlchemyError) -> str:
     """A database error as one line, without its DETAIL, which may quote rows."""
     cause = getattr(error, "orig", None) or error
-    said = getattr(getattr(cause, "diag", None), "message_primary", None)
-    return one_line(cause) if said is None else f"{type(cause).__name__}: {said}"
+    message = getattr(getattr(cause, "diag", None), "message_primary", None)
+    return one_line(cause) if message is None else f"{type(cause).__name__}: {message}"
 
 
 def check_revision(admin: Admin) -> None:
@@ -97,9 +97,9 @@ class Reads:
     async def read(
         self, key: Hashable, question: Callable[[Admin], T], *, keep: float = 0.0, any_revision: bool = False
     ) -> Answer[T]:
-        """The answer now, or the last one with its age: for ``keep`` seconds, and where the database is away.
+        """The answer now, or the last one with its age: within ``keep`` seconds, or if the database is away.
 
-        Raises Unavailable where there is none; SchemaMismatch for a ledger that is missing or old, unless it may have
+        Raises Unavailable if there is none; SchemaMismatch for a missing or old ledger, unless it may have
         ``any_revision``.
         """
         last = self._last.get(key)
@@ -117,7 +117,7 @@ class Reads:
         return Answer(value)
 
     async def ask(self, question: Callable[[Admin], T], *, any_revision: bool = False) -> T:
-        """The answer now. Raises SchemaMismatch for a ledger of another revision, which is asked every ten seconds."""
+        """The answer now. Raises SchemaMismatch for a ledger of another revision, checked every ten seconds."""
 
         def answer() -> T:
             if not any_revision and monotonic() >= self._check_again:
@@ -133,8 +133,8 @@ class Reads:
 
     def _earlier(self, key: Hashable, error: str) -> Answer[Any]:
         with self._lock:
-            found = self._last.get(key)
-        if found is None:
+            last = self._last.get(key)
+        if last is None:
             raise Unavailable(f"the database cannot be read: {error}")
-        at, value = found
-        return Answer(value, monotonic() - at, error)
+        read_at, value = last
+        return Answer(value, monotonic() - read_at, error)

@@ -17,14 +17,14 @@ from seekpoint.web.app import create_app
 
 class _Server(uvicorn.Server):
     def install_signal_handlers(self) -> None:
-        """The program's own stay."""
+        """Leave the handlers of the program in place."""
 
 
 @contextmanager
 def serving(admin: Admin, host: str, port: int, **options: Any) -> Iterator[str]:
     """Serve ``create_app(admin, **options)`` within the block; yields its address. Port 0: a free one.
 
-    Raises ConfigError where the address is not free.
+    Raises ConfigError if the address is not free.
     """
     family, shown = (socket.AF_INET6, f"[{host}]") if ":" in host else (socket.AF_INET, host)
     try:

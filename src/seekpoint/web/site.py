@@ -1,4 +1,4 @@
-"""What all pages share: who asks, templates, JSON, and how errors are answered."""
+"""What all pages share: access, templates, JSON, and the answers to errors."""
 
 from __future__ import annotations
 
@@ -30,66 +30,67 @@ _templates = Environment(
 _templates.filters.update(number=present.number, age=present.age, ago=present.ago, moment=present.moment)
 _templates.filters.update(octets=present.octets, cut=present.cut, header_name=present.header_name)
 _templates.globals.update(
-    query=lambda **given: urlencode({k: v for k, v in given.items() if v is not None}), choices_of=present.choices_of
+    query=lambda **parameters: urlencode({name: value for name, value in parameters.items() if value is not None}),
+    choices_of=present.choices_of,
 )
 _templates.filters.update(headroom=present.headroom, dead_letters=present.dead_letters)
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page: its template, what that shows, and ``data`` for its twin in JSON."""
+    """A page: its template, the values that it shows, and ``data`` for the page in JSON."""
 
     template: str
     title: str
     data: Any
     shown: Mapping[str, Any] = field(default_factory=dict)
     age: float = 0.0
-    error: str | None = None  # why it is of that many seconds ago
+    error: str | None = None  # why it is ``age`` seconds old
     is_live: bool = True
     status: int = HTTPStatus.OK
 
 
 @dataclass(frozen=True)
-class Asked:
+class PageRequest:
     """A request: who asks, and its parameters."""
 
     access: Access
     parameters: Mapping[str, str]
 
     def __getitem__(self, name: str) -> str:
-        found = self.given(name)
-        if found is None:
+        text = self.get(name)
+        if text is None:
             raise HTTPException(HTTPStatus.BAD_REQUEST, f"the parameter {name!r} is missing")
-        return found
+        return text
 
     def only(self, *names: str) -> None:
-        """Raise HTTPException for a parameter of another name: it would mean more than was asked for."""
+        """Raise HTTPException for any other parameter: without a misspelled one, the request would mean more."""
         if unknown := sorted(self.parameters.keys() - set(names)):
-            have = ", ".join(names) or "none"
+            listing = ", ".join(names) or "none"
             raise HTTPException(
-                HTTPStatus.BAD_REQUEST, f"there is no parameter {unknown[0]!r} here; the parameters are {have}"
+                HTTPStatus.BAD_REQUEST, f"there is no parameter {unknown[0]!r} here; the parameters are {listing}"
             )
 
-    def given(self, name: str) -> str | None:
-        """A parameter, or None where it is missing. Raises HTTPException for a NUL, which Postgres has in no text."""
-        found = self.parameters.get(name)
-        if found is not None and "\0" in found:
-            raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name} has a NUL character")
-        return found
+    def get(self, name: str) -> str | None:
+        """A parameter, or None if it is missing. Raises HTTPException for a NUL, which Postgres has in no text."""
+        text = self.parameters.get(name)
+        if text is not None and "\0" in text:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name} has a NUL character, which Postgres cannot store")
+        return text
 
-    def whole(self, name: str, default: int | None = None) -> int:
+    def integer(self, name: str, default: int | None = None) -> int:
         """A parameter that is a whole number."""
-        given = self.parameters.get(name)
-        if given is None and default is not None:
+        text = self.parameters.get(name)
+        if text is None and default is not None:
             return default
         try:
             return int(self[name])
         except ValueError:
-            raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name} is a whole number, not {given!r}") from None
+            raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name} is a whole number, not {text!r}") from None
 
 
-AskFor = Callable[[Asked], Awaitable[Page]]
-Post = Callable[[Asked], Awaitable[str | Page]]
+AskFor = Callable[[PageRequest], Awaitable[Page]]
+Post = Callable[[PageRequest], Awaitable[str | Page]]
 """Returns the page that follows, as a path relative to the application; or one that shows a refusal."""
 
 
@@ -106,14 +107,14 @@ class Site:
         """An endpoint that answers in HTML."""
 
         async def endpoint(request: Request) -> Response:
-            asked = Asked(await self._who(request), dict(request.query_params))
+            page_request = PageRequest(await self._who(request), dict(request.query_params))
             try:
-                self._require(asked.access, right)
-                found = await ask_for(asked)
+                self._require(page_request.access, right)
+                page = await ask_for(page_request)
             except Exception as error:  # noqa: BLE001 -- each kind has its page, the rest is raised
-                found = error_page(error)
-                found = replace(found, is_live=found.status == HTTPStatus.SERVICE_UNAVAILABLE)  # it may be back soon
-            return self._html(request, asked.access, found)
+                page = error_page(error)
+                page = replace(page, is_live=page.status == HTTPStatus.SERVICE_UNAVAILABLE)  # the server may come back
+            return self._html(request, page_request.access, page)
 
         return endpoint
 
@@ -121,31 +122,31 @@ class Site:
         """An endpoint that answers in JSON."""
 
         async def endpoint(request: Request) -> Response:
-            asked = Asked(await self._who(request), dict(request.query_params))
+            page_request = PageRequest(await self._who(request), dict(request.query_params))
             try:
-                self._require(asked.access, Right.READ)
-                found = await ask_for(asked)
+                self._require(page_request.access, Right.READ)
+                page = await ask_for(page_request)
             except Exception as error:  # noqa: BLE001 -- as above
-                found = error_page(error)
-            body = {"age": found.age, "error": found.error, "data": found.data}
+                page = error_page(error)
+            body = {"age": page.age, "error": page.error, "data": page.data}
             encoded = msgspec.json.encode(body, enc_hook=str)
-            return Response(encoded, status_code=found.status, media_type="application/json")
+            return Response(encoded, status_code=page.status, media_type="application/json")
 
         return endpoint
 
     def post(self, carry_out: Post) -> Callable[[Request], Awaitable[Response]]:
-        """An endpoint that acts, and answers with 303; a refusal is shown on the page that ``carry_out`` returns."""
+        """An endpoint for an action: redirects (303) to the path that ``carry_out`` returns, or shows its page."""
 
         async def endpoint(request: Request) -> Response:
             access = await self._who(request)
             try:
                 self._require(access, Right.OPERATE)
-                found = await carry_out(Asked(access, await _form(request)))
+                page_or_path = await carry_out(PageRequest(access, await _form(request)))
             except Exception as error:  # noqa: BLE001 -- as above
-                found = error_page(error)
-            if isinstance(found, Page):
-                return self._html(request, access, found)
-            return RedirectResponse(found, HTTPStatus.SEE_OTHER)
+                page_or_path = error_page(error)
+            if isinstance(page_or_path, Page):
+                return self._html(request, access, page_or_path)
+            return RedirectResponse(page_or_path, HTTPStatus.SEE_OTHER)
 
         return endpoint
 
@@ -158,8 +159,8 @@ class Site:
     @staticmethod
     def _require(access: Access, right: Right) -> None:
         if access.right < right or access.right < Right.READ:
-            what = "look at this console" if right is Right.READ else "act here"
-            raise HTTPException(HTTPStatus.FORBIDDEN, f"user {access.user!r} may not {what}")
+            deed = "look at this console" if right is Right.READ else "act here"
+            raise HTTPException(HTTPStatus.FORBIDDEN, f"user {access.user!r} may not {deed}")
 
     def _html(self, request: Request, access: Access, page: Page) -> Response:
         text = _templates.get_template(f"{page.template}.html").render(
@@ -184,27 +185,27 @@ async def _form(request: Request) -> dict[str, str]:
     try:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=bool(body)))
     except ValueError as error:
-        raise HTTPException(HTTPStatus.BAD_REQUEST, f"this is no form: {error}") from None
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"the request is not a form: {error}") from None
 
 
 def error_page(error: Exception) -> Page:
-    """The page of an error that has a sentence; others are raised."""
+    """The page of an error that has a message for users; raises all others."""
     match error:
         case HTTPException():
-            status, said = error.status_code, error.detail
+            status, message = error.status_code, error.detail
         case Unavailable():
-            status, said = HTTPStatus.SERVICE_UNAVAILABLE, str(error)
+            status, message = HTTPStatus.SERVICE_UNAVAILABLE, str(error)
         case Fenced():
-            status, said = HTTPStatus.CONFLICT, str(error)
+            status, message = HTTPStatus.CONFLICT, str(error)
         case ConfigError():
-            status, said = HTTPStatus.UNPROCESSABLE_ENTITY, str(error)
+            status, message = HTTPStatus.UNPROCESSABLE_ENTITY, str(error)
         case SeekpointError():
-            status, said = HTTPStatus.SERVICE_UNAVAILABLE, str(error)
+            status, message = HTTPStatus.SERVICE_UNAVAILABLE, str(error)
         case DataError():  # a number beyond its column's type
-            status, said = HTTPStatus.UNPROCESSABLE_ENTITY, said_by(error)
+            status, message = HTTPStatus.UNPROCESSABLE_ENTITY, said_by(error)
         case SQLAlchemyError():
-            status, said = HTTPStatus.SERVICE_UNAVAILABLE, said_by(error)
+            status, message = HTTPStatus.SERVICE_UNAVAILABLE, said_by(error)
         case _:
             raise error
-    shown = {"said": said, "group": None, "reason": ""}
-    return Page("error", HTTPStatus(status).phrase, {"error": said}, shown, is_live=False, status=status)
+    shown = {"said": message, "group": None, "reason": ""}
+    return Page("error", HTTPStatus(status).phrase, {"error": message}, shown, is_live=False, status=status)

@@ -1,4 +1,4 @@
-"""Tokens of forms: bound to user, form and plan, and good once."""
+"""Tokens of forms: bound to user, form and plan, and valid once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LIFETIME = 3600.0  # seconds
 class Tokens:
     """Issues tokens and redeems each once. ``secret`` is shared by processes that serve the same users.
 
-    What was redeemed is remembered by this process alone. In another one the plan itself is refused: it is bound to the
-    group's last action of its kind, or to the dead letters as they were, which is compared under a lock.
+    Only this process remembers which tokens it has redeemed. Another one refuses the plan itself: a plan is bound to
+    the group's last action of its kind, or to the dead letters as they were, and compared under a lock.
     """
 
     def __init__(self, secret: bytes | None = None, clock: Callable[[], float] = time) -> None:
@@ -30,13 +30,13 @@ class Tokens:
         return f"{head}.{self._signature(head, user, form, plan)}"
 
     def redeem(self, token: str, user: str, form: str, plan: bytes) -> bool:
-        """Whether it is that user's, for this form and plan, not over, and was not redeemed before."""
+        """Whether the token is valid for this user, form and plan, not expired, and not redeemed before."""
         head, _, signature = token.rpartition(".")
         if not hmac.compare_digest(signature.encode(), self._signature(head, user, form, plan).encode()):
             return False
         until, now = float(head.rpartition(".")[2]), self._clock()
         with self._lock:
-            self._redeemed = {known: end for known, end in self._redeemed.items() if end > now}
+            self._redeemed = {redeemed: end for redeemed, end in self._redeemed.items() if end > now}
             if until <= now or token in self._redeemed:
                 return False
             self._redeemed[token] = until

@@ -1,9 +1,9 @@
-"""One batch through sinks and handler, inside the transaction that advances its offsets.
+"""Applies one batch through sinks and handler, inside the transaction that advances its offsets.
 
 There are three ways. A small batch of one ``Append`` is closed before BEGIN; its rows are sent with hold and advance
-(:func:`small_batch`). Else, with exactly one sink and no handler, rows stream into the open COPY: a chunk is decoded
-while the server works on the one before. Anything else closes the batch first; sinks write in declared order, then the
-handler runs. Where records fail, the batch is applied in parts (:mod:`seekpoint.worker.parts`).
+(:func:`small_batch`). Otherwise, with exactly one sink and no handler, rows stream into the open COPY: a chunk is
+decoded while the server works on the previous one. In all other cases the batch is closed first; sinks write in
+declared order, then the handler runs. If records fail, the batch is applied in parts (:mod:`seekpoint.worker.parts`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from seekpoint.worker.write import stream, write
 def apply(
     tx: HandlerConnection, writers: PipelineWriters, batch: OpenBatch, mode: Mode, strides: Strides
 ) -> BatchResult:
-    """Write the batch as a whole, or in parts where records fail.
+    """Write the batch as a whole, or in parts if ``mode`` is bisecting.
 
-    Raises Failed where a record may be at fault; misuse, and a lost connection, as they are.
+    Raises Failed if a record may be at fault. HandlerMisuse and the error of a lost connection are raised unchanged.
     """
     rows_of = writers.rows_at_once if mode.is_bisecting else writers.streamed_rows
     chunks = decoded_chunks(writers, batch.chunks(), batch, rows_of)
@@ -42,17 +42,17 @@ def apply(
 
 
 class SmallBatch(NamedTuple):
-    """A closed batch whose rows' statements leave with the ledger's last one."""
+    """A closed batch, and the statements that write its rows, to be sent with the ledger's last statement."""
 
     result: BatchResult
     statements: Sequence[Statement]
 
 
 def small_batch(tx: HandlerConnection, writers: PipelineWriters, batch: OpenBatch, mode: Mode) -> SmallBatch | None:
-    """Decode a batch of few records, all that are there; None if it is to be applied step by step. Sends nothing.
+    """Decode a batch that closes with few records; None if it must be applied step by step. Sends nothing.
 
-    Only at the first attempt, and where each record is to be applied as it is: dead letters, stops and attempts need
-    statements of their own.
+    Only on the first attempt, and if every record is to be applied: dead letters, stops and attempts need further
+    statements.
     """
     if (
         not _keeps_locks(writers)
@@ -64,17 +64,16 @@ def small_batch(tx: HandlerConnection, writers: PipelineWriters, batch: OpenBatc
     applied, rows = 0, list[Row]()
     for raw, at_once, records in decoded_chunks(writers, batch.chunks(), batch, writers.rows_at_once):
         applied += len(raw if at_once is not None else records)
-        rows += [row for one in records for row in one.rows[0]] if at_once is None else at_once
+        rows += [row for record in records for row in record.rows[0]] if at_once is None else at_once
     if batch.outcome.is_filtering or (statements := statements_of(rows)) is None:
         return None
     return SmallBatch(BatchResult.of(batch, Written(applied, [len(rows)])), statements)
 
 
 def _keeps_locks(writers: PipelineWriters) -> bool:
-    """Whether no code of the user's has the connection, and no ROLLBACK TO but our own releases a lock.
+    """Whether no user code gets the connection, and only our own ROLLBACK TO releases a lock.
 
-    Then rows may leave after the advance: after a COMMIT of a handler's, offsets would be durable before their rows
-    (I1).
+    Only then may rows be sent after the advance: a handler's COMMIT would make offsets durable before their rows (I1).
     """
     return writers.pipeline.handle is None and len(writers.sinks) == 1 and writers.sinks[0].keeps_locks
 
@@ -85,5 +84,5 @@ def _apply_whole(
     """Write the batch as a whole."""
     if writers.pipeline.handle is None and len(writers.sinks) == 1:
         return stream(tx, writers, chunks, batch)
-    made = decoded_records(chunks)
-    return Written(len(made), write(tx, writers, made, batch.spans))
+    decoded = decoded_records(chunks)
+    return Written(len(decoded), write(tx, writers, decoded, batch.spans))

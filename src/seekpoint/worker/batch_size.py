@@ -20,7 +20,7 @@ class BatchSize:
     """
 
     def __init__(self, limits: Limits, *, adapts: bool) -> None:
-        self._given, self.adapts = limits, adapts
+        self._configured, self.adapts = limits, adapts
         self.limits = limits
         if adapts:
             self._take(FIRST)
@@ -31,45 +31,43 @@ class BatchSize:
         return self.limits.batch_records
 
     def committed(self, records: int, seconds: float) -> None:
-        """A batch of so many records took so long. A small one says nothing of larger ones, unless it was slow."""
+        """Learn from a committed batch. A small one says nothing about larger ones, unless it was slow."""
         if not self.adapts or not records:
             return
-        target = self._given.transaction_target
+        target = self._configured.transaction_target
         fitting = int(records * target / seconds) if seconds > 0 else GROWTH * records
         if seconds > target or records >= self.records:
             self._take(min(fitting, GROWTH * records))
 
     def ended(self, records: int) -> None:
-        """A transaction of so many records was ended by its age: the next one has half of them at most."""
+        """After a transaction that was ended by its age: the next one has at most half its records."""
         if self.adapts:
             self._take(min(self.records, records // 2))
 
     def note(self, records: int, seconds: float) -> str:
-        """What to say of a transaction that was ended by its age; after :meth:`ended`."""
-        age = self._given.transaction_age
-        took = (
-            f"the transaction had taken {seconds:.1f} s for {records:,} records, and a transaction may take {age:g} s"
-        )
+        """The note for the error of a transaction that was ended by its age; call it after :meth:`ended`."""
+        age = self._configured.transaction_age
+        took = f"the transaction had taken {seconds:.1f} s for {records:,} records, and the limit is {age:g} s"
         if not self.adapts:
             return f"{took}: lower Limits(batch_records=...), or raise Limits(transaction_age=...)"
         if records <= 1:
             return f"{took}: raise Limits(transaction_age=...), or make the handler faster for this record"
         return (
-            f"{took}: the next one has {self.records:,} records at most, and later ones about as many as take "
-            f"{self._given.transaction_target:g} s (Limits(transaction_target=...))"
+            f"{took}: the next one has at most {self.records:,} records, and later ones about as many as take "
+            f"{self._configured.transaction_target:g} s (Limits(transaction_target=...))"
         )
 
     def _take(self, records: int) -> None:
-        most = max(1, min(records, self._given.batch_records))
+        most = max(1, min(records, self._configured.batch_records))
         if most != self.limits.batch_records:
-            self.limits = replace(self._given, batch_records=most)
+            self.limits = replace(self._configured, batch_records=most)
 
 
 def ended_by_age(error: BaseException, seconds: float, age: float) -> BaseException | None:
-    """The error that says that the transaction was ended by its age, however that was noticed; None if none does.
+    """The error in the chain that shows that the transaction was ended by its age; None if none does.
 
-    The server names the reason only to a statement that is running. A later one finds the connection closed, a late
-    commit is fenced, and a handler may wrap the error in one of its own.
+    The server gives the reason only to a running statement. A later one finds the connection closed, a late commit is
+    fenced, and a handler may wrap the error in another.
     """
     cause: BaseException | None = error
     for _ in range(10):

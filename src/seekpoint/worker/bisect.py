@@ -1,8 +1,8 @@
-"""Find what fails in a part of a batch, and how long the parts should be: numbers alone, without a database.
+"""Finds the records that fail in a batch, and how long its parts should be. Works on indexes, without a database.
 
-What fails is found by halves: the records in front of it stay applied, and the search resumes after it. One bad record
-in n costs about log2(n) calls; where the database or the handler names it, one. Where many fail, no part is longer than
-a share of the distance at which they come, so that the cost grows with their number, not with the batch.
+A failing record is found by halving: the records before it stay applied, and the search resumes after it. One bad
+record in n costs about log2(n) calls; one call if the database or the handler names it. If many fail, parts are a
+fraction of the distance between failures, so that the cost grows with their number, not with the batch.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-FEW = 2  # failures in one batch, from which on their distance is known
-SHARE = 4  # parts per distance between two failures: longer ones are run in vain, shorter ones cost round trips
-NAMED_SHARE = 1  # the same where failures are named: a part is run in vain once, not at each step of a search
-CALM = 8  # distances without a failure, after which no more are expected; a batch may be shorter than one
-FEW_STRIDES = 8  # of what is left after the first failure, the first part is so much at least
-LEAST = 16  # records of one part, at the least
+FEW = 2  # from this number of failures in a batch on, the distance between them is used
+SHARE = 4  # parts per distance between two failures: longer parts fail too often, shorter ones cost round trips
+NAMED_SHARE = 1  # the same if errors name the record: a part then fails once, not at each step of a search
+CALM = 8  # after this many distances without a failure no more are expected; a batch may be shorter than one distance
+FEW_STRIDES = 8  # after the first failure, the first part is at least the rest divided by this
+LEAST = 16  # records of one part, at least
 
 E = TypeVar("E")
 
 
 class PartFailure(NamedTuple, Generic[E]):
-    """Why a part failed. ``named``: which of the records did, where the error says so.
+    """Why a part failed. ``named``: the indexes of the failed records, if the error names them.
 
-    ``was_cancelled``: a statement took longer than it may; ``waited``: for a lock, which says nothing of its size.
+    ``was_cancelled``: a statement took too long; ``waited``: because of a lock, and not because of its size.
     """
 
     error: E
@@ -32,11 +32,11 @@ class PartFailure(NamedTuple, Generic[E]):
     waited: bool = False
 
 
-class Found(NamedTuple, Generic[E]):
-    """What failed. ``indexes``: the records that failed; none where a part fails only as a whole.
+class FailedRecords(NamedTuple, Generic[E]):
+    """One failure. ``indexes``: the records that failed; none if a part fails only as a whole.
 
-    What lies in front of ``resume_at`` is applied or failed; the search resumes there. ``too_many``: so many records
-    took longer than a statement may, and none of them alone does. ``is_named``: the error said which.
+    Records before ``resume_at`` are applied or failed; the search resumes there. ``too_many``: this number of records
+    took longer than a statement may, although none alone does. ``is_named``: the error named them.
     """
 
     indexes: tuple[int, ...]
@@ -53,8 +53,8 @@ Admitted = Callable[[range, bool], Sequence[int]]
 class StatementSize:
     """How many records one statement may write; None: any number. Learned from statements that took too long.
 
-    It doubles after so many full parts without one, and doubles less often where that was too many again: what takes
-    too long once may have had another reason.
+    It doubles after a number of full parts in time, because a timeout may have had another cause; less often after
+    twice as many took too long again.
     """
 
     FIRST, LAST = 8, 1024  # full parts before it doubles
@@ -65,7 +65,7 @@ class StatementSize:
         self._full_parts, self._has_grown = self.FIRST, False
 
     def shorten(self, too_many: int) -> None:
-        """So many took too long: half as many from now on."""
+        """Allow half of ``too_many`` records, which took too long."""
         if self.most is None:
             self._whole, self._full_parts = too_many, self.FIRST
         elif self._has_grown:
@@ -91,7 +91,7 @@ class Strides:
         self._calm = 0  # records without a failure, after which no more are expected
         self._clean = 0  # records since the last failure
         self._size = StatementSize()
-        self._total = self._next = self._found = self._last = 0  # of the batch in hand
+        self._total = self._next = self._failures = self._last = 0  # of the batch in hand
 
     @property
     def expects_failures(self) -> bool:
@@ -99,38 +99,38 @@ class Strides:
         return self._stride is not None or self._size.most is not None
 
     def begin(self, total: int) -> None:
-        """A batch of so many records begins."""
-        self._total, self._next, self._found, self._last = total, self._stride or total, 0, 0
+        """Begin a batch of ``total`` records."""
+        self._total, self._next, self._failures, self._last = total, self._stride or total, 0, 0
 
     def part_end(self, start: int) -> int:
-        """Where the part that begins there ends."""
+        """The end of the part that begins at ``start``."""
         return min(self._total, start + min(self._next, self._size.most or self._next))
 
     def applied(self, records: int) -> None:
-        """A part of so many records was applied at once."""
+        """Learn that a part was applied at once."""
         self._next = self._stride or 2 * self._next
         self._size.written(records)
 
     def failed(self, indexes: Sequence[int], resume_at: int, too_many: int | None, *, is_named: bool = False) -> None:
-        """Records failed, at these places of the batch (none: a part failed only as a whole); where it resumes.
+        """Learn that the records at these indexes failed (none: a part does only as a whole), and where it resumes.
 
-        ``is_named``: the error said which.
+        ``is_named``: the error named them.
         """
         if too_many is not None:
             self._size.shorten(too_many)
         if indexes:
-            self._found += len(indexes)
+            self._failures += len(indexes)
             self._last = max(self._last, *indexes)
-        if self._found >= FEW:
-            distance = self._last // self._found
+        if self._failures >= FEW:
+            distance = self._last // self._failures
             self._stride = self._next = max(LEAST, distance // (NAMED_SHARE if is_named else SHARE))
             self._calm = CALM * max(LEAST, distance)
-        elif self._stride is None:  # perhaps the only one: the rest in a few strides, which grow
+        elif self._stride is None:  # it may be the only failure: apply the rest in a few strides, which grow
             self._next = max(4 * (self._last + 1), (self._total - resume_at) // FEW_STRIDES)
 
     def end(self) -> None:
-        """The batch was applied, but for its failures."""
-        self._clean = self._total - 1 - self._last if self._found else self._clean + self._total
+        """End a batch: it was applied, except for its failures."""
+        self._clean = self._total - 1 - self._last if self._failures else self._clean + self._total
         if self._stride is not None and self._clean > self._calm:
             self._stride = None
 
@@ -145,8 +145,8 @@ def bisect(
     strides: Strides | None = None,
     admitted: Admitted = _all,
     known: PartFailure[E] | None = None,
-) -> Iterator[Found[E]]:
-    """Apply ``n`` records but for those that fail; yields each failure, and resumes after it.
+) -> Iterator[FailedRecords[E]]:
+    """Apply ``n`` records except those that fail; yields each failure, and resumes after it.
 
     ``run`` applies the records of these indexes, all or none, and returns why they failed, or None. ``admitted`` leaves
     out those of a part that are not to be applied; its second argument says whether the part was run before. ``known``
@@ -164,16 +164,16 @@ def bisect(
             start = end
             strides.applied(len(part))
             continue
-        found = _narrow(part, end, run, failure)
-        yield found
-        start, ended = found.resume_at, end
-        strides.failed(found.indexes, start, found.too_many, is_named=found.is_named)
+        failed = _narrow(part, end, run, failure)
+        yield failed
+        start, ended = failed.resume_at, end
+        strides.failed(failed.indexes, start, failed.too_many, is_named=failed.is_named)
     strides.end()
 
 
-def _narrow(part: Sequence[int], end: int, run: Run[E], failure: PartFailure[E]) -> Found[E]:
-    """Find the record that fails in a part, which ends at ``end``; everything in front of it was applied."""
-    low, high, is_known = 0, len(part), True  # part[low:high] fails, if that is known; what is below is applied
+def _narrow(part: Sequence[int], end: int, run: Run[E], failure: PartFailure[E]) -> FailedRecords[E]:
+    """Find the record that fails in a part that ends at ``end``; applies the records before it."""
+    low, high, is_known = 0, len(part), True  # is_known: part[low:high] fails; the records below low are applied
     too_many = high if failure.was_cancelled and not failure.waited else None
     while not failure.named and high - low > 1:
         middle = (low + high) // 2
@@ -185,11 +185,11 @@ def _narrow(part: Sequence[int], end: int, run: Run[E], failure: PartFailure[E])
         if failure.was_cancelled:
             too_many = None if failure.waited else high - low
     after = part[high] if high < len(part) else end
-    if not is_known and not failure.named:  # alone, it may succeed: not every error is one record's fault
+    if not is_known and not failure.named:  # a last record may succeed alone: not every error is one record's fault
         alone = run(part[low:high])
         if alone is None:
-            return Found((), after, failure.error, too_many)
+            return FailedRecords((), after, failure.error, too_many)
         failure = alone
     if failure.named:
-        return Found(failure.named, part[low], failure.error, is_named=True)
-    return Found((part[low],), after, failure.error)
+        return FailedRecords(failure.named, part[low], failure.error, is_named=True)
+    return FailedRecords((part[low],), after, failure.error)

@@ -1,4 +1,4 @@
-"""Whether brokers answer: while a worker backs off, and its consumer while other clients are answered.
+"""Checks whether brokers answer any client, while a worker backs off, and whether they answer its consumer.
 
 See :mod:`seekpoint.kafka.questions` for clients that no broker answers any more.
 """
@@ -21,8 +21,8 @@ DOUBT = 1.0  # the same, once the client has reported an error
 def patience(config: Mapping[str, Any]) -> float:
     """Seconds for each of two questions to the consumer's brokers.
 
-    Together they take longer than the client waits at most before it reconnects (its jitter is half of that at most),
-    and each waits for the answer to a fetch, where both go to the same broker.
+    Together they take longer than the client's longest wait before it reconnects (its jitter adds at most half); and
+    each may have to wait until the same broker has answered a fetch.
     """
     reconnects = float(config["reconnect.backoff.max.ms"]) / 1000
     return 1.0 + reconnects + int(config.get("fetch.wait.max.ms", 500)) / 1000
@@ -33,7 +33,7 @@ class ConsumerUnanswered(Exception):  # noqa: N818 -- control: the consumer is c
 
 
 class BrokersBack:
-    """Notices that a broker answers again. Read :attr:`is_answered` now and then: it waits for nothing."""
+    """Notices that a broker answers again. Poll :attr:`is_answered`, which does not wait."""
 
     def __init__(self, identity: Identity, topics: Collection[str]) -> None:
         self._identity, self._topics = identity, topics
@@ -54,34 +54,34 @@ class BrokersBack:
 
 
 class ConsumerCheck:
-    """Finds out that no broker answers the consumer, although brokers answer another client.
+    """Detects that no broker answers the consumer, although brokers answer another client.
 
-    A consumer that gave a message lately is not asked.
+    A consumer that returned a message lately is not checked.
     """
 
     def __init__(self, client: Client, identity: Identity, topics: Collection[str], timeout: float) -> None:
         self._client, self._identity, self._topics, self._timeout = client, identity, topics, timeout
         self._answer: Future[bool] | None = None
         self._asked_at = self._answered_at = self._doubted_at = 0.0
-        self._failures = 0  # questions in a row
+        self._failures = 0  # unanswered questions in a row
 
     def doubt(self) -> None:
-        """The client has reported an error: check it soon."""
+        """Check the consumer soon: its client has reported an error."""
         self._doubted_at = monotonic()
 
     def maintain(self) -> None:
-        """Ask if it is time, and take the answer. Raises ConsumerUnanswered; KafkaUnavailable where all are away."""
+        """Ask when due, and handle the answer. Raises ConsumerUnanswered, or KafkaUnavailable if no broker answers."""
         if self._answer is not None:
             if self._answer.done():
                 self._take(self._answer)
             return
         last = max(self._client.heard, self._answered_at)
-        # A message ends no doubt: the client may have had it before it forgot its brokers.
+        # A message does not end a doubt: the client may have fetched it before it forgot its brokers.
         if monotonic() - last >= (DOUBT if self._doubted_at > self._answered_at else EVERY):
             self._ask()
 
     def _ask(self) -> None:
-        """Ask the consumer's brokers; only while they answer another client does its silence mean anything."""
+        """Ask the consumer's brokers, once they have answered another client: else silence would prove nothing."""
         failures, self._failures = self._failures, 0
         self._identity.ask(self._topics).result()
         self._failures, self._asked_at = failures, monotonic()
@@ -96,11 +96,11 @@ class ConsumerCheck:
             self._failures = 0
             return
         self._failures += 1
-        if self._failures == 1:  # the brokers may have been away in the middle of the question
+        if self._failures == 1:  # the brokers may have been away during the question
             self._ask()
             return
         self._identity.ask(self._topics).result()
         raise ConsumerUnanswered(
-            f"no broker has answered two questions of the consumer, for {self._timeout:g} s each, and brokers answer "
-            "another client: it is closed, and a new one joins the group"
+            f"no broker has answered two requests of the consumer within {self._timeout:g} s each, although brokers "
+            "answer another client: the consumer is closed, and a new one joins the group"
         )

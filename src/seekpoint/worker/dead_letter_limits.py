@@ -17,7 +17,7 @@ FailedByOffset = Mapping[Partition, Mapping[int, NewDeadLetter]]
 
 @dataclass(frozen=True, slots=True)
 class BatchCounts:
-    """What one batch adds: the failures in a row after it, and how many of all records failed."""
+    """What one batch adds: the streaks after it, how many records it passed, and how many of them failed."""
 
     consecutive: ConsecutiveFailures
     passed: int
@@ -30,12 +30,12 @@ class DeadLetterLimitCheck:
     def __init__(self, limits: DeadLetterLimits) -> None:
         self._limits = limits
         self._consecutive = ConsecutiveFailures({})
-        self._batches: deque[tuple[int, int]] = deque()  # passed and failed, of as many as have ``window`` records
+        self._batches: deque[tuple[int, int]] = deque()  # passed and failed, over the last ``window`` records
         self._passed = self._failed = 0
 
     def check(self, batch: BatchResult, applied: int) -> BatchCounts:
         """What the batch adds, not counted yet. Raises TooManyDeadLetters: then nothing of it may be committed."""
-        dead_letters = [one for one in batch.dead_letters if one.state is not State.BLOCKED]
+        dead_letters = [dead_letter for dead_letter in batch.dead_letters if dead_letter.state is not State.BLOCKED]
         if not dead_letters and self._consecutive.is_empty:
             return BatchCounts(self._consecutive, applied, 0)
         failed = _by_offset(dead_letters)
@@ -60,7 +60,7 @@ class DeadLetterLimitCheck:
 
 
 class ConsecutiveFailures:
-    """The streak with which each partition ends, over all batches so far; an applied record ends a streak."""
+    """Each partition's current streak, over all batches so far; an applied record ends a streak."""
 
     def __init__(self, streaks: Mapping[Partition, int]) -> None:
         self._streaks = streaks
@@ -72,46 +72,49 @@ class ConsecutiveFailures:
 
     def exceeds(self, most: int, batch: BatchResult, failed: FailedByOffset) -> NewDeadLetter | None:
         """The first dead letter of the batch that makes a streak longer than ``most``, or None."""
-        if not any(self._streaks.get(at, 0) + len(found) > most for at, found in failed.items()):
+        if not any(
+            self._streaks.get(partition, 0) + len(dead_letters) > most for partition, dead_letters in failed.items()
+        ):
             return None
         streaks = dict(self._streaks)
         for record in batch.passed():
-            at = Partition(record.topic, record.partition)
-            one = failed[at].get(record.offset) if at in failed else None
-            streaks[at] = 0 if one is None else streaks.get(at, 0) + 1
-            if one is not None and streaks[at] > most:
-                return one
+            partition = Partition(record.topic, record.partition)
+            dead_letter = failed[partition].get(record.offset) if partition in failed else None
+            streaks[partition] = 0 if dead_letter is None else streaks.get(partition, 0) + 1
+            if dead_letter is not None and streaks[partition] > most:
+                return dead_letter
         return None
 
     def after(self, batch: BatchResult, failed: FailedByOffset) -> ConsecutiveFailures:
-        """The streaks once the batch is committed. A batch that is stopped in front of all its records changes none."""
+        """The streaks once the batch is committed. A batch that stops before its first record changes none."""
         streaks, added = dict(self._streaks), dict.fromkeys(failed, 0)
-        growing = {*failed, *(at for at in streaks if at in batch.reads)}
+        growing = {*failed, *(partition for partition in streaks if partition in batch.reads)}
         for record in batch.passed(newest_first=True) if growing else ():
-            at = Partition(record.topic, record.partition)
-            if at in growing and at in failed and record.offset in failed[at]:
-                added[at] += 1
-            elif at in growing:
-                growing.remove(at)
-                streaks.pop(at, None)
+            partition = Partition(record.topic, record.partition)
+            if partition in growing and partition in failed and record.offset in failed[partition]:
+                added[partition] += 1
+            elif partition in growing:
+                growing.remove(partition)
+                streaks.pop(partition, None)
             if not growing:
                 break
-        for at, count in added.items():
-            streaks[at] = streaks.get(at, 0) + count
+        for partition, count in added.items():
+            streaks[partition] = streaks.get(partition, 0) + count
         return ConsecutiveFailures(streaks)
 
 
 def _by_offset(dead_letters: Sequence[NewDeadLetter]) -> dict[Partition, dict[int, NewDeadLetter]]:
-    found: dict[Partition, dict[int, NewDeadLetter]] = {}
-    for one in dead_letters:
-        found.setdefault(Partition(one.record.topic, one.record.partition), {})[one.record.offset] = one
-    return found
+    failed: dict[Partition, dict[int, NewDeadLetter]] = {}
+    for dead_letter in dead_letters:
+        record = dead_letter.record
+        failed.setdefault(Partition(record.topic, record.partition), {})[record.offset] = dead_letter
+    return failed
 
 
 def _too_many(last: NewDeadLetter, what: str, limit: str) -> TooManyDeadLetters:
-    at = last.record
+    record = last.record
     return TooManyDeadLetters(
-        f"{what}: the worker stops in front of them instead of draining the topic into the dead letters. The last one "
-        f"is {at.topic}/{at.partition} at offset {at.offset}: {last.failure.error}. Fix the handler, the codec or "
-        f"the table and start again; or raise DeadLetterLimits({limit}=...)"
+        f"{what}: the worker stops before these records instead of dead-lettering the whole topic. The last one is "
+        f"{record.topic}/{record.partition} at offset {record.offset}: {last.failure.error}. Fix the handler, "
+        f"the codec or the table and start again; or raise DeadLetterLimits({limit}=...)"
     )

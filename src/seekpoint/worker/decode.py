@@ -21,21 +21,21 @@ Rows = tuple[Row, ...]
 
 
 class DecodedRecord(NamedTuple):
-    """A record, decoded, with its rows for each sink. ``record`` is the raw one where no code reads it."""
+    """A record, decoded, with its rows for each sink. ``record`` is the raw one if no code reads it."""
 
     raw: RawRecord
     record: AnyRecord
     rows: Sequence[Rows]
 
 
-# The raw records of a chunk, their rows where they were made at once, and else each record, decoded.
+# A chunk's raw records; its rows, if they were made all at once; else each record, decoded.
 DecodedChunk = tuple[Sequence[RawRecord], Sequence[Row] | None, Sequence[DecodedRecord]]
 
 
 def decode_record(writers: PipelineWriters, raw: RawRecord, unreadable: Exception | None = None) -> DecodedRecord:
-    """One record, decoded, with its rows for each sink; ``unreadable`` is what the client said of it.
+    """Decode a record, and make its rows for each sink; ``unreadable`` is the client's error for it.
 
-    Raises Failed where the record is at fault: that is, by whatever a codec or ``row=`` raises.
+    Raises Failed for any error of a codec or ``row=`` except CodecUnavailable and ConfigError.
     """
     cause = Cause.DECODE
     try:
@@ -57,14 +57,14 @@ def decode_each(
     batch: OpenBatch,
     admitted: Callable[[Sequence[RawRecord]], Iterable[RawRecord]],
 ) -> Iterator[DecodedRecord]:
-    """Each record with its rows for each sink; for one that has none, the failure policy decides."""
+    """Each record with its rows for each sink; the failure policy decides about those that fail."""
     unreadable = batch.buffer.unreadable
-    for one in admitted(raw):
-        unread = unreadable.get((Partition(one.topic, one.partition), one.offset)) if unreadable else None
+    for record in admitted(raw):
+        unread = unreadable.get((Partition(record.topic, record.partition), record.offset)) if unreadable else None
         try:
-            decoded = decode_record(writers, one, unread)
+            decoded = decode_record(writers, record, unread)
         except Failed as failed:
-            fail(writers.pipeline, batch.outcome, one, failed.error, failed.cause)
+            fail(writers.pipeline, batch.outcome, record, failed.error, failed.cause)
         else:
             yield decoded
 
@@ -75,18 +75,18 @@ def decoded_chunks(
     batch: OpenBatch,
     rows_of: Callable[[Sequence[RawRecord]], Sequence[Row] | None],
 ) -> Iterator[DecodedChunk]:
-    """Each chunk, decoded: its rows at once, where values alone make them; else its records, one by one."""
+    """Each chunk, decoded: its rows at once, if values alone make them; else its records, one by one."""
     for raw in chunks:
-        each = decode_each(writers, raw, batch, batch.admitted)  # begins where its records are asked for
+        decoded = decode_each(writers, raw, batch, batch.admitted)  # lazy: begins when its records are asked for
         rows = None if batch.buffer.unreadable else rows_of(raw)
-        yield raw, rows, [] if rows is not None else [*each]
+        yield raw, rows, [] if rows is not None else [*decoded]
 
 
 def decoded_records(chunks: Iterable[DecodedChunk]) -> list[DecodedRecord]:
-    """Every record of the batch that is to be applied, which closes it."""
-    made: list[DecodedRecord] = []
+    """Collect the records that are to be applied; this reads the batch to its end."""
+    decoded: list[DecodedRecord] = []
     for raw, rows, records in chunks:
         if rows is not None:
-            made += [DecodedRecord(one, one, ((row,),)) for one, row in zip(raw, rows, strict=True)]
-        made += records
-    return made
+            decoded += [DecodedRecord(record, record, ((row,),)) for record, row in zip(raw, rows, strict=True)]
+        decoded += records
+    return decoded

@@ -19,17 +19,16 @@ from seekpoint.postgres.sqlstates import (
 )
 from seekpoint.records import Cause, RawRecord, one_line
 
-TRIES = 3  # of one batch, at once; then it is given back, and the loop waits
+TRIES = 3  # attempts of one batch without a pause; then the loop backs off
 _ROW = re.compile(r"\(\d+,\d+\)")  # a row's place, as the server writes it in any language
 
 
 class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by parts
-    """Some record of what was written failed; nothing of it remains.
+    """One of the records to be written failed; none of them is written.
 
-    ``named`` are those that failed, where they are known; else empty: it is one of them all. ``fault`` is what the
-    error says: other than DATA, it may be no record's fault at all. ``sink`` is the number of the sink whose rows were
-    refused; None where it was the handler, or is not known. ``blamed``: the error of each record, by its id, where
-    there are several.
+    ``named`` are the records that failed; empty if they are not known. Unless ``fault`` is DATA, perhaps no record is
+    at fault. ``sink`` is the index of the sink whose rows were refused; None for the handler, or if not known.
+    ``blamed`` has each record's error by its id, if there are several.
     """
 
     def __init__(
@@ -47,27 +46,27 @@ class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by pa
         self.fault, self.sink, self._blamed = fault, sink, blamed
 
     def error_of(self, raw: RawRecord) -> BaseException:
-        """What this record failed with."""
+        """The error of this record."""
         return self._blamed.get(raw.id, self.error)
 
     @property
     def was_cancelled(self) -> bool:
-        """Whether the server cancelled a statement, mostly for the time that it took."""
-        return sqlstate(self.error) == QUERY_CANCELED  # statement_timeout, mostly
+        """Whether the server cancelled a statement, in most cases by ``statement_timeout``."""
+        return sqlstate(self.error) == QUERY_CANCELED
 
     @property
     def is_of_before_alter(self) -> bool:
-        """Whether the statement may be of before an ALTER: made again on another connection, it may succeed."""
+        """Whether the statement may have been prepared before an ALTER: on another connection, it may succeed."""
         return self.cause is Cause.DATABASE and may_be_of_before_alter(self.error)
 
     @property
     def may_be_of_input(self) -> bool:
-        """Whether the server may have been reading a value: an Upsert writes by COPY next, whose errors name it."""
+        """Whether a value may have caused the error: then an Upsert retries by COPY, whose errors name the row."""
         return self.fault is Fault.PROGRAM and self.sink is not None and may_be_of_input(sqlstate(self.error))
 
     @property
     def waited(self) -> bool:
-        """Whether the statement that was cancelled waited for a lock of one row: that says nothing of its size."""
+        """Whether the cancelled statement waited for a row's lock: then the time says nothing about its size."""
         error = driver_error(self.error)
         return isinstance(error, psycopg.Error) and _ROW.search(error.diag.context or "") is not None
 
@@ -76,9 +75,9 @@ class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by pa
 class Mode:
     """How one attempt applies its batch.
 
-    ``is_bisecting``: in parts, so that the records that fail are found. ``checks_deferred``: each part checks deferred
-    constraints, as one of them has refused COMMIT. ``failed``: how the whole batch failed at the attempt before; it is
-    not tried as a whole again.
+    ``is_bisecting``: in parts, to find the records that fail. ``checks_deferred``: each part checks deferred
+    constraints, because one of them refused COMMIT. ``failed``: how the whole batch failed on the previous attempt; it
+    is not tried as a whole again.
     """
 
     attempt: int = 1
@@ -88,7 +87,7 @@ class Mode:
 
     @property
     def is_patient(self) -> bool:
-        """Whether an error that may pass ends the attempt: the whole transaction is tried again first."""
+        """Whether a transient error ends the attempt, so that the whole transaction is tried again first."""
         return self.attempt <= TRIES
 
 

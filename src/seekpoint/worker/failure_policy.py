@@ -1,10 +1,11 @@
-"""What becomes of a record that failed: retried, dead-lettered, skipped, or its partition stopped.
+"""Decides what happens to a failed record: it is retried, dead-lettered or skipped, or its partition stops.
 
-The policy in one place; bisecting finds the records, and their transaction records the decision.
+The policy is only here; bisecting finds the records, and their transaction records the decision.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 from seekpoint import remedies
@@ -15,25 +16,25 @@ from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecor
 from seekpoint.worker.assignment.backlog import RetryLater
 from seekpoint.worker.open_batch import Outcome
 
-# No record is passed for these, whatever the policy: another one might have to be passed for the same reason.
+# Records that failed for these are never passed, whatever the policy: the next ones may fail for the same reason.
 NEVER_PASSED = frozenset({Cause.TRANSIENT, Cause.PROGRAM})
 
 _chance = random.SystemRandom()  # has no state that forked workers would share
 
 
 class CrashingRecord(Exception):  # noqa: N818 -- named after what the record did
-    """Each attempt at the record ended with its process."""
+    """Each attempt at the record crashed its process."""
 
     def __init__(self, crashes: int) -> None:
-        super().__init__(f"it was tried {crashes} times, and each time the process ended before it was done")
+        super().__init__(f"it was tried {crashes} times, and the process ended during each attempt")
 
 
 def fail(pipeline: Pipeline, outcome: Outcome, raw: RawRecord, error: BaseException, cause: Cause) -> None:
     """Take the record out of the batch, as the pipeline's policy says.
 
-    An exception of the handler that is worth another try stops the partition in front of the record, and so does a
-    transient error of the database; so do poison under ``STOP``, and what may not be the record's fault. Otherwise
-    the record becomes a dead letter with the batch (I4).
+    If it has attempts left, the partition's part ends before the record, which is scheduled for retry. Poison
+    under ``STOP``, and errors that may not be the record's fault, stop the partition there. Otherwise the record
+    becomes a dead letter with the batch (I4).
     """
     partition = Partition(raw.topic, raw.partition)
     tried = outcome.tries.get((partition, raw.offset), 0)
@@ -49,15 +50,17 @@ def fail(pipeline: Pipeline, outcome: Outcome, raw: RawRecord, error: BaseExcept
 
 
 def has_attempts_left(retry: Retry, error: BaseException, attempts: int, cause: Cause = Cause.HANDLER) -> bool:
-    """Whether the schedule has another try for a record that failed with this error, ``attempts`` times by now."""
+    """Whether a record that has failed ``attempts`` times, last with this error, gets another attempt."""
     if attempts >= retry.attempts:
         return False
+    if isinstance(error, asyncio.CancelledError):  # a client's timeout, or a cancelled task of the handler
+        error = TimeoutError(*error.args)
     is_named = isinstance(error, retry.on) and not isinstance(error, Poison)
     return cause is Cause.TRANSIENT or (cause is Cause.HANDLER and is_named)
 
 
 def poison_stop(group: str, raw: RawRecord, failure: Failure) -> PoisonStop:
-    """The error that stops a partition in front of this record, with what can be decided."""
+    """The error that stops a partition before this record, with the operator's choices."""
     partition = Partition(raw.topic, raw.partition)
     keep_aside = "dead-letter such records and continue: Pipeline(on_poison='dead_letter')"
     times = "" if failure.attempts <= 1 else f" (tried {failure.attempts} times)"
@@ -76,19 +79,19 @@ def poison_stop(group: str, raw: RawRecord, failure: Failure) -> PoisonStop:
 
 _WHAT = {
     Cause.DECODE: "it cannot be decoded",
-    Cause.ROW: "it cannot be made a row",
+    Cause.ROW: "no row can be made from it",
     Cause.HANDLER: "the handler failed on it",
     Cause.POISON: "the handler calls it poison",
     Cause.DATABASE: "the database refused it",
     Cause.CRASHED: "it crashes the process",
-    Cause.BLOCKED: "it is held",
-    Cause.TRANSIENT: "the database refused it at each attempt, alone, with an error that may pass",
-    Cause.PROGRAM: "the database reports a mistake of the program, and no other record was there to show whether it "
-    "is this record's",
+    Cause.BLOCKED: "it is blocked behind its key",
+    Cause.TRANSIENT: "the database refused it on each attempt, also on its own, with a transient error",
+    Cause.PROGRAM: "the database reports an error in the program, and there was no other record to show whether this "
+    "one causes it",
 }
 _REMEDY = {
     Cause.DATABASE: "change the column or constraint that the error names, or fix row= or the handler, and start the "
     "worker again",
     Cause.TRANSIENT: "remove what the error names (a lock, a limit, a trigger), and start the worker again",
-    Cause.PROGRAM: "correct what the error names, and start the worker again",
+    Cause.PROGRAM: "fix what the error names, and start the worker again",
 }

@@ -1,4 +1,4 @@
-"""Events, collected in a snapshot that any thread may read."""
+"""Collects events in a snapshot that any thread may read."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ MARGIN = 0.1  # of Limits.transaction_age: by then the server has ended the tran
 class Health:
     """A worker's state at one moment; values are copies, safe to keep.
 
-    ``live``: its thread runs, and users' code (handler, ``row=``, codec) has not been running for longer than
-    ``Limits.transaction_age`` and a tenth of it (answer a liveness probe with it). Waits for Kafka, for locks, for a
-    server that is away, for a retry and outside the group do not count. ``stuck`` is that time in seconds, once it is
-    too long, else None. ``ready``: it is in the group, and nothing is
-    in trouble. ``stale``: no commit for a minute although it is in trouble, or records are waiting, or in hand
-    (a database that never answers is seen in nothing else). ``lag`` counts records up to the last stable
-    offset, by partition, as of the last sample, stopped ones too; ``lag_unknown`` has those whose lag is not known:
-    the position is past the log's end, or the topic is another. ``trouble`` says what is wrong now, ``stopped`` which
-    partitions wait for a decision, ``retrying`` which wait for the next try of a record that failed, and which one
-    that is; ``delayed`` which wait until their next record is old enough; ``suspects`` how many offsets are left that
-    may hold a record which crashes its process, and are applied in small parts. Records that wait as declared make
-    no worker stale. ``standby`` says why the worker waits outside the group: a reload to its version, or its tables.
+    ``live``: its thread runs, and users' code (handler, ``row=``, codec) has not been running for longer than 1.1 times
+    ``Limits.transaction_age`` (answer a liveness probe with it). Waits for Kafka, locks, a server that does not answer
+    or a retry, and outside the group, do not count. ``stuck`` is that time in seconds if it is too long, else None.
+    ``ready``: it is in the group, and nothing is in trouble. ``stale``: no commit for a minute although it is in
+    trouble, or records wait or are in a batch (only this shows a database that never answers). ``lag`` counts offsets
+    up to the last stable one, by partition, as of the last sample, stopped ones too; ``lag_unknown`` has those whose
+    lag is not known: the position is past the log's end, or the topic is not the one that was read. ``trouble`` says
+    what is wrong now, ``stopped`` which partitions wait for a decision, ``retrying`` which wait for a record's next
+    attempt, and for which record; ``delayed`` which wait until their next record is old enough; ``suspects`` how many
+    offsets are left that may hold a crashing record, and are applied in small parts. Records that wait as declared do
+    not make a worker stale. ``standby`` says why the worker waits outside the group: a reload to its version, or its
+    tables.
     """
 
     live: bool = False
@@ -69,7 +69,7 @@ class HealthBoard:
         self._stopwatch, self._allowed = stopwatch or Stopwatch(), allowed * (1 + MARGIN)
         self._lock = threading.Lock()
         self._stale_after = stale_after
-        self._health = Health()  # but for what each commit changes:
+        self._health = Health()  # without what each commit changes, which follows
         self._positions: dict[Partition, int] = {}
         self._records = self._transactions = 0
         self._last_commit: float | None = None
@@ -77,7 +77,7 @@ class HealthBoard:
         self._in_hand = False  # a batch is open
         self._draining = self._has_joined = False
         self.has_started = False  # it has joined the group, or waits outside of it
-        self._due_since: float | None = None  # when a commit became due: the last one, or when work or trouble came
+        self._due_since: float | None = None  # since when a commit is due: last commit, or begin of work or trouble
 
     def read(self) -> Health:
         """The state now; may be called from any thread."""
@@ -96,20 +96,20 @@ class HealthBoard:
         return replace(health, stale=stale, live=False, ready=False, stuck=seconds)
 
     def __call__(self, event: events.Event) -> None:
-        """Take one event into account."""
+        """Update the state from one event."""
         if type(event) in _WITHIN_BATCH:
             return
         with self._lock:
-            before, h = self._health, self._fold(self._health, event)
-            if h is not before:
-                self._health, self._has_work = h, _has_work(h)
+            before, health = self._health, self._fold(self._health, event)
+            if health is not before:
+                self._health, self._has_work = health, _has_work(health)
             if isinstance(event, events.Draining):
                 self._draining = True
             elif isinstance(event, events.BatchOpened):
                 self._in_hand = True
             elif isinstance(event, events.Committed):
                 self._in_hand = False
-            if not (self._in_hand or h.trouble is not None or self._has_work):
+            if not (self._in_hand or health.trouble is not None or self._has_work):
                 self._due_since = None
             elif self._due_since is None or isinstance(event, events.Committed):
                 self._due_since = event.at
@@ -123,75 +123,80 @@ class HealthBoard:
             if self._health.trouble is None and not self._has_work:
                 self._due_since = None
 
-    def _fold(self, h: Health, event: events.Event) -> Health:  # noqa: PLR0911, PLR0912, C901 -- one case per event
+    def _fold(self, health: Health, event: events.Event) -> Health:  # noqa: PLR0911, PLR0912, C901 -- one case per event
         match event:
             case events.Committed():  # the most frequent ones first
-                return self._committed(h, event)
+                return self._committed(health, event)
             case events.BatchOpened():
-                return h
+                return health
             case events.Starting():
-                return replace(h, live=True)
+                return replace(health, live=True)
             case events.Started():
                 self._has_joined = self.has_started = True
-                return replace(h, live=True, ready=True, standby=None)
+                return replace(health, live=True, ready=True, standby=None)
             case events.OnStandby():
                 self.has_started = True
-                return replace(h, live=True, ready=False, standby=f"reload {event.run}, {event.state}")
+                return replace(health, live=True, ready=False, standby=f"reload {event.run}, {event.state}")
             case events.DeclarationRefused():
                 self.has_started = True
-                return replace(h, live=True, ready=False, standby=event.reason)
+                return replace(health, live=True, ready=False, standby=event.reason)
             case events.StandbyEnded():
-                return replace(h, standby=None)
+                return replace(health, standby=None)
             case events.WorkerStopped():
-                return replace(h, live=False, ready=False, standby=None, error=event.error)
+                return replace(health, live=False, ready=False, standby=None, error=event.error)
             case events.Activated():
                 self._positions[event.partition] = event.offset
-                return _without(h, {event.partition}, "suspects", "stopped", "retrying")
+                return _without(health, {event.partition}, "suspects", "stopped", "retrying")
             case events.Revoked() | events.Released():
-                gone = set(event.partitions)
-                for partition in gone:
+                partitions = set(event.partitions)
+                for partition in partitions:
                     self._positions.pop(partition, None)
-                h = _without(h, gone, "lag", "retrying", "suspects")
-                h = replace(h, lag_unknown=h.lag_unknown - gone)
-                return h if self._draining else _without(h, gone, "stopped")  # leaving decides nothing
+                health = _without(health, partitions, "lag", "retrying", "suspects")
+                health = replace(health, lag_unknown=health.lag_unknown - partitions)
+                return (
+                    health if self._draining else _without(health, partitions, "stopped")
+                )  # on leaving, keep the stops: no operator has decided
             case events.PartitionStopped():
-                h = _without(h, {event.partition}, "retrying")
-                return replace(h, stopped={**h.stopped, event.partition: event.error})
+                health = _without(health, {event.partition}, "retrying")
+                return replace(health, stopped={**health.stopped, event.partition: event.error})
             case events.SuspectsLeft():
-                known = {**h.suspects, event.partition: event.left}
-                return replace(h, suspects={p: left for p, left in known.items() if left})
+                suspects = {**health.suspects, event.partition: event.left}
+                return replace(health, suspects={partition: count for partition, count in suspects.items() if count})
             case events.RetryScheduled():
-                return replace(h, retrying={**h.retrying, event.partition: event})
+                return replace(health, retrying={**health.retrying, event.partition: event})
             case events.Refused():
-                return replace(h, fenced=h.fenced + 1)
+                return replace(health, fenced=health.fenced + 1)
             case events.Paused():
-                return replace(h, ready=False, trouble=event.reason)
+                return replace(health, ready=False, trouble=event.reason)
             case events.DatabaseTrouble() | events.KafkaTrouble() | events.CodecTrouble():
-                return replace(h, ready=False, trouble=str(event.as_fields()["error"]))
+                return replace(health, ready=False, trouble=str(event.as_fields()["error"]))
             case events.Recovered():
-                return replace(h, ready=self._has_joined and h.standby is None, trouble=None)
+                return replace(health, ready=self._has_joined and health.standby is None, trouble=None)
             case events.LagSampled():
-                delayed = event.not_due - h.retrying.keys()
-                return replace(h, lag=dict(event.lag), lag_unknown=event.unknown, delayed=delayed)
+                delayed = event.not_due - health.retrying.keys()
+                return replace(health, lag=dict(event.lag), lag_unknown=event.unknown, delayed=delayed)
             case _:
-                return h
+                return health
 
-    def _committed(self, h: Health, event: events.Committed) -> Health:
+    def _committed(self, health: Health, event: events.Committed) -> Health:
         moved = {span.partition: span.end for span in event.spans}
         self._positions.update(moved)
         self._records, self._transactions = self._records + event.records, self._transactions + 1
         self._last_commit = event.at
-        passed = {p for p, at in h.retrying.items() if moved.get(p, 0) > at.offset}
-        return _without(h, passed, "retrying") if passed else h
+        passed = {partition for partition, retry in health.retrying.items() if moved.get(partition, 0) > retry.offset}
+        return _without(health, passed, "retrying") if passed else health
 
 
-def _without(h: Health, gone: Collection[Partition], *names: str) -> Health:
-    """The state without these partitions in the mappings of these names."""
-    kept: dict[str, Any] = {n: {p: one for p, one in getattr(h, n).items() if p not in gone} for n in names}
-    return replace(h, **kept)
+def _without(health: Health, partitions: Collection[Partition], *names: str) -> Health:
+    """``health`` without these partitions in the fields ``names``."""
+    remaining: dict[str, Any] = {
+        name: {partition: entry for partition, entry in getattr(health, name).items() if partition not in partitions}
+        for name in names
+    }
+    return replace(health, **remaining)
 
 
-def _has_work(h: Health) -> bool:
+def _has_work(health: Health) -> bool:
     """Whether records could be applied now."""
-    waits = h.retrying.keys() | h.delayed | h.stopped.keys()
-    return any(n and p not in waits for p, n in h.lag.items())
+    waits = health.retrying.keys() | health.delayed | health.stopped.keys()
+    return any(lag and partition not in waits for partition, lag in health.lag.items())

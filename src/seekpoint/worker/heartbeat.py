@@ -1,4 +1,4 @@
-"""Keeping the group membership while one transaction takes long."""
+"""Keeps the group membership while one transaction takes long."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from seekpoint.kafka.client import Client
 
 
 class Heartbeat:
-    """Keeps the group membership while one transaction takes long, from a thread of its own; within a deadline.
+    """Renews the group membership from a separate thread while one transaction takes long, up to a deadline.
 
-    ``max_poll`` is ``max.poll.interval.ms`` in seconds. The membership is renewed with a consume of nothing,
-    which runs no callback: a rebalance waits meanwhile, so it ends with ``Limits.transaction_age``.
+    ``max_poll`` is ``max.poll.interval.ms`` in seconds. Consuming zero messages renews the membership and runs no
+    callback, so a rebalance waits meanwhile, at most ``Limits.transaction_age`` seconds.
     """
 
     def __init__(self, client: Client, max_poll: float, deadline: float, announce: Announcer) -> None:

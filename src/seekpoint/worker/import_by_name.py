@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from seekpoint.errors import ConfigError
+from seekpoint.pipeline.frames import require_no_frames
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.worker.worker import Worker
 
@@ -21,36 +22,43 @@ _EXPECTED = "a Pipeline, a Worker, or a function without arguments that returns 
 
 
 def load(target: str, *, from_here: bool = False) -> Pipeline | Worker:
-    """Import ``module`` and return what ``name`` stands for; ``from_here`` looks in the current directory first.
+    """Import ``module`` and return its pipeline or worker ``name``; ``from_here`` looks in the current directory first.
 
-    A command is given a name by a person in a directory; a task finds what its process's path has.
-    Raises ConfigError where there is nothing of the kind, and whatever the module itself raises.
+    Commands use ``from_here``; a task finds what is on its process's path.
+    Raises ConfigError if there is no such pipeline or worker, and whatever the module itself raises.
     """
-    found = _find(target, from_here=from_here)
-    if isinstance(found, Pipeline | Worker):
-        return found
-    if inspect.isclass(found) or not callable(found):
-        raise ConfigError(f"{target} is {_kind(found)}; expected {_EXPECTED}")
-    if inspect.iscoroutinefunction(found):
+    attribute = imported(target, from_here=from_here)
+    if isinstance(attribute, Pipeline | Worker):
+        return _taken(attribute)
+    require_no_frames(attribute, target)
+    if inspect.isclass(attribute) or not callable(attribute):
+        raise ConfigError(f"{target} is {_kind(attribute)}; expected {_EXPECTED}")
+    if inspect.iscoroutinefunction(attribute):
         raise ConfigError(f"{target} is an async function; expected {_EXPECTED}")
     try:
-        inspect.signature(found).bind()
+        inspect.signature(attribute).bind()
     except TypeError as error:
         raise ConfigError(f"{target} is a function that cannot be called without arguments ({error})") from None
     with _naming_its_line():
-        made = found()
-    if not isinstance(made, Pipeline | Worker):
-        raise ConfigError(f"{target} returned {_kind(made)}; expected {_EXPECTED}")
-    return made
+        returned = attribute()
+    require_no_frames(returned, target)
+    if not isinstance(returned, Pipeline | Worker):
+        raise ConfigError(f"{target} returned {_kind(returned)}; expected {_EXPECTED}")
+    return _taken(returned)
+
+
+def _taken(declared: Pipeline | Worker) -> Pipeline | Worker:
+    return declared.taken() if isinstance(declared, Pipeline) else declared
 
 
 def load_pipeline(target: str, *, from_here: bool = False) -> Pipeline:
-    """Import a Pipeline, or a Worker's, for callers that have a database and brokers from elsewhere."""
-    made = load(target, from_here=from_here)
-    return made.pipeline if isinstance(made, Worker) else made
+    """Import a Pipeline, or a Worker's pipeline, for callers that have their own engine and brokers."""
+    loaded = load(target, from_here=from_here)
+    return loaded.pipeline if isinstance(loaded, Worker) else loaded
 
 
-def _find(target: str, *, from_here: bool) -> Any:
+def imported(target: str, *, from_here: bool = False) -> Any:
+    """Import ``module`` and return its attribute ``name``, whatever it is. Raises ConfigError if there is none."""
     module_name, _, name = target.partition(":")
     if not module_name or not name:
         raise ConfigError(f"{target!r} is not module:name, e.g. billing.ingest:orders")
@@ -61,41 +69,41 @@ def _find(target: str, *, from_here: bool) -> Any:
 
 
 def _import(name: str, *, from_here: bool) -> ModuleType:
-    here = str(Path.cwd())
-    if from_here and here not in sys.path:
-        sys.path.insert(0, here)
+    folder = str(Path.cwd())
+    if from_here and folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         with _naming_its_line():
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # not this one, but one that it imports
-        where = f"neither in {here} nor among what is installed" if from_here else "on this process's path (sys.path)"
+            raise  # the module exists, but one that it imports does not
+        where = f"neither in {folder} nor installed" if from_here else "on this process's path (sys.path)"
         raise ConfigError(f"there is no module {error.name!r}, {where}") from None
 
 
 @contextmanager
 def _naming_its_line() -> Iterator[None]:
-    """Say in front of a ConfigError of a declaration where the declaration is."""
+    """Prefix a ConfigError with the file and line of the declaration that raised it."""
     try:
         yield
     except ConfigError as error:
         frames = traceback.extract_tb(error.__traceback__)
-        theirs = [frame for frame in frames if not frame.filename.startswith((_OURS, "<"))]
-        if theirs:
-            error.args = (f"{theirs[-1].filename}:{theirs[-1].lineno}: {error}",)
+        user_frames = [frame for frame in frames if not frame.filename.startswith((_OURS, "<"))]
+        if user_frames:
+            error.args = (f"{user_frames[-1].filename}:{user_frames[-1].lineno}: {error.text}",)
         raise
 
 
 def _attribute(module: ModuleType, name: str) -> Any:
-    found: Any = module
+    attribute: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
-            known = [n for n, value in vars(module).items() if isinstance(value, Pipeline | Worker)]
-            there = f"; it has {', '.join(known)}" if known else ""
-            raise ConfigError(f"module {module.__name__!r} has no {name!r}{there}")
-        found = getattr(found, part)
-    return found
+        if not hasattr(attribute, part):
+            names = [candidate for candidate, value in vars(module).items() if isinstance(value, Pipeline | Worker)]
+            hint = f"; it has {', '.join(names)}" if names else ""
+            raise ConfigError(f"module {module.__name__!r} has no {name!r}{hint}")
+        attribute = getattr(attribute, part)
+    return attribute
 
 
 def _kind(value: Any) -> str:

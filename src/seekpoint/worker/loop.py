@@ -20,14 +20,16 @@ from seekpoint.errors import (
     StopTimeout,
 )
 from seekpoint.events import Announcer
-from seekpoint.kafka.client import InstanceInUse, KafkaException, raise_if_fatal
+from seekpoint.kafka.client import HeartbeatRefused, InstanceInUse, KafkaException, raise_if_fatal
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.ledger import Ledger
 from seekpoint.pipeline.declared import declared
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.postgres.sqlstates import is_transient
+from seekpoint.worker.abort import Abort
 from seekpoint.worker.assignment import Resources, WorkerAssignment
+from seekpoint.worker.async_handler import Call, callable_handler
 from seekpoint.worker.batch_size import BatchSize
 from seekpoint.worker.broker_answers import BrokersBack, ConsumerCheck, ConsumerUnanswered, patience
 from seekpoint.worker.heartbeat import Heartbeat
@@ -45,18 +47,18 @@ from seekpoint.worker.unended import shown_user_code, unended
 from seekpoint.worker.unit_of_work import Committer
 from seekpoint.worker.waiting import Stopwatch, Work
 
-POLL = 0.2  # seconds: how long a quiet loop waits for a record before it looks at anything else
+POLL = 0.2  # seconds: how long a quiet loop waits for a record before it makes its other checks
 CLOSE = 10.0  # seconds for the client to leave the group
-AWAY = 1.0  # seconds for that where Kafka has not answered the last commit: the client would wait for it
-REJOIN = 5.0  # seconds until the group is joined again under an id that another member has
-SETTLED = 1.0  # seconds after that until the id counts as free: the refusal takes a round trip
-LEAVE = 3.0  # seconds for the client to leave the group, where the worker is given up
+AWAY = 1.0  # the same if Kafka has not answered the last commit: the client would wait for the answer
+REJOIN = 5.0  # seconds before joining the group again with a group.instance.id that another member has
+SETTLED = 1.0  # seconds after that until the id counts as free: a refusal takes a round trip
+LEAVE = 3.0  # seconds for the client to leave the group, if the worker is given up
 _TROUBLES = (events.KafkaTrouble, events.DatabaseTrouble, events.CodecTrouble, events.Paused)
-REPEAT = 10.0  # seconds until the client's same error is announced again
+REPEAT = 10.0  # seconds before the same error of the client is announced again
 
 
 class Loop:
-    """One worker's life, on one thread: made, run once, and over."""
+    """Runs one worker, once, on one thread."""
 
     def __init__(
         self,
@@ -68,6 +70,7 @@ class Loop:
         announce: Announcer,
         stopping: threading.Event,
         stopwatch: Stopwatch | None = None,
+        abort: Abort,
         tracer: Tracer | None = None,
         mirror: bool = False,
         batch_ended: Callable[[], None],
@@ -79,15 +82,16 @@ class Loop:
         self._announce, self._stopping = announce, stopping
         self._config = consumer_config(kafka, group=pipeline.group)
         self._partitions = partitions
-        self._stopwatch = stopwatch or Stopwatch()
+        self._stopwatch, self._abort = stopwatch or Stopwatch(), abort
         self._tables: tuple[str, ...] = ()  # those that are written, each with its schema
         self._trouble: events.Event | None = None
-        self._rejoins_at = 0.0  # when the group is joined again under an id that another member had
+        self._rejoins_at = 0.0  # when to join the group again with an id that another member had
         self._announced_at: dict[int, float] = {}  # the client's errors of this trouble, by code
-        self._took = 0.0  # seconds of the last batch: as long, single-record attempts may take before others are read
+        self._took = 0.0  # seconds of the last batch: single-record attempts may take as long
         self._waits = Backoff().waits()
-        self._ask_codec: Callable[[], object] | None = None  # what a codec got no answer to
+        self._ask_codec: Callable[[], object] | None = None  # repeats the request that a codec got no answer to
         announce.add(self._watch)
+        self._handler: Call | None = None
         self._assignment: WorkerAssignment
         self._committer: Committer
         self._size: BatchSize
@@ -99,8 +103,9 @@ class Loop:
         self._mirror: Mirror
         self._lag: LagSampler
         self._consumer_check: ConsumerCheck
-        self._is_open = False  # these are in use
-        self._opened = object()  # of which consumer they are
+        self._joined_at = self._max_poll = 0.0  # when it joined; max.poll.interval.ms in seconds
+        self._is_open = False  # the objects above are in use
+        self._opened = object()  # identifies the consumer that they belong to
         self._ending = threading.Lock()  # its holder announces the end: this thread, or the one that gives it up
         self._given_up: StopTimeout | None = None
         self._thread = 0
@@ -108,13 +113,14 @@ class Loop:
     # -- start and end --------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Work until ``stopping`` is set, finishing the batch in hand. Raises what another attempt would not fix."""
+        """Work until ``stopping`` is set, finishing the batch in hand. Raises errors that a retry would not fix."""
         error: BaseException | None = None
         self._thread = threading.get_ident()
         self._ledger.draw_owner()  # not when the worker was made: a fork in between makes two processes
         try:
             if self._start():
-                self._live()
+                with callable_handler(self._pipeline, self._stopwatch, self._abort) as self._handler:
+                    self._live()
         except BaseException as raised:
             error = raised
             raise
@@ -125,10 +131,10 @@ class Loop:
                 raise self._given_up from error
 
     def give_up(self, grace: float) -> None:
-        """End the worker from another thread, although its own has not come to its end within ``grace`` seconds.
+        """End the worker from another thread, because its own has not ended within ``grace`` seconds.
 
         The connection is closed on both sides, so nothing of the batch in hand is committed, and the client leaves the
-        group. The claims are not released: to their next owner this is a crash. Does nothing if the worker has ended.
+        group. The claims are not released: their next owner counts a crash. Does nothing if the worker has ended.
         """
         if not self._ending.acquire(blocking=False):
             return
@@ -140,18 +146,23 @@ class Loop:
             self._committer.cut()
             self._requests.cut()
             self._heartbeat.stop()
+            self._status.end(wait=0.0)  # else its row would show it as running until the handler returns
         self._announce.end(events.WorkerStopped(error=self._given_up))
         if is_open:
             self._assignment.client.close(LEAVE)
 
     def _live(self) -> None:
-        """Work in the group until the end; outside it, wait for an open reload to this version, or for equal tables."""
+        """Work in the group; outside it, wait until an open reload to this version has ended, or until tables match."""
         standby = Standby(self._ledger, self._pipeline.topics, self._announce, self._stopping)
-        met: StandbyRequired | DeclarationDiffers | None = None  # opened, or stored, after we had looked
+        met: StandbyRequired | DeclarationDiffers | None = None  # a claim's refusal, after the check had passed
         while standby.until_free(met):
             self._open()
             has_failed, leave_within = True, CLOSE
             try:
+                self._assignment.join()
+                self._announce(
+                    events.Started(group=self._pipeline.group, owner=self._ledger.owner.hex, tables=self._tables)
+                )
                 self._work()
                 self._announce(events.Draining())
                 has_failed = False
@@ -161,6 +172,11 @@ class Loop:
             except ConsumerUnanswered as error:
                 has_failed, leave_within = False, AWAY
                 self._announce(events.KafkaTrouble(error=str(error)))
+            except HeartbeatRefused as error:
+                if monotonic() - self._joined_at < self._max_poll:  # the configuration is at fault, not a rejoin
+                    raise
+                has_failed, leave_within = False, AWAY
+                self._announce(events.KafkaTrouble(error=error.args[0].str()))
             except InstanceInUse as error:
                 has_failed, leave_within = False, AWAY
                 self._rejoins_at = monotonic() + REJOIN
@@ -171,7 +187,7 @@ class Loop:
         self._announce(events.Draining())
 
     def _start(self) -> bool:
-        """Check what can be wrong; False if the end was asked for meanwhile."""
+        """Run the start checks; False if the worker was stopped meanwhile."""
         checks = StartChecks(
             self._pipeline,
             self._ledger,
@@ -205,9 +221,10 @@ class Loop:
             pipeline.topics,
             min(self._limits.kafka_timeout, patience(self._config)),
         )
-        max_poll = int(self._config.get("max.poll.interval.ms", 300_000)) / 1000
-        self._heartbeat = Heartbeat(self._assignment.client, max_poll, self._limits.transaction_age, self._announce)
-        writers = PipelineWriters(pipeline)
+        self._max_poll = int(self._config.get("max.poll.interval.ms", 300_000)) / 1000
+        age = self._limits.transaction_age
+        self._heartbeat = Heartbeat(self._assignment.client, self._max_poll, age, self._announce)
+        writers = PipelineWriters(pipeline, self._handler)
         self._reader = Reader(
             writers, self._limits, self._assignment, self._announce, self._stopwatch, is_ending=self._stopping.is_set
         )
@@ -231,7 +248,9 @@ class Loop:
             announce=self._announce,
             keeps_claims=lambda: self._given_up is not None,
         )
-        self._requests = RequestedReplays(pipeline, self._ledger, stopwatch=self._stopwatch, stopping=self._stopping)
+        self._requests = RequestedReplays(
+            pipeline, self._ledger, stopwatch=self._stopwatch, stopping=self._stopping, handler=self._handler
+        )
         self._status = StatusWriter(
             self._ledger,
             resources.watermarks,
@@ -241,38 +260,35 @@ class Loop:
             poll_replay_requests=self._requests.check,
             in_hand=self._committer.in_hand,
         )
-        self._is_open = True
-        self._assignment.join()
-        group, owner = self._pipeline.group, self._ledger.owner.hex
-        self._announce(events.Started(group=group, owner=owner, tables=self._tables))
+        self._is_open, self._joined_at = True, monotonic()
 
     def _close(self, leave_within: float, *, has_failed: bool) -> None:
-        """Release the claims and leave the group. An error of that does not replace the one that ended the worker."""
+        """Release the claims and leave the group. An error here does not replace the one that ended the worker."""
         self._heartbeat.stop()
         self._committer.close()
-        if self._given_up is not None:  # the claims stay; a client that was made since then is closed here
+        if self._given_up is not None:  # keep the claims; close a client that was made since then
             self._status.end(wait=0.0)
             self._assignment.client.close(LEAVE)
             return
         try:
-            with suppress(Exception):  # then it is found as abandoned
+            with suppress(Exception):  # another worker finds the request abandoned then
                 self._requests.close(hand_back=not has_failed)
             has_answered = self._mirror.finish()
             self._assignment.leave(leave_within if has_answered else AWAY)
         except Exception as error:
             if not has_failed and not is_transient(error):
                 raise
-            # The claims stay until another worker claims: only a crash is counted that was none.
+            # The claims stay until another worker claims the partitions, which counts a crash although there was none.
             self._announce(events.DatabaseTrouble(error=error))
         finally:
             self._status.end()
 
     def _on_commit(self, opened: object, error: Any, offsets: list[Any]) -> None:
-        if opened is self._opened:  # else of a consumer that is still being closed
+        if opened is self._opened:  # otherwise an earlier consumer, which is still closing, has called it
             self._mirror.answered(error, offsets)
 
     def _on_client_error(self, opened: object, error: Any) -> None:
-        """Brokers that are away are reported dozens of times a second: once in a while, and at the first, is enough."""
+        """Announce the same error once in ``REPEAT`` seconds: unreachable brokers cause dozens a second."""
         if opened is not self._opened:
             return
         if self._is_open:
@@ -302,7 +318,7 @@ class Loop:
                 if not is_transient(error):
                     raise
                 self._back_off(events.DatabaseTrouble(error=error))
-            finally:  # a batch that is dropped whole, or gets no answer of Kafka's, ends without an event of its own
+            finally:  # a batch that is dropped, or for which Kafka does not answer, ends without an event
                 self._batch_ended()
 
     def _step(self) -> None:
@@ -337,7 +353,7 @@ class Loop:
             self._status.show(state, self._assignment.with_known_log, now, reason)
 
     def _replay_some(self) -> bool:
-        """Replay a part of what was requested; whether there is more of it."""
+        """Replay some of the requested dead letters; returns whether more are due."""
         if not self._requests.is_due(is_claiming=self._assignment.is_claiming):
             return False
         with self._heartbeat:
@@ -345,7 +361,7 @@ class Loop:
         return self._requests.is_due(is_claiming=False)
 
     def _attempt_singles(self) -> bool:
-        """Try what is due and has a transaction of its own, for about as long as the last batch; whether any was."""
+        """Make due single-record attempts, for about as long as the last batch took; returns whether any was due."""
         until, has_tried = monotonic() + self._took, False
         while not self._stopping.is_set() and self._singles.attempt_next():
             has_tried = True
@@ -356,7 +372,7 @@ class Loop:
     # -- trouble --------------------------------------------------------------------------------------
 
     def _back_off(self, trouble: events.KafkaTrouble | events.DatabaseTrouble | events.CodecTrouble) -> None:
-        """Read nothing and let rebalances run for a while; then claim again: the ledger says where to resume."""
+        """Apply nothing for a while, but let rebalances run; everything is claimed again later."""
         wait = next(self._waits)
         self._announce(replace(trouble, wait=wait))
         self._assignment.suspend()
@@ -364,25 +380,25 @@ class Loop:
         if isinstance(trouble, events.KafkaTrouble):
             brokers = BrokersBack(self._assignment.identity, self._pipeline.topics)
         until = monotonic() + wait
-        while not self._stopping.is_set() and (left := until - monotonic()) > 0:
-            self._assignment.accept_messages(self._assignment.client.read(CHUNK, min(left, POLL)))
-            if brokers is not None and brokers.is_answered:  # nothing waits longer than after a first trouble
+        while not self._stopping.is_set() and (remaining := until - monotonic()) > 0:
+            self._assignment.accept_messages(self._assignment.client.read(CHUNK, min(remaining, POLL)))
+            if brokers is not None and brokers.is_answered:  # wait no longer than after a first trouble
                 brokers, self._waits = None, Backoff().waits()
                 until = min(until, monotonic() + next(self._waits))
 
     def _watch(self, event: events.Event) -> None:
-        """Note a trouble, so that its end is announced here."""
+        """Note a trouble, so that its end can be announced."""
         if isinstance(event, (*_TROUBLES, events.Recovered)):
             self._trouble = None if isinstance(event, events.Recovered) else event
 
     def _recovered(self) -> None:
-        """Announce that a trouble has ended: everything is claimed, and the brokers answer, also for an idle topic."""
+        """Announce the end of a trouble, once everything is claimed and the brokers answer, even if topics are idle."""
         if monotonic() < self._rejoins_at + SETTLED:
             return
         if self._trouble is not None and not self._assignment.is_claiming:
-            self._assignment.identity.cluster_id()  # KafkaUnavailable: it is not over
+            self._assignment.identity.cluster_id()  # raises KafkaUnavailable if brokers still do not answer
             if self._ask_codec is not None:
-                self._ask_codec()  # CodecUnavailable: nor is this, and no transaction is opened to find it out
+                self._ask_codec()  # raises CodecUnavailable if there is still no answer; needs no transaction
                 self._ask_codec = None
             self._trouble = None
             self._announced_at.clear()

@@ -1,4 +1,4 @@
-"""What Kafka shows of the group: the ledger's positions, committed there for display, and commits that are not ours."""
+"""Commits the ledger's positions to Kafka for display, and warns of the group's commits that are not ours."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from seekpoint.kafka.commits import Commit
 from seekpoint.records import Partition
 from seekpoint.worker.assignment import Resources, WorkerAssignment
 
-EVERY = 5.0  # seconds between two commits, at the least
-ANSWER = 5.0  # seconds that a thread of its own waits for what Kafka has committed, before it is asked again
-LAST = 2.0  # seconds that the end of a worker waits for the answer to its last commit
-AGAIN = 600.0  # seconds after which positions are committed that have not moved: Kafka deletes old commits
-TRIES = 3  # failures in a row before one is announced: a rebalance refuses commits, too
+EVERY = 5.0  # seconds between two commits, at least
+ANSWER = 5.0  # seconds that a separate thread waits for the group's commits before it asks again
+LAST = 2.0  # seconds that an ending worker waits for the answer to its last commit
+AGAIN = 600.0  # seconds after which unchanged positions are committed again, because Kafka deletes old commits
+TRIES = 3  # failures in a row before one is announced, because commits are also refused during a rebalance
 
 
 class Mirror:
-    """Commits positions to Kafka where it ``is_on``, and warns of commits of other consumers in any case.
+    """Commits positions to Kafka if ``is_on``, and always warns of other consumers' commits.
 
-    Positions are those of the claims: of transactions that were committed, also where they were reset to earlier ones.
-    Nothing is raised, no answer is waited for, and no decision depends on what Kafka has. A partition is committed
-    once Kafka has answered what commits there were before.
+    It commits the claims' positions, which Postgres has committed, also after a reset to an earlier one. It raises
+    nothing, waits for no answer, and no decision depends on Kafka's commits. A partition's position is committed only
+    after Kafka has returned the partition's previous commit.
     """
 
     def __init__(self, resources: Resources, assignment: WorkerAssignment, *, is_on: bool) -> None:
@@ -41,7 +41,7 @@ class Mirror:
         self._error: str | None = None  # to be announced
 
     def maintain(self, now: float) -> None:
-        """Commit what has moved, if it is time, and ask for commits of partitions that are new here."""
+        """If it is due, commit positions that have moved, and ask for the commits of new partitions."""
         try:
             self._maintain(now)
         except Exception as error:  # noqa: BLE001 -- whatever it is, offsets and rows do not depend on it
@@ -63,7 +63,7 @@ class Mirror:
         self._commit(current)
 
     def finish(self) -> bool:
-        """Commit what has moved, at the end; waits ``LAST`` seconds at most. False where Kafka has not answered."""
+        """Commit the last positions; waits at most ``LAST`` seconds. False if Kafka has not answered."""
         until = monotonic() + LAST
         try:
             self._await(until)
@@ -75,14 +75,14 @@ class Mirror:
         return not self._is_pending
 
     def _await(self, until: float) -> None:
-        """Wait for the answer to a commit; what is read meanwhile was not applied, and is read again elsewhere."""
-        while self._is_pending and (left := until - monotonic()) > 0:
-            self._client.read(1, left)
+        """Wait for the answer to a commit; records read meanwhile are not applied: the next owner reads them again."""
+        while self._is_pending and (remaining := until - monotonic()) > 0:
+            self._client.read(1, remaining)
 
     def answered(self, error: Any, offsets: list[Any]) -> None:
         """The client's callback for a commit, on any thread: only records."""
         self._is_pending = False
-        failed = error or next((at.error for at in offsets if at.error is not None), None)
+        failed = error or next((offset.error for offset in offsets if offset.error is not None), None)
         if failed is None:
             self._failures = 0
         else:
@@ -100,27 +100,33 @@ class Mirror:
 
     def _current(self) -> dict[Partition, Commit]:
         claims = self._assignment.current_claims()
-        return {c.partition: Commit.mirror(c.next_offset, c.leader_epoch, c.epoch) for c in claims}
+        return {claim.partition: Commit.mirror(claim.next_offset, claim.leader_epoch, claim.epoch) for claim in claims}
 
     def _take_answer(self) -> None:
-        """Warn of commits that are not a mirror's, once for each partition; where Kafka has not answered, ask again."""
+        """Warn of commits that no mirror wrote, once for each partition; if Kafka has not answered, ask again."""
         if (question := self._question) is None or not question.is_over.is_set():
             return
         self._question = None
-        if (found := question.answer) is None:
+        if (commits := question.answer) is None:
             if self._is_on:
-                self._count("no answer about the group's commits: none is replaced before")
+                self._count(
+                    "Kafka has not answered which offsets the group has committed: none is replaced until it has"
+                )
             return
         self._checked |= question.partitions
         self._next = 0.0
-        if others := {partition: commit.offset for partition, commit in found.items() if not commit.is_mirror}:
+        if others := {partition: commit.offset for partition, commit in commits.items() if not commit.is_mirror}:
             self._announce(events.OtherCommits(commits=others))
 
     def _commit(self, current: dict[Partition, Commit]) -> None:
         if not self._is_on or self._is_pending:
             return
         self._sent = {partition: commit for partition, commit in self._sent.items() if partition in current}
-        moved = {p: commit for p, commit in current.items() if p in self._checked and self._sent.get(p) != commit}
+        moved = {
+            partition: commit
+            for partition, commit in current.items()
+            if partition in self._checked and self._sent.get(partition) != commit
+        }
         if not moved:
             return
         self._is_pending = True
@@ -130,7 +136,7 @@ class Mirror:
 
 
 class _Question:
-    """What Kafka has committed, asked on a thread of its own; ``answer`` is None where it has not answered."""
+    """Asks Kafka for the group's commits, on a separate thread; ``answer`` is None if it has not answered."""
 
     def __init__(self, client: Client, partitions: AbstractSet[Partition]) -> None:
         self.partitions = set(partitions)

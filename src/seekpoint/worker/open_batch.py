@@ -1,4 +1,4 @@
-"""The open batch: what was read, drawn while it is applied, and what becomes of its records."""
+"""The open batch: its records, drawn while they are applied, and what happens to them."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from seekpoint.worker.assignment.chunk import Chunk, Read, chain
 CHUNK = 500  # records per draw: small chunks stay in the processor's cache
 
 Draw = Callable[[], Chunk[RawRecord] | None]
-Ask = Callable[[float, set[str]], Answer]  # about topics, of which records were read until that moment
+Ask = Callable[[float, set[str]], Answer]  # about topics whose records were read until that time
 Place = tuple[Partition, int]  # a record's partition and offset
 DeadKeys = Mapping[tuple[Partition, bytes], int]  # the offset of the first open dead letter of each key
 
 
 def _nothing() -> None:
-    """No chunk, once the buffer is closed."""
+    """Draw no chunk, because the buffer is closed."""
 
 
 class Buffer:
     """The records of one transaction: drawn while it is open, replayed until its outcome is known.
 
     :meth:`chunks` first repeats what was read before, then draws more without waiting, until the limits, an empty queue
-    or a rebalance closes the buffer. So a retry, an unknown COMMIT or a refused row meets the same records again.
+    or a rebalance closes the buffer. So each retry gets the same records again.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class Buffer:
         self._closes_at = clock() + limits.batch_age
         self._bytes = self._records = 0
         self._read_by = first.read_by
-        self.unreadable: dict[Place, Exception] = {}  # what the client could not read whole
+        self.unreadable: dict[Place, Exception] = {}  # records whose headers could not be read
         self.reads: dict[Partition, Read] = {}
         self.closed = False  # nothing more will be drawn
         self.topic_ids: Answer | None = None  # as the brokers answer after the last read, before COMMIT
-        self.held: frozenset[Partition] | None = None  # by the open transaction, which reads no other; None before it
+        self.held: frozenset[Partition] | None = None  # by the open transaction, the only ones it reads; None before
         self._keep(first)
 
     def _keep(self, chunk: Chunk[RawRecord]) -> None:
-        self.reads = chain((chunk,), self.reads)  # first: what does not follow must not be applied
+        self.reads = chain((chunk,), self.reads)  # first, because it raises for a gap
         for record, error in chunk.unreadable:
             self.unreadable[Partition(record.topic, record.partition), record.offset] = error
         records = chunk.messages
@@ -80,17 +80,17 @@ class Buffer:
 
     def chunks(self) -> Iterator[Sequence[RawRecord]]:
         """The records, chunk by chunk: those that were read before, then more, until the buffer closes."""
-        at = 0
+        index = 0
         while True:
-            while at < len(self._kept):
-                yield self._kept[at]
-                at += 1
+            while index < len(self._kept):
+                yield self._kept[index]
+                index += 1
             if self.closed:
                 return
             self._read_more()
 
     def closes_within(self, records: int, size: int) -> bool:
-        """Whether the buffer is closed with so many records and bytes at most: no more is there to be drawn."""
+        """Draw until the buffer closes; False once it has more than these records or bytes."""
         while (fits := self._records <= records and self._bytes <= size) and not self.closed:
             self._read_more()
         return fits
@@ -104,32 +104,36 @@ class Buffer:
             self._keep(chunk)
 
     def replay(self, *, newest_first: bool = False) -> Iterator[Sequence[RawRecord]]:
-        """What was read so far, chunk by chunk, in order (or in reverse); draws nothing."""
-        kept = list(self._kept)
-        return (records[::-1] for records in reversed(kept)) if newest_first else iter(kept)
+        """The records read so far, chunk by chunk, in order (or in reverse); draws nothing."""
+        chunks = list(self._kept)
+        return (records[::-1] for records in reversed(chunks)) if newest_first else iter(chunks)
 
     def records_of(self, partition: Partition, start: int = 0) -> Iterator[RawRecord]:
-        """What was read of one partition from an offset on, in order."""
+        """The records read of one partition, from offset ``start``, in order."""
         for records in self._kept:
-            for r in records:
-                if (r.topic, r.partition) == partition and r.offset >= start:
-                    yield r
+            for record in records:
+                if (record.topic, record.partition) == partition and record.offset >= start:
+                    yield record
 
     def drop(self, partitions: set[Partition]) -> None:
-        """Leave out what was read of these partitions: they were refused, and the ledger says where to read on.
+        """Leave out the records of these partitions, because they were refused.
 
-        What is drawn of them later was read from there, and is a part of the batch like any other.
+        Records of them that are drawn later were read from the ledger's positions, and belong to the batch.
         """
-        self._kept = [[r for r in records if (r.topic, r.partition) not in partitions] for records in self._kept]
+        self._kept = [
+            [record for record in records if (record.topic, record.partition) not in partitions]
+            for records in self._kept
+        ]
+        self._records, self._bytes = sum(map(len, self._kept)), sum(map(size_of, self._kept))
         for partition in partitions:
             self.reads.pop(partition, None)
 
     def close(self) -> None:
-        """Draw nothing more. The answer about the topics' ids is one that was asked for after the last read."""
+        """Draw nothing more, and get an answer about the topics' ids that was asked for after the last read."""
         if not self.closed:
             self.closed = True
             self.topic_ids = self._ask(self._read_by, self._topics)
-        self._draw = _nothing  # the one given knows this buffer: its records would wait for the collector of cycles
+        self._draw = _nothing  # breaks a cycle, which would keep the records until the garbage collector runs
 
     def ask_again(self) -> None:
         """Ask for the topics' ids again: there was no answer."""
@@ -137,7 +141,7 @@ class Buffer:
 
     @property
     def _topics(self) -> set[str]:
-        return {p.topic for p in self.reads}
+        return {partition.topic for partition in self.reads}
 
     @property
     def records(self) -> int:
@@ -155,25 +159,26 @@ class Buffer:
 
     @property
     def starts(self) -> dict[Partition, int]:
-        """Where the reading of each partition's part began."""
+        """Each partition's position before the first record read of it."""
         return {partition: read.start for partition, read in self.reads.items()}
 
 
 class Outcome:
-    """What becomes of the records that are not applied.
+    """What happens to the records that are not applied.
 
-    ``ends``: in front of which record one partition's part ends, and whether it stops there or tries it again.
-    ``tries`` says how often a record was tried before this batch. A dead letter is passed without being applied.
+    ``ends``: before which record one partition's part ends, and whether the partition stops there or retries it.
+    ``tries``: how often a record was tried before this batch. A dead letter is passed without being applied.
     """
 
     def __init__(self, tries: Mapping[Place, int] | None = None) -> None:
         self.tries = tries or {}
         self.ends: dict[Partition, PoisonStop | RetryLater] = {}
         self._dead_letters: dict[Place, NewDeadLetter] = {}
-        self._keys: dict[tuple[Partition, bytes], int] | None = None  # with keep_key_order: where each dead key begins
+        # With keep_key_order: the offset of each key's first dead letter.
+        self._keys: dict[tuple[Partition, bytes], int] | None = None
 
     def end_at(self, end: PoisonStop | RetryLater) -> None:
-        """End the partition's part in front of this offset; the earliest one counts."""
+        """End the partition's part before this offset; the earliest offset counts."""
         before = self.ends.get(end.partition)
         if before is None or end.offset < before.offset:
             self.ends[end.partition] = end
@@ -183,15 +188,16 @@ class Outcome:
         record, partition = dead_letter.record, Partition(dead_letter.record.topic, dead_letter.record.partition)
         self._dead_letters[partition, record.offset] = dead_letter
         if self._keys is not None and dead_letter.state is State.DEAD_LETTERED and record.key is not None:
-            at = partition, record.key
-            self._keys[at] = min(record.offset, self._keys.get(at, record.offset))
+            key = partition, record.key
+            self._keys[key] = min(record.offset, self._keys.get(key, record.offset))
 
-    def block_keys(self, found: DeadKeys) -> None:
-        """With ``keep_key_order``: the first open dead letter of each key, as found when the transaction began."""
-        self._keys = dict(found)
-        for at, dead_letter in list(self._dead_letters.items()):
+    def block_keys(self, keys: DeadKeys) -> None:
+        """With ``keep_key_order``: block each key after its first open dead letter as of the transaction's begin."""
+        self._keys = dict(keys)
+        for position, dead_letter in list(self._dead_letters.items()):
             if dead_letter.state is State.BLOCKED:
-                del self._dead_letters[at]  # the dead letter that blocked its key may have been replayed meanwhile
+                # The dead letter that blocked its key may have been replayed meanwhile.
+                del self._dead_letters[position]
             else:
                 self.add_dead_letter(dead_letter)
 
@@ -217,18 +223,18 @@ class Outcome:
         return first is not None and first < record.offset
 
     def is_past_end(self, partition: Partition, offset: int) -> bool:
-        """Whether the partition's part ends in front of this offset, or before."""
+        """Whether the partition's part ends before this offset, or earlier."""
         end = self.ends.get(partition)
         return end is not None and offset >= end.offset
 
     @property
     def is_filtering(self) -> bool:
-        """Whether there is a record that :meth:`excludes` might name."""
+        """Whether :meth:`excludes` may be true of a record."""
         return bool(self.ends or self._dead_letters or self._keys)
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether one record's failure says something of later ones: its partition has ended, or its key is blocked."""
+        """Whether one record's failure may exclude later ones: a partition has an end, or keys can be blocked."""
         return bool(self.ends or self._keys is not None)
 
     @property
@@ -236,7 +242,11 @@ class Outcome:
         """The records that are passed without being applied, in the order of partition and offset."""
         if not self._dead_letters:
             return []
-        return [one for at, one in sorted(self._dead_letters.items()) if not self.is_past_end(*at)]
+        return [
+            dead_letter
+            for position, dead_letter in sorted(self._dead_letters.items())
+            if not self.is_past_end(*position)
+        ]
 
     def is_blocked(self, partition: Partition, offset: int) -> bool:
         """Whether the record became a dead letter because of its key alone."""
@@ -244,20 +254,24 @@ class Outcome:
         return dead_letter is not None and dead_letter.state is State.BLOCKED
 
     def drop(self, partitions: set[Partition]) -> None:
-        """Forget what was found in these partitions."""
+        """Forget ends and dead letters of these partitions."""
         for partition in partitions:
             self.ends.pop(partition, None)
-        self._dead_letters = {at: one for at, one in self._dead_letters.items() if at[0] not in partitions}
+        self._dead_letters = {
+            position: dead_letter
+            for position, dead_letter in self._dead_letters.items()
+            if position[0] not in partitions
+        }
 
 
 def moves(buffer: Buffer, outcome: Outcome) -> list[Move]:
-    """What the batch asks of the ledger: per partition, from the first position read to after the last passed (I3)."""
-    found = (move_of(partition, buffer, outcome) for partition in buffer.reads)
-    return [move for move in found if move.to_offset > move.from_offset]
+    """The batch's moves: per partition, from the first position read to after the last record passed (I3)."""
+    candidates = (move_of(partition, buffer, outcome) for partition in buffer.reads)
+    return [move for move in candidates if move.to_offset > move.from_offset]
 
 
 def move_of(partition: Partition, buffer: Buffer, outcome: Outcome) -> Move:
-    """What the batch asks of the ledger for one partition; its ``to_offset`` may be where it began."""
+    """The batch's move of one partition; its ``to_offset`` may be where it began."""
     read, end = buffer.reads[partition], outcome.ends.get(partition)
     if end is None:
         return read.move()
@@ -272,10 +286,10 @@ def move_of(partition: Partition, buffer: Buffer, outcome: Outcome) -> Move:
 
 @dataclass(slots=True)
 class OpenBatch:
-    """The records of one transaction while it is open, and what is known of them before they are applied.
+    """The records of one transaction while it is open, and what is known about them before they are applied.
 
-    ``is_single``: one record in a transaction of its own. ``is_transient``: that record has failed before, alone, with
-    a transient error. ``suspects``: the range of which this batch is a part, where a record may crash its process.
+    ``is_single``: a single-record attempt. ``is_transient``: the record's earlier attempt failed with a transient
+    error. ``suspects``: the suspect range of which this batch is a part.
     """
 
     buffer: Buffer
@@ -286,17 +300,17 @@ class OpenBatch:
 
     @property
     def is_ordinary(self) -> bool:
-        """Whether it has as many records as a batch may have, and not those that are tried apart from others."""
+        """Whether it is neither a single-record attempt nor a part of a suspect range: its size is a batch's."""
         return not self.is_single and self.suspects is None
 
     def closes_within(self, records: int, size: int) -> bool:
-        """Whether the batch is closed with so many records and bytes at most, and each is to be applied as it is."""
+        """Draw until the batch closes; returns whether it has at most these records and bytes, all to be applied."""
         if not self.is_ordinary or self.outcome.tries or self.outcome.is_filtering:
             return False
         return self.buffer.closes_within(records, size) and not self.buffer.unreadable
 
     def blocking(self, keys: DeadKeys | None) -> Self:
-        """This batch, with the records blocked that come after an open dead letter of their key."""
+        """Block the records that come after an open dead letter of their key; returns this batch."""
         if keys is not None:
             self.outcome.block_keys(keys)
         return self
@@ -304,14 +318,14 @@ class OpenBatch:
     def chunks(self) -> Iterator[Sequence[RawRecord]]:
         """The records that are to be applied, chunk by chunk, as they are drawn."""
         for records in self.buffer.chunks():
-            yield [r for r in records if self.admits(r)] if self.outcome.is_filtering else records
+            yield [record for record in records if self.admits(record)] if self.outcome.is_filtering else records
 
     def admits(self, record: RawRecord) -> bool:
         """Whether the record is to be applied; one that is blocked by its key becomes a dead letter."""
         return self.outcome.admits(record, self.buffer.unreadable)
 
     def admitted(self, records: Iterable[RawRecord]) -> Iterator[RawRecord]:
-        """Those that are to be applied, each asked for when it comes: one in front of it may have failed just now."""
+        """The records to apply; each is checked only when it is asked for, because an earlier one may have failed."""
         for record in records:
             if not self.outcome.is_filtering or self.admits(record):
                 yield record
@@ -334,14 +348,14 @@ class OpenBatch:
         add_note(error, note)
 
 
-def spans_of(found: Sequence[Move]) -> tuple[Span, ...]:
+def spans_of(batch_moves: Sequence[Move]) -> tuple[Span, ...]:
     """The ranges of offsets that these moves pass."""
-    return tuple(Span(m.claim.partition, m.from_offset, m.to_offset) for m in found)
+    return tuple(Span(move.claim.partition, move.from_offset, move.to_offset) for move in batch_moves)
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """How many records were applied, and how many rows each sink was given of them, in declared order."""
+    """How many records were applied, and how many rows of them each sink got, in declared order."""
 
     records: int
     rows: Sequence[int]
@@ -349,7 +363,7 @@ class Written:
 
 @dataclass(slots=True)
 class BatchResult:
-    """What one attempt has made of its batch: what the transaction records, and what is announced after COMMIT."""
+    """The result of one attempt: what the transaction records, and what is announced after COMMIT."""
 
     applied: int
     rows: Sequence[int]
@@ -363,31 +377,31 @@ class BatchResult:
 
     @classmethod
     def of(cls, batch: OpenBatch, written: Written) -> BatchResult:
-        """The result of a batch of which so much was written."""
+        """The result of a batch, from what was written of it."""
         buffer, outcome = batch.buffer, batch.outcome
-        found = moves(buffer, outcome)
-        ends = {p: end for p, end in outcome.ends.items() if p in buffer.reads}
+        batch_moves = moves(buffer, outcome)
+        ends = {partition: end for partition, end in outcome.ends.items() if partition in buffer.reads}
         return cls(
             written.records,
             written.rows,
-            found,
-            spans_of(found),
+            batch_moves,
+            spans_of(batch_moves),
             outcome.dead_letters,
-            {p: end for p, end in ends.items() if isinstance(end, PoisonStop)},
-            {p: end for p, end in ends.items() if isinstance(end, RetryLater)},
+            {partition: end for partition, end in ends.items() if isinstance(end, PoisonStop)},
+            {partition: end for partition, end in ends.items() if isinstance(end, RetryLater)},
             buffer.reads,
             batch,
         )
 
     def position(self, partition: Partition) -> int:
-        """Where the partition is once the batch is committed."""
+        """The partition's position once the batch is committed."""
         return move_of(partition, self.batch.buffer, self.batch.outcome).to_offset
 
     def passed(self, *, newest_first: bool = False) -> Iterator[RawRecord]:
-        """The records whose offsets are passed, but for those that are blocked by their key."""
+        """The records whose offsets are passed, without those that are blocked by their key."""
         outcome = self.batch.outcome
         for records in self.batch.buffer.replay(newest_first=newest_first):
             for record in records:
-                at = Partition(record.topic, record.partition), record.offset
-                if not outcome.is_past_end(*at) and not outcome.is_blocked(*at):
+                position = Partition(record.topic, record.partition), record.offset
+                if not outcome.is_past_end(*position) and not outcome.is_blocked(*position):
                     yield record

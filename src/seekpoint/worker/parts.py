@@ -1,7 +1,7 @@
-"""A batch in parts, under savepoints: the records that fail are found by bisection.
+"""Applies a batch in parts, under savepoints, to find the records that fail by bisection.
 
-A mistake of the program, and an error that may pass, are one record's only where another record was applied: else they
-are no record's, and end the attempt. Where none has been applied yet, some are tried one by one, and undone.
+A program error or a transient error is blamed on a record only if another record could be applied; else it ends the
+attempt. If none has been applied yet, some are tried one by one, and rolled back.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from seekpoint.worker.write import write
 
 CHECK_DEFERRED = text("SET CONSTRAINTS ALL IMMEDIATE")
 ONE_TOO_LONG = (
-    "one record alone takes longer than a statement may: raise statement_timeout for this worker's role or URL, or "
-    "look for what its statement waits for"
+    "the statement for this one record takes too long: raise statement_timeout for this worker's role or URL, or find "
+    "out what the statement waits for"
 )
-PROBES = {Fault.PROGRAM: 32, Fault.TRANSIENT: 3}  # records tried for one that is applied; a wait costs a timeout each
+# Records tried to find one that can be applied; each wait for a lock costs a timeout.
+PROBES = {Fault.PROGRAM: 32, Fault.TRANSIENT: 3}
 
 
 class PartSavepoints:
@@ -43,9 +44,9 @@ class PartSavepoints:
         self._tx = tx
         tx.restore_options()
         tx.locked = {} if keeps_locks else None
-        self._locked_before: dict[Any, Any] = {}  # this part
-        asked = "SELECT current_setting('search_path'), current_setting('role'); SAVEPOINT seekpoint_part"
-        path, role = tx.driver.cursor(row_factory=tuple_row).execute(asked, prepare=False).fetchone() or ("", "none")
+        self._locked_before: dict[Any, Any] = {}  # the locks before this part
+        query = "SELECT current_setting('search_path'), current_setting('role'); SAVEPOINT seekpoint_part"
+        path, role = tx.driver.cursor(row_factory=tuple_row).execute(query, prepare=False).fetchone() or ("", "none")
         # A handler's temporary table must not hide a table of the same name from later parts.
         shown = path if "pg_temp" in path else ", ".join([*filter(None, [path]), "pg_temp"])
         self._path_and_role = (
@@ -57,7 +58,7 @@ class PartSavepoints:
     def keep(self) -> None:
         """Keep what was written since the part began, and begin the next part.
 
-        search_path and role are set as before the first part, where a handler may have changed them.
+        search_path and role are set as before the first part, if a handler may have changed them.
         """
         self._tx.restore_options()
         self._locked_before = dict(self._tx.locked or ())
@@ -85,21 +86,20 @@ def apply_parts(
     strides: Strides,
     keeps_locks: bool,
 ) -> Written:
-    """Write what can be written, and decide about what cannot.
+    """Write the records that can be written; the failure policy decides about the others.
 
-    Raises misuse, and database errors that are no record's fault, as they are; where ``mode.is_patient``, Failed at an
-    error that may pass: the whole transaction is to be tried again first. ``keeps_locks``: no code of the user's may
-    release one.
+    Raises HandlerMisuse, and database errors that are no record's fault, unchanged; Failed for a transient error if
+    ``mode.is_patient``, because the whole transaction is retried first. ``keeps_locks``: no user code may release one.
     """
     parts, failed = Parts(tx, writers, records, batch, mode, keeps_locks=keeps_locks), mode.failed
     known = None if failed is None else PartFailure(failed, (), failed.was_cancelled, failed.waited)
-    for found in bisect(len(records), parts.run, strides, parts.admitted, known):
-        parts.decide([records[n].raw for n in found.indexes], found.error)
+    for failure in bisect(len(records), parts.run, strides, parts.admitted, known):
+        parts.decide([records[n].raw for n in failure.indexes], failure.error)
     return Written(parts.applied, parts.rows)
 
 
 def check_deferred(tx: HandlerConnection) -> None:
-    """Ask now what would be asked at COMMIT; and take the question back, as later parts may wait for it.
+    """Check deferred constraints as COMMIT would, and defer them again, as later parts may need that.
 
     Raises Failed for a violation.
     """
@@ -118,11 +118,11 @@ def part_spans(part: Sequence[DecodedRecord]) -> list[Span]:
     """The offsets that a part covers, as a handler gets them."""
     starts: dict[tuple[str, int], int] = {}
     ends: dict[tuple[str, int], int] = {}
-    for one in part:
-        at = one.raw.topic, one.raw.partition
-        starts.setdefault(at, one.raw.offset)
-        ends[at] = one.raw.offset + 1
-    return [Span(Partition(*at), start, ends[at]) for at, start in starts.items()]
+    for record in part:
+        partition = record.raw.topic, record.raw.partition
+        starts.setdefault(partition, record.raw.offset)
+        ends[partition] = record.raw.offset + 1
+    return [Span(Partition(*partition), start, ends[partition]) for partition, start in starts.items()]
 
 
 class Parts:
@@ -143,10 +143,10 @@ class Parts:
         self._pipeline = writers.pipeline
         self.applied = 0
         self.rows = [0] * len(writers.sinks)
-        self._proven: set[int | None] = set()  # sinks that wrote a row of an applied record; None: one was applied
+        self._proven: set[int | None] = set()  # sinks that wrote a row of an applied record; None: any was applied
 
     def admitted(self, part: range, again: bool) -> Sequence[int]:
-        """The records of a part that are to be applied; one that was not run yet has others only where stops are."""
+        """The records of a part to apply; before its first run, only stops and blocked keys can exclude some."""
         if again or self._batch.outcome.looks_ahead:
             return [n for n in part if self._batch.admits(self._records[n].raw)]
         return part
@@ -170,9 +170,9 @@ class Parts:
         return None
 
     def _failure(self, failed: Failed, part: Sequence[int]) -> PartFailure[Failed]:
-        """What the error says of the part in which it came."""
-        at = {self._records[n].raw.id: n for n in part} if failed.named else {}
-        return PartFailure(failed, tuple(at[raw.id] for raw in failed.named), failed.was_cancelled, failed.waited)
+        """The failure of a part, from its error."""
+        indexes = {self._records[n].raw.id: n for n in part} if failed.named else {}
+        return PartFailure(failed, tuple(indexes[raw.id] for raw in failed.named), failed.was_cancelled, failed.waited)
 
     def _write(self, part: Sequence[DecodedRecord]) -> Sequence[int]:
         counts = write(self._tx, self._writers, part, part_spans(part) if self._pipeline.handle is not None else ())
@@ -183,19 +183,19 @@ class Parts:
     def _prove(self, part: Sequence[DecodedRecord]) -> None:
         if len(self._proven) <= len(self._pipeline.sinks):
             self._proven.add(None)
-            self._proven.update(n for n in range(len(self._pipeline.sinks)) if any(one.rows[n] for one in part))
+            self._proven.update(n for n in range(len(self._pipeline.sinks)) if any(record.rows[n] for record in part))
 
     def _cause(self, raws: Sequence[RawRecord], failed: Failed) -> Cause:
-        """Whose fault it is that these were refused; raises the error where it is no record's."""
+        """The cause of these records' failure; raises the error if no record is at fault."""
         if failed.fault is Fault.DATA:
             return failed.cause
         if failed.was_cancelled:
             for error in {failed.error, driver_error(failed.error)}:
                 add_note(error, ONE_TOO_LONG)
         others = () if self._sink(failed) in self._proven else self._others(raws, failed)
-        is_proven = self._sink(failed) in self._proven or any(self._could_apply(one) for one in others)
+        is_proven = self._sink(failed) in self._proven or any(self._could_apply(other) for other in others)
         if failed.fault is Fault.TRANSIENT:
-            # In a batch of its own it has no others to compare with: an outage of the whole server is no attempt of it.
+            # A single-record attempt has no others to compare with. A server outage does not count as an attempt.
             is_again = not others and self._batch.is_transient and may_be_one_records(sqlstate(failed.error))
             if is_proven or is_again:
                 return Cause.TRANSIENT
@@ -204,26 +204,26 @@ class Parts:
             return failed.cause
         if others:
             raise failed.error
-        return Cause.PROGRAM  # it came alone: the record, or the program
+        return Cause.PROGRAM  # no other record to compare with: the record or the program is at fault
 
     def _sink(self, failed: Failed) -> int | None:
-        """Which sink must have written another record; None: whatever was applied counts."""
+        """Which sink must have written another record; None: any applied record counts."""
         return failed.sink if failed.fault is Fault.PROGRAM else None
 
     def _others(self, raws: Sequence[RawRecord], failed: Failed) -> list[DecodedRecord]:
-        """Some of the other records that would take the same way, from all over the batch."""
+        """Some other records that go to the same sink, spread over the batch."""
         failing, sink, outcome = {raw.id for raw in raws}, self._sink(failed), self._batch.outcome
         others = [
-            one
-            for one in self._records
-            if one.raw.id not in failing and (sink is None or one.rows[sink]) and not outcome.excludes(one.raw)
+            record
+            for record in self._records
+            if record.raw.id not in failing and (sink is None or record.rows[sink]) and not outcome.excludes(record.raw)
         ]
         return others[:: 1 + len(others) // PROBES[failed.fault]]
 
-    def _could_apply(self, one: DecodedRecord) -> bool:
-        """Whether this record is applied by itself; nothing of it remains."""
+    def _could_apply(self, record: DecodedRecord) -> bool:
+        """Whether this record can be applied on its own; rolls it back."""
         try:
-            self._write([one])
+            self._write([record])
         except Failed:
             is_applied = False
         else:
@@ -232,7 +232,7 @@ class Parts:
         return is_applied
 
     def decide(self, raws: Sequence[RawRecord], failed: Failed) -> None:
-        """Take these records, which failed, out of the batch, as the pipeline's policy says."""
+        """Take these failed records out of the batch, as the pipeline's policy says."""
         if not raws:
             return
         cause = self._cause(raws, failed)

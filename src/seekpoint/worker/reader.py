@@ -1,4 +1,4 @@
-"""Reads chunks for batches: due records, new ones, and what was kept or read ahead."""
+"""Reads chunks for batches: due records, new ones, and chunks that were kept or read ahead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seekpoint.worker.assignment import Chunk, WorkerAssignment
 from seekpoint.worker.open_batch import CHUNK
 from seekpoint.worker.waiting import Stopwatch
 
-AHEAD = 50  # records that are read at once, at least: one answer about their topics serves all their transactions
+AHEAD = 50  # at least this many records are read at once, so that several transactions share an answer on topic ids
 
 
 class Reader:
@@ -37,14 +37,14 @@ class Reader:
     ) -> None:
         self._writers, self._limits, self._assignment = writers, limits, assignment
         self._announce, self._stopwatch, self._is_ending = announce, stopwatch, is_ending
-        self._due_first = False  # whether a single free place in a batch is a due record's
+        self._due_first = False  # whether a due record gets the only free place in a batch
         self._has_more = False  # the client's last answer was full
         self._failed: BaseException | None = None  # an error of reading ahead
 
     def read(self, most: int, wait: float, held: frozenset[Partition] | None = None) -> Chunk[RawRecord] | None:
         """Up to ``most`` records, due ones first; waits up to ``wait`` seconds for a first one. None: there is none.
 
-        For a transaction that holds partitions, of these alone: what else was read comes first in the next batch.
+        With ``held``, only of these partitions: the next batch begins with other partitions' records that were read.
         """
         if self._failed is not None:
             failed, self._failed = self._failed, None
@@ -53,7 +53,7 @@ class Reader:
             return self._kept(most, held)
         room, due, scheduler = min(CHUNK, most), None, self._assignment.scheduler
         if scheduler:
-            # Half of the room each: neither due records nor new ones keep the others out.
+            # Each gets half of the room, so that neither due records nor new ones keep the others out.
             self._due_first = not self._due_first
             due = scheduler.due(room // 2 + self._due_first, held)
             room -= len(due)
@@ -64,17 +64,17 @@ class Reader:
         return new if due is None or not len(due) else due.and_then(new)
 
     def draw(self, most: int, held: frozenset[Partition] | None) -> Chunk[RawRecord] | None:
-        """Up to ``most`` more records for the open batch; None also where that is to end."""
+        """Up to ``most`` more records for the open batch; None also if the batch has to end."""
         return None if self._ends_batch() else self.read(most, 0, held)
 
     def _ends_batch(self) -> bool:
-        """Whether a partition was taken away, or the end was asked for."""
+        """Whether Kafka revoked a partition, or the worker was asked to stop."""
         return self._assignment.partitions.has_revoked or self._is_ending()
 
     def _new(self, most: int, wait: float, held: frozenset[Partition] | None) -> Chunk[RawRecord]:
-        """Up to ``most`` new records. For small batches more are read at once, and kept.
+        """Up to ``most`` new records. For small batches more are read at once, and the rest is kept.
 
-        While some are kept for small batches, the client is asked all the same: this is when rebalances run.
+        While records are kept, the client is still polled, so that rebalances run.
         """
         partitions = self._assignment.partitions
         if held is not None:
@@ -90,27 +90,27 @@ class Reader:
             if len(new := self._read(most, 0)):
                 partitions.keep(new)
             if partitions.has_revoked or not len(partitions.kept):
-                return Chunk([], {})  # what was taken away is released first
-        taken = partitions.take_kept(most)
-        while enough > most and len(taken) < most and len(partitions.kept):  # as many as were added: else they pile up
-            taken = taken.and_then(partitions.take_kept(most - len(taken)))
-        return taken
+                return Chunk([], {})  # revoked partitions are released first
+        chunk = partitions.take_kept(most)
+        while enough > most and len(chunk) < most and len(partitions.kept):  # as many as were added, or they pile up
+            chunk = chunk.and_then(partitions.take_kept(most - len(chunk)))
+        return chunk
 
     def _read(self, most: int, wait: float) -> Chunk[RawRecord]:
-        """What the client has, as far as it may be applied now."""
+        """Read from the client; returns the records that may be applied now."""
         messages = self._assignment.client.read(most, wait)
         self._has_more = len(messages) >= most
         return self._readable(self._assignment.accept_messages(messages))
 
     def has_more(self) -> bool:
-        """Whether reading ahead is likely to find something. Batches smaller than a chunk gain nothing by it."""
+        """Whether reading ahead is likely to find records. Batches smaller than a chunk gain nothing from it."""
         return self._has_more and self._limits.batch_records >= CHUNK
 
     def read_ahead(self) -> bool:
         """Read one more chunk without waiting, and decode it; False if there is none, or none may be read now.
 
-        What is read ahead is bounded as a batch is. Errors and SystemExit are raised by the next :meth:`read`, and
-        errors of a codec when the records are applied.
+        Reading ahead has the limits of a batch. The next :meth:`read` raises its errors and SystemExit; errors of a
+        codec are raised when the records are applied.
         """
         if not self._may_read_ahead():
             return False
@@ -134,16 +134,16 @@ class Reader:
         assignment, limits = self._assignment, self._limits
         if not self.has_more() or self._failed is not None or self._ends_batch():
             return False
-        if assignment.scheduler:  # what waits there is applied first
+        if assignment.scheduler:  # its waiting records are applied first
             return False
-        kept = assignment.partitions.kept
-        return kept.records + CHUNK <= limits.batch_records and kept.bytes < limits.batch_bytes
+        chunks = assignment.partitions.kept
+        return chunks.records + CHUNK <= limits.batch_records and chunks.bytes < limits.batch_bytes
 
     def _kept(self, most: int, held: frozenset[Partition]) -> Chunk[RawRecord] | None:
-        """The first chunk that was kept, if it fits, of held partitions."""
-        kept = self._assignment.partitions.kept
-        first = kept.first
-        has_more = len(kept) > 1 or len(first) >= CHUNK
+        """The held partitions' part of the first kept chunk, if the chunk fits."""
+        chunks = self._assignment.partitions.kept
+        first = chunks.first
+        has_more = len(chunks) > 1 or len(first) >= CHUNK
         if held.isdisjoint(first.reads):
             self._assignment.closed_by_another(is_full=has_more)
             return None
@@ -153,7 +153,7 @@ class Reader:
         return chunk if len(chunk) else None
 
     def _readable(self, new: Chunk[Any]) -> Chunk[RawRecord]:
-        """The messages as lazy records; those that cannot be read are found now."""
+        """The messages as lazy records; finds those whose headers cannot be read."""
         if not len(new):
             return Chunk([], {})
         self._announce(events.ChunkRead(records=len(new)))

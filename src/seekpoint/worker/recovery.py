@@ -1,4 +1,4 @@
-"""What to do about an error that ended an attempt: decided from the error and the attempt alone."""
+"""Decides how to recover from an error that ended an attempt, from the error and the attempt alone."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from seekpoint.postgres.sqlstates import FEATURE_NOT_SUPPORTED, Fault, connectio
 from seekpoint.records import Cause, Partition, RawRecord
 from seekpoint.worker.failed import TRIES, Failed, Mode
 
-STALE_PLAN = FEATURE_NOT_SUPPORTED  # "cached plan must not change result type": a fresh connection makes the plan again
+STALE_PLAN = FEATURE_NOT_SUPPORTED  # "cached plan must not change result type": a new connection plans again
 
 Trouble = events.DatabaseTrouble | events.KafkaTrouble | events.Bisecting
 
 
 class TopicIdMismatch(Exception):  # noqa: N818 -- control: rolls the transaction back
-    """The topics of these partitions are not those that were claimed; None where an id is unknown at this moment."""
+    """The topics of these partitions are not those that were claimed; None if an id is unknown now."""
 
     def __init__(self, mismatches: Mapping[Partition, PartitionStopped | None]) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class TopicIdMismatch(Exception):  # noqa: N818 -- control: rolls the transactio
 
 
 class RunAgain(NamedTuple):
-    """Run the same transaction again. ``reconcile``: ask the ledger first, for COMMIT may have taken effect."""
+    """Run the same transaction again. ``reconcile``: ask the ledger first, because COMMIT may have taken effect."""
 
     event: Trouble
     reconcile: bool = False
@@ -34,7 +34,7 @@ class RunAgain(NamedTuple):
 
 
 class Isolate(NamedTuple):
-    """Apply the batch in parts, to find the records that fail; those that are ``named`` are known, each with its error.
+    """Apply the batch in parts, to find the records that fail; ``named`` are known already, each with its error.
 
     ``known``: the whole batch fails with this error, and need not be tried again. ``checks_deferred``: a deferred
     constraint has refused COMMIT.
@@ -49,7 +49,7 @@ class Isolate(NamedTuple):
 class DropPartitions(NamedTuple):
     """Leave partitions out and run the others again: those of ``mismatches``, or those that the ledger refuses.
 
-    ``gives_up``: give up where the ledger refuses none, as it was refused again and again without a reason.
+    ``gives_up``: give up if the ledger refuses none, because the batch was then refused repeatedly for no reason.
     """
 
     reason: str = ""
@@ -58,14 +58,14 @@ class DropPartitions(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """Raise the error: another attempt at once would not help."""
+    """Raise the error, because another attempt at once would not help."""
 
 
 Recovery = RunAgain | Isolate | DropPartitions | GiveUp
 
 
 def recovery_for(error: Exception, attempt: Mode) -> Recovery:
-    """What the error asks for, after this attempt."""
+    """The recovery from an error of this attempt."""
     is_last = attempt.attempt >= TRIES
     match error:
         case Fenced():
@@ -83,7 +83,7 @@ def recovery_for(error: Exception, attempt: Mode) -> Recovery:
 
 
 def _of_refused(refused: SentRowsFailed | CommitRefused, attempt: Mode, *, is_last: bool) -> Recovery:
-    """The rows of a small batch or a deferred constraint's, or the error may pass."""
+    """Recover from a refusal of a small batch's rows, or of COMMIT by a deferred constraint."""
     error = refused.error
     if (fault := fault_of(error)) is None or attempt.checks_deferred:
         return _of_any(error, is_last=is_last)
@@ -106,9 +106,9 @@ def _of_any(error: Exception, *, is_last: bool) -> Recovery:
 
 
 def _of_failed(failed: Failed, *, is_first: bool, is_last: bool) -> Recovery:
-    """A record may be at fault. Where the error may pass, or is the program's, the parts of the batch show it.
+    """Recover from an error for which a record may be at fault; applying the batch in parts shows whether one is.
 
-    Those that may pass are tried as a whole first.
+    After a transient error, the whole batch is tried again first.
     """
     error = failed.error if isinstance(failed.error, Exception) else failed
     if is_first and failed.is_of_before_alter:

@@ -1,4 +1,4 @@
-"""Records that failed or may crash their process, each in a transaction of its own; recorded before it is tried."""
+"""Tries records that failed or may crash their process, in separate transactions; each attempt is recorded first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from seekpoint.worker.unit_of_work import Committer
 
 
 class SingleAttempts:
-    """Tries what the scheduler of one assignment gives one by one. ``keeps_claims``: the worker was given up."""
+    """Tries what the scheduler of one assignment gives, one by one. ``keeps_claims``: the worker was given up."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class SingleAttempts:
         self._keeps_claims = keeps_claims
 
     def attempt_next(self) -> bool:
-        """Try the next record or part that is due; whether there was one."""
+        """Try the next record or part that is due; returns whether there was one."""
         due = self._assignment.scheduler.next_careful()
         if isinstance(due, SuspectPart):
             self.attempt_part(due)
@@ -48,33 +48,35 @@ class SingleAttempts:
         return due is not None
 
     def attempt_single(self, single: SingleAttempt) -> None:
-        """One record in a transaction of its own; that it is tried is recorded before, as it may end this process.
+        """Try one record in a separate transaction; the attempt is recorded first, because it may crash this process.
 
-        One that has crashed as many processes as it may is dead-lettered or stops, and no handler sees it.
+        A record at the crash limit is not tried: it is dead-lettered, or stops its partition.
         """
         record, tries = single.tried.record, single.tried.tries
-        at = single.claim.partition, record.offset
+        partition, offset = single.claim.partition, record.offset
         is_transient = single.tried.attempt is not None and single.tried.attempt.then == TRANSIENT
-        # A failure is this record's, and is not searched for by a second call.
-        batch = self._batch(single.chunk, Outcome({at: tries}), is_single=True, is_transient=is_transient)
+        # is_single: a failure is this record's, and no second call searches for it.
+        batch = self._batch(
+            single.chunk, Outcome({(partition, offset): tries}), is_single=True, is_transient=is_transient
+        )
         if single.is_at_crash_limit:
             fail(self._pipeline, batch.outcome, record, CrashingRecord(single.tried.crashes), Cause.CRASHED)
         else:
             pipeline = self._pipeline
             then = TRANSIENT if is_transient else pipeline.on_poison.value
-            attempt = Attempt(at[1], tries + 1, allowed=pipeline.retry.attempts, then=then)
+            attempt = Attempt(offset, tries + 1, allowed=pipeline.retry.attempts, then=then)
             if not self._is_recorded(lambda: self._ledger.record_attempts_alone([(single.claim, attempt)])):
                 return
-            self._announce(events.SingleRecordAttempt(partition=at[0], offset=at[1], attempt=attempt.number))
+            self._announce(events.SingleRecordAttempt(partition=partition, offset=offset, attempt=attempt.number))
         self._commit(batch, single.claim)
         if not batch.buffer.reads:
             return
-        self._assignment.scheduler.note_left(at[0], is_found=single.is_at_crash_limit)
+        self._assignment.scheduler.note_left(partition, is_found=single.is_at_crash_limit)
         if tries and not batch.outcome.excludes(record):
-            self._announce(events.RetrySucceeded(partition=at[0], offset=at[1], attempt=tries + 1))
+            self._announce(events.RetrySucceeded(partition=partition, offset=offset, attempt=tries + 1))
 
     def attempt_part(self, due: SuspectPart) -> None:
-        """A part of a suspect range; that it is tried is recorded before, as it may end this process."""
+        """Try a part of a suspect range; the attempt is recorded first, because it may crash this process."""
         part, partition = due.part, due.claim.partition
         batch = self._batch(due.chunk, Outcome(), suspects=due.suspects)
         note = SuspectNote(due.claim, due.suspects.end, part.end)
@@ -85,13 +87,13 @@ class SingleAttempts:
         if batch.buffer.reads:
             self._assignment.scheduler.note_left(partition)
 
-    def _batch(self, chunk: Chunk[RawRecord], outcome: Outcome, **known: Any) -> OpenBatch:
-        """A batch of this chunk and no more."""
+    def _batch(self, chunk: Chunk[RawRecord], outcome: Outcome, **options: Any) -> OpenBatch:
+        """A batch of only this chunk."""
         buffer = Buffer(chunk, lambda: None, self._assignment.topic_ids, self._ledger.limits)
-        return OpenBatch(buffer, outcome, **known)
+        return OpenBatch(buffer, outcome, **options)
 
     def _is_recorded(self, record: Callable[[], object]) -> bool:
-        """Record it, if the claim is still ours."""
+        """Record an attempt; False if the claim is no longer ours."""
         try:
             record()
         except Fenced as error:
@@ -109,7 +111,7 @@ class SingleAttempts:
             raise
 
     def _release(self, claim: Claim) -> None:
-        """The attempt has ended, and not its process: release at once, so that the next claim counts no crash."""
+        """Release a failed attempt's claim at once: the process is alive, and the next claim must not count a crash."""
         if self._keeps_claims():
             return
         try:

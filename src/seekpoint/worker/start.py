@@ -1,4 +1,4 @@
-"""Before a worker joins its group: check what can be wrong, and wait for servers that do not answer."""
+"""Checks what can be wrong before a worker joins its group, and waits for servers that do not answer."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from seekpoint.postgres.engine import first_connection
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import error_attribute, one_line
 
-UNKNOWN = (0.2, 0.4, 0.8)  # seconds between the questions for a topic that is unknown at the start
+UNKNOWN = (0.2, 0.4, 0.8)  # seconds before asking again for a topic that is unknown at the start
 
-# A connection that was not made has no SQLSTATE, only the server's sentence. What is not in this list is waited for,
-# and each try is logged with the sentence: also where the server speaks another language than English.
+# The error of a failed connection attempt has no SQLSTATE, only the server's message. Messages that are not listed here
+# count as transient, and are logged on each attempt; so do those of a server whose messages are not in English.
 _REFUSED = (
     "authentication failed",
     "no password supplied",
@@ -51,16 +51,16 @@ _REFUSED = (
     "invalid require_auth method",
     "invalid when ssl support is not compiled in",
     "invalid when gssapi support is not compiled in",
-    "invalid command-line argument",  # from the server: what the URL's options= holds
+    "invalid command-line argument",  # from the server, about the URL's options=
 )
-# A value: of an option of the client (`invalid sslmode value`, `invalid "ssl_min_protocol_version" value`), or of a
-# setting of the server (`invalid value for parameter "work_mem"`). Not each "invalid": a load balancer that has no
-# server may answer what the client calls an invalid response.
+# A bad value of a client's option (`invalid sslmode value`, `invalid "ssl_min_protocol_version" value`), or of a
+# server's setting (`invalid value for parameter "work_mem"`). Not every "invalid": a load balancer that has no server
+# may answer what the client calls an invalid response.
 _BAD_VALUE = re.compile(r'\binvalid (?:"?\w+"? value\b|value for parameter)')
 
 
 class StartChecks:
-    """What a worker checks once, before its first record. ``tables`` are those that it writes, each with its schema."""
+    """The checks before a worker's first record. ``tables`` are those that it writes, each with its schema."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class StartChecks:
         self.tables: tuple[str, ...] = ()
 
     def run(self) -> bool:
-        """Check what can be wrong, and wait for servers that do not answer; False if the end was asked for meanwhile.
+        """Run the checks, and wait for servers that do not answer; False if the worker was stopped meanwhile.
 
-        Raises what stays as it is, and KafkaUnavailable or the database's error when ``Limits.start_wait`` is over.
+        Raises permanent errors, and KafkaUnavailable or the database's error when ``Limits.start_wait`` is over.
         """
         began, waits, limit = monotonic(), Backoff().waits(), self._limits.start_wait or math.inf
         trouble: events.KafkaTrouble | events.DatabaseTrouble
@@ -90,7 +90,7 @@ class StartChecks:
                 self._check()
             except KafkaUnavailable as error:
                 if monotonic() - began >= limit:
-                    raise KafkaUnavailable(f"{error}; {CHECK_KAFKA}") from error
+                    raise KafkaUnavailable(error.text, CHECK_KAFKA) from error
                 trouble, reason = events.KafkaTrouble(error=str(error)), str(error)
             except Exception as error:
                 if not is_transient_at_start(error) or monotonic() - began >= limit:
@@ -100,7 +100,7 @@ class StartChecks:
                 return not self._stopping.is_set()
             if not is_delayed:
                 is_delayed = True
-                make_consumer({**self._config, "log_level": 0}).close()  # raises for what the client does not know
+                make_consumer({**self._config, "log_level": 0}).close()  # raises for options that are not known
                 self._announce(events.StartDelayed(reason=reason, limit=self._limits.start_wait))
             wait = max(0.0, min(next(waits), limit - (monotonic() - began)))
             self._announce(replace(trouble, wait=wait))
@@ -111,15 +111,15 @@ class StartChecks:
         """Check everything that can be wrong before the first record; each error is one sentence."""
         with first_connection(self._ledger.engine) as connection:
             check(connection, self._ledger.schema)
-            if (found := pooler.detect(connection)) is not None:
-                self._announce(events.PoolerDetected(announced=found.announced, answering=found.answering))
+            if (detected := pooler.detect(connection)) is not None:
+                self._announce(events.PoolerDetected(announced=detected.announced, answering=detected.answering))
         self._check_tables()
         identity = Identity(self._config, min(self._limits.start_wait or math.inf, self._limits.kafka_timeout))
         try:
             identity.cluster_id()
             counts = self._counts(identity)
         except KafkaRefused as error:
-            raise ConfigError(f"{error}; {CHECK_KAFKA}") from None
+            raise ConfigError(f"{error.text}; {CHECK_KAFKA}") from None
         for topic, number in self._partitions or ():
             if not 0 <= number < counts[topic]:
                 raise ConfigError(
@@ -130,7 +130,7 @@ class StartChecks:
     def _counts(self, identity: Identity) -> Mapping[str, int]:
         """How many partitions each topic has. Raises ConfigError for one that stays unknown.
 
-        A broker that has just started gives that answer for topics that exist.
+        A broker that has just started answers so even for topics that exist.
         """
         for pause in UNKNOWN:
             counts = identity.known(self._pipeline.topics)
@@ -139,9 +139,9 @@ class StartChecks:
         return identity.partitions(self._pipeline.topics)
 
     def _check_tables(self) -> None:
-        """A table, column or right that is missing is found now, and not by the first record.
+        """Find missing tables, columns and rights before the first record.
 
-        What may pass (a lock that an index build holds) does not keep the worker from starting: its batches wait.
+        A transient error (a lock that an index build holds) does not keep the worker from starting: its batches wait.
         """
         wait = text("SELECT set_config('lock_timeout', :wait, true)")
         try:
@@ -155,9 +155,11 @@ class StartChecks:
 
 
 def is_transient_at_start(error: BaseException) -> bool:
-    """Whether the database may answer later; False where it has refused us, or where the error is none of a database.
+    """Whether the database may answer later; False if it has refused us, or the error is not a database's.
 
-    A wrong password is not waited for: the server counts the tries.
+    A wrong password is not tried again: the server may count the attempts.
     """
-    said = str(error_attribute(error, "orig") or error).lower()
-    return is_transient(error) and not any(sentence in said for sentence in _REFUSED) and not _BAD_VALUE.search(said)
+    message = str(error_attribute(error, "orig") or error).lower()
+    return (
+        is_transient(error) and not any(sentence in message for sentence in _REFUSED) and not _BAD_VALUE.search(message)
+    )

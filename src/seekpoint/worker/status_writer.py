@@ -1,4 +1,4 @@
-"""Stores what operators look at, and polls for requests of replays, from a thread for which the worker never waits."""
+"""Stores rows for operators, and polls for requested replays, on a thread that a running worker never waits for."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from seekpoint.ledger.status import StatusTables, WorkerProcess
 from seekpoint.records import Partition
 
 PRUNE = 60  # each partition's samples are pruned every 60th time
-MINUTE = 60.0  # seconds between two times where no samples are written
+MINUTE = 60.0  # seconds between two prunings, if no samples are written
 ENDED = "ended"
-RENEWAL = 20.0  # seconds at most between two polls, each of which says that a request in hand has its worker
-END = 1.0  # seconds that the end of a worker waits for its last row
+RENEWAL = 20.0  # at most this many seconds between two polls; each shows that a request's worker is alive
+END = 1.0  # seconds that an ending worker waits for its last row
 
 
 @dataclass(frozen=True, slots=True)
 class _Status:
-    """What is written: how the worker is, and the partitions that it has."""
+    """The status to write: the worker's state, and the partitions that it has."""
 
     state: str
     partitions: Collection[Partition] = ()
@@ -39,9 +39,9 @@ class _Status:
 class StatusWriter:
     """Writes a worker's row, samples of its positions and of their logs, and what its pipeline declares (by topic).
 
-    ``in_hand`` says what the worker's thread does while it shows no status for long: a transaction with a slow handler.
-    Where a status is not written yet when the next one comes, it is left out. Of errors in a row the first one is
-    announced, by the worker's thread.
+    ``in_hand`` describes the transaction that the worker's thread is in, if it shows no status for long.
+    A status that is not written before the next one comes is dropped. The worker's thread announces the first of
+    consecutive errors.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class StatusWriter:
         self._ledger, self._watermarks, self._announce = ledger, watermarks, announce
         self._poll_replay_requests, self._in_hand = poll_replay_requests, in_hand
         self._state = "running"  # the one that was written last
-        self._declared = dict(declared)  # what is not stored yet
+        self._declared = dict(declared)  # by topic; those that are not stored yet
         self._every, self._sample_every = ledger.limits.lag_check, ledger.limits.sample_positions
         self._show_at = self._write_at = self._sample_at = self._prune_at = 0.0
         self._has_claimed = False
-        self._samples = randbelow(PRUNE)  # else workers that live for less than an hour prune a few partitions alone
+        self._samples = randbelow(PRUNE)  # random, or workers that live less than an hour would prune the same few
         self._error: Exception | None = None  # to be announced
         self._has_failed = False
         self._next: _Status | None = None
@@ -79,10 +79,10 @@ class StatusWriter:
         return now >= self._show_at
 
     def show(self, state: str, partitions: Collection[Partition], now: float, trouble: str | None = None) -> None:
-        """Store how the worker is. ``partitions`` are those that it has claimed, and whose topics it knows."""
+        """Have the worker's state stored. ``partitions`` are those that it has claimed and whose topics are known."""
         is_first_claim = bool(partitions) and not self._has_claimed
         self._has_claimed = self._has_claimed or is_first_claim
-        # Until the first claim it looks more often, to write soon after it.
+        # More often until the first claim, to write soon after it.
         self._show_at = now + (self._every if self._has_claimed else min(self._every, 1.0))
         with self._changed:
             error, self._error = self._error, None
@@ -107,7 +107,7 @@ class StatusWriter:
             status, has_ended = self._await()
             if status is None and has_ended:
                 return
-            # On a connection of its own: display delays no claim, also where a write hangs and the pool has two.
+            # On a separate connection: a write that hangs must not delay a claim, even if the pool has only two.
             with self._ledger.apart() as ledger:
                 self._store(status, ledger, has_ended=has_ended)
 
@@ -135,24 +135,24 @@ class StatusWriter:
         return None
 
     def _await(self) -> tuple[_Status | None, bool]:
-        """The next status, None where none is shown for long; and whether the worker ends."""
+        """The next status, None if none was shown for long; and whether the worker ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._next is not None or self._has_ended, min(2 * self._every, RENEWAL))
             status, self._next = self._next, None
             return status, self._has_ended
 
     def _write_in_hand(self, tables: StatusTables) -> None:
-        """The worker's row while its thread is in a long transaction: else it would count as gone after a minute."""
+        """Renew the worker's row while its thread is in a long transaction, or it counts as gone after a minute."""
         if (in_hand := self._in_hand()) is not None:
             tables.seen(self._state, in_hand)
 
     def _write(self, status: _Status, tables: StatusTables) -> None:
         self._state = status.state
         tables.seen(status.state, status.trouble)
-        claimed = {p.topic for p in status.partitions}
-        if new := {topic: one for topic, one in self._declared.items() if topic in claimed}:
+        claimed = {partition.topic for partition in status.partitions}
+        if new := {topic: declaration for topic, declaration in self._declared.items() if topic in claimed}:
             tables.declare(new)
-            self._declared = {topic: one for topic, one in self._declared.items() if topic not in new}
+            self._declared = {topic: declaration for topic, declaration in self._declared.items() if topic not in new}
         now = monotonic()
         if status.partitions and self._sample_every > 0 and now >= self._sample_at:
             self._sample_at = now + self._sample_every
@@ -161,4 +161,4 @@ class StatusWriter:
             self._prune_at = now + (self._sample_every or MINUTE)
             self._samples += 1
             partitions = sorted(status.partitions)
-            tables.prune([p for n, p in enumerate(partitions) if n % PRUNE == self._samples % PRUNE])
+            tables.prune([partition for n, partition in enumerate(partitions) if n % PRUNE == self._samples % PRUNE])

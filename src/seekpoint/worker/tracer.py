@@ -1,4 +1,4 @@
-"""What a worker asks of a tracer."""
+"""The protocol of a worker's tracer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from seekpoint.worker.open_batch import OpenBatch
 
 
 class Tracer(Protocol):
-    """Makes a span of each transaction, on the worker's thread: :class:`seekpoint.tracing.Tracing`."""
+    """Creates a span for each transaction, on the worker's thread: :class:`seekpoint.tracing.Tracing`."""
 
     def transaction(self, pipeline: Pipeline[Any, Any], batch: OpenBatch, attempt: int) -> AbstractContextManager[None]:
-        """The block in which one attempt applies and commits the batch; it passes on what is raised there."""
+        """The block in which one attempt applies and commits the batch; it must not suppress exceptions."""
 
     def __call__(self, event: Event) -> None:
-        """Take one event into account: those of the transaction come within its block."""
+        """Receive one event; a transaction's events come within its block."""

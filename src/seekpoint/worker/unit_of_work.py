@@ -1,7 +1,7 @@
 """One transaction of a worker: hold, apply, insert dead letters, advance, record attempts, COMMIT; and its retry.
 
-The only place where a worker asks for the COMMIT of a batch's rows (I1); `postgres.session` sends it. A requested
-replay has a transaction of its own (`worker.replay.replay_one`).
+Only this module asks for the COMMIT of a batch's rows (I1); `postgres.session` sends it. A requested replay has a
+separate transaction (`worker.replay.replay_one`).
 """
 
 from __future__ import annotations
@@ -50,30 +50,30 @@ class PartitionOwner(Protocol):
     """Knows which partitions are active: the assignment of a worker, or fixed claims of the test kit."""
 
     def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
-        """What the transaction holds: those of the batch where its reading began, and others at their position."""
+        """What the transaction holds: the batch's partitions where it begins, and others at their position."""
 
     def accept(self, moved: Iterable[Claim]) -> None:
         """Take the claims over, after COMMIT."""
 
     def reconcile(self, starts: Mapping[Partition, int]) -> set[Partition]:
-        """After a refusal: ask the ledger; returns what must be dropped from the batch."""
+        """After a refusal: compare with the ledger; returns the partitions to drop from the batch."""
 
     def topic_id_mismatches(
         self, answer: Answer, partitions: Iterable[Partition]
     ) -> Mapping[Partition, PartitionStopped | None]:
-        """Those whose topic is not the one that was claimed; None where its id is unknown at this moment."""
+        """The partitions whose topic is not the one that was claimed; None if its id is unknown now."""
 
     def stop_or_reclaim(self, stops: Mapping[Partition, PartitionStopped | None]) -> None:
-        """Stop reading these; those without a stop, until their topic's id is answered again."""
+        """Stop reading these partitions; those without a stop only until the brokers know their topics again."""
 
     def schedule_retry(self, retry: RetryLater, records: Sequence[RawRecord], position: int) -> None:
-        """Keep what was read of one partition until its first record, which failed, is due again."""
+        """Keep a partition's records until the first one, which failed, is due again."""
 
 
 class Committer:
     """Applies one batch after the other, in order, each in one transaction.
 
-    ``meanwhile`` is done while the server has not answered. ``size`` learns how long the batches take.
+    ``meanwhile`` is work to do while waiting for the server. ``size`` learns how long the batches take.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class Committer:
     def commit(self, batch: OpenBatch) -> None:
         """Apply the batch exactly once, or raise with nothing of it written.
 
-        Refused partitions are dropped from it and the others hold again without them. An unknown COMMIT and
-        any error that may pass run the same transaction again from the kept records: hold lets the ledger say
-        whether it already happened. Where a record is at fault, the next attempt searches for it.
+        Refused partitions are dropped from it, and the others are held again without them. After a COMMIT without an
+        answer or a transient error, the same transaction runs again from the kept records: hold finds out whether it
+        took effect already. If a record may be at fault, the next attempt searches for it.
         """
         self._open = monotonic(), batch
         try:
@@ -126,7 +126,7 @@ class Committer:
             self._open = None
 
     def in_hand(self) -> str | None:
-        """For how long the batch in hand has been applied, and its records; None between two. For other threads."""
+        """How long the batch in hand has taken, and its records; None between two. May be called from any thread."""
         if (in_hand := self._open) is None:
             return None
         began, batch = in_hand
@@ -137,24 +137,24 @@ class Committer:
         while mode is not None:
             try:
                 result = self._attempt_traced(batch, mode)
-            except Exception as error:  # noqa: BLE001 -- raised where it is not recovered from
+            except Exception as error:  # noqa: BLE001 -- raised again, unless it is recovered from
                 if (mode := self._recover(error, batch, mode)) is None:
                     raised = raised_by(error)
                     batch.note(raised)
                     raise raised from raised.__cause__
             except SystemExit as error:  # Python ends the process without a message about where it was raised
                 batch.note(error)
-                at = users_line(error) or "code of a handler, row= or codec"
+                line = users_line(error) or "code of a handler, row= or codec"
                 logger.error(
                     "%r was raised (at %s) and ends the worker, %s. To stop a worker, call Worker.stop(); for a record "
                     "that cannot be applied, raise seekpoint.Poison",
                     error,
-                    at,
+                    line,
                     notes(error)[-1],
                 )
                 raise
             else:
-                self._end_at_stops(result)  # the batch is written: an error of the client does not concern it
+                self._end_at_stops(result)  # outside try: the batch is committed, and an error here is not the batch's
                 return
             if not batch.buffer.reads:
                 return
@@ -201,7 +201,7 @@ class Committer:
         """Hold, apply, insert dead letters, advance, record attempts."""
         expected = self._owner.expected(batch.buffer.starts)
         held, dead_keys = self._hold(tx, expected)
-        batch.buffer.held = frozenset(e.claim.partition for e in expected)
+        batch.buffer.held = frozenset(entry.claim.partition for entry in expected)
         batch = batch.blocking(dead_keys)
         small = self._small_batch(tx, batch, mode) if self._pipeline.keep_key_order else None
         if small is not None:
@@ -219,13 +219,13 @@ class Committer:
 
     def _committed(self, result: BatchResult, seconds: float) -> events.Committed:
         rows: dict[str, int] = {}
-        for sink, count in zip(self._pipeline.sinks, result.rows, strict=False):  # after COMMIT nothing raises
+        for sink, count in zip(self._pipeline.sinks, result.rows, strict=False):  # nothing may raise after COMMIT
             name = ", ".join(sink.tables)
             rows[name] = rows.get(name, 0) + count
         return events.Committed(spans=result.spans, records=result.applied, seconds=seconds, rows=rows)
 
     def _hold_and_advance(self, tx: HandlerConnection, small: SmallBatch) -> list[Claim]:
-        """Hold, advance and write the rows in one round trip: what is announced here has happened by then."""
+        """Hold, advance and write the rows in one round trip; the events are announced after it."""
         moved = self._ledger.hold_and_advance(tx, small.result.moves, small.statements)
         self._announce(events.Held(partitions=len(moved)))
         self._announce(events.Applied(records=small.result.applied))
@@ -237,10 +237,10 @@ class Committer:
         self._announce(events.Held(partitions=len(expected)))
         if not self._pipeline.keep_key_order:
             return held, None
-        return held, self._dead_letters.open_keys(tx, [e.claim.partition for e in expected])
+        return held, self._dead_letters.open_keys(tx, [entry.claim.partition for entry in expected])
 
     def _recover(self, error: Exception, batch: OpenBatch, mode: Mode) -> Mode | None:
-        """Do what the error asks for; returns how to try again, None if another attempt would not help."""
+        """Recover from an error; returns how to try again, None if another attempt would not help."""
         raised = raised_by(error)
         if isinstance(error, CommitUnanswered):
             self._announce(events.CommitUnknown(error=raised))
@@ -253,7 +253,7 @@ class Committer:
                 self._size.ended(records)
             add_note(ended, self._size.note(records, seconds))
             if self._size.adapts and batch.is_ordinary and not isinstance(ended, Fenced):
-                # As it is, it would take as long again: what is read next is less.
+                # The same batch would take as long again; the next one is smaller.
                 batch.note(ended)
                 raise ended from ended.__cause__
         return self._apply_recovery(recovery_for(error, mode), batch, mode)
@@ -276,12 +276,12 @@ class Committer:
                 self._announce(recovery.event)
                 if recovery.ask_topic_ids:
                     batch.buffer.ask_again()
-                if recovery.reconcile:  # waits for the end of that transaction, and no longer than it may
+                if recovery.reconcile:  # waits for the end of that transaction, at most claim_wait
                     batch.drop(self._owner.reconcile(batch.buffer.starts))
         return again
 
     def _drop(self, drop: DropPartitions, batch: OpenBatch) -> bool:
-        """Leave partitions out, to be read again from the stored position; False where a retry would not help."""
+        """Leave partitions out, to be read again from the stored position; False if a retry would not help."""
         if drop.mismatches is None:
             self._announce(events.Refused(reason=drop.reason))
             dropped = self._owner.reconcile(batch.buffer.starts)
@@ -292,13 +292,13 @@ class Committer:
         return bool(dropped) or not drop.gives_up
 
     def _insert_dead_letters(self, tx: HandlerConnection, result: BatchResult) -> None:
-        """What is passed without being applied becomes a row, in this transaction (I1, I4)."""
+        """Insert the records that are passed without being applied, in this transaction (I1, I4)."""
         if dead_letters := result.dead_letters:
-            topic_ids = {p.topic: read.claim.topic_id for p, read in result.reads.items()}
+            topic_ids = {partition.topic: read.claim.topic_id for partition, read in result.reads.items()}
             self._dead_letters.insert(tx, dead_letters, topic_ids, self._pipeline.version)
 
     def _record_suspect_part(self, tx: HandlerConnection, result: BatchResult) -> None:
-        """Which part of a suspect range is tried next, with the end of this one: a transaction less for each."""
+        """Record which part of a suspect range is tried next, in this part's transaction, which saves one for each."""
         if (suspects := result.batch.suspects) is None:
             return
         suspects.noted = -1
@@ -311,27 +311,27 @@ class Committer:
             self._ledger.record_suspects(tx, [SuspectNote(read.claim, suspects.end, part_end)])
 
     def _record_attempts(self, tx: HandlerConnection, result: BatchResult) -> None:
-        """In front of which record a partition waits, how often it was tried, and when it is due."""
-        notes, found = [], []
+        """Store the record that a partition waits for or stopped at, how often it was tried, and when it is retried."""
+        notes, suspects = [], []
         ends: list[PoisonStop | RetryLater] = [*result.stops.values(), *result.retries.values()]
         for end in ends:
             wait = end.wait if isinstance(end, RetryLater) else None
             failure, pipeline = end.failure, self._pipeline
-            # 0: not an attempt. At the next start it comes together with the records after it; one that was on record
-            # as running has ended, and is no crash of a process that is killed while the partition is stopped.
+            # 0 is no attempt, so that the next start tries the record together with later ones. It replaces a stored
+            # attempt that counts as running: killing the process of a stopped partition must not count as its crash.
             number = 0 if failure.cause is Cause.PROGRAM else failure.attempts
             then = TRANSIENT if failure.cause is Cause.TRANSIENT else pipeline.on_poison.value
             attempt = Attempt(end.offset, number, failure.summary, wait, pipeline.retry.attempts, then)
             notes.append((result.reads[end.partition].claim, attempt))
-            if failure.cause in {Cause.CRASHED, Cause.PROGRAM}:  # a suspect gets a single-record attempt, too
-                found.append(result.reads[end.partition].claim)
+            if failure.cause in {Cause.CRASHED, Cause.PROGRAM}:  # a suspect would get a single-record attempt again
+                suspects.append(result.reads[end.partition].claim)
         if notes:
             self._ledger.record_attempts(tx, notes)
-        if found:
-            self._ledger.record_suspects(tx, [SuspectNote(claim, None) for claim in found])
+        if suspects:
+            self._ledger.record_suspects(tx, [SuspectNote(claim, None) for claim in suspects])
 
     def _require_same_topics(self, result: BatchResult) -> None:
-        """Since the last read, no topic was recreated: the records belong to the offsets (I4)."""
+        """Raise TopicIdMismatch if a topic was recreated before the last read: its offsets are other records' (I4)."""
         topic_ids = result.batch.buffer.topic_ids
         assert topic_ids is not None
         if mismatches := self._owner.topic_id_mismatches(topic_ids, list(result.reads)):
@@ -339,14 +339,14 @@ class Committer:
 
     def _announce_dead_letters(self, result: BatchResult) -> None:
         for aside in result.dead_letters:
-            at = aside.record
+            record = aside.record
             self._announce(
                 events.DeadLettered(
-                    partition=Partition(at.topic, at.partition),
-                    offset=at.offset,
+                    partition=Partition(record.topic, record.partition),
+                    offset=record.offset,
                     state=aside.state,
                     failure=aside.failure,
-                    key=at.key,
+                    key=record.key,
                 )
             )
 
@@ -365,5 +365,5 @@ class Committer:
                     then="stop" if retry.failure.cause is Cause.TRANSIENT else self._pipeline.on_poison.value,
                 )
             )
-            rest = list(result.batch.buffer.records_of(partition, retry.offset))
-            self._owner.schedule_retry(retry, rest, result.position(partition))
+            records = list(result.batch.buffer.records_of(partition, retry.offset))
+            self._owner.schedule_retry(retry, records, result.position(partition))

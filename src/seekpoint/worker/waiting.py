@@ -1,4 +1,4 @@
-"""What a worker does while it waits for an answer of the server: it counts no time of user code, and reads ahead."""
+"""Waiting for the server: the worker reads ahead meanwhile, and the time does not count as user code's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Stopwatch:
         self._state = None, 0.0
 
     def wait(self, wait: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Call ``wait``, which waits for an answer of the server, without counting (a lock, an unreachable server)."""
+        """Call ``wait``, which waits for the server, without counting its time (a lock, an unreachable server)."""
         since, before = self._state
         if since is None:
             return wait(*args, **options)
@@ -44,15 +44,16 @@ class Stopwatch:
             self._state = monotonic(), before
 
     def seconds(self) -> float:
-        """Seconds of the users' code that runs now; 0 where none does."""
+        """Seconds of the users' code that runs now; 0 if none does."""
         since, before = self._state
         return before if since is None else before + monotonic() - since
 
 
 class Work(NamedTuple):
-    """What is done meanwhile; it must not use the connection.
+    """Work to do while waiting; it must not use the connection.
 
-    ``do`` is called until an answer is there, or it returns False. ``is_any`` is asked first, at each wait: cheap.
+    ``do`` is called until an answer is there, or it returns False. ``is_any`` is called first, at each wait, and must
+    be cheap.
     """
 
     is_any: Callable[[], bool]
@@ -66,7 +67,7 @@ def work_while_waiting(
     *args: Any,
     **options: Any,
 ) -> T:
-    """As ``driver.wait``; until an answer is there, ``work`` is done.
+    """Wait as ``driver.wait`` does, and do ``work`` until an answer is there.
 
     ``waits`` is one of psycopg's generators: it yields what it waits for, and is sent what is ready.
     """
@@ -75,7 +76,7 @@ def work_while_waiting(
     try:
         return type(driver).wait(driver, _working(driver, work, waits), *args, **options)
     except BaseException:
-        with suppress(Exception):  # of a lost connection; Python would print it when the generator is collected
+        with suppress(Exception):  # a lost connection's error, which Python would print when it collects the generator
             waits.close()
         raise
 
@@ -83,14 +84,14 @@ def work_while_waiting(
 def _working(
     driver: psycopg.Connection[Any], work: Work, waits: Generator[Wait, Ready | int, T]
 ) -> Generator[Wait, Ready | int, T]:
-    """Work as long as nothing is ready; then wait as ``waits`` does, in psycopg, which cancels at Ctrl-C."""
+    """Work until the socket is ready; with no work left, wait in psycopg, which cancels the statement on Ctrl-C."""
     is_any = True
     try:
         state, poll = next(waits), select.poll()
         while True:
             poll.register(driver.pgconn.socket, _EVENTS[state])
-            if is_any and (found := poll.poll(0)):
-                state = waits.send(_ready(found[0][1]))
+            if is_any and (polled := poll.poll(0)):
+                state = waits.send(_ready(polled[0][1]))
             elif is_any:
                 is_any = work.do()
             else:
@@ -101,15 +102,15 @@ def _working(
 
 
 def _ready(events: int) -> Ready:
-    """What is ready; an error, or a connection that was closed, is read as an answer is."""
-    written, read = events & select.POLLOUT, events & ~select.POLLOUT
-    return Ready.RW if read and written else Ready.W if written else Ready.R
+    """What is ready: an error or a closed connection counts as readable."""
+    writable, readable = events & select.POLLOUT, events & ~select.POLLOUT
+    return Ready.RW if readable and writable else Ready.W if writable else Ready.R
 
 
 def waiting(
     stopwatch: Stopwatch, meanwhile: Work | None = None
 ) -> Callable[[psycopg.Connection[Any]], Callable[..., Any]]:
-    """What makes of a connection how it waits: ``meanwhile`` is done, and the stopwatch does not count."""
+    """A function that returns a connection's ``wait``, which does ``meanwhile`` and is not counted by the stopwatch."""
 
     def wait_of(driver: psycopg.Connection[Any]) -> Callable[..., Any]:
         wait: Any = driver.wait if meanwhile is None else partial(work_while_waiting, driver, meanwhile)

@@ -1,4 +1,4 @@
-"""Running a worker: as a process until SIGTERM, or inside a service on a thread of its own."""
+"""Runs a worker: as a process until SIGTERM, or inside a service on a separate thread."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from seekpoint.events import Announcer, Observer
 from seekpoint.kafka.config import consumer_config
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.pipeline.frames import require_no_frames
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import require_read_committed, schema_translation, shown
+from seekpoint.worker.abort import Abort
 from seekpoint.worker.health import Health, HealthBoard
 from seekpoint.worker.loop import Loop
+from seekpoint.worker.signal_handlers import STOP_SIGNALS, handled
 from seekpoint.worker.tracer import Tracer
 from seekpoint.worker.waiting import Stopwatch
 
@@ -34,24 +37,24 @@ class Worker:
     """Applies a pipeline's records exactly once, as one member of its group.
 
     ``engine`` is a URL or sync ``Engine`` on ``postgresql+psycopg``; ``kafka`` librdkafka's own configuration,
-    passed through but for the keys that the promise hangs on. ``partitions=[(topic, number), ...]`` reads a
+    passed through except for the keys that exactly once depends on. ``partitions=[(topic, number), ...]`` reads a
     fixed list without a group. ``observe`` gets every event, on the worker's thread (``MembershipRenewed`` on the
-    heartbeat's, ``WorkerStopped`` on a timer's where ``grace`` is over). Scale by more workers in more processes,
-    not by threads.
+    heartbeat's, ``WorkerStopped`` on a timer's if ``grace`` is over). Scale with more workers in more processes, not
+    with threads.
 
-    ``tracing=Tracing()`` makes a span of each transaction (:class:`seekpoint.tracing.Tracing`); by default there are
-    none.
+    ``tracing=Tracing()`` creates a span for each transaction (:class:`seekpoint.tracing.Tracing`); by default there
+    are none.
 
     A worker whose pipeline writes a topic's records to other tables than the group does, at the same version, waits
     outside the group (event ``DeclarationRefused``). With ``accept_declaration=True`` its tables replace the group's,
-    and workers that run exit as outdated. Of a group that an operator has forgotten it raises GroupForgotten; with the
-    time that the error names as ``accept_forgotten`` it begins again at its StartAt, as a new group.
+    and running workers exit as outdated. If an operator removed the group from the ledger, it raises GroupForgotten;
+    pass the time that the error names as ``accept_forgotten`` to begin again at StartAt, as a new group.
 
-    With ``mirror=True`` it also commits its positions to Kafka, after they are committed in Postgres and every five
-    seconds at the most, so that tools show the group's lag. Nothing is read back from there.
+    With ``mirror=True`` it also commits its positions to Kafka, after they are committed in Postgres and at most every
+    five seconds, so that tools show the group's lag. Nothing is read back from there.
 
-    Making a worker does no I/O; clients and connections are made in the thread that runs it. A worker runs
-    once. Raises ConfigError where the declaration, the engine or the configuration contradict each other.
+    The constructor does no I/O; clients and connections are made in the thread that runs the worker. A worker runs
+    once. Raises ConfigError if the declaration, the engine or the configuration contradict each other.
     """
 
     def __init__(
@@ -69,10 +72,11 @@ class Worker:
         observe: Sequence[Observer] = (),
         tracing: Tracer | None = None,
     ) -> None:
+        require_no_frames(pipeline)
         if not isinstance(pipeline, Pipeline):
             raise ConfigError(f"Worker needs a Pipeline, got {type(pipeline).__name__}")
+        self.pipeline = pipeline.taken()
         consumer_config(kafka, group=pipeline.group)  # refuse contradictions now, where they were written
-        self.pipeline = pipeline
         require_read_committed(engine)
         _require_one_name(pipeline, schema_translation(engine))
         self._own_engine = not isinstance(engine, Engine)
@@ -90,7 +94,7 @@ class Worker:
         self._kafka, self._mirror = dict(kafka), mirror
         self._partitions: Collection[tuple[str, int]] | None = None if partitions is None else list(partitions)
         self._check_partitions()
-        self._stopwatch = Stopwatch()
+        self._stopwatch, self._abort = Stopwatch(), Abort()
         self._board = HealthBoard(stopwatch=self._stopwatch, allowed=self._ledger.limits.transaction_age)
         self._announce = Announcer((self._board, *events.checked(observe)), group=pipeline.group)
         self._tracer = _checked_tracer(tracing)
@@ -105,7 +109,7 @@ class Worker:
 
     @property
     def engine(self) -> Engine:
-        """Where its ledger and its tables are; a job of the same pipeline takes it from here."""
+        """The engine of its ledger and its tables, for jobs of the same pipeline, too."""
         return self._ledger.engine
 
     @property
@@ -120,7 +124,7 @@ class Worker:
 
     @property
     def limits(self) -> Limits:
-        """How much one transaction may hold, and how long things may take."""
+        """The limits of its transactions and of its waits."""
         return self._ledger.limits
 
     def _check_partitions(self) -> None:
@@ -140,21 +144,21 @@ class Worker:
         return self._board.read()
 
     def add_observer(self, observer: Observer) -> None:
-        """Pass the events from now on to one more observer, too. Raises ConfigError for what is no observer."""
-        for one in events.checked([observer]):
-            self._announce.add(one)
+        """Add an observer, which gets all later events. Raises ConfigError if it is not an observer."""
+        for checked in events.checked([observer]):
+            self._announce.add(checked)
 
     @property
     def has_started(self) -> bool:
-        """Whether it has joined its group, or waits outside of it; False while it waits for its servers."""
+        """Whether it has joined its group, or waits outside it; False while it waits for its servers."""
         return self._board.has_started
 
     def stop(self, grace: float | None = None) -> None:
         """Ask the worker to finish the batch in hand and leave; returns at once, from any thread.
 
-        With ``grace``, a worker that has not ended after so many seconds is given up: its connection is closed, so that
-        nothing of the batch is committed, its client leaves the group, and its end is a StopTimeout that names what has
-        not returned. The next owners of its partitions count a crash.
+        With ``grace``, a worker that has not ended after these seconds is given up: its connection is closed, so that
+        nothing of the batch is committed, its client leaves the group, and it ends with a StopTimeout that names what
+        has not returned. The next owners of its partitions count a crash.
         """
         self._stopping.set()
         if grace is not None:
@@ -169,34 +173,27 @@ class Worker:
     def run(self) -> None:
         """Work until SIGTERM or SIGINT, finishing the batch in hand; returns when drained.
 
-        A second signal aborts: the open transaction is thrown away, and its records are read again by
-        the next owner. A third ends the process at once, also where a server never answers. Outside the
-        main thread no signal handler is installed. Raises what another attempt would not fix: ConfigError,
-        SchemaMismatch, HandlerOutdated, GroupForgotten, what the handler raises, and errors of the database and of
-        Kafka as they are.
+        A second signal aborts: the open transaction is rolled back, and the next owner reads its records again. An
+        async handler is cancelled, and may clean up. A third signal ends the process at once, even if a server never
+        answers. Outside the main thread no signal handler is installed. Raises errors that a retry would not fix:
+        ConfigError, SchemaMismatch, HandlerOutdated, GroupForgotten, what the handler raises, and errors of the
+        database and of Kafka unchanged.
         """
-        if threading.current_thread() is not threading.main_thread():
+        with handled(self._on_signal):
             self._run()
-            return
-        before = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            self._run()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         unborn = number == signal.SIGINT and not self._board.has_started  # waits for its servers: nothing is in hand
         if unborn or self._stopping.is_set():
-            for each in (signal.SIGTERM, signal.SIGINT):  # to abort speaks to the database too, which may not answer
-                signal.signal(each, signal.SIG_DFL)
-            told = "before the worker had started" if unborn else f"second {signal.Signals(number).name}: aborted"
-            raise KeyboardInterrupt(told)
+            for signum in STOP_SIGNALS:  # the next one ends the process: an abort needs the database
+                signal.signal(signum, signal.SIG_DFL)
+            reason = "before the worker had started" if unborn else f"second {signal.Signals(number).name}: aborted"
+            self._abort(reason)
         self._stopping.set()
 
     def _run(self) -> None:
         if not self._begun.acquire(blocking=False):
-            raise ConfigError("a worker runs once: make a new one")
+            raise ConfigError("a worker runs once, and this one has run: create a new Worker")
         loop = self._loop = Loop(
             self.pipeline,
             self._ledger,
@@ -205,6 +202,7 @@ class Worker:
             announce=self._announce,
             stopping=self._stopping,
             stopwatch=self._stopwatch,
+            abort=self._abort,
             tracer=self._tracer,
             mirror=self._mirror,
             batch_ended=self._board.batch_ended,
@@ -213,7 +211,7 @@ class Worker:
             loop.run()
         finally:
             self._ended.set()
-            if self._own_engine:  # made from a URL: no other code closes its connections
+            if self._own_engine:  # created from a URL: no other code closes its connections
                 self._ledger.engine.dispose()
 
     def running(
@@ -223,37 +221,37 @@ class Worker:
         grace: float | None = 25.0,
         on_error: Callable[[BaseException], object] | None = None,
     ) -> Running:
-        """Run on a thread of its own, for the length of a ``with`` or ``async with`` block.
+        """Run on a new thread, for the length of a ``with`` or ``async with`` block.
 
         Entering waits until the worker has started, or waits outside its group (a reload, other tables); leaving
         drains it, and raises the error that ended it early, if one did. ``health().live`` turns False at once when
         that happens. Installs no signal handler.
 
-        With ``wait=False`` it is entered at once: brokers or a database that do not answer are waited for on the
-        worker's thread, at most ``Limits.start_wait`` seconds, and what is wrong for good is raised on leaving.
-        ``health().trouble`` says what is missing.
+        With ``wait=False`` entering returns at once: the worker's thread waits for brokers or a database that do not
+        answer, at most ``Limits.start_wait`` seconds, and leaving raises a permanent error. ``health().trouble`` says
+        what is missing.
 
-        ``on_error`` is given the error that ended the worker, on its thread, unless it is raised on entering. The log
-        ``seekpoint.events`` has it in any case, at ERROR, with its traceback.
+        ``on_error`` is called with the error that ended the worker, on its thread, unless entering raises it. The log
+        ``seekpoint.events`` always has it, at ERROR, with its traceback.
 
-        Leaving takes ``grace`` seconds at most, and some for leaving the group: a worker that has not ended by then is
+        Leaving takes at most ``grace`` seconds, and some to leave the group: a worker that has not ended by then is
         given up as :meth:`stop` says, and StopTimeout is raised. None waits without limit.
         """
         if on_error is not None and not callable(on_error):
             raise ConfigError(f"on_error={on_error!r}: must be a function that takes the error")
         if inspect.iscoroutinefunction(on_error) or inspect.iscoroutinefunction(type(on_error).__call__):
             raise ConfigError(
-                f"on_error={on_error!r} is an async function, and the worker's thread would never await it: give a "
-                "function, which may hand the error to your loop with loop.call_soon_threadsafe(...)"
+                f"on_error={on_error!r} is an async function, and the worker's thread would never await it: pass a "
+                "plain function, which may pass the error to your event loop with loop.call_soon_threadsafe(...)"
             )
         seconds = None if grace is None else _seconds("grace", grace)
         return Running(self, self._announce, wait=wait, grace=seconds, on_error=on_error)
 
 
-def _checked_tracer(given: Any) -> Tracer | None:
-    if given is not None and not callable(getattr(given, "transaction", None)):
-        raise ConfigError(f"tracing={given!r}: must be a seekpoint.tracing.Tracing(), or None")
-    return given  # type: ignore[no-any-return]
+def _checked_tracer(tracer: Any) -> Tracer | None:
+    if tracer is not None and not callable(getattr(tracer, "transaction", None)):
+        raise ConfigError(f"tracing={tracer!r}: must be a seekpoint.tracing.Tracing(), or None")
+    return tracer  # type: ignore[no-any-return]
 
 
 def _seconds(name: str, value: Any) -> float:
@@ -284,11 +282,11 @@ class Running:
         self._announce.add(self._on_event)
         try:
             self.worker.run()
-        except BaseException as error:  # noqa: BLE001 -- raised again where the block is left
-            if self._ended.is_set():  # given up before
+        except BaseException as error:  # noqa: BLE001 -- raised again when the block is left
+            if self._ended.is_set():  # the worker was given up, and StopTimeout is raised instead
                 return
             self._error = error
-            if not self._wait or self._started.is_set():  # else it is raised on entering
+            if not self._wait or self._started.is_set():  # otherwise entering raises it
                 self._tell(error)
         finally:
             self._started.set()
@@ -348,14 +346,14 @@ class Running:
 
 
 def _require_one_name(pipeline: Pipeline, translation: Mapping[str | None, str | None]) -> None:
-    """Raise ConfigError if handlers' statements would mean another table than a sink by the sink's name of it."""
+    """Raise ConfigError if the engine translates a sink's schema: a handler's statements would reach another table."""
     for sink in pipeline.sinks:
         for table in sink.tables:
             schema, _, name = table.rpartition(".")
             translated = translation.get(schema or None, schema or None)
             if translated != (schema or None):
                 raise ConfigError(
-                    f"{sink!r} writes {table}, but the engine's schema_translate_map, which sinks do not use, has "
-                    f"{translated}.{name} for it: name the sink's table with its schema, or pass "
+                    f"{sink!r} writes {table}, but the engine's schema_translate_map, which sinks do not use, maps it "
+                    f"to {translated}.{name}: name the sink's table with its schema, or pass "
                     "engine.execution_options(schema_translate_map={})"
                 )

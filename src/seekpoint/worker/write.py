@@ -1,4 +1,4 @@
-"""Writes decoded records: sinks in their declared order, then the handler. Where a record may be at fault: Failed."""
+"""Writes decoded records: sinks in declared order, then the handler. Raises Failed if a record may be at fault."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sqlalchemy import Result as StatementResult
 
 from seekpoint.errors import ConfigError, HandlerMisuse, Poison
 from seekpoint.pipeline.batch import Batch
-from seekpoint.pipeline.pipeline import shown_handler
-from seekpoint.pipeline.sink import Handler, RowRefused, Sink
+from seekpoint.pipeline.handler import shown_handler
+from seekpoint.pipeline.sink import RowRefused, Sink
 from seekpoint.pipeline.writers import PROCESS_EXITS, PipelineWriters
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import driver_error, fault_of, is_database_error
@@ -24,34 +24,33 @@ from seekpoint.worker.open_batch import OpenBatch, Written
 
 
 def write(
-    tx: HandlerConnection, writers: PipelineWriters, made: Sequence[DecodedRecord], spans: Sequence[Span]
+    tx: HandlerConnection, writers: PipelineWriters, records: Sequence[DecodedRecord], spans: Sequence[Span]
 ) -> Sequence[int]:
-    """Sinks in their declared order, then the handler; returns how many rows each sink was given.
+    """Run the sinks in their declared order, then the handler; returns how many rows each sink got.
 
-    Raises Failed where a record is at fault.
+    Raises Failed if a record may be at fault.
     """
     counts: list[int] = []
     for n, (sink, writer) in enumerate(zip(writers.pipeline.sinks, writers.sinks, strict=True)):
-        written = (one.raw for one in made for _ in one.rows[n])
-        rows = [row for one in made for row in one.rows[n]]
+        written = (record.raw for record in records for _ in record.rows[n])
+        rows = [row for record in records for row in record.rows[n]]
         with _blaming(sink, n, written), writer.open(tx) as opened:
             opened.write(rows)
         counts.append(writer.count(rows))
-    handle = writers.pipeline.handle
-    if handle is not None and made:  # of no records, an executemany would insert a row of defaults
-        _handle(tx, handle, made, spans)
+    if writers.handler is not None and records:  # without records, an executemany would insert a row of defaults
+        _handle(tx, writers, records, spans)
     return counts
 
 
 def stream(
     tx: HandlerConnection, writers: PipelineWriters, chunks: Iterable[DecodedChunk], batch: OpenBatch
 ) -> Written:
-    """The rows of the only sink, as the chunks come."""
+    """Write the rows of the only sink, as the chunks come."""
     [sink], [writer] = writers.pipeline.sinks, writers.sinks
     applied = count = 0
     with _blaming(sink, 0, _written(writers, batch)), writer.open(tx) as opened:
         for raw, at_once, records in chunks:
-            rows = [row for one in records for row in one.rows[0]] if at_once is None else at_once
+            rows = [row for record in records for row in record.rows[0]] if at_once is None else at_once
             opened.write(rows)
             applied += len(raw if at_once is not None else records)
             count += writer.count(rows)
@@ -59,15 +58,15 @@ def stream(
 
 
 def _written(writers: PipelineWriters, batch: OpenBatch) -> Iterator[RawRecord]:
-    """The record of each row that was streamed, made again: nothing of it was kept. Begins when it is asked."""
+    """The record of each row that was streamed; lazy, and decoded again, because decoded records are not kept."""
     for raw in batch.buffer.replay():
-        for one in decode_each(writers, raw, batch, batch.admitted):
-            yield from repeat(one.raw, len(one.rows[0]))
+        for decoded in decode_each(writers, raw, batch, batch.admitted):
+            yield from repeat(decoded.raw, len(decoded.rows[0]))
 
 
 @contextmanager
 def _blaming(sink: Sink, number: int, written: Iterable[RawRecord]) -> Iterator[None]:
-    """Turn what may be a record's fault into Failed; ``written`` names a record for each row, in order."""
+    """Raise Failed for an error that may be a record's fault; ``written`` has the record of each row, in order."""
     try:
         yield
     except RowRefused as refused:
@@ -79,13 +78,13 @@ def _blaming(sink: Sink, number: int, written: Iterable[RawRecord]) -> Iterator[
 
 
 def _refused(sink: Sink, number: int, written: Iterable[RawRecord], refused: RowRefused) -> Exception:
-    """Names the record that the refused row came from; ``written`` names a record for each row, in order."""
+    """The error that names the refused row's record; ``written`` has the record of each row, in order."""
     if refused.line is None:
         return Failed(_of(sink, refused.cause), Cause.DATABASE, sink=number)
     for line, raw in enumerate(written, 1):
         if line == refused.line:
             return Failed(_of(sink, refused.cause), Cause.DATABASE, [raw], sink=number)
-    return ConfigError(f"{sink!r}: row= made other rows when it was asked again; it must depend on its record alone")
+    return ConfigError(f"{sink!r}: row= returned other rows for the same record: it must depend on its record only")
 
 
 def _of(sink: Sink, error: Exception) -> Exception:
@@ -94,39 +93,43 @@ def _of(sink: Sink, error: Exception) -> Exception:
     return error
 
 
-def _handle(tx: HandlerConnection, handle: Handler, made: Sequence[DecodedRecord], spans: Sequence[Span]) -> None:
-    who = shown_handler(handle)
+def _handle(
+    tx: HandlerConnection, writers: PipelineWriters, records: Sequence[DecodedRecord], spans: Sequence[Span]
+) -> None:
+    assert writers.handler is not None
+    name = shown_handler(writers.pipeline.handle)
     try:
-        with tx.lent(who):
-            returned: object = handle(tx, Batch([one.record for one in made], spans))  # type: ignore[func-returns-value]
+        with tx.lent(name):
+            returned = writers.handler(tx, Batch([record.record for record in records], spans))
             tx.check()
-            _require_nothing(who, returned)
+            _require_nothing(name, returned)
     except (ConfigError, *PROCESS_EXITS):
         raise
     except BaseException as error:
         if poison := poisons(error):
-            raise _poisoned(error, poison, made) from error
+            raise _poisoned(error, poison, records) from error
+        error = _of_database(error)
         if _is_kept_off(error):
             raise HandlerMisuse(
-                f"{who} used pgconn while statements of its own had no answer yet ({error}): end the connection's "
-                "pipeline() first"
+                f"{name} used pgconn while statements that it had sent were not answered yet ({error}): end the "
+                "connection's pipeline() first"
             ) from error
-        if isinstance(driver_error(error), psycopg.errors.PipelineAborted):  # it caught the first error of a pipeline
+        if isinstance(driver_error(error), psycopg.errors.PipelineAborted):  # the handler caught the first error
             raise tx.error_was_caught() from error
         if not is_database_error(error):
             raise Failed(error, Cause.HANDLER) from error
         if (fault := fault_of(error)) is None:
-            raise
+            raise error
         raise Failed(error, Cause.DATABASE, fault=fault) from error
 
 
-def _require_nothing(who: str, returned: object) -> None:
+def _require_nothing(name: str, returned: object) -> None:
     """Raise HandlerMisuse for anything but None or the result of a statement."""
     if returned is not None and not isinstance(returned, StatementResult):
         if inspect.iscoroutine(returned) or inspect.isgenerator(returned):
-            returned.close()  # else Python reports that it was never awaited, far from here
+            returned.close()  # otherwise Python reports later that it was never awaited
         raise HandlerMisuse(
-            f"{who} returned {_an(type(returned).__name__)}, which is never run, read or awaited: do the work "
+            f"{name} returned {_an(type(returned).__name__)}, which is never run, read or awaited: do the work "
             "inside the handler, and return None. (Loop over a map, a filter or a generator; call a partial; ask a "
             "Future for its result(); run a coroutine with asyncio.run)"
         )
@@ -137,36 +140,48 @@ def _an(name: str) -> str:
 
 
 def _is_kept_off(error: BaseException) -> bool:
-    """Whether libpq refused a call of its own functions, for answers are outstanding."""
+    """Whether libpq refused a call because answers are outstanding."""
     return isinstance(error, psycopg.OperationalError) and error.sqlstate is None and "pipeline mode" in str(error)
 
 
 def poisons(error: BaseException) -> list[Poison]:
-    """The error, where it is Poison, or the leaves of a group in which all are; else none."""
-    if isinstance(error, Poison):
-        return [error]
+    """The error if it is Poison, or the leaves of a group if all of them are; otherwise none."""
+    leaves = _leaves(error)
+    poison = [leaf for leaf in leaves if isinstance(leaf, Poison)]
+    return poison if len(poison) == len(leaves) else []
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    """The errors of a group, and of groups in it; of anything else, itself."""
     if not isinstance(error, BaseExceptionGroup):
-        return []
-    found = [poisons(each) for each in error.exceptions]
-    return [poison for each in found for poison in each] if all(found) else []
+        return [error]
+    return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
 
 
-def _poisoned(error: BaseException, poison: Sequence[Poison], made: Sequence[DecodedRecord]) -> Failed:
-    """Each record is blamed by the first that names it; of those that name none, one is searched for later."""
+def _of_database(error: BaseException) -> BaseException:
+    """The first error of an exception group (from asyncio.TaskGroup) of only database errors; else the error itself."""
+    leaves = _leaves(error)
+    return leaves[0] if all(map(is_database_error, leaves)) else error
+
+
+def _poisoned(error: BaseException, poison: Sequence[Poison], records: Sequence[DecodedRecord]) -> Failed:
+    """Blame each named record with the first Poison that names it; if none is named, bisection finds it later."""
     blamed: dict[str, Poison] = {}
     named: dict[str, RawRecord] = {}
-    for each in poison:
-        for raw in _named(each, made):
-            blamed.setdefault(raw.id, each)
+    for raised in poison:
+        for raw in _named(raised, records):
+            blamed.setdefault(raw.id, raised)
             named.setdefault(raw.id, raw)
     return Failed(poison[0] if len(poison) == 1 else error, Cause.POISON, list(named.values()), blamed=blamed)
 
 
-def _named(poison: Poison, made: Sequence[DecodedRecord]) -> list[RawRecord]:
-    """The records of the batch that it names; to leave out any others would change nothing, for ever."""
+def _named(poison: Poison, records: Sequence[DecodedRecord]) -> list[RawRecord]:
+    """The records of the batch that it names. Raises HandlerMisuse if it names only others: retries would not end."""
     if not poison.records:
         return []
     names = {getattr(record, "id", None) for record in poison.records}
-    if not (named := [one.raw for one in made if one.raw.id in names]):
-        raise HandlerMisuse(f"{poison!r} names no record of this batch: name those that the batch gave you") from poison
+    if not (named := [record.raw for record in records if record.raw.id in names]):
+        raise HandlerMisuse(
+            f"{poison!r} names no record of this batch: pass records of the batch that the handler got"
+        ) from poison
     return named

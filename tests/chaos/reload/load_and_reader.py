@@ -16,6 +16,7 @@ import psycopg
 from confluent_kafka import KafkaError, Message, Producer
 from psycopg import sql
 
+from chaos.reload.orders import BUCKETS
 from support.background import Background
 
 PARTITIONS = 2
@@ -112,6 +113,20 @@ class Load(Background):
             f"id {id_}: {found.get(id_)} is there, {wanted.get(id_)} should be"
             for id_ in sorted(wanted.keys() | found.keys())
             if wanted.get(id_) != found.get(id_)
+        ]
+
+    def wrong_totals(self, totals: Sequence[tuple[int, int, int]], ends: Sequence[int], version: int) -> list[str]:
+        """What is wrong with the sums at these offsets."""
+        wanted: dict[int, tuple[int, int]] = {}
+        for log, end in zip(self.logs, ends, strict=True):
+            for id_, amount, _ in log.records[:end]:
+                count, total = wanted.get(id_ % BUCKETS, (0, 0))
+                wanted[id_ % BUCKETS] = (count - 1, total) if amount is None else (count + 1, total + amount * version)
+        found = {bucket: (count, total) for bucket, count, total in totals}
+        return [
+            f"sums of bucket {bucket}: {found.get(bucket)} are there, {wanted.get(bucket)} should be"
+            for bucket in sorted(wanted.keys() | found.keys())
+            if wanted.get(bucket) != found.get(bucket)
         ]
 
 

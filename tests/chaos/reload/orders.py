@@ -1,4 +1,5 @@
 """The pipeline of the reload chaos, imported by name: version N multiplies each amount by N, and writes N beside it.
+A second table has sums: each record counts 1, a tombstone -1.
 
 ``RELOAD_CHAOS`` in the environment has the version and the group; and, in a driver, where its tasks leave their process
 ids, so that they can be killed. Tasks take their time with the first records, or nothing would hit them.
@@ -12,11 +13,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from seekpoint import Json, Pipeline, Upsert
+from seekpoint import Accumulate, Json, Pipeline, Upsert
 from seekpoint.records import Record
 from support.reload_orders import Order, OrderKey
 
 NAME = f"{__name__}:orders"
+BUCKETS = 10  # of ids, with a row of sums for each
 SLOW, OF = 0.02, 5  # seconds, each so many records
 SLOW_RECORDS = 200  # of a task's process
 
@@ -36,12 +38,22 @@ def orders() -> Pipeline:
         return {"id": order.id, "amount": order.amount * version, "at": order.at, "factor": version}
 
     sink = Upsert((what["schema"], "orders"), key=["id"], columns=["id", "amount", "at", "factor"], row=row)
+
+    def added(record: Record[Any, Any]) -> dict[str, Any]:
+        order = record.value
+        return {"bucket": order.id % BUCKETS, "records": 1, "amount": order.amount * version}
+
+    def taken(record: Record[Any, Any]) -> dict[str, Any]:
+        return {"bucket": record.key.id % BUCKETS, "records": 1, "amount": None}
+
+    path, add = (what["schema"], "totals"), ["records", "amount"]
+    totals = Accumulate(path, key=["bucket"], add=add, row=added, subtract=taken)
     return Pipeline(
         what["group"],
         topics=what["topic"],
         value=Json(Order, tombstones=True),
         key=Json(OrderKey),
-        sinks=[sink],
+        sinks=[sink, totals],
         version=version,
     )
 

@@ -36,10 +36,12 @@ WORKERS = 2
 # Half of the processor time of a Spark session that lives for seconds is for Java's optimizing compiler.
 JAVA = {"JDK_JAVA_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
 TABLE = (
-    "CREATE TABLE {s}.orders (id bigint PRIMARY KEY, amount bigint NOT NULL, at bigint NOT NULL, factor int NOT NULL)"
+    "CREATE TABLE {s}.orders (id bigint PRIMARY KEY, amount bigint NOT NULL, at bigint NOT NULL, factor int NOT NULL);"
+    "CREATE TABLE {s}.totals (bucket int PRIMARY KEY, records bigint NOT NULL, amount bigint NOT NULL)"
 )
 COMPUTED = (
-    f"SELECT {VERSION}, {OFFSETS}, coalesce(json_agg(json_build_array(id, amount, at, factor)), '[]') FROM {{s}}.orders"
+    f"SELECT {VERSION}, {OFFSETS}, coalesce(json_agg(json_build_array(id, amount, at, factor)), '[]'), "
+    "(SELECT coalesce(json_agg(json_build_array(bucket, records, amount)), '[]') FROM {s}.totals) FROM {s}.orders"
 )
 
 
@@ -267,8 +269,9 @@ class ReloadChaos:
         with self._connect() as connection:
             row = connection.execute(self.target.query(COMPUTED)).fetchone()
         assert row is not None
-        version, ends, rows = row
+        version, ends, rows, totals = row
         differing = self.load.differing([tuple(each) for each in rows], ends, version)
+        differing += self.load.wrong_totals([tuple(each) for each in totals], ends, version)
         if version != self.version:
             differing.append(f"the group is at version {version}, {self.version} was cut over to")
         self.counts.compared += len(rows)

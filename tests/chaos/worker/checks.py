@@ -15,6 +15,7 @@ import psycopg
 from support.background import Background
 
 TABLE = "chaos_results"
+SUMS = "chaos_sums"
 ACCOUNTED = "chaos_accounted"  # a view: the table's rows, and the dead letters
 
 # One snapshot: the position of each partition, and what was applied or dead-lettered in it.
@@ -48,20 +49,39 @@ LEFT JOIN unnest(%s::int[], %s::bigint[], %s::bigint[]) AS e(partition, low, hig
 WHERE r.topic IS DISTINCT FROM %s OR e.low IS NULL OR r."offset" < e.low OR r."offset" >= e.high
 ORDER BY r.partition, r."offset"
 """
+# What the sums of a topic's partitions, and of all of them, differ in from the table's rows.
+WRONG_SUMS = """
+SELECT name, sums.records, sums.offsets, wanted.records, wanted.offsets FROM (
+  SELECT coalesce('p' || partition, 'all') AS name, count(*) AS records, sum("offset") AS offsets,
+         min("offset") AS lowest, max("offset") AS highest
+  FROM chaos_results WHERE topic = %s GROUP BY GROUPING SETS ((), (partition))
+) AS wanted FULL JOIN (SELECT * FROM chaos_sums WHERE topic = %s) AS sums USING (name)
+WHERE (coalesce(sums.records, 0), coalesce(sums.offsets, 0), sums.lowest, sums.highest)
+      IS DISTINCT FROM (coalesce(wanted.records, 0), coalesce(wanted.offsets, 0), wanted.lowest, wanted.highest)
+ORDER BY name
+"""
 
 
 class Sampler(Background):
     """Checks the prefix in one read-only snapshot after the other, for the length of a ``with`` block (O2).
 
     In every snapshot, for each partition, the rows are exactly the offsets from ``base`` (where the round began)
-    up to the ledger's position. ``may_fall``: whether a position may go back in this round (O4). ``alarm`` is called
-    with every violation.
+    up to the ledger's position; with ``has_sums`` the sums are those of the rows. ``may_fall``: whether a position may
+    go back in this round (O4). ``alarm`` is called with every violation.
     """
 
     def __init__(
-        self, dsn: str, topic: str, base: Mapping[int, int], may_fall: bool, alarm: Callable[[str], None]
+        self,
+        dsn: str,
+        topic: str,
+        base: Mapping[int, int],
+        alarm: Callable[[str], None],
+        *,
+        may_fall: bool,
+        has_sums: bool,
     ) -> None:
         super().__init__()
+        self._has_sums = has_sums
         self._dsn, self._topic, self._base, self._may_fall, self._alarm = dsn, topic, base, may_fall, alarm
         self.news = threading.Condition()
         self.positions: dict[int, int] = dict(base)
@@ -89,7 +109,10 @@ class Sampler(Background):
         while not self._stop.wait(0.02):
             with connection.transaction():
                 rows = connection.execute(SNAPSHOT, [self._topic]).fetchall()
+                wrong = wrong_sums(connection, self._topic) if self._has_sums else []
             self._judge(rows)
+            for line in wrong:
+                self._alarm(f"snapshot {self.snapshots}: {line}")
 
     def _judge(self, rows: Sequence[tuple[Any, ...]]) -> None:
         with self.news:
@@ -122,11 +145,12 @@ class Account:
     lost: list[str] = field(default_factory=list)
     twice: list[str] = field(default_factory=list)
     disorder: list[str] = field(default_factory=list)
+    sums: list[str] = field(default_factory=list)
 
     @property
     def differing(self) -> list[str]:
         """Everything that is not as it must be, as lines."""
-        return [*self.lost, *self.twice, *self.disorder]
+        return [*self.lost, *self.twice, *self.disorder, *self.sums]
 
 
 def positions(connection: psycopg.Connection[Any], topic: str) -> dict[int, int]:
@@ -135,10 +159,23 @@ def positions(connection: psycopg.Connection[Any], topic: str) -> dict[int, int]
     return dict(connection.execute(asked, [topic]).fetchall())
 
 
+def wrong_sums(connection: psycopg.Connection[Any], topic: str) -> list[str]:
+    """The sums that are not those of the rows, as lines."""
+    return [
+        f"sums of {topic} {name}: {records} records, offsets {offsets}; its rows are {count} with {total}"
+        for name, records, offsets, count, total in connection.execute(WRONG_SUMS, [topic, topic])
+    ]
+
+
 def account(
-    connection: psycopg.Connection[Any], topic: str, low: Mapping[int, int], high: Mapping[int, int]
+    connection: psycopg.Connection[Any],
+    topic: str,
+    low: Mapping[int, int],
+    high: Mapping[int, int],
+    *,
+    has_sums: bool = False,
 ) -> Account:
-    """Compare rows and log: each offset in ``[low, high)`` once, nothing else, in the order of the log."""
+    """Compare rows and log: each offset in ``[low, high)`` once, nothing else, in the log's order; and the sums."""
     numbers = sorted(low)
     ranges = [numbers, [low[n] for n in numbers], [high[n] for n in numbers], topic]
     made = Account(sum(high[n] - low[n] for n in numbers))
@@ -151,6 +188,7 @@ def account(
         f"applied again or never produced: partition {p} offset {n} by {worker}"
         for p, n, worker in connection.execute(STRANGE, ranges)
     ]
+    made.sums = wrong_sums(connection, topic) if has_sums else []
     made.disorder = [
         f"out of order: {topic}/{p} offset {n} was written (row {seq}) after offset {before}"
         for p, n, before, seq in connection.execute(DISORDER, [topic])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from time import monotonic
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
-from chaos.worker.checks import TABLE
+from chaos.worker.checks import SUMS, TABLE
 from chaos.worker.fault_context import EVERY, FaultContext, Injected
 from chaos.worker.schedule import WORKERS, Fault
 from chaos.worker.worker_pool import SESSION_MS
@@ -171,15 +171,32 @@ def rewind(context: FaultContext, fault: Fault) -> Injected:
     with ledger.begin() as tx:
         at = ledger.positions_of([Partition(topic, number)], locked=False)[Partition(topic, number)]
         to = max(context.environment.base[number], at.next_offset - fault.amount)
-        reset_offset(tx, Partition(topic, number), to, actor="chaos", log=None, reason="rewind under load")
+        rebuilt = context.pool.plan.sums
+        at_number = Partition(topic, number)
+        reset_offset(tx, at_number, to, actor="chaos", log=None, reason="rewind under load", rebuilt=rebuilt)
         tx.connection.execute(
             text(f'DELETE FROM {TABLE} WHERE topic = :topic AND partition = :partition AND "offset" >= :to'),
             {"topic": topic, "partition": number, "to": to},
         )
+        if context.pool.plan.sums:
+            _rebuild_sums(tx.connection, topic, number)
     injected = Injected(monotonic(), frozenset([number]), mark)
     log.wait("ClaimLost", by=owner.name, since=mark, where=lambda s: s["partition"] == number)
     log.wait("Activated", since=mark, where=lambda s: (s["partition"], s["offset"]) == (number, to))
     return injected
+
+
+def _rebuild_sums(tx: Connection, topic: str, partition: int) -> None:
+    """Compute the sums of the rows again that are left: of this partition, which no worker has, and of all of them."""
+    rows = f"""
+        UPDATE {SUMS} SET (records, offsets, lowest, highest) = (
+            SELECT count(*), coalesce(sum("offset"), 0), min("offset"), max("offset") FROM {TABLE}
+            WHERE topic = :topic AND (:partition < 0 OR partition = :partition))
+        WHERE topic = :topic AND name = :name"""
+    lock = text(f"SELECT FROM {SUMS} WHERE topic = :topic AND name = 'all' FOR UPDATE")
+    tx.execute(lock, {"topic": topic})  # first: the statements after it see what its last owner has committed
+    for name, number in (("all", -1), (f"p{partition}", partition)):
+        tx.execute(text(rows), {"topic": topic, "name": name, "partition": number})
 
 
 def pause(context: FaultContext, fault: Fault) -> Injected:

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from confluent_kafka.cimpl import NewTopic
 from sqlalchemy import create_engine
 
-from chaos.worker.checks import ACCOUNTED, TABLE
+from chaos.worker.checks import ACCOUNTED, SUMS, TABLE
 from chaos.worker.event_log import EventLog
 from chaos.worker.schedule import WORKERS, PoolPlan
 from chaos.worker.worker_pool import BROKER, Standbys, WorkerPool
@@ -36,6 +36,8 @@ CREATE TABLE {TABLE} (
 CREATE INDEX ON {TABLE} (topic, partition, "offset");
 CREATE VIEW {ACCOUNTED} AS SELECT * FROM {TABLE} UNION ALL
   SELECT NULL, topic, partition, record_offset, 'dead letter' FROM seekpoint.dead_letter WHERE state = 'dead_lettered';
+CREATE TABLE {SUMS} (topic text, name text, records bigint CHECK (records >= 0), offsets numeric, lowest bigint,
+  highest bigint, PRIMARY KEY (topic, name));
 """
 
 
@@ -103,6 +105,7 @@ class Environment:
             "group": self.topic,
             "topic": self.topic,
             "table": TABLE,
+            "sums": SUMS if plan.sums else None,
             "partitions": PARTITIONS,
             "kafka": {"bootstrap.servers": self.kafka_proxy.bootstrap, **KAFKA},
         }
@@ -128,6 +131,6 @@ class Environment:
     def settle(self, ends: Mapping[int, int]) -> None:
         """The rows were checked: begin the next round with an empty table and short logs."""
         with self.connect() as connection:
-            connection.execute(f"TRUNCATE {TABLE}; DELETE FROM seekpoint.dead_letter")
+            connection.execute(f"TRUNCATE {TABLE}, {SUMS}; DELETE FROM seekpoint.dead_letter")
         self.base = dict(ends)
         self.log.clear()

@@ -31,7 +31,7 @@ if __name__ == "__main__":  # run by path: the package is the folder around this
 
 from seekpoint import Worker, events, schema
 from seekpoint.testing.servers.pair import Pair, start_pair
-from support.recorded_rows import Book, Stream
+from support.recorded_rows import RecordTable, Stream
 from support.waiting import until
 
 PROTOCOLS: Mapping[str, Mapping[str, Any]] = {
@@ -68,7 +68,7 @@ class Commits:
                 with self._changed:
                     self._last[name] = monotonic()
                     self._changed.notify_all()
-            elif isinstance(event, events.KafkaTrouble) and "two questions of the consumer" in event.error:
+            elif isinstance(event, events.KafkaTrouble) and "two requests of the consumer" in event.error:
                 with self._changed:
                     self._replaced[name] = monotonic()
 
@@ -97,7 +97,7 @@ class Groups:
         self.commits, self.names = Commits(), list[str]()
         self._streams: dict[str, Stream] = {}
         self._pair, self._engine, self._stack = pair, engine, stack
-        self._book = Book(engine, "seekpoint").create()
+        self._record_table = RecordTable(engine, "seekpoint").create()
         admin = AdminClient({"bootstrap.servers": pair.kafka.bootstrap})
         for protocol in PROTOCOLS:
             topic = f"freezes-{protocol}-{secrets.token_hex(3)}"
@@ -108,7 +108,7 @@ class Groups:
         kafka = {"bootstrap.servers": self._pair.kafka.bootstrap, **PROTOCOLS[protocol]}
         for number in range(WORKERS):
             name = f"{protocol} {number}"
-            pipeline = self._book.pipeline(topic, topic)
+            pipeline = self._record_table.pipeline(topic, topic)
             worker = Worker(pipeline, engine=self._engine, kafka=kafka, observe=[self.commits.of(name)])
             self._stack.enter_context(worker.running())
             self.names.append(name)
@@ -123,10 +123,10 @@ class Groups:
             yield
         for topic, stream in self._streams.items():
             until(partial(self._has_all, topic, stream), f"all records of {topic}", 60)
-            self._book.assert_holds(topic, stream.stored)
+            self._record_table.assert_holds(topic, stream.stored)
 
     def _has_all(self, topic: str, stream: Stream) -> bool:
-        return len(self._book.written(topic)) >= len(stream.stored)
+        return len(self._record_table.written(topic)) >= len(stream.stored)
 
 
 def run(freezes: int, seed: int, *, longest: float = LONGEST, show: Callable[[str], None] = print) -> int:

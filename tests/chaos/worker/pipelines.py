@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from seekpoint import Append, Bytes, Pipeline, Poison
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from seekpoint import Accumulate, Append, Batch, Bytes, Pipeline, Poison
 from seekpoint.pipeline.policy import DeadLetterLimits
 from seekpoint.records import Record
 
@@ -20,14 +24,19 @@ GOOD, POISON, REFUSED, CRASHING = (  # as msgspec writes them
 
 ORIGINS = ("topic", "partition", "offset")
 
+Row = tuple[str, int, int, str]
+
 
 def pipeline_of(what: Mapping[str, Any]) -> Pipeline[Any, Any]:
     """The pipeline that ``what`` describes."""
+    row, kind = _row_by(what["name"]), Append if what["durable"] else _ByCopy
+    sinks: list[Any] = [] if what["awaits"] else [kind(what["table"], columns=[*ORIGINS, "worker"], row=row)]
     return Pipeline(
         what["group"],
         topics=what["topic"],
         value=Bytes(),
-        sinks=[_by_row(Append if what["durable"] else _ByCopy, what["table"], what["name"])],
+        sinks=[*sinks, _sums(what["sums"])] if what["sums"] else sinks,
+        handle=_awaited(what["table"], row) if what["awaits"] else None,
         synchronous_commit=what["durable"],
         on_poison="dead_letter",
         dead_letter_limits=DeadLetterLimits(consecutive=None, ratio=None),
@@ -38,14 +47,42 @@ class _ByCopy(Append[bytes, Any]):
     """Chunks come while the COPY is open: a small batch is sent at once for ``Append`` itself alone."""
 
 
-def _by_row(sink: type[Append[bytes, Any]], table: str, name: str) -> Append[bytes, Any]:
-    def row(record: Record[bytes, Any]) -> tuple[str, int, int, str]:
+def _sums(table: str) -> Accumulate[bytes, Any]:
+    """Counts records in a row of each partition, and in one that all workers write."""
+
+    def rows(record: Record[bytes, Any]) -> list[tuple[Any, ...]]:
+        names = ("all", f"p{record.partition}")
+        return [(record.topic, name, 1, record.offset, record.offset, record.offset) for name in names]
+
+    key, add = ["topic", "name"], ["records", "offsets"]
+    return Accumulate(table, key=key, add=add, least=["lowest"], most=["highest"], rows=rows)
+
+
+def _row_by(name: str) -> Callable[[Record[bytes, Any]], Row]:
+    def row(record: Record[bytes, Any]) -> Row:
         if record.value == POISON:
             raise Poison("broken", record)
         _crash_at([record.value])
         return record.topic, record.partition, record.offset, "refused" if record.value == REFUSED else name
 
-    return sink(table, columns=[*ORIGINS, "worker"], row=row)
+    return row
+
+
+def _awaited(
+    table: str, row: Callable[[Record[bytes, Any]], Row]
+) -> Callable[[AsyncConnection, Batch[bytes, Any]], Awaitable[None]]:
+    """An async handler that writes these rows, by a task and a statement for each partition."""
+    insert = text(
+        f'INSERT INTO {table} (topic, partition, "offset", worker) VALUES (:topic, :partition, :offset, :worker)'
+    )
+
+    async def handle(tx: AsyncConnection, batch: Batch[bytes, Any]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for records in batch.by_partition().values():
+                rows = [dict(zip((*ORIGINS, "worker"), row(record), strict=True)) for record in records]
+                tasks.create_task(tx.execute(insert, rows))
+
+    return handle
 
 
 def _crash_at(values: Sequence[bytes | None]) -> None:

@@ -24,6 +24,7 @@ class Report:
     faults: Counter[str] = field(default_factory=Counter)
     missed: Counter[str] = field(default_factory=Counter)
     records: int = 0
+    summed: int = 0
     lost: int = 0
     twice: int = 0
     snapshots: int = 0
@@ -63,6 +64,7 @@ class Report:
             "unknown_commits": log.totals["CommitUnknown"],
             "rebalances": log.totals["rebalances"],
             "records": self.records,
+            "summed": self.summed,
             "dead_lettered": log.totals["DeadLettered"],
             "lost": self.lost,
             "twice": self.twice,
@@ -93,7 +95,7 @@ class Report:
         ]
         lines += [
             f"{self.records:,} records in {said['transactions']:,} transactions: lost {self.lost}, twice {self.twice}",
-            f"{self.small_transactions:,} of them in two round trips",
+            f"{self.small_transactions:,} of them in two round trips; {self.summed:,} records in sums, each once",
             f"{said['fences']} fenced, {said['unknown_commits']} unknown COMMITs, {said['rebalances']} rebalances",
             f"{said['suspect_ranges']} suspect ranges, {said['careful_seconds']} s in small parts, of all partitions",
             f"{self.snapshots:,} snapshots, worst recovery {said['worst_recovery_seconds']} s, {self.seconds:.0f} s",

@@ -56,7 +56,14 @@ def play(environment: Environment, round_: Round, report: Report) -> str:
         raise Failed([f"no pool for this round: {stuck}"]) from stuck
     ready = monotonic() - began
     may_fall = any(fault.kind in MAY_FALL for fault in round_.faults)
-    with Sampler(environment.dsn, environment.topic, environment.base, may_fall, environment.log.alarm) as sampler:
+    with Sampler(
+        environment.dsn,
+        environment.topic,
+        environment.base,
+        environment.log.alarm,
+        may_fall=may_fall,
+        has_sums=round_.pool.sums,
+    ) as sampler:
         try:
             outcomes, ends = _under_load(environment, pool, sampler, round_, report)
             environment.log.calm()
@@ -65,8 +72,9 @@ def play(environment: Environment, round_: Round, report: Report) -> str:
         finally:
             report.snapshots += sampler.snapshots
     with environment.connect() as connection:
-        judged = account(connection, environment.topic, environment.base, ends)
+        judged = account(connection, environment.topic, environment.base, ends, has_sums=round_.pool.sums)
     report.add(judged)
+    report.summed += judged.records if round_.pool.sums else 0
     if judged.differing:
         raise Failed(judged.differing)
     environment.settle(ends)

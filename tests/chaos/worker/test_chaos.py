@@ -46,6 +46,8 @@ def test_a_schedule_holds_every_kind_and_is_the_same_for_the_same_seed(rounds: i
     for round_ in dealt:
         needs_async = any(fault.kind.endswith("_async") or fault.step == "Copying" for fault in round_.faults)
         assert not (needs_async and round_.pool.durable)
+    assert any(round_.pool.sums for round_ in dealt) == (rounds > 3)
+    assert any(round_.pool.awaits for round_ in dealt) == (rounds > 3)
 
 
 def test_the_checks_find_lost_repeated_unexpected_and_unordered_rows(seekpoint_dsn: str) -> None:
@@ -61,9 +63,19 @@ def test_the_checks_find_lost_repeated_unexpected_and_unordered_rows(seekpoint_d
                 'INSERT INTO chaos_results (topic, partition, "offset", worker) VALUES (%s, %s, %s, %s)',
                 ["t", partition, offset, "w"],
             )
-        found = account(connection, "t", {0: 5, 1: 0}, {0: 9, 1: 3})
+        connection.execute(
+            "CREATE TEMP TABLE chaos_sums (topic text, name text, records bigint, offsets numeric, lowest bigint, "
+            "highest bigint); INSERT INTO chaos_sums VALUES ('t', 'all', 9, 37, 0, 9), ('t', 'p0', 4, 26, 5, 8), "
+            "('t', 'p1', 4, 12, 0, 9), ('t', 'p3', 1, 1, 1, 1)"
+        )
+        found = account(connection, "t", {0: 5, 1: 0}, {0: 9, 1: 3}, has_sums=True)
     assert found.records == 7
     assert found.lost == ["lost: t/0 offset 7"]
+    assert found.sums == [
+        "sums of t p0: 4 records, offsets 26; its rows are 4 with 25",
+        "sums of t p2: None records, offsets None; its rows are 1 with 0",
+        "sums of t p3: 1 records, offsets 1; its rows are None with None",
+    ]
     assert [line.split(": ")[0] for line in found.twice[:1]] == ["2 times"]
     assert [line.split(" by ")[0] for line in found.twice[1:]] == [
         "applied again or never produced: partition 1 offset 9",
@@ -127,6 +139,7 @@ def test_a_few_rounds_lose_nothing_and_apply_nothing_twice(tmp_path: Path) -> No
     assert written["records"] > 0
     assert written["transactions"] > written["small_transactions"] > 0
     assert written["dead_lettered"] > 0
+    assert written["summed"] > 0
 
 
 @pytest.mark.long

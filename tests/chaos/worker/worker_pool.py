@@ -129,11 +129,12 @@ class WorkerProcess(ChildProcess):
 class WorkerPool:
     """The workers of one group. The dead are replaced by :meth:`fill`."""
 
-    def __init__(self, plan: PoolPlan, what: Mapping[str, Any], dsn: str, bench: Standbys, log: EventLog) -> None:
-        self.plan, self.log, self._dsn, self._standbys = plan, log, dsn, bench
+    def __init__(self, plan: PoolPlan, what: Mapping[str, Any], dsn: str, standbys: Standbys, log: EventLog) -> None:
+        self.plan, self.log, self._dsn, self._standbys = plan, log, dsn, standbys
         self._what = {
             **what,
             "durable": plan.durable,
+            "awaits": plan.awaits,
             "limits": LIMITS,
             "kafka": {**what["kafka"], **KAFKA[plan.protocol], "max.poll.interval.ms": MAX_POLL_MS},
         }

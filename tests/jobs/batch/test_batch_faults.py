@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 
 from seekpoint import Limits, Partition
 from seekpoint.cli.app import app
-from seekpoint.errors import BatchRefused, ConfigError, ReloadOver
+from seekpoint.errors import BatchRefused, ConfigError, GroupPaused, ReloadOver
 from seekpoint.jobs.batch import batch as job
+from seekpoint.jobs.batch import steps
 from seekpoint.jobs.batch.open import open_batch
 from seekpoint.jobs.batch.publish import totals
 from seekpoint.jobs.reload import Driver, LocalStager, Run, Staged, Task, stage_range
@@ -26,9 +27,9 @@ from seekpoint.jobs.run import Tx
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Ledger
 from seekpoint.testing.servers.postgres import PostgresServer
-from support.batch_process import Batcher, Pausing, batch, offsets, paused
+from support.batch_process import Batcher, PausingStager, batch, offsets, paused
 from support.postgres_proxy import PostgresProxy
-from support.reload_orders import Shop, doubled, gone, of, shop_on
+from support.reload_orders import OrdersGroup, doubled, gone, of, orders_group_on
 
 FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
 LATER = [of(n % 50, n, n) for n in range(200, 230)]
@@ -36,219 +37,226 @@ PLACES = ["opened", "turn staging", "staging", "turn staged", "staged", "turn cu
 
 
 @pytest.fixture
-def shop(shop: Shop) -> Shop:
-    """The shop, with FIRST in its topic."""
-    shop.produce(shop.topic, FIRST, partition=0)
-    return shop
+def orders_group(orders_group: OrdersGroup) -> OrdersGroup:
+    """The group, with FIRST in its topic."""
+    orders_group.produce(orders_group.topic, FIRST, partition=0)
+    return orders_group
 
 
-def kill_at(shop: Shop, at: str) -> UUID:
+def kill_at(orders_group: OrdersGroup, at: str) -> UUID:
     """A driver in a process of its own begins a batch, and is killed at step ``at``."""
-    Batcher(shop, at=at).kill_where_it_waits()
-    return UUID(str(shop.execute("SELECT id FROM {schema}.reload_run WHERE strategy = 'batch'")[0][0]))
+    Batcher(orders_group, at=at).kill_where_it_waits()
+    return UUID(str(orders_group.execute("SELECT id FROM {schema}.reload_run WHERE strategy = 'batch'")[0][0]))
 
 
 @pytest.mark.repeats("at")
 @pytest.mark.parametrize("at", PLACES)
-def test_the_batch_of_a_killed_driver_is_taken_over_and_finished(shop: Shop, at: str) -> None:
-    run = kill_at(shop, at)
-    assert shop.rows() == []
-    assert offsets(shop) == {f"{shop.topic}/0": 0, f"{shop.topic}/1": 0}
-    assert paused(shop) == f"batch {run}"
-    shop.produce(shop.topic, LATER, partition=0)
-    done = batch(shop).take_over(run)
+def test_the_batch_of_a_killed_driver_is_taken_over_and_finished(orders_group: OrdersGroup, at: str) -> None:
+    run = kill_at(orders_group, at)
+    assert orders_group.rows() == []
+    assert offsets(orders_group) == {f"{orders_group.topic}/0": 0, f"{orders_group.topic}/1": 0}
+    assert paused(orders_group) == f"batch {run}"
+    orders_group.produce(orders_group.topic, LATER, partition=0)
+    done = batch(orders_group).take_over(run)
     assert done.run == run
     assert done.records == len(FIRST), "its ranges are what they were"
-    assert shop.rows() == doubled(FIRST, by=1)
-    assert shop.schemas() == []
-    assert batch(shop).run().records == len(LATER)
-    assert shop.rows() == doubled(FIRST + LATER, by=1)
-    assert paused(shop) is None
+    moved, _ = orders_group.ledger().read()
+    assert moved.leader_epoch is not None, "I4: so that a log that is rewritten later is noticed"
+    assert orders_group.rows() == doubled(FIRST, by=1)
+    assert orders_group.schemas() == []
+    assert batch(orders_group).run().records == len(LATER)
+    assert orders_group.rows() == doubled(FIRST + LATER, by=1)
+    assert paused(orders_group) is None
 
 
 @pytest.mark.repeats("at")
 @pytest.mark.parametrize("at", ["opened", "staging", "turn cut_over"])
-def test_the_batch_of_a_killed_driver_is_aborted_and_workers_continue(shop: Shop, at: str) -> None:
-    run = kill_at(shop, at)
+def test_the_batch_of_a_killed_driver_is_aborted_and_workers_continue(orders_group: OrdersGroup, at: str) -> None:
+    run = kill_at(orders_group, at)
     with pytest.raises(BatchRefused, match=f"--resume {run}.*abort {run}"):
-        batch(shop).run()
-    assert batch(shop).runs.abort(run, "its driver is dead").swept
-    assert paused(shop) is None
-    shop.produce(shop.topic, LATER[:10], partition=0)
-    assert batch(shop).run().records == len(FIRST) + 10, "its own claims do not pass for a worker"
-    worker = shop.worker()
-    shop.produce(shop.topic, LATER[10:], partition=0)
-    worker.finish(shop.topic, len(FIRST) + len(LATER))
-    assert shop.rows() == doubled(FIRST + LATER, by=1)
+        batch(orders_group).run()
+    assert batch(orders_group).runs.abort(run, "its driver is dead").swept
+    assert paused(orders_group) is None
+    orders_group.produce(orders_group.topic, LATER[:10], partition=0)
+    assert batch(orders_group).run().records == len(FIRST) + 10, "its own claims do not pass for a worker"
+    worker = orders_group.worker()
+    orders_group.produce(orders_group.topic, LATER[10:], partition=0)
+    worker.finish(orders_group.topic, len(FIRST) + len(LATER))
+    assert orders_group.rows() == doubled(FIRST + LATER, by=1)
     with pytest.raises(ReloadOver):
-        batch(shop).take_over(run)
+        batch(orders_group).take_over(run)
 
 
-def test_a_batch_without_a_driver_is_found_and_swept(shop: Shop) -> None:
-    run = kill_at(shop, "staging")
-    ((by, reason),) = shop.execute("SELECT paused_by, paused_reason FROM {schema}.consumer_group")
+def test_a_batch_without_a_driver_is_found_and_swept(orders_group: OrdersGroup) -> None:
+    run = kill_at(orders_group, "staging")
+    ((by, reason),) = orders_group.execute("SELECT paused_by, paused_reason FROM {schema}.consumer_group")
     assert by == f"batch {run}"
     assert f"seekpoint batch MODULE:NAME --resume {run}" in reason
     assert f"seekpoint reload abort {run}" in reason
-    where = ["--database-url", shop.engine.url.render_as_string(hide_password=False), "--schema", shop.schema]
-    shown = CliRunner().invoke(app, ["status", shop.group, *where], env={"COLUMNS": "200", "NO_COLOR": "1"})
-    assert f"{shop.group} is paused by batch {run}: {reason}" in shown.stdout
-    told = json.loads(CliRunner().invoke(app, ["status", shop.group, *where, "--json"]).stdout)
-    assert told[0]["paused"] == {"by": by, "reason": reason}
-    runs = batch(shop).runs
+    where = [
+        "--database-url",
+        orders_group.engine.url.render_as_string(hide_password=False),
+        "--schema",
+        orders_group.schema,
+    ]
+    shown = CliRunner().invoke(app, ["status", orders_group.group, *where], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert f"{orders_group.group} is paused by batch {run}: {reason}" in shown.stdout
+    statuses = json.loads(CliRunner().invoke(app, ["status", orders_group.group, *where, "--json"]).stdout)
+    assert statuses[0]["paused"] == {"by": by, "reason": reason}
+    runs = batch(orders_group).runs
     assert runs.sweep() == [], "it was heard of today"
     assert runs.sweep(timedelta(0)) == [run]
-    assert paused(shop) is None
+    assert paused(orders_group) is None
     assert "driver is gone" in (runs.get(run).error or "")
-    assert batch(shop).run().records == len(FIRST)
+    assert batch(orders_group).run().records == len(FIRST)
 
 
 def at_cut_over(monkeypatch: pytest.MonkeyPatch, then: Callable[[UUID, Tx], None]) -> None:
     """Do something in the last transaction of the batches to come, after its last statement."""
 
-    class Hooked(Driver):
+    class HookedDriver(Driver):
         def transition(self, tx: Tx, state: str) -> None:
             super().transition(tx, state)
             if state == "cut_over":
                 then(self.run.id, tx)
 
-    monkeypatch.setattr(job, "Driver", Hooked)
+    monkeypatch.setattr(job, "Driver", HookedDriver)
 
 
-def test_a_group_that_was_resumed_and_advanced_keeps_the_batch_out(shop: Shop) -> None:
+def test_a_group_that_was_resumed_and_advanced_keeps_the_batch_out(orders_group: OrdersGroup) -> None:
     """I2: a stale claim writes nothing."""
 
     def meanwhile(run: Run) -> None:
-        shop.ledger().resume(reason="impatience")
-        shop.work(len(FIRST))
+        orders_group.ledger().resume(reason="impatience")
+        orders_group.work(len(FIRST))
 
-    one = batch(shop, stager=Pausing(shop, meanwhile))
+    one = batch(orders_group, stager=PausingStager(orders_group, meanwhile))
     with pytest.raises(BatchRefused, match="nothing of it is written"):
         one.run()
     (run,) = one.runs.list()
     assert run.state == "failed"
-    assert shop.rows() == doubled(FIRST, by=1)
-    assert offsets(shop)[f"{shop.topic}/0"] == len(FIRST)
-    assert paused(shop) is None
+    assert orders_group.rows() == doubled(FIRST, by=1)
+    assert offsets(orders_group)[f"{orders_group.topic}/0"] == len(FIRST)
+    assert paused(orders_group) is None
 
 
-def test_a_claim_alone_keeps_the_batch_out(shop: Shop) -> None:
+def test_a_claim_alone_keeps_the_batch_out(orders_group: OrdersGroup) -> None:
     """I2: also where no position has changed."""
 
     def meanwhile(run: Run) -> None:
-        shop.ledger().reset_offset(shop.topic, 0, 0, log=None, reason="a move that moves nothing")
+        orders_group.ledger().reset_offset(orders_group.topic, 0, 0, log=None, reason="a move that moves nothing")
 
     with pytest.raises(BatchRefused, match="claimed the group's partitions"):
-        batch(shop, stager=Pausing(shop, meanwhile)).run()
-    assert shop.rows() == []
-    assert offsets(shop)[f"{shop.topic}/0"] == 0
-    assert batch(shop).run().records == len(FIRST)
+        batch(orders_group, stager=PausingStager(orders_group, meanwhile)).run()
+    assert orders_group.rows() == []
+    assert offsets(orders_group)[f"{orders_group.topic}/0"] == 0
+    assert batch(orders_group).run().records == len(FIRST)
 
 
-def test_a_batch_that_is_taken_over_after_a_worker_advanced_is_ended(shop: Shop) -> None:
+def test_a_batch_that_is_taken_over_after_a_worker_advanced_is_ended(orders_group: OrdersGroup) -> None:
     """I3: its ranges no longer begin at the group's positions."""
-    run = kill_at(shop, "staging")
-    shop.ledger().resume(reason="impatience")
-    worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST))
+    run = kill_at(orders_group, "staging")
+    orders_group.ledger().resume(reason="impatience")
+    worker = orders_group.worker()
+    worker.reached(orders_group.topic, len(FIRST))
     worker.placed(2)
     owners = (
-        rf"workers own partitions of group '{shop.group}': \w{{8}} \(since .*\)\. Stop them; or say --pause "
-        r"\(pause=True\), and they wait while the batch runs"
+        rf"workers own partitions of group '{orders_group.group}': \w{{8}} \(since .*\)\. Stop them; or give --pause "
+        r"\(pause=True\), so that they wait while the batch runs"
     )
     with pytest.raises(BatchRefused, match=owners):
-        batch(shop).take_over(run)
-    assert batch(shop).runs.get(run).is_open, "nothing was decided"
+        batch(orders_group).take_over(run)
+    assert batch(orders_group).runs.get(run).is_open, "nothing was decided"
     worker.stop()
-    with pytest.raises(BatchRefused, match=f"is at offset {len(FIRST)} by now"):
-        batch(shop).take_over(run)
-    assert batch(shop).runs.get(run).state == "failed"
-    assert paused(shop) is None
-    assert shop.rows() == doubled(FIRST, by=1)
+    with pytest.raises(BatchRefused, match=f"is now at offset {len(FIRST)}"):
+        batch(orders_group).take_over(run)
+    assert batch(orders_group).runs.get(run).state == "failed"
+    assert paused(orders_group) is None
+    assert orders_group.rows() == doubled(FIRST, by=1)
 
 
-def test_two_drivers_of_one_batch(shop: Shop) -> None:
+def test_two_drivers_of_one_batch(orders_group: OrdersGroup) -> None:
     """The one that takes it has it; the other fails at its next step, with nothing written."""
     done: list[Any] = []
 
     def take(run: Run) -> None:
-        done.append(batch(shop).take_over(run.id))
+        done.append(batch(orders_group).take_over(run.id))
 
     with pytest.raises(ReloadOver, match=r"cut over|taken over"):
-        batch(shop, stager=Pausing(shop, take)).run()
+        batch(orders_group, stager=PausingStager(orders_group, take)).run()
     assert done[0].records == len(FIRST)
-    assert shop.rows() == doubled(FIRST, by=1)
-    assert paused(shop) is None
+    assert orders_group.rows() == doubled(FIRST, by=1)
+    assert paused(orders_group) is None
 
 
-def test_two_batches_at_once(shop: Shop) -> None:
+def test_two_batches_at_once(orders_group: OrdersGroup) -> None:
     refused: list[BatchRefused] = []
 
     def another(run: Run) -> None:
         with pytest.raises(
-            BatchRefused, match=rf"batch {run.id} is at work on group .*: wait for its end; where"
+            BatchRefused, match=rf"batch {run.id} has paused group .*: wait until it ends. If its driver"
         ) as caught:
-            batch(shop).run(pause=True)
+            batch(orders_group).run(pause=True)
         refused.append(caught.value)
 
-    batch(shop, stager=Pausing(shop, another)).run()
+    batch(orders_group, stager=PausingStager(orders_group, another)).run()
     assert refused
-    assert shop.rows() == doubled(FIRST, by=1)
+    assert orders_group.rows() == doubled(FIRST, by=1)
 
 
-def test_a_table_with_other_rows_than_its_task_said_is_refused(shop: Shop) -> None:
+def test_a_table_with_other_rows_than_its_task_said_is_refused(orders_group: OrdersGroup) -> None:
 
     def lose(run: Run) -> None:
-        ((attempt,),) = shop.execute("SELECT table_name FROM {schema}.reload_staged")
-        shop.execute(f"TRUNCATE {run.staging_schema}.{attempt}_0")
+        ((attempt,),) = orders_group.execute("SELECT table_name FROM {schema}.reload_staged")
+        orders_group.execute(f"TRUNCATE {run.staging_schema}.{attempt}_0")
 
     with pytest.raises(BatchRefused, match=f"has 1 rows, and its task reported {len(FIRST)}"):
-        batch(shop, stager=Pausing(shop, lose)).run()
-    assert shop.rows() == []
-    assert paused(shop) is None
+        batch(orders_group, stager=PausingStager(orders_group, lose)).run()
+    assert orders_group.rows() == []
+    assert paused(orders_group) is None
 
 
-def range_now(shop: Shop, run: UUID) -> Range:
+def range_now(orders_group: OrdersGroup, run: UUID) -> Range:
     asked = "SELECT topic_id, first_offset, end_offset FROM {schema}.reload_position WHERE run = :run AND partition = 0"
-    return Range(Partition(shop.topic, 0), *shop.execute(asked, run=run)[0])
+    return Range(Partition(orders_group.topic, 0), *orders_group.execute(asked, run=run)[0])
 
 
-def test_a_task_that_outlives_its_batch_leaves_nothing(shop: Shop, elsewhere: ThreadPoolExecutor) -> None:
+def test_a_task_that_outlives_its_batch_leaves_nothing(orders_group: OrdersGroup, threads: ThreadPoolExecutor) -> None:
     """A zombie task that begins after the batch's end, and one whose transaction was open while the batch continued."""
     held, go_on = threading.Event(), threading.Event()
     ranges: list[Range] = []
     zombies: list[Future[Any]] = []
-    kafka = {"bootstrap.servers": shop.brokers}
+    kafka = {"bootstrap.servers": orders_group.brokers}
 
     def slow(record: Any) -> dict[str, Any]:
         held.set()
         assert go_on.wait(60)
         return {"id": record.value.id, "amount": 666, "at": 0}
 
-    zombie = shop.pipeline()
+    zombie = orders_group.pipeline()
     zombie.sinks[0].row_of = slow  # type: ignore[attr-defined]
 
     def late(run: UUID) -> None:
-        stage_range(shop.engine, shop.schema, kafka, run, pipeline=zombie, range_=ranges[0])
+        stage_range(orders_group.engine, orders_group.schema, kafka, run, pipeline=zombie, range_=ranges[0])
 
     def begin(run: Run) -> None:
-        ranges.append(range_now(shop, run.id))
-        zombies.append(elsewhere.submit(late, run.id))
+        ranges.append(range_now(orders_group, run.id))
+        zombies.append(threads.submit(late, run.id))
         assert held.wait(30)
 
-    done = batch(shop, stager=Pausing(shop, begin)).run()
+    done = batch(orders_group, stager=PausingStager(orders_group, begin)).run()
     go_on.set()
     assert done.run is not None
-    for attempt in (*zombies, elsewhere.submit(late, done.run)):
+    for attempt in (*zombies, threads.submit(late, done.run)):
         failed = attempt.exception(60)
         assert isinstance(failed, ReloadOver) or "does not exist" in str(failed), failed
-    assert shop.rows() == doubled(FIRST, by=1)
-    batch(shop).runs.drop(done.run)
-    assert shop.schemas() == []
+    assert orders_group.rows() == doubled(FIRST, by=1)
+    batch(orders_group).runs.drop(done.run)
+    assert orders_group.schemas() == []
 
 
 @pytest.fixture
-def proxied(proxy: PostgresProxy) -> Iterator[Engine]:
+def proxied_engine(proxy: PostgresProxy) -> Iterator[Engine]:
     """Through the proxy."""
     engine = create_engine(proxy.dsn, pool_pre_ping=True)
     yield engine
@@ -258,7 +266,7 @@ def proxied(proxy: PostgresProxy) -> Iterator[Engine]:
 @pytest.mark.repeats("when")
 @pytest.mark.parametrize("when", ["before_commit", "after_commit", "after_commit_delayed"])
 def test_a_commit_without_an_answer(
-    shop: Shop, proxy: PostgresProxy, proxied: Engine, when: Any, monkeypatch: pytest.MonkeyPatch
+    orders_group: OrdersGroup, proxy: PostgresProxy, proxied_engine: Engine, when: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I1: looked up in the run's own row; what was rolled back is tried again."""
 
@@ -273,19 +281,19 @@ def test_a_commit_without_an_answer(
                 threading.Timer(1.0, deliver).start()
 
     at_cut_over(monkeypatch, arm)
-    done = batch(shop, engine=proxied).run()
+    done = batch(orders_group, engine=proxied_engine).run()
     assert proxy.fired.is_set()
     assert done.records == len(FIRST)
-    assert shop.rows() == doubled(FIRST, by=1)
-    assert offsets(shop)[f"{shop.topic}/0"] == len(FIRST)
-    assert paused(shop) is None
-    assert shop.execute("SELECT count(*) FROM {schema}.admin_action WHERE action = 'batch'") == [(1,)]
+    assert orders_group.rows() == doubled(FIRST, by=1)
+    assert offsets(orders_group)[f"{orders_group.topic}/0"] == len(FIRST)
+    assert paused(orders_group) is None
+    assert orders_group.execute("SELECT count(*) FROM {schema}.admin_action WHERE action = 'batch'") == [(1,)]
 
 
 @pytest.mark.repeats("when")
 @pytest.mark.parametrize("when", ["before_commit", "after_commit"])
 def test_an_opening_without_an_answer_names_its_run(
-    shop: Shop, proxy: PostgresProxy, proxied: Engine, when: Any, monkeypatch: pytest.MonkeyPatch
+    orders_group: OrdersGroup, proxy: PostgresProxy, proxied_engine: Engine, when: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group may be paused for a run without a driver: the error names the run."""
     asked: list[UUID] = []
@@ -298,7 +306,7 @@ def test_an_opening_without_an_answer_names_its_run(
 
     monkeypatch.setattr(job, "open_batch", armed)
     with pytest.raises(OperationalError) as caught:
-        batch(shop, engine=proxied).run()
+        batch(orders_group, engine=proxied_engine).run()
     assert proxy.fired.wait(60)
     (run,) = asked
     (note,) = caught.value.__notes__
@@ -307,38 +315,38 @@ def test_an_opening_without_an_answer_names_its_run(
     assert f"seekpoint reload abort {run}" in note
     monkeypatch.undo()
     was_opened = when == "after_commit"
-    assert [one.id for one in batch(shop).runs.list()] == [run] * was_opened
-    assert paused(shop) == (f"batch {run}" if was_opened else None)
-    done = batch(shop).take_over(run) if was_opened else batch(shop).run()
+    assert [one.id for one in batch(orders_group).runs.list()] == [run] * was_opened
+    assert paused(orders_group) == (f"batch {run}" if was_opened else None)
+    done = batch(orders_group).take_over(run) if was_opened else batch(orders_group).run()
     assert done.records == len(FIRST)
-    assert shop.rows() == doubled(FIRST, by=1)
+    assert orders_group.rows() == doubled(FIRST, by=1)
 
 
 def test_a_batch_that_is_applied_says_so_though_the_database_is_gone_then(
-    shop: Shop, proxy: PostgresProxy, proxied: Engine, monkeypatch: pytest.MonkeyPatch
+    orders_group: OrdersGroup, proxy: PostgresProxy, proxied_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
     def armed(*given: Any) -> Any:
         proxy.arm("before_commit")
         return totals(*given)
 
-    monkeypatch.setattr(job, "totals", armed)
+    monkeypatch.setattr(steps, "totals", armed)
     with pytest.raises(OperationalError) as caught:
-        batch(shop, engine=proxied).run()
-    (run,) = batch(shop).runs.list()
+        batch(orders_group, engine=proxied_engine).run()
+    (run,) = batch(orders_group).runs.list()
     assert run.state == "cut_over"
     (note,) = caught.value.__notes__
-    assert f"batch {run.id} is applied, whole" in note
-    assert shop.rows() == doubled(FIRST, by=1)
-    assert batch(shop).runs.sweep() == [run.id]
-    assert shop.schemas() == []
+    assert f"batch {run.id} is applied completely" in note
+    assert orders_group.rows() == doubled(FIRST, by=1)
+    assert batch(orders_group).runs.sweep() == [run.id]
+    assert orders_group.schemas() == []
 
 
 def test_a_database_that_crashes_at_the_commit(
     request: pytest.FixtureRequest, own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shop = shop_on(request, own_postgres)
-    shop.produce(shop.topic, FIRST, partition=0)
+    orders_group = orders_group_on(request, own_postgres)
+    orders_group.produce(orders_group.topic, FIRST, partition=0)
     crashed: list[bool] = []
 
     def crash(*_: object) -> None:
@@ -348,39 +356,44 @@ def test_a_database_that_crashes_at_the_commit(
             own_postgres.start()
 
     at_cut_over(monkeypatch, crash)
-    assert batch(shop).run().records == len(FIRST)
+    assert batch(orders_group).run().records == len(FIRST)
     assert crashed
-    assert shop.rows() == doubled(FIRST, by=1)
-    assert paused(shop) is None
-    shop.engine.dispose()
+    assert orders_group.rows() == doubled(FIRST, by=1)
+    assert paused(orders_group) is None
+    orders_group.engine.dispose()
 
 
 def test_a_database_that_is_away_leaves_the_batch_open_and_says_how_to_resume_it(
     request: pytest.FixtureRequest, own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shop = shop_on(request, own_postgres)
-    shop.produce(shop.topic, FIRST, partition=0)
+    orders_group = orders_group_on(request, own_postgres)
+    orders_group.produce(orders_group.topic, FIRST, partition=0)
     monkeypatch.setattr("seekpoint.backoff.sleep", lambda seconds: None)
 
     with monkeypatch.context() as patched:
         at_cut_over(patched, lambda *_: own_postgres.kill())
         with pytest.raises(OperationalError) as caught:
-            batch(shop).run()
+            batch(orders_group).run()
     own_postgres.start()
-    (run,) = batch(shop).runs.list()
-    assert any(f"batch {run.id} is open still" in note and "--resume" in note for note in caught.value.__notes__)
+    (run,) = batch(orders_group).runs.list()
+    assert any(f"batch {run.id} is still open" in note and "--resume" in note for note in caught.value.__notes__)
     assert run.state == "staged"
-    assert shop.rows() == []
-    assert batch(shop).take_over(run.id).records == len(FIRST)
-    assert shop.rows() == doubled(FIRST, by=1)
-    shop.engine.dispose()
+    assert orders_group.rows() == []
+    assert batch(orders_group).take_over(run.id).records == len(FIRST)
+    assert orders_group.rows() == doubled(FIRST, by=1)
+    orders_group.engine.dispose()
 
 
-class Failing:
+class FailingStager:
     """A stager that stages so many of the ranges, and then fails as an executor does that lacks a module."""
 
-    def __init__(self, shop: Shop, count: int) -> None:
-        self._stager = LocalStager(shop.engine, shop.schema, {"bootstrap.servers": shop.brokers}, [batch(shop).source])
+    def __init__(self, orders_group: OrdersGroup, count: int) -> None:
+        self._stager = LocalStager(
+            orders_group.engine,
+            orders_group.schema,
+            {"bootstrap.servers": orders_group.brokers},
+            [batch(orders_group).source],
+        )
         self._count = count
 
     def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
@@ -388,58 +401,57 @@ class Failing:
         raise ConfigError("the executor has no module shop")
 
 
-def test_an_error_before_anything_was_staged_ends_the_batch_and_its_pause(shop: Shop) -> None:
+def test_an_error_before_anything_was_staged_ends_the_batch_and_its_pause(orders_group: OrdersGroup) -> None:
     with pytest.raises(ConfigError, match="no module shop") as caught:
-        batch(shop, stager=Failing(shop, 0)).run(pause=True)
-    (run,) = batch(shop).runs.list()
-    assert caught.value.__notes__ == [
-        f"batch {run.id} has ended: nothing was staged, nothing is written; group {shop.group!r} is not paused for it"
-    ]
-    assert (run.state, run.swept, paused(shop), shop.schemas()) == ("failed", True, None, [])
-    assert run.error == "ConfigError: the executor has no module shop"
-    assert batch(shop).run().records == len(FIRST)
+        batch(orders_group, stager=FailingStager(orders_group, 0)).run(pause=True)
+    (run,) = batch(orders_group).runs.list()
+    ended = f"batch {run.id} has ended: nothing was staged or written, and "
+    assert caught.value.__notes__ == [f"{ended}group {orders_group.group!r} is not paused for it"]
+    assert (run.state, run.swept, paused(orders_group), orders_group.schemas()) == ("failed", True, None, [])
+    assert run.error == "ConfigError: the executor has no module shop [SP1001]"
+    assert batch(orders_group).run().records == len(FIRST)
 
 
-def test_an_error_after_a_range_was_staged_leaves_the_batch_open_and_names_it(shop: Shop) -> None:
+def test_an_error_after_a_range_was_staged_leaves_the_batch_open_and_names_it(orders_group: OrdersGroup) -> None:
     with pytest.raises(ConfigError, match="no module shop") as caught:
-        batch(shop, stager=Failing(shop, 1), range_records=30).run()
-    (run,) = batch(shop).runs.list()
+        batch(orders_group, stager=FailingStager(orders_group, 1), range_records=30).run()
+    (run,) = batch(orders_group).runs.list()
     (note,) = caught.value.__notes__
-    assert note.startswith(f"batch {run.id} is open still, and group {shop.group!r} paused for it: resume it")
-    assert paused(shop) == f"batch {run.id}"
-    assert batch(shop).take_over(run.id).records == len(FIRST)
-    assert paused(shop) is None
+    assert note.startswith(f"batch {run.id} is still open, and group {orders_group.group!r} paused for it: resume it")
+    assert paused(orders_group) == f"batch {run.id}"
+    assert batch(orders_group).take_over(run.id).records == len(FIRST)
+    assert paused(orders_group) is None
 
 
-def test_a_pause_of_a_batch_whose_driver_is_gone_fails_a_check(shop: Shop) -> None:
-    run = kill_at(shop, "staging")
+def test_a_pause_of_a_batch_whose_driver_is_gone_fails_a_check(orders_group: OrdersGroup) -> None:
+    run = kill_at(orders_group, "staging")
     check = [
         "status",
-        shop.group,
+        orders_group.group,
         "--check",
         "--database-url",
-        shop.engine.url.render_as_string(hide_password=False),
+        orders_group.engine.url.render_as_string(hide_password=False),
         "--schema",
-        shop.schema,
+        orders_group.schema,
     ]
-    silence = f"{shop.group}: batch {run} has paused the group, and its driver "
+    silence = f"{orders_group.group}: batch {run} has paused the group, and its driver "
     assert silence not in CliRunner().invoke(app, check).stdout
-    shop.execute("UPDATE {schema}.reload_run SET changed_at = now() - interval '11 minutes'")
+    orders_group.execute("UPDATE {schema}.reload_run SET changed_at = now() - interval '11 minutes'")
     result = CliRunner().invoke(app, check)
     (line,) = [line for line in result.stdout.splitlines() if line.startswith(silence)]
     assert result.exit_code == 1
     assert f"--resume {run}`), or end it (`seekpoint reload abort {run} --reason WHY`)" in line
     shown = CliRunner().invoke(app, [word for word in check if word != "--check"], env={"COLUMNS": "200"}).stdout
     assert f"`seekpoint reload abort {run} --reason WHY`" in shown
-    batch(shop).runs.abort(run, "a test")
+    batch(orders_group).runs.abort(run, "a test")
     assert silence not in CliRunner().invoke(app, check).stdout
 
 
-def test_nothing_live_is_locked_while_ranges_are_staged(shop: Shop) -> None:
+def test_nothing_live_is_locked_while_ranges_are_staged(orders_group: OrdersGroup) -> None:
     looks: list[int] = []
 
     def look(*_: object) -> None:
-        with shop.holding(
+        with orders_group.holding(
             "SET LOCAL lock_timeout = '1ms'",
             "LOCK TABLE {schema}.orders IN ACCESS EXCLUSIVE MODE",
             "SELECT * FROM {schema}.partition_offset FOR UPDATE NOWAIT",
@@ -447,38 +459,42 @@ def test_nothing_live_is_locked_while_ranges_are_staged(shop: Shop) -> None:
         ):
             looks.append(1)
 
-    batch(shop, progress=look, range_records=30).run()
+    batch(orders_group, progress=look, range_records=30).run()
     assert len(looks) == 6
-    assert shop.rows() == doubled(FIRST, by=1)
+    assert orders_group.rows() == doubled(FIRST, by=1)
 
 
 @pytest.mark.long
-def test_the_last_transaction_is_not_ended_as_abandoned(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long it takes: claims that wait for its rows end only what calls itself a worker."""
+def test_a_claim_during_the_last_transaction_is_refused_by_the_pause(
+    orders_group: OrdersGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes: a claim that waited for its rows would end its session as an abandoned worker's."""
     limits = Limits(transaction_age=1.0, claim_wait=0.2)
-    told: list[Any] = []
+    refusals: list[str] = []
 
     def slowly(run: UUID, tx: Tx) -> None:
         tx.connection.execute(text("SELECT pg_sleep(2.5)"))
         positions = tx.positions_of(run)
-        rival = Ledger(shop.engine, shop.group, schema=shop.schema, limits=limits)
-        ids = {shop.topic: positions[0].topic_id}
-        try:
-            told.append(rival.claim([at.partition for at in positions], ids, cluster_id="whose", start=lambda _: {}))
-        except Exception as error:  # noqa: BLE001 -- looked at below
-            told.append(error)
+        rival = Ledger(orders_group.engine, orders_group.group, schema=orders_group.schema, limits=limits)
+        ids = {orders_group.topic: positions[0].topic_id}
+        cluster_id = tx.connection.execute(
+            text(f"SELECT cluster_id FROM {orders_group.schema}.consumer_group")
+        ).scalar_one()
+        partitions = [position.partition for position in positions]
+        with pytest.raises(GroupPaused) as refused:
+            rival.claim(partitions, ids, cluster_id=cluster_id, start=lambda _: {})
+        refusals.append(str(refused.value))
 
     at_cut_over(monkeypatch, slowly)
-    assert batch(shop, limits=limits).run().records == len(FIRST)
-    assert told
-    assert getattr(told[0], "ended", ()) == ()
-    assert shop.rows() == doubled(FIRST, by=1)
+    assert batch(orders_group, limits=limits).run().records == len(FIRST)
+    assert len(refusals) == 1
+    assert orders_group.rows() == doubled(FIRST, by=1)
 
 
-def test_a_reload_and_a_batch_do_not_take_each_others_runs(shop: Shop) -> None:
-    shop.work(len(FIRST))
-    shop.produce(shop.topic, LATER, partition=0)
-    reload = shop.reload()
+def test_a_reload_and_a_batch_do_not_take_each_others_runs(orders_group: OrdersGroup) -> None:
+    orders_group.work(len(FIRST))
+    orders_group.produce(orders_group.topic, LATER, partition=0)
+    reload = orders_group.reload()
     opened: list[Driver] = []
 
     def meanwhile(run: Run) -> None:
@@ -486,9 +502,9 @@ def test_a_reload_and_a_batch_do_not_take_each_others_runs(shop: Shop) -> None:
         with pytest.raises(ConfigError, match="is a batch"):
             reload.take_over(run.id)
 
-    batch(shop, stager=Pausing(shop, meanwhile)).run()
+    batch(orders_group, stager=PausingStager(orders_group, meanwhile)).run()
     with pytest.raises(ConfigError, match="is a reload"):
-        batch(shop).take_over(opened[0].run.id)
-    assert shop.rows() == doubled(FIRST + LATER, by=1)
+        batch(orders_group).take_over(opened[0].run.id)
+    assert orders_group.rows() == doubled(FIRST + LATER, by=1)
     reload.run(opened[0])
-    assert shop.rows() == doubled(FIRST + LATER)
+    assert orders_group.rows() == doubled(FIRST + LATER)

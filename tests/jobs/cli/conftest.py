@@ -1,4 +1,4 @@
-"""The shop of the commands' terminal."""
+"""The group of the commands' terminal."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import pytest
 
 from support.before_cutover import settled
 from support.cli_jobs import FIRST, Terminal
-from support.reload_orders import Shop
+from support.reload_orders import OrdersGroup
 
 
 @pytest.fixture
-def shop(terminal: Terminal) -> Shop:
-    """The shop, with its first records applied by version 1."""
-    settled(terminal.shop, FIRST)
-    return terminal.shop
+def orders_group(terminal: Terminal) -> OrdersGroup:
+    """The group, with its first records applied by version 1."""
+    settled(terminal.orders_group, FIRST)
+    return terminal.orders_group

@@ -12,95 +12,98 @@ from sqlalchemy import create_engine
 from seekpoint.jobs.batch import BatchJob
 from support.cli_jobs import FIRST, Terminal, wait_for_lock
 from support.postgres_proxy import PostgresProxy
-from support.reload_orders import Shop, doubled, of
+from support.reload_orders import OrdersGroup, doubled, of
 from support.waiting import until
 
 
 @pytest.fixture
-def shop(terminal: Terminal) -> Shop:
-    """The shop, with records that have not been applied."""
-    terminal.shop.produce(terminal.shop.topic, FIRST, partition=0)
-    return terminal.shop
+def orders_group(terminal: Terminal) -> OrdersGroup:
+    """The group, with records that have not been applied."""
+    terminal.orders_group.produce(terminal.orders_group.topic, FIRST, partition=0)
+    return terminal.orders_group
 
 
-def test_a_batch_applies_what_is_new(terminal: Terminal, shop: Shop) -> None:
+def test_a_batch_applies_what_is_new(terminal: Terminal, orders_group: OrdersGroup) -> None:
     result = terminal.job("batch", name="old")
-    assert f"{shop.group}: 121 records applied: " in result.stdout
-    assert f"rows for {shop.schema}.orders" in result.stdout
-    assert f"{shop.topic}/0 is at offset 121" in result.stdout
+    assert f"{orders_group.group}: 121 records applied: " in result.stdout
+    assert f"rows for {orders_group.schema}.orders" in result.stdout
+    assert f"{orders_group.topic}/0 is at offset 121" in result.stdout
     assert "staging: 121 records" in result.stderr
-    assert shop.rows() == doubled(FIRST, by=1)
+    assert orders_group.rows() == doubled(FIRST, by=1)
     again = terminal.job("batch", name="old")
-    assert f"{shop.group}: nothing is new" in again.stdout
+    assert f"{orders_group.group}: no new records" in again.stdout
     later = [of(7, 8)]
-    shop.produce(shop.topic, later, partition=0)
-    told = json.loads(terminal.job("batch", "--json", "--reason", "nightly", name="old").stdout)
-    assert (told["records"], told["dead_letters"], told["offsets"][f"{shop.topic}/0"]) == (1, 0, 122)
-    assert shop.rows() == doubled(FIRST + later, by=1)
+    orders_group.produce(orders_group.topic, later, partition=0)
+    summary = json.loads(terminal.job("batch", "--json", "--reason", "nightly", name="old").stdout)
+    assert (summary["records"], summary["dead_letters"], summary["offsets"][f"{orders_group.topic}/0"]) == (1, 0, 122)
+    assert orders_group.rows() == doubled(FIRST + later, by=1)
     newest, *_ = terminal.look("reload", "status")
     assert (newest["strategy"], newest["state"], newest["reason"]) == ("batch", "cut_over", "nightly")
-    assert newest["id"] == told["run"]
+    assert newest["id"] == summary["run"]
 
 
-def test_a_batch_of_some_records_is_continued_by_the_next_one(terminal: Terminal, shop: Shop) -> None:
-    shop.produce(shop.topic, [of(1007, 8), of(1008, 8)], partition=1)
+def test_a_batch_of_some_records_is_continued_by_the_next_one(terminal: Terminal, orders_group: OrdersGroup) -> None:
+    orders_group.produce(orders_group.topic, [of(1007, 8), of(1008, 8)], partition=1)
     first = json.loads(terminal.job("batch", "--json", "--max-records", "100", name="old").stdout)
-    assert (first["records"], first["offsets"]) == (100, {f"{shop.topic}/0": 98, f"{shop.topic}/1": 2})
+    assert (first["records"], first["offsets"]) == (100, {f"{orders_group.topic}/0": 98, f"{orders_group.topic}/1": 2})
     assert json.loads(terminal.job("batch", "--json", "--max-records", "100", name="old").stdout)["records"] == 23
-    assert "nothing is new" in terminal.job("batch", "--max-records", "100", name="old").stdout
-    assert shop.rows() == doubled([*FIRST, of(1007, 8), of(1008, 8)], by=1)
+    assert "no new records" in terminal.job("batch", "--max-records", "100", name="old").stdout
+    assert orders_group.rows() == doubled([*FIRST, of(1007, 8), of(1008, 8)], by=1)
     refused = terminal.job("batch", "--copy-sessions", "2", name="old", exits=2)
-    assert "--copy-sessions bounds Spark's tasks: give --spark, too" in refused.stderr
+    assert "--copy-sessions limits Spark's tasks: give --spark, too" in refused.stderr
 
 
-def test_a_worker_brings_its_servers(terminal: Terminal, shop: Shop) -> None:
+def test_a_worker_brings_its_servers(terminal: Terminal, orders_group: OrdersGroup) -> None:
     terminal.run("batch", f"{terminal.module}:worker")
-    assert shop.rows() == doubled(FIRST)
+    assert orders_group.rows() == doubled(FIRST)
 
 
-def test_a_group_with_workers_is_refused_unless_they_are_paused(terminal: Terminal, shop: Shop) -> None:
-    worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST))
+def test_a_group_with_workers_is_refused_unless_they_are_paused(terminal: Terminal, orders_group: OrdersGroup) -> None:
+    worker = orders_group.worker()
+    worker.reached(orders_group.topic, len(FIRST))
     later = [of(7, 8)]
     # the worker cannot pass this record before the batch looks
-    with shop.holding("SELECT 1 FROM {schema}.orders WHERE id = 7 FOR UPDATE") as holder:
-        shop.produce(shop.topic, later, partition=0)
+    with orders_group.holding("SELECT 1 FROM {schema}.orders WHERE id = 7 FOR UPDATE") as holder:
+        orders_group.produce(orders_group.topic, later, partition=0)
         refused = terminal.job("batch", name="old", exits=1)
         assert "the batch cannot be run" in refused.stderr
         holder.rollback()
-    worker.finish(shop.topic, len(FIRST) + 1)
-    assert shop.rows() == doubled(FIRST + later, by=1)
+    worker.finish(orders_group.topic, len(FIRST) + 1)
+    assert orders_group.rows() == doubled(FIRST + later, by=1)
 
 
 @pytest.mark.long
-def test_ctrl_c_leaves_a_batch_open_and_says_how_to_resume_it(terminal: Terminal, shop: Shop) -> None:
+def test_ctrl_c_leaves_a_batch_open_and_says_how_to_resume_it(terminal: Terminal, orders_group: OrdersGroup) -> None:
     """Another session locks the table: the batch's last transaction waits for the lock."""
-    with shop.holding("LOCK TABLE {schema}.orders IN SHARE MODE"):
+    with orders_group.holding("LOCK TABLE {schema}.orders IN SHARE MODE"):
         process = terminal.process("batch", name="old")
-        wait_for_lock(shop, "query", f'LOCK TABLE "{shop.schema}"."orders"%')
+        wait_for_lock(orders_group, "query", f'LOCK TABLE "{orders_group.schema}"."orders"%')
         process.send_signal(signal.SIGINT)
         out, said = process.communicate(timeout=60)
     (run,) = terminal.look("reload", "status")
     assert (process.returncode, out) == (130, "")
     assert f"aborted: {run['id']} is left open" in said
     assert f"seekpoint batch {terminal.module}:old --resume {run['id']}" in said
-    assert f"group {shop.group!r} is paused for it meanwhile" in said
-    told = terminal.look("reload", "status", run["id"])
-    assert any(f"seekpoint batch {terminal.module}:old --resume {run['id']}" in line for line in told["next"])
+    assert f"group {orders_group.group!r} is paused for it meanwhile" in said
+    status = terminal.look("reload", "status", run["id"])
+    assert any(f"seekpoint batch {terminal.module}:old --resume {run['id']}" in line for line in status["next"])
     wrong = terminal.job("reload", "run", "--resume", run["id"], name="old", exits=2)
-    assert f"{run['id']} is a batch, and no reload: resume it by `seekpoint batch" in wrong.stderr
+    assert f"{run['id']} is a batch, not a reload: resume it by `seekpoint batch" in wrong.stderr
     terminal.job("batch", "--resume", run["id"], name="old")
-    assert shop.rows() == doubled(FIRST, by=1)
+    assert orders_group.rows() == doubled(FIRST, by=1)
 
 
 @pytest.mark.long
 def test_ctrl_c_is_an_abort_where_the_server_cannot_be_asked_to_cancel(
-    terminal: Terminal, shop: Shop, seekpoint_dsn: str
+    terminal: Terminal, orders_group: OrdersGroup, seekpoint_dsn: str
 ) -> None:
     """The statement still waits in the server, with the run's row locked: nothing may wait for that row."""
-    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy, shop.holding("LOCK TABLE {schema}.orders IN SHARE MODE"):
+    with (
+        PostgresProxy.in_front_of(seekpoint_dsn) as proxy,
+        orders_group.holding("LOCK TABLE {schema}.orders IN SHARE MODE"),
+    ):
         process = terminal.process("batch", "--database-url", proxy.dsn, name="old")
-        wait_for_lock(shop, "query", f'LOCK TABLE "{shop.schema}"."orders"%')
+        wait_for_lock(orders_group, "query", f'LOCK TABLE "{orders_group.schema}"."orders"%')
         proxy.refuse()  # to cancel takes a connection
         process.send_signal(signal.SIGINT)
         stderr = cast("IO[str]", process.stderr)
@@ -110,14 +113,14 @@ def test_ctrl_c_is_an_abort_where_the_server_cannot_be_asked_to_cancel(
     assert process.returncode == 130, said
     (run,) = terminal.look("reload", "status")
     assert run["state"] == "staged"
-    assert f"aborted: batch {run['id']} is open" in said
+    assert f"aborted: batch {run['id']} is still open" in said
     assert f"seekpoint batch {terminal.module}:old --resume {run['id']}" in said
     terminal.job("batch", "--resume", run["id"], name="old")
-    assert shop.rows() == doubled(FIRST, by=1)
+    assert orders_group.rows() == doubled(FIRST, by=1)
 
 
 def test_ctrl_c_with_the_database_away_is_an_abort(
-    terminal: Terminal, shop: Shop, monkeypatch: pytest.MonkeyPatch
+    terminal: Terminal, orders_group: OrdersGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run cannot be read then: the message says which command lists it."""
 
@@ -127,25 +130,25 @@ def test_ctrl_c_with_the_database_away_is_an_abort(
 
     monkeypatch.setattr(BatchJob, "run", stopped)
     said = terminal.job("batch", name="old", exits=130).stderr
-    assert said.startswith("aborted: the database does not answer; if a batch was opened it is left open")
-    assert "`seekpoint reload status` names it" in said
+    assert said.startswith("aborted: the database does not answer; if a batch was opened, it is still open")
+    assert "`seekpoint reload status` lists it" in said
 
 
-def test_workers_without_lag_leave_nothing_to_refuse(terminal: Terminal, shop: Shop) -> None:
-    worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST))
-    assert f"{shop.group}: nothing is new" in terminal.job("batch", name="old").stdout
+def test_workers_without_lag_leave_nothing_to_refuse(terminal: Terminal, orders_group: OrdersGroup) -> None:
+    worker = orders_group.worker()
+    worker.reached(orders_group.topic, len(FIRST))
+    assert f"{orders_group.group}: no new records" in terminal.job("batch", name="old").stdout
     worker.stop()
 
 
 @pytest.mark.long
-def test_workers_continue_after_a_batch_is_aborted(terminal: Terminal, shop: Shop) -> None:
-    with shop.holding("LOCK TABLE {schema}.orders IN SHARE MODE"):
+def test_workers_continue_after_a_batch_is_aborted(terminal: Terminal, orders_group: OrdersGroup) -> None:
+    with orders_group.holding("LOCK TABLE {schema}.orders IN SHARE MODE"):
         process = terminal.process("batch", name="old")
-        wait_for_lock(shop, "query", f'LOCK TABLE "{shop.schema}"."orders"%')
+        wait_for_lock(orders_group, "query", f'LOCK TABLE "{orders_group.schema}"."orders"%')
         process.kill()
         process.communicate()
     (run,) = terminal.look("reload", "status")
     terminal.look("reload", "abort", run["id"], "--reason", "workers do it")
-    shop.work(len(FIRST))
-    assert shop.rows() == doubled(FIRST, by=1)
+    orders_group.work(len(FIRST))
+    assert orders_group.rows() == doubled(FIRST, by=1)

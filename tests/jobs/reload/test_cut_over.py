@@ -22,27 +22,29 @@ from seekpoint.postgres.sqlstates import connection_lost
 from seekpoint.sinks.upsert.upsert import UpsertWriter
 from support.before_cutover import FIRST, applied_by, diffed, reloaded, settled, staged, started
 from support.postgres_proxy import PostgresProxy
-from support.reload_orders import Shop, doubled, gone, of, pipeline
+from support.reload_orders import OrdersGroup, doubled, gone, of, pipeline
 
 APPEND: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
 
 
-def tokens(shop: Shop) -> dict[Partition, tuple[UUID, int, int]]:
-    return {p.partition: (p.token, p.epoch, p.next_offset) for p in shop.ledger().read()}
+def tokens(orders_group: OrdersGroup) -> dict[Partition, tuple[UUID, int, int]]:
+    return {p.partition: (p.token, p.epoch, p.next_offset) for p in orders_group.ledger().read()}
 
 
 @pytest.mark.parametrize("strategy", ["merge", "swap"])
-def test_offsets_stay_and_every_token_is_new(full: Shop, strategy: str) -> None:
+def test_offsets_stay_and_every_token_is_new(applied_group: OrdersGroup, strategy: str) -> None:
     """I5: to a running worker, a cut-over is a move like any other."""
-    before = tokens(full)
-    reloaded(full.reload(actor="alice"), strategy=strategy, reason="prices")
-    after = tokens(full)
+    before = tokens(applied_group)
+    reloaded(applied_group.reload(actor="alice"), strategy=strategy, reason="prices")
+    after = tokens(applied_group)
     assert {p: (epoch, at) for p, (_, epoch, at) in after.items()} == {
         p: (epoch + 1, at) for p, (_, epoch, at) in before.items()
     }
     assert all(after[p][0] != before[p][0] for p in before)
-    assert full.execute("SELECT version FROM {schema}.consumer_group") == [(2,)]
-    (action,) = full.execute("SELECT action, actor, reason FROM {schema}.admin_action ORDER BY id DESC LIMIT 1")
+    assert applied_group.execute("SELECT version FROM {schema}.consumer_group") == [(2,)]
+    (action,) = applied_group.execute(
+        "SELECT action, actor, reason FROM {schema}.admin_action ORDER BY id DESC LIMIT 1"
+    )
     assert action[:2] == ("cut-over", "alice")
     assert action[2].endswith(": prices")
 
@@ -58,34 +60,36 @@ def let_go(holder: Connection, monkeypatch: pytest.MonkeyPatch, *, after: int) -
     monkeypatch.setattr(cutover, "longer_pause", between)
 
 
-def test_a_rolled_back_cut_over_loses_no_delta(full: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rolled_back_cut_over_loses_no_delta(applied_group: OrdersGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rebuild reads on from its own stored position, whatever its consumer had read."""
-    reload, driver = started(full.reload(limits=Limits(transaction_age=1.0)))
+    reload, driver = started(applied_group.reload(limits=Limits(transaction_age=1.0)))
     later = [of(n % 60, n, 1) for n in range(50)]
     with diffed(reload, driver=driver) as (_, _, rounds):
-        settled(full, later)
-        with full.holding("SELECT FROM {schema}.orders WHERE id = 1 FOR UPDATE") as blocker:
+        settled(applied_group, later)
+        with applied_group.holding("SELECT FROM {schema}.orders WHERE id = 1 FOR UPDATE") as blocker:
             let_go(blocker, monkeypatch, after=1)
             outcome = reload.cut_over(driver, rounds)
     assert outcome.tries > 1
-    assert full.rows() == doubled(FIRST + later)
+    assert applied_group.rows() == doubled(FIRST + later)
 
 
-def test_a_swap_waits_for_long_readers_in_short_steps(full: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_swap_waits_for_long_readers_in_short_steps(
+    applied_group: OrdersGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with (
-        diffed(full.reload(), strategy="swap") as (reload, driver, rounds),
-        full.holding("SELECT FROM {schema}.orders LIMIT 1") as reader,
+        diffed(applied_group.reload(), strategy="swap") as (reload, driver, rounds),
+        applied_group.holding("SELECT FROM {schema}.orders LIMIT 1") as reader,
     ):
         let_go(reader, monkeypatch, after=2)
         began = monotonic()
         outcome = reload.cut_over(driver, rounds)
         assert 2 * DDL_WAIT / 1000 <= monotonic() - began < Limits().transaction_age, "less than one wait of a merge"
     assert outcome.tries > 2
-    assert full.rows() == doubled(FIRST)
+    assert applied_group.rows() == doubled(FIRST)
 
 
 @pytest.mark.parametrize("strategy", ["merge", "swap"])
-def test_a_swapped_table_is_the_table(full: Shop, strategy: str) -> None:
+def test_a_swapped_table_is_the_table(applied_group: OrdersGroup, strategy: str) -> None:
     """Keys, indexes, defaults and checks are there, and a worker upserts into it."""
     described = (
         "SELECT indexname, replace(indexdef, :schema_, '') FROM pg_indexes "
@@ -95,94 +99,94 @@ def test_a_swapped_table_is_the_table(full: Shop, strategy: str) -> None:
         "UNION ALL SELECT 'told', obj_description(to_regclass(:schema_ || '.orders'), 'pg_class') "
         "UNION ALL SELECT 'column', col_description(to_regclass(:schema_ || '.orders'), 2) ORDER BY 1, 2"
     )
-    full.execute("COMMENT ON TABLE {schema}.orders IS 'of the shop'")
-    full.execute("COMMENT ON COLUMN {schema}.orders.amount IS 'in cents'")
-    before = full.execute(described, schema_=full.schema)
-    reloaded(full.reload(), strategy=strategy)
-    assert full.execute(described, schema_=full.schema) == before
+    applied_group.execute("COMMENT ON TABLE {schema}.orders IS 'of the shop'")
+    applied_group.execute("COMMENT ON COLUMN {schema}.orders.amount IS 'in cents'")
+    before = applied_group.execute(described, schema_=applied_group.schema)
+    reloaded(applied_group.reload(), strategy=strategy)
+    assert applied_group.execute(described, schema_=applied_group.schema) == before
     more = [of(2, 9), of(77, 1), gone(4)]
-    settled(full, more, version=2)
-    assert full.rows() == doubled(FIRST + more)
-    assert full.execute("SELECT DISTINCT note FROM {schema}.orders") == [("none",)]
+    settled(applied_group, more, version=2)
+    assert applied_group.rows() == doubled(FIRST + more)
+    assert applied_group.execute("SELECT DISTINCT note FROM {schema}.orders") == [("none",)]
 
 
-def test_columns_that_are_not_ours_stay(full: Shop) -> None:
-    full.execute("UPDATE {schema}.orders SET note = 'kept' WHERE id < 10")
-    reloaded(full.reload())
-    assert full.rows() == doubled(FIRST)
-    assert full.execute("SELECT count(*) FROM {schema}.orders WHERE note = 'kept'") == [(9,)]
+def test_columns_that_are_not_ours_stay(applied_group: OrdersGroup) -> None:
+    applied_group.execute("UPDATE {schema}.orders SET note = 'kept' WHERE id < 10")
+    reloaded(applied_group.reload())
+    assert applied_group.rows() == doubled(FIRST)
+    assert applied_group.execute("SELECT count(*) FROM {schema}.orders WHERE note = 'kept'") == [(9,)]
 
 
-def test_a_pause_and_a_claim_are_no_moves(full: Shop) -> None:
-    with diffed(full.reload()) as (reload, driver, rounds):
-        full.ledger().pause(reason="a test")
-        full.ledger().resume()
+def test_a_pause_and_a_claim_are_no_moves(applied_group: OrdersGroup) -> None:
+    with diffed(applied_group.reload()) as (reload, driver, rounds):
+        applied_group.ledger().pause(reason="a test")
+        applied_group.ledger().resume()
         more = [of(1, 1)]
-        settled(full, more)
+        settled(applied_group, more)
         reload.cut_over(driver, rounds)
-    assert full.rows() == doubled(FIRST + more)
+    assert applied_group.rows() == doubled(FIRST + more)
 
 
-def test_a_handler_that_was_deployed_before_the_run_is_caught_up_with(full: Shop) -> None:
+def test_a_handler_that_was_deployed_before_the_run_is_caught_up_with(applied_group: OrdersGroup) -> None:
     """Version 2 has taken over without a reload: some rows are of it, the others are not."""
     early, late = [of(n, n) for n in range(30, 60)], [of(n, n) for n in range(50, 80)]
-    settled(full, early, version=2)
-    with diffed(full.reload()) as (reload, driver, rounds):
-        settled(full, late, version=2)
+    settled(applied_group, early, version=2)
+    with diffed(applied_group.reload()) as (reload, driver, rounds):
+        settled(applied_group, late, version=2)
         reload.cut_over(driver, rounds)
-    assert full.rows() == doubled(FIRST + early + late)
+    assert applied_group.rows() == doubled(FIRST + early + late)
 
 
-def test_a_driver_with_other_code_takes_no_step(full: Shop) -> None:
+def test_a_driver_with_other_code_takes_no_step(applied_group: OrdersGroup) -> None:
     """Also after it took over the run: rows of version 3 are not published as those of version 2."""
-    reload, driver = staged(full.reload())
-    other = full.reload(version=3)
+    reload, driver = staged(applied_group.reload())
+    other = applied_group.reload(version=3)
     with pytest.raises(ConfigError, match="was opened with other versions of these pipelines"):
         other.run(other.runs.take_over(driver.run.id))
-    assert full.rows() == doubled(FIRST, by=1)
+    assert applied_group.rows() == doubled(FIRST, by=1)
     reload.run(reload.take_over(driver.run.id))
-    assert full.rows() == doubled(FIRST)
+    assert applied_group.rows() == doubled(FIRST)
 
 
-def test_a_newer_handler_than_the_runs_ends_it(full: Shop) -> None:
-    with diffed(full.reload()) as (reload, driver, rounds):
-        settled(full, [of(1, 1)], version=3)
+def test_a_newer_handler_than_the_runs_ends_it(applied_group: OrdersGroup) -> None:
+    with diffed(applied_group.reload()) as (reload, driver, rounds):
+        settled(applied_group, [of(1, 1)], version=3)
         with pytest.raises(ReloadRefused, match="was raised to handler version 3 meanwhile, and this run is for 2"):
             reload.cut_over(driver, rounds)
 
 
-def test_keys_that_only_the_old_code_touched_are_found(shop: Shop) -> None:
+def test_keys_that_only_the_old_code_touched_are_found(orders_group: OrdersGroup) -> None:
     """After the comparison, the old handler writes under a key that the new one never makes."""
 
     def shifted(version: int) -> Any:
         sink = Upsert(
-            (shop.schema, "orders"),
+            (orders_group.schema, "orders"),
             key=["id"],
             columns=["id", "amount", "at"],
             row=lambda r: {"id": r.value.id + 1000 * (version - 1), "amount": r.value.amount, "at": r.value.at},
             tombstone=None,
         )
-        made = shop.pipeline(version=version)
+        made = orders_group.pipeline(version=version)
         made.sinks = (sink,)
         return made
 
     records = [of(n, n) for n in range(20)]
-    shop.produce(shop.topic, records, partition=0)
-    old = shop.run_worker(shifted(1))
-    old.reached(shop.topic, 20)
-    with diffed(shop.reload([shifted(2)])) as (reload, driver, rounds):
-        applied_by(old, shop, [of(500, 1), of(3, 8)])
+    orders_group.produce(orders_group.topic, records, partition=0)
+    old = orders_group.run_worker(shifted(1))
+    old.reached(orders_group.topic, 20)
+    with diffed(orders_group.reload([shifted(2)])) as (reload, driver, rounds):
+        applied_by(old, orders_group, [of(500, 1), of(3, 8)])
         old.stop()
         reload.cut_over(driver, rounds)
-    assert shop.rows() == sorted([(n + 1000, 8 if n == 3 else n, 0) for n in range(20)] + [(1500, 1, 0)])
+    assert orders_group.rows() == sorted([(n + 1000, 8 if n == 3 else n, 0) for n in range(20)] + [(1500, 1, 0)])
 
 
 @pytest.mark.repeats("by")
 @pytest.mark.parametrize("by", [1, 2])
-def test_rows_that_only_the_old_code_deleted_are_back(shop: Shop, by: int) -> None:
+def test_rows_that_only_the_old_code_deleted_are_back(orders_group: OrdersGroup, by: int) -> None:
     """The tombstones come after the difference, which has these rows (``by`` 2) or not. The new code ignores them."""
 
-    class Keeping(Upsert):
+    class KeepingSink(Upsert):
         def writer(self) -> Any:
             return KeepingWriter(self)
 
@@ -190,31 +194,35 @@ def test_rows_that_only_the_old_code_deleted_are_back(shop: Shop, by: int) -> No
         def rows(self, record: Any) -> Any:
             return () if record.value is None else super().rows(record)
 
-    settled(shop, [of(n, n) for n in range(20)])
-    mended = shop.pipeline(version=2)
+    settled(orders_group, [of(n, n) for n in range(20)])
+    mended = orders_group.pipeline(version=2)
     values: dict[str, Any] = {"key": ["id"], "columns": ["id", "amount", "at"]}
-    table = (shop.schema, "orders")
-    mended.sinks = (Keeping(table, row=lambda r: {"id": r.value.id, "amount": by * r.value.amount, "at": 0}, **values),)
-    with diffed(shop.reload([mended])) as (reload, driver, rounds):
-        settled(shop, [gone(3), gone(4), of(4, 6), gone(5), of(7, 8)])
+    table = (orders_group.schema, "orders")
+    mended.sinks = (
+        KeepingSink(table, row=lambda r: {"id": r.value.id, "amount": by * r.value.amount, "at": 0}, **values),
+    )
+    with diffed(orders_group.reload([mended])) as (reload, driver, rounds):
+        settled(orders_group, [gone(3), gone(4), of(4, 6), gone(5), of(7, 8)])
         reload.cut_over(driver, rounds)
-    assert shop.rows() == [(n, by * {4: 6, 7: 8}.get(n, n), 0) for n in range(20)]
+    assert orders_group.rows() == [(n, by * {4: 6, 7: 8}.get(n, n), 0) for n in range(20)]
 
 
-def test_a_key_that_was_written_before_the_difference_and_committed_after_it_is_found(full: Shop) -> None:
+def test_a_key_that_was_written_before_the_difference_and_committed_after_it_is_found(
+    applied_group: OrdersGroup,
+) -> None:
     """By a transaction that was under way while tables were compared, and is older than others that had ended."""
-    reload, driver = staged(full.reload())
-    with CatchUp(driver, reload.sources, reload.kafka) as rounds, full.engine.connect() as under_way:
+    reload, driver = staged(applied_group.reload())
+    with CatchUp(driver, reload.sources, reload.kafka) as rounds, applied_group.engine.connect() as under_way:
         reload.catch_up(driver, rounds)
-        under_way.execute(text(f"INSERT INTO {full.schema}.orders (id, amount, at) VALUES (4000, 1, 1)"))
-        full.execute("UPDATE {schema}.orders SET note = 'younger' WHERE id = 1")
+        under_way.execute(text(f"INSERT INTO {applied_group.schema}.orders (id, amount, at) VALUES (4000, 1, 1)"))
+        applied_group.execute("UPDATE {schema}.orders SET note = 'younger' WHERE id = 1")
         assert reload.compare(driver, rounds).tables[0].extra == 0
         under_way.commit()
         reload.cut_over(driver, rounds)
-    assert full.rows() == doubled(FIRST)
+    assert applied_group.rows() == doubled(FIRST)
 
 
-class Half(Upsert):
+class HalfSink(Upsert):
     """Writes the records of one partition."""
 
     number: int
@@ -228,119 +236,119 @@ class HalfWriter(UpsertWriter):
         return super().rows(record) if record.partition == vars(self._sink)["number"] else ()
 
 
-def test_two_groups_that_write_one_table_are_reloaded_together(shop: Shop) -> None:
+def test_two_groups_that_write_one_table_are_reloaded_together(orders_group: OrdersGroup) -> None:
     """Each at its own position, in one cut-over."""
-    shop.produce(shop.topic, [of(n, n) for n in range(30)], partition=0)
-    shop.produce(shop.topic, [of(n, n) for n in range(100, 130)], partition=1)
-    names = [f"{shop.group}-a", f"{shop.group}-b"]
+    orders_group.produce(orders_group.topic, [of(n, n) for n in range(30)], partition=0)
+    orders_group.produce(orders_group.topic, [of(n, n) for n in range(100, 130)], partition=1)
+    names = [f"{orders_group.group}-a", f"{orders_group.group}-b"]
 
     def half(group: str, version: int) -> Any:
         number = names.index(group)
-        made = pipeline(group, shop.topic, shop.schema, version=version, sink={"tombstone": None})
+        made = pipeline(group, orders_group.topic, orders_group.schema, version=version, sink={"tombstone": None})
         sink: Any = made.sinks[0]
-        sink.__class__, sink.number = Half, number
+        sink.__class__, sink.number = HalfSink, number
         return made
 
     for group in names:
-        worker = shop.run_worker(half(group, 1))
-        worker.reached(shop.topic, 30, partition=0)
-        worker.finish(shop.topic, 30, partition=1)
-    assert len(shop.rows()) == 60
-    with pytest.raises(ReloadRefused, match="too: name its pipeline in the same reload"):
-        shop.reload([half(names[0], 2)]).open()
-    reloaded(shop.reload([half(group, 2) for group in names]))
-    assert shop.rows() == [(n, 2 * n, 0) for n in [*range(30), *range(100, 130)]]
-    assert shop.execute("SELECT version FROM {schema}.consumer_group") == [(2,), (2,)]
+        worker = orders_group.run_worker(half(group, 1))
+        worker.reached(orders_group.topic, 30, partition=0)
+        worker.finish(orders_group.topic, 30, partition=1)
+    assert len(orders_group.rows()) == 60
+    with pytest.raises(ReloadRefused, match=": name its pipeline in the same reload"):
+        orders_group.reload([half(names[0], 2)]).open()
+    reloaded(orders_group.reload([half(group, 2) for group in names]))
+    assert orders_group.rows() == [(n, 2 * n, 0) for n in [*range(30), *range(100, 130)]]
+    assert orders_group.execute("SELECT version FROM {schema}.consumer_group") == [(2,), (2,)]
 
 
-def test_a_dead_letter_that_is_replayed_in_mid_run_is_in(shop: Shop) -> None:
+def test_a_dead_letter_that_is_replayed_in_mid_run_is_in(orders_group: OrdersGroup) -> None:
     """Dead-lettered at the snapshot offset, replayed after the difference: both tables have its rows."""
-    shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount NOT IN (8, 9))")
-    settled(shop, [of(1, 1), of(2, 8), of(3, 9)], **APPEND)
-    with diffed(shop.reload(pipeline=APPEND)) as (reload, driver, rounds):
-        shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
-        redrive = shop.redrive(**APPEND)
-        parked = {letter.offset: letter.id for letter in redrive.list()}
-        assert redrive.replay(parked[1]).is_applied
-        redrive.discard(parked[2], reason="a test")
+    orders_group.execute("ALTER TABLE {schema}.entries ADD CHECK (amount NOT IN (8, 9))")
+    settled(orders_group, [of(1, 1), of(2, 8), of(3, 9)], **APPEND)
+    with diffed(orders_group.reload(pipeline=APPEND)) as (reload, driver, rounds):
+        orders_group.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
+        replay = orders_group.new_replay(**APPEND)
+        parked = {dead_letter.offset: dead_letter.id for dead_letter in replay.list()}
+        assert replay.replay(parked[1]).is_applied
+        replay.discard(parked[2], reason="a test")
         reload.cut_over(driver, rounds)
-    assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (2, 16, 1)]
-    live = shop.execute("SELECT record_offset, state FROM {schema}.dead_letter ORDER BY 1")
+    assert orders_group.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (2, 16, 1)]
+    live = orders_group.execute("SELECT record_offset, state FROM {schema}.dead_letter ORDER BY 1")
     assert live == [(1, "replayed"), (2, "discarded")]
 
 
-def test_a_dead_letter_of_a_deleted_topic_is_not_taken_for_one_of_the_current_topic(shop: Shop) -> None:
+def test_a_dead_letter_of_a_deleted_topic_is_not_taken_for_one_of_the_current_topic(orders_group: OrdersGroup) -> None:
     """Its offset and topic name are the same, and it was replayed; but its record is not in this log."""
-    shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount <> 8)")
-    settled(shop, [of(1, 1), of(2, 8)], **APPEND)
+    orders_group.execute("ALTER TABLE {schema}.entries ADD CHECK (amount <> 8)")
+    settled(orders_group, [of(1, 1), of(2, 8)], **APPEND)
     columns = "consumer_group, topic, partition, record_offset, key, header_names, header_values, cause, error"
-    shop.execute(
+    orders_group.execute(
         f"INSERT INTO {{schema}}.dead_letter ({columns}, attempts, version, topic_id, state, value) "
         f"SELECT {columns}, 1, 1, gen_random_uuid(), 'replayed', "
         f"convert_to('{{{{\"id\": 5, \"amount\": 5}}}}', 'UTF8') "
         "FROM {schema}.dead_letter"
     )
-    with diffed(shop.reload(pipeline=APPEND)) as (reload, driver, rounds):
-        shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
-        (parked,) = (one.id for one in shop.redrive(**APPEND).list() if one.is_open)
-        assert shop.redrive(**APPEND).replay(parked).is_applied
+    with diffed(orders_group.reload(pipeline=APPEND)) as (reload, driver, rounds):
+        orders_group.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
+        (parked,) = (one.id for one in orders_group.new_replay(**APPEND).list() if one.is_open)
+        assert orders_group.new_replay(**APPEND).replay(parked).is_applied
         reload.cut_over(driver, rounds)
-    assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (2, 16, 1)]
+    assert orders_group.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (2, 16, 1)]
 
 
-def test_records_dead_lettered_in_mid_run_stay_out(shop: Shop) -> None:
-    settled(shop, [of(1, 1)], **APPEND)
-    shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount <> 8)")
-    with diffed(shop.reload(pipeline=APPEND)) as (reload, driver, rounds):
-        settled(shop, [of(2, 8), of(3, 3)], **APPEND)
+def test_records_dead_lettered_in_mid_run_stay_out(orders_group: OrdersGroup) -> None:
+    settled(orders_group, [of(1, 1)], **APPEND)
+    orders_group.execute("ALTER TABLE {schema}.entries ADD CHECK (amount <> 8)")
+    with diffed(orders_group.reload(pipeline=APPEND)) as (reload, driver, rounds):
+        settled(orders_group, [of(2, 8), of(3, 3)], **APPEND)
         reload.cut_over(driver, rounds)
-    assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (3, 6, 2)]
-    assert shop.execute("SELECT record_offset, state FROM {schema}.dead_letter") == [(1, "dead_lettered")]
+    assert orders_group.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (3, 6, 2)]
+    assert orders_group.execute("SELECT record_offset, state FROM {schema}.dead_letter") == [(1, "dead_lettered")]
 
 
-def test_what_the_new_code_cannot_apply_is_dead_lettered_by_the_cut_over(shop: Shop) -> None:
+def test_what_the_new_code_cannot_apply_is_dead_lettered_by_the_cut_over(orders_group: OrdersGroup) -> None:
     """I4: its row is deleted and its dead letter inserted in one transaction."""
-    settled(shop, [of(1, 1), of(2, 1500), of(3, 3)], **APPEND)
-    with diffed(shop.reload(pipeline=APPEND)) as (reload, driver, rounds):
-        settled(shop, [of(4, 1600), of(5, 5)], **APPEND)
-        assert shop.execute("SELECT count(*) FROM {schema}.dead_letter") == [(0,)]
+    settled(orders_group, [of(1, 1), of(2, 1500), of(3, 3)], **APPEND)
+    with diffed(orders_group.reload(pipeline=APPEND)) as (reload, driver, rounds):
+        settled(orders_group, [of(4, 1600), of(5, 5)], **APPEND)
+        assert orders_group.execute("SELECT count(*) FROM {schema}.dead_letter") == [(0,)]
         reload.cut_over(driver, rounds)
-    assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (3, 6, 2), (5, 10, 4)]
-    letters = list(shop.redrive(version=2, **APPEND).list())
-    assert [(one.offset, one.version, one.state.value) for one in letters] == [
+    assert orders_group.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (3, 6, 2), (5, 10, 4)]
+    dead_letters = list(orders_group.new_replay(version=2, **APPEND).list())
+    assert [(one.offset, one.version, one.state.value) for one in dead_letters] == [
         (1, 2, "dead_lettered"),
         (3, 2, "dead_lettered"),
     ]
 
 
-def test_a_replayed_record_that_the_new_code_refuses_is_an_open_dead_letter_again(shop: Shop) -> None:
+def test_a_replayed_record_that_the_new_code_refuses_is_an_open_dead_letter_again(orders_group: OrdersGroup) -> None:
     """As if it were dead-lettered for the first time: nothing of how it was closed is left."""
-    shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount <> 1500)")
-    settled(shop, [of(1, 1), of(2, 1500)], **APPEND)
-    shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
-    assert shop.redrive(**APPEND).replay_all().replayed == 1
-    reloaded(shop.reload(pipeline=APPEND))
-    assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0)]
-    told = "state, version, replays, replayed_at, closed_at, closed_by, closed_reason"
-    assert shop.execute(f"SELECT {told} FROM {{schema}}.dead_letter") == [
+    orders_group.execute("ALTER TABLE {schema}.entries ADD CHECK (amount <> 1500)")
+    settled(orders_group, [of(1, 1), of(2, 1500)], **APPEND)
+    orders_group.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
+    assert orders_group.new_replay(**APPEND).replay_all().replayed == 1
+    reloaded(orders_group.reload(pipeline=APPEND))
+    assert orders_group.rows("entries", "id, amount, topic_offset") == [(1, 2, 0)]
+    columns = "state, version, replays, replayed_at, closed_at, closed_by, closed_reason"
+    assert orders_group.execute(f"SELECT {columns} FROM {{schema}}.dead_letter") == [
         ("dead_lettered", 2, 0, None, None, None, None)
     ]
 
 
-def test_held_keys_are_replayed_in_order(shop: Shop) -> None:
+def test_held_keys_are_replayed_in_order(orders_group: OrdersGroup) -> None:
     """Where keys are held, what is replayed in mid-run comes before what followed it."""
     options: dict[str, Any] = {"on_poison": "dead_letter"}
-    shop.execute("ALTER TABLE {schema}.orders ADD CHECK (amount <> 77)")
-    settled(shop, [of(1, 1), of(2, 77)], **options)
-    settled(shop, [of(2, 5)], **options)
-    with diffed(shop.reload(pipeline=options)) as (reload, driver, rounds):
-        shop.execute("ALTER TABLE {schema}.orders DROP CONSTRAINT orders_amount_check1")
-        redrive = shop.redrive(**options)
-        assert redrive.replay_all().replayed == 2
-        settled(shop, [of(2, 9), of(1, 4)], **options)
+    orders_group.execute("ALTER TABLE {schema}.orders ADD CHECK (amount <> 77)")
+    settled(orders_group, [of(1, 1), of(2, 77)], **options)
+    settled(orders_group, [of(2, 5)], **options)
+    with diffed(orders_group.reload(pipeline=options)) as (reload, driver, rounds):
+        orders_group.execute("ALTER TABLE {schema}.orders DROP CONSTRAINT orders_amount_check1")
+        replay = orders_group.new_replay(**options)
+        assert replay.replay_all().replayed == 2
+        settled(orders_group, [of(2, 9), of(1, 4)], **options)
         reload.cut_over(driver, rounds)
-    assert shop.rows() == [(1, 8, 0), (2, 18, 0)]
-    assert shop.execute("SELECT DISTINCT state FROM {schema}.dead_letter") == [("replayed",)]
+    assert orders_group.rows() == [(1, 8, 0), (2, 18, 0)]
+    assert orders_group.execute("SELECT DISTINCT state FROM {schema}.dead_letter") == [("replayed",)]
 
 
 def deliver(proxy: PostgresProxy) -> None:
@@ -362,11 +370,17 @@ def deliver(proxy: PostgresProxy) -> None:
     ],
 )
 def test_a_commit_without_an_answer_is_looked_up(
-    full: Shop, proxy: PostgresProxy, when: Any, *, away: bool, strategy: str, monkeypatch: pytest.MonkeyPatch
+    applied_group: OrdersGroup,
+    proxy: PostgresProxy,
+    when: Any,
+    *,
+    away: bool,
+    strategy: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The run's row shows whether it committed: published once, also if the reply is lost or Postgres is away."""
     engine = create_engine(proxy.dsn, pool_pre_ping=True)
-    reload = replace(full, engine=engine).reload()
+    reload = replace(applied_group, engine=engine).reload()
     with diffed(reload, strategy=strategy) as (_, driver, rounds):
         turn = driver.transition
 
@@ -392,12 +406,12 @@ def test_a_commit_without_an_answer_is_looked_up(
     assert proxy.fired.is_set()
     assert outcome.tries == (2 if when == "before_commit" else 1)
     engine.dispose()
-    assert full.rows() == doubled(FIRST)
-    assert full.execute("SELECT count(*) FROM {schema}.admin_action WHERE action = 'cut-over'") == [(1,)]
+    assert applied_group.rows() == doubled(FIRST)
+    assert applied_group.execute("SELECT count(*) FROM {schema}.admin_action WHERE action = 'cut-over'") == [(1,)]
 
 
-def test_only_the_newest_driver_learns_the_outcome_of_a_commit(full: Shop) -> None:
-    reload, driver = started(full.reload())
+def test_only_the_newest_driver_learns_the_outcome_of_a_commit(applied_group: OrdersGroup) -> None:
+    reload, driver = started(applied_group.reload())
     other, lost = reload.take_over(driver.run.id), psycopg.OperationalError("the connection is lost")
     with pytest.raises(ReloadOver, match="was taken over by"):
         took_effect(driver, lost)

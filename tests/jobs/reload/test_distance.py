@@ -13,13 +13,13 @@ from seekpoint.jobs.reload import Reload, Run
 from seekpoint.jobs.reload import reload as reload_module
 from seekpoint.jobs.staging.local_stager import LocalStager
 from support.before_cutover import applied_by, resume, settled, widen, working
-from support.reload_orders import Shop, doubled, of
+from support.reload_orders import OrdersGroup, doubled, of
 
 RECORDS = [of(n % 30, n, n) for n in range(80)]
 Steps = list[tuple[str, int, int]]
 
 
-class Meanwhile(LocalStager):
+class InterruptedStager(LocalStager):
     """Stages in this process; before the last range of each plan, something happens."""
 
     def __init__(self, reload: Reload, *happens: Callable[[], object]) -> None:
@@ -33,8 +33,8 @@ class Meanwhile(LocalStager):
         yield from super().stage(run, tasks)
 
 
-def grown(shop: Shop, worker: Any, records: list[Any]) -> Callable[[], None]:
-    return lambda: applied_by(worker, shop, records)
+def grown(orders_group: OrdersGroup, worker: Any, records: list[Any]) -> Callable[[], None]:
+    return lambda: applied_by(worker, orders_group, records)
 
 
 def stop_outdated(worker: Any) -> None:
@@ -50,101 +50,103 @@ def small_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reload_module, "SMALL", 5)
 
 
-def test_what_came_meanwhile_is_caught_up_in_passes_of_bounded_length(shop: Shop) -> None:
-    worker = working(shop, RECORDS)
-    told: Steps = []
-    reload = shop.reload(range_records=50, progress=lambda *step: told.append(step))
+def test_what_came_meanwhile_is_caught_up_in_passes_of_bounded_length(orders_group: OrdersGroup) -> None:
+    worker = working(orders_group, RECORDS)
+    progress: Steps = []
+    reload = orders_group.reload(range_records=50, progress=lambda *step: progress.append(step))
     later = [of(n % 40, n, n) for n in range(80, 133)]
-    stager = reload._stager = Meanwhile(reload, grown(shop, worker, later))
+    stager = reload._stager = InterruptedStager(reload, grown(orders_group, worker, later))
     driver = reload.open()
     reload.stage(driver)
     assert stager.plans == [[(0, 0, 50), (0, 50, 80)]]
     assert [at.end_offset for at in reload.runs.positions(driver.run.id)] == [80, 0]
     reload.run(driver)
     stop_outdated(worker)
-    assert shop.rows() == doubled(RECORDS + later)
-    passes = [step for step in told if step[0] == "catching_up" and step[1]]
+    assert orders_group.rows() == doubled(RECORDS + later)
+    passes = [step for step in progress if step[0] == "catching_up" and step[1]]
     assert passes[:3] == [("catching_up", 20, 53), ("catching_up", 20, 33), ("catching_up", 13, 13)]
-    assert told[-1] == ("cutting over", 0, 0)
+    assert progress[-1] == ("cutting over", 0, 0)
 
 
-def test_dead_letters_of_what_came_meanwhile_are_left_out(shop: Shop) -> None:
-    worker = working(shop, RECORDS, on_poison="dead_letter")
-    reload = shop.reload(pipeline={"on_poison": "dead_letter"})
+def test_dead_letters_of_what_came_meanwhile_are_left_out(orders_group: OrdersGroup) -> None:
+    worker = working(orders_group, RECORDS, on_poison="dead_letter")
+    reload = orders_group.reload(pipeline={"on_poison": "dead_letter"})
     later = [of(n, 7, n) for n in range(40)] + [of(500, 9_999)]
-    reload._stager = Meanwhile(reload, grown(shop, worker, later))
+    reload._stager = InterruptedStager(reload, grown(orders_group, worker, later))
     reload.run(reload.open())
     stop_outdated(worker)
-    assert shop.rows() == doubled(RECORDS + later[:-1])
+    assert orders_group.rows() == doubled(RECORDS + later[:-1])
 
 
-def test_a_dead_letter_that_is_replayed_while_ranges_are_staged_comes_before_later_records(shop: Shop) -> None:
+def test_a_dead_letter_that_is_replayed_while_ranges_are_staged_comes_before_later_records(
+    orders_group: OrdersGroup,
+) -> None:
     """Its key has a newer row by then, which the pass of its own would have written first."""
     options: dict[str, Any] = {"on_poison": "dead_letter"}
-    shop.execute("ALTER TABLE {schema}.orders ADD CHECK (amount <> 77)")
+    orders_group.execute("ALTER TABLE {schema}.orders ADD CHECK (amount <> 77)")
     first, later = [of(1), of(2, 77), of(3)], [*(of(n) for n in range(10, 40)), of(2, 5)]
-    worker = working(shop, first, **options)
+    worker = working(orders_group, first, **options)
 
     def replay() -> None:
-        shop.execute("ALTER TABLE {schema}.orders DROP CONSTRAINT orders_amount_check1")
-        assert shop.redrive(**options).replay_all().replayed == 1
-        applied_by(worker, shop, later)
+        orders_group.execute("ALTER TABLE {schema}.orders DROP CONSTRAINT orders_amount_check1")
+        assert orders_group.new_replay(**options).replay_all().replayed == 1
+        applied_by(worker, orders_group, later)
         worker.stop()
 
-    reload = shop.reload(pipeline=options)
-    reload._stager = Meanwhile(reload, replay)
+    reload = orders_group.reload(pipeline=options)
+    reload._stager = InterruptedStager(reload, replay)
     reload.run(reload.open())
-    assert shop.rows() == doubled(first + later)
+    assert orders_group.rows() == doubled(first + later)
 
 
-def test_partitions_that_come_while_ranges_are_staged_are_caught_up_too(full: Shop) -> None:
+def test_partitions_that_come_while_ranges_are_staged_are_caught_up_too(applied_group: OrdersGroup) -> None:
     later = [of(n, 9, n) for n in range(100, 150)]
 
     def wider() -> None:
-        widen(full, 3)
-        settled(full, later, partition=2)
+        widen(applied_group, 3)
+        settled(applied_group, later, partition=2)
 
-    reload = full.reload()
-    stager = reload._stager = Meanwhile(reload, wider)
+    reload = applied_group.reload()
+    stager = reload._stager = InterruptedStager(reload, wider)
     reload.run(reload.open())
     assert stager.plans == [[(0, 0, 80)]]
-    assert full.rows() == doubled(RECORDS + later)
+    assert applied_group.rows() == doubled(RECORDS + later)
 
 
-def test_a_position_that_was_moved_while_ranges_were_staged_ends_the_run(full: Shop) -> None:
+def test_a_position_that_was_moved_while_ranges_were_staged_ends_the_run(applied_group: OrdersGroup) -> None:
 
     def rewound() -> None:
-        full.ledger().reset_offset(full.topic, 0, 10, log=None, reason="a test")
-        settled(full, RECORDS)
+        applied_group.ledger().reset_offset(applied_group.topic, 0, 10, log=None, reason="a test")
+        settled(applied_group, RECORDS)
 
-    reload = full.reload()
-    reload._stager = Meanwhile(reload, rewound)
+    reload = applied_group.reload()
+    reload._stager = InterruptedStager(reload, rewound)
     driver = reload.open()
     with pytest.raises(ReloadRefused, match="was reset since the run was opened"):
         reload.run(driver)
     assert reload.runs.get(driver.run.id).state == "failed"
 
 
-def test_a_distance_that_does_not_shrink_ends_the_run(shop: Shop) -> None:
+def test_a_distance_that_does_not_shrink_ends_the_run(orders_group: OrdersGroup) -> None:
     """Workers that are faster than the passes: nothing would ever be published."""
-    worker = working(shop, RECORDS)
+    worker = working(orders_group, RECORDS)
     more = [of(n, 1, n) for n in range(10)]
 
-    def told(what: str, done: int, total: int) -> None:
+    def on_progress(what: str, done: int, total: int) -> None:
         if what == "catching_up" and done:
-            applied_by(worker, shop, more)
+            applied_by(worker, orders_group, more)
 
-    reload = shop.reload(progress=told)
-    reload._stager = Meanwhile(reload, grown(shop, worker, more))
+    reload = orders_group.reload(progress=on_progress)
+    reload._stager = InterruptedStager(reload, grown(orders_group, worker, more))
     driver = reload.open()
-    with pytest.raises(ReloadRefused, match=r"faster than the rebuild follows: 10 records in the last pass, and 10"):
+    with pytest.raises(ReloadRefused, match=r"faster than the rebuild catches up: 10 passes in a row"):
         reload.run(driver)
     worker.stop()
     assert reload.runs.get(driver.run.id).state == "failed"
 
 
-def test_resumed_staging_reports_what_was_done_before(full: Shop) -> None:
-    first = full.reload(range_records=30)
+def test_resumed_staging_reports_what_was_done_before(applied_group: OrdersGroup) -> None:
+    first = applied_group.reload(range_records=30)
 
     class Stopped(LocalStager):
         def stage(self, run: Run, tasks: Any) -> Any:
@@ -155,7 +157,7 @@ def test_resumed_staging_reports_what_was_done_before(full: Shop) -> None:
     driver = first.open()
     with pytest.raises(KeyboardInterrupt):
         first.stage(driver)
-    told: Steps = []
-    resume(full.reload(range_records=30, progress=lambda *step: told.append(step)), driver.run.id)
-    assert told[:3] == [("staging", 30, 80), ("staging", 60, 80), ("staging", 80, 80)]
-    assert full.rows() == doubled(RECORDS)
+    progress: Steps = []
+    resume(applied_group.reload(range_records=30, progress=lambda *step: progress.append(step)), driver.run.id)
+    assert progress[:3] == [("staging", 30, 80), ("staging", 60, 80), ("staging", 80, 80)]
+    assert applied_group.rows() == doubled(RECORDS)

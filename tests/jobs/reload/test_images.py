@@ -12,7 +12,8 @@ from sqlalchemy.exc import NotSupportedError
 
 from seekpoint import Json, Pipeline, Upsert
 from support.before_cutover import diffed, reloaded
-from support.reload_orders import Shop
+from support.databases import create_extension
+from support.reload_orders import OrdersGroup
 
 # How a column is declared, and two values that the type's own equality takes for one.
 PAIRS = {
@@ -33,8 +34,6 @@ WITHOUT = {
 }
 KEYS = ("city", "price", "time", "angle", "fields", "folded")
 NEEDS = {
-    # An extension is the database's: other tests make it at the same time.
-    "city": ("SELECT pg_advisory_xact_lock(4711)", "CREATE EXTENSION IF NOT EXISTS citext SCHEMA public"),
     "folded": ("CREATE COLLATION {schema}.folded (provider = icu, locale = 'und-u-ks-level2', deterministic = false)",),
     "page": ("SELECT CAST('<a/>' AS xml)",),
 }
@@ -43,20 +42,23 @@ Columns = dict[str, tuple[str, Any, Any]]
 
 
 @pytest.fixture
-def columns(shop: Shop) -> Columns:
+def columns(orders_group: OrdersGroup) -> Columns:
     """The columns of which this server has the type; one that was built without ICU or libxml lacks some."""
 
     def is_there(column: str) -> bool:
         try:
+            if column == "city":
+                create_extension(orders_group.engine, "citext")
             for statement in NEEDS.get(column, ()):
-                shop.execute(statement)
+                orders_group.execute(statement)
         except NotSupportedError:
             return False
         return True
 
     found = {name: of for name, of in (PAIRS | WITHOUT).items() if is_there(name)}
     return {
-        name: (of.format(schema=shop.schema), given(of, old), given(of, new)) for name, (of, old, new) in found.items()
+        name: (of.format(schema=orders_group.schema), given(of, old), given(of, new))
+        for name, (of, old, new) in found.items()
     }
 
 
@@ -67,19 +69,21 @@ def given(of: str, value: str) -> Any:
     return Jsonb(value, dumps=str) if of == "jsonb" else value
 
 
-def filled(shop: Shop, pipeline: Pipeline) -> None:
-    shop.produce(shop.topic, [(str(n), json.dumps({"id": n})) for n in range(RECORDS)], partition=0)
-    shop.apply(pipeline, RECORDS)
+def filled(orders_group: OrdersGroup, pipeline: Pipeline) -> None:
+    orders_group.produce(orders_group.topic, [(str(n), json.dumps({"id": n})) for n in range(RECORDS)], partition=0)
+    orders_group.apply(pipeline, RECORDS)
 
 
-def as_text(shop: Shop, table: str, columns: Any) -> list[tuple[Any, ...]]:
-    return shop.execute(f"SELECT {', '.join(f'concat({one})' for one in columns)} FROM {{schema}}.{table} ORDER BY 1")
+def as_text(orders_group: OrdersGroup, table: str, columns: Any) -> list[tuple[Any, ...]]:
+    return orders_group.execute(
+        f"SELECT {', '.join(f'concat({one})' for one in columns)} FROM {{schema}}.{table} ORDER BY 1"
+    )
 
 
-def test_a_merge_stores_the_values_that_equal_the_old_ones(shop: Shop, columns: Columns) -> None:
+def test_a_merge_stores_the_values_that_equal_the_old_ones(orders_group: OrdersGroup, columns: Columns) -> None:
     """Verify sees each of them, and shows both sides; the merge leaves none of the old code's values."""
     declared = ", ".join(f"{name} {of}" for name, (of, *_) in columns.items())
-    shop.execute(f"CREATE TABLE {{schema}}.typed (id bigint PRIMARY KEY, {declared})")
+    orders_group.execute(f"CREATE TABLE {{schema}}.typed (id bigint PRIMARY KEY, {declared})")
 
     def pipeline(version: int) -> Pipeline:
         def row(record: Any) -> dict[str, Any]:  # each column's value is the new code's in a record of its own
@@ -88,55 +92,55 @@ def test_a_merge_stores_the_values_that_equal_the_old_ones(shop: Shop, columns: 
                 name: pair[1 + (version == 2 and n == at)] for at, (name, pair) in enumerate(columns.items())
             }
 
-        sink = Upsert((shop.schema, "typed"), key=["id"], columns=["id", *columns], row=row)
-        return Pipeline(shop.group, topics=shop.topic, value=Json(), sinks=[sink], version=version)
+        sink = Upsert((orders_group.schema, "typed"), key=["id"], columns=["id", *columns], row=row)
+        return Pipeline(orders_group.group, topics=orders_group.topic, value=Json(), sinks=[sink], version=version)
 
-    filled(shop, pipeline(1))
-    (table,) = shop.reload([pipeline(2)]).verify().tables
+    filled(orders_group, pipeline(1))
+    (table,) = orders_group.reload([pipeline(2)]).verify().tables
     assert (table.equal, table.different) == (RECORDS - len(columns), len(columns))
     for sample, name in zip(table.samples, columns, strict=True):
         assert sample.live is not None
         assert sample.rebuilt is not None
         assert [one for one in sample.live if sample.live[one] != sample.rebuilt[one]] == [name]
-    reloaded(shop.reload([pipeline(2)]))
-    assert shop.reload([pipeline(2)]).verify().is_empty
+    reloaded(orders_group.reload([pipeline(2)]))
+    assert orders_group.reload([pipeline(2)]).verify().is_empty
 
 
 @pytest.mark.long
 @pytest.mark.repeats("is_late")
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_merge_sets_keys_whose_bytes_differ(shop: Shop, columns: Columns, is_late: bool) -> None:
+def test_a_merge_sets_keys_whose_bytes_differ(orders_group: OrdersGroup, columns: Columns, is_late: bool) -> None:
     """The row stays: what is not the pipeline's in it is kept. Also where the key is touched after the comparison."""
     keys = {name: columns[name] for name in KEYS if name in columns}
     for name, (of, *_) in keys.items():
-        shop.execute(f"CREATE TABLE {{schema}}.by_{name} ({name} {of} PRIMARY KEY, note text DEFAULT 'none')")
+        orders_group.execute(f"CREATE TABLE {{schema}}.by_{name} ({name} {of} PRIMARY KEY, note text DEFAULT 'none')")
 
     def pipeline(version: int) -> Pipeline:
         def sink(name: str, value: Any) -> Upsert:
-            return Upsert((shop.schema, f"by_{name}"), key=[name], columns=[name], row=lambda _: {name: value})
+            return Upsert((orders_group.schema, f"by_{name}"), key=[name], columns=[name], row=lambda _: {name: value})
 
         sinks = [sink(name, pair[version]) for name, pair in keys.items()]
-        return Pipeline(shop.group, topics=shop.topic, value=Json(), sinks=sinks, version=version)
+        return Pipeline(orders_group.group, topics=orders_group.topic, value=Json(), sinks=sinks, version=version)
 
-    filled(shop, pipeline(1))
+    filled(orders_group, pipeline(1))
     for name in keys:
-        shop.execute(f"UPDATE {{schema}}.by_{name} SET note = 'kept'")
-    before = [as_text(shop, f"by_{name}", [name, "note"]) for name in keys]
-    with diffed(shop.reload([pipeline(2)])) as (reload, driver, rounds):
+        orders_group.execute(f"UPDATE {{schema}}.by_{name} SET note = 'kept'")
+    before = [as_text(orders_group, f"by_{name}", [name, "note"]) for name in keys]
+    with diffed(orders_group.reload([pipeline(2)])) as (reload, driver, rounds):
         if is_late:
-            shop.produce(shop.topic, [("7", json.dumps({"id": 7}))], partition=0)
-            shop.apply(pipeline(1), RECORDS + 1)
+            orders_group.produce(orders_group.topic, [("7", json.dumps({"id": 7}))], partition=0)
+            orders_group.apply(pipeline(1), RECORDS + 1)
         reload.cut_over(driver, rounds)
-    after = [as_text(shop, f"by_{name}", [name, "note"]) for name in keys]
+    after = [as_text(orders_group, f"by_{name}", [name, "note"]) for name in keys]
     assert [[note for _, note in rows] for rows in after] == [["kept"]] * len(keys)
     assert all(new != old for new, old in zip(after, before, strict=True))
-    assert shop.reload([pipeline(2)]).verify().is_empty
+    assert orders_group.reload([pipeline(2)]).verify().is_empty
 
 
-def test_a_key_whose_bytes_are_equal_is_not_set(shop: Shop) -> None:
+def test_a_key_whose_bytes_are_equal_is_not_set(orders_group: OrdersGroup) -> None:
     """A trigger on the key's column, or a role that may not change it, meets no statement that names the column."""
-    shop.execute("CREATE TABLE {schema}.typed (id numeric PRIMARY KEY, price numeric)")
-    shop.execute(
+    orders_group.execute("CREATE TABLE {schema}.typed (id numeric PRIMARY KEY, price numeric)")
+    orders_group.execute(
         "CREATE FUNCTION {schema}.refuse() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN RAISE EXCEPTION 'the key was set'; END $$"
     )
@@ -145,12 +149,12 @@ def test_a_key_whose_bytes_are_equal_is_not_set(shop: Shop) -> None:
         def row(record: Any) -> dict[str, Any]:
             return {"id": record.value["id"], "price": PAIRS["price"][version]}
 
-        sink = Upsert((shop.schema, "typed"), key=["id"], columns=["id", "price"], row=row)
-        return Pipeline(shop.group, topics=shop.topic, value=Json(), sinks=[sink], version=version)
+        sink = Upsert((orders_group.schema, "typed"), key=["id"], columns=["id", "price"], row=row)
+        return Pipeline(orders_group.group, topics=orders_group.topic, value=Json(), sinks=[sink], version=version)
 
-    filled(shop, pipeline(1))
-    shop.execute(
+    filled(orders_group, pipeline(1))
+    orders_group.execute(
         "CREATE TRIGGER refuse BEFORE UPDATE OF id ON {schema}.typed FOR EACH ROW EXECUTE FUNCTION {schema}.refuse()"
     )
-    reloaded(shop.reload([pipeline(2)]))
-    assert as_text(shop, "typed", ["price"]) == [("1.00",)] * RECORDS
+    reloaded(orders_group.reload([pipeline(2)]))
+    assert as_text(orders_group, "typed", ["price"]) == [("1.00",)] * RECORDS

@@ -13,7 +13,7 @@ from seekpoint.jobs.reload import Reload
 from support.batch_process import batch, paused
 from support.before_cutover import reloaded, started
 from support.ledger_roles import ALONE_IN_TRANSACTION
-from support.reload_orders import Shop, doubled, of
+from support.reload_orders import OrdersGroup, doubled, of
 
 RECORDS = [of(n, n, n) for n in range(1, 31)]
 
@@ -47,92 +47,98 @@ def trigger(event: str, body: str) -> str:
         ),
     ],
 )
-def test_a_trigger_that_keeps_the_old_row_is_seen(full: Shop, hook: str, before: str, counts: str) -> None:
-    full.execute(before)
-    full.execute(hook)
-    live = full.rows()
-    reload, driver = started(full.reload())
-    with pytest.raises(ReloadRefused, match=rf"{counts}, though the merge wrote them: (trigger|rule) keep"):
+def test_a_trigger_that_keeps_the_old_row_is_seen(
+    applied_group: OrdersGroup, hook: str, before: str, counts: str
+) -> None:
+    applied_group.execute(before)
+    applied_group.execute(hook)
+    live = applied_group.rows()
+    reload, driver = started(applied_group.reload())
+    with pytest.raises(ReloadRefused, match=rf"{counts}, because (trigger|rule) keep"):
         reload.run(driver)
-    assert full.rows() == live, "nothing was changed"
+    assert applied_group.rows() == live, "nothing was changed"
     assert reload.runs.get(driver.run.id).state == "failed"
 
 
-def test_a_trigger_that_changes_what_is_written_is_none_of_these(full: Shop) -> None:
-    full.execute(trigger("INSERT OR UPDATE", "NEW.note = upper(NEW.note); NEW.at = NEW.at + 1; RETURN NEW"))
-    reloaded(full.reload())
-    assert full.rows() == [(id_, amount, at + 1) for id_, amount, at in doubled(RECORDS)]
+def test_a_trigger_that_changes_what_is_written_is_none_of_these(applied_group: OrdersGroup) -> None:
+    applied_group.execute(trigger("INSERT OR UPDATE", "NEW.note = upper(NEW.note); NEW.at = NEW.at + 1; RETURN NEW"))
+    reloaded(applied_group.reload())
+    assert applied_group.rows() == [(id_, amount, at + 1) for id_, amount, at in doubled(RECORDS)]
 
 
 @pytest.fixture
-def as_role(shop: Shop) -> Iterator[Callable[..., Reload]]:
+def as_role(orders_group: OrdersGroup) -> Iterator[Callable[..., Reload]]:
     """A reload as a role that is subject to row security."""
-    role = f"{shop.schema}_limited"
-    shop.execute(f"CREATE ROLE {role}")
-    shop.execute(f"GRANT ALL ON SCHEMA {{schema}} TO {role}")
-    shop.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA {{schema}} TO {role}")
-    shop.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {{schema}} TO {role}")
-    _on_database(shop, f"GRANT CREATE ON DATABASE {{database}} TO {role}")
-    engine = create_engine(shop.engine.url, connect_args={"options": f"-crole={role}"})
+    role = f"{orders_group.schema}_limited"
+    orders_group.execute(f"CREATE ROLE {role}")
+    orders_group.execute(f"GRANT ALL ON SCHEMA {{schema}} TO {role}")
+    orders_group.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA {{schema}} TO {role}")
+    orders_group.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {{schema}} TO {role}")
+    _on_database(orders_group, f"GRANT CREATE ON DATABASE {{database}} TO {role}")
+    engine = create_engine(orders_group.engine.url, connect_args={"options": f"-crole={role}"})
 
     def made(version: int) -> Reload:
-        brokers = {"bootstrap.servers": shop.brokers}
-        return Reload([shop.pipeline(version=version)], engine, brokers, schema=shop.schema)
+        brokers = {"bootstrap.servers": orders_group.brokers}
+        return Reload([orders_group.pipeline(version=version)], engine, brokers, schema=orders_group.schema)
 
     yield made
     engine.dispose()
-    _on_database(shop, f"DROP OWNED BY {role}")
-    shop.execute(f"DROP ROLE {role}")
+    _on_database(orders_group, f"DROP OWNED BY {role}")
+    orders_group.execute(f"DROP ROLE {role}")
 
 
-def _on_database(shop: Shop, statement: str) -> str:
+def _on_database(orders_group: OrdersGroup, statement: str) -> str:
     """Change a right on the database, while no other test does; returns the database's name."""
-    with shop.engine.begin() as tx:
+    with orders_group.engine.begin() as tx:
         tx.execute(text(ALONE_IN_TRANSACTION))
         database: str = tx.execute(text("SELECT quote_ident(current_database())")).scalar_one()
         tx.execute(text(statement.format(database=database)))
     return database
 
 
-def test_a_role_that_cannot_create_a_schema_is_refused_at_the_opening(full: Shop, as_role: Callable[..., Any]) -> None:
+def test_a_role_that_cannot_create_a_schema_is_refused_at_the_opening(
+    applied_group: OrdersGroup, as_role: Callable[..., Any]
+) -> None:
     """By a reload, a verify and a batch: with what to grant, and before a run is on record or a group paused."""
-    role = f"{full.schema}_limited"
-    database = _on_database(full, f"REVOKE CREATE ON DATABASE {{database}} FROM {role}")
+    role = f"{applied_group.schema}_limited"
+    database = _on_database(applied_group, f"REVOKE CREATE ON DATABASE {{database}} FROM {role}")
     said = rf"role {role} may not create the schema .*: GRANT CREATE ON DATABASE {database} TO {role} "
     for begin in (as_role(2).open, as_role(1).verify):
         with pytest.raises(ReloadRefused, match=said):
             begin()
-    full.produce(full.topic, [of(1, 1)], partition=0)
+    applied_group.produce(applied_group.topic, [of(1, 1)], partition=0)
     with pytest.raises(BatchRefused, match=said):
-        batch(full, engine=as_role(1).engine).run()
-    assert full.reload().runs.list() == []
-    assert paused(full) is None
+        batch(applied_group, engine=as_role(1).engine).run()
+    assert applied_group.reload().runs.list() == []
+    assert paused(applied_group) is None
 
 
-def test_row_security_that_hides_rows_is_refused_at_the_opening(full: Shop, as_role: Callable[..., Any]) -> None:
-    full.execute(
+def test_row_security_that_hides_rows_is_refused_at_the_opening(
+    applied_group: OrdersGroup, as_role: Callable[..., Any]
+) -> None:
+    applied_group.execute(
         "ALTER TABLE {schema}.orders ENABLE ROW LEVEL SECURITY; "
         "CREATE POLICY part ON {schema}.orders USING (id < 10) WITH CHECK (true)"
     )
     for begin in (as_role(2).open, as_role(1).verify):
         with pytest.raises(ReloadRefused, match="row security may hide rows from this role"):
             begin()
-    assert full.reload(version=1).verify().is_empty, "its owner sees all rows"
+    assert applied_group.reload(version=1).verify().is_empty, "its owner sees all rows"
 
 
 @pytest.mark.long
-def test_row_security_that_keeps_the_old_row_is_seen(full: Shop, as_role: Callable[..., Any]) -> None:
-    full.execute(
+def test_row_security_that_keeps_the_old_row_is_seen(applied_group: OrdersGroup, as_role: Callable[..., Any]) -> None:
+    applied_group.execute(
         "ALTER TABLE {schema}.orders ENABLE ROW LEVEL SECURITY; "
         "CREATE POLICY sees ON {schema}.orders FOR SELECT USING (true); "
         "CREATE POLICY may ON {schema}.orders FOR UPDATE USING (id < 10)"
     )
     reload = as_role(2)
-    live = full.rows()
-    with pytest.raises(ReloadRefused, match=r"21 not changed and 0 not deleted.*: row security kept"):
+    live = applied_group.rows()
+    with pytest.raises(ReloadRefused, match=r"21 not changed and 0 not deleted, because row security prevented it"):
         reload.run(reload.open())
-    assert full.rows() == live
-    full.execute("ALTER POLICY may ON {schema}.orders USING (true)")
+    assert applied_group.rows() == live
+    applied_group.execute("ALTER POLICY may ON {schema}.orders USING (true)")
     assert as_role(1).verify().is_empty
     reload.run(reload.open())
-    assert full.rows() == doubled(RECORDS)
+    assert applied_group.rows() == doubled(RECORDS)

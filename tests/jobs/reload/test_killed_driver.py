@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.before_cutover import applied_by, working
-from support.reload_orders import Shop, doubled, gone, of
+from support.reload_orders import OrdersGroup, doubled, gone, of
 from support.reload_process import Reloader
 
 FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
@@ -26,25 +26,25 @@ PLACES = [
 
 @pytest.mark.repeats("at")
 @pytest.mark.parametrize("at", PLACES)
-def test_another_driver_resumes(shop: Shop, at: str) -> None:
-    old = working(shop, FIRST)
-    reload = shop.reload()
+def test_another_driver_resumes(orders_group: OrdersGroup, at: str) -> None:
+    old = working(orders_group, FIRST)
+    reload = orders_group.reload()
     run = reload.open().run.id
-    Reloader(shop, run, at=at, width=50).kill_where_it_waits()
-    assert shop.rows() == doubled(FIRST, by=1), "nothing was published"
-    applied_by(old, shop, LATER)
+    Reloader(orders_group, run, at=at, width=50).kill_where_it_waits()
+    assert orders_group.rows() == doubled(FIRST, by=1), "nothing was published"
+    applied_by(old, orders_group, LATER)
     old.stop()
     reload.run(reload.take_over(run))
-    assert shop.rows() == doubled(FIRST + LATER)
-    assert shop.schemas() == []
+    assert orders_group.rows() == doubled(FIRST + LATER)
+    assert orders_group.schemas() == []
 
 
-def test_a_dead_drivers_run_can_be_aborted(shop: Shop) -> None:
-    worker = working(shop, FIRST)
-    reload = shop.reload()
+def test_a_dead_drivers_run_can_be_aborted(orders_group: OrdersGroup) -> None:
+    worker = working(orders_group, FIRST)
+    reload = orders_group.reload()
     run = reload.open().run.id
-    Reloader(shop, run, at="turn cut_over", width=50).kill_where_it_waits()
+    Reloader(orders_group, run, at="turn cut_over", width=50).kill_where_it_waits()
     assert reload.runs.abort(run, "its driver is dead").swept
-    applied_by(worker, shop, LATER)
+    applied_by(worker, orders_group, LATER)
     worker.stop()
-    assert shop.rows() == doubled(FIRST + LATER, by=1)
+    assert orders_group.rows() == doubled(FIRST + LATER, by=1)

@@ -9,7 +9,7 @@ from sqlalchemy.exc import OperationalError
 
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.before_cutover import settled, started
-from support.reload_orders import doubled, gone, of, shop_on
+from support.reload_orders import doubled, gone, of, orders_group_on
 
 RECORDS = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
 
@@ -20,8 +20,8 @@ def test_a_crash_of_the_database(
     request: pytest.FixtureRequest, own_postgres: PostgresServer, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two steps the same driver continues; in a step it ends, but for the cut-over, which is tried again."""
-    shop = shop_on(request, own_postgres)
-    settled(shop, RECORDS)
+    orders_group = orders_group_on(request, own_postgres)
+    settled(orders_group, RECORDS)
     crashed: list[str] = []
 
     def crash(at: str) -> None:
@@ -30,7 +30,7 @@ def test_a_crash_of_the_database(
             own_postgres.kill()
             own_postgres.start()
 
-    reload, driver = started(shop.reload(range_records=50, progress=lambda what, *_: crash(what)))
+    reload, driver = started(orders_group.reload(range_records=50, progress=lambda what, *_: crash(what)))
     turn = driver.transition
 
     def turned(tx: Any, state: str) -> None:
@@ -45,6 +45,6 @@ def test_a_crash_of_the_database(
         assert driver.run.state == "staging", "the step was rolled back"
     reload.run(driver)
     assert crashed == [place]
-    assert shop.rows() == doubled(RECORDS)
-    assert shop.schemas() == []
-    shop.engine.dispose()
+    assert orders_group.rows() == doubled(RECORDS)
+    assert orders_group.schemas() == []
+    orders_group.engine.dispose()

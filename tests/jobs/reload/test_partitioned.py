@@ -6,7 +6,7 @@ import pytest
 
 from seekpoint.errors import ReloadRefused
 from support.before_cutover import reloaded, settled
-from support.reload_orders import Shop, doubled, gone, of
+from support.reload_orders import OrdersGroup, doubled, gone, of
 
 RECORDS = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
 PARTITIONED = """
@@ -23,33 +23,33 @@ CREATE TABLE {schema}.entries_1 PARTITION OF {schema}.entries FOR VALUES WITH (M
 
 
 @pytest.fixture
-def parted(shop: Shop) -> Shop:
-    shop.execute(PARTITIONED)
-    return shop
+def partitioned_group(orders_group: OrdersGroup) -> OrdersGroup:
+    orders_group.execute(PARTITIONED)
+    return orders_group
 
 
-def test_a_partitioned_table_is_verified_and_merged(parted: Shop) -> None:
-    settled(parted, RECORDS)
-    assert parted.reload(version=1).verify().is_empty
-    parted.execute("DELETE FROM {schema}.orders WHERE id IN (5, 25)")
-    parted.execute("INSERT INTO {schema}.orders VALUES (-1, 1, 1), (1000, 1, 1)")
-    (table,) = parted.reload(version=1).verify().tables
+def test_a_partitioned_table_is_verified_and_merged(partitioned_group: OrdersGroup) -> None:
+    settled(partitioned_group, RECORDS)
+    assert partitioned_group.reload(version=1).verify().is_empty
+    partitioned_group.execute("DELETE FROM {schema}.orders WHERE id IN (5, 25)")
+    partitioned_group.execute("INSERT INTO {schema}.orders VALUES (-1, 1, 1), (1000, 1, 1)")
+    (table,) = partitioned_group.reload(version=1).verify().tables
     assert (table.equal, table.missing, table.extra, table.different) == (37, 2, 2, 0)
-    reload = parted.reload()
+    reload = partitioned_group.reload()
     reload.run(reload.open())
-    assert parted.rows() == doubled(RECORDS)
-    assert parted.rows("orders_low") == [row for row in doubled(RECORDS) if row[0] < 20]
-    assert parted.reload().verify().is_empty
-    assert parted.schemas() == []
+    assert partitioned_group.rows() == doubled(RECORDS)
+    assert partitioned_group.rows("orders_low") == [row for row in doubled(RECORDS) if row[0] < 20]
+    assert partitioned_group.reload().verify().is_empty
+    assert partitioned_group.schemas() == []
 
 
-def test_a_partitioned_table_of_every_record(parted: Shop) -> None:
-    settled(parted, [of(n, n) for n in range(30)], kind="append")
-    reloaded(parted.reload(pipeline={"kind": "append"}))
-    assert parted.rows("entries", "id, amount, at") == [(n, 2 * n, 0) for n in range(30)]
+def test_a_partitioned_table_of_every_record(partitioned_group: OrdersGroup) -> None:
+    settled(partitioned_group, [of(n, n) for n in range(30)], kind="append")
+    reloaded(partitioned_group.reload(pipeline={"kind": "append"}))
+    assert partitioned_group.rows("entries", "id, amount, at") == [(n, 2 * n, 0) for n in range(30)]
 
 
-def test_a_swap_of_a_partitioned_table_is_refused_at_the_opening(parted: Shop) -> None:
-    settled(parted, RECORDS)
+def test_a_swap_of_a_partitioned_table_is_refused_at_the_opening(partitioned_group: OrdersGroup) -> None:
+    settled(partitioned_group, RECORDS)
     with pytest.raises(ReloadRefused, match="has partitions: use strategy 'merge'"):
-        parted.reload().open(strategy="swap")
+        partitioned_group.reload().open(strategy="swap")

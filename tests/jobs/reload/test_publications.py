@@ -17,7 +17,7 @@ from seekpoint.jobs.staging.compaction import of_compaction
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.batch_process import batch
 from support.before_cutover import reloaded, settled, staged, started
-from support.reload_orders import Shop, doubled, gone, of, shop_on
+from support.reload_orders import OrdersGroup, doubled, gone, of, orders_group_on
 
 RECORDS = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
 PUBLISH = "CREATE PUBLICATION everything FOR ALL TABLES"
@@ -43,93 +43,95 @@ def seekpoint_dsn(pytestconfig: pytest.Config, request: pytest.FixtureRequest) -
 
 
 @pytest.fixture
-def published(shop: Shop) -> Shop:
-    shop.execute(PUBLISH)
-    return shop
+def published_group(orders_group: OrdersGroup) -> OrdersGroup:
+    orders_group.execute(PUBLISH)
+    return orders_group
 
 
-def spoil(shop: Shop) -> None:
-    shop.execute("DELETE FROM {schema}.orders WHERE id IN (5, 6)")
-    shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (1000, 1, 1)")
+def spoil(orders_group: OrdersGroup) -> None:
+    orders_group.execute("DELETE FROM {schema}.orders WHERE id IN (5, 6)")
+    orders_group.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (1000, 1, 1)")
 
 
 @pytest.mark.long
-def test_verify_and_merge(published: Shop) -> None:
+def test_verify_and_merge(published_group: OrdersGroup) -> None:
     """Catch-up passes after the staging, and after the comparison, change and delete rows of the run's own tables."""
-    settled(published, RECORDS)
-    spoil(published)
-    (table,) = published.reload(version=1).verify().tables
+    settled(published_group, RECORDS)
+    spoil(published_group)
+    (table,) = published_group.reload(version=1).verify().tables
     assert (table.missing, table.extra, table.different) == (2, 1, 0)
-    reload, driver = staged(published.reload(range_records=20))
-    assert published.execute(TAKEN) == [], "nothing of the run is published"
+    reload, driver = staged(published_group.reload(range_records=20))
+    assert published_group.execute(TAKEN) == [], "nothing of the run is published"
     more = [of(7, 9, 9), gone(8), of(200, 1, 1)]
-    settled(published, more)
+    settled(published_group, more)
     reload.run(driver)
-    assert published.rows() == doubled([*RECORDS, *more])
-    assert published.reload().verify().is_empty
+    assert published_group.rows() == doubled([*RECORDS, *more])
+    assert published_group.reload().verify().is_empty
 
 
-def test_a_table_of_every_record(published: Shop) -> None:
-    settled(published, RECORDS[:30], kind="append")
-    reloaded(published.reload(pipeline={"kind": "append"}))
-    assert published.rows("entries", "id, amount, at") == doubled(RECORDS[:30])
+def test_a_table_of_every_record(published_group: OrdersGroup) -> None:
+    settled(published_group, RECORDS[:30], kind="append")
+    reloaded(published_group.reload(pipeline={"kind": "append"}))
+    assert published_group.rows("entries", "id, amount, at") == doubled(RECORDS[:30])
 
 
-def test_a_batch_and_an_export(published: Shop, tmp_path: Path) -> None:
-    published.produce(published.topic, RECORDS, partition=0)
-    assert batch(published).run().records == len(RECORDS)
-    assert published.rows() == doubled(RECORDS, by=1)
-    archive = Archive(tmp_path, published.engine, schema=published.schema)
-    kafka = {"bootstrap.servers": published.brokers}
-    assert Export(published.engine, kafka, archive, published.group).run().records == len(RECORDS)
-    assert published.reload(version=1, archive=archive).verify().is_empty
+def test_a_batch_and_an_export(published_group: OrdersGroup, tmp_path: Path) -> None:
+    published_group.produce(published_group.topic, RECORDS, partition=0)
+    assert batch(published_group).run().records == len(RECORDS)
+    assert published_group.rows() == doubled(RECORDS, by=1)
+    archive = Archive(tmp_path, published_group.engine, schema=published_group.schema)
+    kafka = {"bootstrap.servers": published_group.brokers}
+    assert Export(published_group.engine, kafka, archive, published_group.group).run().records == len(RECORDS)
+    assert published_group.reload(version=1, archive=archive).verify().is_empty
 
 
-def test_a_swap_that_subscribers_would_not_see_is_refused_at_the_opening(published: Shop) -> None:
-    settled(published, RECORDS)
-    with pytest.raises(ReloadRefused, match="cannot be swapped, for it has publication everything: use strategy"):
-        published.reload().open(strategy="swap")
+def test_a_swap_that_subscribers_would_not_see_is_refused_at_the_opening(published_group: OrdersGroup) -> None:
+    settled(published_group, RECORDS)
+    with pytest.raises(ReloadRefused, match="cannot be swapped, because it has publication everything: use strategy"):
+        published_group.reload().open(strategy="swap")
 
 
-def test_rows_without_an_identity_are_found_at_the_opening(published: Shop) -> None:
-    published.execute("ALTER TABLE {schema}.orders DROP CONSTRAINT orders_pkey, ADD UNIQUE (id), ALTER id SET NOT NULL")
-    published.execute("ALTER TABLE {schema}.orders REPLICA IDENTITY FULL")
-    settled(published, RECORDS)
-    published.execute("ALTER TABLE {schema}.orders REPLICA IDENTITY DEFAULT")
-    assert published.reload(version=1).verify().is_empty
+def test_rows_without_an_identity_are_found_at_the_opening(published_group: OrdersGroup) -> None:
+    published_group.execute(
+        "ALTER TABLE {schema}.orders DROP CONSTRAINT orders_pkey, ADD UNIQUE (id), ALTER id SET NOT NULL"
+    )
+    published_group.execute("ALTER TABLE {schema}.orders REPLICA IDENTITY FULL")
+    settled(published_group, RECORDS)
+    published_group.execute("ALTER TABLE {schema}.orders REPLICA IDENTITY DEFAULT")
+    assert published_group.reload(version=1).verify().is_empty
     with pytest.raises(ReloadRefused, match=r"is published .everything. and has no replica identity"):
-        published.reload().open()
-    published.execute("ALTER TABLE {schema}.orders REPLICA IDENTITY USING INDEX orders_id_key")
-    reloaded(published.reload())
-    assert published.rows() == doubled(RECORDS)
+        published_group.reload().open()
+    published_group.execute("ALTER TABLE {schema}.orders REPLICA IDENTITY USING INDEX orders_id_key")
+    reloaded(published_group.reload())
+    assert published_group.rows() == doubled(RECORDS)
 
 
-def test_what_a_swap_publishes_is_logged(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_swap_publishes_is_logged(orders_group: OrdersGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a publication is created between an opening's checks and its row, and dropped afterwards."""
-    settled(shop, RECORDS)
+    settled(orders_group, RECORDS)
 
     def late(*given: Any) -> list[str]:
-        shop.execute(PUBLISH)
+        orders_group.execute(PUBLISH)
         return of_compaction(*given)
 
     monkeypatch.setattr(opening, "of_compaction", late)
-    reload, driver = started(shop.reload(), strategy="swap")
-    shop.execute("DROP PUBLICATION everything")
+    reload, driver = started(orders_group.reload(), strategy="swap")
+    orders_group.execute("DROP PUBLICATION everything")
     reload.run(driver)
     logged = "SELECT CAST(relpersistence AS text) FROM pg_class WHERE oid = to_regclass('{schema}.orders')"
-    assert shop.execute(logged) == [("p",)]
-    assert shop.rows() == doubled(RECORDS)
+    assert orders_group.execute(logged) == [("p",)]
+    assert orders_group.rows() == doubled(RECORDS)
 
 
-def test_a_publication_that_is_created_while_a_run_is_open_ends_it(shop: Shop) -> None:
-    settled(shop, RECORDS)
-    reload, driver = staged(shop.reload())
-    shop.execute(PUBLISH)
+def test_a_publication_that_is_created_while_a_run_is_open_ends_it(orders_group: OrdersGroup) -> None:
+    settled(orders_group, RECORDS)
+    reload, driver = staged(orders_group.reload())
+    orders_group.execute(PUBLISH)
     with pytest.raises(ReloadRefused, match="publication everything FOR ALL TABLES was created since"):
         reload.run(driver)
     assert reload.runs.get(driver.run.id).state == "failed"
-    reloaded(shop.reload())
-    assert shop.rows() == doubled(RECORDS)
+    reloaded(orders_group.reload())
+    assert orders_group.rows() == doubled(RECORDS)
 
 
 @pytest.mark.long("some of its cases take seconds")
@@ -138,11 +140,11 @@ def test_a_crash_that_empties_what_was_staged_ends_the_run(
     request: pytest.FixtureRequest, own_postgres: PostgresServer, stage: bool
 ) -> None:
     """Tables that no publication has are not logged: an empty one must not pass for what the log says."""
-    shop = shop_on(request, own_postgres)
-    shop.execute(PUBLISH)
-    settled(shop, RECORDS)
-    before = shop.rows()
-    reload, driver = started(shop.reload())
+    orders_group = orders_group_on(request, own_postgres)
+    orders_group.execute(PUBLISH)
+    settled(orders_group, RECORDS)
+    before = orders_group.rows()
+    reload, driver = started(orders_group.reload())
     if stage:
         reload.stage(driver)
     else:
@@ -153,7 +155,7 @@ def test_a_crash_that_empties_what_was_staged_ends_the_run(
     own_postgres.start()
     with pytest.raises(ReloadRefused, match="Postgres has crashed since the run was opened"):
         reload.run(driver)
-    assert shop.rows() == before
-    reloaded(shop.reload())
-    assert shop.rows() == doubled(RECORDS)
-    shop.engine.dispose()
+    assert orders_group.rows() == before
+    reloaded(orders_group.reload())
+    assert orders_group.rows() == doubled(RECORDS)
+    orders_group.engine.dispose()

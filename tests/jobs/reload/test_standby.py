@@ -17,9 +17,9 @@ from seekpoint.ledger import Ledger
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.before_cutover import applied_by, settled, working
 from support.events import Run
-from support.producer_thread import Feed, applied
-from support.recorded_rows import Book
-from support.reload_orders import Shop, doubled, of, shop_on
+from support.producer_thread import OrderProducer, applied
+from support.recorded_rows import RecordTable
+from support.reload_orders import OrdersGroup, doubled, of, orders_group_on
 from support.worker_process import WorkerProcess
 
 QUICK = Limits(batch_records=50, idle_check=0.1)
@@ -30,125 +30,122 @@ def undisturbed(worker: Run) -> bool:
     return not worker.seen.all(events.Revoked) and len(worker.seen.all(events.Assigned)) == 1
 
 
-def ends_outdated(worker: Run) -> None:
-    worker.seen.wait_for(events.WorkerStopped)
-    with pytest.raises(HandlerOutdated):
-        worker.stop()
-
-
-def opened(shop: Shop, **options: Any) -> Driver:
-    return shop.reload().open(**options)
+def opened(orders_group: OrdersGroup, **options: Any) -> Driver:
+    return orders_group.reload().open(**options)
 
 
 @pytest.mark.parametrize("strategy", ["merge", "swap"])
-def test_the_new_version_waits_for_its_run_and_takes_over(shop: Shop, strategy: str) -> None:
-    with Feed(shop) as feed:
-        older = shop.worker(QUICK)
+def test_the_new_version_waits_for_its_run_and_takes_over(orders_group: OrdersGroup, strategy: str) -> None:
+    with OrderProducer(orders_group) as order_producer:
+        older = orders_group.worker(QUICK)
         older.seen.wait_for(events.Committed, count=5)
-        driver = opened(shop, strategy=strategy)
-        newer = shop.worker(QUICK, version=2)
-        told = newer.seen.wait_for(events.OnStandby)
-        assert (told.run, told.state) == (driver.run.id, "opened")
+        driver = opened(orders_group, strategy=strategy)
+        newer = orders_group.worker(QUICK, version=2)
+        standby = newer.seen.wait_for(events.OnStandby)
+        assert (standby.run, standby.state) == (driver.run.id, "opened")
         health = newer.health()
         assert (health.live, health.ready, health.stale, health.trouble) == (True, False, False, None)
         assert health.standby == f"reload {driver.run.id}, opened"
 
         older.seen.wait_for(events.Committed, since=older.seen.mark(), count=10)
         assert undisturbed(older)
-        assert shop.version() == 1
+        assert orders_group.version() == 1
         assert not newer.seen.all(events.Started)
 
-        reload = shop.reload()
+        reload = orders_group.reload()
         reload.stage(driver)
         newer.seen.wait_for(events.OnStandby, lambda e: e.state == "indexed")
         assert undisturbed(older)
         reload.run(driver)
         over = newer.seen.wait_for(events.StandbyEnded)
         assert (over.run, over.state, over.error) == (driver.run.id, "cut_over", None)
-        ends_outdated(older)
+        older.ends_with(HandlerOutdated)
         newer.seen.wait_for(events.Committed, count=5)
         assert newer.health().standby is None
         assert newer.health().ready
-    applied(shop, feed)
+    applied(orders_group, order_producer)
     newer.stop()
-    assert shop.rows() == doubled(feed.all)
-    assert shop.version() == 2
+    assert orders_group.rows() == doubled(order_producer.all)
+    assert orders_group.version() == 2
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("way", ["aborted", "failed"])
-def test_a_run_that_comes_to_nothing_lets_the_new_version_take_over_as_without_one(shop: Shop, way: str) -> None:
-    with Feed(shop) as feed:
-        older = shop.worker(QUICK)
+@pytest.mark.repeats("state")
+@pytest.mark.parametrize("state", ["aborted", "failed"])
+def test_a_run_that_comes_to_nothing_lets_the_new_version_take_over_as_without_one(
+    orders_group: OrdersGroup, state: str
+) -> None:
+    with OrderProducer(orders_group) as order_producer:
+        older = orders_group.worker(QUICK)
         older.seen.wait_for(events.Committed, count=5)
-        driver = opened(shop)
-        newer = shop.worker(QUICK, version=2)
+        driver = opened(orders_group)
+        newer = orders_group.worker(QUICK, version=2)
         newer.seen.wait_for(events.OnStandby)
-        if way == "aborted":
-            shop.reload().runs.abort(driver.run.id, "not today")
+        if state == "aborted":
+            orders_group.reload().runs.abort(driver.run.id, "not today")
         else:
             driver.fail(ValueError("not today"))
         over = newer.seen.wait_for(events.StandbyEnded)
-        assert over.state == way
+        assert over.state == state
         assert "not today" in str(over.error)
         newer.seen.wait_for(events.Committed, count=3)
-        ends_outdated(older)
-    applied(shop, feed)
+        older.ends_with(HandlerOutdated)
+    applied(orders_group, order_producer)
     newer.stop()
-    amounts = {row[1] for row in shop.rows()}
+    amounts = {row[1] for row in orders_group.rows()}
     assert amounts == {1, 2}  # old rows of old code, new ones of the new: no row was rebuilt
-    assert len(shop.rows()) == len(feed.all)
+    assert len(orders_group.rows()) == len(order_producer.all)
 
 
-def test_another_run_after_the_first_is_waited_for_too(shop: Shop) -> None:
-    older = working(shop, [of(1)], limits=QUICK)
-    runs = [opened(shop)]
+def test_another_run_after_the_first_is_waited_for_too(orders_group: OrdersGroup) -> None:
+    older = working(orders_group, [of(1)], limits=QUICK)
+    runs = [opened(orders_group)]
 
-    def another(told: events.Event) -> None:
+    def another(event: events.Event) -> None:
         """Between two looks, however long it takes."""
-        if isinstance(told, events.OnStandby) and len(runs) == 1:
-            shop.reload().runs.abort(told.run, "again")
-            runs.append(opened(shop))
+        if isinstance(event, events.OnStandby) and len(runs) == 1:
+            orders_group.reload().runs.abort(event.run, "again")
+            runs.append(opened(orders_group))
 
-    newer = shop.run_worker(shop.pipeline(version=2), observe=[another], limits=QUICK)
+    newer = orders_group.run_worker(orders_group.pipeline(version=2), observe=[another], limits=QUICK)
     stood = newer.seen.wait_for(events.OnStandby, lambda e: e.run != runs[0].run.id)
     second = runs[1]
     assert stood.run == second.run.id
     assert not newer.seen.all(events.StandbyEnded)
-    shop.reload().run(second)
+    orders_group.reload().run(second)
     newer.seen.wait_for(events.Activated)
-    assert shop.rows() == [(1, 2, 0)]
-    ends_outdated(older)
+    assert orders_group.rows() == [(1, 2, 0)]
+    older.ends_with(HandlerOutdated)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", ["verify", "batch"])
-def test_no_worker_is_a_standby_for_a_run_that_publishes_nothing(shop: Shop, strategy: str) -> None:
-    older = working(shop, [of(1)], limits=QUICK)
-    driver = opened(shop)
-    shop.execute("UPDATE {schema}.reload_run SET strategy = :strategy", strategy=strategy)
-    assert shop.reload().runs.get(driver.run.id).is_open
-    newer = shop.worker(QUICK, version=2)
+def test_no_worker_is_a_standby_for_a_run_that_publishes_nothing(orders_group: OrdersGroup, strategy: str) -> None:
+    older = working(orders_group, [of(1)], limits=QUICK)
+    driver = opened(orders_group)
+    orders_group.execute("UPDATE {schema}.reload_run SET strategy = :strategy", strategy=strategy)
+    assert orders_group.reload().runs.get(driver.run.id).is_open
+    newer = orders_group.worker(QUICK, version=2)
     newer.seen.wait_for(events.Activated)
     assert not newer.seen.all(events.OnStandby)
-    ends_outdated(older)
+    older.ends_with(HandlerOutdated)
 
 
 @pytest.mark.parametrize("version", [1, 3])
-def test_only_the_version_that_is_built_is_a_standby(shop: Shop, version: int) -> None:
+def test_only_the_version_that_is_built_is_a_standby(orders_group: OrdersGroup, version: int) -> None:
     """The old one may be restarted at any time. A third one takes over, and the run's cut-over reports it."""
-    settled(shop, [of(1)])
-    opened(shop)
-    other = shop.worker(QUICK, version=version)
+    settled(orders_group, [of(1)])
+    opened(orders_group)
+    other = orders_group.worker(QUICK, version=version)
     other.seen.wait_for(events.Activated)
     assert not other.seen.all(events.OnStandby)
-    assert shop.version() == version
+    assert orders_group.version() == version
 
 
-def test_status_shows_it(shop: Shop) -> None:
-    working(shop, [of(1)], limits=QUICK)
-    url = shop.engine.url.render_as_string(hide_password=False)
-    command = ["status", shop.group, "--database-url", url, "--schema", shop.schema]
+def test_status_shows_it(orders_group: OrdersGroup) -> None:
+    working(orders_group, [of(1)], limits=QUICK)
+    url = orders_group.engine.url.render_as_string(hide_password=False)
+    command = ["status", orders_group.group, "--database-url", url, "--schema", orders_group.schema]
 
     def said(*more: str) -> str:
         result = CliRunner().invoke(app, [*command, *more])
@@ -157,28 +154,28 @@ def test_status_shows_it(shop: Shop) -> None:
 
     assert "stands by" not in said()
     assert [line["reload"] for line in json.loads(said("--json"))] == [None, None]
-    run = opened(shop).run
+    run = opened(orders_group).run
     last = said().splitlines()[-1]
     assert last.startswith(
-        f"handler version 2 of group {shop.group!r} waits as a standby for reload {run.id}, which is opened"
+        f"handler version 2 of group {orders_group.group!r} waits as a standby for reload {run.id}, which is opened"
     )
-    told = {"run": str(run.id), "state": "opened", "version": 2, "driver": run.driver}
-    assert [line["reload"] for line in json.loads(said("--json"))] == [told, told]
-    shop.reload().runs.abort(run.id, "not today")
+    expected = {"run": str(run.id), "state": "opened", "version": 2, "driver": run.driver}
+    assert [line["reload"] for line in json.loads(said("--json"))] == [expected, expected]
+    orders_group.reload().runs.abort(run.id, "not today")
     assert "stands by" not in said()
 
 
-def test_a_group_of_others_is_not_held_back(shop: Shop) -> None:
-    working(shop, [of(1)], limits=QUICK)
-    opened(shop)
-    assert Ledger(shop.engine, "somebody else", schema=shop.schema, version=2).standby() is None
-    assert Ledger(shop.engine, shop.group, schema=shop.schema, version=2).standby() is not None
+def test_a_group_of_others_is_not_held_back(orders_group: OrdersGroup) -> None:
+    working(orders_group, [of(1)], limits=QUICK)
+    opened(orders_group)
+    assert Ledger(orders_group.engine, "somebody else", schema=orders_group.schema, version=2).standby() is None
+    assert Ledger(orders_group.engine, orders_group.group, schema=orders_group.schema, version=2).standby() is not None
 
 
-def test_stop_is_prompt_on_standby(shop: Shop) -> None:
-    older = working(shop, [of(1)], limits=QUICK)
-    opened(shop)
-    newer = shop.worker(Limits(idle_check=60.0), version=2)
+def test_stop_is_prompt_on_standby(orders_group: OrdersGroup) -> None:
+    older = working(orders_group, [of(1)], limits=QUICK)
+    opened(orders_group)
+    newer = orders_group.worker(Limits(idle_check=60.0), version=2)
     newer.seen.wait_for(events.OnStandby)
     began = monotonic()
     newer.stop()
@@ -188,19 +185,19 @@ def test_stop_is_prompt_on_standby(shop: Shop) -> None:
     health = newer.health()
     assert (health.live, health.standby, health.error) == (False, None, None)
     assert undisturbed(older)
-    assert shop.version() == 1
+    assert orders_group.version() == 1
 
 
-def test_a_standby_ends_at_the_first_signal_and_may_be_killed(shop: Shop) -> None:
-    older = working(shop, [of(1)], limits=QUICK)
-    opened(shop)
-    Book(shop.engine, shop.schema).create()  # what the member writes
+def test_a_standby_ends_at_the_first_signal_and_may_be_killed(orders_group: OrdersGroup) -> None:
+    older = working(orders_group, [of(1)], limits=QUICK)
+    opened(orders_group)
+    RecordTable(orders_group.engine, orders_group.schema).create()  # what the member writes
     what = {
-        "dsn": shop.engine.url.render_as_string(hide_password=False),
-        "schema": shop.schema,
-        "group": shop.group,
-        "topic": shop.topic,
-        "kafka": {"bootstrap.servers": shop.brokers},
+        "dsn": orders_group.engine.url.render_as_string(hide_password=False),
+        "schema": orders_group.schema,
+        "group": orders_group.group,
+        "topic": orders_group.topic,
+        "kafka": {"bootstrap.servers": orders_group.brokers},
         "version": 2,
     }
     for kill in (True, False):
@@ -215,17 +212,17 @@ def test_a_standby_ends_at_the_first_signal_and_may_be_killed(shop: Shop) -> Non
         finally:
             member.close()
     assert undisturbed(older)
-    assert shop.version() == 1
+    assert orders_group.version() == 1
 
 
 @pytest.mark.long
 def test_postgres_goes_away_and_comes_back_during_standby(
     request: pytest.FixtureRequest, own_postgres: PostgresServer
 ) -> None:
-    shop = shop_on(request, own_postgres)
-    older = working(shop, [of(1)], limits=QUICK)
-    driver = opened(shop)
-    newer = shop.worker(QUICK, version=2)
+    orders_group = orders_group_on(request, own_postgres)
+    older = working(orders_group, [of(1)], limits=QUICK)
+    driver = opened(orders_group)
+    newer = orders_group.worker(QUICK, version=2)
     newer.seen.wait_for(events.OnStandby)
 
     own_postgres.kill()
@@ -241,38 +238,38 @@ def test_postgres_goes_away_and_comes_back_during_standby(
     assert health.standby is not None
 
     older.seen.wait_for(events.Recovered, since=mark)
-    shop.produce(shop.topic, [of(2)], partition=0)
-    shop.reload().run(shop.reload().take_over(driver.run.id))
+    orders_group.produce(orders_group.topic, [of(2)], partition=0)
+    orders_group.reload().run(orders_group.reload().take_over(driver.run.id))
     newer.seen.wait_for(events.Activated, count=2)
-    ends_outdated(older)
-    applied_by(newer, shop, [of(3)])
+    older.ends_with(HandlerOutdated)
+    applied_by(newer, orders_group, [of(3)])
     newer.stop()
-    assert shop.rows() == [(1, 2, 0), (2, 2, 0), (3, 2, 0)]
-    shop.engine.dispose()
+    assert orders_group.rows() == [(1, 2, 0), (2, 2, 0), (3, 2, 0)]
+    orders_group.engine.dispose()
 
 
 @pytest.mark.long
-def test_a_worker_that_looked_too_early_leaves_the_group_and_becomes_a_standby(shop: Shop) -> None:
+def test_a_worker_that_looked_too_early_leaves_the_group_and_becomes_a_standby(orders_group: OrdersGroup) -> None:
     """Opened between its look and its claim: Kafka has given it partitions, and gets them back."""
-    with Feed(shop) as feed:
-        older = shop.worker(QUICK)
+    with OrderProducer(orders_group) as order_producer:
+        older = orders_group.worker(QUICK)
         older.seen.wait_for(events.Committed, count=3)
         runs: list[Driver] = []
 
-        def open_it(told: events.Event) -> None:
-            if isinstance(told, events.Started) and not runs:
-                runs.append(opened(shop))
+        def open_it(event: events.Event) -> None:
+            if isinstance(event, events.Started) and not runs:
+                runs.append(opened(orders_group))
 
-        newer = shop.run_worker(shop.pipeline(version=2), observe=[open_it], limits=QUICK)
+        newer = orders_group.run_worker(orders_group.pipeline(version=2), observe=[open_it], limits=QUICK)
         stood = newer.seen.wait_for(events.OnStandby)
         assert stood.run == runs[0].run.id
         assert not newer.seen.all(events.Activated)
-        assert shop.version() == 1
+        assert orders_group.version() == 1
         older.seen.wait_for(events.Committed, since=older.seen.mark(), count=5)
-        shop.reload().run(runs[0])
+        orders_group.reload().run(runs[0])
         newer.seen.wait_for(events.StandbyEnded)
-        ends_outdated(older)
+        older.ends_with(HandlerOutdated)
         newer.seen.wait_for(events.Committed, count=5)
-    applied(shop, feed)
+    applied(orders_group, order_producer)
     newer.stop()
-    assert shop.rows() == doubled(feed.all)
+    assert orders_group.rows() == doubled(order_producer.all)

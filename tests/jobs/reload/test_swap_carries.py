@@ -13,7 +13,7 @@ from seekpoint.jobs.tables.carry import lock_views
 from seekpoint.jobs.tables.dependencies import ties
 from seekpoint.jobs.tables.targets import targets
 from support.before_cutover import FIRST, diffed, reloaded, settled
-from support.reload_orders import Shop, doubled, gone, of
+from support.reload_orders import OrdersGroup, doubled, gone, of
 
 # Everything by name: the rebuilt table is another one, and so are its indexes, triggers and policies.
 CATALOG = """
@@ -81,101 +81,107 @@ PROPERTIES = {
 }
 
 
-def catalog(shop: Shop) -> dict[str, str]:
-    return dict(shop.execute(CATALOG, schema_=shop.schema))
+def catalog(orders_group: OrdersGroup) -> dict[str, str]:
+    return dict(orders_group.execute(CATALOG, schema_=orders_group.schema))
 
 
 @pytest.fixture
-def role(shop: Shop) -> Any:
-    """Another role, which may make tables in the shop's schema."""
+def role(orders_group: OrdersGroup) -> Any:
+    """Another role, which may make tables in the group's schema."""
     name = f"shop_{token_hex(4)}"
-    shop.execute(f"CREATE ROLE {name}; GRANT CREATE, USAGE ON SCHEMA {{schema}} TO {name}")
+    orders_group.execute(f"CREATE ROLE {name}; GRANT CREATE, USAGE ON SCHEMA {{schema}} TO {name}")
     yield name
-    shop.execute(f"DROP OWNED BY {name} CASCADE")
-    shop.execute(f"DROP ROLE {name}")
+    orders_group.execute(f"DROP OWNED BY {name} CASCADE")
+    orders_group.execute(f"DROP ROLE {name}")
 
 
 @pytest.mark.repeats("has")
 @pytest.mark.parametrize("has", PROPERTIES)
-def test_a_swapped_table_has_what_the_live_one_had(full: Shop, role: str, has: str) -> None:
-    bare = catalog(full)
-    full.execute(PROPERTIES[has].replace("{role}", role))
-    before = catalog(full)
+def test_a_swapped_table_has_what_the_live_one_had(applied_group: OrdersGroup, role: str, has: str) -> None:
+    bare = catalog(applied_group)
+    applied_group.execute(PROPERTIES[has].replace("{role}", role))
+    before = catalog(applied_group)
     assert before != bare
-    reloaded(full.reload(), strategy="swap")
-    assert catalog(full) == before
-    assert full.rows() == doubled(FIRST)
-    settled(full, more := [of(2, 9), of(77, 1), gone(4)], version=2)
-    assert full.rows() == doubled(FIRST + more), "a worker writes it"
-    assert full.schemas() == [], "nothing keeps the old table"
+    reloaded(applied_group.reload(), strategy="swap")
+    assert catalog(applied_group) == before
+    assert applied_group.rows() == doubled(FIRST)
+    settled(applied_group, more := [of(2, 9), of(77, 1), gone(4)], version=2)
+    assert applied_group.rows() == doubled(FIRST + more), "a worker writes it"
+    assert applied_group.schemas() == [], "nothing keeps the old table"
 
 
-def test_what_came_in_mid_run_is_carried_over_and_nothing_else(full: Shop) -> None:
+def test_what_came_in_mid_run_is_carried_over_and_nothing_else(applied_group: OrdersGroup) -> None:
     """What the rebuilt table was given on its own, as by ALTER DEFAULT PRIVILEGES, is taken from it."""
-    with diffed(full.reload(), strategy="swap") as (reload, driver, rounds):
-        full.execute(f"GRANT DELETE ON {driver.run.staging_schema}.t0 TO PUBLIC")
-        full.execute("CREATE VIEW {schema}.v AS TABLE {schema}.orders; GRANT SELECT (id) ON {schema}.orders TO PUBLIC")
-        before = catalog(full)
+    with diffed(applied_group.reload(), strategy="swap") as (reload, driver, rounds):
+        applied_group.execute(f"GRANT DELETE ON {driver.run.staging_schema}.t0 TO PUBLIC")
+        applied_group.execute(
+            "CREATE VIEW {schema}.v AS TABLE {schema}.orders; GRANT SELECT (id) ON {schema}.orders TO PUBLIC"
+        )
+        before = catalog(applied_group)
         reload.cut_over(driver, rounds)
-    after = catalog(full)
-    owner = full.execute("SELECT CAST(CAST(current_user AS regrole) AS text)")[0][0]
+    after = catalog(applied_group)
+    owner = applied_group.execute("SELECT CAST(CAST(current_user AS regrole) AS text)")[0][0]
     assert f"{{{owner}=" in after["table"], "the owner's own rights are written down"
     assert "PUBLIC" not in after.pop("table")
     assert after.items() <= before.items()
     assert after.keys() == before.keys() - {"table"}
-    assert [row[:3] for row in full.execute("TABLE {schema}.v ORDER BY 1, 2, 3")] == full.rows()
+    assert [row[:3] for row in applied_group.execute("TABLE {schema}.v ORDER BY 1, 2, 3")] == applied_group.rows()
 
 
-def test_an_identity_continues_after_every_number_that_was_given(full: Shop) -> None:
+def test_an_identity_continues_after_every_number_that_was_given(applied_group: OrdersGroup) -> None:
     """Those of the live rows, of the rebuilt ones, and those that were drawn in mid-run."""
-    full.execute("ALTER TABLE {schema}.orders ADD number bigint GENERATED ALWAYS AS IDENTITY (INCREMENT -1)")
-    live = full.execute("SELECT min(number) FROM {schema}.orders")[0][0]
-    with diffed(full.reload(), strategy="swap") as (reload, driver, rounds):
-        full.execute("SELECT nextval('{schema}.orders_number_seq') FROM generate_series(1, 1000)")
+    applied_group.execute("ALTER TABLE {schema}.orders ADD number bigint GENERATED ALWAYS AS IDENTITY (INCREMENT -1)")
+    live = applied_group.execute("SELECT min(number) FROM {schema}.orders")[0][0]
+    with diffed(applied_group.reload(), strategy="swap") as (reload, driver, rounds):
+        applied_group.execute("SELECT nextval('{schema}.orders_number_seq') FROM generate_series(1, 1000)")
         reload.cut_over(driver, rounds)
-    rebuilt = full.execute("SELECT max(number), min(number), count(DISTINCT number) FROM {schema}.orders")[0]
-    assert rebuilt == (live - 1, live - len(full.rows()), len(full.rows()))
-    full.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (1000, 1, 1)")
-    assert full.execute("SELECT number FROM {schema}.orders WHERE id = 1000") == [(live - 1001,)]
+    rebuilt = applied_group.execute("SELECT max(number), min(number), count(DISTINCT number) FROM {schema}.orders")[0]
+    assert rebuilt == (live - 1, live - len(applied_group.rows()), len(applied_group.rows()))
+    applied_group.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (1000, 1, 1)")
+    assert applied_group.execute("SELECT number FROM {schema}.orders WHERE id = 1000") == [(live - 1001,)]
 
 
-def test_a_trigger_fires_for_no_rebuilt_row_and_for_each_later_one(full: Shop) -> None:
-    full.execute(
+def test_a_trigger_fires_for_no_rebuilt_row_and_for_each_later_one(applied_group: OrdersGroup) -> None:
+    applied_group.execute(
         "CREATE TABLE {schema}.seen (id bigint); CREATE FUNCTION {schema}.noted() RETURNS trigger LANGUAGE plpgsql AS "
         "$$BEGIN INSERT INTO {schema}.seen SELECT NEW.id; RETURN NULL; END$$; CREATE TRIGGER noted AFTER INSERT ON "
         "{schema}.orders FOR EACH ROW EXECUTE FUNCTION {schema}.noted()"
     )
-    reloaded(full.reload(), strategy="swap")
-    assert full.execute("TABLE {schema}.seen") == []
-    settled(full, [of(77, 1)], version=2)
-    assert full.execute("TABLE {schema}.seen") == [(77,)]
+    reloaded(applied_group.reload(), strategy="swap")
+    assert applied_group.execute("TABLE {schema}.seen") == []
+    settled(applied_group, [of(77, 1)], version=2)
+    assert applied_group.execute("TABLE {schema}.seen") == [(77,)]
 
 
-def test_views_are_locked_before_the_table_as_readers_do(full: Shop) -> None:
+def test_views_are_locked_before_the_table_as_readers_do(applied_group: OrdersGroup) -> None:
     """In the other order each reader that comes in between has the view, and waits for the table."""
-    full.execute("CREATE VIEW {schema}.v AS SELECT id FROM {schema}.orders JOIN {schema}.entries USING (id)")
-    with full.engine.begin() as connection:
-        lock_views(connection, (full.schema, "orders"))
+    applied_group.execute("CREATE VIEW {schema}.v AS SELECT id FROM {schema}.orders JOIN {schema}.entries USING (id)")
+    with applied_group.engine.begin() as connection:
+        lock_views(connection, (applied_group.schema, "orders"))
         locked = "SELECT c.relname, mode FROM pg_locks JOIN pg_class c ON c.oid = relation WHERE relnamespace = "
         held = connection.execute(
-            text(f"{locked} to_regnamespace(:schema) AND pid = pg_backend_pid()"), {"schema": full.schema}
+            text(f"{locked} to_regnamespace(:schema) AND pid = pg_backend_pid()"), {"schema": applied_group.schema}
         ).all()
     assert held == [("v", "AccessExclusiveLock")], "and no other table of the view"
 
 
-def test_what_this_role_may_not_carry_over_is_refused(full: Shop, role: str) -> None:
+def test_what_this_role_may_not_carry_over_is_refused(applied_group: OrdersGroup, role: str) -> None:
     """Found when the run is opened. The role that runs these tests may do all of it: another one is asked for."""
-    full.execute(f"CREATE VIEW {{schema}}.v AS TABLE {{schema}}.orders; GRANT SELECT ON {{schema}}.orders TO {role}")
-    full.execute(f"GRANT SELECT ON {{schema}}.orders TO {role} WITH GRANT OPTION")
-    full.execute(f"SET LOCAL ROLE {role}; GRANT SELECT ON {{schema}}.orders TO PUBLIC")
-    with pytest.raises(ReloadRefused, match="for it has grants that others than its owner gave: use strategy 'merge'"):
-        full.reload().open(strategy="swap")
-    with full.engine.begin() as connection:
-        (target,) = targets(connection, full.reload().sources)
+    applied_group.execute(
+        f"CREATE VIEW {{schema}}.v AS TABLE {{schema}}.orders; GRANT SELECT ON {{schema}}.orders TO {role}"
+    )
+    applied_group.execute(f"GRANT SELECT ON {{schema}}.orders TO {role} WITH GRANT OPTION")
+    applied_group.execute(f"SET LOCAL ROLE {role}; GRANT SELECT ON {{schema}}.orders TO PUBLIC")
+    with pytest.raises(ReloadRefused, match="it has grants that others than its owner gave: use strategy 'merge'"):
+        applied_group.reload().open(strategy="swap")
+    with applied_group.engine.begin() as connection:
+        (target,) = targets(connection, applied_group.reload().sources)
         connection.exec_driver_sql(f"SET LOCAL ROLE {role}")
         reasons = "\n".join(ties(connection, target))
     assert ", of whom this role is no member" in reasons
-    assert f"view {full.schema}.v, which this role cannot replace" in reasons
-    full.execute(f"REVOKE CREATE ON SCHEMA {{schema}} FROM {role}; ALTER TABLE {{schema}}.orders OWNER TO {role}")
-    with pytest.raises(ReloadRefused, match=f"for it has the owner {role}, who may create nothing in its schema"):
-        full.reload().open(strategy="swap")
+    assert f"view {applied_group.schema}.v, which this role cannot replace" in reasons
+    applied_group.execute(
+        f"REVOKE CREATE ON SCHEMA {{schema}} FROM {role}; ALTER TABLE {{schema}}.orders OWNER TO {role}"
+    )
+    with pytest.raises(ReloadRefused, match=f"because it has the owner {role}, who may create nothing in its schema"):
+        applied_group.reload().open(strategy="swap")

@@ -14,7 +14,7 @@ from seekpoint.testing.servers.spark import start_spark
 
 
 def main(order: dict[str, Any]) -> None:
-    """Run the jobs of ``order`` one after the other on its master; print the type of each outcome."""
+    """Run the jobs of ``order`` one after the other on its master; print the type of each outcome, or what was read."""
     kafka, schema = {"bootstrap.servers": order["brokers"]}, order["schema"]
     with start_spark(order["master"], order["config"]) as spark:
         spark.range(1).count()  # its executors are there: the stager waits for those that it had
@@ -22,6 +22,14 @@ def main(order: dict[str, Any]) -> None:
         common: dict[str, Any] = {"schema": schema, "stager": stager, "range_records": 40}
         for job, pipeline in order["jobs"]:
             outcome: object
+            if job == "read":
+                options = {
+                    "kafka.bootstrap.servers": order["brokers"],
+                    "subscribe": order["topic"],
+                    "minPartitions": "4",
+                }
+                print(spark.read.format("seekpoint").options(**options).load().count(), flush=True)
+                continue
             if job == "batch":
                 outcome = BatchJob(pipeline, DATABASE.value(), kafka, **common).run()
             else:

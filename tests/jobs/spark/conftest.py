@@ -8,14 +8,16 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from jobs.spark.frames import SALES
 from jobs.spark.orders import DATABASE
 from seekpoint.testing.servers.process import ServerFailed
 from seekpoint.testing.servers.spark import start_spark
-from support.reload_orders import Shop, of
+from support.reload_orders import OrdersGroup, of
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +27,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def surroundings(seekpoint_dsn: str, modules: Path) -> Iterator[None]:
+def spark_environment(seekpoint_dsn: str, modules: Path) -> Iterator[None]:
     """What Spark's processes inherit: where modules are, the database's address, and a Java that starts quickly."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(modules), prepend=os.pathsep)
@@ -36,14 +38,14 @@ def surroundings(seekpoint_dsn: str, modules: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def spark(surroundings: None) -> Iterator[SparkSession]:
+def spark(spark_environment: None) -> Iterator[SparkSession]:
     """A session with two slots and four attempts for each task; its workers find the modules of the tests.
 
     Where none can be started the test is skipped, and fails where servers are required.
     """
     with ExitStack() as stack:
         try:
-            started = stack.enter_context(start_spark("local[2,4]", {}))
+            started = stack.enter_context(start_spark("local[2,4]", {"spark.ui.enabled": "true", "spark.ui.port": "0"}))
         except ServerFailed as error:
             if {os.environ.get("CI", "").lower(), os.environ.get("SEEKPOINT_REQUIRE_SERVERS")} & {"1", "true"}:
                 pytest.fail(f"Spark could not be started: {error}", pytrace=False)
@@ -66,28 +68,51 @@ def module(modules: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], st
 
 
 @pytest.fixture
-def unread(shop: Shop, module: Callable[[str], str], tmp_path: Path) -> Callable[[str], str]:
-    """``unread(source)`` puts 100 records in each of two partitions, and returns the pipeline's name."""
+def unread_pipeline(orders_group: OrdersGroup, module: Callable[[str], str], tmp_path: Path) -> Callable[[str], str]:
+    """``unread_pipeline(source)`` puts 100 records in each of two partitions, and returns the pipeline's name."""
 
     def make(source: str) -> str:
         for partition in (0, 1):
-            shop.produce(shop.topic, [of(n + partition * 1000, n, n) for n in range(100)], partition=partition)
+            orders_group.produce(
+                orders_group.topic, [of(n + partition * 1000, n, n) for n in range(100)], partition=partition
+            )
         marker = str(tmp_path / "marker")
-        return f"{module(source.format(group=shop.group, topic=shop.topic, schema=shop.schema, marker=marker))}:orders"
+        names = {"group": orders_group.group, "topic": orders_group.topic, "schema": orders_group.schema}
+        return f"{module(source.format(**names, marker=marker))}:orders"
 
     return make
 
 
 @pytest.fixture
-def named(shop: Shop, unread: Callable[[str], str]) -> Callable[[str], str]:
-    """``named(source)`` has those records applied, too."""
+def applied_pipeline(orders_group: OrdersGroup, unread_pipeline: Callable[[str], str]) -> Callable[[str], str]:
+    """``applied_pipeline(source)`` has those records applied, too."""
 
     def make(source: str) -> str:
-        name = unread(source)
-        worker = shop.worker()
+        name = unread_pipeline(source)
+        worker = orders_group.worker()
         for partition in (0, 1):
-            worker.reached(shop.topic, 100, partition)
+            worker.reached(orders_group.topic, 100, partition)
         worker.stop()
         return name
 
     return make
+
+
+@pytest.fixture
+def frames_group(orders_group: OrdersGroup) -> OrdersGroup:
+    """The group, with tables for DataFrames: entries of two partitions have the same offsets."""
+    orders_group.execute("ALTER TABLE {schema}.orders ADD note_offset bigint")
+    orders_group.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_pkey")
+    return orders_group
+
+
+@pytest.fixture
+def frames_pipeline(frames_group: OrdersGroup, module: Callable[[str], str]) -> Callable[..., str]:
+    """``frames_pipeline(source)`` writes the module of a pipeline named ``sales``, and returns the pipeline's name."""
+    orders_group = frames_group
+
+    def declare(source: str = SALES, **more: Any) -> str:
+        names = {"group": orders_group.group, "topic": orders_group.topic, "schema": orders_group.schema, **more}
+        return f"{module(source.format(**names))}:sales"
+
+    return declare

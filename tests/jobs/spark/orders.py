@@ -1,4 +1,4 @@
-"""The shop's pipeline in version 2, as modules that tasks import by name: well behaved, or deadly once."""
+"""The group's pipeline in version 2, as modules that tasks import by name: well behaved, or deadly once."""
 
 from __future__ import annotations
 

@@ -14,80 +14,84 @@ from seekpoint.jobs.export import Export
 from seekpoint.jobs.reload import Reload
 from seekpoint.jobs.run import Progress
 from seekpoint.spark import SparkStager, SparkWriter
-from support.archive import Vault
-from support.reload_orders import Shop, doubled, of
+from support.archive import ArchivedGroup
+from support.reload_orders import OrdersGroup, doubled, of
 
 
-def run(vault: Vault, spark: SparkSession, progress: Progress | None = None, **options: Any) -> Any:
-    given: dict[str, Any] = {"writer": SparkWriter(spark, vault.kafka), "progress": progress, **options}
-    return Export(vault.engine, vault.kafka, vault.archive, vault.group, **given).run()
+def run(archived_group: ArchivedGroup, spark: SparkSession, progress: Progress | None = None, **options: Any) -> Any:
+    given: dict[str, Any] = {"writer": SparkWriter(spark, archived_group.kafka), "progress": progress, **options}
+    return Export(
+        archived_group.engine, archived_group.kafka, archived_group.archive, archived_group.group, **given
+    ).run()
 
 
-def test_tasks_write_what_one_process_would(spark: SparkSession, vault: Vault) -> None:
-    name = vault.topic(3)
+def test_tasks_write_what_one_process_would(spark: SparkSession, archived_group: ArchivedGroup) -> None:
+    name = archived_group.topic(3)
     for partition, count in enumerate((100, 40, 0)):
-        vault.produce(name, [(f"k{n}", f"{n}") for n in range(count)], partition=partition, headers=[("a", None)])
-    vault.stand(name, {0: 100, 1: 40, 2: 0})
-    told: list[Any] = []
-    done = run(vault, spark, lambda *said: told.append(said), range_records=10)
+        archived_group.produce(
+            name, [(f"k{n}", f"{n}") for n in range(count)], partition=partition, headers=[("a", None)]
+        )
+    archived_group.set_positions(name, {0: 100, 1: 40, 2: 0})
+    progress: list[Any] = []
+    done = run(archived_group, spark, lambda *said: progress.append(said), range_records=10)
     assert (done.files, done.records) == (14, 140)
-    assert told[-1] == ("exporting", 140, 140)
+    assert progress[-1] == ("exporting", 140, 140)
     for partition, count in enumerate((100, 40)):
-        assert [start for start, _, _ in vault.spans(name, partition)] == list(range(0, count, 10))
-        assert vault.archived(name, 0, count, partition) == vault.logged(name, 0, count, partition)
-    assert run(vault, spark).files == 0
-    whole = spark.read.parquet(*vault.archive.files(name))
+        assert [start for start, _, _ in archived_group.spans(name, partition)] == list(range(0, count, 10))
+        assert archived_group.archived(name, 0, count, partition) == archived_group.logged(name, 0, count, partition)
+    assert run(archived_group, spark).files == 0
+    whole = spark.read.parquet(*archived_group.archive.files(name))
     assert whole.selectExpr("count(*)", "count(distinct partition, offset)", "max(timestamp) > '2020-01-01'").first() \
         == (140, 140, True)  # fmt: skip
 
 
 def test_what_ends_an_export_comes_as_it_was_raised(
-    spark: SparkSession, vault: Vault, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, archived_group: ArchivedGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = vault.filled(100)
+    name = archived_group.filled(100)
     plan = Export._plan
 
     def and_cut(self: Export, stands: Any) -> Any:
         ranges = plan(self, stands)
-        vault.trim(name, 15)
+        archived_group.trim(name, 15)
         return ranges
 
     monkeypatch.setattr(Export, "_plan", and_cut)
     with pytest.raises(RangeLost, match="retention has passed it"):
-        run(vault, spark, range_records=10)
-    assert vault.spans(name) == []
+        run(archived_group, spark, range_records=10)
+    assert archived_group.spans(name) == []
 
 
 @pytest.mark.long
 def test_a_reloads_tasks_chain_the_archive_with_the_log(
-    spark: SparkSession, shop: Shop, module: Callable[[str], str], vault: Vault
+    spark: SparkSession, orders_group: OrdersGroup, module: Callable[[str], str], archived_group: ArchivedGroup
 ) -> None:
     records = [of(n % 40, n, n) for n in range(120)]
-    shop.produce(shop.topic, records, partition=0)
-    shop.work(120)
-    archive = vault.archive
-    Export(shop.engine, vault.kafka, archive, shop.group, range_records=50).run()
-    vault.trim(shop.topic, 100)
+    orders_group.produce(orders_group.topic, records, partition=0)
+    orders_group.work(120)
+    archive = archived_group.archive
+    Export(orders_group.engine, archived_group.kafka, archive, orders_group.group, range_records=50).run()
+    archived_group.trim(orders_group.topic, 100)
     made = (
         "from support.reload_orders import pipeline\n"
-        f"orders = pipeline({shop.group!r}, {shop.topic!r}, {shop.schema!r}, version=2)\n"
+        f"orders = pipeline({orders_group.group!r}, {orders_group.topic!r}, {orders_group.schema!r}, version=2)\n"
     )
-    stager = SparkStager(spark, vault.kafka, database=DATABASE, schema=shop.schema, range_records=1)
+    stager = SparkStager(spark, archived_group.kafka, database=DATABASE, schema=orders_group.schema, range_records=1)
     reload = Reload(
         [f"{module(made)}:orders"],
-        shop.engine,
-        vault.kafka,
-        schema=shop.schema,
+        orders_group.engine,
+        archived_group.kafka,
+        schema=orders_group.schema,
         stager=stager,
         archive=archive,
         range_records=30,
     )
     driver = reload.open()
-    first = (vault.folder / "archive").rglob("*.parquet")
+    first = (archived_group.folder / "archive").rglob("*.parquet")
     away = min(first)
     away.rename(away.with_suffix(".away"))
-    with pytest.raises(ArchiveDamaged, match="it is not there"):
+    with pytest.raises(ArchiveDamaged, match="it is missing"):
         reload.run(driver)
     away.with_suffix(".away").rename(away)
     reload.run(reload.take_over(driver.run.id))
-    assert shop.rows() == doubled(records)
+    assert orders_group.rows() == doubled(records)

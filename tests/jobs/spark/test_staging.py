@@ -18,23 +18,28 @@ from pyspark.sql import SparkSession
 from jobs.spark.orders import BEHIND_COMMIT, DATABASE, DEPLOYED, IN_A_ROW, expected
 from seekpoint.errors import ConfigError, RangeLost, ReloadOver, ReloadRefused, TopicRecreated
 from seekpoint.jobs.reload import Driver, Reload
+from seekpoint.jobs.spark.job import Executors
 from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.staging.stage import Task, begin_staging
 from seekpoint.jobs.staging.task_errors import error_as_text, error_of, missing_module, report_task_error
 from seekpoint.records import Partition
 from seekpoint.spark import REDACTED, Env, SparkStager
 from support.log_changes import trim
-from support.reload_orders import PLAIN, Shop, of
+from support.reload_orders import PLAIN, OrdersGroup, of
 
 
 class Job:
-    """A shop's reload by Spark, opened when each partition has 100 records."""
+    """A group's reload by Spark, opened when each partition has 100 records."""
 
-    def __init__(self, shop: Shop, spark: SparkSession, name: str, **options: Any) -> None:
-        self.shop = shop
-        kafka = {"bootstrap.servers": shop.brokers}
-        self.stager = SparkStager(spark, kafka, database=DATABASE, schema=shop.schema, range_records=1, **options)
-        self.reload = Reload([name], shop.engine, kafka, schema=shop.schema, stager=self.stager, range_records=40)
+    def __init__(self, orders_group: OrdersGroup, spark: SparkSession, name: str, **options: Any) -> None:
+        self.orders_group = orders_group
+        kafka = {"bootstrap.servers": orders_group.brokers}
+        self.stager = SparkStager(
+            spark, kafka, database=DATABASE, schema=orders_group.schema, range_records=1, **options
+        )
+        self.reload = Reload(
+            [name], orders_group.engine, kafka, schema=orders_group.schema, stager=self.stager, range_records=40
+        )
 
     def opened(self) -> Driver:
         driver = self.reload.open()
@@ -47,8 +52,8 @@ class Job:
 
 
 @pytest.fixture
-def job(shop: Shop, spark: SparkSession, named: Callable[[str], str]) -> Callable[..., Job]:
-    return lambda source=PLAIN: Job(shop, spark, named(source))
+def job(orders_group: OrdersGroup, spark: SparkSession, applied_pipeline: Callable[[str], str]) -> Callable[..., Job]:
+    return lambda source=PLAIN: Job(orders_group, spark, applied_pipeline(source))
 
 
 def test_a_secret_that_spark_would_log_is_refused() -> None:
@@ -58,18 +63,18 @@ def test_a_secret_that_spark_would_log_is_refused() -> None:
     url = {"spark.executorEnv.SEEKPOINT_DATABASE_URL": "postgresql://u:hunter2@h/db"}
     with pytest.raises(
         ConfigError, match=r"spark.executorEnv.SEEKPOINT_DATABASE_URL is written to Spark's event log"
-    ) as told:
+    ) as caught:
         SparkStager(session(**url), {})
-    assert "hunter2" not in str(told.value)
+    assert "hunter2" not in str(caught.value)
     SparkStager(session(**url, **{"spark.redaction.regex": REDACTED}), {})
     password = {"spark.executorEnv.KAFKA_PASSWORD": "hunter2"}
     SparkStager(session(**password), {"sasl.password": Env("KAFKA_PASSWORD")})  # Spark replaces it by itself
     with pytest.raises(ConfigError, match=r"spark.executorEnv.KAFKA_PW is written to Spark's event log"):
         SparkStager(session(**{"spark.executorEnv.KAFKA_PW": "hunter2"}), {"sasl.password": Env("KAFKA_PW")})
     java = {"spark.redaction.regex": r"secret|(?i)token|(?<url>_URL)"}
-    with pytest.raises(ConfigError, match=r"Python cannot \(.*Set it to .*seekpoint.spark.REDACTED") as told:
+    with pytest.raises(ConfigError, match=r"Python does not \(.*Set a pattern .*seekpoint.spark.REDACTED") as caught:
         SparkStager(session(**url, **java), {})
-    assert "hunter2" not in str(told.value)
+    assert "hunter2" not in str(caught.value)
     SparkStager(session(**java), {})  # no secret is given by Spark's settings
 
 
@@ -87,7 +92,7 @@ def test_a_module_that_only_the_driver_has_is_missing_there(
     made = job(f"import {alone}\n{PLAIN}") if what.startswith("a module") and _write(here, alone, "") else job()
     if what.startswith("the"):
         _write(here, alone, f"from {made.reload.sources[0].name.split(':')[0]} import orders\n")
-        made = Job(made.shop, spark, f"{alone}:orders")
+        made = Job(made.orders_group, spark, f"{alone}:orders")
     driver = made.opened()
     with pytest.raises(ConfigError, match=rf"on the executor \S+: .*{alone}.*Executors need what"):
         list(made.stager.stage(driver.run, made.tasks(driver)))
@@ -102,11 +107,11 @@ def _write(folder: Path, name: str, source: str) -> bool:
 
 def test_a_whole_reload_by_spark(job: Callable[..., Job]) -> None:
     made = job()
-    told: list[tuple[str, int, int]] = []
-    made.reload._progress = lambda *step: told.append(step)
+    progress: list[tuple[str, int, int]] = []
+    made.reload._progress = lambda *step: progress.append(step)
     made.reload.run(made.reload.open())
-    assert made.shop.rows() == expected()
-    assert [step for step in told if step[0] == "staging"][-1] == ("staging", 200, 200)
+    assert made.orders_group.rows() == expected()
+    assert [step for step in progress if step[0] == "staging"][-1] == ("staging", 200, 200)
 
 
 @pytest.mark.long("some of its cases take seconds")
@@ -121,18 +126,18 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_counts_twice(
     assert (tmp_path / "marker").exists(), "nobody was killed"
     places = sorted((one.partition, one.start, one.end) for one in staged)
     assert places == sorted((task.range.partition, task.range.start, task.range.end) for task in tasks)
-    rows = made.shop.execute("SELECT count(*) FROM {schema}.reload_staged")
+    rows = made.orders_group.execute("SELECT count(*) FROM {schema}.reload_staged")
     assert rows == [(len(tasks) + (source == BEHIND_COMMIT),)]
     made.reload.run(driver)
-    assert made.shop.rows() == expected()
+    assert made.orders_group.rows() == expected()
 
 
 @pytest.mark.long
 def test_a_record_that_ends_the_run_is_reported_with_the_error_it_raised(job: Callable[..., Job]) -> None:
     made = job()
-    made.shop.produce(made.shop.topic, [of(7, 2_000)], partition=1)  # version 2 refuses it
-    worker = made.shop.worker()
-    worker.finish(made.shop.topic, 101, 1)
+    made.orders_group.produce(made.orders_group.topic, [of(7, 2_000)], partition=1)  # version 2 refuses it
+    worker = made.orders_group.worker()
+    worker.finish(made.orders_group.topic, 101, 1)
     driver = made.reload.open()
     with pytest.raises(ReloadRefused, match="offset 100: row: ValueError: too much") as refused:
         made.reload.stage(driver)
@@ -162,7 +167,7 @@ def first(record):
     assert len(tries) <= 2 * len(set(tries)), "once as a stream, and once in parts, which name the record"
     assert len({line.split()[0] for line in tries}) == len(set(tries))
     assert "not this one" in str(made.reload.runs.get(driver.run.id).error)
-    assert not made.shop.execute("SELECT 1 FROM {schema}.reload_staged WHERE to_offset = 80")
+    assert not made.orders_group.execute("SELECT 1 FROM {schema}.reload_staged WHERE to_offset = 80")
 
 
 @pytest.mark.long
@@ -178,17 +183,19 @@ def test_executors_with_older_code_stage_nothing_and_the_run_continues_with_the_
     with pytest.raises(ConfigError, match="with handler version 2, and the code of this process is version 1"):
         made.reload.stage(driver)
     assert made.reload.runs.get(driver.run.id).state == "staging"
-    assert made.shop.execute("SELECT count(*) FROM {schema}.reload_staged") == [(0,)]
+    assert made.orders_group.execute("SELECT count(*) FROM {schema}.reload_staged") == [(0,)]
     deployed.write_text("2")
     plan = made.stager._plan
 
     def plan_later(*given: Any) -> Any:
-        report_task_error(made.shop.engine, made.shop.schema, driver.run.id, "the cancelled job", ConfigError("late"))
+        report_task_error(
+            made.orders_group.engine, made.orders_group.schema, driver.run.id, "the cancelled job", ConfigError("late")
+        )
         return plan(*given)
 
     monkeypatch.setattr(made.stager, "_plan", plan_later)
     made.reload.run(driver)
-    assert made.shop.rows() == expected()
+    assert made.orders_group.rows() == expected()
 
 
 @pytest.mark.long("another error of Spark's tasks")
@@ -197,7 +204,7 @@ def test_a_run_that_is_over_takes_no_more_ranges(job: Callable[..., Job]) -> Non
     driver = made.opened()
     tasks = made.tasks(driver)
     made.reload.runs.abort(driver.run.id, "changed my mind")
-    with pytest.raises(ReloadOver, match="is aborted: it takes no more ranges"):
+    with pytest.raises(ReloadOver, match="is aborted: it accepts no more ranges"):
         list(made.stager.stage(driver.run, tasks))
 
 
@@ -205,10 +212,10 @@ def test_retention_in_mid_run_is_reported_with_partition_and_offset(job: Callabl
     made = job()
     driver = made.opened()
     tasks = made.tasks(driver)
-    trim(AdminClient({"bootstrap.servers": made.shop.brokers, "log_level": 0}), made.shop.topic, 30)
+    trim(AdminClient({"bootstrap.servers": made.orders_group.brokers, "log_level": 0}), made.orders_group.topic, 30)
     with pytest.raises(RangeLost, match="the first offset left is 30") as lost:
         list(made.stager.stage(driver.run, tasks))
-    assert (lost.value.partition, lost.value.offset) == (Partition(made.shop.topic, 0), 0)
+    assert (lost.value.partition, lost.value.offset) == (Partition(made.orders_group.topic, 0), 0)
 
 
 @pytest.mark.long
@@ -242,9 +249,11 @@ def test_nothing_to_stage_is_no_job(job: Callable[..., Job]) -> None:
     assert list(made.stager.stage(made.opened().run, [])) == []
 
 
-def test_a_pipeline_without_a_name_cannot_be_sent(shop: Shop, spark: SparkSession, job: Callable[..., Job]) -> None:
+def test_a_pipeline_without_a_name_cannot_be_sent(
+    orders_group: OrdersGroup, spark: SparkSession, job: Callable[..., Job]
+) -> None:
     made = job()
-    made.reload = shop.reload(stager=made.stager)
+    made.reload = orders_group.reload(stager=made.stager)
     driver = made.opened()
     with pytest.raises(ConfigError, match="name it as"):
         list(made.stager.stage(driver.run, made.tasks(driver)))
@@ -279,3 +288,16 @@ def test_errors_survive_the_way_from_a_task_to_the_driver() -> None:
         assert str(carried) == str(error)
         assert vars(carried).items() >= {key: value for key, value in vars(error).items() if value is not None}.items()
     assert missing_module(RuntimeError("out of memory")) is None
+
+
+@pytest.mark.parametrize("master", ["local", "local[*]", "local[2,4]"])
+def test_a_local_session_waits_for_no_executor(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver is the only one that is counted there, so a stage of some minutes would end as without a cluster."""
+    no_executors = SimpleNamespace(getExecutorMemoryStatus=lambda: SimpleNamespace(size=lambda: 1))
+    context = SimpleNamespace(master=master, _jsc=SimpleNamespace(sc=lambda: no_executors))
+    monkeypatch.setattr("seekpoint.jobs.spark.job.context_of", lambda _: context)
+    session: Any = None
+    Executors(session, patience=0.0).check()
+    context.master = "local-cluster[2,1,1024]"
+    with pytest.raises(ConnectionError, match="has provided no executor"):
+        Executors(session, patience=-1.0).check()

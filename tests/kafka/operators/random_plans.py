@@ -21,7 +21,7 @@ from seekpoint.errors import ConfigError, Fenced
 from seekpoint.events import Revoked
 from seekpoint.records import Partition
 from support.events import Run
-from support.kafka_postgres import Scene
+from support.kafka_postgres import WorkerGroup
 from support.operators_account import OperatorsAccount
 from support.postgres_proxy import PostgresProxy, When
 
@@ -30,12 +30,12 @@ BREAKS: list[When] = ["before_commit", "after_commit", "after_commit_delayed", "
 
 @dataclass
 class RandomPlans:
-    """Draws plans for the group of ``scene`` and applies them, one after another.
+    """Draws plans for the group of ``worker_group`` and applies them, one after another.
 
     ``start`` starts a worker; ``workers`` are those that run. ``committed`` is a group with commits in Kafka.
     """
 
-    scene: Scene
+    worker_group: WorkerGroup
     topic: str
     proxy: PostgresProxy
     account: OperatorsAccount
@@ -46,13 +46,13 @@ class RandomPlans:
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def __post_init__(self) -> None:
-        self._kafka = {"bootstrap.servers": self.scene.broker}
-        self.admin = Admin(self.scene.engine, self._kafka, schema=self.scene.schema)
+        self._kafka = {"bootstrap.servers": self.worker_group.broker}
+        self.admin = Admin(self.worker_group.engine, self._kafka, schema=self.worker_group.schema)
 
     def run(self, count: int) -> None:
         """Make so many plans and apply them."""
         through = create_engine(self.proxy.dsn, poolclass=NullPool)
-        breaking = Admin(through, self._kafka, schema=self.scene.schema)
+        breaking = Admin(through, self._kafka, schema=self.worker_group.schema)
         try:
             for number in range(count):
                 self._one(f"plan {number}", breaking)
@@ -63,7 +63,7 @@ class RandomPlans:
         self.account.plans += 1
         try:
             topics = self.chance.choice([None, {self.topic: [0, 2]}, {self.topic: [1]}])
-            plan = self.admin.plan_reset(self.scene.group, self._target(), topics)
+            plan = self.admin.plan_reset(self.worker_group.group, self._target(), topics)
         except ConfigError:  # a shift past the end of a log
             self.account.refused += 1
             return
@@ -148,14 +148,14 @@ class RandomPlans:
 
     def _apply_paused(self, plan: ResetPlan, reason: str, _: Admin) -> None:
         """The group is paused meanwhile."""
-        self.admin.apply(self.admin.plan_pause(self.scene.group), reason=reason, actor="ada")
+        self.admin.apply(self.admin.plan_pause(self.worker_group.group), reason=reason, actor="ada")
         self._apply(plan, reason, self.admin)
-        self.admin.apply(self.admin.plan_resume(self.scene.group), reason=reason, actor="ada")
+        self.admin.apply(self.admin.plan_resume(self.worker_group.group), reason=reason, actor="ada")
 
     # -- what became of it ----------------------------------------------------------------------------------------
 
     def _actions(self, reason: str) -> list[Partition]:
-        found = self.scene.sql(
+        found = self.worker_group.sql(
             f"SELECT topic, partition FROM {{schema}}.admin_action WHERE action = 'reset' AND reason = '{reason}'"
         )
         return [Partition(row.topic, row.partition) for row in found]
@@ -164,8 +164,8 @@ class RandomPlans:
         return set(self._actions(reason))
 
     def _epochs(self) -> dict[Partition, int]:
-        of_group = f"WHERE consumer_group = '{self.scene.group}'"
-        rows = self.scene.sql(f"SELECT topic, partition, epoch FROM {{schema}}.partition_offset {of_group}")
+        of_group = f"WHERE consumer_group = '{self.worker_group.group}'"
+        rows = self.worker_group.sql(f"SELECT topic, partition, epoch FROM {{schema}}.partition_offset {of_group}")
         return {Partition(row.topic, row.partition): row.epoch for row in rows}
 
     def _settled(self) -> list[int] | None:

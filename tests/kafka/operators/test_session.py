@@ -19,10 +19,12 @@ from confluent_kafka import Consumer, TopicPartition
 from kafka.operators.prefix import Checker, Log, passed
 from kafka.operators.random_plans import RandomPlans
 from seekpoint import Limits, Partition
+from seekpoint.kafka.identity import Identity
+from seekpoint.kafka.members import members
 from seekpoint.kafka.ranges import stable_ends
 from support.command import seekpoint
 from support.events import Run
-from support.kafka_postgres import PROTOCOLS, QUICK, Scene
+from support.kafka_postgres import PROTOCOLS, QUICK, WorkerGroup
 from support.kafka_tools import describe
 from support.operators_account import OperatorsAccount
 from support.postgres_proxy import PostgresProxy
@@ -51,17 +53,24 @@ VARIANTS = {
 }
 
 
-def run(scene: Scene, *words: str) -> str:
-    servers = ["--database-url", scene.dsn, "--schema", scene.schema, "--kafka", f"bootstrap.servers={scene.broker}"]
+def run(worker_group: WorkerGroup, *words: str) -> str:
+    servers = [
+        "--database-url",
+        worker_group.dsn,
+        "--schema",
+        worker_group.schema,
+        "--kafka",
+        f"bootstrap.servers={worker_group.broker}",
+    ]
     return seekpoint(*words, *servers).stdout
 
 
 def consume(
-    scene: Scene, kafka: Mapping[str, Any], group: str, topic: str, until: Callable[[dict[int, int]], bool]
+    worker_group: WorkerGroup, kafka: Mapping[str, Any], group: str, topic: str, until: Callable[[dict[int, int]], bool]
 ) -> list[tuple[int, int]]:
     """A plain consumer reads, writes rows, and commits to Kafka; returns partition and offset of each record."""
     consumer = Consumer({
-        "bootstrap.servers": scene.broker, "group.id": group, "enable.auto.commit": False,
+        "bootstrap.servers": worker_group.broker, "group.id": group, "enable.auto.commit": False,
         "auto.offset.reset": "error", "log_level": 0, **kafka,
     })  # fmt: skip
     found: list[tuple[int, int]] = []
@@ -78,101 +87,105 @@ def consume(
                 found.append((partition, offset))
                 ends[partition] = offset + 1
         rows = [{"topic": topic, "partition": p, "offset": at, "value": "plain"} for p, at in found]
-        with scene.engine.begin() as tx:
-            tx.execute(scene.book.table.insert(), rows)
+        with worker_group.engine.begin() as tx:
+            tx.execute(worker_group.record_table.table.insert(), rows)
         consumer.commit(offsets=[TopicPartition(topic, p, end) for p, end in ends.items()], asynchronous=False)
     finally:
         consumer.close()
     return found
 
 
-def shown(scene: Scene, group: str) -> dict[Partition, int | None]:
+def shown(worker_group: WorkerGroup, group: str) -> dict[Partition, int | None]:
     """What Kafka's own tool shows as the group's offsets."""
-    return {at: line.current for (_, at), line in describe(scene.broker, group).items()}
+    return {at: line.current for (_, at), line in describe(worker_group.broker, group).items()}
 
 
-def in_order(scene: Scene, log: Log) -> list[tuple[int, int]]:
+def in_order(worker_group: WorkerGroup, log: Log) -> list[tuple[int, int]]:
     """What the workers and the plain consumer should have written of each partition, in the order of time."""
-    with scene.engine.connect() as connection:
-        spans = passed(connection, scene.schema, scene.group)
+    with worker_group.engine.connect() as connection:
+        spans = passed(connection, worker_group.schema, worker_group.group)
     return [(p, n) for p in sorted(spans) for offsets in log.records(p, spans[p]) for n in offsets]
 
 
-def written(scene: Scene, topic: str) -> list[tuple[int, int]]:
-    return sorted(scene.book.written(topic), key=lambda row: row[0])  # stable: in the order of writing
+def written(worker_group: WorkerGroup, topic: str) -> list[tuple[int, int]]:
+    return sorted(worker_group.record_table.written(topic), key=lambda row: row[0])  # stable: in the order of writing
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", VARIANTS)
 def test_from_a_plain_consumer_and_back(
-    scene: Scene, proxy: PostgresProxy, operators_account: OperatorsAccount, name: str
+    worker_group: WorkerGroup, proxy: PostgresProxy, operators_account: OperatorsAccount, name: str
 ) -> None:
     """Nothing is lost or applied twice, and Kafka's own tool shows the ledger's positions at each step."""
     account, seed = operators_account, int(os.environ.get("SEED", secrets.randbelow(10**9)))
     print(f"SEED={seed}")
     account.seeds.append(seed)
-    variant, (topic, stored), old = VARIANTS[name], scene.log(100, PARTITIONS), f"{scene.group}-old"
+    variant, (topic, stored), old = VARIANTS[name], worker_group.log(100, PARTITIONS), f"{worker_group.group}-old"
 
     def start() -> Run:
-        return scene.worker(topic, kafka=variant.kafka, limits=OFTEN, mirror=True)
+        return worker_group.worker(topic, kafka=variant.kafka, limits=OFTEN, mirror=True)
 
-    with variant.stream(scene.broker, topic, PARTITIONS, rate=60) as stream:
+    with variant.stream(worker_group.broker, topic, PARTITIONS, rate=60) as stream:
         log = Log(stored, stream.stored) if variant.stream is Transactions else Log()
-        _from_plain_consumer(scene, variant.kafka, account, topic, old)
+        _from_plain_consumer(worker_group, variant.kafka, account, topic, old)
         workers = [start() for _ in range(2)]
-        with Checker(scene.engine, scene.schema, scene.group, log) as checker:
+        with Checker(worker_group.engine, worker_group.schema, worker_group.group, log) as checker:
             chance = random.Random(seed)
-            RandomPlans(scene, topic, proxy, account, chance, old, start, workers).run(variant.plans)
-    ends = stable_ends({"bootstrap.servers": scene.broker}, [Partition(topic, n) for n in range(PARTITIONS)])
-    scene.wait(lambda: scene.positions() == ends)
+            RandomPlans(worker_group, topic, proxy, account, chance, old, start, workers).run(variant.plans)
+    ends = stable_ends({"bootstrap.servers": worker_group.broker}, [Partition(topic, n) for n in range(PARTITIONS)])
+    worker_group.wait(lambda: worker_group.positions() == ends)
     account.snapshots += checker.snapshots
-    account.add_rows(written(scene, topic), in_order(scene, log))
-    assert written(scene, topic) == in_order(scene, log), "in the order of the log, and of the resets"
-    _require_losses(scene)
-    _mirrored(scene, account)
+    account.add_rows(written(worker_group, topic), in_order(worker_group, log))
+    assert written(worker_group, topic) == in_order(worker_group, log), "in the order of the log, and of the resets"
+    _require_losses(worker_group)
+    _mirrored(worker_group, account)
     for worker in workers:
         worker.stop()
-    _to_plain_consumer(scene, variant.kafka, account, topic, log)
+    brokers = Identity({"bootstrap.servers": worker_group.broker}, 10)
+    worker_group.wait(lambda: members(brokers, [worker_group.group]) == {worker_group.group: []})
+    _to_plain_consumer(worker_group, variant.kafka, account, topic, log)
 
 
 def _from_plain_consumer(
-    scene: Scene, kafka: Mapping[str, Any], account: OperatorsAccount, name: str, old: str
+    worker_group: WorkerGroup, kafka: Mapping[str, Any], account: OperatorsAccount, name: str, old: str
 ) -> None:
     first = [TopicPartition(name, n, 0) for n in range(PARTITIONS)]
-    starter = Consumer({"bootstrap.servers": scene.broker, "group.id": old})
+    starter = Consumer({"bootstrap.servers": worker_group.broker, "group.id": old})
     starter.commit(offsets=first, asynchronous=False)
     starter.close()
-    consume(scene, kafka, old, name, lambda ends: len(ends) == PARTITIONS and min(ends.values()) >= 50)
-    said = run(scene, "offsets", "import", scene.group, "--from-group", old, "--apply", "--reason", "moved")
-    positions = scene.positions()
+    consume(worker_group, kafka, old, name, lambda ends: len(ends) == PARTITIONS and min(ends.values()) >= 50)
+    said = run(
+        worker_group, "offsets", "import", worker_group.group, "--from-group", old, "--apply", "--reason", "moved"
+    )
+    positions = worker_group.positions()
     assert all(f"{at} begins at {offset}, Kafka's commit" in said for at, offset in positions.items())
-    account.add_mirror(shown(scene, old), positions)
+    account.add_mirror(shown(worker_group, old), positions)
 
 
-def _require_losses(scene: Scene) -> None:
+def _require_losses(worker_group: WorkerGroup) -> None:
     """What operators have skipped is a lost range each, and nothing else is."""
     columns = "partition, from_offset, to_offset"
     forward = f"SELECT {columns} FROM {{schema}}.admin_action WHERE action = 'reset' AND to_offset > from_offset"
-    lost = scene.sql(f"SELECT {columns}, reason FROM {{schema}}.lost_range ORDER BY id")
-    assert [tuple(row)[:3] for row in lost] == [tuple(row) for row in scene.sql(f"{forward} ORDER BY id")]
+    lost = worker_group.sql(f"SELECT {columns}, reason FROM {{schema}}.lost_range ORDER BY id")
+    assert [tuple(row)[:3] for row in lost] == [tuple(row) for row in worker_group.sql(f"{forward} ORDER BY id")]
     assert {row.reason for row in lost} <= {"operator"}
 
 
-def _mirrored(scene: Scene, account: OperatorsAccount) -> None:
+def _mirrored(worker_group: WorkerGroup, account: OperatorsAccount) -> None:
     """Running workers bring Kafka's commits to the positions."""
-    at = [TopicPartition(*place) for place in scene.positions()]
+    at = [TopicPartition(*place) for place in worker_group.positions()]
 
     def is_equal() -> bool:
-        asked = ask(scene, at)
-        return asked == scene.positions()
+        asked = ask(worker_group, at)
+        return asked == worker_group.positions()
 
-    scene.wait(is_equal)
-    account.add_mirror(shown(scene, scene.group), scene.positions())
+    worker_group.wait(is_equal)
+    account.add_mirror(shown(worker_group, worker_group.group), worker_group.positions())
 
 
-def ask(scene: Scene, partitions: list[TopicPartition]) -> dict[Any, int]:
+def ask(worker_group: WorkerGroup, partitions: list[TopicPartition]) -> dict[Any, int]:
     """The group's commits, as the brokers answer."""
-    consumer = Consumer({"bootstrap.servers": scene.broker, "group.id": scene.group})
+    consumer = Consumer({"bootstrap.servers": worker_group.broker, "group.id": worker_group.group})
     try:
         found = consumer.committed(partitions, timeout=20)
         return {Partition(one.topic, one.partition): one.offset for one in found}
@@ -180,17 +193,19 @@ def ask(scene: Scene, partitions: list[TopicPartition]) -> dict[Any, int]:
         consumer.close()
 
 
-def _to_plain_consumer(scene: Scene, kafka: Mapping[str, Any], account: OperatorsAccount, name: str, log: Log) -> None:
+def _to_plain_consumer(
+    worker_group: WorkerGroup, kafka: Mapping[str, Any], account: OperatorsAccount, name: str, log: Log
+) -> None:
     """Back: a last reset of the stopped group, its positions to Kafka, and the plain consumer reads on from there."""
     back = ["--all-topics", "--shift-by", f"-{BACK}", "--apply", "--reason", "look again"]
-    run(scene, "offsets", "reset", scene.group, *back)
-    run(scene, "offsets", "mirror", scene.group, "--apply", "--reason", "back to the plain consumer")
-    positions = scene.positions()
-    account.add_mirror(shown(scene, scene.group), positions)
-    before = in_order(scene, log)
+    run(worker_group, "offsets", "reset", worker_group.group, *back)
+    run(worker_group, "offsets", "mirror", worker_group.group, "--apply", "--reason", "back to the plain consumer")
+    positions = worker_group.positions()
+    account.add_mirror(shown(worker_group, worker_group.group), positions)
+    before = in_order(worker_group, log)
     left = {at.number: next(log.records(at.number, [(offset, offset + BACK)])) for at, offset in positions.items()}
     ends = {number: offsets[-1] + 1 for number, offsets in left.items()}
-    read = consume(scene, kafka, scene.group, name, lambda now: now == ends)
+    read = consume(worker_group, kafka, worker_group.group, name, lambda now: now == ends)
     assert sorted(read) == [(number, offset) for number in sorted(left) for offset in left[number]]
-    account.add_rows(written(scene, name), before + read)
-    account.add_mirror(shown(scene, scene.group), {Partition(name, n): end for n, end in ends.items()})
+    account.add_rows(written(worker_group, name), before + read)
+    account.add_mirror(shown(worker_group, worker_group.group), {Partition(name, n): end for n, end in ends.items()})

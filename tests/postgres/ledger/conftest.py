@@ -1,4 +1,4 @@
-"""Desks: workers without Kafka, over a ledger of the test's own."""
+"""Workers without Kafka, over a ledger of the test's own."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from sqlalchemy import Engine
 
 from seekpoint.ledger import Ledger
-from support.ledger_desk import Desk, make_table
+from support.ledger_worker import LedgerWorker, make_table
 
 
 @pytest.fixture
-def desk(seekpoint_engine: Engine, seekpoint_schema: str) -> Callable[..., Desk]:
-    """``desk(**options of Ledger)`` is one more worker of the group ``g``, over the topic ``t`` that all share.
+def new_worker(seekpoint_engine: Engine, seekpoint_schema: str) -> Callable[..., LedgerWorker]:
+    """``new_worker(**options of Ledger)`` is one more worker of the group ``g``, over the topic ``t`` that all share.
 
     With ``at={partition: offset}`` it has claimed these partitions and applied their records up to these offsets.
     """
@@ -24,13 +24,13 @@ def desk(seekpoint_engine: Engine, seekpoint_schema: str) -> Callable[..., Desk]
 
     def make(
         group: str = "g", *, topic_id: UUID = topic_id, at: Mapping[int, int] | None = None, **options: Any
-    ) -> Desk:
+    ) -> LedgerWorker:
         given = {"engine": seekpoint_engine, "schema": seekpoint_schema, **options}
-        desk = Desk(Ledger(group=group, **given), topic_id=topic_id)
+        worker = LedgerWorker(Ledger(group=group, **given), topic_id=topic_id)
         if at:
-            desk.claim(*at)
+            worker.claim(*at)
         if ends := {number: end for number, end in (at or {}).items() if end}:
-            desk.commit(ends)
-        return desk
+            worker.commit(ends)
+        return worker
 
     return make

@@ -11,9 +11,9 @@ from postgres.ledger.test_group import refused_at_hold
 from seekpoint.errors import Fenced
 from seekpoint.ledger import Attempt, Claim, SuspectNote
 from seekpoint.records import SAID
-from support.ledger_desk import Desk
+from support.ledger_worker import LedgerWorker
 
-Desks = Callable[..., Desk]
+NewLedgerWorker = Callable[..., LedgerWorker]
 
 FAILED = Attempt(3, 1, "ValueError: three", wait=60.0, allowed=5, then="stop")
 
@@ -23,20 +23,22 @@ def begun(offset: int, number: int) -> Attempt:
     return Attempt(offset, number, allowed=5, then="dead_letter")
 
 
-def granted(desk: Desk, number: int = 0) -> Claim:
-    desk.claim(number)
-    return desk.claims[number]
+def granted(worker: LedgerWorker, number: int = 0) -> Claim:
+    worker.claim(number)
+    return worker.claims[number]
 
 
-def on_record(desk: Desk) -> Attempt:
-    attempt = granted(desk).attempt
+def on_record(worker: LedgerWorker) -> Attempt:
+    attempt = granted(worker).attempt
     assert attempt is not None
     return attempt
 
 
-def test_a_failure_is_noted_after_the_advance_for_the_next_owner(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_a_failure_is_noted_after_the_advance_for_the_next_owner(
+    new_worker: NewLedgerWorker, seekpoint_engine: Engine
+) -> None:
     """I1, I4: progress in front of the record and the record's own count become visible together."""
-    worker, successor = desk(at={0: 0, 1: 0}), desk()
+    worker, successor = new_worker(at={0: 0, 1: 0}), new_worker()
     with seekpoint_engine.begin() as tx:
         moved = worker.work(tx, {0: 3, 1: 9})
         [noted] = worker.ledger.record_attempts(tx, [(worker.claims[0], FAILED)])
@@ -52,9 +54,9 @@ def test_a_failure_is_noted_after_the_advance_for_the_next_owner(desk: Desks, se
     assert granted(successor, 1).attempt is None
 
 
-def test_an_abort_takes_the_note_away(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_an_abort_takes_the_note_away(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I1: the attempt is counted with the batch, or not at all."""
-    worker = desk(at={0: 0})
+    worker = new_worker(at={0: 0})
     with seekpoint_engine.connect() as tx:
         worker.work(tx, {0: 3})
         worker.ledger.record_attempts(tx, [(worker.claims[0], FAILED)])
@@ -62,9 +64,9 @@ def test_an_abort_takes_the_note_away(desk: Desks, seekpoint_engine: Engine) -> 
     assert granted(worker).attempt is None
 
 
-def test_a_wait_is_never_negative_and_may_be_none(desk: Desks) -> None:
+def test_a_wait_is_never_negative_and_may_be_none(new_worker: NewLedgerWorker) -> None:
     """I4: a retry that is long due is due now; where no retry is scheduled, there is no time at all."""
-    worker, other = desk(), desk()
+    worker, other = new_worker(), new_worker()
     worker.ledger.record_attempts_alone([(granted(worker), Attempt(0, 2, "x", wait=-10.0))])
     assert on_record(other).wait == 0.0
     other.ledger.record_attempts_alone([(other.claims[0], Attempt(0, 5, "x", wait=None))])
@@ -75,9 +77,9 @@ def test_a_wait_is_never_negative_and_may_be_none(desk: Desks) -> None:
     assert wait > 1e8
 
 
-def test_who_does_not_come_back_is_counted(desk: Desks) -> None:
+def test_who_does_not_come_back_is_counted(new_worker: NewLedgerWorker) -> None:
     """I4: an attempt that was begun, and then the partition is claimed by another process: it killed its own."""
-    one, two, three = desk(), desk(), desk()
+    one, two, three = new_worker(), new_worker(), new_worker()
     one.ledger.record_attempts_alone([(granted(one), begun(0, 1))])
     attempt = on_record(two)
     assert (attempt.offset, attempt.number, attempt.error, attempt.crashes) == (0, 1, None, 1)
@@ -91,9 +93,9 @@ def test_who_does_not_come_back_is_counted(desk: Desks) -> None:
 
 
 @pytest.mark.parametrize("how", ["released", "claimed again by itself"])
-def test_an_attempt_that_was_given_up_is_taken_back(desk: Desks, how: str) -> None:
+def test_an_attempt_that_was_given_up_is_taken_back(new_worker: NewLedgerWorker, how: str) -> None:
     """I4: a process that goes in order while a record is in its hands was not killed by it; nor is it counted twice."""
-    worker, other = desk(), desk()
+    worker, other = new_worker(), new_worker()
     worker.ledger.record_attempts_alone([(granted(worker), begun(0, 1))])
     other.ledger.record_attempts_alone([(granted(other), begun(0, 2))])  # the first one died; the second one is at it
     if how == "released":
@@ -106,9 +108,9 @@ def test_an_attempt_that_was_given_up_is_taken_back(desk: Desks, how: str) -> No
     assert again.number == 1, "it is taken back once, however often the partition is claimed"
 
 
-def test_the_only_attempt_that_is_taken_back_leaves_nothing(desk: Desks) -> None:
+def test_the_only_attempt_that_is_taken_back_leaves_nothing(new_worker: NewLedgerWorker) -> None:
     """I4: a rebalance in the middle of the first try is no try."""
-    worker = desk()
+    worker = new_worker()
     worker.ledger.record_attempts_alone([(granted(worker), begun(0, 1))])
     assert worker.ledger.read()[0].attempt_running
     worker.ledger.release(worker.claims.values())
@@ -117,9 +119,9 @@ def test_the_only_attempt_that_is_taken_back_leaves_nothing(desk: Desks) -> None
     assert (position.attempt_offset, position.attempts, position.attempt_running) == (None, 0, False)
 
 
-def test_an_error_outlives_the_next_attempt_that_is_given_up(desk: Desks) -> None:
+def test_an_error_outlives_the_next_attempt_that_is_given_up(new_worker: NewLedgerWorker) -> None:
     """I4: failed twice, stopped in order during the third try: two failures are on record, and due at once."""
-    worker, successor = desk(), desk()
+    worker, successor = new_worker(), new_worker()
     worker.ledger.record_attempts_alone(
         [(granted(worker), Attempt(0, 2, "ValueError: two", wait=0.0, allowed=5, then="stop"))]
     )
@@ -129,9 +131,9 @@ def test_an_error_outlives_the_next_attempt_that_is_given_up(desk: Desks) -> Non
     assert (attempt.number, attempt.error, attempt.wait, attempt.crashes) == (2, "ValueError: two", 0.0, 0)
 
 
-def test_failures_are_no_crashes(desk: Desks) -> None:
+def test_failures_are_no_crashes(new_worker: NewLedgerWorker) -> None:
     """I4: failed three times, and its process was killed in the fourth try: one crash, not four."""
-    worker, successor = desk(), desk()
+    worker, successor = new_worker(), new_worker()
     worker.ledger.record_attempts_alone([(granted(worker), Attempt(0, 3, "ValueError", wait=0.0))])
     worker.ledger.record_attempts_alone([(worker.claims[0], begun(0, 4))])
     attempt = on_record(successor)
@@ -143,9 +145,9 @@ def test_failures_are_no_crashes(desk: Desks) -> None:
     assert on_record(successor).crashes == 0, "another record begins anew"
 
 
-def test_an_attempt_past_the_position_is_answered_and_one_before_it_is_not(desk: Desks) -> None:
+def test_an_attempt_past_the_position_is_answered_and_one_before_it_is_not(new_worker: NewLedgerWorker) -> None:
     """I3: compaction may have taken what lies between position and record; what was passed is over."""
-    worker = desk(at={0: 5})
+    worker = new_worker(at={0: 5})
     worker.ledger.record_attempts_alone([(worker.claims[0], Attempt(8, 1, "x"))])
     assert on_record(worker).offset == 8
     worker.ledger.record_attempts_alone([(worker.claims[0], Attempt(5, 1, "x"))])
@@ -158,9 +160,9 @@ CLEARED = {"advance": True, "move": True, "release": False, "pause": False, "cla
 
 
 @pytest.mark.parametrize("event", CLEARED)
-def test_progress_and_moves_clear_it_and_nothing_else_does(desk: Desks, event: str) -> None:
+def test_progress_and_moves_clear_it_and_nothing_else_does(new_worker: NewLedgerWorker, event: str) -> None:
     """I4: what is on record is about the record in front of the position."""
-    worker, other = desk(), desk()
+    worker, other = new_worker(), new_worker()
     worker.ledger.record_attempts_alone([(granted(worker), Attempt(0, 2, "x", wait=5.0, allowed=3, then="stop"))])
     match event:
         case "advance":
@@ -188,9 +190,9 @@ def test_progress_and_moves_clear_it_and_nothing_else_does(desk: Desks, event: s
         assert on_record(worker).number == 2
 
 
-def test_a_zombies_note_is_refused(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_a_zombies_note_is_refused(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I2: a worker that lost one of its partitions writes nothing of any, alone or within its transaction."""
-    zombie, successor = desk(at={0: 0, 1: 0}), desk(at={0: 0})
+    zombie, successor = new_worker(at={0: 0, 1: 0}), new_worker(at={0: 0})
     before = successor.row(0), successor.row(1)
     notes = [(zombie.claims[n], FAILED) for n in (0, 1)]
     with pytest.raises(Fenced, match="the claim is not the expected one; rows locked: 1"):
@@ -202,19 +204,19 @@ def test_a_zombies_note_is_refused(desk: Desks, seekpoint_engine: Engine) -> Non
     successor.commit({0: 1})
 
 
-def test_a_note_does_not_ask_for_the_position(desk: Desks) -> None:
+def test_a_note_does_not_ask_for_the_position(new_worker: NewLedgerWorker) -> None:
     """I2: it may come after the advance of its own transaction, with the claim from before."""
-    worker = desk()
+    worker = new_worker()
     before = granted(worker)
     worker.commit({0: 3})
     [noted] = worker.ledger.record_attempts_alone([(before, FAILED)])
     assert noted.token == worker.row().token
-    assert worker.stands() == {0: 3}
+    assert worker.positions() == {0: 3}
 
 
-def test_an_error_of_any_text_can_be_noted(desk: Desks) -> None:
+def test_an_error_of_any_text_can_be_noted(new_worker: NewLedgerWorker) -> None:
     """I4: neither a NUL nor a length makes the note itself fail; the row stays small enough for its page."""
-    worker = desk()
+    worker = new_worker()
     worker.ledger.record_attempts_alone([(granted(worker), Attempt(0, 1, "a\0b\ud800" + "ü" * 100_000, wait=0.0))])
     error = on_record(worker).error
     assert error is not None
@@ -222,9 +224,9 @@ def test_an_error_of_any_text_can_be_noted(desk: Desks) -> None:
     assert len(error) < SAID + 20
 
 
-def test_claims_tell_how_many_owners_went_without_a_word(desk: Desks) -> None:
+def test_claims_tell_how_many_owners_went_without_a_word(new_worker: NewLedgerWorker) -> None:
     """I4: what a worker needs to know before it passes a whole batch; its own progress begins again."""
-    one, two, three = desk(), desk(), desk()
+    one, two, three = new_worker(), new_worker(), new_worker()
     assert granted(one).unreleased == 0
     assert granted(two).unreleased == 1
     assert granted(three).unreleased == 2
@@ -239,15 +241,15 @@ def test_claims_tell_how_many_owners_went_without_a_word(desk: Desks) -> None:
 # -- suspect ranges ------------------------------------------------------------------------------------------
 
 
-def suspects(desk: Desk) -> tuple[int | None, int | None]:
+def suspects(worker: LedgerWorker) -> tuple[int | None, int | None]:
     """The range's end, and the end of the part in which a process died, as a claim answers them."""
-    claim = granted(desk)
+    claim = granted(worker)
     return claim.suspect_end, claim.crashed_part_end
 
 
-def test_the_end_of_a_suspect_range_is_stored_once_and_outlives_owners(desk: Desks) -> None:
+def test_the_end_of_a_suspect_range_is_stored_once_and_outlives_owners(new_worker: NewLedgerWorker) -> None:
     """I4: a later claim neither redraws nor extends it."""
-    one, two, three = desk(), desk(), desk()
+    one, two, three = new_worker(), new_worker(), new_worker()
     one.ledger.record_suspects_alone([SuspectNote(granted(one), 100)])
     assert suspects(two) == (100, None)
     two.ledger.record_suspects_alone([SuspectNote(two.claims[0], 500, 40)])
@@ -256,8 +258,8 @@ def test_the_end_of_a_suspect_range_is_stored_once_and_outlives_owners(desk: Des
 
 
 @pytest.mark.parametrize("how", ["released", "claimed again by itself"])
-def test_a_part_that_was_given_up_has_seen_no_crash(desk: Desks, how: str) -> None:
-    worker, other = desk(), desk()
+def test_a_part_that_was_given_up_has_seen_no_crash(new_worker: NewLedgerWorker, how: str) -> None:
+    worker, other = new_worker(), new_worker()
     worker.ledger.record_suspects_alone([SuspectNote(granted(worker), 100, 40)])
     if how == "released":
         worker.ledger.release(worker.claims.values())
@@ -266,9 +268,9 @@ def test_a_part_that_was_given_up_has_seen_no_crash(desk: Desks, how: str) -> No
         assert suspects(worker) == (100, None)
 
 
-def test_progress_keeps_a_suspect_range_until_its_end(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_progress_keeps_a_suspect_range_until_its_end(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I1: the part's rows, the offset and the next part become visible together."""
-    one, two, three = desk(), desk(), desk()
+    one, two, three = new_worker(), new_worker(), new_worker()
     granted(one)
     two.ledger.record_suspects_alone([SuspectNote(granted(two), 100, 40)])
     with seekpoint_engine.begin() as tx:
@@ -287,8 +289,8 @@ def test_progress_keeps_a_suspect_range_until_its_end(desk: Desks, seekpoint_eng
     assert two.claims[0].unreleased == 1, "only the last one"
 
 
-def test_a_whole_batch_a_guilty_record_and_a_move_end_a_suspect_range(desk: Desks) -> None:
-    one, two = desk(), desk()
+def test_a_whole_batch_a_guilty_record_and_a_move_end_a_suspect_range(new_worker: NewLedgerWorker) -> None:
+    one, two = new_worker(), new_worker()
     one.ledger.record_suspects_alone([SuspectNote(granted(one), 100)])
     one.commit({0: 10})
     assert suspects(two) == (None, None)
@@ -300,8 +302,8 @@ def test_a_whole_batch_a_guilty_record_and_a_move_end_a_suspect_range(desk: Desk
     assert suspects(two) == (None, None)
 
 
-def test_i2_a_suspect_range_is_noted_under_the_claim_alone(desk: Desks) -> None:
-    one, two = desk(), desk()
+def test_i2_a_suspect_range_is_noted_under_the_claim_alone(new_worker: NewLedgerWorker) -> None:
+    one, two = new_worker(), new_worker()
     granted(one)
     granted(two)
     with pytest.raises(Fenced, match="the claim is not the expected one"):

@@ -21,11 +21,11 @@ from seekpoint.ledger.sql import WORKER, arrays
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import Partition
-from support.ledger_desk import CLUSTER, Desk, backend, wait_until_blocked, waits_for_lock
+from support.ledger_worker import CLUSTER, LedgerWorker, backend, wait_until_blocked, waits_for_lock
 from support.round_trips import trips
 from support.waiting import until
 
-Desks = Callable[..., Desk]
+NewLedgerWorker = Callable[..., LedgerWorker]
 ENDED = """
 SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE :name AND pid <> pg_backend_pid()
     AND pg_terminate_backend(pid)
@@ -33,9 +33,9 @@ SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE :name AND pid 
 PATIENT = Limits(claim_wait=20.0)
 
 
-def test_every_claim_draws_a_token_and_raises_the_epoch(desk: Desks) -> None:
+def test_every_claim_draws_a_token_and_raises_the_epoch(new_worker: NewLedgerWorker) -> None:
     """I2, I5: also the same process, also without any work between: no token comes twice."""
-    worker, other = desk(), desk()
+    worker, other = new_worker(), new_worker()
     tokens, epochs = [], []
     for one in (worker, worker, other, worker):
         one.claim(0)
@@ -47,12 +47,14 @@ def test_every_claim_draws_a_token_and_raises_the_epoch(desk: Desks) -> None:
     assert worker.row().owner == worker.ledger.owner
 
 
-def test_a_claim_waits_for_a_commit(desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor) -> None:
+def test_a_claim_waits_for_a_commit(
+    new_worker: NewLedgerWorker, seekpoint_engine: Engine, threads: ThreadPoolExecutor
+) -> None:
     """I2, I3: the successor begins after what the transaction in flight commits, not before it."""
-    worker, successor = desk(at={0: 3, 1: 0}), desk(limits=PATIENT)
+    worker, successor = new_worker(at={0: 3, 1: 0}), new_worker(limits=PATIENT)
     with seekpoint_engine.begin() as tx:
         worker.work(tx, {0: 8})
-        claiming = elsewhere.submit(successor.claim, 0, 1)
+        claiming = threads.submit(successor.claim, 0, 1)
         wait_until_blocked(seekpoint_engine, by=backend(tx))
         assert not claiming.done()
     assert set(claiming.result().granted) == {successor.at(0), successor.at(1)}
@@ -64,14 +66,14 @@ def test_a_claim_waits_for_a_commit(desk: Desks, seekpoint_engine: Engine, elsew
 
 
 def test_a_claim_sees_the_attempt_that_it_waited_for(
-    desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
+    new_worker: NewLedgerWorker, seekpoint_engine: Engine, threads: ThreadPoolExecutor
 ) -> None:
     """A statement that waits for the position's row would read the trouble as it was before it waited."""
-    worker, successor = desk(at={0: 3}), desk(limits=PATIENT)
+    worker, successor = new_worker(at={0: 3}), new_worker(limits=PATIENT)
     with seekpoint_engine.begin() as tx:
         worker.accept(worker.work(tx, {0: 8}))
         worker.ledger.record_attempts(tx, [(worker.claims[0], Attempt(8, 1))])
-        claiming = elsewhere.submit(successor.claim, 0)
+        claiming = threads.submit(successor.claim, 0)
         wait_until_blocked(seekpoint_engine, by=backend(tx))
     claiming.result()
     claim = successor.claims[0]
@@ -81,15 +83,15 @@ def test_a_claim_sees_the_attempt_that_it_waited_for(
 
 
 def test_a_claim_counts_no_crash_for_a_release_that_it_waited_for(
-    desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
+    new_worker: NewLedgerWorker, seekpoint_engine: Engine, threads: ThreadPoolExecutor
 ) -> None:
     """A statement that did not wait would find the owner who has just given the partition back."""
-    worker, successor = desk(at={0: 3}), desk(limits=PATIENT)
+    worker, successor = new_worker(at={0: 3}), new_worker(limits=PATIENT)
     claim = worker.claims[0]
     released = arrays([(*claim.partition, claim.token)], "released_topic", "released_partition", "released_token")
     with seekpoint_engine.begin() as tx:
         worker.ledger.group_connection(tx).execute(WORKER["release"], owner=worker.ledger.owner, **released)
-        claiming = elsewhere.submit(successor.claim, 0)
+        claiming = threads.submit(successor.claim, 0)
         wait_until_blocked(seekpoint_engine, by=backend(tx))
     claiming.result()
     assert successor.claims[0].unreleased == 0
@@ -97,25 +99,27 @@ def test_a_claim_counts_no_crash_for_a_release_that_it_waited_for(
 
 
 def test_a_claim_ends_the_stop_that_it_waited_for(
-    desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
+    new_worker: NewLedgerWorker, seekpoint_engine: Engine, threads: ThreadPoolExecutor
 ) -> None:
     """And keeps where the log ended: the successor finds the cause again by it."""
-    worker, successor = desk(at={0: 3}), desk(limits=PATIENT)
+    worker, successor = new_worker(at={0: 3}), new_worker(limits=PATIENT)
     with seekpoint_engine.begin() as tx:
         record_stop(worker.ledger.group_connection(tx), stop_of(worker, log_end=2))
-        claiming = elsewhere.submit(successor.claim, 0)
+        claiming = threads.submit(successor.claim, 0)
         wait_until_blocked(seekpoint_engine, by=backend(tx))
     claiming.result()
     row = successor.row()
     assert (row.stop_kind, row.stop_log_end, row.unreleased_claims) == (None, 2, 1)
 
 
-def test_a_claim_waits_for_an_abort(desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor) -> None:
+def test_a_claim_waits_for_an_abort(
+    new_worker: NewLedgerWorker, seekpoint_engine: Engine, threads: ThreadPoolExecutor
+) -> None:
     """I1, I3: the transaction in flight comes to nothing: the successor begins where the last COMMIT ended."""
-    worker, successor = desk(at={0: 3}), desk(limits=PATIENT)
+    worker, successor = new_worker(at={0: 3}), new_worker(limits=PATIENT)
     with seekpoint_engine.connect() as tx:
         worker.work(tx, {0: 8})
-        claiming = elsewhere.submit(successor.claim, 0)
+        claiming = threads.submit(successor.claim, 0)
         wait_until_blocked(seekpoint_engine, by=backend(tx))
         tx.rollback()
     claiming.result()
@@ -124,12 +128,14 @@ def test_a_claim_waits_for_an_abort(desk: Desks, seekpoint_engine: Engine, elsew
     successor.exactly({0: 5})
 
 
-def test_a_claim_whose_connection_is_lost_is_made_or_not(desk: Desks, elsewhere: ThreadPoolExecutor) -> None:
+def test_a_claim_whose_connection_is_lost_is_made_or_not(
+    new_worker: NewLedgerWorker, threads: ThreadPoolExecutor
+) -> None:
     """I2: its session ends at a random moment: all tokens are new, or none; and the next claim succeeds."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng, partitions = random.Random(seed), range(200)
-    worker = desk()
+    worker = new_worker()
     worker.claim(*partitions)
     begun = threading.Barrier(2)
 
@@ -156,7 +162,7 @@ def test_a_claim_whose_connection_is_lost_is_made_or_not(desk: Desks, elsewhere:
 
     lost = 0
     for _ in range(30):
-        ending = elsewhere.submit(end_session, rng.uniform(0, 0.01))
+        ending = threads.submit(end_session, rng.uniform(0, 0.01))
         begun.wait()
         lost += not claims()
         ending.result()
@@ -165,10 +171,10 @@ def test_a_claim_whose_connection_is_lost_is_made_or_not(desk: Desks, elsewhere:
     worker.commit(dict.fromkeys(partitions, 1))
 
 
-def test_round_trips_of_a_claim(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_round_trips_of_a_claim(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """The group and its topics; BEGIN, the group's row and the tokens in one; COMMIT: however many the partitions."""
     engine = create_engine(seekpoint_engine.url, pool_size=1, max_overflow=0)
-    worker = desk(engine=engine)
+    worker = new_worker(engine=engine)
     try:
         for _ in range(2):
             worker.claim(*range(100))
@@ -181,16 +187,18 @@ def test_round_trips_of_a_claim(desk: Desks, seekpoint_engine: Engine) -> None:
         engine.dispose()
 
 
-def test_a_new_topic_is_started_once(desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor) -> None:
+def test_a_new_topic_is_started_once(
+    new_worker: NewLedgerWorker, seekpoint_engine: Engine, threads: ThreadPoolExecutor
+) -> None:
     """I4: two workers start at what is `latest` for each: the second takes the first one's numbers."""
-    first, second = desk(limits=PATIENT), desk(limits=PATIENT)
+    first, second = new_worker(limits=PATIENT), new_worker(limits=PATIENT)
     asked: list[str] = []
 
-    def start(by: Desk, latest: int, other: Desk | None) -> Callable[[str], Mapping[Partition, int]]:
+    def start(by: LedgerWorker, latest: int, other: LedgerWorker | None) -> Callable[[str], Mapping[Partition, int]]:
         def resolve(topic: str) -> Mapping[Partition, int]:
             asked.append(by.ledger.owner.hex)
             if other is not None:  # inside the lock: the other one has come, and waits
-                began = elsewhere.submit(claim, other, start(other, 200, None))
+                began = threads.submit(claim, other, start(other, 200, None))
                 name = f"%{other.ledger.owner.hex[:8]}%"
                 until(lambda: began.running() and waits_for_lock(seekpoint_engine, name), "the other at the lock")
                 claims.append(began)
@@ -198,12 +206,12 @@ def test_a_new_topic_is_started_once(desk: Desks, seekpoint_engine: Engine, else
 
         return resolve
 
-    def claim(by: Desk, resolve: Callable[[str], Mapping[Partition, int]]) -> None:
+    def claim(by: LedgerWorker, resolve: Callable[[str], Mapping[Partition, int]]) -> None:
         ids = {by.topic: by.topic_id}
         granted = by.ledger.claim([by.at(0), by.at(1)], ids, cluster_id=CLUSTER, start=resolve).granted
         by.claims |= {p.number: c for p, c in granted.items()}
 
-    claims = [elsewhere.submit(claim, first, start(first, 100, second))]
+    claims = [threads.submit(claim, first, start(first, 100, second))]
     claims[0].result()
     claims[1].result()
     assert asked == [first.ledger.owner.hex]
@@ -211,9 +219,9 @@ def test_a_new_topic_is_started_once(desk: Desks, seekpoint_engine: Engine, else
     assert (first.row().first_offset, first.row(1).first_offset) == (100, 100)
 
 
-def test_a_start_that_fails_leaves_nothing(desk: Desks) -> None:
+def test_a_start_that_fails_leaves_nothing(new_worker: NewLedgerWorker) -> None:
     """I4: the brokers did not answer: no row is guessed, and the next claim asks again."""
-    worker = desk()
+    worker = new_worker()
 
     def away(topic: str) -> Mapping[Partition, int]:
         raise ConnectionError(topic)
@@ -222,21 +230,21 @@ def test_a_start_that_fails_leaves_nothing(desk: Desks) -> None:
         worker.ledger.claim([worker.at(0)], {"t": worker.topic_id}, cluster_id=CLUSTER, start=away)
     assert worker.ledger.read() == []
     worker.claim(0, start={0: 42, 1: 43})
-    assert worker.stands() == {0: 42, 1: 43}
+    assert worker.positions() == {0: 42, 1: 43}
 
 
-def test_an_added_partition_begins_at_its_first_record(desk: Desks) -> None:
+def test_an_added_partition_begins_at_its_first_record(new_worker: NewLedgerWorker) -> None:
     """I4: a row that is missing beside others is no new topic: whatever StartAt says, nothing of it is skipped."""
-    worker = desk()
+    worker = new_worker()
     worker.claim(0, 1, start={0: 50, 1: 60})
     worker.claim(2, start={2: 99})
     assert worker.claims[2].next_offset == 0
-    assert worker.stands() == {0: 50, 1: 60, 2: 0}
+    assert worker.positions() == {0: 50, 1: 60, 2: 0}
 
 
-def test_another_owners_claim_is_not_released(desk: Desks) -> None:
+def test_another_owners_claim_is_not_released(new_worker: NewLedgerWorker) -> None:
     """I2: a worker that lost its partition long ago releases; the new owner's row does not change."""
-    worker, successor = desk(at={0: 0, 1: 0}), desk(at={0: 0})
+    worker, successor = new_worker(at={0: 0, 1: 0}), new_worker(at={0: 0})
     before = successor.row()
     worker.ledger.release(worker.claims.values())
     assert successor.row() == before
@@ -249,9 +257,9 @@ def test_another_owners_claim_is_not_released(desk: Desks) -> None:
     worker.exactly({0: 2, 1: 0})
 
 
-def test_a_claim_is_released_whatever_token_a_move_has_drawn_since(desk: Desks) -> None:
+def test_a_claim_is_released_whatever_token_a_move_has_drawn_since(new_worker: NewLedgerWorker) -> None:
     """I5: a move keeps the owner, who leaves without a crash; what another process has claimed since is its own."""
-    worker, successor = desk(at={0: 0, 1: 0, 2: 0}), desk()
+    worker, successor = new_worker(at={0: 0, 1: 0, 2: 0}), new_worker()
     worker.ledger.pause(reason="a test")
     worker.ledger.resume()
     successor.claim(1)
@@ -263,9 +271,9 @@ def test_a_claim_is_released_whatever_token_a_move_has_drawn_since(desk: Desks) 
     assert [successor.row(n).unreleased_claims for n in (0, 1, 2)] == [0, 1, 0]
 
 
-def test_claims_over_owners_that_did_not_release_are_counted(desk: Desks) -> None:
+def test_claims_over_owners_that_did_not_release_are_counted(new_worker: NewLedgerWorker) -> None:
     """I4: a record that kills its worker shows as claims without release; progress in a batch begins again."""
-    one, two, three = desk(), desk(), desk()
+    one, two, three = new_worker(), new_worker(), new_worker()
 
     def counted() -> int:
         return int(one.row().unreleased_claims)
@@ -290,14 +298,14 @@ def test_claims_over_owners_that_did_not_release_are_counted(desk: Desks) -> Non
     assert counted() == 0
 
 
-OPERATIONS: Mapping[str, Callable[[Desk], object]] = {
+OPERATIONS: Mapping[str, Callable[[LedgerWorker], object]] = {
     "claim": lambda d: d.claim(*reversed(range(6))),
     "hold": lambda d: d.commit(dict.fromkeys(reversed(range(6)), 9)),
     "look": lambda d: d.ledger.positions_of(map(d.at, reversed(range(6)))),
     "note": lambda d: d.ledger.record_attempts_alone([(claim, Attempt(9, 1)) for claim in reversed(d.claims.values())]),
     "release": lambda d: d.ledger.release(reversed(d.claims.values())),
     "pause": lambda d: d.ledger.pause(reason="a test"),
-    "new version": lambda d: Desk(
+    "new version": lambda d: LedgerWorker(
         type(d.ledger)(d.ledger.engine, "g", schema=d.ledger.schema, version=2, limits=PATIENT), topic_id=d.topic_id
     ).claim(0),
 }
@@ -305,17 +313,17 @@ OPERATIONS: Mapping[str, Callable[[Desk], object]] = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_rows_are_locked_in_one_order(
-    desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor, name: str
+    new_worker: NewLedgerWorker, seekpoint_engine: Engine, threads: ThreadPoolExecutor, name: str
 ) -> None:
     """I2: who waits for the first row has none of the later ones: no two of them can wait for each other."""
-    worker = desk(limits=PATIENT)
+    worker = new_worker(limits=PATIENT)
     worker.claim(*range(6))
     for n in (3, 0, 5, 2, 4, 1):  # each new version is after the others: the heap has an order of its own
         worker.commit({n: 4})
     table = f"{worker.ledger.schema}.partition_offset"
     with seekpoint_engine.connect() as tx:
         tx.execute(text(f"SELECT FROM {table} WHERE partition = 0 FOR UPDATE"))
-        working = elsewhere.submit(OPERATIONS[name], worker)
+        working = threads.submit(OPERATIONS[name], worker)
         wait_until_blocked(seekpoint_engine, by=backend(tx))
         free = tx.execute(text(f"SELECT partition FROM {table} ORDER BY partition FOR UPDATE SKIP LOCKED")).scalars()
         assert list(free) == [0, 1, 2, 3, 4, 5]

@@ -10,16 +10,16 @@ import pytest
 from sqlalchemy import Connection, text
 from typer.testing import CliRunner
 
-from seekpoint import Append, Batch, Json, OnPoison, Pipeline, Upsert
+from seekpoint import Accumulate, Append, Batch, Json, OnPoison, Pipeline, Upsert
 from seekpoint.admin import Admin
 from seekpoint.cli.app import app
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.status import StatusTables, WorkerProcess
 from seekpoint.pipeline.declared import declared
-from support.ledger_desk import Desk
+from support.ledger_worker import LedgerWorker
 from support.trouble import put_stop
 
-Desks = Callable[..., Desk]
+NewLedgerWorker = Callable[..., LedgerWorker]
 PROCESS = WorkerProcess("host-1", 4711, "orders-1", "0.1.0")
 
 
@@ -27,16 +27,16 @@ def post(tx: Connection, batch: Batch[Any, Any]) -> None:
     """A handler that is never called."""
 
 
-def admin_of(worker: Desk) -> Admin:
+def admin_of(worker: LedgerWorker) -> Admin:
     return Admin(worker.ledger.engine, schema=worker.ledger.schema)
 
 
-def declare(worker: Desk, pipeline: Pipeline) -> None:
+def declare(worker: LedgerWorker, pipeline: Pipeline) -> None:
     StatusTables(worker.ledger, PROCESS).declare(declared(pipeline))
 
 
-def test_what_holds_and_what_weakens_it(desk: Desks) -> None:
-    worker = desk(at={0: 5})
+def test_what_holds_and_what_weakens_it(new_worker: NewLedgerWorker) -> None:
+    worker = new_worker(at={0: 5})
     topic = worker.at(0).topic
     sinks: list[Any] = [
         Append("items", columns=["id"]),
@@ -59,20 +59,30 @@ def test_what_holds_and_what_weakens_it(desk: Desks) -> None:
     ]
 
 
+def test_sums_are_explained_with_what_they_refuse(new_worker: NewLedgerWorker) -> None:
+    worker = new_worker(at={0: 5})
+    sinks = [Accumulate("daily_sales", key=["day", "shop"], add=["cents"])]
+    declare(worker, Pipeline(worker.ledger.group, topics=worker.at(0).topic, value=Json(), sinks=sinks))
+    (found,) = admin_of(worker).explain(worker.ledger.group).topics
+    added = "Accumulate adds each record to the row of its day, shop in daily_sales: the order does not matter"
+    assert added in found.guarantee
+    assert "sums would count twice after a backward reset, which is refused for them: daily_sales" in found.weakens
+
+
 @pytest.mark.parametrize("policy", list(OnPoison))
-def test_each_policy_is_said_in_words(desk: Desks, policy: OnPoison) -> None:
-    worker = desk(at={0: 5})
+def test_each_policy_is_said_in_words(new_worker: NewLedgerWorker, policy: OnPoison) -> None:
+    worker = new_worker(at={0: 5})
     pipeline = Pipeline(worker.ledger.group, topics=worker.at(0).topic, value=Json(), handle=post, on_poison=policy)
     declare(worker, pipeline)
     (found,) = admin_of(worker).explain(worker.ledger.group).topics
-    assert any(".post, is called" in each for each in found.guarantee)
+    assert any(".post is called" in each for each in found.guarantee)
     (said,) = [each for each in found.guarantee if each.startswith("a record that cannot be applied")]
     assert not said.endswith(policy.value)
     assert any("outside its transaction may happen more than once" in each for each in found.weakens)
 
 
-def test_a_group_without_a_declaration_and_one_that_is_unknown(desk: Desks) -> None:
-    worker = desk(at={0: 5})
+def test_a_group_without_a_declaration_and_one_that_is_unknown(new_worker: NewLedgerWorker) -> None:
+    worker = new_worker(at={0: 5})
     (found,) = admin_of(worker).explain(worker.ledger.group).topics
     assert (found.guarantee, found.declared) == ((), None)
     assert "is not known" in found.weakens[0]
@@ -80,21 +90,21 @@ def test_a_group_without_a_declaration_and_one_that_is_unknown(desk: Desks) -> N
         admin_of(worker).explain("none")
 
 
-def test_a_declaration_of_an_earlier_version_and_a_stop(desk: Desks) -> None:
-    worker = desk(at={0: 5})
+def test_a_declaration_of_an_earlier_version_and_a_stop(new_worker: NewLedgerWorker) -> None:
+    worker = new_worker(at={0: 5})
     declare(worker, Pipeline(worker.ledger.group, topics=worker.at(0).topic, value=Json(), handle=post))
     with worker.ledger.engine.begin() as tx:
         tx.execute(text(f'UPDATE "{worker.ledger.schema}".consumer_group SET version = 2'))
         tx.execute(text(put_stop(f'"{worker.ledger.schema}"', "OffsetLost", "5")))
     (found,) = admin_of(worker).explain(worker.ledger.group).topics
     assert found.weakens[-2:] == (
-        "declared by version 1, and the group is at 2: it may be outdated",
+        "declared by version 1, but the group is at 2: it may be outdated",
         "partition 0 is stopped: OffsetLost",
     )
 
 
-def test_the_command(desk: Desks, seekpoint_dsn: str) -> None:
-    worker = desk(at={0: 5})
+def test_the_command(new_worker: NewLedgerWorker, seekpoint_dsn: str) -> None:
+    worker = new_worker(at={0: 5})
     declare(worker, Pipeline(worker.ledger.group, topics=worker.at(0).topic, value=Json(), handle=post))
     given = ["explain", worker.ledger.group, "--database-url", seekpoint_dsn, "--schema", worker.ledger.schema]
     done = CliRunner().invoke(app, given)

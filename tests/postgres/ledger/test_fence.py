@@ -15,14 +15,14 @@ from sqlalchemy import Engine, text
 from seekpoint.errors import Fenced, HandlerMisuse
 from seekpoint.ledger import Expected, Move
 from seekpoint.ledger.sql import WORKER
-from support.ledger_desk import Desk, backend, wait_until_blocked
+from support.ledger_worker import LedgerWorker, backend, wait_until_blocked
 
-Desks = Callable[..., Desk]
+NewLedgerWorker = Callable[..., LedgerWorker]
 
 
-def test_rows_and_offsets_appear_together(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_rows_and_offsets_appear_together(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I1: no session sees the one without the other, at any moment."""
-    worker = desk(at={0: 0, 1: 0})
+    worker = new_worker(at={0: 0, 1: 0})
     with seekpoint_engine.begin() as tx:
         moved = worker.work(tx, {0: 3, 1: 5})
         worker.exactly({0: 0, 1: 0})  # as seen from another connection
@@ -30,9 +30,9 @@ def test_rows_and_offsets_appear_together(desk: Desks, seekpoint_engine: Engine)
     assert [(c.partition.number, c.next_offset, c.leader_epoch) for c in moved] == [(0, 3, 7), (1, 5, 7)]
 
 
-def test_an_abort_leaves_neither(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_an_abort_leaves_neither(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I1: what is rolled back is gone, rows and offsets, and the same claim continues from there."""
-    worker = desk(at={0: 0})
+    worker = new_worker(at={0: 0})
     with seekpoint_engine.connect() as tx:
         worker.work(tx, {0: 3})
         tx.rollback()
@@ -41,18 +41,18 @@ def test_an_abort_leaves_neither(desk: Desks, seekpoint_engine: Engine) -> None:
     worker.exactly({0: 4})
 
 
-def test_a_zombie_is_refused_at_hold(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_a_zombie_is_refused_at_hold(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I2: after a new claim the old one writes nothing, although the position is still what it read."""
-    zombie, successor = desk(at={0: 0}), desk(at={0: 0})
+    zombie, successor = new_worker(at={0: 0}), new_worker(at={0: 0})
     with pytest.raises(Fenced, match="rows held: 0"), seekpoint_engine.begin() as tx:
         zombie.hold(tx)
     successor.commit({0: 2})
     successor.exactly({0: 2})
 
 
-def test_a_zombie_is_refused_at_advance(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_a_zombie_is_refused_at_advance(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I2, I1: without hold, advance has the same fence, and takes the rows away again."""
-    zombie, successor = desk(at={0: 0}), desk(at={0: 0})
+    zombie, successor = new_worker(at={0: 0}), new_worker(at={0: 0})
     with seekpoint_engine.connect() as tx:
         zombie.write(tx, 0, 0, 3)
         with pytest.raises(Fenced, match="rows advanced: 0"):
@@ -61,9 +61,11 @@ def test_a_zombie_is_refused_at_advance(desk: Desks, seekpoint_engine: Engine) -
     successor.exactly({0: 0})
 
 
-def test_a_zombie_that_waited_is_refused(desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor) -> None:
+def test_a_zombie_that_waited_is_refused(
+    new_worker: NewLedgerWorker, seekpoint_engine: Engine, threads: ThreadPoolExecutor
+) -> None:
     """I2: hold reads the row as it is after the wait, not as it was when it began to wait."""
-    zombie, successor = desk(at={0: 0}), desk()
+    zombie, successor = new_worker(at={0: 0}), new_worker()
 
     def late() -> None:
         with seekpoint_engine.begin() as tx:
@@ -74,16 +76,16 @@ def test_a_zombie_that_waited_is_refused(desk: Desks, seekpoint_engine: Engine, 
         tx.execute(
             text(f"UPDATE {successor.ledger.schema}.partition_offset SET token = gen_random_uuid(), epoch = epoch + 1")
         )
-        waiting = elsewhere.submit(late)
+        waiting = threads.submit(late)
         wait_until_blocked(seekpoint_engine, by=backend(tx))
     with pytest.raises(Fenced, match="rows held: 0"):
         waiting.result()
 
 
 @pytest.mark.parametrize("position", [9, 11], ids=["behind", "ahead"])
-def test_another_position_is_refused(desk: Desks, seekpoint_engine: Engine, position: int) -> None:
+def test_another_position_is_refused(new_worker: NewLedgerWorker, seekpoint_engine: Engine, position: int) -> None:
     """I3: with the right claim, and a position that is not the ledger's: neither a gap nor a repetition."""
-    worker = desk(at={0: 10})
+    worker = new_worker(at={0: 10})
     claim = worker.claims[0]
     with pytest.raises(Fenced), seekpoint_engine.begin() as tx:
         worker.ledger.hold(tx, [Expected(claim, position)])
@@ -100,9 +102,11 @@ def test_another_position_is_refused(desk: Desks, seekpoint_engine: Engine, posi
     worker.exactly({0: 10})
 
 
-def test_one_refused_partition_refuses_the_whole_statement(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_one_refused_partition_refuses_the_whole_statement(
+    new_worker: NewLedgerWorker, seekpoint_engine: Engine
+) -> None:
     """I1, I2: of six partitions one was claimed by another: none of the six is advanced, nothing is written."""
-    worker, other = desk(), desk()
+    worker, other = new_worker(), new_worker()
     worker.claim(*range(6))
     other.claim(4)
     with pytest.raises(Fenced, match="rows held: 5"), seekpoint_engine.begin() as tx:
@@ -119,9 +123,11 @@ def test_one_refused_partition_refuses_the_whole_statement(desk: Desks, seekpoin
     worker.exactly({**dict.fromkeys(range(6), 2), 4: 0})
 
 
-def test_a_refusal_comes_before_a_commit_that_is_already_on_its_way(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_a_refusal_comes_before_a_commit_that_is_already_on_its_way(
+    new_worker: NewLedgerWorker, seekpoint_engine: Engine
+) -> None:
     """I1: in a pipeline COMMIT is sent before any answer is read; the fence must be shut by the server itself."""
-    worker = desk(at={0: 0})
+    worker = new_worker(at={0: 0})
     given = {f"moving_{name}": [value] for name, value in asdict(worker.move(0, 3)).items() if name != "claim"}
     where = {"moving_topic": ["t"], "moving_partition": [0], "moving_token": [uuid4()]}
     bound = {"group": "g", "expected": 1, "transaction": None, **given, **where}
@@ -141,21 +147,21 @@ def test_a_refusal_comes_before_a_commit_that_is_already_on_its_way(desk: Desks,
     worker.exactly({0: 0})
 
 
-def test_advance_belongs_to_the_transaction_of_hold(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_advance_belongs_to_the_transaction_of_hold(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I1: after a literal COMMIT between the two, rows and offset would part: advance refuses."""
-    worker = desk(at={0: 0})
+    worker = new_worker(at={0: 0})
     with seekpoint_engine.connect() as tx:
         transaction = worker.hold(tx)
         tx.exec_driver_sql("COMMIT")
         tx.exec_driver_sql("BEGIN")
-        with pytest.raises(HandlerMisuse, match="ended between hold and advance"):
+        with pytest.raises(HandlerMisuse, match="ended the transaction between hold and advance"):
             worker.ledger.advance(tx, [worker.move(0, 3)], transaction)
     worker.exactly({0: 0})
 
 
-def test_a_savepoint_between_the_two_does_no_harm(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_a_savepoint_between_the_two_does_no_harm(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I1: savepoints have transaction ids of their own; the comparison is of the outermost one."""
-    worker = desk(at={0: 0})
+    worker = new_worker(at={0: 0})
     with seekpoint_engine.begin() as tx:
         transaction = worker.hold(tx)
         with tx.begin_nested():
@@ -165,27 +171,27 @@ def test_a_savepoint_between_the_two_does_no_harm(desk: Desks, seekpoint_engine:
     worker.exactly({0: 3})
 
 
-def test_a_row_that_is_missing_is_refused(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_a_row_that_is_missing_is_refused(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I2: no row, no right: a claim of a partition that the ledger does not know moves nothing."""
-    worker = desk(at={0: 0})
+    worker = new_worker(at={0: 0})
     stranger = replace(worker.claims[0], partition=worker.at(5))
     with pytest.raises(Fenced, match="rows held: 0"), seekpoint_engine.begin() as tx:
         worker.ledger.hold(tx, [Expected(stranger, 0)])
-    assert worker.stands() == {0: 0}
+    assert worker.positions() == {0: 0}
 
 
-def test_the_same_names_in_another_group_are_other_rows(desk: Desks) -> None:
+def test_the_same_names_in_another_group_are_other_rows(new_worker: NewLedgerWorker) -> None:
     """I2: groups do not see each other: a claim in one fences no worker of the other."""
-    here, there = desk("g", at={0: 0}), desk("h", at={0: 0})
+    here, there = new_worker("g", at={0: 0}), new_worker("h", at={0: 0})
     here.commit({0: 3})
-    assert here.stands() == {0: 3}
-    assert there.stands() == {0: 0}
+    assert here.positions() == {0: 3}
+    assert there.positions() == {0: 0}
     there.commit({0: 1})
 
 
-def test_an_end_without_records_is_advanced_alone(desk: Desks) -> None:
+def test_an_end_without_records_is_advanced_alone(new_worker: NewLedgerWorker) -> None:
     """I2, I3: the step over trailing control records has the same fence."""
-    worker, other = desk(at={0: 3}), desk()
+    worker, other = new_worker(at={0: 3}), new_worker()
     assert worker.row().leader_epoch == 7
     [moved] = worker.ledger.advance_alone([Move(worker.claims[0], 3, 5)])
     assert (moved.next_offset, moved.leader_epoch) == (5, None)
@@ -195,4 +201,4 @@ def test_an_end_without_records_is_advanced_alone(desk: Desks) -> None:
     other.claim(0)
     with pytest.raises(Fenced):
         worker.ledger.advance_alone([Move(moved, 5, 6)])
-    assert worker.stands() == {0: 5}
+    assert worker.positions() == {0: 5}

@@ -25,38 +25,38 @@ from seekpoint.ledger.sql import RELOAD_RUN
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
 from support.command import seekpoint
 from support.fixtures import NewEngine
-from support.ledger_desk import Desk
+from support.ledger_worker import LedgerWorker
 from support.postgres_proxy import PostgresProxy
 
-Desks = Callable[..., Desk]
+NewLedgerWorker = Callable[..., LedgerWorker]
 FAILURE = Failure(Cause.POISON, "Poison: a test")
 
 
-def ended(desk: Desks, dead_letters: int = 3) -> Desk:
+def ended(new_worker: NewLedgerWorker, dead_letters: int = 3) -> LedgerWorker:
     """A paused group at offset 7 of partition 0 and 2 of partition 1, with dead letters and one lost range."""
-    worker = desk(at={0: 5, 1: 2}, tables=["applied"])
-    letters = DeadLetters(worker.ledger)
+    worker = new_worker(at={0: 5, 1: 2}, tables=["applied"])
+    store = DeadLetters(worker.ledger)
     with worker.ledger.engine.begin() as tx:
         records = [RawRecord("t", 0, n, None, b"k%d" % n, b"\xff%d" % n) for n in range(dead_letters)]
         new = [NewDeadLetter(each, FAILURE, State.DEAD_LETTERED) for each in records]
-        letters.insert(tx, new, {"t": worker.topic_id}, 1)
+        store.insert(tx, new, {"t": worker.topic_id}, 1)
     worker.ledger.reset_offset("t", 0, 7, log=None, reason="a test", lost="a test gave them up")
     worker.ledger.pause(reason="it has ended", actor="ada")
     return worker
 
 
-def admin_of(worker: Desk, engine: Any = None) -> Admin:
+def admin_of(worker: LedgerWorker, engine: Any = None) -> Admin:
     return Admin(engine or worker.ledger.engine, schema=worker.ledger.schema)
 
 
-def another(worker: Desk, **options: Any) -> Desk:
+def another(worker: LedgerWorker, **options: Any) -> LedgerWorker:
     ledger = Ledger(
         worker.ledger.engine, worker.ledger.group, schema=worker.ledger.schema, tables=["applied"], **options
     )
-    return Desk(ledger, topic_id=worker.topic_id)
+    return LedgerWorker(ledger, topic_id=worker.topic_id)
 
 
-def counts(worker: Desk) -> list[int]:
+def counts(worker: LedgerWorker) -> list[int]:
     """Rows of partitions, topics, dead letters, lost ranges."""
     tables = ("partition_offset", "group_topic", "dead_letter", "lost_range")
     with worker.ledger.engine.connect() as tx:
@@ -64,19 +64,22 @@ def counts(worker: Desk) -> list[int]:
         return [tx.execute(text(f'SELECT count(*) FROM "{name}".{table}')).scalar_one() for table in tables]
 
 
-def run(worker: Desk, *words: str, exits: int = 0) -> Any:
+def run(worker: LedgerWorker, *words: str, exits: int = 0) -> Any:
     url = worker.ledger.engine.url.render_as_string(hide_password=False)
     return seekpoint(*words, "--database-url", url, "--schema", worker.ledger.schema, exits=exits)
 
 
-def test_a_group_is_forgotten_and_comes_back_at_its_offsets(desk: Desks, tmp_path: Path) -> None:
-    worker, file = ended(desk), tmp_path / "g.jsonl"
+def test_a_group_is_forgotten_and_comes_back_at_its_offsets(new_worker: NewLedgerWorker, tmp_path: Path) -> None:
+    worker, file = ended(new_worker), tmp_path / "g.jsonl"
     before = worker.row()
+    of_group = admin_of(worker).dead_letters("g")
+    first, *_ = of_group.list()
+    of_group.edit(first.id, b"edited", reason="a typing error")
     words = ["groups", "forget", "g", "--export", str(file)]
     planned = run(worker, *words).stdout
     for said in ("would forget g:", "positions of 2 partitions", "3 dead letters are deleted: 3 dead_lettered"):
         assert said in planned
-    for said in ("1 lost ranges", f"a copy of these is written to {file} first", "dry run; --apply does it"):
+    for said in ("1 lost range is deleted", f"a copy of these is written to {file} first", "dry run; --apply does it"):
         assert said in planned
     assert (counts(worker), file.exists()) == ([2, 1, 3, 1], False)
     assert "--reason" in run(worker, *words, "--apply", exits=2).stderr
@@ -84,8 +87,10 @@ def test_a_group_is_forgotten_and_comes_back_at_its_offsets(desk: Desks, tmp_pat
     done = run(worker, *words, "--execute", "--reason", "moved away", "--actor", "bob").stdout
     assert done == f"g is forgotten, with 3 dead letters and 1 lost range, which are in {file}\n"
     assert counts(worker) == [0, 0, 0, 0]
-    *letters, lost = map(json.loads, file.read_text().splitlines())
-    assert [base64.b64decode(each["value"]["base64"]) for each in letters] == [b"\xff0", b"\xff1", b"\xff2"]
+    *dead_letters, lost = map(json.loads, file.read_text().splitlines())
+    assert [base64.b64decode(each["value"]["base64"]) for each in dead_letters] == [b"\xff0", b"\xff1", b"\xff2"]
+    assert dead_letters[0]["edited_value"]["text"] == "edited", "the file is the only copy of it"
+    assert dead_letters[0]["edited_reason"] == "a typing error"
     assert (lost["lost_range"]["from_offset"], lost["lost_range"]["to_offset"]) == (5, 7)
     assert file.stat().st_mode & 0o777 == 0o600
     assert json.loads(run(worker, "groups", "list", "--json").stdout) == []
@@ -94,7 +99,9 @@ def test_a_group_is_forgotten_and_comes_back_at_its_offsets(desk: Desks, tmp_pat
     assert "nothing to do" in run(worker, *words, "--apply", "--reason", "twice").stdout
     assert json.loads(run(worker, "doctor", "--json", "--quiet").stdout)["ok"]
 
-    with pytest.raises(GroupForgotten, match=r"was forgotten by bob at \S+Z: moved away\nChoices:\n.*forget g --undo"):
+    with pytest.raises(
+        GroupForgotten, match=r"was forgotten by bob at \S+Z: moved away \[SP1106\]\nChoices:\n.*forget g --undo"
+    ):
         worker.claim(0)
     brokers = ["--kafka", "bootstrap.servers=127.0.0.1:1"]  # none is asked
     for refused in (
@@ -111,7 +118,7 @@ def test_a_group_is_forgotten_and_comes_back_at_its_offsets(desk: Desks, tmp_pat
     with pytest.raises(GroupForgotten):
         worker.ledger.standby()
 
-    assert "2 partitions are as they were" in run(worker, "groups", "forget", "g", "--undo").stdout
+    assert "2 partitions are restored" in run(worker, "groups", "forget", "g", "--undo").stdout
     run(worker, "groups", "forget", "g", "--undo", "--apply", "--reason", "a mistake", "--actor", "bob")
     after = worker.row()
     kept = ("topic_id", "first_offset", "next_offset", "leader_epoch", "committed_at", "record_time")
@@ -122,15 +129,15 @@ def test_a_group_is_forgotten_and_comes_back_at_its_offsets(desk: Desks, tmp_pat
     worker.ledger.resume()
     worker.claim(0, 1)
     worker.commit({0: 9, 1: 3})
-    assert [each.action for each in worker.actions()] == ["reset", "pause", "forget", "undo forget", "resume"]
+    assert [each.action for each in worker.actions()] == ["reset", "pause", "edit", "forget", "undo forget", "resume"]
     assert "nothing to do" in run(worker, "groups", "forget", "g", "--undo").stdout
 
 
-def test_dead_letters_of_reprocesses_and_requests_go_too(desk: Desks, tmp_path: Path) -> None:
+def test_dead_letters_of_reprocesses_and_requests_go_too(new_worker: NewLedgerWorker, tmp_path: Path) -> None:
     """Their dead letters have keys and values of records: they are counted, written to the file, and deleted."""
-    worker, file = ended(desk, dead_letters=0), tmp_path / "g.jsonl"
+    worker, file = ended(new_worker, dead_letters=0), tmp_path / "g.jsonl"
     name, one = f'"{worker.ledger.schema}"', uuid4()
-    run = (
+    inserted = (
         f"INSERT INTO {name}.reload_run (id, groups, tables, strategy, pipelines, version_from, version_to, state, "
         f"driver_epoch, driver, staging_schema, actor, reason) VALUES ('{one}', '{{g}}', '{{t}}', 'reprocess', "
         "'{m:p}', '{1}', '{1}', 'cut_over', 1, 'd', 's', 'ada', 'x')"
@@ -148,15 +155,17 @@ def test_dead_letters_of_reprocesses_and_requests_go_too(desk: Desks, tmp_path: 
         "VALUES ('g', 1, '{1}', 'done', 'ada', 'x')"
     )
     with worker.ledger.engine.begin() as tx:
-        for statement in (run, position, of_run, request):
+        for statement in (inserted, position, of_run, request):
             tx.exec_driver_sql(statement)
     purged = admin_of(worker).plan_purge("g", timedelta(0))
-    assert "1 dead letters of reprocesses stay" in purged.consequences[-1]
+    assert "keeps 1 dead letter of reprocesses: " in purged.consequences[-1]
     plan = admin_of(worker).plan_forget("g", export_to=file)
     assert (plan.run_dead_letters, plan.requests) == (1, 1)
-    assert "1 dead letters of reprocesses are deleted" in plan.consequences
-    assert "1 replay requests are deleted" in plan.consequences
-    admin_of(worker).apply(plan, reason="moved away")
+    assert "1 dead letter of reprocesses is deleted" in plan.consequences
+    assert "1 replay request is deleted" in plan.consequences
+    done = run(worker, "groups", "forget", "g", "--export", str(file), "--apply", "--reason", "moved away").stdout
+    assert "forgotten, with 0 dead letters and 1 lost range, and 1 dead letter of reprocesses, which are in" in done
+    assert worker.actions()[-1].reason == "moved away (0 dead letters, 1 lost range, 1 dead letter of reprocesses)"
     found, _ = map(json.loads, file.read_text().splitlines())
     assert base64.b64decode(found["reprocess_dead_letter"]["value"]["base64"]) == b"secret"
     with worker.ledger.engine.connect() as tx:
@@ -164,9 +173,9 @@ def test_dead_letters_of_reprocesses_and_requests_go_too(desk: Desks, tmp_path: 
             assert tx.exec_driver_sql(f"SELECT count(*) FROM {name}.{table}").scalar_one() == 0
 
 
-def test_a_start_that_accepts_it_begins_a_new_group(desk: Desks) -> None:
+def test_a_start_that_accepts_it_begins_a_new_group(new_worker: NewLedgerWorker) -> None:
     """I2, I5: it accepts one forgetting, by its time; a later one must be accepted, too."""
-    worker = ended(desk)
+    worker = ended(new_worker)
     admin = admin_of(worker)
     admin.apply(admin.plan_forget("g", export_to=None), reason="x", actor="bob")
     ((at, plan),) = [(each.at, admin.plan_undo_forget("g")) for each in admin.forgotten()]
@@ -178,8 +187,8 @@ def test_a_start_that_accepts_it_begins_a_new_group(desk: Desks) -> None:
     assert new.ledger.standby() is None
     new.claim(0, start={0: 4})
     new.commit({0: 5})
-    assert (new.stands(), admin.forgotten()) == ({0: 5}, [])
-    with pytest.raises(Fenced, match="since the plan was made: nothing was done"):
+    assert (new.positions(), admin.forgotten()) == ({0: 5}, [])
+    with pytest.raises(Fenced, match="has changed since the plan was made, and is not paused now: nothing was done"):
         admin.apply(plan, reason="x")
     new.ledger.pause(reason="again")
     admin.apply(admin.plan_forget("g", export_to=None), reason="x")
@@ -187,9 +196,9 @@ def test_a_start_that_accepts_it_begins_a_new_group(desk: Desks) -> None:
         new.claim(0)
 
 
-def test_a_reset_that_was_planned_before_is_none_of_the_new_groups(desk: Desks) -> None:
+def test_a_reset_that_was_planned_before_is_none_of_the_new_groups(new_worker: NewLedgerWorker) -> None:
     """I5: topic, cluster and last reset are as they were, and the offsets mean something else."""
-    worker = ended(desk)
+    worker = ended(new_worker)
     admin = admin_of(worker)
     plan = ResetPlan.from_json(admin.plan_reset("g", ResetTo.offset(3)).to_json())
     admin.apply(admin.plan_forget("g", export_to=None), reason="x", actor="bob")
@@ -199,17 +208,17 @@ def test_a_reset_that_was_planned_before_is_none_of_the_new_groups(desk: Desks) 
     new.claim(0, 1, start={0: 9, 1: 1})
     with pytest.raises(Fenced, match="was forgotten since the plan was made: nothing was done"):
         admin.apply(plan, reason="x")
-    assert new.stands() == {0: 9, 1: 1}
+    assert new.positions() == {0: 9, 1: 1}
     assert len(admin.apply(admin.plan_reset("g", ResetTo.offset(3)), reason="x").done) == 2
-    assert new.stands() == {0: 3, 1: 3}
+    assert new.positions() == {0: 3, 1: 3}
 
 
-def test_resets_of_before_count_after_the_undo_and_not_after_a_new_beginning(desk: Desks) -> None:
+def test_resets_of_before_count_after_the_undo_and_not_after_a_new_beginning(new_worker: NewLedgerWorker) -> None:
     """I4: `ended` has reset t/0 from 5 to 7: a reload leaves 5 and 6 out, and a wait says that 5 was not read."""
-    worker = ended(desk)
+    worker = ended(new_worker)
     admin = admin_of(worker)
 
-    def resets(of: Desk) -> list[tuple[int, int]]:
+    def resets(of: LedgerWorker) -> list[tuple[int, int]]:
         with of.ledger.begin() as tx:
             return [(row.from_offset, row.to_offset) for row in tx.execute(RELOAD_RUN["resets"])]
 
@@ -229,17 +238,17 @@ def test_resets_of_before_count_after_the_undo_and_not_after_a_new_beginning(des
     assert "the group started after it" in str(new.ledger.wait_until_applied("t", 0, 3, timeout=0))
 
 
-def test_only_a_group_that_no_worker_and_no_job_writes_for(desk: Desks) -> None:
-    worker = desk(at={0: 5})
+def test_only_a_group_that_no_worker_and_no_job_writes_for(new_worker: NewLedgerWorker) -> None:
+    worker = new_worker(at={0: 5})
     admin = admin_of(worker)
-    with pytest.raises(Fenced, match="is not paused, and its workers may run: seekpoint groups pause g --apply"):
+    with pytest.raises(Fenced, match="is not paused, so its workers may be running: seekpoint groups pause g --apply"):
         admin.plan_forget("g", export_to=None)
     with pytest.raises(ConfigError, match="has no group 'h'; it knows g"):
         admin.plan_forget("h", export_to=None)
     worker.ledger.pause(reason="x", actor="ada")
     plan = admin.plan_forget("g", export_to=None)
     worker.ledger.resume()
-    with pytest.raises(Fenced, match="is not paused since the plan was made: nothing was done"):
+    with pytest.raises(Fenced, match="has changed since the plan was made, and is not paused now: nothing was done"):
         admin.apply(plan, reason="x")
     worker.ledger.pause(reason="x", actor="ada")
     run_of = text(
@@ -251,7 +260,7 @@ def test_only_a_group_that_no_worker_and_no_job_writes_for(desk: Desks) -> None:
         tx.execute(run_of)
     with pytest.raises(Fenced, match=r"has an open run, .*seekpoint reload abort"):
         admin.apply(plan, reason="x")
-    assert worker.stands() == {0: 5}
+    assert worker.positions() == {0: 5}
     with worker.ledger.engine.begin() as tx:
         tx.execute(text(f"""UPDATE "{worker.ledger.schema}".reload_run SET state = 'aborted'"""))
     assert run(worker, "groups", "forget", "g", "--export", "a", "--no-export", exits=2).stdout == ""
@@ -260,34 +269,40 @@ def test_only_a_group_that_no_worker_and_no_job_writes_for(desk: Desks) -> None:
 
 
 def test_nothing_is_deleted_that_is_not_in_the_file(
-    desk: Desks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new_worker: NewLedgerWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I4: also where the file cannot be written, or is another's."""
-    worker = ended(desk)
+
+    def exports_less(_: object, file: Path) -> Exported:
+        file.touch()
+        return Exported(2, 1)
+
+    worker = ended(new_worker)
     admin = admin_of(worker)
     plan = admin.plan_forget("g", export_to=tmp_path / "g.jsonl")
     with monkeypatch.context() as patched:
-        patched.setattr(forget, "export_group", lambda *_: Exported(2, 1))
-        with pytest.raises(Fenced, match="the file has 2 dead letters and 1 lost ranges, and 3 dead letters"):
+        patched.setattr(forget, "export_group", exports_less)
+        with pytest.raises(Fenced, match="the file has 2 dead letters and 1 lost range, but 3 dead letters"):
             admin.apply(plan, reason="x")
+    assert not (tmp_path / "g.jsonl").exists(), "the next plan may write it"
     (tmp_path / "g.jsonl").touch()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         admin.apply(plan, reason="x")
-    with pytest.raises(ConfigError, match="is there already, and is not written over"):
+    with pytest.raises(ConfigError, match="already exists, and is not overwritten"):
         admin.plan_forget("g", export_to=tmp_path / "g.jsonl")
     with pytest.raises(ConfigError, match="cannot be written"):
         admin.apply(admin.plan_forget("g", export_to=tmp_path / "no" / "g.jsonl"), reason="x")
     assert (counts(worker), admin.forgotten()) == ([2, 1, 3, 1], [])
 
 
-def test_what_came_since_the_plan_counted_nothing_is_not_deleted(desk: Desks, tmp_path: Path) -> None:
+def test_what_came_since_the_plan_counted_nothing_is_not_deleted(new_worker: NewLedgerWorker, tmp_path: Path) -> None:
     """I4: a paused group can be reset; without something to write, the plan has no file."""
-    worker = desk(at={0: 5}, tables=["applied"])
+    worker = new_worker(at={0: 5}, tables=["applied"])
     worker.ledger.pause(reason="it has ended", actor="ada")
     admin = admin_of(worker)
     plan = admin.plan_forget("g", export_to=tmp_path / "g.jsonl")
     worker.ledger.reset_offset("t", 0, 7, log=None, reason="a test", lost="a test gave them up")
-    with pytest.raises(Fenced, match="the plan has 0 dead letters and 0 lost ranges, and 0 dead letters and 1 lost"):
+    with pytest.raises(Fenced, match="the plan has 0 dead letters and 0 lost ranges, but 0 dead letters and 1 lost"):
         admin.apply(plan, reason="x")
     assert admin.apply(admin.plan_forget("g", export_to=tmp_path / "g.jsonl"), reason="x").lost_ranges == 1
     assert (tmp_path / "g.jsonl").exists()
@@ -295,10 +310,10 @@ def test_what_came_since_the_plan_counted_nothing_is_not_deleted(desk: Desks, tm
 
 @pytest.mark.parametrize("undo", [False, True], ids=["forget", "undo"])
 def test_it_is_one_transaction_wherever_the_connection_is_lost(
-    desk: Desks, tmp_path: Path, proxy: PostgresProxy, new_engine: NewEngine, undo: bool
+    new_worker: NewLedgerWorker, tmp_path: Path, proxy: PostgresProxy, new_engine: NewEngine, undo: bool
 ) -> None:
     """I4: in front of each statement, and before and after COMMIT; the same command then finds what is true."""
-    worker, number = ended(desk), 0
+    worker, number = ended(new_worker), 0
     admin, far = admin_of(worker), admin_of(worker, new_engine(proxy.dsn))
     full, gone = counts(worker), [0, 0, 0, 0]
     if undo:
@@ -338,7 +353,7 @@ def test_it_is_one_transaction_wherever_the_connection_is_lost(
 class Model:
     """A group of one partition, what should be true of it, and what operators and its worker do."""
 
-    def __init__(self, worker: Desk) -> None:
+    def __init__(self, worker: LedgerWorker) -> None:
         self.worker, self.admin = worker, admin_of(worker)
         self.position, self.pauses, self.paused, self.forgotten = 0, 0, False, False
         self.plan: ForgetPlan | None = None
@@ -390,22 +405,22 @@ class Model:
 
 @pytest.mark.repeats("seed")
 @pytest.mark.parametrize("seed", range(3))
-def test_any_order_of_pauses_commits_and_forgetting(desk: Desks, seed: int) -> None:
+def test_any_order_of_pauses_commits_and_forgetting(new_worker: NewLedgerWorker, seed: int) -> None:
     """I1..I5: each step does what a model says; no record is applied twice or lost."""
     print(f"seed {seed}")
     draw = random.Random(seed)
-    model = Model(desk(at={0: 0}, tables=["applied"]))
+    model = Model(new_worker(at={0: 0}, tables=["applied"]))
     steps = [model.commit, model.pause, model.resume, model.make_plan, model.forget, model.undo]
     for step in draw.choices(steps, weights=[3, 2, 1, 3, 3, 2], k=80):
         step()
-        assert model.worker.stands() == ({} if model.forgotten else {0: model.position})
+        assert model.worker.positions() == ({} if model.forgotten else {0: model.position})
     model.undo()
     model.worker.exactly({0: model.position})
 
 
-def test_a_partition_of_a_forgotten_group_is_not_there_for_a_fixed_owner(desk: Desks) -> None:
+def test_a_partition_of_a_forgotten_group_is_not_there_for_a_fixed_owner(new_worker: NewLedgerWorker) -> None:
     """I2: a worker that still has its token is refused at its next hold."""
-    worker = ended(desk)
+    worker = ended(new_worker)
     admin = admin_of(worker)
     admin.apply(admin.plan_forget("g", export_to=None), reason="x")
     with pytest.raises(Fenced), worker.ledger.engine.begin() as tx:
@@ -414,9 +429,9 @@ def test_a_partition_of_a_forgotten_group_is_not_there_for_a_fixed_owner(desk: D
     worker.ledger.release(worker.claims.values())
 
 
-def test_names_that_the_ledger_does_not_know_are_usage_errors(desk: Desks) -> None:
+def test_names_that_the_ledger_does_not_know_are_usage_errors(new_worker: NewLedgerWorker) -> None:
     """And not an empty answer, which would look as if nothing was lost or done."""
-    worker = desk(at={0: 10})
+    worker = new_worker(at={0: 10})
     brokers = ["--kafka", "bootstrap.servers=127.0.0.1:1"]
     for words in (
         ["lost", "list", "typo"],

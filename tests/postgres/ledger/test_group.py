@@ -13,38 +13,40 @@ from seekpoint.errors import ClusterChanged, ConfigError, Fenced, GroupPaused, H
 from seekpoint.ledger.claim import Claimant
 from seekpoint.ledger.tables import consumer_group, in_schema
 from seekpoint.records import Partition
-from support.ledger_desk import CLUSTER, Desk
+from support.ledger_worker import CLUSTER, LedgerWorker
 
-Desks = Callable[..., Desk]
-
-
-def group_row(desk: Desk) -> Any:
-    query = consumer_group.select().where(consumer_group.c.name == desk.ledger.group)
-    with desk.ledger.engine.connect() as tx:
-        return tx.execute(query, execution_options=in_schema(desk.ledger.schema)).one()
+NewLedgerWorker = Callable[..., LedgerWorker]
 
 
-def refused_at_hold(desk: Desk, engine: Engine) -> None:
+def group_row(worker: LedgerWorker) -> Any:
+    query = consumer_group.select().where(consumer_group.c.name == worker.ledger.group)
+    with worker.ledger.engine.connect() as tx:
+        return tx.execute(query, execution_options=in_schema(worker.ledger.schema)).one()
+
+
+def refused_at_hold(worker: LedgerWorker, engine: Engine) -> None:
     with pytest.raises(Fenced), engine.begin() as tx:
-        desk.hold(tx)
+        worker.hold(tx)
 
 
 # -- version ------------------------------------------------------------------------------------------------
 
 
-def test_an_older_handler_is_refused(desk: Desks) -> None:
+def test_an_older_handler_is_refused(new_worker: NewLedgerWorker) -> None:
     """I5: the refusal names both versions, and the newer worker's claim is as it was."""
-    newer, older = desk(version=3, at={0: 0}), desk(version=2)
+    newer, older = new_worker(version=3, at={0: 0}), new_worker(version=2)
     before = newer.row()
-    with pytest.raises(HandlerOutdated, match=r"at handler version 3, this process runs version 2: deploy version 3"):
+    with pytest.raises(
+        HandlerOutdated, match=r"at handler version 3, but this process runs version 2: deploy version 3"
+    ):
         older.claim(0)
     assert newer.row() == before
     newer.commit({0: 1})
 
 
-def test_a_newer_handler_takes_over(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_a_newer_handler_takes_over(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I5: its claim fences the older workers everywhere, not only where it claims, and leaves a row that says so."""
-    older, newer = desk(version=1, at={0: 3, 1: 3}), desk(version=2)
+    older, newer = new_worker(version=1, at={0: 3, 1: 3}), new_worker(version=2)
     before = older.row(1)
     newer.claim(0)
     assert group_row(newer).version == 2
@@ -62,10 +64,10 @@ def test_a_newer_handler_takes_over(desk: Desks, seekpoint_engine: Engine) -> No
     newer.exactly({0: 4, 1: 4})
 
 
-def test_the_same_version_raises_nothing(desk: Desks) -> None:
+def test_the_same_version_raises_nothing(new_worker: NewLedgerWorker) -> None:
     """I5: a second worker of the version that the group has fences no other by starting."""
-    one = desk(version=2, at={0: 0})
-    desk(version=2, at={1: 0})
+    one = new_worker(version=2, at={0: 0})
+    new_worker(version=2, at={1: 0})
     one.commit({0: 1})
     assert one.actions() == []
 
@@ -73,9 +75,9 @@ def test_the_same_version_raises_nothing(desk: Desks) -> None:
 # -- pause --------------------------------------------------------------------------------------------------
 
 
-def test_a_pause_fences_until_a_resume(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_a_pause_fences_until_a_resume(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I5: pausing draws every token again: a worker in full run is refused; positions stay where they are."""
-    worker = desk(at={0: 3, 1: 0})
+    worker = new_worker(at={0: 3, 1: 0})
     before = worker.row(1)
     worker.ledger.pause(reason="index rebuild", actor="alice")
     refused_at_hold(worker, seekpoint_engine)
@@ -95,24 +97,26 @@ def test_a_pause_fences_until_a_resume(desk: Desks, seekpoint_engine: Engine) ->
     assert (group_row(worker).paused, group_row(worker).paused_by) == (False, None)
 
 
-def test_a_group_that_is_not_there_cannot_be_paused(desk: Desks) -> None:
+def test_a_group_that_is_not_there_cannot_be_paused(new_worker: NewLedgerWorker) -> None:
     """I5: an order to a misspelled group is an error, not a success."""
     with pytest.raises(ConfigError, match="there is no group 'nobody'"):
-        desk("nobody").ledger.pause(reason="x")
+        new_worker("nobody").ledger.pause(reason="x")
 
 
 @pytest.mark.parametrize("kind", [HandlerOutdated, GroupPaused, ClusterChanged])
-def test_a_claim_that_is_refused_after_tokens_were_drawn_is_rolled_back(desk: Desks, kind: type[Exception]) -> None:
+def test_a_claim_that_is_refused_after_tokens_were_drawn_is_rolled_back(
+    new_worker: NewLedgerWorker, kind: type[Exception]
+) -> None:
     """I2, I4, I5: the group's row is read in the same round trip, and checked before COMMIT.
 
     As where the group changes after it was read without a lock, before the claim.
     """
-    here = desk(at={0: 3, 1: 0})
+    here = new_worker(at={0: 3, 1: 0})
     claimant = Claimant("g", uuid4(), 1, "cluster-2" if kind is ClusterChanged else CLUSTER, {"t": here.topic_id})
     if kind is GroupPaused:
         here.ledger.pause(reason="x")
     if kind is HandlerOutdated:
-        desk(version=2).claim(0)
+        new_worker(version=2).claim(0)
     before = here.row(0), here.row(1)
     with pytest.raises(kind):
         here.ledger._claim_together(claimant, [here.at(0), here.at(1)], None)
@@ -122,19 +126,19 @@ def test_a_claim_that_is_refused_after_tokens_were_drawn_is_rolled_back(desk: De
 # -- cluster and topic --------------------------------------------------------------------------------------
 
 
-def test_another_cluster_is_refused(desk: Desks) -> None:
+def test_another_cluster_is_refused(new_worker: NewLedgerWorker) -> None:
     """I4: offsets of one cluster mean nothing in another; the refusal names both and the choices."""
-    worker, stranger = desk(at={0: 0}), desk()
+    worker, stranger = new_worker(at={0: 0}), new_worker()
     stranger.cluster_id = "cluster-2"
-    with pytest.raises(ClusterChanged, match="cluster cluster-1, these brokers are cluster cluster-2") as caught:
+    with pytest.raises(ClusterChanged, match="cluster cluster-1, but these brokers are cluster cluster-2") as caught:
         stranger.claim(0)
     assert any("bootstrap.servers" in choice for choice in caught.value.choices)
     worker.commit({0: 1})  # unharmed
 
 
-def test_a_recreated_topic_stops_its_partitions_alone(desk: Desks) -> None:
+def test_a_recreated_topic_stops_its_partitions_alone(new_worker: NewLedgerWorker) -> None:
     """I4: the offset belongs to the topic's earlier life: refused with the choices; the row is not touched."""
-    worker, other = desk(at={0: 5}), desk()
+    worker, other = new_worker(at={0: 5}), new_worker()
     before = worker.row()
     renewed = uuid4()
     wanted, ids = [Partition("t", 0), Partition("u", 0)], {"t": renewed, "u": uuid4()}
@@ -150,9 +154,9 @@ def test_a_recreated_topic_stops_its_partitions_alone(desk: Desks) -> None:
     assert worker.row() == before
 
 
-def test_a_reset_binds_the_row_to_the_recreated_topic(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_a_reset_binds_the_row_to_the_recreated_topic(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I4, I5: the operator's decision binds the row to the new topic; the old life's reader is fenced."""
-    worker, successor = desk(at={0: 5}), desk()
+    worker, successor = new_worker(at={0: 5}), new_worker()
     successor.topic_id = uuid4()
     assert successor.at(0) in successor.claim(0).refused
     successor.ledger.reset_offset(
@@ -164,10 +168,10 @@ def test_a_reset_binds_the_row_to_the_recreated_topic(desk: Desks, seekpoint_eng
     assert (successor.claims[0].next_offset, successor.claims[0].topic_id) == (0, successor.topic_id)
 
 
-def test_the_tables_that_a_group_writes_are_kept(desk: Desks) -> None:
+def test_the_tables_that_a_group_writes_are_kept(new_worker: NewLedgerWorker) -> None:
     """I5: who writes this table? Every worker's tables are added, none is dropped."""
-    desk(tables=["orders", "audit"]).claim(0)
-    last = desk(tables=["lines", "orders"])
+    new_worker(tables=["orders", "audit"]).claim(0)
+    last = new_worker(tables=["lines", "orders"])
     last.topic = "u"
     last.claim(0)
     assert group_row(last).tables == ["audit", "lines", "orders"]

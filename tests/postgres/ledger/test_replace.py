@@ -9,29 +9,33 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Engine, text
 
-from seekpoint.admin import Admin, ReplacePlan
+from seekpoint import Accumulate, Pipeline, Text
+from seekpoint.admin import Admin, ReplacePlan, ResetTo
 from seekpoint.errors import ConfigError, Fenced, GroupForgotten
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.dead_letters import DeadLetters
+from seekpoint.ledger.sql import RELOAD_RUN
+from seekpoint.ledger.status import StatusTables, WorkerProcess
+from seekpoint.pipeline.declared import declared
 from seekpoint.records import Cause, Failure, NewDeadLetter, RawRecord, State
 from support.command import seekpoint
-from support.ledger_desk import Desk
+from support.ledger_worker import LedgerWorker
 from support.trouble import put_stop
 
 
 class Groups:
     """A group ``old`` at version 1, and ``new`` at version 2, both at offset 5 of partition 0 and 3 of 1."""
 
-    def __init__(self, desk: Callable[..., Desk], engine: Engine, schema: str) -> None:
-        self.engine, self.schema, self.desk = engine, schema, desk
+    def __init__(self, new_worker: Callable[..., LedgerWorker], engine: Engine, schema: str) -> None:
+        self.engine, self.schema, self.new_worker = engine, schema, new_worker
         self.live, self.next = f"{schema}_live", f"{schema}_next"
         self.sql(f"CREATE SCHEMA {self.live}", f"CREATE SCHEMA {self.next}")
         for name in (self.live, self.next):
             self.sql(f"CREATE TABLE {name}.t (id serial PRIMARY KEY, origin text NOT NULL)")
             self.sql(f"INSERT INTO {name}.t (origin) VALUES ('{name}')")
         self.admin = Admin(engine, schema=schema)
-        self.old = desk("old", at={0: 5, 1: 3}, tables=[f"{self.live}.t"])
-        self.new = desk("new", at={0: 5, 1: 3}, tables=[f"{self.next}.t"], version=2)
+        self.old = new_worker("old", at={0: 5, 1: 3}, tables=[f"{self.live}.t"])
+        self.new = new_worker("new", at={0: 5, 1: 3}, tables=[f"{self.next}.t"], version=2)
 
     def sql(self, *statements: str) -> list[Any]:
         """Run these, with the names of the schemas for ``{live}``, ``{next}`` and ``{ledger}``."""
@@ -52,21 +56,87 @@ class Groups:
         (live,), (other,) = self.sql("SELECT origin FROM {live}.t"), self.sql("SELECT origin FROM {next}.t")
         return live.origin.removeprefix(self.schema), other.origin.removeprefix(self.schema)
 
-    def dead_letter(self, desk: Desk, offset: int) -> None:
+    def dead_letter(self, worker: LedgerWorker, offset: int) -> None:
         record = RawRecord("t", 0, offset, None, b"k", b"v")
-        letter = NewDeadLetter(record, Failure(Cause.POISON, "Poison: a test"), State.DEAD_LETTERED)
+        dead_letter = NewDeadLetter(record, Failure(Cause.POISON, "Poison: a test"), State.DEAD_LETTERED)
         with self.engine.begin() as tx:
-            DeadLetters(desk.ledger).insert(tx, [letter], {"t": desk.topic_id}, 1)
+            DeadLetters(worker.ledger).insert(tx, [dead_letter], {"t": worker.topic_id}, 1)
 
     def drop(self) -> None:
         self.sql("DROP SCHEMA IF EXISTS {live} CASCADE", "DROP SCHEMA IF EXISTS {next} CASCADE")
 
 
 @pytest.fixture
-def groups(desk: Callable[..., Desk], seekpoint_engine: Engine, seekpoint_schema: str) -> Iterator[Groups]:
-    made = Groups(desk, seekpoint_engine, seekpoint_schema)
+def groups(
+    new_worker: Callable[..., LedgerWorker], seekpoint_engine: Engine, seekpoint_schema: str
+) -> Iterator[Groups]:
+    made = Groups(new_worker, seekpoint_engine, seekpoint_schema)
     yield made
     made.drop()
+
+
+def declares(worker: LedgerWorker, version: int, *sinks: Accumulate, **options: Any) -> None:
+    """A worker has stored what its pipeline declares."""
+    pipeline = Pipeline(worker.ledger.group, topics="t", value=Text(), sinks=sinks, version=version, **options)
+    StatusTables(worker.ledger, WorkerProcess("host", 1, None, "0")).declare(declared(pipeline))
+
+
+def sums(schema: str) -> Accumulate:
+    return Accumulate((schema, "t"), key=["id"], add=["n"])
+
+
+def test_what_a_group_declares_goes_with_its_tables(groups: Groups) -> None:
+    """I1: no worker of the newer handler has claimed, and a reset by which its sums would count twice is refused."""
+    declares(groups.old, 1, handle=lambda tx, batch: None, writes=[f"{groups.live}.t"])
+    declares(groups.new, 2, sums(groups.next))
+    groups.admin.replace_group(groups.plan(), reason="sums now", actor="ada")
+    plan = groups.admin.plan_reset("old", ResetTo.offset(2), {"t": [0]})
+    assert plan.counts_twice == (f"{groups.live}.t",)
+    with pytest.raises(ConfigError, match="would count records twice"):
+        groups.admin.apply(plan, reason="a test")
+    (new,) = groups.sql("SELECT declared FROM {ledger}.consumer_group WHERE name = 'new'")
+    assert new.declared["t"]["sinks"] == []
+    assert new.declared["t"]["writes"] == [f"{groups.next}.t"]
+
+
+def test_a_forward_reset_before_the_replacement_was_of_another_position(groups: Groups) -> None:
+    """I1: the old group had skipped what the new one has applied."""
+    declares(groups.old, 1, sums(groups.live))
+    declares(groups.new, 2, sums(groups.next))
+    groups.admin.apply(groups.admin.plan_reset("old", ResetTo.offset(9), {"t": [0]}), reason="skip")
+    groups.new.commit({0: 9})
+    groups.admin.replace_group(groups.plan(), reason="a fix", actor="ada")
+    with pytest.raises(ConfigError, match="would count records twice"):
+        groups.admin.apply(groups.admin.plan_reset("old", ResetTo.offset(5), {"t": [0]}), reason="a test")
+
+
+def test_resets_go_with_the_positions(groups: Groups) -> None:
+    """I4: a reload, a wait for a record and another replacement look at those of the position as it is."""
+    groups.sql("UPDATE {ledger}.partition_offset SET first_offset = 4 WHERE consumer_group = 'old' AND partition = 0")
+    for target in (2, 9):
+        groups.admin.apply(groups.admin.plan_reset("old", ResetTo.offset(target), {"t": [0]}), reason="skip")
+    groups.new.commit({0: 9})
+
+    def recorded(worker: LedgerWorker) -> tuple[list[tuple[int, int]], list[int]]:
+        with worker.ledger.begin() as tx:
+            resets = [(row.from_offset, row.to_offset) for row in tx.execute(RELOAD_RUN["resets"])]
+            return resets, [row.first_offset for row in tx.execute(RELOAD_RUN["first_offsets"])]
+
+    moved = [(5, 2), (2, 9)], [4]
+    nothing: tuple[Any, ...] = [], []
+    assert (recorded(groups.old), recorded(groups.new)) == (moved, nothing)
+    groups.admin.replace_group(groups.plan(), reason="a fix", actor="ada")
+    assert (recorded(groups.old), recorded(groups.new)) == (nothing, moved)
+    assert str(groups.old.ledger.wait_until_applied("t", 0, 6, timeout=0)) == "t/0: offset 6 was applied"
+    assert "reset the position over it (of old: skip)" in str(
+        groups.new.ledger.wait_until_applied("t", 0, 6, timeout=0)
+    )
+    [copied, *_] = [each for each in groups.admin.history("new") if each.action == "reset"]
+    [reset, *_] = [each for each in groups.admin.history("old") if each.action == "reset"]
+    assert (copied.at, copied.actor) == (reset.at, reset.actor)
+    groups.new_worker("third", at={0: 9, 1: 3}, tables=[f"{groups.live}.t"])
+    with pytest.raises(Fenced, match=r"new was reset \(t/0\), so its tables may lack records"):
+        groups.admin.plan_replace("third", by="new")
 
 
 def test_positions_tables_and_their_sequences_are_exchanged(groups: Groups) -> None:
@@ -82,9 +152,9 @@ def test_positions_tables_and_their_sequences_are_exchanged(groups: Groups) -> N
     assert (after["old"].next_offset, after["new"].next_offset) == (9, 5)
     assert all(after[name].token != before[name].token for name in after)
     assert all(after[name].epoch > before[name].epoch for name in after)
-    for desk in (groups.old, groups.new):
+    for worker in (groups.old, groups.new):
         with pytest.raises(Fenced):
-            desk.commit({0: 12})
+            worker.commit({0: 12})
     owned = groups.sql(
         "SELECT pg_get_serial_sequence('{live}.t', 'id') AS a, pg_get_serial_sequence('{next}.t', 'id') AS b"
     )
@@ -107,7 +177,7 @@ def _run_of_old(groups: Groups) -> None:
 
 
 def _third_group(groups: Groups) -> None:
-    groups.desk("third", at={0: 1}, tables=[f"{groups.next}.t"])
+    groups.new_worker("third", at={0: 1}, tables=[f"{groups.next}.t"])
 
 
 def _statements(*statements: str) -> Callable[[Groups], object]:
@@ -134,11 +204,11 @@ REFUSALS: dict[str, tuple[Callable[[Groups], object], str]] = {
     ),
     "topic id": (
         _statements("UPDATE {ledger}.partition_offset SET topic_id = gen_random_uuid() WHERE consumer_group = 'new'"),
-        "the offsets of old are of topic id",
+        "the offsets of old belong to topic id",
     ),
     "first offset": (
         _statements("UPDATE {ledger}.partition_offset SET first_offset = 1 WHERE consumer_group = 'new'"),
-        "t/0: new began at offset 1, and old at 0",
+        "t/0: new began at offset 1, but old at 0",
     ),
     "third group": (_third_group, "group 'third' writes"),
     "undeclared": (
@@ -193,16 +263,18 @@ def test_what_only_one_group_has_open_is_named_and_accepted_by_name_alone(groups
     groups.dead_letter(groups.new, 3)
     groups.sql(put_stop("{ledger}", "PoisonStop", "3", "o.consumer_group = 'old' AND o.partition = 1"))
     plan = groups.plan()
-    ours, theirs, stop = plan.differences
-    assert ours.startswith("new has open dead letters that old has not: t/0/4") or theirs.startswith("new has")
+    *of_dead_letters, stop = plan.differences
+    new_ones, old_ones = sorted(of_dead_letters)
+    assert new_ones.startswith("new has open dead letters that old does not have: t/0/4")
+    assert old_ones.startswith("old has open dead letters that new does not have: t/0/2")
     assert stop == "old is stopped at t/1/3 (PoisonStop), and new does not"
     with pytest.raises(Fenced, match="accept what differs: --accept-differences"):
         groups.admin.replace_group(plan, reason="a test")
     assert groups.origins() == ("_live", "_next")
     groups.admin.replace_group(plan, reason="a test", accept_differences=True)
     assert groups.origins() == ("_next", "_live")
-    letters = groups.sql("SELECT consumer_group, record_offset, partition FROM {ledger}.dead_letter ORDER BY 1, 2")
-    assert [tuple(row) for row in letters] == [("new", 2, 0), ("new", 3, 0), ("old", 3, 0), ("old", 4, 0)]
+    dead_letters = groups.sql("SELECT consumer_group, record_offset, partition FROM {ledger}.dead_letter ORDER BY 1, 2")
+    assert [tuple(row) for row in dead_letters] == [("new", 2, 0), ("new", 3, 0), ("old", 3, 0), ("old", 4, 0)]
     assert groups.sql("SELECT * FROM {ledger}.partition_trouble") == []
 
 
@@ -254,7 +326,7 @@ def test_a_session_that_reads_a_table_for_long_is_named(groups: Groups, monkeypa
     with groups.engine.connect() as reader:
         reader.execute(text(f"SELECT * FROM {groups.live}.t")).all()
         with pytest.raises(
-            Fenced, match=r"has locked a position of old or new, or one of .*_live\.t, .*_next\.t, for long"
+            Fenced, match=r"has locked a position of old or new, or one of .*_live\.t, .*_next\.t, for too long"
         ):
             groups.admin.replace_group(plan, reason="a test")
     assert groups.origins() == ("_live", "_next")

@@ -19,12 +19,12 @@ from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.ledger.roles import Role
 from seekpoint.records import Cause, Failure, NewDeadLetter, RawRecord, State
 from support.fixtures import NewEngine
-from support.ledger_desk import Desk
 from support.ledger_roles import LedgerRoles
+from support.ledger_worker import LedgerWorker
 from support.postgres_proxy import PostgresProxy, When
 from support.trouble import put_stop
 
-Desks = Callable[..., Desk]
+NewLedgerWorker = Callable[..., LedgerWorker]
 MANY = 1_000
 
 
@@ -39,11 +39,11 @@ def admin(seekpoint_engine: Engine, seekpoint_schema: str) -> Admin:
 
 
 def test_a_plan_counts_the_dead_letters_that_it_supersedes(
-    desk: Desks, admin: Admin, seekpoint_engine: Engine, seekpoint_schema: str
+    new_worker: NewLedgerWorker, admin: Admin, seekpoint_engine: Engine, seekpoint_schema: str
 ) -> None:
     """Also what an operator has given up: its record is read and applied again."""
-    worker = desk(at={0: 10, 1: 10})
-    letters = DeadLetters(worker.ledger)
+    worker = new_worker(at={0: 10, 1: 10})
+    dead_letters = DeadLetters(worker.ledger)
     failure = Failure(Cause.POISON, "Poison: a test")
     new = [
         NewDeadLetter(RawRecord("t", partition, offset, None, b"k", b"v"), failure, State.DEAD_LETTERED)
@@ -51,7 +51,7 @@ def test_a_plan_counts_the_dead_letters_that_it_supersedes(
         for offset in range(6)
     ]
     with seekpoint_engine.begin() as tx:
-        letters.insert(tx, new, {"t": worker.topic_id}, 1)
+        dead_letters.insert(tx, new, {"t": worker.topic_id}, 1)
     states = {2: "skipped", 3: "discarded", 4: "replayed", 5: "superseded"}
     for offset, state in states.items():
         with seekpoint_engine.begin() as tx:
@@ -59,8 +59,7 @@ def test_a_plan_counts_the_dead_letters_that_it_supersedes(
                             f"WHERE record_offset = {offset}"))  # fmt: skip
     plan = admin.plan_reset("g", ResetTo.offset(1), {"t": [0]})
     assert (
-        "4 dead letters become superseded, and their records are read again: 1 dead_lettered, 1 discarded, 1 replayed, "
-        "1 skipped"
+        "4 dead letters will be superseded, and read again: 1 dead_lettered, 1 discarded, 1 replayed, 1 skipped"
     ) in plan.consequences
     assert "2 of these records were given up (discarded or skipped), and are applied again" in plan.consequences
     admin.apply(plan, reason="r")
@@ -72,10 +71,10 @@ def test_a_plan_counts_the_dead_letters_that_it_supersedes(
 
 @pytest.mark.long
 def test_a_plan_of_a_thousand_partitions_is_one_transaction(
-    desk: Desks, admin: Admin, seekpoint_engine: Engine, seekpoint_schema: str
+    new_worker: NewLedgerWorker, admin: Admin, seekpoint_engine: Engine, seekpoint_schema: str
 ) -> None:
     """All locks are taken within the second, and a busy partition is named; then nothing is reset."""
-    desk(at=dict.fromkeys(range(MANY), 10))
+    new_worker(at=dict.fromkeys(range(MANY), 10))
     plan = admin.plan_reset("g", ResetTo.offset(3))
     assert len(plan.moves) == MANY
     with seekpoint_engine.begin() as tx:
@@ -99,12 +98,14 @@ def test_a_plan_of_a_thousand_partitions_is_one_transaction(
 
 
 @pytest.fixture
-def broken(desk: Desks, proxy: PostgresProxy, new_engine: NewEngine, seekpoint_schema: str) -> Callable[..., int]:
+def broken(
+    new_worker: NewLedgerWorker, proxy: PostgresProxy, new_engine: NewEngine, seekpoint_schema: str
+) -> Callable[..., int]:
     """``broken(when, skip)`` applies a plan of three partitions whose connection breaks there, and applies it again.
 
     Returns how many resets there were in all.
     """
-    worker = desk(at={0: 200, 1: 200, 2: 200})
+    worker = new_worker(at={0: 200, 1: 200, 2: 200})
     through = Admin(new_engine(proxy.dsn, poolclass=NullPool), schema=seekpoint_schema)
     direct = Admin(worker.ledger.engine, schema=seekpoint_schema)
 
@@ -150,9 +151,11 @@ def test_a_plan_whose_connection_breaks_is_applied_once(broken: Callable[..., in
     assert statements > 10, "begin, limits, locks, and three resets"
 
 
-def test_the_failed_record_may_lie_after_a_gap(desk: Desks, admin: Admin, seekpoint_engine: Engine) -> None:
+def test_the_failed_record_may_lie_after_a_gap(
+    new_worker: NewLedgerWorker, admin: Admin, seekpoint_engine: Engine
+) -> None:
     """Compaction, or a transaction's marker: the position stays at the gap where the failed record is read first."""
-    worker = desk(at={0: 100, 1: 100, 2: 100})
+    worker = new_worker(at={0: 100, 1: 100, 2: 100})
     with seekpoint_engine.begin() as tx:
         for partition, offset in ((0, 101), (1, 99)):
             where = f"o.partition = {partition}"
@@ -160,12 +163,12 @@ def test_the_failed_record_may_lie_after_a_gap(desk: Desks, admin: Admin, seekpo
     plan = admin.plan_reset("g", ResetTo.after_failed())
     assert [(each.at.number, each.target) for each in plan.moves] == [(0, 102)]
     admin.apply(plan, reason="the record is empty")
-    assert worker.stands()[0] == 102
+    assert worker.positions()[0] == 102
     assert [(lost.from_offset, lost.to_offset) for lost in admin.lost()] == [(100, 102)]
 
 
-def test_a_forgotten_group_has_no_positions_to_reset_or_export(desk: Desks, admin: Admin) -> None:
-    desk(at={0: 100}).ledger.pause(reason="it has ended")
+def test_a_forgotten_group_has_no_positions_to_reset_or_export(new_worker: NewLedgerWorker, admin: Admin) -> None:
+    new_worker(at={0: 100}).ledger.pause(reason="it has ended")
     admin.apply(admin.plan_forget("g", export_to=None), reason="it has ended")
     with pytest.raises(GroupForgotten):
         admin.plan_reset("g", ResetTo.offset(3))
@@ -173,9 +176,11 @@ def test_a_forgotten_group_has_no_positions_to_reset_or_export(desk: Desks, admi
         admin.positions("g")
 
 
-def test_a_plan_that_waits_for_a_lock_too_long_is_refused(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_a_plan_that_waits_for_a_lock_too_long_is_refused(
+    new_worker: NewLedgerWorker, seekpoint_engine: Engine
+) -> None:
     """With what to do, and not as an error of the database."""
-    worker = desk(at={0: 100}, limits=Limits(transaction_age=0.2))
+    worker = new_worker(at={0: 100})
     admin = Admin(seekpoint_engine, schema=worker.ledger.schema, limits=Limits(transaction_age=0.2))
     plan = admin.plan_pause("g")
     with seekpoint_engine.begin() as tx:
@@ -185,9 +190,9 @@ def test_a_plan_that_waits_for_a_lock_too_long_is_refused(desk: Desks, seekpoint
     admin.apply(plan, reason="an index")
 
 
-def test_a_loss_is_accepted_once(desk: Desks, admin: Admin) -> None:
+def test_a_loss_is_accepted_once(new_worker: NewLedgerWorker, admin: Admin) -> None:
     """Also where the partition continues where it was: what the log has there may be other records."""
-    worker = desk(at={0: 100})
+    worker = new_worker(at={0: 100})
     (row,) = worker.ledger.read()
     accepted = Acceptance(row.partition, row.topic_id, None, 100, 100, (0, 100), last_reset=None)
     plan = AcceptPlan("g", (accepted,), ())
@@ -197,8 +202,8 @@ def test_a_loss_is_accepted_once(desk: Desks, admin: Admin) -> None:
     assert len(admin.history("g")) == 1
 
 
-def test_a_pause_is_carried_out_once(desk: Desks, admin: Admin) -> None:
-    desk(at={0: 100})
+def test_a_pause_is_carried_out_once(new_worker: NewLedgerWorker, admin: Admin) -> None:
+    new_worker(at={0: 100})
     plan = admin.plan_pause("g")
     admin.apply(plan, reason="a test")
     admin.apply(admin.plan_resume("g"), reason="a test")
@@ -208,7 +213,7 @@ def test_a_pause_is_carried_out_once(desk: Desks, admin: Admin) -> None:
 
 
 @pytest.fixture
-def roles(desk: Desks, seekpoint_engine: Engine, seekpoint_schema: str) -> Iterator[LedgerRoles]:
+def roles(new_worker: NewLedgerWorker, seekpoint_engine: Engine, seekpoint_schema: str) -> Iterator[LedgerRoles]:
     made = LedgerRoles(seekpoint_engine.url, seekpoint_schema, owner=seekpoint_engine.url.username)
     made.script()
     yield made
@@ -220,10 +225,10 @@ LOCK = "UPDATE {s}.partition_offset SET epoch = epoch WHERE partition = 1"
 
 @pytest.mark.long
 def test_a_busy_partition_is_named_to_an_operator_who_may_not_see_other_sessions(
-    desk: Desks, roles: LedgerRoles, seekpoint_schema: str
+    new_worker: NewLedgerWorker, roles: LedgerRoles, seekpoint_schema: str
 ) -> None:
     """Of a session of another role, its name is visible, and not since when it has a transaction."""
-    desk(at={0: 10, 1: 10, 2: 10})
+    new_worker(at={0: 10, 1: 10, 2: 10})
     admin = Admin(roles.engine(Role.OPERATOR), schema=seekpoint_schema)
     plan = admin.plan_reset("g", ResetTo.offset(3))
     with roles.engine(Role.WRITER).begin() as tx:
@@ -236,9 +241,9 @@ def test_a_busy_partition_is_named_to_an_operator_who_may_not_see_other_sessions
 
 
 def test_resets_that_are_done_are_reported_whatever_ends_the_next_one(
-    desk: Desks, admin: Admin, monkeypatch: pytest.MonkeyPatch
+    new_worker: NewLedgerWorker, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk(at={0: 10, 1: 10, 2: 10})
+    new_worker(at={0: 10, 1: 10, 2: 10})
     plan = admin.plan_reset("g", ResetTo.offset(3))
 
     def fails(tx: Any, partition: Any, *given: Any, **more: Any) -> Any:
@@ -253,9 +258,13 @@ def test_resets_that_are_done_are_reported_whatever_ends_the_next_one(
 
 
 def test_partitions_of_a_plan_have_one_wait(
-    desk: Desks, admin: Admin, seekpoint_engine: Engine, seekpoint_schema: str, monkeypatch: pytest.MonkeyPatch
+    new_worker: NewLedgerWorker,
+    admin: Admin,
+    seekpoint_engine: Engine,
+    seekpoint_schema: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    desk(at=dict.fromkeys(range(4), 10))
+    new_worker(at=dict.fromkeys(range(4), 10))
     plan = admin.plan_reset("g", ResetTo.offset(3))
     now, waited = [1000.0], list[float]()
 
@@ -273,9 +282,9 @@ def test_partitions_of_a_plan_have_one_wait(
     assert sum(waited) < 2.0
 
 
-def test_partitions_that_have_left_their_target_are_named(desk: Desks, admin: Admin) -> None:
+def test_partitions_that_have_left_their_target_are_named(new_worker: NewLedgerWorker, admin: Admin) -> None:
     """When the plan was made there was nothing to do for them."""
-    worker = desk(at={0: 10, 1: 20, 2: 10})
+    worker = new_worker(at={0: 10, 1: 20, 2: 10})
     plan = admin.plan_reset("g", ResetTo.offset(10))
     assert [each.at.number for each in plan.moves] == [1]
     nothing = admin.plan_reset("g", ResetTo.offset(10), {"t": [2]})

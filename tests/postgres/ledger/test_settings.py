@@ -16,13 +16,13 @@ from seekpoint.ledger import Ledger, Move
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Partition
 from support.fixtures import NewEngine
-from support.ledger_desk import Desk, make_table
+from support.ledger_worker import LedgerWorker, make_table
 
-Desks = Callable[..., Desk]
+NewLedgerWorker = Callable[..., LedgerWorker]
 
 
 @pytest.fixture
-def careless(seekpoint_engine: Engine, new_engine: NewEngine) -> Engine:
+def unsynced_engine(seekpoint_engine: Engine, new_engine: NewEngine) -> Engine:
     """An engine whose sessions do not wait for the disk, whatever ours say."""
     return new_engine(seekpoint_engine.url, connect_args={"options": "-c synchronous_commit=off"})
 
@@ -48,16 +48,18 @@ def show(tx: Connection, setting: str) -> str:
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_a_batch_commits_as_the_pipeline_says(desk: Desks, careless: Engine, durable: bool) -> None:
+def test_a_batch_commits_as_the_pipeline_says(
+    new_worker: NewLedgerWorker, unsynced_engine: Engine, durable: bool
+) -> None:
     """I1: rows and offset vanish together, so both settings are right; COMMIT runs under the one that was asked for."""
-    worker = desk(engine=careless, synchronous_commit=durable, at={0: 0})
-    with at_commit(careless, "synchronous_commit") as seen:
+    worker = new_worker(engine=unsynced_engine, synchronous_commit=durable, at={0: 0})
+    with at_commit(unsynced_engine, "synchronous_commit") as seen:
         worker.commit({0: 2})
     assert seen == ["on" if durable else "off"]
-    with at_commit(careless, "synchronous_commit") as seen:
+    with at_commit(unsynced_engine, "synchronous_commit") as seen:
         worker.ledger.advance_alone([Move(worker.claims[0], 2, 3)])
     assert len(seen) == 1
-    with careless.connect() as tx:  # and the session is as it was
+    with unsynced_engine.connect() as tx:  # and the session is as it was
         assert show(tx, "synchronous_commit") == "off"
         assert "seekpoint" not in show(tx, "application_name")
 
@@ -76,27 +78,31 @@ ORDERS: dict[str, Callable[[Ledger], object]] = {
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_claims_and_moves_are_durable_whatever_the_batches_are(desk: Desks, careless: Engine, order: str) -> None:
+def test_claims_and_moves_are_durable_whatever_the_batches_are(
+    new_worker: NewLedgerWorker, unsynced_engine: Engine, order: str
+) -> None:
     """I5: a crash may take a batch back, never an order: its token would be good again."""
-    worker = desk(engine=careless, synchronous_commit=False, at={0: 0})
-    with at_commit(careless, "synchronous_commit") as seen:
+    worker = new_worker(engine=unsynced_engine, synchronous_commit=False, at={0: 0})
+    with at_commit(unsynced_engine, "synchronous_commit") as seen:
         ORDERS[order](worker.ledger)
     assert seen
     assert set(seen) == {"on"}
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_an_order_waits_as_long_as_a_batch_may_take(desk: Desks, seekpoint_engine: Engine, order: str) -> None:
+def test_an_order_waits_as_long_as_a_batch_may_take(
+    new_worker: NewLedgerWorker, seekpoint_engine: Engine, order: str
+) -> None:
     """I5: a claim gives up soon and comes again; what an operator orders waits for the batch in hand."""
-    worker = desk(limits=Limits(claim_wait=3.0, transaction_age=90.0), at={0: 0})
+    worker = new_worker(limits=Limits(claim_wait=3.0, transaction_age=90.0), at={0: 0})
     with at_commit(seekpoint_engine, "lock_timeout") as seen:
         ORDERS[order](worker.ledger)
     assert set(seen) - {"3s"} == ({"90s"} if order in {"move", "pause", "resume"} else set()), seen
 
 
-def test_a_transaction_is_bounded_and_named(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_a_transaction_is_bounded_and_named(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I2: what its successor, and an operator in pg_stat_activity, finds it by; and when the server ends it."""
-    worker = desk(limits=Limits(transaction_age=12.5), at={0: 0})
+    worker = new_worker(limits=Limits(transaction_age=12.5), at={0: 0})
     with seekpoint_engine.begin() as tx:
         worker.hold(tx)
         assert show(tx, "application_name") == f"seekpoint {worker.ledger.owner.hex[:8]} g"
@@ -122,12 +128,12 @@ def odd_schema(seekpoint_engine: Engine) -> Iterator[str]:
 def test_odd_names_are_names(seekpoint_engine: Engine, odd_schema: str) -> None:
     """I1..I5: group and schema with quotes, percent signs, colons and upper case: all of the protocol works."""
 
-    def desk(version: int) -> Desk:
+    def new_worker(version: int) -> LedgerWorker:
         ledger = Ledger(seekpoint_engine, ODD, schema=odd_schema, version=version, tables=['a "t"', "b'c"])
-        return Desk(ledger, topic_id=topic_id)
+        return LedgerWorker(ledger, topic_id=topic_id)
 
     topic_id = uuid4()
-    worker, successor = desk(1), desk(2)
+    worker, successor = new_worker(1), new_worker(2)
     worker.claim(0, 1)
     worker.commit({0: 2, 1: 3})
     worker.ledger.positions_of([worker.at(0)])
@@ -137,14 +143,14 @@ def test_odd_names_are_names(seekpoint_engine: Engine, odd_schema: str) -> None:
     successor.claim(0, 1)
     successor.commit({0: 5})
     successor.ledger.release(successor.claims.values())
-    assert successor.stands() == {0: 5, 1: 3}
+    assert successor.positions() == {0: 5, 1: 3}
     with seekpoint_engine.connect() as tx:
         schema.check(tx, odd_schema)
 
 
-def test_a_long_group_has_a_name_too(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_a_long_group_has_a_name_too(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I2: the server cuts names at 63 bytes; its successor finds it all the same."""
-    worker = desk("ü" * 200, at={0: 0})
+    worker = new_worker("ü" * 200, at={0: 0})
     with seekpoint_engine.begin() as tx:
         worker.hold(tx)
         assert show(tx, "application_name").startswith(f"seekpoint {worker.ledger.owner.hex[:8]} ")

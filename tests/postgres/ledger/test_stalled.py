@@ -9,10 +9,10 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from seekpoint.pipeline.policy import Limits
-from support.ledger_desk import Desk, backend, scalar
+from support.ledger_worker import LedgerWorker, backend, scalar
 from support.waiting import until
 
-Desks = Callable[..., Desk]
+NewLedgerWorker = Callable[..., LedgerWorker]
 QUICK = Limits(claim_wait=0.2)
 STRICT = Limits(claim_wait=0.2, transaction_age=0.01)
 
@@ -21,7 +21,7 @@ def alive(engine: Engine, pid: int) -> bool:
     return bool(scalar(engine, "SELECT count(*) FROM pg_stat_activity WHERE pid = :pid", pid=pid))
 
 
-def stall(worker: Desk, tx: Connection, number: int) -> int:
+def stall(worker: LedgerWorker, tx: Connection, number: int) -> int:
     """Hold one partition and write, and then do nothing; returns the backend."""
     transaction = worker.hold(tx, number)
     worker.write(tx, number, 0, 5)
@@ -29,9 +29,9 @@ def stall(worker: Desk, tx: Connection, number: int) -> int:
     return backend(tx)
 
 
-def test_only_the_stalled_partition_waits(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_only_the_stalled_partition_waits(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I2: three of four are claimed at once; the fourth is left to its holder, who may still commit."""
-    worker, successor = desk(at={0: 0, 1: 0, 2: 0, 3: 0}), desk(limits=QUICK)
+    worker, successor = new_worker(at={0: 0, 1: 0, 2: 0, 3: 0}), new_worker(limits=QUICK)
     with seekpoint_engine.begin() as tx:
         pid = stall(worker, tx, 1)
         claimed = successor.claim(0, 1, 2, 3)
@@ -46,9 +46,9 @@ def test_only_the_stalled_partition_waits(desk: Desks, seekpoint_engine: Engine)
     successor.exactly({0: 1, 1: 5, 2: 1, 3: 1})
 
 
-def test_an_abandoned_transaction_is_ended(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_an_abandoned_transaction_is_ended(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I1, I2: older than `transaction_age`: the server ends the session, and nothing of it remains."""
-    worker, strict, successor = desk(at={0: 0, 1: 0}), desk(limits=STRICT), desk()
+    worker, strict, successor = new_worker(at={0: 0, 1: 0}), new_worker(limits=STRICT), new_worker()
     with seekpoint_engine.connect() as tx:
         pid = stall(worker, tx, 1)
         claimed = strict.claim(0, 1)
@@ -64,9 +64,9 @@ def test_an_abandoned_transaction_is_ended(desk: Desks, seekpoint_engine: Engine
     successor.exactly({0: 2, 1: 2})
 
 
-def test_another_session_that_locks_the_row_is_not_ended(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_another_session_that_locks_the_row_is_not_ended(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I2: only sessions of ours are ended: a session of psql is waited for."""
-    worker, strict = desk(at={0: 0, 1: 0}), desk(limits=STRICT)
+    worker, strict = new_worker(at={0: 0, 1: 0}), new_worker(limits=STRICT)
     with seekpoint_engine.begin() as tx:
         tx.execute(text("SET LOCAL application_name = 'psql'"))
         tx.execute(text(f"UPDATE {worker.ledger.schema}.partition_offset SET owner = owner WHERE partition = 1"))
@@ -77,9 +77,9 @@ def test_another_session_that_locks_the_row_is_not_ended(desk: Desks, seekpoint_
     assert strict.claim(1).stalled == ()
 
 
-def test_the_server_ends_a_transaction_that_is_too_old(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_the_server_ends_a_transaction_that_is_too_old(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I1: the server's own limit needs no successor; what the transaction wrote is gone."""
-    worker = desk(limits=Limits(transaction_age=4.0), at={0: 0})
+    worker = new_worker(limits=Limits(transaction_age=4.0), at={0: 0})
     with seekpoint_engine.connect() as tx:
         pid = stall(worker, tx, 0)
         until(lambda: not alive(seekpoint_engine, pid), "the end of the session that is idle in its transaction")
@@ -89,11 +89,11 @@ def test_the_server_ends_a_transaction_that_is_too_old(desk: Desks, seekpoint_en
     worker.exactly({0: 0})
 
 
-def test_the_server_ends_a_busy_transaction_too(desk: Desks, seekpoint_engine: Engine) -> None:
+def test_the_server_ends_a_busy_transaction_too(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I1: busy in the database past its age, where the server has transaction_timeout (17)."""
     if (seekpoint_engine.dialect.server_version_info or (17,)) < (17,):
         pytest.skip("transaction_timeout came with Postgres 17")
-    worker = desk(limits=Limits(transaction_age=0.3), at={0: 0})
+    worker = new_worker(limits=Limits(transaction_age=0.3), at={0: 0})
 
     def work_on(tx: Connection) -> None:
         stall(worker, tx, 0)

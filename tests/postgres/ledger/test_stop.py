@@ -9,23 +9,23 @@ from sqlalchemy import Engine
 
 from seekpoint.errors import OffsetLost
 from seekpoint.ledger import Stop
-from support.ledger_desk import Desk
+from support.ledger_worker import LedgerWorker
 
-Desks = Callable[..., Desk]
+NewLedgerWorker = Callable[..., LedgerWorker]
 
 
-def stop_of(desk: Desk, message: str = "gone\0", number: int = 0, log_end: int | None = None) -> OffsetLost:
-    stop = OffsetLost(desk.at(number), 5, message, choices=["one\0", "two"], log_end=log_end)
-    stop.token = desk.claims[number].token
+def stop_of(worker: LedgerWorker, message: str = "gone\0", number: int = 0, log_end: int | None = None) -> OffsetLost:
+    stop = OffsetLost(worker.at(number), 5, message, choices=["one\0", "two"], log_end=log_end)
+    stop.token = worker.claims[number].token
     return stop
 
 
-def stored(desk: Desk, number: int = 0) -> Stop | None:
-    return desk.ledger.positions_of([desk.at(number)])[desk.at(number)].stop
+def stored(worker: LedgerWorker, number: int = 0) -> Stop | None:
+    return worker.ledger.positions_of([worker.at(number)])[worker.at(number)].stop
 
 
-def test_a_stop_is_stored_and_keeps_its_time(desk: Desks) -> None:
-    worker = desk(at={0: 0, 1: 0})
+def test_a_stop_is_stored_and_keeps_its_time(new_worker: NewLedgerWorker) -> None:
+    worker = new_worker(at={0: 0, 1: 0})
     worker.ledger.record_stops([stop_of(worker)])
     first = stored(worker)
     assert first is not None
@@ -38,8 +38,10 @@ def test_a_stop_is_stored_and_keeps_its_time(desk: Desks) -> None:
     assert stored(worker, 1) is None
 
 
-def test_a_row_that_another_session_has_locked_is_left_out(desk: Desks, seekpoint_engine: Engine) -> None:
-    worker, other = desk(at={0: 0}), desk(at={1: 0})
+def test_a_row_that_another_session_has_locked_is_left_out(
+    new_worker: NewLedgerWorker, seekpoint_engine: Engine
+) -> None:
+    worker, other = new_worker(at={0: 0}), new_worker(at={1: 0})
     with seekpoint_engine.begin() as tx:
         worker.work(tx, {0: 3})
         assert worker.ledger.record_stops([stop_of(worker), stop_of(other, number=1)]) == {worker.at(0)}
@@ -50,9 +52,9 @@ def test_a_row_that_another_session_has_locked_is_left_out(desk: Desks, seekpoin
 
 
 @pytest.mark.parametrize("by", ["claim", "move"])
-def test_a_stop_under_another_claim_is_not_stored(desk: Desks, by: str) -> None:
+def test_a_stop_under_another_claim_is_not_stored(new_worker: NewLedgerWorker, by: str) -> None:
     """I2: the partition is another's by now, or an operator has decided: the stop is over."""
-    worker, other = desk(at={0: 0}), desk()
+    worker, other = new_worker(at={0: 0}), new_worker()
     late = stop_of(worker)
     if by == "claim":
         other.claim(0)
@@ -63,13 +65,13 @@ def test_a_stop_under_another_claim_is_not_stored(desk: Desks, by: str) -> None:
 
 
 @pytest.mark.parametrize("by", ["claim", "move", "commit"])
-def test_a_stop_ends_with_the_next_claim_move_or_commit(desk: Desks, by: str) -> None:
-    worker = desk(at={0: 0})
+def test_a_stop_ends_with_the_next_claim_move_or_commit(new_worker: NewLedgerWorker, by: str) -> None:
+    worker = new_worker(at={0: 0})
     worker.ledger.record_stops([stop_of(worker, log_end=9)])
     assert stored(worker) is not None
     match by:
         case "claim":
-            desk().claim(0)
+            new_worker().claim(0)
         case "move":
             worker.ledger.reset_offset("t", 0, 3, log=None, reason="decided")
         case _:
@@ -77,18 +79,18 @@ def test_a_stop_ends_with_the_next_claim_move_or_commit(desk: Desks, by: str) ->
     assert stored(worker) is None
 
 
-def test_a_release_keeps_the_stop(desk: Desks) -> None:
+def test_a_release_keeps_the_stop(new_worker: NewLedgerWorker) -> None:
     """A worker that leaves decides nothing: the stop is seen until the next claim."""
-    worker = desk(at={0: 0})
+    worker = new_worker(at={0: 0})
     worker.ledger.record_stops([stop_of(worker)])
     worker.ledger.release(worker.claims.values())
     assert stored(worker) is not None
 
 
 @pytest.mark.parametrize("by", ["claim", "move", "commit"])
-def test_where_a_truncated_log_ended_is_known_until_it_is_decided(desk: Desks, by: str) -> None:
+def test_where_a_truncated_log_ended_is_known_until_it_is_decided(new_worker: NewLedgerWorker, by: str) -> None:
     """I4: the log has grown by the time it is read again, and the new records before the position would be passed."""
-    worker = desk(at={0: 5})
+    worker = new_worker(at={0: 5})
     worker.ledger.record_stops([stop_of(worker, log_end=3)])
     match by:
         case "claim":

@@ -1,6 +1,7 @@
-"""Batch: a job as a consumer with a long transaction, from the stored offsets to the stable ends of the log."""
+"""Batch jobs: apply the log from the stored offsets to its stable ends, like a worker with one long transaction."""
 
-from seekpoint.jobs.batch.batch import BatchDone, BatchJob
+from seekpoint.jobs.batch.batch import BatchJob
 from seekpoint.jobs.batch.reprocess import RunDeadLetter
+from seekpoint.jobs.batch.steps import BatchDone
 
 __all__ = ["BatchDone", "BatchJob", "RunDeadLetter"]

@@ -1,40 +1,43 @@
-"""Selects the staged rows that a batch writes: one attempt per offset, and of an Upsert the newest row of each key.
+"""Selects the staged rows that a batch writes: one attempt per offset, and for an Upsert the newest row of each key.
 
-All of this happens beside the live tables, before any of their locks is taken.
+This happens before any lock on a live table is taken.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from seekpoint.errors import TooManyDeadLetters
 from seekpoint.jobs.run import Driver, Tx
 from seekpoint.jobs.staging.consolidate import Coverage, check_dead_letters, coverage
-from seekpoint.jobs.staging.staged_rows import StagedRows
+from seekpoint.jobs.staging.ordinals import ordinals_table
+from seekpoint.jobs.staging.stage import Staged
+from seekpoint.jobs.staging.staged_rows import RowsOf, StagedRows
 from seekpoint.jobs.tables.sql_templates import name, names, rows, run
 from seekpoint.jobs.tables.staging_schema import Staging, remember_columns, unlogged
 from seekpoint.jobs.tables.targets import Path, PipelineSource, Target, targets
-from seekpoint.ledger.tables import dead_letter
 from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.records import Partition
 from seekpoint.sinks.catalog import DELETED, LINE
 
 
 def folded_path(staging: Staging, target: Target) -> Path:
-    """Where the newest rows of an Upsert are."""
+    """The table of an Upsert's newest rows, or of an Accumulate's addends by key."""
     return staging.schema, f"folded_{target.feeds[0].number}"
 
 
 def by_sink(tx: Tx, source: PipelineSource) -> list[Target]:
-    """The tables that the pipeline writes, one for each sink, in the sinks' order."""
-    found = [replace(target, feeds=(feed,)) for target in targets(tx.connection, [source]) for feed in target.feeds]
-    return sorted(found, key=lambda target: target.feeds[0].number)
+    """The tables that the pipeline writes, one per sink, in the order of the sinks."""
+    tables = [replace(target, feeds=(feed,)) for target in targets(tx.connection, [source]) for feed in target.feeds]
+    return sorted(tables, key=lambda target: target.feeds[0].number)
 
 
-def fold(driver: Driver, source: PipelineSource) -> None:
-    """Check that every range is staged once, and dedupe what Upserts are to write: one transaction, no live table.
+def fold(driver: Driver, source: PipelineSource, rows_of: RowsOf = StagedRows) -> None:
+    """Check that each range is staged once, and dedupe rows of Upserts, in a transaction that uses no live table.
 
-    Leaves the run as it is where a range is missing: late attempts of a driver before, in other pieces, may count in
-    the place of ours. Raises ReloadRefused where rows are missing, TooManyDeadLetters.
+    Does nothing if a range is missing: late attempts of a previous driver, with other bounds, may have been chosen
+    instead of ours. ``rows_of`` finds the rows. Raises ReloadRefused if rows are missing, and TooManyDeadLetters.
     """
     with driver.step("staging") as tx:
         staging = Staging(tx.run.staging_schema)
@@ -43,17 +46,25 @@ def fold(driver: Driver, source: PipelineSource) -> None:
             return
         check_dead_letters(tx, staging, done)
         check_limits(tx, staging, source.pipeline, done)
-        staged = StagedRows(tx.connection, staging, [source], done.chosen)
+        staged = rows_of(tx.connection, staging, [source], done.chosen)
         for target in by_sink(tx, source):
-            staged.check_counts(target)
-            if target.dedupes:
-                _fold(tx, folded_path(staging, target), target, staged)
-        tx.advance({(at.group, at.partition): at.end_offset for at in tx.positions()})
+            fold_rows(tx, staging, target, staged)
+        tx.advance({(position.group, position.partition): position.end_offset for position in tx.positions()})
         driver.transition(tx, "staged")
 
 
+def fold_rows(tx: Tx, staging: Staging, target: Target, staged: StagedRows) -> None:
+    """Check one sink's rows, and dedupe (Upsert) or aggregate (Accumulate) them."""
+    staged.check_counts(target)
+    staged.check_order(target)
+    if target.dedupes:
+        _fold(tx, folded_path(staging, target), target, staged)
+    elif target.sums is not None:
+        _aggregate(tx, folded_path(staging, target), target, staged)
+
+
 def _fold(tx: Tx, path: Path, target: Target, staged: StagedRows) -> None:
-    """Into one table: of each key the newest row, or the tombstone that is newer than all of them."""
+    """Create a table with each key's newest row or tombstone."""
     columns, newest = staged.newest(target)
     run(
         tx.connection,
@@ -69,8 +80,19 @@ def _fold(tx: Tx, path: Path, target: Target, staged: StagedRows) -> None:
     remember_columns(tx.connection, path, staged.columns(target))
 
 
+def _aggregate(tx: Tx, path: Path, target: Target, staged: StagedRows) -> None:
+    """Create a table with the addends of each key; none if no record made a row."""
+    if (addends := staged.aggregated(target)) is None:
+        return
+    columns, sums = addends
+    create = "CREATE {unlogged} TABLE {table} AS {sums}"
+    run(tx.connection, create, unlogged=unlogged(path[0]), table=path, sums=sums)
+    run(tx.connection, "ANALYZE {table}", table=path)
+    remember_columns(tx.connection, path, columns)
+
+
 def check_limits(tx: Tx, staging: Staging, pipeline: Pipeline, done: Coverage) -> None:
-    """As a worker would stop: instead of draining a topic into the dead letters. Raises TooManyDeadLetters."""
+    """Raise TooManyDeadLetters if the batch exceeds the pipeline's limits, at which a worker would stop."""
     limits = pipeline.dead_letter_limits
     failed = sum(row.dead_letters for row in done.chosen)
     passed = failed + sum(row.records for row in done.chosen)
@@ -78,17 +100,33 @@ def check_limits(tx: Tx, staging: Staging, pipeline: Pipeline, done: Coverage) -
         return
     if limits.ratio is not None and passed >= limits.window and failed > limits.ratio * passed:
         raise _too_many(f"{failed} of {passed} records failed, the limit is {limits.ratio:.0%}", "ratio")
-    found = rows(
+    if limits.consecutive is None or failed <= limits.consecutive:
+        return
+    partition, offset, count = _longest_streak(tx, staging, done.chosen)
+    if count > limits.consecutive:
+        what = f"{count} records in a row failed, from {partition} offset {offset} on"
+        raise _too_many(f"{what}; the limit is {limits.consecutive}", "consecutive")
+
+
+def _longest_streak(tx: Tx, staging: Staging, chosen: Sequence[Staged]) -> tuple[Partition, int, int]:
+    """The most records in a row that failed: their partition, first offset, and how many."""
+    partitions = list(dict.fromkeys(attempt.partition for attempt in chosen))
+    passed, before = dict.fromkeys(partitions, 0), list[int]()
+    for attempt in chosen:  # of each partition in the order of offsets
+        before.append(passed[attempt.partition])
+        passed[attempt.partition] += attempt.records + attempt.dead_letters
+    [(place, offset, count)] = rows(
         tx.connection,
-        "SELECT topic, partition, min(record_offset), count(*) FROM (SELECT topic, partition, record_offset, "
-        "record_offset - row_number() OVER (PARTITION BY topic, partition ORDER BY record_offset) AS island "
-        "FROM {letters}) AS islands GROUP BY topic, partition, island ORDER BY count(*) DESC LIMIT 1",
-        letters=(staging.schema, dead_letter.name),
+        "SELECT place, min(record_offset), count(*) FROM (SELECT place, record_offset, before + ordinal - row_number() "
+        "OVER (PARTITION BY place ORDER BY record_offset) AS streak FROM {ordinals} JOIN "
+        "unnest({attempts}::text[], {places}::int[], {before}::bigint[]) AS chosen (attempt, place, before) "
+        "USING (attempt)) AS failed GROUP BY place, streak ORDER BY count(*) DESC, place, min(record_offset) LIMIT 1",
+        ordinals=ordinals_table(staging),
+        attempts=[attempt.attempt for attempt in chosen],
+        places=[partitions.index(attempt.partition) for attempt in chosen],
+        before=before,
     )
-    for topic, partition, offset, count in found:
-        if limits.consecutive is not None and count > limits.consecutive:
-            what = f"{count} records in a row failed, from {topic}/{partition} offset {offset} on"
-            raise _too_many(f"{what}; the limit is {limits.consecutive}", "consecutive")
+    return partitions[place], offset, count
 
 
 def _too_many(what: str, limit: str) -> TooManyDeadLetters:

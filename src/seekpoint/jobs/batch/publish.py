@@ -14,11 +14,11 @@ from seekpoint.jobs.batch.dedupe import by_sink, folded_path
 from seekpoint.jobs.batch.open import Claims, require_no_held_keys
 from seekpoint.jobs.batch.reprocess import dead_letters_of, keep_run_dead_letters, lock_range
 from seekpoint.jobs.reload.cutover import take_over_dead_letters, took_effect
-from seekpoint.jobs.run import Driver, Step, Tx, let_go
+from seekpoint.jobs.run import Driver, Step, Tx, release_groups
 from seekpoint.jobs.staging.consolidate import coverage
-from seekpoint.jobs.staging.staged_rows import StagedRows
+from seekpoint.jobs.staging.staged_rows import RowsOf, StagedRows
 from seekpoint.jobs.tables.sql_templates import name, rows
-from seekpoint.jobs.tables.staging_schema import Staging, remembered_columns
+from seekpoint.jobs.tables.staging_schema import Staging, is_there, remembered_columns
 from seekpoint.jobs.tables.targets import Path, PipelineSource, aimed
 from seekpoint.jobs.tables.targets import Target as TargetTable
 from seekpoint.ledger.admin_actions import pauser, record_action
@@ -27,23 +27,38 @@ from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import BATCH, GROUPS
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.records import Partition
+from seekpoint.sinks.accumulate.accumulate import Accumulate
+from seekpoint.sinks.accumulate.accumulate_sql import AccumulateSql, looks_at_rows
+from seekpoint.sinks.accumulate.aggregate import SumTarget
 from seekpoint.sinks.catalog import DELETED, Layout, survey
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.dedupe import Target
+from seekpoint.sinks.upsert.merge_sql import escaped_name
 from seekpoint.sinks.upsert.upsert import Upsert
-from seekpoint.sinks.upsert.upsert_sql import UpsertSql, escaped_name
+from seekpoint.sinks.upsert.upsert_sql import UpsertSql
 
 
-def publish(driver: Driver, source: PipelineSource, claims: Claims, tries: int = TRIES) -> None:
-    """Write the rows, advance the offsets, resume the workers, and close the run: together, or not at all.
+def publish(
+    driver: Driver,
+    source: PipelineSource,
+    claims: Claims,
+    leader_epochs: Mapping[Partition, int | None],
+    tries: int = TRIES,
+    *,
+    rows_of: RowsOf = StagedRows,
+    is_recorded: bool = True,
+) -> None:
+    """Write the rows, advance the offsets, resume the workers and close the run, in one transaction (I1).
 
-    What was rolled back (a lost connection, a lock timeout) is tried again; a COMMIT without an answer is looked up in
-    the run's row first. Raises Fenced where a partition was claimed or reset since, ReloadOver, and the last error.
+    A rolled-back attempt (a lost connection, a lock timeout) is repeated; after an unknown commit the run's row is read
+    first. ``leader_epochs`` are stored with the positions. ``rows_of`` finds the staged rows; ``is_recorded``: each
+    range becomes a row of ``admin_action``. Raises Fenced if a partition was claimed or reset since, ReloadOver, and
+    the last error.
     """
 
     def step() -> None:
         try:
-            _attempt(driver, source, claims)
+            _attempt(driver, source, claims, leader_epochs, rows_of, is_recorded=is_recorded)
         except (DBAPIError, psycopg.Error) as error:
             if not took_effect(driver, error):
                 raise
@@ -51,70 +66,114 @@ def publish(driver: Driver, source: PipelineSource, claims: Claims, tries: int =
     retried(step, tries=tries)
 
 
-def _attempt(driver: Driver, source: PipelineSource, claims: Claims) -> None:
+def _attempt(
+    driver: Driver,
+    source: PipelineSource,
+    claims: Claims,
+    leader_epochs: Mapping[Partition, int | None],
+    rows_of: RowsOf,
+    *,
+    is_recorded: bool,
+) -> None:
     with driver.step("staged") as tx:
         scope = GroupConnection(tx.connection, tx.schema, source.group)
         ranges = [position for position in tx.positions() if position.end_offset > position.first_offset]
         if driver.run.strategy == "reprocess":
             lock_range(tx, scope, source.pipeline)
-            _write(tx, driver, source)
+            _write(tx, driver, source, rows_of)
             keep_run_dead_letters(tx)
         else:
             transaction = _hold(tx, scope, driver, source.pipeline, claims)
-            _write(tx, driver, source)
+            _write(tx, driver, source, rows_of)
             take_over_dead_letters(tx, Staging(tx.run.staging_schema))
-            moves = [Move(claims[at.partition], at.first_offset, at.end_offset) for at in ranges]
+            moves = [
+                Move(
+                    claims[position.partition],
+                    position.first_offset,
+                    position.end_offset,
+                    leader_epochs.get(position.partition),
+                )
+                for position in ranges
+            ]
             advance(scope, moves, transaction)
-        for at in ranges:
+        for position in ranges if is_recorded else ():
             record_action(
                 scope,
                 driver.run.strategy,
                 actor=pauser(driver.run.id),
                 reason=driver.run.reason,
-                partition=at.partition,
-                from_offset=at.first_offset,
-                to_offset=at.end_offset,
+                partition=position.partition,
+                from_offset=position.first_offset,
+                to_offset=position.end_offset,
             )
         driver.transition(tx, "cut_over")
-        let_go(tx.connection, tx.schema, driver.run.id, [source.group], "the batch is applied")
+        release_groups(tx.connection, tx.schema, driver.run.id, [source.group], "the batch is applied")
 
 
 def _hold(tx: Step, scope: GroupConnection, driver: Driver, pipeline: Pipeline, claims: Claims) -> str:
     scope.execute(GROUPS["lock"]).one()
     positions = tx.positions()
-    mine = [claims[at.partition] for at in positions]
-    # By another name than a worker's: a claim that waits for these rows must not end it as abandoned.
+    held = [claims[position.partition] for position in positions]
+    # Not a worker's application name: a claim that waits for these rows may terminate an abandoned worker's session.
     settings = Settings(f"seekpoint-batch {driver.run.id.hex[:8]} {scope.group}"[:63], True, 0.0)
-    transaction = hold(scope, [Expected(one, one.next_offset) for one in mine], settings)
-    require_no_held_keys(scope, pipeline, {at.partition.topic: at.topic_id for at in positions})
+    transaction = hold(scope, [Expected(claim, claim.next_offset) for claim in held], settings)
+    require_no_held_keys(scope, pipeline, {position.partition.topic: position.topic_id for position in positions})
     return transaction
 
 
-def _write(tx: Step, driver: Driver, source: PipelineSource) -> None:
-    """Sink by sink in their order, as a worker's transaction would."""
+def _write(tx: Step, driver: Driver, source: PipelineSource, rows_of: RowsOf) -> None:
+    """Write the sinks' rows in the order of the sinks, as a worker does."""
     tx.execute(BATCH["bound"], idle=f"{round(driver.limits.transaction_age * 1000)}ms")
     staging = Staging(tx.run.staging_schema)
-    staged = StagedRows(tx.connection, staging, [source], coverage(tx).chosen)
+    staged = rows_of(tx.connection, staging, [source], coverage(tx).chosen)
     for target in by_sink(tx, source):
-        if target.dedupes:
-            _merge(tx, folded_path(staging, target), target)
-        else:
-            staged.insert(target, target.path)
+        try:
+            write_rows(tx, staging, target, staged, target.path)
+        except (DBAPIError, psycopg.Error) as error:
+            error.add_note(f"while {staged.shown(target)} was written")
+            raise
+
+
+def write_rows(tx: Tx, staging: Staging, target: TargetTable, staged: StagedRows, into: Path) -> None:
+    """Write one sink's rows, prepared by fold_rows, to table ``into``."""
+    sink = aimed(target.feeds[0].sink, into)
+    if isinstance(sink, Accumulate):
+        _add(tx, folded_path(staging, target), sink)
+    elif isinstance(sink, Upsert):
+        _merge(tx, folded_path(staging, target), sink)
+    else:
+        staged.insert(target, into)
 
 
 class _FromFolded(UpsertSql):
-    """An Upsert's own statements, with the table of the newest rows in the place of the session's stage."""
+    """An Upsert's statements, reading the table of newest rows instead of the session's temporary table."""
 
     def __init__(self, target: Target, layout: Layout, folded: Path) -> None:
         super().__init__(target, layout)
         self._stage = escaped_name(*folded)
 
 
-def _merge(tx: Tx, folded: Path, into: TargetTable) -> None:
-    """Tombstones first, then rows, under the sink's own guards."""
-    aim = aimed(into.feeds[0].sink, into.path)
-    assert isinstance(aim, Upsert)
-    target = replace(aim.target, columns=remembered_columns(tx.connection, folded))
+class _FromAggregated(AccumulateSql):
+    """An Accumulate's statements, reading the table of addends instead of the session's temporary table."""
+
+    def __init__(self, target: SumTarget, layout: Layout, aggregated: Path, *, updates_first: bool) -> None:
+        super().__init__(target, layout, updates_first=updates_first, has_distinct=True)
+        self._stage = escaped_name(*aggregated)
+
+
+def _add(tx: Tx, aggregated: Path, sink: Accumulate) -> None:
+    """Add the aggregated values to the rows of their keys, in the order of the keys."""
+    if not is_there(tx.connection, aggregated):
+        return
+    layout = survey(tx.connection, sink.target).layout
+    updates_first = looks_at_rows(tx.connection, sink.target)
+    statements = _FromAggregated(sink.target, layout, aggregated, updates_first=updates_first)
+    driver_of(tx.connection).execute(statements.merge, ())
+
+
+def _merge(tx: Tx, folded: Path, sink: Upsert) -> None:
+    """Apply the tombstones, then the rows, under the sink's guards."""
+    target = replace(sink.target, columns=remembered_columns(tx.connection, folded))
     counts = dict(rows(tx.connection, "SELECT {d}, count(*) FROM {t} GROUP BY 1", d=name(DELETED), t=folded))
     layout = survey(tx.connection, target).layout
     statements = _FromFolded(target, layout, folded)
@@ -124,19 +183,20 @@ def _merge(tx: Tx, folded: Path, into: TargetTable) -> None:
         driver_of(tx.connection).execute(statements.merge, ())
 
 
-def totals(tx: Step, source: PipelineSource) -> Mapping[str, Any]:
-    """What the batch did, of what is on record: records, rows by table, dead letters and the group's next offsets."""
+def totals(tx: Step, source: PipelineSource, rows_of: RowsOf = StagedRows) -> Mapping[str, Any]:
+    """The stored results of the batch: records, rows by table, dead letters and the group's next offsets."""
     chosen = coverage(tx).chosen
+    staged = rows_of(tx.connection, Staging(tx.run.staging_schema), [source], chosen)
     written: dict[str, int] = dict.fromkeys(tx.run.tables, 0)
     for target in by_sink(tx, source):
-        written[target.name] += sum(one.rows[target.feeds[0].number] for one in chosen)
-    offsets = {str(at.partition): at.end_offset for at in tx.positions()}
-    if tx.run.strategy == "reprocess":  # the group's own: they have not moved
+        written[target.name] += staged.counts(target)
+    offsets = {str(position.partition): position.end_offset for position in tx.positions()}
+    if tx.run.strategy == "reprocess":  # a reprocess moves no position: show the group's
         offsets = {str(Partition(row.topic, row.partition)): row.next_offset for row in tx.offsets()}
     return {
-        "records": sum(one.records + one.dead_letters for one in chosen),
+        "records": sum(attempt.records + attempt.dead_letters for attempt in chosen),
         "rows": written,
         "offsets": offsets,
-        "dead_letters": sum(one.dead_letters for one in chosen),
+        "dead_letters": sum(attempt.dead_letters for attempt in chosen),
         "failures": dead_letters_of(tx),
     }

@@ -1,4 +1,4 @@
-"""Export: the log up to the stored offsets as files, whose manifest is a row in the ledger; and reading them back."""
+"""Export: writes the log up to the stored offsets to files listed in the ledger's manifest, and reads them back."""
 
 from seekpoint.jobs.export.archive import Archive, ArchivedReader
 from seekpoint.jobs.export.export import Export, Exported

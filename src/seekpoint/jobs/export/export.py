@@ -1,4 +1,4 @@
-"""An export: records that a group has applied and the archive does not have yet, written and committed by range."""
+"""An export: writes records that a group has applied and the archive does not have yet, and commits them by range."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy import URL, Engine
 
 from seekpoint.errors import ConfigError, RangeLost
 from seekpoint.jobs.export.archive import Archive, manifest_of
-from seekpoint.jobs.export.manifest import Entry, Tx, Written, holes
+from seekpoint.jobs.export.manifest import LOST, Entry, Tx, Written, holes
 from seekpoint.jobs.run import Progress
 from seekpoint.kafka.first_records import first_records, require_max_records
 from seekpoint.kafka.range_checks import RangeChecks
@@ -22,13 +22,13 @@ from seekpoint.ledger.positions import Position
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.records import Partition
 
-RANGE = 1_000_000  # offsets of one file
+RANGE = 1_000_000  # offsets per file
 FORMATS = ("parquet", "delta")
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What one export has added to its archive. ``offsets`` are where the archive's chains end now."""
+    """What one export has added to its archive. ``offsets`` are the archive's end offsets by partition."""
 
     run: UUID
     files: int
@@ -38,24 +38,24 @@ class Exported:
 
 
 class Writer(Protocol):
-    """Writes ranges of the log as files below a root; ``run``, the export's id, is part of their names."""
+    """Writes ranges of the log to files below a root; ``run``, the export's id, is part of their names."""
 
     def write(self, root: str, run: UUID, ranges: Sequence[Range]) -> Iterable[Written]:
-        """Write each of them, in whatever order; what was written, as it is done. Raises what reading them raises."""
+        """Write the ranges in any order; yields each when it is written. Raises what reading them raises."""
 
 
 class Export:
-    """Writes the records that ``group`` has applied, and that ``archive`` does not have yet, to the archive.
+    """Writes the records that ``group`` has applied and ``archive`` does not have yet to the archive.
 
-    They are those of ``[first_offset, next_offset)`` of each partition, as of one moment: raw, as the log has them,
-    whatever became of them in the tables. A range is in the archive from the commit of its row in the manifest on; an
-    export that is killed leaves only files that no row names, and the next one continues after the last row.
-    Workers keep running, and any number of exports may run at once. ``kafka`` is the workers' own configuration.
+    These are the raw records of ``[first_offset, next_offset)`` of each partition, as of one moment, including those
+    that were dead-lettered or skipped. A range is in the archive once its row in the manifest is committed; an export
+    that crashes leaves only files that no row names, and the next one continues after the last row. Workers continue,
+    and any number of exports may run at once. ``kafka`` is the workers' configuration.
 
-    ``format="delta"`` makes a Delta table of each topic, too (``<root>/<topic>``, extra ``delta``). ``range_records``
-    are the offsets of one file at most, and ``max_records`` those of this run: the next one continues there.
-    ``skip_lost`` continues where retention has passed records that no export has written: the archive has a gap then.
-    ``writer`` says who writes (by default this process). Making one does no I/O.
+    ``format="delta"`` also makes a Delta table of each topic (``<root>/<topic>``, extra ``delta``). A file has at most
+    ``range_records`` offsets, and this run at most ``max_records``; the next run continues there. With ``skip_lost``
+    the export continues after records that retention removed before any export: the archive then has a gap. ``writer``
+    writes the files (by default this process). The constructor does no I/O.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Export:
         if format not in FORMATS:
             raise ConfigError(f"format must be 'parquet' or 'delta', got {format!r}")
         if range_records < 1:
-            raise ConfigError(f"range_records is the number of offsets of a file, at least 1, and not {range_records}")
+            raise ConfigError(f"range_records must be a number of offsets per file, at least 1, got {range_records}")
         require_max_records(max_records)
         self._max_records = max_records
         self.engine, self.kafka, self.archive = postgres_engine(engine), dict(kafka), archive
@@ -88,32 +88,36 @@ class Export:
         self._run, self._noted = uuid4(), False
 
     def run(self) -> Exported:
-        """Write and commit all of it. Run it again after any error: what was committed is not written again.
+        """Write and commit all new records. After any error run it again: committed ranges are not repeated.
 
-        Raises ConfigError for a group or a topic that the ledger does not have; RangeLost where the log no longer has
-        what is to be written, RangeStuck, TopicRecreated and KafkaUnavailable.
+        Raises ConfigError for a group or a topic that the ledger does not have; RangeLost if the log no longer has the
+        records; RangeStuck, TopicRecreated and KafkaUnavailable.
         """
         positions = applied(Ledger(self.engine, self.group, schema=self.schema), self._topics)
         added: list[Written] = []
         while ranges := first_records(self._plan(positions), self._records_left(added)):
             self._note()
-            total, passed = sum(one.records_at_most for one in ranges), 0
+            total, passed = sum(range_.records_at_most for range_ in ranges), 0
             for written in self._in_order(self._write(ranges), ranges):
-                if not self._commit(written):  # another export was faster: plan again what is left
+                if not self._commit(written):  # another export has committed it: plan the rest again
                     if written.file:
                         self.archive.storage.remove(written.file)
                     break
                 added.append(written)
                 passed += written.range.records_at_most
                 self._progress("exporting", passed, total)
-        ends = {at.partition: max(entry.end for entry in chain) for at in positions if (chain := self._chain(at))}
-        files = sum(bool(one.file) for one in added)
-        return Exported(self._run, files, sum(one.records for one in added), sum(one.bytes for one in added), ends)
+        ends = {
+            position.partition: max(entry.end for entry in chain)
+            for position in positions
+            if (chain := self._chain(position))
+        }
+        files = sum(bool(part.file) for part in added)
+        return Exported(self._run, files, sum(part.records for part in added), sum(part.bytes for part in added), ends)
 
     def _records_left(self, added: Sequence[Written]) -> int | None:
         if self._max_records is None:
             return None
-        return self._max_records - sum(one.range.records_at_most for one in added)
+        return self._max_records - sum(part.range.records_at_most for part in added)
 
     def _write(self, ranges: Sequence[Range]) -> Iterable[Written]:
         if self._writer is None:
@@ -123,81 +127,99 @@ class Export:
         return self._writer.write(self.archive.root, self._run, ranges)
 
     def _note(self) -> None:
-        """Before the first file: by this a sweep knows whose files they are, should they never be committed."""
+        """Record the run before its first file, so that a sweep recognizes its files if they are never committed."""
         if not self._noted:
             with manifest_of(self.archive) as tx:
                 tx.note(self._run, group=self.group, actor=self._actor)
             self._noted = True
 
-    def _chain(self, at: Position) -> list[Entry]:
+    def _chain(self, position: Position) -> list[Entry]:
         with manifest_of(self.archive) as tx:
-            return tx.chain(at.partition, at.topic_id)
+            return tx.chain(position.partition, position.topic_id)
 
     def _plan(self, positions: Sequence[Position]) -> list[Range]:
-        """What is left to be written, cut to the width of a file; partition by partition, in order."""
-        chains = {at.partition: self._chain(at) for at in positions}
-        for at in positions:
-            self._require_its_format(at, chains[at.partition])
-        behind = [at for at in positions if _left(at, chains[at.partition])]
+        """The ranges left to write, divided into files; partition by partition, in order."""
+        chains = {position.partition: self._chain(position) for position in positions}
+        for position in positions:
+            self._require_its_format(position, chains[position.partition])
+        behind = [position for position in positions if _left(position, chains[position.partition])]
         starts = self._log_starts(behind)
-        ranges = [range_ for at in behind for range_ in self._of(at, chains[at.partition], starts[at.partition])]
+        ranges = [
+            range_
+            for position in behind
+            for range_ in self._of(position, chains[position.partition], starts[position.partition])
+        ]
         check_ranges(self.kafka, ranges)
-        return [part for each in ranges for part in each.cut(self._range_records)]
+        return [part for range_ in ranges for part in range_.cut(self._range_records)]
 
     def _log_starts(self, behind: Sequence[Position]) -> dict[Partition, int]:
-        """Where the logs begin, of the topics that the positions belong to."""
+        """The log start offsets, after a check of the topics' ids."""
         if not behind:
             return {}
         checks = RangeChecks(self.kafka)
-        asked = checks.ask({at.partition.topic for at in behind})
-        for at in behind:
-            checks.check(asked, at.partition, at.topic_id, at.next_offset)
-        return {at: edge.offset for at, edge in checks.readable.starts([at.partition for at in behind]).items()}
+        asked = checks.ask({position.partition.topic for position in behind})
+        for position in behind:
+            checks.check(asked, position.partition, position.topic_id, position.next_offset)
+        starts = checks.readable.starts([position.partition for position in behind])
+        return {partition: edge.offset for partition, edge in starts.items()}
 
-    def _of(self, at: Position, chain: Sequence[Entry], log_start: int) -> Iterator[Range]:
-        """One partition's ranges that neither the archive has nor retention has taken."""
-        for start, end in _left(at, chain):
-            lost = max(start, at.first_offset)
-            is_last = not chain or start >= chain[-1].end  # of others it was decided when what follows was written
+    def _of(self, position: Position, chain: Sequence[Entry], log_start: int) -> Iterator[Range]:
+        """One partition's ranges that the archive does not have and the log still has.
+
+        A last range of which the log has nothing is added as lost.
+        """
+        for start, end in _left(position, chain):
+            lost = max(start, position.first_offset)
+            is_last = not chain or start >= chain[-1].end  # an earlier gap was accepted when a later range was written
             if lost < min(log_start, end) and is_last and not self._skip_lost:
                 raise RangeLost(
-                    at.partition,
+                    position.partition,
                     lost,
-                    f"retention has passed it before any export: the log begins at {log_start} now. Continue with "
-                    "skip_lost=True, which leaves a gap in the archive; and export more often than retention cuts",
+                    f"retention has passed it before any export: the log now begins at {log_start}. Continue with "
+                    "skip_lost=True, which leaves a gap in the archive; and export more often than retention deletes",
                 )
             if max(start, log_start) < end:
-                yield Range(at.partition, at.topic_id, max(start, log_start), end)
+                yield Range(position.partition, position.topic_id, max(start, log_start), end)
+            elif is_last and lost < end:  # no later range is written that would tell the next export of the decision
+                self._give_up(Range(position.partition, position.topic_id, lost, end))
 
-    def _require_its_format(self, at: Position, chain: Sequence[Entry]) -> None:
-        if other := next((entry for entry in chain if entry.format != self.format), None):
+    def _give_up(self, range_: Range) -> None:
+        """Add a lost range to the manifest, unless another export has added some of it."""
+        self._note()
+        with manifest_of(self.archive) as tx:
+            tx.alone(range_.partition.topic)
+            if not tx.within(range_):
+                self._add(tx, [Written(range_, "", 0, 0, None)], LOST)
+
+    def _require_its_format(self, position: Position, chain: Sequence[Entry]) -> None:
+        if other := next((entry for entry in chain if entry.format not in {self.format, LOST}), None):
             raise ConfigError(
-                f"{at.partition} is in the archive {self.archive.root} as {other.format}: continue with "
+                f"{position.partition} is in the archive {self.archive.root} as {other.format}: continue with "
                 f"format={other.format!r}, or export into another archive"
             )
 
     def _in_order(self, written: Iterable[Written], planned: Sequence[Range]) -> Iterator[Written]:
-        """As they come, but each partition's in the order of its offsets: no chain has a gap, not for a moment."""
+        """Yield the written ranges, those of a partition in order of offset, so that the manifest never has a gap."""
         waiting: dict[Range, Written] = {}
         queues: dict[Partition, list[Range]] = {}
         for range_ in planned:
             queues.setdefault(range_.partition, []).append(range_)
-        for one in written:
-            waiting[one.range] = one
-            queue = queues[one.range.partition]
+        for part in written:
+            waiting[part.range] = part
+            queue = queues[part.range.partition]
             while queue and queue[0] in waiting:
                 yield waiting.pop(queue.pop(0))
 
     def _commit(self, written: Written) -> bool:
-        """Add it to the manifest; False where another export has some of it there already."""
+        """Add the range to the manifest; returns False if another export has already added some of it."""
         with manifest_of(self.archive) as tx:
             tx.alone(written.range.partition.topic)
             if tx.within(written.range):
                 return False
             if written.file and self.archive.storage.size(written.file) != written.bytes:
                 raise FileNotFoundError(
-                    f"{self.archive.storage.path(written.file)} was written and is gone, or was cut: files that are "
-                    "younger than a day must not be removed (Archive.sweep, lifecycle rules); run the export again"
+                    f"{self.archive.storage.path(written.file)} was written, but is now missing or shorter: do not "
+                    "remove files younger than a day (Archive.sweep, lifecycle rules), and run the export again"
                 )
             if self.format == "delta" and not self._commit_to_table(tx, written):
                 return False
@@ -205,9 +227,9 @@ class Export:
         return True
 
     def _commit_to_table(self, tx: Tx, written: Written) -> bool:
-        """Add it to the Delta table, first; False where that has it already, and the manifest now, too.
+        """Add the range to the Delta table; returns False if the table was ahead, after adding that to the manifest.
 
-        It is asked of a range without records as well: the table may have a wider one, that begins with this.
+        Also checked for a range without records, because the table may have a wider range that begins with it.
         """
         from seekpoint.jobs.export.delta import DeltaLog  # noqa: PLC0415 -- an extra
 
@@ -219,31 +241,40 @@ class Export:
             table.add(written)
         return True
 
-    def _add(self, tx: Tx, written: Sequence[Written]) -> None:
-        tx.add(written, format=self.format, group=self.group, run=self._run, actor=self._actor)
+    def _add(self, tx: Tx, written: Sequence[Written], format_: str | None = None) -> None:
+        tx.add(written, format=format_ or self.format, group=self.group, run=self._run, actor=self._actor)
 
 
-def _left(at: Position, chain: Sequence[Entry]) -> list[tuple[int, int]]:
-    """What the group has applied and the archive does not have; with what lies between, if the archive ends before."""
-    begin = min(at.first_offset, max((entry.end for entry in chain), default=at.first_offset))
-    return holes(chain, begin, at.next_offset)
+def _left(position: Position, chain: Sequence[Entry]) -> list[tuple[int, int]]:
+    """The ranges that the group has applied and the archive does not have, starting at the archive's end if earlier."""
+    begin = min(position.first_offset, max((entry.end for entry in chain), default=position.first_offset))
+    return holes(chain, begin, position.next_offset)
 
 
 def applied(ledger: Ledger, topics: str | Collection[str] | None = None) -> list[Position]:
-    """The positions of the ledger's group in these topics (by default all), as of one moment.
+    """Read the positions of the ledger's group in these topics (by default all), as of one moment.
 
     Raises ConfigError for a group or a topic that the ledger does not have.
     """
-    found = ledger.read()
-    if not found:
+    return in_topics(ledger, ledger.read(), topics)
+
+
+def in_topics(
+    ledger: Ledger, positions: Sequence[Position], topics: str | Collection[str] | None = None
+) -> list[Position]:
+    """The group's positions in these topics (by default all).
+
+    Raises ConfigError for a group or a topic that the ledger does not have.
+    """
+    if not positions:
         raise ConfigError(
             f"the ledger in schema {ledger.schema!r} has no offsets of group {ledger.group!r}: correct the name or the "
             "schema (Ledger(engine, group, schema=...)), or start a worker once"
         )
-    known = {at.partition.topic for at in found}
+    known = {position.partition.topic for position in positions}
     wanted = known if topics is None else {topics} if isinstance(topics, str) else set(topics)
     if strange := sorted(wanted - known):
         raise ConfigError(
             f"group {ledger.group!r} has no offsets of {', '.join(strange)}; it reads {', '.join(sorted(known))}"
         )
-    return [at for at in found if at.partition.topic in wanted]
+    return [position for position in positions if position.partition.topic in wanted]

@@ -1,10 +1,10 @@
-"""Writes records to Parquet files and reads them back, with every field that a worker sees."""
+"""Writes records to Parquet files and reads them back, with all fields that a worker sees."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
@@ -15,45 +15,45 @@ import pyarrow.parquet as pq
 
 from seekpoint.errors import ArchiveDamaged
 from seekpoint.jobs.export.manifest import Entry, Written
-from seekpoint.jobs.export.storage import HashingStream, Storage
 from seekpoint.kafka.client import Unreadable
 from seekpoint.kafka.ranges import CHUNK, Piece, Range, read_range
 from seekpoint.records import Partition, RawRecord, Record
+from seekpoint.storage import HashingStream, Storage
 
-ROWS = 50_000  # of a row group
+ROWS = 50_000  # per row group
 
 SCHEMA = pa.schema(
     [
         pa.field("topic", pa.string(), nullable=False),
         pa.field("partition", pa.int32(), nullable=False),
         pa.field("offset", pa.int64(), nullable=False),
-        # For people. What is beyond it, or was never there, is null; `timestamp_ms` has all that Kafka has.
+        # For people; null if it is missing or out of range. `timestamp_ms` has exactly Kafka's value.
         pa.field("timestamp", pa.timestamp("us", tz="UTC")),
         pa.field("timestamp_ms", pa.int64()),
         pa.field("leader_epoch", pa.int32()),
         pa.field("key", pa.binary()),
         pa.field("value", pa.binary()),
-        # null where the client cannot read them
+        # null if the client cannot read them
         pa.field("headers", pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))),
     ]
 )
 
 
 class LocalWriter:
-    """Writes each range here, in turn."""
+    """Writes ranges in this process, one after another."""
 
     def __init__(self, kafka: Mapping[str, Any]) -> None:
         self._kafka = kafka
 
     def write(self, root: str, run: UUID, ranges: Sequence[Range]) -> Iterator[Written]:
-        """Write them in the order given."""
+        """Write the ranges in the given order."""
         storage = Storage(root)
         for range_ in ranges:
             yield write_range(self._kafka, storage, run, range_)
 
 
 def write_range(kafka: Mapping[str, Any], storage: Storage, run: UUID, range_: Range) -> Written:
-    """Write the range's records to a file of its own; none, if there are none.
+    """Write the range's records to a new file; no file if there are no records.
 
     Raises what ``kafka.ranges.read_range`` raises, and then leaves no file.
     """
@@ -61,9 +61,9 @@ def write_range(kafka: Mapping[str, Any], storage: Storage, run: UUID, range_: R
 
 
 def write(storage: Storage, file: str, range_: Range, pieces: Iterable[Piece]) -> Written:
-    """Write the pieces to a new file; where there are no records, there is none.
+    """Write the pieces to a new file; no file if there are no records.
 
-    An error leaves no file, unless the process ends with it.
+    An error leaves no file, unless the process crashes.
     """
     groups = record_batches(pieces, SCHEMA, ROWS)
     first = next(groups, None)
@@ -79,7 +79,7 @@ def write(storage: Storage, file: str, range_: Range, pieces: Iterable[Piece]) -
     storage.keep(file)
     size = storage.size(file)
     if size is None:
-        raise FileNotFoundError(f"{storage.path(file)} was written, and is not there")
+        raise FileNotFoundError(f"{storage.path(file)} was written, but is missing")
     return Written(range_, file, records, size, hashing.sha256)
 
 
@@ -93,7 +93,7 @@ def _write(stream: Any, range_: Range, first: pa.RecordBatch, others: Iterable[p
         write_statistics=["partition", "offset", "timestamp", "timestamp_ms"],
         write_page_checksum=True,
     ) as writer:
-        writer.write_batch(first)  # each of them is a row group
+        writer.write_batch(first)  # each batch is a row group
         for batch in others:
             records += batch.num_rows
             writer.write_batch(batch)
@@ -101,7 +101,7 @@ def _write(stream: Any, range_: Range, first: pa.RecordBatch, others: Iterable[p
 
 
 def _marks(range_: Range) -> dict[str, str]:
-    """What a file says of itself, whatever it is called."""
+    """The metadata that identifies a file independently of its name."""
     return {
         "seekpoint.topic": range_.partition.topic,
         "seekpoint.topic_id": str(range_.topic_id),
@@ -112,20 +112,21 @@ def _marks(range_: Range) -> dict[str, str]:
 
 
 def read(storage: Storage, entry: Entry, start: int, end: int) -> Iterator[Piece]:
-    """The records of ``[start, end)`` that the entry's file has. Raises ArchiveDamaged, before the first or later."""
+    """The records of ``[start, end)`` in the entry's file. Raises ArchiveDamaged, before the first record or later."""
     with _telling(storage, entry):
         size = storage.size(entry.file)
     if size is None:
-        raise damaged(storage, entry, "it is not there: bring it back from a copy of the archive")
+        raise damaged(storage, entry, "it is missing: restore it from a copy of the archive")
     if size != entry.bytes:
-        raise damaged(storage, entry, f"it has {size} bytes, and {entry.bytes} were written: it was cut, or replaced")
-    # One handle: the bytes that are parsed are those that were compared, also where the file is replaced meanwhile.
+        why = f"it has {size} bytes, and {entry.bytes} were written: it was cut or replaced, so restore it from a copy"
+        raise damaged(storage, entry, why)
+    # One handle, so that the parsed bytes are the compared ones even if the file is replaced meanwhile.
     with _telling(storage, entry), storage.fs.open_input_file(storage.path(entry.file)) as stream:
-        # Before pyarrow parses it: checksums of pages leave out headers and footer, where a flipped bit makes other
-        # records of the same pages, or ends the process.
+        # Before pyarrow parses the file: page checksums do not cover headers and footer, where a flipped bit changes
+        # records or crashes the process.
         if entry.sha256 is not None:
             if hashlib.file_digest(stream, "sha256").hexdigest() != entry.sha256:
-                raise damaged(storage, entry, "its SHA-256 is not that of what was written: bring it back from a copy")
+                raise damaged(storage, entry, "its SHA-256 is not that of the written file: restore it from a copy")
             stream.seek(0)
         file = pq.ParquetFile(stream, pre_buffer=False, page_checksum_verification=True)
         _require_its_own(storage, entry, file)
@@ -136,7 +137,7 @@ def read(storage: Storage, entry: Entry, start: int, end: int) -> Iterator[Piece
 
 
 def damaged(storage: Storage, entry: Entry, why: str) -> ArchiveDamaged:
-    """The error for one file."""
+    """The error for a damaged file."""
     return ArchiveDamaged(entry.partition, entry.start, entry.end, storage.path(entry.file), why)
 
 
@@ -145,26 +146,26 @@ def _telling(storage: Storage, entry: Entry) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        why = f"it cannot be read ({type(error).__name__}: {error}): bring it back from a copy, or fix the storage"
+        why = f"it cannot be read ({type(error).__name__}: {error}): restore it from a copy, or fix the storage"
         raise damaged(storage, entry, why) from error
 
 
 def _require_its_own(storage: Storage, entry: Entry, file: pq.ParquetFile) -> None:
-    said = {
+    stored_marks = {
         key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items() if b"seekpoint" in key
     }
     marks = _marks(Range(entry.partition, entry.topic_id, entry.start, entry.end))
-    if said != marks:
-        theirs = ", ".join(f"{key.partition('.')[2]} {said.get(key)}" for key in marks if said.get(key) != marks[key])
-        why = (
-            f"it is another file's content ({theirs}; topic id {entry.topic_id} was written): bring the right one back"
+    if stored_marks != marks:
+        theirs = ", ".join(
+            f"{key.partition('.')[2]} {stored_marks.get(key)}" for key in marks if stored_marks.get(key) != marks[key]
         )
+        why = f"it has another file's content ({theirs}; topic id {entry.topic_id} was written): restore the right file"
         raise damaged(storage, entry, why)
-    if (found := file.metadata.num_rows) != entry.records:
-        why = f"it has {found} records, and {entry.records} were written: bring the right one back"
+    if (count := file.metadata.num_rows) != entry.records:
+        why = f"it has {count} records, and {entry.records} were written: restore the right file"
         raise damaged(storage, entry, why)
     if not file.schema_arrow.equals(SCHEMA):
-        raise damaged(storage, entry, "its columns are not those of an export: bring the right one back")
+        raise damaged(storage, entry, "its columns are not those of an export: restore the right file")
 
 
 def _overlaps(group: Any, start: int, end: int) -> bool:
@@ -189,47 +190,52 @@ def _piece(partition: Partition, batch: pa.RecordBatch, start: int, end: int) ->
 
 
 def file_name(range_: Range, run: UUID, attempt: UUID) -> str:
-    """A new file's unique place below the root, which :func:`range_of` parses."""
-    at = range_.partition
-    return (
-        f"{at.topic}/{range_.topic_id}/{at.number}/{range_.start:020}-{range_.end:020}-{run.hex}-{attempt.hex}.parquet"
-    )
+    """A new file's unique path below the root, which :func:`range_of` parses."""
+    partition = range_.partition
+    folder = f"{partition.topic}/{range_.topic_id}/{partition.number}"
+    return f"{folder}/{range_.start:020}-{range_.end:020}-{run.hex}-{attempt.hex}.parquet"
 
 
 _NAMED = re.compile(r"([^/]+)/([0-9a-f-]{36})/(\d+)/(\d{20})-(\d{20})-([0-9a-f]{32})-[0-9a-f]{32}\.parquet")
 
 
 def range_of(file: str) -> tuple[Range, UUID] | None:
-    """The range and the export's run that :func:`file_name` was given; None for a file that is none of ours."""
-    if (found := _NAMED.fullmatch(file)) is None:
+    """The range and the run in a path of :func:`file_name`; None for another file."""
+    if (match := _NAMED.fullmatch(file)) is None:
         return None
-    topic, topic_id, number, start, end, run = found.groups()
+    topic, topic_id, number, start, end, run = match.groups()
     return Range(Partition(topic, int(number)), UUID(topic_id), int(start), int(end)), UUID(run)
 
 
-BYTES = 32 * 2**20  # of keys, values and headers, after which a batch ends earlier: it is held in memory
-_NO_TIME = -1  # what some producers write for it
-_LAST_TIME = 9_223_372_036_854_775  # milliseconds: what microseconds in 64 bits hold
+BYTES = 32 * 2**20  # of keys, values and headers: a larger batch ends early, because it is held in memory
+_NO_TIME = -1  # written by some producers instead of a timestamp
+LAST_TIME = 9_223_372_036_854_775  # milliseconds: the maximum for microseconds in 64 bits
 
 
 def record_batches(pieces: Iterable[Piece], schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-    """The records in order, at most ``rows`` in a batch; headers that the client cannot read are null.
+    """The records in order, in batches of at most ``rows``; headers that the client cannot read are null.
 
-    Columns are those of ``schema``, by their names. Raises what iterating over the pieces raises.
+    Columns are those of ``schema``, by name. Raises what iterating over the pieces raises.
     """
+    for records, unreadable in in_batches(pieces, rows):
+        yield columns_of(records, unreadable, schema)
+
+
+def in_batches(pieces: Iterable[Piece], rows: int) -> Iterator[tuple[list[RawRecord], Mapping[int, Unreadable]]]:
+    """The records in order, at most ``rows`` at a time, each time with the errors of unreadable headers by offset."""
     records: list[RawRecord] = []
-    unreadable: set[int] = set()
+    unreadable: dict[int, Unreadable] = {}
     size = 0
     for piece in pieces:
-        unreadable.update(record.offset for record, _ in piece.unreadable)
+        unreadable.update((record.offset, error) for record, error in piece.unreadable)
         for record in piece:
             records.append(record)
             size += _size(record)
             if len(records) >= rows or size >= BYTES:
-                yield _batch(records, unreadable, schema)
+                yield records, unreadable
                 records, size = [], 0
     if records:
-        yield _batch(records, unreadable, schema)
+        yield records, unreadable
 
 
 def _size(record: RawRecord) -> int:
@@ -237,7 +243,8 @@ def _size(record: RawRecord) -> int:
     return len(record.key or b"") + len(record.value or b"") + headers
 
 
-def _batch(records: Sequence[RawRecord], unreadable: set[int], schema: pa.Schema) -> pa.RecordBatch:
+def columns_of(records: Sequence[RawRecord], unreadable: Collection[int], schema: pa.Schema) -> pa.RecordBatch:
+    """The records as columns; headers at ``unreadable`` offsets are null."""
     columns: dict[str, list[Any]] = {
         "timestamp": [_microseconds(record.timestamp_ms) for record in records],
         "headers": [None if record.offset in unreadable else record.headers for record in records],
@@ -248,7 +255,7 @@ def _batch(records: Sequence[RawRecord], unreadable: set[int], schema: pa.Schema
 
 
 def _microseconds(milliseconds: int | None) -> int | None:
-    """None for no time, and for one that 64 bits cannot hold."""
-    if milliseconds is None or milliseconds == _NO_TIME or not -_LAST_TIME <= milliseconds <= _LAST_TIME:
+    """The time in microseconds; None without a time, or if it does not fit into 64 bits."""
+    if milliseconds is None or milliseconds == _NO_TIME or not -LAST_TIME <= milliseconds <= LAST_TIME:
         return None
     return milliseconds * 1000

@@ -1,4 +1,4 @@
-"""The manifest: one row for each range of an archive. A file exists from its row's commit on, and not before."""
+"""The manifest: one row for each range of an archive. A file belongs to the archive once its row is committed."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from sqlalchemy import Connection, Engine
 
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger.schema_connection import APPLICATION, SchemaConnection
-from seekpoint.ledger.sql import EXPORT_MANIFEST, GROUPS, WORKER, Query
+from seekpoint.ledger.sql import EXPORT_MANIFEST, GROUPS, RELOAD_RUN, WORKER, Query
 from seekpoint.records import Partition
 
 LOCK_WAIT = "30s"
+LOST = "lost"  # the format of a range that no export has written
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One range as it was written, before it is in the manifest.
+    """A written range that is not yet in the manifest.
 
-    ``file`` is empty where the range has no records, and ``sha256`` (of the file's bytes, as hexadecimal digits) None.
+    ``sha256`` is that of the file's bytes, in hexadecimal. Without records ``file`` is empty and ``sha256`` None.
     """
 
     range: Range
@@ -35,10 +36,11 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row of ``export_manifest``: the range ``[start, end)`` of a partition, and the file that has its records.
+    """One row of ``export_manifest``: the range ``[start, end)`` of a partition, and the file with its records.
 
-    ``file`` is named below the archive's root, and empty where the range has no records. ``sha256`` is that of the
-    file's bytes, as ``sha256sum`` prints it; None without a file.
+    ``file`` is the path below the archive's root, empty if the range has no records. ``sha256`` is that of the file's
+    bytes, as ``sha256sum`` prints it; None without a file. ``format`` is "lost" for a gap that an export accepted
+    when the log had no record after it.
     """
 
     partition: Partition
@@ -70,16 +72,20 @@ class Tx(SchemaConnection):
         self._archive = archive
 
     def alone(self, topic: str) -> None:
-        """Until the transaction ends, no other adds to this topic's chains, or removes a file of it."""
+        """Lock the topic until the transaction ends: no other transaction adds or removes files of it."""
         self.execute(GROUPS["alone"], name=f"seekpoint export {self._archive} {topic}")
 
     def within(self, range_: Range) -> list[Entry]:
-        """The entries that have something of the range, in order."""
-        of = self._of(range_.partition, range_.topic_id)
-        return self._entries(EXPORT_MANIFEST["within"], **of, start=range_.start, end=range_.end)
+        """The entries that overlap the range, in order, lost ones, too."""
+        key = self._of(range_.partition, range_.topic_id)
+        return self._entries(EXPORT_MANIFEST["within"], **key, start=range_.start, end=range_.end)
+
+    def written(self, range_: Range) -> list[Entry]:
+        """The entries that overlap the range, in order, without lost ones."""
+        return [entry for entry in self.within(range_) if entry.format != LOST]
 
     def chain(self, partition: Partition, topic_id: UUID) -> list[Entry]:
-        """All that the archive has of a partition, in order."""
+        """All entries of a partition, in order."""
         return self._entries(EXPORT_MANIFEST["chain"], **self._of(partition, topic_id))
 
     def all(self) -> list[Entry]:
@@ -87,37 +93,38 @@ class Tx(SchemaConnection):
         return self._entries(EXPORT_MANIFEST["all"], archive=self._archive)
 
     def _entries(self, statement: Query, **values: Any) -> list[Entry]:
-        found = map(tuple, self.execute(statement, **values))
-        return [Entry(Partition(topic, number), *rest) for topic, number, *rest in found]
+        rows = map(tuple, self.execute(statement, **values))
+        return [Entry(Partition(topic, number), *rest) for topic, number, *rest in rows]
 
     def has(self, file: str) -> bool:
-        """Whether the manifest names this file, in whatever archive: the root may have another name there."""
+        """Whether the manifest names this file in any archive, because a root may have several names."""
         return bool(self.execute(EXPORT_MANIFEST["is_file"], file=file).scalar_one())
 
     def known(self) -> set[str]:
-        """Every file that the manifest names, in whatever archive."""
+        """Every file that the manifest names, in any archive."""
         return set(self.execute(EXPORT_MANIFEST["known"]).scalars())
 
     def note(self, run: UUID, *, group: str, actor: str) -> None:
-        """Put an export on record, before its first file."""
+        """Record an export before its first file."""
         self.execute(EXPORT_MANIFEST["note"], id=run, archive=self._archive, consumer_group=group, actor=actor)
 
     def runs(self) -> set[UUID]:
-        """Every export on record, of whatever archive."""
+        """Every recorded export, to any archive."""
         return set(self.execute(EXPORT_MANIFEST["runs"]).scalars())
 
     def roots(self) -> list[str]:
-        """Every archive that the ledger has exported to, whatever this transaction's is."""
+        """The names of all archives that the ledger has exported to."""
         return list(self.execute(EXPORT_MANIFEST["roots"]).scalars())
 
     def add(self, written: Sequence[Written], *, format: str, group: str, run: UUID, actor: str) -> None:  # noqa: A002
-        """The commit of these ranges, once the transaction is."""
-        by = {"archive": self._archive, "format": format, "consumer_group": group, "run": run, "actor": actor}
+        """Add these ranges to the manifest."""
+        common = {"archive": self._archive, "format": format, "consumer_group": group, "run": run, "actor": actor}
         rows = []
-        for one in written:
-            its = one.range
-            values = (*its.partition, its.topic_id, its.start, its.end, one.records, one.bytes, one.file, one.sha256)
-            rows.append(dict(zip(_WRITTEN, values, strict=True)) | by)
+        for part in written:
+            range_ = part.range
+            offsets = range_.start, range_.end
+            values = *range_.partition, range_.topic_id, *offsets, part.records, part.bytes, part.file, part.sha256
+            rows.append(dict(zip(_WRITTEN, values, strict=True)) | common)
         self.execute(EXPORT_MANIFEST["insert"], rows)
 
     def _of(self, partition: Partition, topic_id: UUID) -> dict[str, Any]:
@@ -137,16 +144,17 @@ def transaction(engine: Engine, schema: str, archive: str) -> Iterator[Tx]:
         with connection.begin():
             tx = Tx(connection, schema, archive)
             tx.execute(WORKER["configure"], lock_timeout=LOCK_WAIT, application_name=f"{APPLICATION}export")
+            tx.execute(RELOAD_RUN["unhurried"])  # it waits for the storage, and for a Delta table's log
             yield tx
 
 
 def holes(entries: Sequence[Entry], start: int, end: int) -> list[tuple[int, int]]:
-    """What of ``[start, end)`` these entries (in order) do not have."""
-    found: list[tuple[int, int]] = []
+    """The parts of ``[start, end)`` that these entries (in order) do not have."""
+    gaps: list[tuple[int, int]] = []
     for entry in entries:
         if entry.start >= end:
             break
         if entry.start > start:
-            found.append((start, entry.start))
+            gaps.append((start, entry.start))
         start = max(start, entry.end)
-    return [*found, (start, end)] if start < end else found
+    return [*gaps, (start, end)] if start < end else gaps

@@ -1,4 +1,4 @@
-"""Reload: build the rows of pipelines' tables from the log again, and publish them in one transaction."""
+"""Reload: rebuilds the tables of pipelines from the log, and publishes the rows in one transaction."""
 
 from seekpoint.jobs.manage_runs import Runs
 from seekpoint.jobs.reload.compare import Difference, Report, Sample

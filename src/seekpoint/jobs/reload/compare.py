@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from psycopg import sql as ident
 from psycopg.types.json import Jsonb
-from sqlalchemy import func, select
+from sqlalchemy import Row, func, select
 
-from seekpoint.jobs.reload.catch_up import CatchUp
-from seekpoint.jobs.run import SERIALIZABLE_ENOUGH, Driver, Tx
+from seekpoint.jobs.run import REPEATABLE_READ, Driver, Step, Tx
 from seekpoint.jobs.tables.sql_templates import Composable, composed, names
 from seekpoint.jobs.tables.staging_schema import Staging, StagingTables
+from seekpoint.jobs.tables.sums import different
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.ledger.sql import RELOAD_RUN
 
-SAMPLES = 20  # rows of each kind that are shown
-VALUE = 1_000  # characters of a value in them
-DIFFERENT_KEY = "different key"  # a kind: the keys are equal (=), and not the same bytes
+SAMPLES = 20  # sample rows of each kind
+VALUE = 1_000  # characters of a value in a sample
+DIFFERENT_KEY = "different key"  # a kind: the keys are equal (=) and differ in their bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One row that differs: its key, and its written columns in the live and in the rebuilt table, as Postgres' text.
+    """A row that differs: its key, and its written columns in the live and in the rebuilt table, as Postgres' text.
 
-    Of a value of more than 1,000 characters its beginning is there, with its length and its MD5.
+    A value of more than 1,000 characters is cut, with its length and MD5 appended.
     """
 
     kind: str
@@ -37,7 +37,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What one table's comparison found. ``missing`` rows the live table should have; ``extra`` ones it should not."""
+    """One table's comparison. ``missing`` rows are not in the live table and should be; ``extra`` rows should not.
+
+    ``inputs`` are those that its frames join: rebuilt rows contain their present values, live rows the values at the
+    time of each micro-batch.
+    """
 
     table: str
     equal: int
@@ -45,6 +49,7 @@ class Difference:
     extra: int
     different: int
     samples: tuple[Sample, ...]
+    inputs: tuple[str, ...] = ()
 
     @property
     def live(self) -> int:
@@ -63,13 +68,13 @@ class Difference:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """The table and its counts, as the run's row has them: without any value of a row."""
+        """The table and its counts, as stored in the run's row, without values of rows."""
         return {name: getattr(self, name) for name in ("table", "equal", "missing", "extra", "different")}
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A comparison of all tables of a run, at ``offsets``: ``group topic/partition`` to the position it was made at."""
+    """A comparison of all tables of a run; ``offsets`` maps ``group topic/partition`` to the compared position."""
 
     tables: tuple[Difference, ...]
     offsets: Mapping[str, int]
@@ -85,53 +90,81 @@ class Report:
         return asdict(self) | {"is_empty": self.is_empty}
 
 
-def prepare(driver: Driver, passes: CatchUp) -> Report:
+class Passes(Protocol):
+    """Brings the rebuilt tables to the groups' positions."""
+
+    @property
+    def targets(self) -> Sequence[Target]:
+        """The tables to compare."""
+
+    def offsets(self, tx: Step, /) -> Sequence[Row[Any]]:
+        """The rows of the groups' positions."""
+
+    def apply(self, tx: Step, offsets: Sequence[Row[Any]], /) -> int:
+        """Apply the records up to these positions, in this transaction; returns how many."""
+
+
+def prepare(driver: Driver, passes: Passes, states: Sequence[str] = ("catching_up", "compared")) -> Report:
     """Catch up to the stored positions and compare, in one database snapshot; stores the keys that differ.
 
-    No lock is taken on anything live: workers continue.
+    Locks no live table, so workers continue. The run must be in one of these ``states``.
     """
-    with driver.step("catching_up", "compared", isolation=SERIALIZABLE_ENOUGH) as tx:
+    with driver.step(*states, isolation=REPEATABLE_READ) as tx:
         staging = Staging(tx.run.staging_schema)
-        offsets = tx.offsets()
+        offsets = passes.offsets(tx)
         passes.apply(tx, offsets)
-        found = tuple(_compare(StagingTables(tx.connection, staging, target)) for target in passes.targets)
+        is_exact = tx.run.strategy != "verify"
+        differences = tuple(
+            _compare(StagingTables(tx.connection, staging, target), is_exact=is_exact) for target in passes.targets
+        )
         dead_letters = _dead_letters(tx, staging)
-        tx.execute(RELOAD_RUN["diffed"], run=driver.run.id, differences=Jsonb([table.counts for table in found]))
+        counts = Jsonb([difference.counts for difference in differences])
+        tx.execute(RELOAD_RUN["diffed"], run=driver.run.id, differences=counts)
     offset_of = {f"{row.consumer_group} {row.topic}/{row.partition}": row.next_offset for row in offsets}
-    return Report(found, offset_of, dead_letters)
+    return Report(differences, offset_of, dead_letters)
 
 
 def distinct(columns: Sequence[str], left: str, right: str) -> Composable:
-    """Whether two rows differ in these columns, byte by byte: ``=`` takes some different values for equal.
+    """A condition: two rows differ in the bytes of these columns.
 
-    Types that have no equality (json, point, xml) are compared in the same way.
+    ``=`` considers some different values equal, and some types (json, point, xml) do not have it.
     """
     if not columns:
         return ident.SQL("false")
     return ident.SQL("ROW({})::record *<> ROW({})::record").format(names(columns, left), names(columns, right))
 
 
+def is_different(target: Target, columns: Sequence[str], *, is_exact: bool) -> Composable:
+    """A condition: the live and the rebuilt row of one key differ in these columns.
+
+    ``is_exact`` compares every digit of sums of floats, so that exactly the rebuilt rows are published.
+    """
+    if target.sums is not None:
+        return different(target, columns, "live", "built", is_exact=is_exact)
+    return distinct(differing(target, columns), "live", "built")
+
+
 def differing(target: Target, columns: Sequence[str]) -> tuple[str, ...]:
-    """The columns by which two rows of one key can differ."""
+    """The columns in which two rows of one key can differ."""
     exact = set(target.key) - set(target.inexact_key)
     return tuple(column for column in columns if column not in exact)
 
 
-def _compare(tables: StagingTables) -> Difference:
+def _compare(tables: StagingTables, *, is_exact: bool) -> Difference:
     target = tables.target
     tables.run("DROP TABLE IF EXISTS {diff}, {touched}, {seen}")
     tables.run(
         "CREATE {unlogged} TABLE {diff} AS SELECT {key}, CASE WHEN live.tableoid IS NULL THEN 'missing' "
         "WHEN built.tableoid IS NULL THEN 'extra' WHEN {other_key} THEN {different_key} ELSE 'different' END AS {kind}"
         "{values} "
-        "FROM {built} AS built FULL JOIN {live} AS live USING ({key}) "  # a key is as the rebuilt table has it
+        "FROM {built} AS built FULL JOIN {live} AS live USING ({key}) "  # built first: its spelling of the key is used
         "WHERE live.tableoid IS NULL OR built.tableoid IS NULL OR {distinct} "
-        "ORDER BY {key}",  # so that the cut-over goes through index and table in one pass
-        # The values that the rows should have, beside the key: the cut-over reads them in sequence, without look-ups.
-        values=ident.SQL("").join(composed(", {column}", column=("built", one)) for one in tables.others),
+        "ORDER BY {key}",  # so that the cut-over reads index and table in order
+        # The rebuilt values without the key: the cut-over reads them sequentially, without look-ups.
+        values=ident.SQL("").join(composed(", {column}", column=("built", column)) for column in tables.others),
         other_key=distinct(target.inexact_key, "live", "built"),
         different_key=DIFFERENT_KEY,
-        distinct=distinct(differing(target, tables.columns), "live", "built"),
+        distinct=is_different(target, tables.columns, is_exact=is_exact),
     )
     tables.run("CREATE {unlogged} TABLE {touched} AS SELECT {key} FROM {live} WITH NO DATA")
     tables.run("CREATE UNIQUE INDEX ON {diff} ({key})")
@@ -141,10 +174,10 @@ def _compare(tables: StagingTables) -> Difference:
 
 
 def _keep_seen(tables: StagingTables) -> None:
-    """Store which transactions' rows are in this snapshot, of those that began when another one was open already.
+    """Store which transactions, not older than the snapshot's oldest open one, wrote rows that this snapshot sees.
 
-    The merge finds by these, and not by the snapshot's oldest open transaction, what was written since: that one may
-    be in another database, and open for hours. A snapshot does not list subtransactions; the rows' xmin does.
+    With them the merge finds the rows that were written since. The oldest open transaction alone would not do: it may
+    be in another database and open for hours. The rows' xmin is used because a snapshot does not list subtransactions.
     """
     tables.run(
         "CREATE {unlogged} TABLE {seen} AS SELECT DISTINCT live.xmin::text::bigint AS xid FROM {live} AS live "
@@ -154,12 +187,12 @@ def _keep_seen(tables: StagingTables) -> None:
     tables.run("ANALYZE {seen}")
 
 
-def recall(driver: Driver, found: Sequence[Target]) -> Report:
-    """The stored result of this run's comparison, for a later driver; samples and offsets are read now."""
+def recall(driver: Driver, targets: Sequence[Target]) -> Report:
+    """The stored counts of this run's comparison, for a later driver, with current samples and offsets."""
     with driver.step("compared") as tx:
         staging = Staging(tx.run.staging_schema)
-        tables = tuple(_counted(StagingTables(tx.connection, staging, target)) for target in found)
-        offsets = {f"{at.group} {at.partition}": at.next_offset for at in tx.positions()}
+        tables = tuple(_counted(StagingTables(tx.connection, staging, target)) for target in targets)
+        offsets = {f"{position.group} {position.partition}": position.next_offset for position in tx.positions()}
         return Report(tables, offsets, _dead_letters(tx, staging))
 
 
@@ -176,8 +209,8 @@ def _counted(tables: StagingTables) -> Difference:
     return Difference(tables.target.name, equal, missing, counts.get("extra", 0), different, samples)
 
 
-# A report has some rows of each kind, and each of them may have values of megabytes.
-# By concat(), because a cast to text drops the blanks at the end of a char(n).
+# Samples are cut because values may have megabytes. concat() is used because a cast to text drops the trailing blanks
+# of a char(n).
 _CUT = (
     "CASE WHEN num_nulls({column}) = 0 THEN CASE WHEN length(concat({column})) > {most} THEN left(concat({column}), "
     "{most}) || '… (' || length(concat({column})) || ' characters, MD5 ' || md5(concat({column})) || ')' "
@@ -187,14 +220,14 @@ _CUT = (
 
 def _samples(tables: StagingTables) -> tuple[Sample, ...]:
     def values(alias: str) -> Composable:
-        columns = (composed(_CUT, column=(alias, one), its=(one,), most=VALUE) for one in tables.columns)
+        columns = (composed(_CUT, column=(alias, column), its=(column,), most=VALUE) for column in tables.columns)
         return composed(
             "CASE WHEN {its} IS NOT NULL THEN (SELECT to_jsonb(v) FROM (SELECT {columns}) AS v) END",
             its=(alias, "tableoid"),
             columns=ident.SQL(", ").join(columns),
         )
 
-    found = tables.rows(
+    samples = tables.rows(
         "SELECT diff.{kind}, (SELECT to_jsonb(k) FROM (SELECT {diff_key}) AS k), {live_values}, {built_values} "
         "FROM (SELECT *, row_number() OVER (PARTITION BY {kind} ORDER BY {key}) AS {n} FROM "
         "(SELECT {key}, replace({kind}, {different_key}, 'different') AS {kind} FROM {diff}) AS kinds) AS diff "
@@ -209,5 +242,5 @@ def _samples(tables: StagingTables) -> tuple[Sample, ...]:
     )
     return tuple(
         Sample(kind, key, *(row and {column: row[column] for column in tables.columns} for row in rows))
-        for kind, key, *rows in found
+        for kind, key, *rows in samples
     )

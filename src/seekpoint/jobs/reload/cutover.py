@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any, Protocol
 
 import psycopg
 from psycopg import sql as ident
+from psycopg.types.json import Jsonb
+from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.backoff import TRIES, longer_pause, pause, retried
 from seekpoint.errors import CutOverRefused, KafkaUnavailable, RangeStuck, ReloadOver, ReloadRefused
-from seekpoint.jobs.reload.catch_up import CatchUp
-from seekpoint.jobs.reload.compare import Report
+from seekpoint.jobs.reload.compare import Passes, Report
 from seekpoint.jobs.reload.cutover_limits import Budget, OverBudget, Plan
 from seekpoint.jobs.reload.merge import merge
 from seekpoint.jobs.reload.merge_preconditions import allow_wait, others
 from seekpoint.jobs.reload.publish import swap
+from seekpoint.jobs.reload.rewind import Rewind
 from seekpoint.jobs.run import Driver, Run, Step, Tx, how_it_ended, run_of, transaction
 from seekpoint.jobs.tables.sql_templates import composed, names, run
 from seekpoint.jobs.tables.staging_schema import Staging
+from seekpoint.jobs.tables.targets import PipelineSource
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.schema_connection import GroupConnection
-from seekpoint.ledger.sql import GROUPS, RELOAD_RUN
+from seekpoint.ledger.sql import GROUPS, RELOAD_RUN, STATUS
 from seekpoint.ledger.tables import dead_letter
+from seekpoint.pipeline.declared import declared
 from seekpoint.postgres.sqlstates import (
     LOCK_NOT_AVAILABLE,
     QUERY_CANCELED,
@@ -34,16 +40,16 @@ from seekpoint.postgres.sqlstates import (
     was_interrupted,
 )
 
-IDLE = 3.0  # seconds at most that the brokers may send nothing while all workers wait
-LONG_TRIES = 5  # tries that take longer than workers may wait
+IDLE = 3.0  # seconds that the brokers may send nothing while all workers wait
+LONG_TRIES = 5  # attempts that exceed the workers' maximum wait
 
 
 @dataclass(frozen=True, slots=True)
 class CutOver:
-    """How a cut-over went. ``lock_seconds``: from the locks on the offsets to the answer of COMMIT.
+    """The result of a cut-over. ``lock_seconds``: from the locks on the offsets to the answer of COMMIT.
 
-    ``records`` were read under the lock, ``keys`` were checked there (0 for a swap), and it took ``tries`` tries.
-    ``records`` and ``keys`` are -1 where COMMIT had no answer, and the run's row shows that it took effect.
+    ``records`` were read under the lock, ``keys`` were checked there (0 for a swap); ``tries`` counts the attempts.
+    ``records`` and ``keys`` are -1 after an unknown commit that, according to the run's row, took effect.
     """
 
     lock_seconds: float
@@ -52,17 +58,39 @@ class CutOver:
     tries: int
 
 
+class PublishedPasses(Passes, Protocol):
+    """Brings the rebuilt tables to the groups' positions, finally while these are locked."""
+
+    @property
+    def sources(self) -> Sequence[PipelineSource]:
+        """The pipelines that write the tables."""
+
+    @property
+    def rewind(self) -> Rewind | None:
+        """The reset that the cut-over carries out; None for an ordinary reload."""
+
+    def apply(self, tx: Step, offsets: Sequence[Row[Any]], /, *, idle: float = IDLE) -> int:
+        """As :meth:`Passes.apply`; ``idle`` is how many seconds the brokers may send nothing."""
+
+
 def cut_over(
-    driver: Driver, passes: CatchUp, catch_up: Callable[[], object], plan: Plan | None = None, *, tries: int = TRIES
+    driver: Driver,
+    passes: PublishedPasses,
+    catch_up: Callable[[], object],
+    plan: Plan | None = None,
+    *,
+    last_pass: Callable[[Budget], object] | None = None,
+    tries: int = TRIES,
 ) -> CutOver:
     """Publish the rebuilt tables, raise versions and epochs, and close the run, in one transaction.
 
     Positions do not change. Running workers are fenced at their next batch, claim again and continue; those of an older
-    handler version exit as outdated. ``catch_up`` runs the catch-up passes that keep the part under the lock short.
+    handler version exit as outdated. ``catch_up`` runs catch-up passes before the lock, to keep the last one short.
+    ``last_pass`` is called when the positions are locked and the run's row is not; it writes in other transactions.
 
-    After an unknown commit the run's row is read; what was rolled back (a lock timeout, a lost connection) is tried
-    again. A try that would make workers wait for longer than the plan's bounds allow is rolled back, too; after five of
-    these CutOverRefused is raised, and the run stays open. Raises ReloadRefused where the run cannot be used any more,
+    After an unknown commit the run's row is read; a rolled-back attempt (a lock timeout, a lost connection) is
+    repeated. An attempt in which workers would wait longer than the plan's bounds allow is rolled back, too; after five
+    of these CutOverRefused is raised, and the run stays open. Raises ReloadRefused if the run can no longer be used,
     ReloadOver, and the last error.
     """
     plan = plan or Plan()
@@ -71,11 +99,11 @@ def cut_over(
         budget = Budget(plan.bounds.max_wait)
         try:
             catch_up()
-            records, keys = _attempt(driver, passes, budget, plan)
+            records, keys = _attempt(driver, passes, budget, plan, last_pass)
         except (DBAPIError, psycopg.Error, RangeStuck, KafkaUnavailable, OverBudget) as error:
             used = budget.used
             if took_effect(driver, error):
-                records = keys = -1  # the counts were lost with the answer
+                records = keys = -1  # the connection was lost before they were returned
             elif _was_too_long(error, budget, driver):
                 waits.append(used)
                 if len(waits) == LONG_TRIES or attempt == tries:
@@ -94,14 +122,15 @@ def cut_over(
 
 
 def changes_nothing(run: Run, report: Report) -> bool:
-    """Whether all is as the run would leave it: the rows were equal, no version is raised, no record is left out."""
+    """Whether the run would change nothing: equal rows, no dead letters, and no version to raise."""
     return report.is_empty and not report.dead_letters and run.version_from == run.version_to
 
 
-def close_unchanged(driver: Driver) -> CutOver:
-    """End a run that changes nothing: the tables were what it rebuilt, at the comparison's offsets. No worker waits."""
+def close_unchanged(driver: Driver, sources: Iterable[PipelineSource]) -> CutOver:
+    """End a run whose tables were equal to the live ones at the comparison's offsets. No worker waits."""
     with driver.step("compared") as tx:
         driver.transition(tx, "cut_over")
+        _declare(tx, sources)
         for group in sorted(tx.run.groups):
             done = f"reload {tx.run.id}, no row differed: {tx.run.reason}"
             record_action(GroupConnection(tx.connection, tx.schema, group), "cut-over", actor=tx.run.actor, reason=done)
@@ -109,43 +138,45 @@ def close_unchanged(driver: Driver) -> CutOver:
 
 
 def _was_too_long(error: BaseException, budget: Budget, driver: Driver) -> bool:
-    """Whether the try was ended by its budget, or by a row that another session has locked."""
+    """Whether the attempt was ended by its budget, or by a row that another session has locked."""
     if not budget.used:
         return False  # no worker waited
     ended = isinstance(error, OverBudget) or sqlstate(error) == QUERY_CANCELED
     return ended or (sqlstate(error) == LOCK_NOT_AVAILABLE and driver.run.strategy == "merge")
 
 
-def _too_long(driver: Driver, passes: CatchUp, waits: list[float], plan: Plan, *, by_others: bool) -> CutOverRefused:
-    seen = f"{len(waits)} tries were rolled back after {', '.join(f'{each:.1f} s' for each in waits)}"
+def _too_long(
+    driver: Driver, passes: PublishedPasses, waits: list[float], plan: Plan, *, by_others: bool
+) -> CutOverRefused:
+    seen = f"{len(waits)} attempts were rolled back after {', '.join(f'{wait:.1f} s' for wait in waits)}"
     predicted = "" if plan.predicted is None else f" ({plan.predicted:.1f} s were predicted)"
     if by_others and max(waits) < plan.bounds.max_wait:
+        resume = plan.bounds.resume or f"seekpoint reload resume {driver.run.id}"
         reason = (
-            f"another session holds the lock of a row that is to be changed, and workers do not wait for it: {seen}"
-            f"{predicted}: end its transaction, then `seekpoint reload resume {driver.run.id}`"
+            f"another session has locked a row that the merge changes, and workers must not wait for it: {seen}"
+            f"{predicted}: end its transaction, then `{resume}`"
         )
         return CutOverRefused([reason], predicted=plan.predicted, waits=waits)
     with driver.step("compared", "catching_up") as tx:
         how = f"; {others(tx, passes.targets)}" if driver.run.strategy == "merge" else ""
     reason = (
-        f"workers would wait for longer than the {plan.bounds.max_wait:g} s that are allowed: {seen}{predicted}: "
-        f"{allow_wait(driver, max(waits))}{how}"
+        f"workers would wait longer than the allowed {plan.bounds.max_wait:g} s: {seen}{predicted}: "
+        f"{allow_wait(driver, max(waits), plan.bounds)}{how}"
     )
     return CutOverRefused([reason], predicted=plan.predicted, waits=waits)
 
 
-def _attempt(driver: Driver, passes: CatchUp, budget: Budget, plan: Plan) -> tuple[int, int]:
-    states = ("compared",) if driver.run.strategy == "merge" else ("catching_up",)
-    with driver.step(*states) as tx:
+def _attempt(
+    driver: Driver,
+    passes: PublishedPasses,
+    budget: Budget,
+    plan: Plan,
+    last_pass: Callable[[Budget], object] | None,
+) -> tuple[int, int]:
+    with _locked(driver, budget, last_pass) as tx:
         staging = Staging(tx.run.staging_schema)
-        budget.begin()
         budget.bound(tx.connection)
-        _lock_groups(tx)
-        budget.bound(tx.connection)
-        tx.execute(RELOAD_RUN["lock_offsets"], groups=list(tx.run.groups)).all()
-        budget.locked_at = monotonic()
-        budget.bound(tx.connection)
-        offsets = tx.offsets()
+        offsets = passes.offsets(tx)
         records = passes.apply(tx, offsets, idle=min(IDLE, budget.left))
         keys = 0
         if tx.run.strategy == "merge":
@@ -156,58 +187,106 @@ def _attempt(driver: Driver, passes: CatchUp, budget: Budget, plan: Plan) -> tup
         budget.bound(tx.connection)
         take_over_dead_letters(tx, staging)
         _raise_versions(tx)
+        _declare(tx, passes.sources)
+        if passes.rewind is not None:
+            passes.rewind.reset(tx, passes.targets)
         driver.transition(tx, "cut_over")
         budget.bound(tx.connection)
-        run(tx.connection, "SET CONSTRAINTS ALL IMMEDIATE")  # what is deferred runs now: no timeout ends a COMMIT
+        run(tx.connection, "SET CONSTRAINTS ALL IMMEDIATE")  # run deferred checks under a timeout: COMMIT has none
     return records, keys
 
 
-def _lock_groups(tx: Step) -> None:
-    for group, to in sorted(zip(tx.run.groups, tx.run.version_to, strict=True)):
+@contextmanager
+def _locked(driver: Driver, budget: Budget, last_pass: Callable[[Budget], object] | None) -> Iterator[Step]:
+    """The cut-over's step, with the groups and their positions locked: workers wait from here on.
+
+    It locks the run's row first, as all steps do, but last if there is a ``last_pass``. That cannot deadlock, because
+    no other step of such a run locks a position.
+    """
+
+    def lock(tx: Tx) -> None:
+        budget.begin()
+        budget.bound(tx.connection)
+        _lock_groups(tx, driver.run)
+        budget.bound(tx.connection)
+        tx.execute(RELOAD_RUN["lock_offsets"], groups=list(driver.run.groups)).all()
+        budget.locked_at = monotonic()
+
+    def lock_and_pass(tx: Tx) -> None:
+        lock(tx)
+        assert last_pass is not None
+        last_pass(budget)
+        budget.bound(tx.connection)
+
+    states = ("compared",) if driver.run.strategy == "merge" else ("catching_up",)
+    with driver.step(*states, before=None if last_pass is None else lock_and_pass) as tx:
+        if last_pass is None:
+            lock(tx)
+        yield tx
+
+
+def _lock_groups(tx: Tx, run: Run) -> None:
+    for group, version in sorted(zip(run.groups, run.version_to, strict=True)):
         row = tx.execute(GROUPS["lock"], group=group).one_or_none()
         if row is None:
-            raise ReloadRefused([f"group {group!r} is not in the ledger any more"])
-        if row.version > to:
-            raise ReloadRefused(
-                [f"group {group!r} was raised to handler version {row.version} meanwhile, and this run is for {to}"]
+            raise ReloadRefused([f"group {group!r} is no longer in the ledger"])
+        if row.version > version:
+            why = (
+                f"group {group!r} was raised to handler version {row.version} meanwhile, and this run is for {version}"
             )
+            raise ReloadRefused([why])
 
 
 def _raise_versions(tx: Step) -> None:
     """Fence every worker with an old token or an older handler version (I5)."""
-    for group, to in sorted(zip(tx.run.groups, tx.run.version_to, strict=True)):
-        tx.execute(RELOAD_RUN["raise_version"], group=group, version=to)
+    for group, version in sorted(zip(tx.run.groups, tx.run.version_to, strict=True)):
+        tx.execute(RELOAD_RUN["raise_version"], group=group, version=version)
         tx.execute(GROUPS["redraw"], group=group)
         group_tx = GroupConnection(tx.connection, tx.schema, group)
         record_action(group_tx, "cut-over", actor=tx.run.actor, reason=f"reload {tx.run.id}: {tx.run.reason}")
 
 
+def _declare(tx: Step, sources: Iterable[PipelineSource]) -> None:
+    """Store what the new code does with the tables, because a reset before its first claim must know of sums (I1)."""
+    for source in sources:
+        group_tx = GroupConnection(tx.connection, tx.schema, source.group)
+        new = Jsonb(declared(source.pipeline))
+        group_tx.execute(STATUS["store_declared"], version=source.pipeline.version, declared=new)
+
+
 _OWN = {"id", "dead_lettered_at", "replays", "replayed_at", "replay_error", "replay_traceback"}
 _OWN |= {"closed_at", "closed_by", "closed_reason"}
+_EDIT = ("edited_value", "edited_at", "edited_by", "edited_reason")
 
 
 def take_over_dead_letters(tx: Tx, staging: Staging) -> None:
-    """Insert the run's dead letters into the group's; one that the group has already is opened again (I4)."""
-    given = [column.name for column in dead_letter.columns if column.name not in _OWN]
-    anew = {"dead_lettered_at": "clock_timestamp()", "replays": "0"}
-    anew |= dict.fromkeys(sorted(_OWN - {"id", *anew}), "NULL")
-    changes = [composed("{a} = excluded.{a}", a=(column,)) for column in given]
-    changes += [composed("{a} = {value}", a=(column,), value=ident.SQL(value)) for column, value in anew.items()]
+    """Insert the run's dead letters into the group's; one that the group already has is reopened (I4).
+
+    If it was replayed with an edited value, the run has applied that value: both the log's value and the edit stay.
+    """
+    inserted = [column.name for column in dead_letter.columns if column.name not in {*_OWN, *_EDIT}]
+    resets = {"dead_lettered_at": "clock_timestamp()", "replays": "0"}
+    resets |= dict.fromkeys(sorted(_OWN - {"id", *resets}), "NULL")
+    changes = [composed("{a} = excluded.{a}", a=(column,)) for column in inserted if column != "value"]
+    applied = "dead_letter.state = 'replayed' AND dead_letter.edited_at IS NOT NULL"
+    resets |= {column: f"CASE WHEN {applied} THEN dead_letter.{column} END" for column in _EDIT}
+    resets |= {"value": f"CASE WHEN {applied} THEN dead_letter.value ELSE excluded.value END"}
+    changes += [composed("{a} = {value}", a=(column,), value=ident.SQL(value)) for column, value in resets.items()]
     run(
         tx.connection,
         "INSERT INTO {live} ({columns}) SELECT {columns} FROM {staged} ORDER BY topic, partition, record_offset "
         "ON CONFLICT ON CONSTRAINT dead_letter_record_key DO UPDATE SET {changes}",
         live=(tx.schema, dead_letter.name),
         staged=(staging.schema, dead_letter.name),
-        columns=names(given),
+        columns=names(inserted),
         changes=ident.SQL(", ").join(changes),
     )
 
 
 def took_effect(driver: Driver, error: BaseException) -> bool:
-    """Whether a commit whose answer was lost by ``error`` took effect, by the run's row.
+    """Whether an unknown commit took effect, according to the run's row; False if ``error`` is no lost connection.
 
-    Waits for a COMMIT that has not ended, except after Ctrl-C: it is not known then, and the run is resumed. Repeated
+    Waits for a running COMMIT, except after Ctrl-C: it returns False, and the run can be resumed. Repeats the query
     while the database cannot be reached. Raises ReloadOver, and the last error.
     """
     if not connection_lost(error) or was_interrupted(error):
@@ -217,12 +296,12 @@ def took_effect(driver: Driver, error: BaseException) -> bool:
         with transaction(driver.engine, driver.schema, lock_wait=driver.limits.transaction_age) as tx:
             return run_of(tx.execute(RELOAD_RUN["settled_run"], run=driver.run.id).one())
 
-    now = retried(settled)
-    if now.driver_epoch != driver.epoch:
-        raise ReloadOver(f"run {now.id} was taken over by {now.driver}")
-    if now.state == "cut_over":
-        driver.run = now
+    current = retried(settled)
+    if current.driver_epoch != driver.epoch:
+        raise ReloadOver(f"run {current.id} was taken over by {current.driver}")
+    if current.state == "cut_over":
+        driver.run = current
         return True
-    if not now.is_open:
-        raise ReloadOver(f"run {now.id} is {how_it_ended(now)}")
+    if not current.is_open:
+        raise ReloadOver(f"run {current.id} is {how_it_ended(current)}")
     return False

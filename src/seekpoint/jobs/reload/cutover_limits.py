@@ -8,29 +8,43 @@ from time import monotonic
 
 from sqlalchemy import Connection
 
-from seekpoint.errors import ConfigError
+from seekpoint.errors import ConfigError, SeekpointError
 from seekpoint.jobs.tables.sql_templates import run
 from seekpoint.jobs.tables.targets import Path
 
 MAX_WAIT = 2.0  # seconds
-MAX_DELETES = 0.1  # of the live table's rows
-ROW_WAIT = 0.3  # seconds for a live row that another session has locked: all workers wait meanwhile
+MAX_DELETES = 0.1  # share of the live table's rows
+ROW_WAIT = 0.3  # seconds for a live row that another session has locked, while all workers wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The bounds of one cut-over; see :class:`seekpoint.jobs.reload.Reload`. Raises ConfigError for an invalid one."""
+    """The bounds of one cut-over; see :class:`seekpoint.jobs.reload.Reload`. Raises ConfigError for an invalid one.
+
+    ``resume`` is the command that resumes the run, if that is not ``seekpoint reload resume``.
+    """
 
     max_wait: float = MAX_WAIT
     max_deletes: float = MAX_DELETES
     allow_cascades: bool = False
     allow_inheritance: bool = False
+    resume: str = ""
+
+    @property
+    def call(self) -> str:
+        """The function or class that takes the bounds, in messages."""
+        return "reload" if self.resume else "Reload"
+
+    @property
+    def verify(self) -> str:
+        """The command that shows the differences."""
+        return "seekpoint spark verify" if self.resume else "seekpoint verify"
 
     def __post_init__(self) -> None:
         if not self.max_wait > 0:
-            raise ConfigError(f"max_wait is how many seconds workers may wait, more than 0, and not {self.max_wait!r}")
+            raise ConfigError(f"max_wait must be the seconds that workers may wait, more than 0, got {self.max_wait!r}")
         if not 0 <= self.max_deletes <= 1:
-            raise ConfigError(f"max_deletes is a share of the live rows, from 0 to 1, and not {self.max_deletes!r}")
+            raise ConfigError(f"max_deletes must be a share of the live rows, from 0 to 1, got {self.max_deletes!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +56,14 @@ class Plan:
     predicted: float | None = None
 
 
-class OverBudget(Exception):  # noqa: N818 -- inside the package; people get CutOverRefused
-    """The budget of a try is used up."""
+class OverBudget(SeekpointError):  # noqa: N818 -- internal; users get CutOverRefused
+    """The time limit of an attempt has been reached."""
 
 
 class Budget:
-    """The time limit of one try: ``seconds`` from its first lock on.
+    """The time limit of one attempt: ``seconds`` from its first lock on.
 
-    ``locked_at`` is when it had the locks of all positions, by the monotonic clock.
+    ``locked_at`` is when all positions were locked, by the monotonic clock.
     """
 
     locked_at = 0.0
@@ -59,7 +73,7 @@ class Budget:
         self._began: float | None = None
 
     def begin(self) -> None:
-        """Start the time, before the first lock that a worker may wait for."""
+        """Start the clock, before the first lock that a worker may wait for."""
         self._began = monotonic()
 
     @property
@@ -69,15 +83,15 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Seconds that are left. Raises OverBudget where there are none."""
+        """The seconds left. Raises OverBudget if there are none."""
         if (left := self.seconds - self.used) <= 0:
             raise OverBudget
         return left
 
     def bound(self, connection: Connection, *, lock_wait: float | None = None) -> None:
-        """Limit each of the next statements to what is left, and its wait for a lock to ``lock_wait`` seconds."""
+        """Limit each of the next statements to the time left, and its waits for locks to ``lock_wait`` seconds."""
         left = self.left
-        # Without a limit of its own a wait ends with its statement: which of two equal ones is reported is chance.
+        # No lock_timeout of the same length: which of two equal timeouts Postgres reports is a matter of chance.
         lock = 0 if lock_wait is None or lock_wait >= left else lock_wait
         times = {"left": f"{max(1, round(left * 1000))}ms", "lock": f"{round(lock * 1000)}ms"}
         both = "SELECT set_config('statement_timeout', {left}, true), set_config('lock_timeout', {lock}, true)"

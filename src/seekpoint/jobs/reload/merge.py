@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.errors import CutOverRefused, ReloadRefused
 from seekpoint.jobs.reload.compare import DIFFERENT_KEY, distinct
 from seekpoint.jobs.reload.cutover_limits import ROW_WAIT, Budget, Plan
-from seekpoint.jobs.reload.merge_check import Kept
+from seekpoint.jobs.reload.merge_check import MergeCheck
 from seekpoint.jobs.reload.merge_exchange import exchange
 from seekpoint.jobs.reload.merge_preconditions import lost, of_deletes, reaches
 from seekpoint.jobs.run import Driver, Step
@@ -24,23 +24,22 @@ from seekpoint.jobs.tables.staging_schema import Staging, StagingTables, same_ke
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.postgres.sqlstates import is_transient
 
-FEW = 5  # a difference of less than a fifth of the table is read by index look-ups
-WARM = 16  # pages of a difference, about a thousand keys, whose rows are read and locked at once
+FEW = 5  # index look-ups are used for a difference of less than a fifth of the table
+WARM = 16  # pages of a difference, about a thousand keys, that are read and locked at a time
 
 
-def warm(driver: Driver, found: Sequence[Target], progress: Callable[[int, int], object]) -> None:
-    """Read and log the pages that the cut-over is going to change, before workers wait for it.
+def warm(driver: Driver, targets: Sequence[Target], progress: Callable[[int, int], object]) -> None:
+    """Read and log the pages that the cut-over will change, before workers wait for it.
 
-    A row lock writes to its page as an update does: the first one after a checkpoint logs the page as a whole
-    (``full_page_writes``), later ones do not. Of the four modes this is the weakest, on about a thousand rows at a
-    time: for those milliseconds only a transaction waits that deletes such a row, sets a column of a unique index or
-    takes it ``FOR UPDATE``. Rows that others have locked are skipped. ``progress`` is called with the keys done, and
-    how many there are.
+    Like an update, a row lock writes to its page, and the first write after a checkpoint logs the whole page
+    (``full_page_writes``). The weakest of the four lock modes is used, on about a thousand rows at a time: for those
+    milliseconds it only blocks transactions that delete such a row, change a column of a unique index, or lock it
+    ``FOR UPDATE``. Rows that others have locked are skipped. ``progress`` is called with the keys done and their total.
 
-    A transient error (the lock of a table, a lost connection) ends it: the cut-over does without.
+    A transient error (a table lock, a lost connection) ends the warm-up; the cut-over works without it.
     """
     try:
-        for target in found:
+        for target in targets:
             _warm(driver, target, progress)
     except (DBAPIError, psycopg.Error) as error:
         if not is_transient(error):
@@ -48,7 +47,7 @@ def warm(driver: Driver, found: Sequence[Target], progress: Callable[[int, int],
 
 
 def _warm(driver: Driver, target: Target, progress: Callable[[int, int], object]) -> None:
-    """Some pages of the difference at a time; none where it is so large that many of its rows share a page."""
+    """Warm some pages of the difference at a time; none if it is so large that many of its rows share a page."""
     with driver.step("compared") as tx:
         staging = Staging(tx.run.staging_schema)
         tables = StagingTables(tx.connection, staging, target)
@@ -63,7 +62,7 @@ def _warm(driver: Driver, target: Target, progress: Callable[[int, int], object]
         progress(keys * page // pages, keys)
         with driver.step("compared") as tx:
             _plan_by_key(tx.connection, True)
-            for locked in ("", "FOR KEY SHARE OF live SKIP LOCKED"):  # read first: no row waits for a disk, locked
+            for locked in ("", "FOR KEY SHARE OF live SKIP LOCKED"):  # read first, so that no lock waits for the disk
                 StagingTables(tx.connection, staging, target).rows(
                     "WITH warm AS MATERIALIZED (SELECT live.tableoid FROM {diff} AS diff JOIN {live} AS live ON {same} "
                     "WHERE diff.ctid >= {first}::tid AND diff.ctid < {end}::tid {locked}) SELECT count(*) FROM warm",
@@ -74,19 +73,19 @@ def _warm(driver: Driver, target: Target, progress: Callable[[int, int], object]
     progress(keys, keys)
 
 
-def merge(tx: Step, found: Sequence[Target], plan: Plan, budget: Budget) -> int:
-    """Make the live rows equal to the rebuilt ones at all keys where they may differ; returns how many those are.
+def merge(tx: Step, targets: Sequence[Target], plan: Plan, budget: Budget) -> int:
+    """Make the live rows equal to the rebuilt ones at all keys where they may differ; returns the number of keys.
 
-    Rows that others refer to by a foreign key are inserted before those, and deleted after them.
-    A row that another session has locked is waited for only shortly. Raises CutOverRefused for what is not allowed.
+    Rows that a foreign key refers to are inserted before the rows that refer to them, and deleted after them. Waits
+    only briefly for a row that another session has locked. Raises CutOverRefused for changes that are not allowed.
     """
 
     def bound() -> None:
         budget.bound(tx.connection, lock_wait=ROW_WAIT)
 
     bound()
-    run(tx.connection, "SET CONSTRAINTS ALL DEFERRED")  # rows that exchange values break them only meanwhile
-    ordered, referenced = _parents_first(tx.connection, found)
+    run(tx.connection, "SET CONSTRAINTS ALL DEFERRED")  # rows that exchange values violate them only temporarily
+    ordered, referenced = _parents_first(tx.connection, targets)
     work = []
     for target in ordered:
         bound()
@@ -95,12 +94,12 @@ def merge(tx: Step, found: Sequence[Target], plan: Plan, budget: Budget) -> int:
         _require_allowed(tables, by_key, plan)
         work.append((tables, keys, by_key))
     bound()
-    kept = [Kept(tables) for tables, _, _ in work]
-    children = [one for one in reversed(work) if one[0].target not in referenced]
-    parents = [one for one in reversed(work) if one[0].target in referenced]
-    for some, statements in ((children, (_DELETE,)), (work, (_UPDATE, _UPDATE_KEY, _INSERT)), (parents, (_DELETE,))):
-        for tables, _, by_key in some:
-            if by_key:  # else the planner reads both tables from end to end, under the lock
+    checks = [MergeCheck(tables) for tables, _, _ in work]
+    children = [entry for entry in reversed(work) if entry[0].target not in referenced]
+    parents = [entry for entry in reversed(work) if entry[0].target in referenced]
+    for entries, statements in ((children, (_DELETE,)), (work, (_UPDATE, _UPDATE_KEY, _INSERT)), (parents, (_DELETE,))):
+        for tables, _, by_key in entries:
+            if by_key:  # otherwise the planner would scan both tables under the lock
                 _plan_by_key(tx.connection, True)
             try:
                 with tx.connection.begin_nested():
@@ -109,9 +108,9 @@ def merge(tx: Step, found: Sequence[Target], plan: Plan, budget: Budget) -> int:
                 bound()
                 exchange(tables, error, partial(_rewrite, tables, (_INSERT,), bound=bound))
             _plan_by_key(tx.connection, False)
-    for each in kept:
+    for check in checks:
         bound()
-        each.require()
+        check.require()
     return sum(keys for _, keys, _ in work)
 
 
@@ -119,7 +118,7 @@ def merge(tx: Step, found: Sequence[Target], plan: Plan, budget: Budget) -> int:
 
 
 def _require_allowed(tables: StagingTables, by_key: bool, plan: Plan) -> None:
-    """Check the bounds again under the lock, with what was written since."""
+    """Check the bounds again under the lock, with the rows that were written since."""
     target = tables.target
     _plan_by_key(tables.connection, by_key)
     written = composed(
@@ -131,7 +130,7 @@ def _require_allowed(tables: StagingTables, by_key: bool, plan: Plan) -> None:
         "SELECT (SELECT count(*) FROM {diff} WHERE {kind} = 'extra') + (SELECT count(*) {written})", written=written
     )
     if target.is_compacted:
-        unexplained = tables.value(  # by the records since: none of them has deleted the row
+        unexplained = tables.value(  # live rows that are not rebuilt and that no record since has deleted
             "SELECT count(*) {written} AND NOT EXISTS (SELECT FROM {touched} AS touched WHERE {as_touched})",
             written=written,
             as_touched=same_key(target, "touched", "diff"),
@@ -144,34 +143,34 @@ def _require_allowed(tables: StagingTables, by_key: bool, plan: Plan) -> None:
         raise CutOverRefused(reasons)
 
 
-# -- in which order ------------------------------------------------------------------------------------------------
+# -- order of the tables -------------------------------------------------------------------------------------------
 
 
-def _parents_first(connection: Connection, found: Sequence[Target]) -> tuple[list[Target], set[Target]]:
-    """The tables, each after those that it refers to, as far as there is no cycle; and those that are referred to."""
-    graph: dict[Target, set[Target]] = {target: set() for target in found}
+def _parents_first(connection: Connection, targets: Sequence[Target]) -> tuple[list[Target], set[Target]]:
+    """The tables, each after those that it refers to unless there is a cycle; and the set of referenced tables."""
+    graph: dict[Target, set[Target]] = {target: set() for target in targets}
     referenced: set[Target] = set()
-    for key in foreign_keys(connection, found):
+    for key in foreign_keys(connection, targets):
         if key.of is None or key.to is None:
             continue
-        referenced.add(key.to)  # also by itself: a changed row may have referred to a deleted one
+        referenced.add(key.to)  # also a table that refers to itself: a changed row may have referred to a deleted one
         if key.of != key.to:
             graph[key.of].add(key.to)
     try:
         return list(TopologicalSorter(graph).static_order()), referenced
     except CycleError:
-        return list(found), referenced  # only constraints that wait for COMMIT can take that
+        return list(targets), referenced  # works only if the constraints of the cycle are deferrable
 
 
 def _prepared(tx: Step, tables: StagingTables, bound: Callable[[], None]) -> tuple[int, bool]:
-    """Add the keys written since the comparison to the prepared ones; returns how many, and whether to use the index.
+    """Add the keys written since the comparison; returns the number of keys, and whether to use the index.
 
-    The added keys are those that catch-up passes have touched, and those of live rows that any session has written
-    since: an older handler may have written keys that the newer one never touches. To find those, the whole table is
-    read and counted (0.15 s per million rows).
+    Added are the keys that catch-up passes have touched, and those of live rows that any session has written since: an
+    older handler may have written keys that the newer one never touches. To find them, the whole table is read and
+    counted (0.15 s per million rows).
     """
     assert tx.run.diff_xid is not None
-    # Written since the comparison's snapshot; rows since its oldest transaction that it has seen are left out.
+    # Written since the comparison: as new as its oldest open transaction, and not by a transaction that it saw.
     is_late = (
         "(age(live.xmin) <= age({oldest}::xid8::xid) AND NOT EXISTS "
         "(SELECT FROM {seen} AS seen WHERE seen.xid = live.xmin::text::bigint))"
@@ -191,7 +190,7 @@ def _prepared(tx: Step, tables: StagingTables, bound: Callable[[], None]) -> tup
 
 
 def _counted(tables: StagingTables) -> tuple[int, bool]:
-    """How many keys there are, and whether so few that index look-ups are faster."""
+    """The number of keys, and whether it is so small that index look-ups are faster."""
     [(keys, total)] = tables.rows(
         "SELECT (SELECT count(*) FROM {diff}), "
         "(SELECT greatest(c.reltuples, 0)::bigint FROM pg_class c WHERE c.oid = {its})",
@@ -201,12 +200,11 @@ def _counted(tables: StagingTables) -> tuple[int, bool]:
 
 
 def _add_deleted(tables: StagingTables) -> None:
-    """Add the keys of live rows that any session has deleted since the comparison; found by counting.
+    """Add the keys of live rows that any session has deleted since the comparison; detected by counting.
 
-    Only live rows that are as they were when the tables were compared are counted: one that was inserted since would
-    hide one that was deleted. Each of them was compared, so it is in the rebuilt table, too, or in the difference.
-    There can be no more of them than of rebuilt ones, and where the numbers are equal, the keys are. Only touched keys
-    are looked up.
+    Counted are only live rows that have not changed since the comparison, because a row inserted since would offset a
+    deleted one. Each of them is also in the rebuilt table or in the difference, so they cannot outnumber the rebuilt
+    rows, and equal counts mean equal keys. Only touched keys are looked up one by one.
     """
     [(live, built)] = tables.rows(
         "SELECT (SELECT count(*) FROM {live} AS live WHERE NOT {is_late}) "
@@ -237,7 +235,7 @@ _INSERT = (
 
 
 def _rewrite(tables: StagingTables, statements: Sequence[str], *, bound: Callable[[], None]) -> None:
-    """Delete, update or insert: prepared keys with the values in ``diff``, touched ones with the rebuilt rows'."""
+    """Delete, update or insert: prepared keys with the values in ``diff``, touched keys with those of rebuilt rows."""
     target, columns, others = tables.target, tables.columns, tables.others
     kinds = {"extra": "extra", "different": "different", "different_key": DIFFERENT_KEY, "missing": "missing"}
     optional = {
@@ -252,22 +250,26 @@ def _rewrite(tables: StagingTables, statements: Sequence[str], *, bound: Callabl
         "other_key": distinct(target.inexact_key, "live", "built"),
     }
     prepared: dict[str, Part] = {**kinds, **dict.fromkeys(optional, ident.SQL(""))}
-    touched = dict.fromkeys(kinds, "touched") | {each: composed(given, **known) for each, given in optional.items()}
-    # A key is set where its bytes differ, and in no other row: triggers and column rights go by what is named in SET.
+    touched = dict.fromkeys(kinds, "touched") | {
+        part: composed(template, **known) for part, template in optional.items()
+    }
+    # Set key columns only in rows whose key differs: triggers and column privileges depend on the columns in SET.
     changing = {_UPDATE: others, _UPDATE_KEY: [*target.inexact_key, *others] if target.inexact_key else []}
-    for statement in (one for one in statements if changing.get(one, columns)):
-        for source, given in (("diff", prepared), ("built", touched)):
-            changes = (composed("{a} = {b}", a=(one,), b=(source, one)) for one in changing.get(statement, columns))
+    for statement in (template for template in statements if changing.get(template, columns)):
+        for source, parts in (("diff", prepared), ("built", touched)):
+            changes = (
+                composed("{a} = {b}", a=(column,), b=(source, column)) for column in changing.get(statement, columns)
+            )
             bound()
             tables.run(
                 statement,
-                **given,
+                **parts,
                 columns=names(columns),
                 values=names(columns, source),
                 changes=ident.SQL(", ").join(changes),
             )
 
 
-def _plan_by_key(connection: Connection, given: bool) -> None:
+def _plan_by_key(connection: Connection, by_key: bool) -> None:
     for setting in ("enable_hashjoin", "enable_mergejoin"):
-        run(connection, f"SET LOCAL {setting} = {'off' if given else 'on'}")
+        run(connection, f"SET LOCAL {setting} = {'off' if by_key else 'on'}")

@@ -1,4 +1,4 @@
-"""Checks that a merge took effect: triggers, rules and row security may leave a live row unchanged without an error."""
+"""Checks that a merge took effect: triggers, rules and row security may keep a live row unchanged without an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from seekpoint.jobs.tables.staging_schema import StagingTables
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.sinks.catalog import quoted
 
-# Of the table and its partitions: what may leave a row as it was.
+# Of the table and its partitions: everything that may prevent a change of a row.
 _HOOKS = text(
     """
     WITH own (oid) AS (SELECT to_regclass(:name) UNION SELECT relid FROM pg_partition_tree(to_regclass(:name)))
@@ -21,7 +21,7 @@ _HOOKS = text(
     ORDER BY what
     """
 )
-# Row security is active for this role, and no policy says that it sees every row.
+# Row security is active for this role, and no policy lets it see every row.
 _HIDES = text(
     """
     SELECT row_security_active(c.oid) AND (
@@ -37,16 +37,16 @@ _HIDES = text(
 
 
 def hides_rows(connection: Connection, table: Path) -> bool:
-    """Whether row security may hide rows of the table from this role: a comparison would not count them."""
+    """Whether row security may hide rows of the table from this role, so that a comparison would miss them."""
     return bool(connection.execute(_HIDES, {"name": quoted(*table)}).scalar())
 
 
 def hooks(connection: Connection, target: Target) -> list[str]:
-    """The triggers, the rules and the row security that see what a merge does to rows of the table."""
+    """The triggers, rules and row security that act on a merge's changes of the table."""
     return list(connection.execute(_HOOKS, {"name": quoted(*target.path)}).scalars())
 
 
-class Kept:
+class MergeCheck:
     """Checks that one table's merge took effect, if the table has triggers, rules or row security."""
 
     def __init__(self, tables: StagingTables) -> None:
@@ -60,7 +60,7 @@ class Kept:
             )
 
     def require(self) -> None:
-        """After the merge: every key has the row that it should have. Raises ReloadRefused with the counts."""
+        """Check after the merge that every key has its rebuilt row. Raises ReloadRefused with the counts."""
         if not self._hooks:
             return
         [(added, deleted, changed)] = self._tables.rows(
@@ -76,8 +76,8 @@ class Kept:
         if added or deleted or changed:
             why = (
                 f"{self._tables.target.name}: {added} rows were not added, {changed} not changed and {deleted} not "
-                f"deleted, though the merge wrote them: {', '.join(self._hooks)} kept them as they were. Nothing was "
-                "changed; let it pass what this role writes (or disable it for the cut-over), and start another run"
+                f"deleted, because {', '.join(self._hooks)} prevented it. Nothing was changed. Make them accept "
+                "what this role writes, or disable them for the cut-over, and start another run"
             )
             raise ReloadRefused([why])
 

@@ -1,7 +1,6 @@
 """Rows of a merge that exchange values of a unique index: one statement deletes and inserts them.
 
-An index that is not of a DEFERRABLE constraint is checked row by row, so no order of updates takes two rows past each
-other.
+A unique index without a DEFERRABLE constraint is checked row by row, so no order of updates can exchange two values.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from seekpoint.jobs.tables.sql_templates import Composable, composed, names
 from seekpoint.jobs.tables.staging_schema import StagingTables
 from seekpoint.jobs.tables.targets import Target
 
-# The sort needs all deleted rows before the first one is inserted. Foreign keys without an action are checked when the
-# statement has ended: what they refer to is there again.
+# The sort reads all deleted rows before the first one is inserted. Foreign keys without an action are checked at the
+# end of the statement, when the referenced rows exist again.
 _EXCHANGE = """
 WITH prepared AS (
     DELETE FROM {live} AS live USING {diff} AS diff
@@ -35,11 +34,11 @@ SELECT {columns} FROM (SELECT * FROM prepared UNION ALL SELECT * FROM touched) A
 
 
 def exchange(tables: StagingTables, cause: psycopg.errors.UniqueViolation, insert: Callable[[], object]) -> None:
-    """Give all live rows that differ the rebuilt values at once, then ``insert`` the missing ones.
+    """Replace all live rows that differ with the rebuilt values in one statement, then ``insert`` the missing ones.
 
-    Columns that no pipeline writes are kept.
+    Columns that no pipeline writes keep their values.
 
-    Raises CutOverRefused where others would see rows deleted that only change, or rows of other tables would follow.
+    Raises CutOverRefused if triggers or rules would see the deletes, or they would cascade to other tables.
     """
     target = tables.target
     if reasons := _seen_by(tables.connection, target):
@@ -47,7 +46,9 @@ def exchange(tables: StagingTables, cause: psycopg.errors.UniqueViolation, inser
     columns = target.all_columns
 
     def returned(source: str) -> Composable:
-        sides = (composed("{column}", column=(source if one in tables.columns else "live", one)) for one in columns)
+        sides = (
+            composed("{column}", column=(source if column in tables.columns else "live", column)) for column in columns
+        )
         return ident.SQL(", ").join(sides)
 
     try:
@@ -61,21 +62,21 @@ def exchange(tables: StagingTables, cause: psycopg.errors.UniqueViolation, inser
         )
         insert()
     except psycopg.errors.IntegrityError as error:
-        raise CutOverRefused([_refused(target, cause, f"that was refused: {_message(error)}")]) from error
+        raise CutOverRefused([_refused(target, cause, f"Postgres refuses that: {_message(error)}")]) from error
 
 
 def _seen_by(connection: Connection, target: Target) -> list[str]:
-    """Who would take rows that only change for deleted ones."""
-    found = [f"it has {', '.join(listening)}"] if (listening := hooks(connection, target)) else []
-    found += [str(key) for key in referencing(connection, target) if key.on_delete]
-    return found + [f"{child} inherits from it" for child in inheriting(connection, target)]
+    """Return what would react to the deletes of rows that are inserted again."""
+    reasons = [f"the table has {', '.join(listening)}"] if (listening := hooks(connection, target)) else []
+    reasons += [str(key) for key in referencing(connection, target) if key.on_delete]
+    return reasons + [f"{child} inherits from it" for child in inheriting(connection, target)]
 
 
 def _refused(target: Target, cause: psycopg.Error, why: str) -> str:
     return (
         f"{target.name}: rows exchange values of {cause.diag.constraint_name} ({_message(cause)}), and a merge would "
-        f"delete and insert them: {why}. Strategy 'swap' can publish them, because it replaces the whole table: open "
-        "another run; or make it a DEFERRABLE constraint, and resume this one"
+        f"have to delete and insert them, but {why}. Open another run with strategy 'swap', which replaces the whole "
+        "table; or make the index a DEFERRABLE constraint, and resume this run"
     )
 
 

@@ -1,4 +1,4 @@
-"""Checks before a merge takes its locks: how long workers would wait, and whether its changes are allowed."""
+"""Checks before a merge takes its locks: the predicted wait of workers, and whether its changes are allowed."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from seekpoint.jobs.tables.sql_templates import Part, composed, names
 from seekpoint.jobs.tables.staging_schema import Staging, StagingTables
 from seekpoint.jobs.tables.targets import Target
 
-SAMPLE = 20_000  # rows that are written once for the rate
-FEW = 100  # changes that are not worth a measurement
-LARGER = 1.5  # times as long as in the sample, which is small and in memory, takes a row of the live table (measured)
-# Seconds for a row where no sample can be written: all rows are deleted, or the sample table refuses what only the live
-# one's defaults fill in. A guess, above the 5 to 12 µs that were measured for a changed row (docs/concepts/reload.md).
+SAMPLE = 20_000  # rows that are written to measure the rate
+FEW = 100  # fewer changes are not worth a measurement
+LARGER = 1.5  # measured: a row of the live table takes longer by this factor than one of the small sample in memory
+# Seconds per row if no sample can be written: all rows are deleted, or the sample table does not have the live table's
+# defaults. A guess, above the 5 to 12 µs that were measured for a changed row (docs/concepts/reload.md).
 UNSAMPLED = 20e-6
 
 
-def forecast(driver: Driver, found: Sequence[Target], differences: Sequence[Difference]) -> float:
-    """Predict for how many seconds workers wait for a merge, from the changes and from rates that are measured now.
+def forecast(driver: Driver, targets: Sequence[Target], differences: Sequence[Difference]) -> float:
+    """Predict for how many seconds workers wait for a merge, from its changes and from rates that are measured now.
 
-    No lock is taken on anything live.
+    Locks no live table.
     """
     seconds = 0.0
     with driver.step("compared") as tx:
         staging = Staging(tx.run.staging_schema)
-        for target, difference in zip(found, differences, strict=True):
+        for target, difference in zip(targets, differences, strict=True):
             tables = StagingTables(tx.connection, staging, target)
             if difference.changes >= FEW:
                 seconds += difference.changes * _rate(tables, min(difference.changes, SAMPLE))
-            # The merge searches the live table twice and the rebuilt one once for what was written and deleted since.
+            # To find rows written or deleted since, the merge scans the live table twice and the rebuilt one once.
             for path in (target.path, target.path, tables.built):
                 seconds += _timed(tables, "SELECT count(*) FROM {path}", path=path)[0]
     return seconds
 
 
 def _rate(tables: StagingTables, sample: int) -> float:
-    """Seconds for a row, measured on a sample; a guess where a table without the live one's defaults refuses that."""
+    """Seconds per row, measured on a sample; a guess if the sample violates a constraint for lack of defaults."""
     try:
         with tables.connection.begin_nested():
             return _seconds_a_row(tables, sample)
@@ -53,7 +53,7 @@ def _rate(tables: StagingTables, sample: int) -> float:
 
 
 def _seconds_a_row(tables: StagingTables, sample: int) -> float:
-    """The slower of adding and changing rows of a table with the live one's columns, checks and indexes."""
+    """Seconds per row, of inserts or the slower updates, on a table with the live one's columns, checks and indexes."""
     tables.run(
         "CREATE {unlogged} TABLE {rate} (LIKE {live} INCLUDING INDEXES INCLUDING GENERATED INCLUDING CONSTRAINTS)"
     )
@@ -67,7 +67,9 @@ def _seconds_a_row(tables: StagingTables, sample: int) -> float:
     )
     changing = 0.0
     if tables.others:
-        changes = ident.SQL(", ").join(composed("{a} = {b}", a=(one,), b=("diff", one)) for one in tables.others)
+        changes = ident.SQL(", ").join(
+            composed("{a} = {b}", a=(column,), b=("diff", column)) for column in tables.others
+        )
         change = "UPDATE {rate} AS live SET {changes} FROM {diff} AS diff WHERE {same}"
         changing, _ = _timed(tables, change, changes=changes)
     tables.run("DROP TABLE {rate}")
@@ -75,69 +77,72 @@ def _seconds_a_row(tables: StagingTables, sample: int) -> float:
 
 
 def _timed(tables: StagingTables, statement: str, **parts: Part) -> tuple[float, int]:
-    """The seconds that a statement takes, and the rows that it touches."""
+    """The seconds that a statement takes, and its number of affected rows."""
     began = monotonic()
     touched = tables.run(statement, **parts)
     return monotonic() - began, touched
 
 
-def require_no_extra(found: Sequence[Target], differences: Sequence[Difference]) -> None:
+def require_no_extra(targets: Sequence[Target], differences: Sequence[Difference]) -> None:
     """Raise ReloadRefused for extra rows of a compacted topic's table: compaction may have deleted their records."""
-    pairs = zip(found, differences, strict=True)
-    if reasons := [lost(target, each.extra) for target, each in pairs if target.is_compacted and each.extra]:
+    pairs = zip(targets, differences, strict=True)
+    if reasons := [
+        lost(target, difference.extra) for target, difference in pairs if target.is_compacted and difference.extra
+    ]:
         raise ReloadRefused(reasons)
 
 
 def require_allowed(
-    driver: Driver, found: Sequence[Target], differences: Sequence[Difference], predicted: float, bounds: Bounds
+    driver: Driver, targets: Sequence[Target], differences: Sequence[Difference], predicted: float, bounds: Bounds
 ) -> None:
-    """Refuse a merge that would wait, delete or reach more than is allowed. Raises CutOverRefused with each reason."""
+    """Raise CutOverRefused, with every reason, for a merge that exceeds the bounds."""
     reasons = []
     with driver.step("compared") as tx:
         staging = Staging(tx.run.staging_schema)
-        for target, difference in zip(found, differences, strict=True):
+        for target, difference in zip(targets, differences, strict=True):
             reasons += of_deletes(target, difference.extra, difference.live, bounds)
             reasons += reaches(StagingTables(tx.connection, staging, target), bounds, deletes=difference.extra)
         if predicted > bounds.max_wait:
-            changes, how = sum(difference.changes for difference in differences), others(tx, found)
+            changes, how = sum(difference.changes for difference in differences), others(tx, targets)
             reasons.append(
                 f"workers would wait about {predicted:.1f} s for {changes} changed rows, and at most "
-                f"{bounds.max_wait:g} s are allowed: {allow_wait(driver, predicted)}; {how}"
+                f"{bounds.max_wait:g} s are allowed: {allow_wait(driver, predicted, bounds)}; {how}"
             )
     if reasons:
         raise CutOverRefused(reasons, predicted=predicted)
 
 
 def lost(target: Target, count: int) -> str:
-    """Why rows of a compacted topic's table are not deleted."""
+    """Return why rows of a compacted topic's table are not deleted."""
     return (
-        f"{target.name}: {count} live rows are not in the rebuilt table, and its topic is compacted: the records that "
-        "they were made of may be gone. Rebuild it from a topic that has every record, or delete the rows "
-        "that no record explains (`seekpoint verify` shows them) and open another run"
+        f"{target.name}: {count} live rows are not in the rebuilt table, and its topic is compacted, which may have "
+        "removed their records. Rebuild the table from a topic that has every record, or delete the rows that should "
+        "not be there (`seekpoint verify` shows them) and open another run"
     )
 
 
 def of_deletes(target: Target, deletes: int, live: int, bounds: Bounds) -> list[str]:
-    """Why so many rows of the table are not deleted."""
-    live = max(live, deletes)  # of rows that came since they were counted
+    """Return why this many rows are not deleted; empty if the bounds allow it."""
+    live = max(live, deletes)  # rows may have been added since they were counted
     if deletes <= bounds.max_deletes * live:
         return []
     share = deletes / max(live, 1)
     reason = (
-        f"{target.name}: {deletes} of {live} live rows ({share:.0%}) are not in the rebuilt table and would go, "
-        f"more than {bounds.max_deletes:.0%}: look at them with `seekpoint verify`; if they are to go, `seekpoint "
-        f"reload resume --max-deletes {min(1.0, round(share + 0.005, 2)):g}` (Reload(…, max_deletes=…))"
+        f"{target.name}: {deletes} of {live} live rows ({share:.0%}) are not in the rebuilt table and would be "
+        f"deleted, more than {bounds.max_deletes:.0%}: look at them with `{bounds.verify}`; to delete them, "
+        f"`{bounds.resume or 'seekpoint reload resume'} --max-deletes {min(1.0, round(share + 0.005, 2)):g}` "
+        f"({bounds.call}(…, max_deletes=…))"
     )
     return [reason]
 
 
 def reaches(tables: StagingTables, bounds: Bounds, *, deletes: int, touched: bool = False) -> list[str]:
-    """Why this table may not be changed, because of what that changes in other tables."""
+    """Return why this table may not be changed: its changes would reach other tables."""
     target = tables.target
     reasons = [] if bounds.allow_inheritance else of_inheritance(tables.connection, target)
     if bounds.allow_cascades:
         return reasons
-    remedy = "allow it by --allow-cascades (Reload(…, allow_cascades=True))"
+    remedy = f"allow it with --allow-cascades ({bounds.call}(…, allow_cascades=True))"
     for key in referencing(tables.connection, target):
         if key.on_delete and deletes:
             reasons.append(f"{target.name}: {deletes} rows would be deleted, and {key}: {remedy}")
@@ -147,8 +152,8 @@ def reaches(tables: StagingTables, bounds: Bounds, *, deletes: int, touched: boo
 
 
 def _changed(tables: StagingTables, columns: Sequence[str], *, touched: bool) -> int:
-    """How many live rows would get other values in these columns."""
-    if not (wanted := [one for one in differing(tables.target, columns) if one in tables.columns]):
+    """The number of live rows whose values in these columns would change."""
+    if not (wanted := [column for column in differing(tables.target, columns) if column in tables.columns]):
         return 0
     return int(
         tables.value(
@@ -161,17 +166,18 @@ def _changed(tables: StagingTables, columns: Sequence[str], *, touched: bool) ->
     )
 
 
-def allow_wait(driver: Driver, seconds: float) -> str:
-    """How a longer wait is allowed."""
+def allow_wait(driver: Driver, seconds: float, bounds: Bounds) -> str:
+    """The command that allows a longer wait."""
     wait = max(round(2 * seconds), 1)
-    return f"`seekpoint reload resume {driver.run.id} --max-wait {wait}s` (Reload(…, max_wait={wait}))"
+    resume = bounds.resume or f"seekpoint reload resume {driver.run.id}"
+    return f"`{resume} --max-wait {wait}s` ({bounds.call}(…, max_wait={wait}))"
 
 
-def others(tx: Tx, found: Sequence[Target]) -> str:
-    """Whether ``swap`` can take these tables, whose wait does not grow with the rows, or what is in its way."""
-    reasons = "; ".join(_without_merge(reason) for target in found for reason in ties(tx.connection, target))
+def others(tx: Tx, targets: Sequence[Target]) -> str:
+    """Advice on strategy ``swap``, whose wait does not grow with the rows: that it is possible, or why not."""
+    reasons = "; ".join(_without_merge(reason) for target in targets for reason in ties(tx.connection, target))
     if reasons:
-        return f"strategy 'swap', whose wait does not grow with the rows, cannot take its place: {reasons}"
+        return f"strategy 'swap', whose wait does not grow with the rows, cannot be used instead: {reasons}"
     return "or open another run with strategy 'swap', whose wait does not grow with the rows"
 
 

@@ -8,23 +8,30 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, Row, text
 
-from seekpoint.errors import ReloadRefused
+from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.jobs.export import Archive
 from seekpoint.jobs.manage_runs import Runs
 from seekpoint.jobs.reload.cutover_limits import Bounds
 from seekpoint.jobs.reload.merge_check import hides_rows
+from seekpoint.jobs.reload.rewind import ending_at
 from seekpoint.jobs.reload.wait_at_opening import of_wait
 from seekpoint.jobs.run import Driver, Tx, position_of, run_of, this_driver, transaction
 from seekpoint.jobs.staging.compaction import of_compaction
-from seekpoint.jobs.staging.distance import beyond
+from seekpoint.jobs.staging.distance import Key, beyond
 from seekpoint.jobs.tables.dependencies import notes, of_inheritance, prefix_of, ties, unidentified
 from seekpoint.jobs.tables.targets import COMPARED, PipelineSource, Target, resolve, targets
 from seekpoint.kafka.range_checks import require_known
 from seekpoint.kafka.ranges import Range, log_starts, stable_ends, topic_ids
 from seekpoint.ledger.schema_revision import check
 from seekpoint.ledger.sql import DEAD_LETTERS, GROUPS, RELOAD_RUN, STATUS
-from seekpoint.ledger.tables import BATCHES
+from seekpoint.ledger.tables import BATCHES, FRAMES_MARK, PUBLISHING, is_of_frames
 from seekpoint.records import Partition, storable
+
+
+def require_strategy(strategy: str) -> None:
+    """Raise ConfigError for a strategy that does not publish what it rebuilds."""
+    if strategy not in PUBLISHING:
+        raise ConfigError(f"strategy must be one of {', '.join(map(repr, PUBLISHING))}, got {strategy!r}")
 
 
 def open_run(
@@ -37,52 +44,76 @@ def open_run(
     reason: str,
     archive: Archive | None = None,
     bounds: Bounds,
+    ends: Mapping[Key, int] | None = None,
+    of_frames: bool = False,
 ) -> Driver:
-    """Record a new run at the groups' current positions; nothing else is changed.
+    """Record a new run at the groups' current positions, or at these ``ends``; changes nothing else.
 
-    Raises ReloadRefused with every reason why these tables cannot be reloaded now, SchemaMismatch,
-    KafkaUnavailable, and ConfigError for brokers' settings that no consumer takes and an archive that has nothing.
+    ``of_frames``: Spark rebuilds the tables. Raises ReloadRefused with every reason why they cannot be reloaded now,
+    SchemaMismatch, KafkaUnavailable, and ConfigError for settings that no consumer accepts or an empty archive.
+    """
+    tables, offsets, _ = checked(
+        runs, kafka, sources, strategy=strategy, archive=archive, bounds=bounds, of_frames=of_frames
+    )
+    groups = [source.group for source in sources]
+    run = uuid4()
+    with transaction(runs.engine, runs.schema) as tx:
+        # One opening at a time, so that a second run for the same table finds the first.
+        tx.execute(GROUPS["alone"], name=f"seekpoint reload {runs.schema}")
+        # A worker that raises a version looks for open runs under its group's lock: it sees this run, or has committed.
+        known = {row.name: row for row in tx.execute(RELOAD_RUN["share_groups"], groups=groups)}
+        reasons = [reason for source in sources for reason in _of_version(source, known.get(source.group))]
+        if reasons := reasons + of_runs(tx, [target.name for target in tables]):
+            raise ReloadRefused(reasons)
+        prefix = "seekpoint_reload_"
+        if strategy in COMPARED:  # a swap publishes the tables themselves, which must not be unlogged
+            prefix = prefix_of(tx.connection, prefix)
+        prefix += FRAMES_MARK if of_frames else ""
+        versions = [known[source.group].version for source in sources]
+        why: dict[str, Any] = {"actor": actor, "reason": reason, "archive": archive}
+        insert_run(tx, run, sources, tables, versions, strategy=strategy, prefix=prefix, **why)
+        tx.add_positions(run, [position_of(row, end=row.next_offset) for row in ending_at(offsets, ends or {})])
+        driver = Driver(runs.engine, runs.schema, run_of(tx.execute(RELOAD_RUN["get_run"], run=run).one()), runs.limits)
+        driver.notes = tuple(notes(tx.connection, tables)) if strategy == "merge" else ()
+        return driver
+
+
+def checked(
+    runs: Runs,
+    kafka: Mapping[str, Any],
+    sources: Sequence[PipelineSource],
+    *,
+    strategy: str,
+    archive: Archive | None = None,
+    bounds: Bounds,
+    of_frames: bool = False,
+) -> tuple[Sequence[Target], Sequence[Row[Any]], int]:
+    """The tables, the groups' positions and the number of open dead letters, after a check that a reload is possible.
+
+    Changes nothing. Raises as :func:`open_run` does, which checks versions and open runs again.
     """
     require_known(kafka)
     groups = [source.group for source in sources]
     with transaction(runs.engine, runs.schema, isolation="REPEATABLE READ") as tx:
         check(tx.connection, runs.schema)
-        found = targets(tx.connection, sources)
+        tables = targets(tx.connection, sources)
         known = {row.name: row for row in tx.execute(STATUS["groups"])}
         offsets = tx.execute(RELOAD_RUN["offsets"], groups=groups).all()
         reasons = of_rights(tx.connection) + _of_groups(sources, known, offsets)
-        reasons += _of_tables(tx, found, groups, known, strategy)
+        reasons += _of_tables(tx, tables, groups, known, strategy)
         if strategy == "merge":
-            inherited = [] if bounds.allow_inheritance else found
+            inherited = [] if bounds.allow_inheritance else tables
             reasons += [reason for target in inherited for reason in of_inheritance(tx.connection, target)]
-            reasons += of_wait(tx.connection, found, bounds.max_wait)
+            reasons += of_wait(tx.connection, tables, bounds.max_wait)
         letters = _open_letters(tx, groups)
     if archive is not None:
         archive.require_known()
-    # After the positions were read: the end offset only grows, and must not be older than the positions it bounds.
-    reasons += _of_logs(kafka, offsets, archive)
+    # After the positions were read: end offsets only grow, and must not be older than the positions.
+    reasons += _of_logs(kafka, offsets, archive, of_frames=of_frames)
     reasons += of_compaction(kafka, sources, offsets, letters, strategy)
     if reasons:
         raise ReloadRefused(reasons)
-    run = uuid4()
-    with transaction(runs.engine, runs.schema) as tx:
-        # One opening at a time: two runs of one table must see each other.
-        tx.execute(GROUPS["alone"], name=f"seekpoint reload {runs.schema}")
-        # A worker that would raise a version looks for this run under its group's lock: it finds it, or was before us.
-        known = {row.name: row for row in tx.execute(RELOAD_RUN["share_groups"], groups=groups)}
-        reasons = [reason for source in sources for reason in _of_version(source, known.get(source.group))]
-        if reasons := reasons + _of_runs(tx, [target.name for target in found]):
-            raise ReloadRefused(reasons)
-        prefix = "seekpoint_reload_"
-        if strategy in COMPARED:  # the other strategies publish their tables: those are logged
-            prefix = prefix_of(tx.connection, prefix)
-        versions = [known[source.group].version for source in sources]
-        why: dict[str, Any] = {"actor": actor, "reason": reason, "archive": archive}
-        insert_run(tx, run, sources, found, versions, strategy=strategy, prefix=prefix, **why)
-        tx.add_positions(run, [position_of(row, end=row.next_offset) for row in offsets])
-        driver = Driver(runs.engine, runs.schema, run_of(tx.execute(RELOAD_RUN["get_run"], run=run).one()), runs.limits)
-        driver.notes = tuple(notes(tx.connection, found)) if strategy == "merge" else ()
-        return driver
+    return tables, offsets, sum(letters.values())
 
 
 _CREATE = text(
@@ -92,7 +123,7 @@ _CREATE = text(
 
 
 def of_rights(connection: Connection) -> list[str]:
-    """Why this role cannot make the schema in which a run stages its rows; empty where it can."""
+    """Return why this role cannot create a run's staging schema; empty if it can."""
     return [
         f"role {row.role} may not create the schema that each run has for its tables: GRANT CREATE ON DATABASE "
         f"{row.database} TO {row.role} (`seekpoint db roles --stager {row.role}` prints all that it needs)"
@@ -104,7 +135,7 @@ def insert_run(
     tx: Tx,
     run: UUID,
     sources: Sequence[PipelineSource],
-    found: Sequence[Target],
+    tables: Sequence[Target],
     versions: Sequence[int],
     *,
     strategy: str,
@@ -113,11 +144,11 @@ def insert_run(
     reason: str,
     archive: Archive | None = None,
 ) -> None:
-    """Insert the row of a run that is opened now: ``versions`` are the groups', ``prefix`` begins its schema's name."""
+    """Insert the row of a new run: ``versions`` are the groups' present ones, ``prefix`` begins its schema's name."""
     row = {
         "id": run,
         "groups": [source.group for source in sources],
-        "tables": [target.name for target in found],
+        "tables": [target.name for target in tables],
         "strategy": strategy,
         "pipelines": [source.name for source in sources],
         "version_from": list(versions),
@@ -134,16 +165,16 @@ def insert_run(
 
 
 def _of_groups(
-    given: Sequence[PipelineSource], known: Mapping[str, Row[Any]], offsets: Sequence[Row[Any]]
+    sources: Sequence[PipelineSource], known: Mapping[str, Row[Any]], offsets: Sequence[Row[Any]]
 ) -> list[str]:
     reasons = []
-    for source in given:
-        mine = {row.topic for row in offsets if row.consumer_group == source.group}
-        reasons += _of_version(source, known.get(source.group) if mine else None)
-        if strange := sorted(mine - set(source.pipeline.topics)):
+    for source in sources:
+        topics = {row.topic for row in offsets if row.consumer_group == source.group}
+        reasons += _of_version(source, known.get(source.group) if topics else None)
+        if strange := sorted(topics - set(source.pipeline.topics)):
             reasons.append(
                 f"group {source.group!r} has applied records of {', '.join(strange)}, which this pipeline does not "
-                "read: name them in topics= again, or their rows would be lost"
+                "read, so their rows would be lost: add them to topics= again"
             )
     return reasons
 
@@ -163,51 +194,55 @@ def _of_version(source: PipelineSource, group: Row[Any] | None) -> list[str]:
 
 
 def _of_tables(
-    tx: Tx, found: Sequence[Target], groups: Sequence[str], known: Mapping[str, Row[Any]], strategy: str
+    tx: Tx, tables: Sequence[Target], groups: Sequence[str], known: Mapping[str, Row[Any]], strategy: str
 ) -> list[str]:
     reasons = []
-    ours = {target.path for target in found}
+    ours = {target.path for target in tables}
     for name, group in known.items():
         if name in groups:
             continue
-        shared = sorted({".".join(p) for p in (resolve(tx.connection, t) for t in group.tables) if p in ours})
+        shared = sorted(
+            {".".join(path) for path in (resolve(tx.connection, table) for table in group.tables) if path in ours}
+        )
         if shared:
             reasons.append(
-                f"group {name!r} writes {', '.join(shared)}, too: name its pipeline in the same reload; or, if it "
-                "ended for good and none of its rows are there, set its `tables` in consumer_group to '{}'"
+                f"group {name!r} also writes {', '.join(shared)}: name its pipeline in the same reload; or, if the "
+                "group has ended for good and left no rows there, set its `tables` in consumer_group to '{}'"
             )
     obstacles = {"swap": ties, "merge": unidentified}
     if strategy in obstacles:
-        reasons += [reason for target in found for reason in obstacles[strategy](tx.connection, target)]
+        reasons += [reason for target in tables for reason in obstacles[strategy](tx.connection, target)]
     reasons += [
         f"{target.name}: row security may hide rows from this role, which would not be compared: run it as a role that "
         "sees all of them (the table's owner, BYPASSRLS, or a policy FOR SELECT USING (true))"
-        for target in found
+        for target in tables
         if strategy in COMPARED and hides_rows(tx.connection, target.path)
     ]
     return reasons + [
         f"{target.name} has no unique key among the columns that are written, by which rows could be compared: give it "
         "one (an Append: a unique index on its provenance= columns)"
         + ("" if strategy == "verify" else "; or --strategy swap (open(strategy='swap')), which compares nothing")
-        for target in found
+        for target in tables
         if strategy in COMPARED and not target.key
     ]
 
 
 def _open_letters(tx: Tx, groups: Sequence[str]) -> dict[tuple[str, str], int]:
-    """How many dead letters of each group and topic are open."""
-    found: dict[tuple[str, str], int] = {}
+    """The number of open dead letters by group and topic."""
+    counts: dict[tuple[str, str], int] = {}
     for group in groups:
         for row in tx.execute(DEAD_LETTERS["count_open"], group=group):
-            found[group, row.topic] = found.get((group, row.topic), 0) + row.n
-    return found
+            counts[group, row.topic] = counts.get((group, row.topic), 0) + row.n
+    return counts
 
 
-def _of_logs(kafka: Mapping[str, Any], offsets: Sequence[Row[Any]], archive: Archive | None) -> list[str]:
+def _of_logs(
+    kafka: Mapping[str, Any], offsets: Sequence[Row[Any]], archive: Archive | None, *, of_frames: bool
+) -> list[str]:
     ids = topic_ids(kafka, sorted({row.topic for row in offsets}))
     reasons = [
         f"{Partition(row.topic, row.partition)}: the offsets belong to topic id {row.topic_id}, the brokers answer "
-        f"{ids[row.topic]}: decide for the recreated topic first (`seekpoint status` names the choices)"
+        f"{ids[row.topic]}: decide first where to continue in the recreated topic (`seekpoint status` has the choices)"
         for row in offsets
         if ids[row.topic] != row.topic_id
     ]
@@ -217,33 +252,36 @@ def _of_logs(kafka: Mapping[str, Any], offsets: Sequence[Row[Any]], archive: Arc
     for row in there:
         start = starts[Partition(row.topic, row.partition)]
         if start > row.first_offset and row.next_offset > row.first_offset:
-            reasons += _of_retention(row, start, archive)
+            reasons += _of_retention(row, start, archive, of_frames=of_frames)
     return reasons + beyond(there, ends)
 
 
-def _of_retention(row: Row[Any], log_start: int, archive: Archive | None) -> list[str]:
-    """Why a log that begins after the group's first offset cannot be reloaded, unless an archive has the rest."""
-    at = Partition(row.topic, row.partition)
-    lost = Range(at, row.topic_id, row.first_offset, min(log_start, row.next_offset))
+def _of_retention(row: Row[Any], log_start: int, archive: Archive | None, *, of_frames: bool) -> list[str]:
+    """Return why a log that begins after the group's first offset cannot be reloaded; empty if an archive has it."""
+    partition = Partition(row.topic, row.partition)
+    lost = Range(partition, row.topic_id, row.first_offset, min(log_start, row.next_offset))
     gaps = [(lost.start, lost.end)] if archive is None else archive.gaps(lost)
     if not gaps:
         return []
-    said = (
-        f"{at}: group {row.consumer_group!r} began at offset {row.first_offset}, and the log begins at {log_start} "
-        "now: what retention took cannot be applied again"
+    loss = (
+        f"{partition}: group {row.consumer_group!r} began at offset {row.first_offset}, but the log now begins at "
+        f"{log_start}: records that retention has removed cannot be applied again"
     )
+    if of_frames:
+        return [f"{loss}, and frames cannot read archives: these tables cannot be rebuilt"]
     if archive is None:
-        return [f"{said}, unless an export has it: name that, --archive or Reload(…, archive=Archive(root, engine))"]
+        return [f"{loss}, unless an export has them: give --archive, or Reload(…, archive=Archive(root, engine))"]
     missing = ", ".join(f"[{start}, {end})" for start, end in gaps)
-    return [f"{said}, and the archive {archive.root} does not have {missing} of topic id {row.topic_id}"]
+    return [f"{loss}, and the archive {archive.root} does not have {missing} of topic id {row.topic_id}"]
 
 
-def _of_runs(tx: Tx, tables: Sequence[str]) -> list[str]:
+def of_runs(tx: Tx, tables: Sequence[str]) -> list[str]:
+    """Describe the open runs that have one of these tables, with the commands that end them."""
     return [
         f"{', '.join(sorted(shared))}: {'verify' if row.strategy == 'verify' else 'reload'} {row.id} is {row.state}, "
         f"opened by {row.actor} at {row.opened_at:%F %T}: {_ways_out(row)}"
         for row in tx.execute(RELOAD_RUN["open_runs"])
-        if row.strategy not in BATCHES  # they write as a worker does
+        if row.strategy not in BATCHES  # a batch writes as a worker does, so a reload can run at the same time
         and (shared := set(row.tables) & set(tables))
     ]
 
@@ -252,4 +290,6 @@ def _ways_out(run: Row[Any]) -> str:
     abort = f"(`seekpoint reload abort {run.id} --reason …`, `runs.abort(id, reason)`)"
     if run.strategy == "verify":
         return f"wait for its end, or abort it {abort}"
+    if is_of_frames(run.staging_schema):
+        return f"resume or abort it (`seekpoint spark reload … --resume {run.id}`, `reload(…, resume=id)`) {abort}"
     return f"resume or abort it (`seekpoint reload run … --resume {run.id}`, `take_over(id)`) {abort}"

@@ -1,4 +1,4 @@
-"""Publish strategy ``swap``, in the cut-over's transaction, and why it is refused there."""
+"""Publish strategy ``swap``: renames the rebuilt table into the live one's place, in the cut-over's transaction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from seekpoint.sinks.catalog import quoted
 
 
 def swap(tx: Tx, staging: Staging, target: Target) -> None:
-    """Rename the rebuilt table into the place of the live one, which is moved to the staging schema and swept."""
+    """Rename the rebuilt table into the place of the live one, which moves to the staging schema and is swept."""
     connection = tx.connection
     run(connection, "SET LOCAL lock_timeout = {wait}", wait=f"{DDL_WAIT}ms")
     lock_views(connection, target.path)
@@ -30,7 +30,7 @@ def swap(tx: Tx, staging: Staging, target: Target) -> None:
     schema, table = target.path
     old = f"old_{target.staged}"
     new = staging.table(target)
-    run(connection, "COMMENT ON TABLE {new} IS {said}", new=new, said=comment(connection, target.path))
+    run(connection, "COMMENT ON TABLE {new} IS {comment}", new=new, comment=comment(connection, target.path))
     draw_from_live(connection, staging, target)
     names = _unaltered(connection, staging, target)
     with carried(connection, target.path, new):
@@ -40,8 +40,8 @@ def swap(tx: Tx, staging: Staging, target: Target) -> None:
             run(connection, "ALTER TABLE {new} RENAME TO {table}", new=new, table=(table,))
         run(connection, "ALTER TABLE {new} SET SCHEMA {here}", new=(staging.schema, table), here=(schema,))
         for n, index in enumerate(names):
-            made = (schema, staging.index(target, n))
-            run(connection, "ALTER INDEX {made} RENAME TO {index}", made=made, index=(index,))
+            built = (schema, staging.index(target, n))
+            run(connection, "ALTER INDEX {built} RENAME TO {index}", built=built, index=(index,))
 
 
 def _unaltered(connection: Connection, staging: Staging, target: Target) -> list[str]:

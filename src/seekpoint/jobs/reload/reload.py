@@ -1,4 +1,4 @@
-"""A reload from its opening to its cut-over, in steps; a driver that takes over the run can repeat each step."""
+"""A reload from its opening to its cut-over, in steps that a driver which takes over the run can repeat."""
 
 from __future__ import annotations
 
@@ -9,54 +9,55 @@ from uuid import UUID
 
 from sqlalchemy import URL, Engine
 
+from seekpoint.admin import ResetPlan, ResetResult
+from seekpoint.admin.attribution import Attribution
 from seekpoint.backoff import retried
 from seekpoint.errors import ConfigError, RangeLost, ReloadRefused, TopicRecreated
 from seekpoint.jobs.export import Archive
-from seekpoint.jobs.manage_runs import Runs, drop_attempts
+from seekpoint.jobs.manage_runs import Runs, drop_attempts, ending
+from seekpoint.jobs.reload.bounded_cut_over import BoundedCutOver
 from seekpoint.jobs.reload.catch_up import CatchUp
-from seekpoint.jobs.reload.compare import Report, prepare, recall
-from seekpoint.jobs.reload.cutover import CutOver, changes_nothing, close_unchanged, cut_over
-from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT, Bounds, Plan
-from seekpoint.jobs.reload.merge import warm
-from seekpoint.jobs.reload.merge_preconditions import forecast, require_allowed, require_no_extra
-from seekpoint.jobs.reload.open import open_run
-from seekpoint.jobs.run import SERIALIZABLE_ENOUGH, Driver, Progress, Run, transaction
+from seekpoint.jobs.reload.compare import Report, prepare
+from seekpoint.jobs.reload.cutover import CutOver
+from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT, Bounds
+from seekpoint.jobs.reload.open import open_run, require_strategy
+from seekpoint.jobs.reload.rewind import Rewind
+from seekpoint.jobs.reload.take_over import require_its_versions, take_over
+from seekpoint.jobs.run import REPEATABLE_READ, Driver, Progress, Run, transaction
 from seekpoint.jobs.staging.consolidate import RANGE, check_topics, consolidate, index, require_width, stage_missing
 from seekpoint.jobs.staging.distance import CatchUpProgress, distance
 from seekpoint.jobs.staging.local_stager import LocalStager
-from seekpoint.jobs.staging.stage import Stager, begin_staging, require_code
-from seekpoint.jobs.tables.dependencies import notes
+from seekpoint.jobs.staging.stage import Stager, begin_staging
 from seekpoint.jobs.tables.targets import PipelineSource, sources, targets
-from seekpoint.kafka.range_checks import require_known
 from seekpoint.ledger.admin_actions import operator
-from seekpoint.ledger.tables import BATCHES, DEFAULT_SCHEMA, PUBLISHING
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import is_conflict, is_data_error
 from seekpoint.records import one_line
 
-LARGE = 200_000  # records of a partition in one pass: its transaction holds a snapshot, and delays vacuum
-SMALL = 2_000  # records of a catch-up pass; after one of at most so many the cut-over may take its locks
+LARGE = 200_000  # records per partition and pass: its transaction holds a snapshot, which delays vacuum
+SMALL = 2_000  # records of a catch-up pass: after one that is no larger, the cut-over may take its locks
 ENDS_RUN = (ReloadRefused, RangeLost, TopicRecreated)  # would recur under another driver
 
-Told = Callable[[Report], object]
+ReportCallback = Callable[[Report], object]
 
 
 class Reload:
-    """Rebuilds the tables of some pipelines from the log, beside the live ones, and publishes the rebuilt rows.
+    """Rebuilds the tables of pipelines from the log in a separate schema, and publishes the rebuilt rows.
 
     ``pipelines`` are all pipelines that write the tables, as objects or as ``module:name``; ``kafka`` is the workers'
-    own configuration. ``stager`` says who reads the log: by default this process, or so many ``processes`` of this
-    machine. Workers continue all the time; the cut-over makes them wait, for ``max_wait`` seconds at most. ``progress``
-    is called with what is being done, how many records of it are done (of "warming up": keys), and of how many (0: not
-    known). ``archive`` has what retention took of the logs.
+    configuration. ``stager`` reads the log; by default this process does, or ``processes`` child processes. Workers
+    continue meanwhile; only the cut-over makes them wait, at most ``max_wait`` seconds. ``progress`` is called with the
+    current activity, the number of records done (keys for "warming up"), and their total (0 if unknown). ``archive``
+    has the records that retention has removed from the logs.
 
-    A merge calls ``compared`` with its :class:`Report` before it publishes anything, and is refused (CutOverRefused,
-    the run stays open) where workers would wait for longer than ``max_wait``; where it would delete more than the share
-    ``max_deletes`` of a table's rows; where its changes reach other tables by ON DELETE or ON UPDATE actions
-    (``allow_cascades``) or by inheritance (``allow_inheritance``). Making one does no I/O; raises ConfigError for what
-    cannot be reloaded, whatever the servers say.
+    A merge calls ``compared`` with its :class:`Report` before it publishes anything. It is refused (CutOverRefused, the
+    run stays open) if workers would wait longer than ``max_wait``; if it would delete more than the share
+    ``max_deletes`` of a table's rows; if its changes reach other tables by ON DELETE or ON UPDATE actions (unless
+    ``allow_cascades``) or by inheritance (unless ``allow_inheritance``). The constructor does no I/O; it raises
+    ConfigError for pipelines that can never be reloaded.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Reload:
         max_deletes: float = MAX_DELETES,
         allow_cascades: bool = False,
         allow_inheritance: bool = False,
-        compared: Told | None = None,
+        compared: ReportCallback | None = None,
     ) -> None:
         self.sources: Sequence[PipelineSource] = sources(pipelines)
         self.engine, self.kafka, self.schema = postgres_engine(engine), dict(kafka), schema
@@ -88,7 +89,7 @@ class Reload:
         require_width(range_records)
         self._stager = stager or LocalStager(self.engine, schema, self.kafka, self.sources, processes=processes)
         self.archive = archive
-        self._compared: Told = compared or (lambda _: None)
+        self._compared: ReportCallback = compared or (lambda _: None)
         self.bounds = Bounds(
             max_wait=max_wait,
             max_deletes=max_deletes,
@@ -100,13 +101,13 @@ class Reload:
     def open(self, *, strategy: str = "merge", reason: str = "reload") -> Driver:
         """Record a new run at the groups' current positions. Raises ReloadRefused with every reason, KafkaUnavailable.
 
-        ``notes`` of the driver list what a merge may reach: foreign keys with an action, and inheriting tables.
+        The driver's ``notes`` list what a merge may change in other tables: foreign keys with an action, and
+        inheriting tables.
         """
-        if strategy not in PUBLISHING:
-            raise ConfigError(f"strategy must be one of {', '.join(map(repr, PUBLISHING))}, got {strategy!r}")
+        require_strategy(strategy)
         return self._open(strategy, reason)
 
-    def _open(self, strategy: str, reason: str) -> Driver:
+    def _open(self, strategy: str, reason: str, rewind: Rewind | None = None) -> Driver:
         return open_run(
             self.runs,
             self.kafka,
@@ -116,40 +117,16 @@ class Reload:
             reason=reason,
             archive=self.archive,
             bounds=self.bounds,
+            ends=None if rewind is None else rewind.ends,
         )
 
     def take_over(self, run: UUID) -> Driver:
-        """Take over an open run in its present state; its previous driver, if it is alive, fails at its next step.
+        """Take over an open run in its present state; its previous driver, if still alive, fails at its next step.
 
-        Raises ConfigError where these pipelines are not the run's (other groups, versions or tables), or no consumer
-        takes ``kafka``; then its driver stays the same. Raises ReloadOver where it has ended.
+        Raises ConfigError, with the driver unchanged, if these pipelines are not the run's (other groups, versions or
+        tables) or no consumer accepts ``kafka``. Raises ReloadOver if the run has ended.
         """
-        if (found := self.runs.get(run)).is_open:
-            require_known(self.kafka)
-            self._require_its_code(found)
-        driver = self.runs.take_over(run)
-        if driver.run.strategy == "merge":
-            with transaction(self.engine, self.schema) as tx:
-                driver.notes = tuple(notes(tx.connection, targets(tx.connection, self.sources)))
-        return driver
-
-    def _require_its_code(self, run: Run) -> None:
-        """Checked before the take-over, so that a driver with the right code may continue."""
-        self._require_its_versions(run)
-        with transaction(self.engine, self.schema) as tx:
-            require_code(tx, run, self.sources)
-
-    def _require_its_versions(self, run: Run) -> None:
-        if run.strategy in BATCHES:
-            how = f"`BatchJob.take_over`, or `seekpoint batch MODULE:NAME --resume {run.id}`"
-            raise ConfigError(f"{run.id} is a {run.strategy}: {how}")
-        if run.groups != tuple(source.group for source in self.sources):
-            raise ConfigError(f"reload {run.id} is of the groups {', '.join(run.groups)}: name their pipelines")
-        if run.version_to != tuple(source.pipeline.version for source in self.sources):
-            raise ConfigError(
-                f"reload {run.id} was opened with other versions of these pipelines "
-                f"({', '.join(map(str, run.version_to))}): run the code of that version, or abort it, open another"
-            )
+        return take_over(self.runs, run, self.sources, self.kafka)
 
     def stage(self, driver: Driver) -> None:
         """Stage everything up to the snapshot offsets, build and index the tables. Raises what ends the run."""
@@ -175,7 +152,7 @@ class Reload:
                 pace.require_shrinking(ahead)
 
     def compare(self, driver: Driver, passes: CatchUp) -> Report:
-        """Compare rebuilt and live tables at the same offsets, and keep what differs for the cut-over."""
+        """Compare rebuilt and live tables at the same offsets, and store the differences for the cut-over."""
         with self._ending(driver):
             self._progress("comparing", 0, 0)
             report = retried(lambda: prepare(driver, passes), is_conflict)
@@ -185,53 +162,37 @@ class Reload:
     def cut_over(self, driver: Driver, passes: CatchUp) -> CutOver:
         """Publish the rebuilt rows, raise versions and epochs, and close the run, in one transaction.
 
-        Stored offsets do not change. A merge whose comparison found nothing takes no lock where no version is raised.
+        Stored offsets do not change. A merge without differences takes no lock, unless it raises a version.
 
-        Raises CutOverRefused where workers would wait longer than the bounds allow (the
-        run stays open), ReloadRefused where the run cannot be used any more, ReloadOver, and the last database error.
+        Raises CutOverRefused, leaving the run open, if workers would wait longer than the bounds allow; ReloadRefused
+        if the run can no longer be used; ReloadOver, and the last database error.
         """
         _require_publishing(driver)
         with self._ending(driver):
-            merges = driver.run.strategy == "merge"
-            report = recall(driver, passes.targets) if merges else None
-            if report is not None and changes_nothing(driver.run, report):
-                self._compared(report)
-                return close_unchanged(driver)
-            plan = Plan(bounds=self.bounds) if report is None else self._plan(driver, passes, report)
-            if merges:
-                warm(driver, passes.targets, lambda done, total: self._progress("warming up", done, total))
-            self._progress("cutting over", 0, 0)
-            outcome = cut_over(driver, passes, lambda: self._catch_up_before_the_lock(driver, passes), plan)
-            read = max(outcome.records, 0)  # -1 where COMMIT had no answer
-            self._progress("cutting over", read, read)
-            return outcome
+            bounded = BoundedCutOver(
+                bounds=self.bounds,
+                compared=self._compared,
+                progress=self._progress,
+                catch_up=lambda: self._catch_up_before_the_lock(driver, passes),
+            )
+            return bounded.carry_out(driver, passes)
 
     def _catch_up_before_the_lock(self, driver: Driver, passes: CatchUp) -> None:
-        """Catch up; a topic that was created again is noticed here, also where its positions leave nothing to read."""
+        """Catch up, and check the topics' ids: without records to read, a recreated topic would not be noticed."""
         self.catch_up(driver, passes)
         check_topics(self.kafka, driver)
 
-    def _plan(self, driver: Driver, passes: CatchUp, report: Report) -> Plan:
-        """Report what a merge is going to change, and refuse what is not allowed, before any lock is taken."""
-        self._compared(report)
-        found = report.tables
-        require_no_extra(passes.targets, found)  # here, because a resumed run does not compare again
-        predicted = forecast(driver, passes.targets, found)
-        require_allowed(driver, passes.targets, found, predicted, self.bounds)
-        return Plan(
-            bounds=self.bounds,
-            live={target.path: one.live for target, one in zip(passes.targets, found, strict=True)},
-            predicted=predicted,
-        )
-
     def run(self, driver: Driver) -> CutOver:
-        """Carry out the rest of a run, to its cut-over, and drop what it staged.
+        """Carry out the remaining steps of a run, including the cut-over, and drop what it staged.
 
-        Raises ConfigError for one that was opened to verify: nothing of it is to be published.
+        Raises ConfigError for a run of :meth:`verify`, which publishes nothing.
         """
         _require_publishing(driver)
+        return self._run(driver, None)
+
+    def _run(self, driver: Driver, rewind: Rewind | None) -> CutOver:
         self.stage(driver)
-        with CatchUp(driver, self.sources, self.kafka) as passes:
+        with CatchUp(driver, self.sources, self.kafka, rewind) as passes:
             self.catch_up(driver, passes)
             if driver.run.strategy == "merge" and driver.run.state == "catching_up":
                 self.compare(driver, passes)
@@ -239,58 +200,77 @@ class Reload:
         self.runs.drop(driver.run.id)
         return outcome
 
-    def verify(self, *, reason: str = "verify") -> Report:
-        """Rebuild the tables beside the live ones and compare, without changing anything live; workers continue.
+    def reset(self, plan: ResetPlan, *, reason: str, strategy: str = "merge", accept_loss: bool = False) -> ResetResult:
+        """Carry out a plan of :meth:`Admin.plan_reset`, and rebuild the pipeline's tables as of its targets.
 
-        Leaves a row of a verified run in the ledger (aborted where it was interrupted), and nothing else.
-        Raises as :meth:`open` does.
+        Records that workers read again are thus counted once in sums, and no table has rows of records past the
+        targets. The run's cut-over resets rows and positions in one transaction; workers continue until then, and at
+        the new positions after it. ``pipelines`` must be only the pipeline of the plan's group, with all of its
+        sinks: ConfigError if a table that the group writes is missing.
+
+        Raises as :meth:`open` and :meth:`cut_over` do, and Fenced if the group has changed since the plan was made;
+        then nothing was changed, and the run is aborted.
+        """
+        require_strategy(strategy)
+        rewind = Rewind(plan, Attribution.of(self.actor, reason))
+        rewind.require(self.sources, accept_loss=accept_loss)
+        if plan.is_done:
+            return ResetResult(())
+        with transaction(self.engine, self.schema) as tx:
+            rewind.require_tables(tx, targets(tx.connection, self.sources))
+        driver = self._open(strategy, f"reset {plan.target}: {reason}", rewind)
+        with ending(self.runs, driver, f"{reason}: interrupted before the positions were reset"):
+            self._run(driver, rewind)
+        return ResetResult(tuple(rewind.done))
+
+    def verify(self, *, reason: str = "verify") -> Report:
+        """Rebuild the tables separately and compare them with the live ones, which do not change; workers continue.
+
+        Leaves only the row of the run in the ledger, as verified (aborted if it was interrupted). Raises as
+        :meth:`open` does.
         """
         driver = self._open("verify", reason)
-        try:
+        with ending(self.runs, driver, f"{reason}: interrupted before the tables were compared"):
             self.stage(driver)
             with CatchUp(driver, self.sources, self.kafka) as passes:
                 self.catch_up(driver, passes)
                 report = self.compare(driver, passes)
             with driver.step("compared") as tx:
                 driver.transition(tx, "verified")
-            self.runs.drop(driver.run.id)
-            return report
-        finally:
-            if self.runs.get(driver.run.id).is_open:
-                self.runs.abort(driver.run.id, f"{reason}: broken off before the tables were compared")
+        return report
 
     def _round(self, driver: Driver, passes: CatchUp) -> tuple[int, int]:
-        """The distance to the groups' positions in records, and how many of them this pass has read."""
+        """Run one catch-up pass; returns the distance to the groups' positions before it, and the records it read."""
         states = ("indexed", "catching_up", "compared")
         with driver.step(*states) as tx:
-            offsets = tx.offsets()
-            ahead = distance({(at.group, at.partition): at for at in tx.positions()}, offsets)
-        self._progress("catching_up", 0, ahead)  # between two steps: the callback may be slow
+            offsets = passes.offsets(tx)
+            ahead = distance({(position.group, position.partition): position for position in tx.positions()}, offsets)
+        self._progress("catching_up", 0, ahead)  # outside of a step, because the callback may be slow
         read = retried(lambda: self._apply(driver, passes, states), is_conflict)
         self._progress("catching_up", min(read, ahead), ahead)
         return ahead, read
 
     def _apply(self, driver: Driver, passes: CatchUp, states: Sequence[str]) -> int:
-        with driver.step(*states, isolation=SERIALIZABLE_ENOUGH) as tx:
-            read = passes.apply(tx, tx.offsets(), at_most=LARGE)
+        with driver.step(*states, isolation=REPEATABLE_READ) as tx:
+            read = passes.apply(tx, passes.offsets(tx), at_most=LARGE)
             if driver.run.state == "indexed":
                 driver.transition(tx, "catching_up")
         return read
 
     @contextmanager
     def _ending(self, driver: Driver) -> Iterator[None]:
-        """End the run, with the reason stored, by an error that would recur under every driver.
+        """End the run and store the reason, if an error would recur under every driver.
 
-        Raises ConfigError for a driver with another version of the code (``Runs.take_over`` does not check it); then
-        the run stays open.
+        Raises ConfigError, leaving the run open, for a driver with another version of the code, which
+        ``Runs.take_over`` does not check.
         """
-        self._require_its_versions(driver.run)
-        with driver.ending(ENDS_RUN, _refusal):
+        require_its_versions(driver.run, self.sources)
+        with driver.ending(ENDS_RUN, refusal):
             yield
 
 
-def _refusal(error: Exception) -> ReloadRefused | None:
-    """The refusal that an error ends the run with; None where database or brokers are unavailable: it stays open."""
+def refusal(error: Exception) -> ReloadRefused | None:
+    """The refusal that ends the run; None for an error that leaves it open, such as an unavailable database."""
     reason = f"the database refuses the rebuilt rows: {one_line(error)}"
     return ReloadRefused([reason]) if is_data_error(error) else None
 

@@ -1,1 +1,1 @@
-"""Spark's part of the jobs: reading, staging and exporting ranges in tasks. Needs the extra: ``spark``."""
+"""Spark's part of the jobs: reads, stages and exports ranges in tasks. Needs the extra ``spark``."""

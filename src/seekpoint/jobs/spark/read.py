@@ -1,26 +1,27 @@
-"""A group's records between two positions as a DataFrame: bounded by numbers, never by "now"."""
+"""A group's records between two positions as a DataFrame, with fixed offsets as bounds."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sqlalchemy import URL, Engine
 
-from seekpoint.errors import ConfigError, required
+from seekpoint.admin.spark_offsets import parse_spark_json
+from seekpoint.errors import ConfigError
 from seekpoint.jobs.export.export import applied
-from seekpoint.jobs.run import transaction
-from seekpoint.jobs.spark.settings import carried_range, portable, require_no_secret, resolved
-from seekpoint.jobs.staging.stage import dead_letters_within
+from seekpoint.jobs.spark.group_snapshot import read_snapshot
+from seekpoint.jobs.spark.read_plan import PLAN, ReadPlan, applied_parts, tasks_of
+from seekpoint.jobs.spark.settings import portable, require_no_secret, resolved
+from seekpoint.jobs.spark.source_frames import source_frame
 from seekpoint.kafka.first_records import first_records, require_max_records
-from seekpoint.kafka.ranges import SMALLEST, Range, check_ranges, split_ranges
+from seekpoint.kafka.ranges import SMALLEST, Range, check_ranges
 from seekpoint.ledger import Ledger
+from seekpoint.ledger.positions import Position
 from seekpoint.records import Partition
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Offsets = Mapping[Partition, int] | Mapping[tuple[str, int], int]
-DeadLetters = Literal["leave_out", "include", "mark", "only"]
+DeadLetters = Literal["exclude", "include", "mark", "only"]
 
 
 def read(
@@ -38,30 +39,32 @@ def read(
     topics: str | Collection[str] | None = None,
     *,
     kafka: Mapping[str, Any],
-    start: Offsets | None = None,
-    end: Offsets | None = None,
+    start: Offsets | str | None = None,
+    end: Offsets | str | None = None,
     range_records: int = SMALLEST,
     max_records: int | None = None,
-    dead_letters: DeadLetters = "leave_out",
+    dead_letters: DeadLetters = "exclude",
+    decode: str | None = None,
 ) -> DataFrame:
-    """The records that a group has applied, as a DataFrame: exactly those, though its workers continue.
+    """Exactly the records that a group has applied, as a DataFrame, while its workers continue.
 
-    Records between the ends that are dead letters now (also blocked, skipped or discarded ones) were not applied, and
-    are left out. ``dead_letters="include"`` gives them, too, ``"mark"`` with a column ``dead_letter`` that is
-    true for them, and ``"only"`` them alone. One that was replayed was applied. Ranges that an operator skipped by a
-    reset are no dead letters: leave them out by ``start`` and ``end``.
+    Records that were not applied are left out: those that are dead letters now (also blocked, skipped or discarded
+    ones), and lost ranges. Replayed dead letters were applied. ``dead_letters="include"`` reads every record between
+    the bounds, ``"mark"`` adds a column ``dead_letter`` that is true for dead letters, and ``"only"`` reads only them.
 
-    Columns: ``topic`` string, ``partition`` int, ``offset`` bigint, ``timestamp`` timestamp, ``key`` and ``value``
-    binary, ``headers`` array of (``key`` string, ``value`` binary), null where the client cannot read them.
+    Columns are those of Spark's Kafka source: ``key`` and ``value`` (binary), ``topic``, ``partition``, ``offset``,
+    ``timestamp``, ``timestampType`` and ``headers``, which is null if the client cannot read them. ``decode`` names a
+    pipeline (``module:name``) whose codec decodes ``value``.
 
-    The ends are numbers, taken now from the ledger: from ``first_offset`` to ``next_offset`` of each partition.
-    ``start`` and ``end`` replace them for the partitions that they name; an end must be readable now. ``kafka`` is the
-    workers' own configuration, with :class:`Env` for passwords. A task reads about ``range_records`` offsets; fewer,
-    down to 20,000, where there would be fewer tasks than the session has slots. ``max_records`` offsets are read at
-    most, of each partition's beginning the same share.
+    The bounds are offsets read from the ledger now: ``first_offset`` to ``next_offset`` of each partition. ``start``
+    and ``end``, as a mapping or as Spark's JSON, replace them for the partitions that they name; an end must be
+    readable now. ``kafka`` is the workers' configuration, with :class:`Env` for passwords. A task reads about
+    ``range_records`` offsets; fewer, down to 20,000, if there would otherwise be fewer tasks than the session has
+    slots. At most ``max_records`` offsets are read, the same share from the beginning of each partition's range.
 
-    Raises ConfigError, RangeLost, RangeStuck, TopicRecreated and KafkaUnavailable here; a query raises Spark's
-    exception with the same sentence in it if retention, a truncation or a new topic passes while it reads.
+    Equivalent to ``spark.read.format("seekpoint")`` with the options of this group, but only this process needs the
+    database. Raises ConfigError, RangeLost, RangeStuck, TopicRecreated and KafkaUnavailable; if records are lost to
+    retention, truncation or a recreated topic during a query, Spark's exception contains the same message.
     """
     carried = portable(kafka)
     require_no_secret(spark, None, carried)
@@ -70,58 +73,19 @@ def read(
         known = ", ".join(map(repr, get_args(DeadLetters)))
         raise ConfigError(f"dead_letters must be one of {known}, got {dead_letters!r}")
     require_max_records(max_records)
-    ranges = first_records(stored_ranges(ledger, group, topics, start=start, end=end), max_records)
-    check_ranges(resolved(carried), ranges)
-    if dead_letters == "include":
-        return frame_of(spark, carried, ranges, range_records=range_records)
-    offsets = _dead_letters(_ledger(ledger, group), ranges)
-    if dead_letters == "only":  # from the first to the last of each partition
-        ranges = [
-            replace(range_, start=found[0], end=found[-1] + 1)
-            for range_ in ranges
-            if (found := offsets.get(range_.partition))
-        ]
-    return frame_of(spark, carried, ranges, range_records=range_records, dead_letters=(dead_letters, offsets))
-
-
-def frame_of(
-    spark: SparkSession,
-    carried: Mapping[str, Any],
-    ranges: Sequence[Range],
-    *,
-    range_records: int = SMALLEST,
-    dead_letters: tuple[DeadLetters, Mapping[Partition, Sequence[int]]] = ("include", {}),
-) -> DataFrame:
-    """The records of these ranges, as :func:`read` gives them. ``carried`` is what :func:`portable` made of ``kafka=``.
-
-    ``dead_letters``: what is done with them, and their offsets, ascending.
-    """
-    what, offsets = dead_letters
-
-    def task(range_: Range) -> list[Any]:
-        its = offsets.get(range_.partition, ())
-        return [carried_range(range_), list(its[bisect_left(its, range_.start) : bisect_left(its, range_.end)])]
-
-    tasks = [
-        [task(range_) for range_ in each]
-        for each in split_ranges(ranges, range_records=range_records, slots=slots_of(spark))
-    ]
-    with required("Spark needs pyspark", "spark"):
-        # pyspark, which planning does without
-        from seekpoint.jobs.spark.data_sources import MarkedSource, Source  # noqa: PLC0415
-    source = MarkedSource if what == "mark" else Source
-    return source.frame(spark, {"kafka": carried, "tasks": tasks, "dead_letters": what})
-
-
-def _dead_letters(ledger: Ledger, ranges: Sequence[Range]) -> dict[Partition, list[int]]:
-    """The offsets of the records in these ranges that are dead letters now, by partition, ascending."""
-    with transaction(ledger.engine, ledger.schema) as tx:
-        spans = {range_.partition: (range_.topic_id, range_.start, range_.end) for range_ in ranges}
-        rows = dead_letters_within(tx, ledger.group, spans)
-    offsets: dict[Partition, list[int]] = {}
-    for row in sorted(rows):
-        offsets.setdefault(Partition(row.topic, row.partition), []).append(row.record_offset)
-    return offsets
+    snapshot = read_snapshot(_ledger(ledger, group), topics)
+    ranges = first_records(_ranges(snapshot.positions.values(), group, start, end), max_records)
+    parts = applied_parts(snapshot, ranges, dead_letters)
+    check_ranges(resolved(carried), [part.range for part in parts])
+    plan = ReadPlan(
+        kafka=carried,
+        bounds=ranges,
+        tasks=tasks_of(parts, range_records=range_records, slots=slots_of(spark)),
+        headers=True,
+        dead_letters=dead_letters,
+        decode=decode,
+    )
+    return source_frame(spark, {PLAN: plan.to_json()})
 
 
 def stored_ranges(
@@ -129,77 +93,90 @@ def stored_ranges(
     group: str,
     topics: str | Collection[str] | None = None,
     *,
-    start: Offsets | None = None,
-    end: Offsets | None = None,
+    start: Offsets | str | None = None,
+    end: Offsets | str | None = None,
 ) -> list[Range]:
-    """What :func:`read` reads: one range for each partition of the group's topics, of one moment of the ledger.
+    """The ranges of :func:`read`: one per partition of the group's topics, as of one moment of the ledger.
 
     Raises ConfigError for a group, a topic or a partition that the ledger does not have.
     """
-    mine = applied(_ledger(ledger, group), topics)
-    starts, ends = (_offsets(given, {at.partition for at in mine}, group) for given in (start, end))
+    return _ranges(applied(_ledger(ledger, group), topics), group, start, end)
+
+
+def _ranges(
+    positions: Collection[Position], group: str, start: Offsets | str | None, end: Offsets | str | None
+) -> list[Range]:
+    known = {position.partition for position in positions}
+    starts, ends = _offsets("start", start, known, group), _offsets("end", end, known, group)
     return [
         Range(
-            at.partition,
-            at.topic_id,
-            starts.get(at.partition, at.first_offset),
-            ends.get(at.partition, at.next_offset),
+            position.partition,
+            position.topic_id,
+            starts.get(position.partition, position.first_offset),
+            ends.get(position.partition, position.next_offset),
         )
-        for at in mine
+        for position in positions
     ]
 
 
-def _ledger(given: Ledger | Engine | URL | str, group: str) -> Ledger:
-    """The ledger of this group."""
-    ledger = given if isinstance(given, Ledger) else Ledger(given, group)
+def _ledger(database: Ledger | Engine | URL | str, group: str) -> Ledger:
+    """A ledger for this group."""
+    ledger = database if isinstance(database, Ledger) else Ledger(database, group)
     return ledger if ledger.group == group else Ledger(ledger.engine, group, schema=ledger.schema)
 
 
-def _offsets(given: Offsets | None, known: Collection[Partition], group: str) -> dict[Partition, int]:
-    named = {Partition(*partition): offset for partition, offset in (given or {}).items()}
-    if strange := sorted(named.keys() - set(known)):
-        raise ConfigError(f"start= and end= name {', '.join(map(str, strange))}, which group {group!r} does not read")
+def _offsets(name: str, bound: Offsets | str | None, known: Collection[Partition], group: str) -> dict[Partition, int]:
+    """Parse the offsets of ``start=`` or ``end=``, which may be Spark's JSON."""
+    offsets = parse_spark_json(bound, f"{name}=") if isinstance(bound, str) else bound or {}
+    named = {Partition(*partition): offset for partition, offset in offsets.items()}
+    if unknown := sorted(named.keys() - set(known)):
+        raise ConfigError(f"{name}= names {', '.join(map(str, unknown))}, which group {group!r} does not read")
+    if words := sorted(partition for partition, offset in named.items() if offset < 0):
+        raise ConfigError(
+            f"{name}= has {named[words[0]]} for {words[0]}, which is Spark's code for an end of the log: give the "
+            "offset, or leave the partition out to use the ledger's"
+        )
     return named
 
 
 def require_this_python(spark: SparkSession) -> None:
-    """Refuse a session that could only say that a Python process "exited unexpectedly", or cannot be started.
+    """Raise ConfigError for a session that would fail with "exited unexpectedly", or cannot start its Python.
 
-    Workers of a local one must run this Python. Elsewhere a data source is planned by a process beside the driver, with
-    the path of the executors' Python: it must be there on this machine, too.
+    Workers of a local session must run this Python. In a cluster Spark plans a data source in a process on the driver's
+    machine, with the path of the executors' Python, so that path must also exist there.
     """
     if (context := context_of(spark)) is None:
-        return  # its workers are not ours to check
-    theirs, master = str(context.pythonExec), str(context.master)
-    found = shutil.which(theirs)
-    if master.startswith("local") and (found is None or _environment(found) != _environment(sys.executable)):
+        return  # Spark Connect: its workers cannot be checked from here
+    worker_python, master = str(context.pythonExec), str(context.master)
+    executable = shutil.which(worker_python)
+    if master.startswith("local") and (executable is None or _environment(executable) != _environment(sys.executable)):
         raise ConfigError(
-            f"Spark's Python workers run {found or theirs}, and this is {sys.executable}: set the environment variable "
-            f"PYSPARK_PYTHON={sys.executable} before the session is made"
+            f"Spark's Python workers run {executable or worker_python}, and this process runs {sys.executable}: set "
+            f"the environment variable PYSPARK_PYTHON={sys.executable} before the session is created"
         )
-    if found is None:
+    if executable is None:
         raise ConfigError(
-            f"Spark plans a read beside the driver, in a process of the executors' Python, and {theirs} is not to be "
-            f"found from here ({Path.cwd()}). Where --archives unpacks it for the executors, unpack it here under the "
-            "same name, too: `mkdir environment && tar -xzf env.tar.gz -C environment` for env.tar.gz#environment; or "
-            "let the driver run in the cluster (--deploy-mode cluster), where Spark does that"
+            f"Spark plans a read on the driver's machine with the executors' Python, and {worker_python} does not "
+            f"exist here ({Path.cwd()}). If --archives unpacks it for the executors, also unpack it here under the "
+            "same name: `mkdir environment && tar -xzf env.tar.gz -C environment` for env.tar.gz#environment; or run "
+            "the driver in the cluster (--deploy-mode cluster), where Spark unpacks it"
         )
 
 
 def context_of(spark: SparkSession) -> SparkContext | None:
-    """The session's context; None for one of Spark Connect, which has none here."""
+    """The session's context; None for Spark Connect."""
     try:
         return spark.sparkContext
-    except Exception:  # noqa: BLE001 -- what it raises is of a module that only Connect has
+    except Exception:  # noqa: BLE001 -- its class is in a module that only Connect has
         return None
 
 
 def slots_of(spark: SparkSession) -> int:
-    """How many tasks the session runs at a time; 1 where that is not known (Spark Connect)."""
+    """How many tasks the session runs at a time; 1 if that is not known (Spark Connect)."""
     context = context_of(spark)
     return 1 if context is None else int(context.defaultParallelism)
 
 
 def _environment(python: str) -> tuple[str, str]:
-    """The folder it lies in, not resolved (so venvs differ), and the file that is run in the end."""
+    """The interpreter's folder, unresolved so that venvs differ, and the resolved executable."""
     return os.path.normpath(Path(python).parent), os.path.realpath(python)

@@ -1,4 +1,4 @@
-"""Settings that the driver passes to tasks: JSON, with the names of environment variables in place of secrets."""
+"""Settings that the driver passes to tasks: JSON, with names of environment variables instead of secrets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
+
 from seekpoint.errors import ConfigError
 from seekpoint.kafka.ranges import Range
 from seekpoint.records import Partition
@@ -17,32 +20,46 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ENV = "$env"
-SECRET = re.compile(r"(?i)password|passphrase|secret|jaas|key\.pem|oauthbearer\.config")
+SECRET = re.compile(r"(?i)password|passphrase|secret|jaas|key\.pem|oauthbearer\.config|kinit\.cmd")
+_SECRET_IN_URL = re.compile(
+    r"(?i)\b[a-z][a-z0-9+.-]*://(?:[^/\s@]*:[^/\s@]+@"
+    r"|\S*[?&][^=&\s]*(?:password|secret|token|(?:api|access)_?key)[^=&\s]*=)"
+)
 _PLAIN = (str, int, float, bool)
 
 
 @dataclass(frozen=True, slots=True)
 class Env:
-    """The value of an environment variable, looked up where it is used: in the driver, and again in each task.
+    """The value of an environment variable, looked up wherever it is used: in the driver and in each task.
 
-    What a Spark job is given is written into its plan and its logs. So a password is given by name:
-    ``{"sasl.password": Env("KAFKA_PASSWORD")}``, and the variable is set for the executors.
+    Spark writes a job's settings to its plan and its logs, so pass a password by name,
+    ``{"sasl.password": Env("KAFKA_PASSWORD")}``, and set the variable for the executors.
     """
 
     name: str
 
     def value(self) -> str:
-        """What it stands for here. Raises ConfigError where it is not set."""
-        if (found := os.environ.get(self.name)) is None:
+        """The variable's value in this process. Raises ConfigError if it is not set."""
+        if (text := os.environ.get(self.name)) is None:
             raise ConfigError(
-                f"the environment variable {self.name} is not set in this process: set it for the driver and for the "
-                f"executors (spark.executorEnv.{self.name}, or a secret of your cluster)"
+                f"the environment variable {self.name} is not set in this process: set it before the session is made, "
+                "for the driver and, as a secret of your cluster, for the executors. Spark writes the value of "
+                f"spark.executorEnv.{self.name} to its event log, unless spark.redaction.regex is "
+                "seekpoint.spark.REDACTED"
             )
-        return found
+        return text
 
 
-_SPARKS_OWN = "(?i)secret|password|token|access[.]?key"  # where nothing is set
-#: For ``spark.redaction.regex``: what Spark replaces in its event log, its UI and its logs.
+_IN_OPTION = "env:"
+
+
+def setting_of_option(value: str) -> Env | str:
+    """Parse an option: ``env:NAME`` means the variable's value, any other text itself."""
+    return Env(value.removeprefix(_IN_OPTION)) if value.startswith(_IN_OPTION) else value
+
+
+_SPARKS_OWN = "(?i)secret|password|token|access[.]?key"  # Spark's default for spark.redaction.regex
+#: For ``spark.redaction.regex``: Spark redacts matching settings in its event log, its UI and its logs.
 REDACTED = (
     r"(?i)secret|password|passphrase|passwd|token|credential|access[.]?key|jaas|key\.pem|oauthbearer"
     r"|database_url|://[^/\s:@]+:[^@\s]+@"
@@ -50,7 +67,12 @@ REDACTED = (
 
 
 def require_no_secret(spark: SparkSession, database: object, kafka: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a variable that has a secret is given by Spark's settings, which would log its value."""
+    """Raise ConfigError if Spark would log a secret: a URL's password, or a variable set by Spark's configuration."""
+    if isinstance(database, str) and _has_password(database):
+        raise ConfigError(
+            "the password in database= would be in the job's plan and logs: set an environment variable for the "
+            "driver and the executors, and give its name, database=Env('SEEKPOINT_DATABASE_URL')"
+        )
     names = {database.name} if isinstance(database, Env) else set()
     names |= {str(value[_ENV]) for value in kafka.values() if isinstance(value, dict)}
     redacted = str(spark.conf.get("spark.redaction.regex", _SPARKS_OWN))
@@ -60,9 +82,17 @@ def require_no_secret(spark: SparkSession, database: object, kafka: Mapping[str,
         if value is not None and not any(map(_pattern(redacted).search, (key, str(value)))):
             raise ConfigError(
                 f"{key} is written to Spark's event log and its UI as it is: set spark.redaction.regex before the "
-                f"session is made (seekpoint.spark.REDACTED matches it), and change what was logged; or give {name} to "
-                "the executors as a secret of your cluster"
+                f"session is made (seekpoint.spark.REDACTED matches it), and replace passwords that were logged; or "
+                f"give {name} to the executors as a secret of your cluster"
             )
+
+
+def _has_password(url: str) -> bool:
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise ConfigError("database= is no URL: postgresql://user@host:5432/database") from None
+    return bool(parsed.password or any("password" in key for key in parsed.query))  # also libpq's sslpassword
 
 
 def _pattern(redacted: str) -> re.Pattern[str]:
@@ -70,18 +100,28 @@ def _pattern(redacted: str) -> re.Pattern[str]:
         return re.compile(redacted)
     except re.error as error:
         raise ConfigError(
-            f"spark.redaction.regex is {redacted!r}, which Java may read, but Python cannot ({error}): so it is not "
-            "known whether Spark logs secrets. Set it to a pattern that both can read, or to seekpoint.spark.REDACTED"
+            f"spark.redaction.regex is {redacted!r}, which Java may accept, but Python does not ({error}): so it is "
+            "unknown whether Spark logs secrets. Set a pattern that both accept, or seekpoint.spark.REDACTED"
         ) from error
 
 
+def is_secret(key: str, value: object) -> bool:
+    """Whether a setting contains a secret, by its name or in a URL."""
+    return bool(SECRET.search(key) or (isinstance(value, str) and _SECRET_IN_URL.search(value)))
+
+
 def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as JSON can carry them. Raises ConfigError for passwords in the open, and for callables."""
+    """The settings as values for JSON; idempotent.
+
+    Raises ConfigError for passwords in plain text and for callables.
+    """
     carried: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Env):
             carried[key] = {_ENV: value.name}
-        elif SECRET.search(key):
+        elif isinstance(value, dict) and value.keys() == {_ENV}:  # already converted, by a stream's source
+            carried[key] = value
+        elif is_secret(key, value):
             raise ConfigError(
                 f"{key!r} would be in the job's plan and logs: write Env('NAME') for its value, and set the "
                 "environment variable NAME for the driver and the executors"
@@ -97,16 +137,16 @@ def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolved(carried: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of this process: names looked up. Takes what :func:`portable` returned."""
+    """The settings returned by :func:`portable`, with the values of this process's environment variables."""
     return {key: Env(value[_ENV]).value() if isinstance(value, dict) else value for key, value in carried.items()}
 
 
 def carried_range(range_: Range) -> list[Any]:
-    """A range as JSON can carry it."""
+    """A range as a list for JSON."""
     return [range_.partition.topic, range_.partition.number, str(range_.topic_id), range_.start, range_.end]
 
 
 def range_of(carried: Sequence[Any]) -> Range:
-    """What :func:`carried_range` made."""
+    """The range of :func:`carried_range`'s list."""
     topic, number, topic_id, start, end = carried
     return Range(Partition(topic, number), UUID(topic_id), start, end)

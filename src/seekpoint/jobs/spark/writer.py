@@ -1,4 +1,4 @@
-"""An export's files, written by Spark's tasks: the driver commits them, in the order of the log."""
+"""An export's files, written by Spark's tasks and committed by the driver in the order of the log."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from seekpoint.kafka.ranges import Range
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-WAVE = 4  # ranges per slot of the cluster, between two commits
+WAVE_PER_SLOT = 4  # ranges per slot of the cluster and wave
 
 
 class SparkWriter:
     """Writes an export's ranges in the tasks of a Spark session: ``Export(…, writer=SparkWriter(spark, kafka))``.
 
-    ``kafka`` is the workers' own configuration, with :class:`Env` for passwords. Each range is a task, which reads
-    Kafka and writes to the archive's root by itself: a folder that all executors share, or a bucket whose credentials
-    they have. They need no way to the database.
+    ``kafka`` is the workers' configuration, with :class:`Env` for passwords. Each range is a task that reads Kafka and
+    writes to the archive's root: a folder that all executors share, or a bucket for which they have credentials.
+    Executors do not need the database.
     """
 
     def __init__(self, spark: SparkSession, kafka: Mapping[str, Any]) -> None:
@@ -32,20 +32,20 @@ class SparkWriter:
         require_no_secret(spark, None, self._kafka)
 
     def write(self, root: str, run: UUID, ranges: Sequence[Range]) -> Iterator[Written]:
-        """Write them, wave by wave: what a wave has written can be committed before the next one begins.
+        """Write the ranges in waves, so that the files of one wave can be committed before the next begins.
 
-        Raises what reading a range raises, and Spark's own exception where a task failed too often.
+        Raises what reading a range raises, and Spark's exception if a task failed too often.
         """
         require_this_python(self._spark)
         context = context_of(self._spark)
-        wave = WAVE * (4 if context is None else context.defaultParallelism)
+        wave = WAVE_PER_SLOT * (4 if context is None else context.defaultParallelism)
         for begin in range(0, len(ranges), wave):
             yield from self._write(root, run, ranges[begin : begin + wave])
 
     def _write(self, root: str, run: UUID, ranges: Sequence[Range]) -> list[Written]:
         with required("Spark needs pyspark", "spark"):
             from seekpoint.jobs.spark.data_sources import ExportSource, messages_of  # noqa: PLC0415 -- pyspark
-        tasks = [[carried_range(one)] for one in ranges]
+        tasks = [[carried_range(range_)] for range_ in ranges]
         frame = ExportSource.frame(self._spark, {"kafka": self._kafka, "root": root, "run": str(run), "tasks": tasks})
         try:
             rows = frame.collect()

@@ -1,1 +1,1 @@
-"""Reading ranges of the log into tables of a run, and making one table of them."""
+"""Stages ranges of the log in tables of a run, then builds one table per target from them."""

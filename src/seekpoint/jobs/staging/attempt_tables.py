@@ -1,4 +1,4 @@
-"""The tables of one attempt at a range: every row of its sinks, with partition and offset where the order counts."""
+"""The tables of one attempt at a range: every row of its sinks, with its offset if the order of rows matters."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.tables.constraints import may_be_refused
 from seekpoint.jobs.tables.create_like import make_like
 from seekpoint.jobs.tables.sql_templates import name, names, run
-from seekpoint.jobs.tables.staging_schema import KEY, LINE, OFFSET, Staging, unlogged
+from seekpoint.jobs.tables.staging_schema import KEY, LINE, OFFSET, ROWS, Staging, unlogged
+from seekpoint.jobs.tables.sums import sums
 from seekpoint.jobs.tables.targets import Path, Target, aimed
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import Row, RowRefused, Sink, SinkWriter, Writer
 from seekpoint.records import AnyRecord, RawRecord, offsets_of
 from seekpoint.sinks.copy import open_copy
-from seekpoint.sinks.dedupe import Deleted
+from seekpoint.sinks.dedupe import Deleted, Partial
 from seekpoint.sinks.upsert.upsert import Upsert
 
 
 class AttemptSink(Sink, SinkWriter):
-    """A sink, and its writer: it writes every row of an attempt, where its original would keep one of each key.
+    """A sink and its writer: stages every row of an attempt. The original sink would write one row per key.
 
-    With ``places`` rows get their place in the log; tombstones of an Upsert go to a table beside them.
+    With ``places`` each row also gets its offset and line; tombstones of an Upsert go to a separate table. Without
+    ``places``, the rows of an Accumulate are aggregated by key. With ``keys`` each row gets a digest of its record's
+    key.
     """
 
-    def __init__(self, sink: Any, raw: Path, gone: Path, *, places: bool) -> None:
-        self._sink, self._writer, self._raw, self._gone = sink, sink.writer(), raw, gone
-        self._dedupes, self._places = isinstance(sink, Upsert), places
-        self._keys = isinstance(sink, Upsert) and sink.compacted
+    def __init__(self, sink: Any, raw: Path, tombstones: Path, target: Target, *, places: bool, keys: bool) -> None:
+        self._target = target
+        self._sink, self._writer, self._raw, self._tombstones = sink, sink.writer(), raw, tombstones
+        self._dedupes, self._places, self._keys = isinstance(sink, Upsert), places, keys
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -41,7 +44,7 @@ class AttemptSink(Sink, SinkWriter):
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """The columns that were written; None before the first row."""
+        """The written columns; None before the first row."""
         written: tuple[str, ...] | None = self._writer.written
         return written
 
@@ -49,56 +52,79 @@ class AttemptSink(Sink, SinkWriter):
         return bool(self._sink.takes(topic))
 
     def writer(self) -> AttemptSink:
-        """Itself: it is made for one attempt."""
+        """Return itself: it is made for one attempt."""
         return self
 
     def rows(self, record: AnyRecord) -> Iterable[Row]:
-        made = self._writer.rows(record)
+        rows = self._writer.rows(record)
         if not self._places:
-            return list(made)
-        return [
-            Deleted((*row, record.offset, line)) if type(row) is Deleted else (*row, record.offset, line)
-            for line, row in enumerate(made)
-        ]
+            return list(rows)
+        return [_like(row, (*row, record.offset, line)) for line, row in enumerate(rows)]
 
     def keyed(self, rows: Sequence[Row], raw: RawRecord) -> Sequence[Row]:
-        """Add a digest of the record's key to its rows, where that key must be one row's key.
+        """Add a digest of the record's key to its rows, if the sink was made with ``keys``.
 
-        Raises ReloadRefused for a record without a key or a row: the older ones of its key may be gone.
+        Then raises ReloadRefused for a record without a key or without a row, because compaction may have removed the
+        older records of its key. Always raises it for a record that has only some of its row's values.
         """
+        if Partial in set(map(type, rows)):
+            why = (
+                f"{raw.topic}/{raw.partition} offset {raw.offset} has no values for columns that it did not change. "
+                f"Workers take them for {self._sink!r} from the stored row; a reload or a batch has none: give the "
+                "source's table REPLICA IDENTITY FULL, and rebuild from a Debezium snapshot that is made after that"
+            )
+            raise ReloadRefused([why])
         if not self._keys:
             return rows
         if raw.key is None or not rows:
             what = "has no key" if raw.key is None else "makes no row"
             why = (
                 f"{raw.topic}/{raw.partition} offset {raw.offset} {what}, and {self._sink!r} is declared with "
-                "compacted=True: each record's key must be one row's key; take compacted=True away, and rebuild the "
+                "compacted=True: each record's key must be one row's key; remove compacted=True, and rebuild the "
                 "table from a topic that has every record"
             )
             raise ReloadRefused([why])
         digest = blake2b(raw.key, digest_size=16).hexdigest()
-        return [Deleted((*row, digest)) if type(row) is Deleted else (*row, digest) for row in rows]
+        return [_like(row, (*row, digest)) for row in rows]
 
     def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
         rows: list[Row] | None = self._writer.value_rows(values)
         return rows
 
     def placed(self, rows: Sequence[Row], raw: Sequence[RawRecord]) -> Sequence[Row]:
-        """Rows of :meth:`value_rows` with their places in the log, where those count."""
-        return [(*row, at, 0) for row, at in zip(rows, offsets_of(raw), strict=True)] if self._places else rows
+        """Rows of :meth:`value_rows`, with their offsets if ``places`` is set."""
+        return [(*row, offset, 0) for row, offset in zip(rows, offsets_of(raw), strict=True)] if self._places else rows
+
+    def aggregate(self, connection: Connection) -> None:
+        """Aggregate the written rows by key: done here, because the tasks of a run do it in parallel."""
+        if self._target.sums is None or self._places:
+            return
+        aggregated = (self._raw[0], f"{self._raw[1]}_sums")
+        run(
+            connection,
+            "CREATE {unlogged} TABLE {aggregated} AS SELECT {values}, sum({rows}) AS {rows} FROM {raw} GROUP BY {key}",
+            unlogged=unlogged(self._raw[0]),
+            aggregated=aggregated,
+            values=sums(self._target),
+            rows=name(ROWS),
+            raw=self._raw,
+            key=names(self._target.key),
+        )
+        run(connection, "DROP TABLE {raw}", raw=self._raw)
+        run(connection, "ALTER TABLE {aggregated} RENAME TO {raw}", aggregated=aggregated, raw=name(self._raw[1]))
 
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
-        """Rows go into the open COPY as they come; tombstones wait for its end."""
+        """Stream rows into the open COPY; tombstones are written after it has ended."""
         split = _Split()
         try:
-            with open_copy(tx, self._raw, self._columns) as split.copy:
+            with open_copy(tx, self._raw, self._columns, allowed=self._sink.conversions) as split.copy:
                 yield split if self._dedupes else split.copy
         except RowRefused as refused:
             raise RowRefused(split.line(refused.line), refused.cause) from refused
         try:
-            with open_copy(tx, self._gone, self._columns_gone) as copy:
-                copy.write(split.gone)
+            with open_copy(tx, self._tombstones, self._tombstone_columns) as copy:
+                copy.write(split.tombstones)
         except RowRefused as refused:
             raise RowRefused(refused.line and split.lines[refused.line - 1], refused.cause) from refused
 
@@ -107,7 +133,7 @@ class AttemptSink(Sink, SinkWriter):
         assert written is not None
         return (*written, OFFSET, LINE, *self._key_column) if self._places else written
 
-    def _columns_gone(self) -> tuple[str, ...]:
+    def _tombstone_columns(self) -> tuple[str, ...]:
         return (*self._sink.target.deletes, OFFSET, LINE, *self._key_column)
 
     @property
@@ -115,13 +141,19 @@ class AttemptSink(Sink, SinkWriter):
         return (KEY,) if self._keys else ()
 
 
+def _like(row: Row, wider: Row) -> Row:
+    """The wider row as the class of ``row``: Deleted, Partial or a tuple."""
+    kind = type(row)
+    return kind(wider) if kind in {Deleted, Partial} else wider
+
+
 class _Split:
-    """Writes rows to ``copy``, and keeps tombstones with the places (from 1) at which they came among the rows."""
+    """Writes rows to ``copy``; keeps tombstones and their line numbers (from 1) among all rows."""
 
     copy: Writer
 
     def __init__(self) -> None:
-        self.gone: list[Row] = []
+        self.tombstones: list[Row] = []
         self.lines: list[int] = []
         self._passed = 0
 
@@ -129,7 +161,7 @@ class _Split:
         if Deleted in set(map(type, rows)):
             for line, row in enumerate(rows, self._passed + 1):
                 if type(row) is Deleted:
-                    self.gone.append(row)
+                    self.tombstones.append(row)
                     self.lines.append(line)
             self.copy.write([row for row in rows if type(row) is not Deleted])
         else:
@@ -137,7 +169,7 @@ class _Split:
         self._passed += len(rows)
 
     def line(self, number: int | None) -> int | None:
-        """The place of the n-th row that is no tombstone."""
+        """The line number of the n-th row that is not a tombstone."""
         if number is not None:
             for line in self.lines:
                 number += line <= number
@@ -145,39 +177,68 @@ class _Split:
 
 
 def attempt_sinks(
-    connection: Connection, staging: Staging, attempt: str, pipeline: Pipeline, found: Sequence[Target]
+    connection: Connection,
+    staging: Staging,
+    attempt: str,
+    pipeline: Pipeline,
+    targets: Sequence[Target],
+    *,
+    rebuilds: bool,
 ) -> list[AttemptSink]:
-    """The pipeline's sinks, each aimed at a table of this attempt, which is made; ``found`` are its own tables."""
-    live = {feed.number: target for target in found for feed in target.feeds}
+    """Create the tables of this attempt, and aim the pipeline's sinks at them; ``targets`` are its live tables.
+
+    ``rebuilds``: whole tables are made of the log, so that sinks with ``compacted=True`` need the records' keys.
+    """
+    live = {feed.number: target for target in targets for feed in target.feeds}
     sinks = []
-    is_refusing = may_be_refused(connection, pipeline, found)
+    is_refusing = may_be_refused(connection, pipeline, targets)
     for number, sink in enumerate(pipeline.sinks):
-        raw, gone = staging.attempt_rows(attempt, number), staging.attempt_deletes(attempt, number)
+        raw, tombstones = staging.attempt_rows(attempt, number), staging.attempt_deletes(attempt, number)
         places = is_refusing or pipeline.keep_key_order or isinstance(sink, Upsert)
-        _make_raw(connection, live[number], raw, places=places, keys=isinstance(sink, Upsert) and sink.compacted)
+        keys = rebuilds and isinstance(sink, Upsert) and sink.compacted
+        if live[number].sums is None:
+            _make_raw(connection, live[number], raw, places=places, keys=keys)
+        else:
+            _make_added(connection, live[number], raw, places=places)
         if isinstance(sink, Upsert):
-            _make_gone(connection, live[number], sink, gone)
-        sinks.append(AttemptSink(aimed(sink, raw), raw, gone, places=places))  # type: ignore[arg-type]
+            _make_tombstones(connection, live[number], sink, tombstones, keys=keys)
+        aimed_sink: Any = aimed(sink, raw)  # type: ignore[arg-type]
+        sinks.append(AttemptSink(aimed_sink, raw, tombstones, live[number], places=places, keys=keys))
     return sinks
 
 
 def _make_raw(connection: Connection, target: Target, raw: Path, *, places: bool, keys: bool) -> None:
-    """A table without an index; with ``places`` of the rows in the log, and their records' ``keys``."""
+    """Create a table without indexes, with columns for offset and line (``places``) and for ``keys``."""
     also = ident.SQL("{} bigint, {} integer").format(name(OFFSET), name(LINE)) if places else None
     if also is not None and keys:
         also += ident.SQL(", {} text").format(name(KEY))
     make_like(connection, raw, target.path, prefix=raw[1], also=also)
 
 
-def _make_gone(connection: Connection, target: Target, sink: Upsert, gone: Path) -> None:
-    """An Upsert's tombstones: their columns, without NOT NULL."""
+def _make_added(connection: Connection, target: Target, raw: Path, *, places: bool) -> None:
+    """Create a table for addends: the live columns' types without constraints, which hold for sums only."""
     run(
         connection,
-        "CREATE {unlogged} TABLE {gone} AS SELECT {columns}, 0::bigint AS {offset}, 0 AS {line}{key} FROM {live} "
+        "CREATE {unlogged} TABLE {raw} AS SELECT {columns}{places}, 1 AS {rows} FROM {live} WITH NO DATA",
+        unlogged=unlogged(raw[0]),
+        raw=raw,
+        columns=names(target.sums.columns if target.sums is not None and target.sums.columns else ()),
+        places=ident.SQL(", 0::bigint AS {}, 0 AS {}").format(name(OFFSET), name(LINE)) if places else ident.SQL(""),
+        rows=name(ROWS),
+        live=target.path,
+    )
+    run(connection, "ALTER TABLE {raw} ALTER {rows} SET DEFAULT 1", raw=raw, rows=name(ROWS))
+
+
+def _make_tombstones(connection: Connection, target: Target, sink: Upsert, path: Path, *, keys: bool) -> None:
+    """Create the table of an Upsert's tombstones: their columns, without NOT NULL."""
+    run(
+        connection,
+        "CREATE {unlogged} TABLE {path} AS SELECT {columns}, 0::bigint AS {offset}, 0 AS {line}{key} FROM {live} "
         "WITH NO DATA",
-        key=ident.SQL(", ''::text AS {}").format(name(KEY)) if sink.compacted else ident.SQL(""),
-        unlogged=unlogged(gone[0]),
-        gone=gone,
+        key=ident.SQL(", ''::text AS {}").format(name(KEY)) if keys else ident.SQL(""),
+        unlogged=unlogged(path[0]),
+        path=path,
         columns=names([column for column in sink.target.deletes if column in target.all_columns]),
         offset=name(OFFSET),
         line=name(LINE),

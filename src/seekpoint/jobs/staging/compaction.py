@@ -1,4 +1,4 @@
-"""Compacted topics: checks that the newest record of each key is enough to rebuild a table."""
+"""Compacted topics: checks whether the newest record of each key is enough to rebuild a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def of_compaction(
     letters: Mapping[tuple[str, str], int],
     strategy: str,
 ) -> list[str]:
-    """Why tables cannot be rebuilt from what compaction has left in these groups' topics. Raises KafkaUnavailable.
+    """Return why tables cannot be rebuilt from these groups' compacted topics. Raises KafkaUnavailable.
 
     ``letters`` counts the open dead letters of a group and topic.
     """
@@ -45,14 +45,14 @@ def of_compaction(
 def _of_declared(group: str, topic: str, letters: int, strategy: str) -> Iterator[str]:
     if letters:
         yield (
-            f"topic {topic!r} is compacted, and group {group!r} has {letters} open dead letters of it: where the "
-            "newest record of a key is one of them, the record of its row is gone; replay or discard them first "
+            f"topic {topic!r} is compacted, and group {group!r} has {letters} open dead letters of it: if the newest "
+            "record of a key is one of them, the record that made its row may be gone; replay or discard them first "
             "(`seekpoint dead-letters`)"
         )
     if strategy not in COMPARED:
         yield (
             f"topic {topic!r} is compacted, and strategy {strategy!r} compares nothing: a row whose record is gone "
-            "would be lost without a word; use strategy 'merge', which refuses that"
+            "would be lost silently; use strategy 'merge', which refuses that"
         )
 
 
@@ -63,15 +63,15 @@ def _made_of_every_record(source: PipelineSource, topic: str) -> Iterator[str]:
             yield repr(sink)
 
 
-def _reason(group: str, topic: str, made: Sequence[str], is_compacted: bool | None) -> str:
+def _reason(group: str, topic: str, sinks: Sequence[str], is_compacted: bool | None) -> str:
     declare = "an Upsert whose key is the record's key can be declared with compacted=True"
     if is_compacted is None:
         return (
-            f"topic {topic!r}: whether it is compacted may not be asked, and {', '.join(made)} may need every record: "
-            f"allow this client DescribeConfigs on the topic; {declare}"
+            f"topic {topic!r}: this client may not read whether it is compacted, and {', '.join(sinks)} may need every "
+            f"record: allow the client DescribeConfigs on the topic; {declare}"
         )
     return (
-        f"topic {topic!r} is compacted (cleanup.policy), and {', '.join(made)} may need every record that group "
-        f"{group!r} has applied, not only the newest of each key: {declare}; else set the topic's cleanup.policy to "
-        "'delete' before records are gone, and leave tables alone whose records are"
+        f"topic {topic!r} is compacted (cleanup.policy), and {', '.join(sinks)} may need every record that group "
+        f"{group!r} has applied, not only the newest of each key: {declare}; otherwise set the topic's cleanup.policy "
+        "to 'delete' before records are gone, and do not reload tables whose records are gone"
     )

@@ -1,4 +1,4 @@
-"""Makes one table of the staged attempts: chooses one attempt per offset, checks, dedupes, builds indexes."""
+"""Builds one table from the staged attempts: chooses one attempt per offset, checks, dedupes, builds indexes."""
 
 from __future__ import annotations
 
@@ -27,73 +27,74 @@ from seekpoint.kafka.ranges import Range
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.records import Partition
 
-RANGE = 300_000  # records of one task: fewer cost more in connections than they gain in balance
+RANGE = 300_000  # records per task: with fewer, connections cost more than the better balance gains
 
 
 def require_width(range_records: int) -> None:
-    """Before a run is opened that no task could stage. Raises ConfigError."""
+    """Raise ConfigError for a width that no task could stage, before a run is opened."""
     if range_records < 1:
-        raise ConfigError(f"range_records is the number of offsets of a task, at least 1, and not {range_records}")
+        raise ConfigError(f"range_records must be a number of offsets per task, at least 1, got {range_records}")
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """The attempts that count, and the ranges that no attempt has staged yet."""
+    """The chosen attempts, and the ranges that no attempt has staged yet."""
 
     chosen: tuple[Staged, ...]
     missing: tuple[Task, ...]
 
 
 def coverage(tx: Step, width: int = RANGE) -> Coverage:
-    """One attempt for each offset up to the snapshot offsets, and tasks of this width for the offsets that have none.
+    """One attempt for each offset up to the snapshot offsets, and tasks of this width for offsets without one.
 
-    Of attempts that overlap (of another width, of a task that was late) those count that leave the fewest offsets
-    without any.
+    Attempts overlap if their width differs or a task was slow; those are chosen that leave the fewest offsets missing.
     """
-    staged = {place: list(attempts) for place, attempts in groupby(all_staged(tx, tx.run.id), lambda one: one.place)}
+    by_place = groupby(all_staged(tx, tx.run.id), lambda attempt: attempt.place)
+    staged = {place: list(attempts) for place, attempts in by_place}
     chosen: list[Staged] = []
     missing: list[Task] = []
-    for at in tx.positions():
-        cursor = at.first_offset
-        for attempt in _tiling(at.first_offset, at.end_offset, staged.get((at.group, at.partition), ())):
-            missing += _tasks(at, cursor, attempt.start, width)
+    for position in tx.positions():
+        cursor = position.first_offset
+        attempts = staged.get((position.group, position.partition), [])
+        for attempt in _tiling(position.first_offset, position.end_offset, attempts):
+            missing += _tasks(position, cursor, attempt.start, width)
             chosen.append(attempt)
             cursor = attempt.end
-        missing += _tasks(at, cursor, at.end_offset, width)
+        missing += _tasks(position, cursor, position.end_offset, width)
     return Coverage(tuple(chosen), tuple(missing))
 
 
 def _tiling(first: int, end: int, attempts: Sequence[Staged]) -> list[Staged]:
-    """Attempts within ``[first, end)`` that do not overlap and miss the fewest offsets; of those the fewest."""
-    within = [one for one in attempts if first <= one.start < one.end <= end]
-    ends = sorted({first, end, *(at for one in within for at in (one.start, one.end))})
-    best: dict[int, tuple[int, int]] = {first: (0, 0)}  # missed offsets, and attempts, up to an offset
-    came: dict[int, tuple[int, Staged | None]] = {}
+    """The fewest attempts within ``[first, end)`` that do not overlap and miss the fewest offsets."""
+    within = [attempt for attempt in attempts if first <= attempt.start < attempt.end <= end]
+    ends = sorted({first, end, *(offset for attempt in within for offset in (attempt.start, attempt.end))})
+    best: dict[int, tuple[int, int]] = {first: (0, 0)}  # by offset: the offsets missed before it, and the attempts used
+    previous: dict[int, tuple[int, Staged | None]] = {}
     for here, there in pairwise([*ends, end]):
         missed, count = best[here]
-        steps = [(one.end, (missed, count + 1), one) for one in within if one.start == here]
-        for to, cost, by in [(there, (missed + there - here, count), None), *steps]:
+        steps = [(attempt.end, (missed, count + 1), attempt) for attempt in within if attempt.start == here]
+        for to, cost, attempt in [(there, (missed + there - here, count), None), *steps]:
             if to > here and (to not in best or cost < best[to]):
-                best[to], came[to] = cost, (here, by)
-    found: list[Staged] = []
-    at = end
-    while at > first:
-        at, attempt = came[at]
-        found += [attempt] if attempt is not None else []
-    return found[::-1]
+                best[to], previous[to] = cost, (here, attempt)
+    chosen: list[Staged] = []
+    offset = end
+    while offset > first:
+        offset, attempt = previous[offset]
+        chosen += [attempt] if attempt is not None else []
+    return chosen[::-1]
 
 
-def _tasks(at: StagedPosition, start: int, end: int, width: int) -> Iterable[Task]:
+def _tasks(position: StagedPosition, start: int, end: int, width: int) -> Iterable[Task]:
     if start < end:
-        for part in Range(at.partition, at.topic_id, start, end).cut(width):
-            yield Task(at.group, part)
+        for part in Range(position.partition, position.topic_id, start, end).cut(width):
+            yield Task(position.group, part)
 
 
 def stage_missing(driver: Driver, stager: Stager, width: int, progress: Progress, *, run: Run | None = None) -> None:
-    """Stage what is missing before the snapshot offsets, with a heartbeat after each range; ``run`` is the stager's."""
+    """Stage the missing ranges, with a heartbeat after each; ``run`` is passed to the stager."""
     with driver.step("staging") as tx:
         left = coverage(tx, width).missing
-        total = sum(at.end_offset - at.first_offset for at in tx.positions())
+        total = sum(position.end_offset - position.first_offset for position in tx.positions())
     done = total - sum(task.range.records_at_most for task in left)
     progress("staging", done, total)
     for staged in stager.stage(run or driver.run, left):
@@ -103,9 +104,9 @@ def stage_missing(driver: Driver, stager: Stager, width: int, progress: Progress
 
 
 def consolidate(driver: Driver, sources: Sequence[PipelineSource]) -> None:
-    """Put what was staged into one table per target, and move the rebuild's position: one transaction.
+    """Insert the staged rows into one table per target and advance the run's positions, in one transaction.
 
-    Raises ReloadRefused where an attempt's table has not the rows that it reported, or a range is missing.
+    Raises ReloadRefused if a range is missing, or an attempt's table does not have the rows that it reported.
     """
     with driver.step("staging") as tx:
         staging = Staging(tx.run.staging_schema)
@@ -121,44 +122,44 @@ def consolidate(driver: Driver, sources: Sequence[PipelineSource]) -> None:
             staged.check_keys(target)
             staged.insert(target, table)
             remember_columns(tx.connection, table, staged.columns(target))
-        tx.advance({(at.group, at.partition): at.end_offset for at in tx.positions()})
+        tx.advance({(position.group, position.partition): position.end_offset for position in tx.positions()})
         driver.transition(tx, "staged")
 
 
 def check_dead_letters(tx: Tx, staging: Staging, done: Coverage) -> None:
-    """A record that failed in one attempt, and in the one that counts did not, would be a row and a dead letter.
+    """Raise ReloadRefused if a record failed in one attempt and not in the chosen one.
 
-    Raises ReloadRefused.
+    It would be both a row and a dead letter.
     """
     counted = rows(tx.connection, "SELECT count(*) FROM {t}", t=(staging.schema, dead_letter.name))[0][0]
-    told = sum(row.dead_letters for row in done.chosen)
-    if counted != told:
+    reported = sum(row.dead_letters for row in done.chosen)
+    if counted != reported:
         why = (
-            f"{counted} records failed in some attempt at their range, and {told} in those that count: codecs and row= "
-            "do not say the same each time. Run another one"
+            f"{counted} records failed in any attempt at their range, and {reported} in the chosen ones: codecs or "
+            "row= do not give the same result each time. Fix them, and run another one"
         )
         raise ReloadRefused([why])
 
 
 def index(driver: Driver, sources: Sequence[PipelineSource], kafka: Mapping[str, object]) -> None:
-    """Give the rebuilt tables their key, and where they will replace the live ones all their indexes.
+    """Create the rebuilt tables' unique indexes, and all live indexes for strategy ``swap``.
 
-    A record whose row the live table's foreign keys and unique indexes refuse is dead-lettered, as by a worker; so is
-    what follows a dead letter of its key, where the order of keys is kept. Raises ReloadRefused where the policy stops
-    at one, and where a topic was recreated meanwhile.
+    A record whose row violates a foreign key or unique index of the live table is dead-lettered, as by a worker; with
+    ``keep_key_order`` the later records of its key are blocked. Raises ReloadRefused if the failure policy is to stop,
+    or a topic was recreated since.
     """
     check_topics(kafka, driver)
     with driver.step("staged") as tx:
         staging = Staging(tx.run.staging_schema)
-        found = targets(tx.connection, sources)
+        tables = targets(tx.connection, sources)
         staged = StagedRows(tx.connection, staging, sources, coverage(tx).chosen)
         rejects = Rejects(driver.engine, sources, kafka)
-        _take_out(tx, staging, found, staged, rejects.block(tx, staging))
-        while bad := _refused(tx, staging, found, staged):
-            _take_out(tx, staging, found, staged, rejects.put(tx, staging, bad))
-        for target in found:
+        _take_out(tx, staging, tables, staged, rejects.block(tx, staging))
+        while bad := _refused(tx, staging, tables, staged):
+            _take_out(tx, staging, tables, staged, rejects.put(tx, staging, bad))
+        for target in tables:
             if tx.run.strategy != "swap":
-                check_references(tx.connection, staging, target, references(tx.connection, staging, target, found))
+                check_references(tx.connection, staging, target, references(tx.connection, staging, target, tables))
             run(tx.connection, "ANALYZE {table}", table=staging.table(target))
         driver.transition(tx, "indexed")
 
@@ -166,48 +167,51 @@ def index(driver: Driver, sources: Sequence[PipelineSource], kafka: Mapping[str,
 def _take_out(
     tx: Step,
     staging: Staging,
-    found: Sequence[Target],
+    tables: Sequence[Target],
     staged: StagedRows,
     records: Collection[tuple[tuple[str, Partition], int]],
 ) -> None:
-    """Remove the rows of these records from the rebuilt tables: of a key, the row before them is the newest again."""
+    """Rebuild the tables without the rows of these records: each key gets its previous row back."""
     if not records:
         return
     staged.remove(records)
-    for target in found:
+    for target in tables:
         run(tx.connection, "TRUNCATE {table}", table=staging.table(target))
         staged.insert(target, staging.table(target))
 
 
 def _refused(
-    tx: Step, staging: Staging, found: Sequence[Target], staged: StagedRows
+    tx: Step, staging: Staging, tables: Sequence[Target], staged: StagedRows
 ) -> dict[tuple[tuple[str, Partition], int], psycopg.Error]:
-    """The records whose rows are refused, of all tables; none: the tables have their indexes."""
+    """The records whose rows are refused, in all tables; if there are none, the tables have their indexes."""
     bad: dict[tuple[tuple[str, Partition], int], psycopg.Error] = {}
     with tx.connection.begin_nested() as savepoint:
-        for target in found:
+        for target in tables:
             replaces = tx.run.strategy == "swap"
-            make = partial(_all_indexes, tx.connection, staging, target) if replaces else None
+            make = partial(make_all_indexes, tx.connection, staging, target) if replaces else None
             placed = partial(staged.placed, target)
-            refused = refused_records(tx, staging, target, found, placed=placed, make=make)
-            bad |= {(staged.places[place], at): error for (place, at), error in refused.items()}
+            refused = refused_records(tx, staging, target, tables, placed=placed, make=make)
+            bad |= {(staged.places[place], offset): error for (place, offset), error in refused.items()}
         if bad:
             savepoint.rollback()
     return bad
 
 
-def _all_indexes(connection: Connection, staging: Staging, target: Target) -> None:
+def make_all_indexes(connection: Connection, staging: Staging, target: Target) -> None:
+    """Create the live table's indexes and their constraints on the rebuilt one, under names of the run."""
     for n, index in enumerate(indexes(connection, target.path)):
-        its = Statements(connection, name=name(staging.index(target, n)), table=staging.table(target))
+        if index.is_unique and not index.is_enforced:
+            continue  # invalid: rows may be equal in it. It was created since the opening, so the cut-over is refused
+        statements = Statements(connection, name=name(staging.index(target, n)), table=staging.table(target))
         unique, using = ident.SQL("UNIQUE" if index.is_unique else ""), ident.SQL(index.using)
-        its.run("CREATE {unique} INDEX {name} ON {table} {using}", unique=unique, using=using)
+        statements.run("CREATE {unique} INDEX {name} ON {table} {using}", unique=unique, using=using)
         if index.constraint is not None:
             kind = ident.SQL(index.constraint)
-            its.run("ALTER TABLE {table} ADD CONSTRAINT {name} {kind} USING INDEX {name}", kind=kind)
+            statements.run("ALTER TABLE {table} ADD CONSTRAINT {name} {kind} USING INDEX {name}", kind=kind)
 
 
 def check_topics(kafka: Mapping[str, object], driver: Driver) -> None:
-    """The topics still are those that the run was opened on. Raises ReloadRefused, KafkaUnavailable."""
+    """Raise ReloadRefused if a topic was recreated since the run was opened; raises KafkaUnavailable."""
     with driver.step("staging", "staged", "indexed", "catching_up", "compared") as tx:
-        wanted = {(at.partition.topic, at.topic_id) for at in tx.positions()}
+        wanted = {(position.partition.topic, position.topic_id) for position in tx.positions()}
     require_topics(kafka, wanted)

@@ -1,4 +1,4 @@
-"""Staging on this machine without Spark: in this process, one range after the other, or in several processes."""
+"""Staging on this machine without Spark: in this process, one range after another, or in several processes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from seekpoint.worker.import_by_name import load_pipeline
 
 
 class LocalStager:
-    """Stages each range here, in turn, or in so many ``processes`` of this machine; ``sources`` are the run's.
+    """Stages ranges in this process, one after another, or in ``processes`` child processes.
 
-    Processes import the pipelines by their names (``module:name``) and connect by the engine's URL, which they get
-    through a pipe: what an engine has beside it (``creator=``, ``connect_args=``, events) is not theirs.
+    ``sources`` are the run's pipelines. Child processes import them by name (``module:name``) and connect to the
+    engine's URL, which they receive through a pipe; the engine's ``creator=``, ``connect_args=`` and events are not
+    used.
     """
 
     def __init__(
@@ -45,10 +46,10 @@ class LocalStager:
         self._sources, self._processes = {source.group: source for source in sources}, processes
 
     def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
-        """Stage each; yields each when it is committed: here in the order given, by processes as they are done.
+        """Stage each task and yield it once it is committed: in order, or with processes as each one finishes.
 
-        A process that is killed is replaced, and its range is staged again; ChildProcessError where they die again and
-        again. A caller that stops iterating ends them: what they have in hand is rolled back.
+        A killed process is replaced, and its range is staged again; raises ChildProcessError if processes crash
+        repeatedly. When the caller stops iterating, the processes are ended and unfinished ranges are rolled back.
         """
         if self._processes:
             yield from _in_processes(self._plan(run, tasks), tasks, self._processes)
@@ -58,7 +59,7 @@ class LocalStager:
             yield stage_range(self._engine, self._schema, self._kafka, run.id, pipeline=pipeline, range_=task.range)
 
     def _plan(self, run: Run, tasks: Sequence[Task]) -> bytes:
-        """What each process gets first, through its pipe: no argument and no environment shows the database's URL."""
+        """The first message to each process: a pipe keeps the database's URL out of arguments and environment."""
         names = {group: source.name for group, source in self._sources.items()}
         if nameless := sorted({task.group for task in tasks if not names[task.group]}):
             raise ConfigError(
@@ -75,21 +76,23 @@ class LocalStager:
             ) from error
 
 
-CRASHES = 3  # of processes, in a row and for each: no range was staged between
-PATIENCE = 5.0  # seconds for a process to end by itself after SIGTERM
+CRASHES = 3  # crashes per process, with no range staged in between
+PATIENCE = 5.0  # seconds for a process to end after SIGTERM, before SIGKILL
 
-_SPAWN = multiprocessing.get_context("spawn")  # a fork would share connections, and Kafka's threads would be missing
+_SPAWN = multiprocessing.get_context("spawn")  # fork would share connections, and lose librdkafka's threads
 
 
 def _in_processes(plan: bytes, tasks: Sequence[Task], most: int) -> Iterator[Staged]:
-    """Stage each, in the order in which they are done; what is in hand when the iteration ends is rolled back.
+    """Stage each task and yield it when it is done; unfinished ranges are rolled back when the iteration ends.
 
-    A process that is killed is replaced, and its range is staged again. Raises what the processes raise, and
-    ChildProcessError where they die again and again.
+    A killed process is replaced, and its range is staged again. Raises what the processes raise, and
+    ChildProcessError if they crash repeatedly.
     """
-    left, deaths = deque(tasks), 0
-    members = [_WorkerProcess(plan) for _ in range(min(most, len(tasks)))]
+    left, crashes = deque(tasks), 0
+    members: list[_WorkerProcess] = []
     try:
+        while len(members) < min(most, len(tasks)):  # if one cannot be started, those before it are ended below
+            members.append(_WorkerProcess(plan))
         while left or any(member.task for member in members):
             for member in members:
                 if member.task is None and left:
@@ -98,12 +101,12 @@ def _in_processes(plan: bytes, tasks: Sequence[Task], most: int) -> Iterator[Sta
             for member in map(busy.__getitem__, wait(list(busy))):
                 task, staged = member.task, member.answer()
                 if staged is not None:
-                    deaths = 0
+                    crashes = 0
                     yield staged
                     continue
-                deaths += 1
-                if deaths >= CRASHES * most:
-                    raise ChildProcessError(_why(member, task, deaths))
+                crashes += 1
+                if crashes >= CRASHES * len(members):
+                    raise ChildProcessError(_why(member, task, crashes))
                 if task is not None:
                     left.appendleft(task)
                 members[members.index(member)] = _WorkerProcess(plan)
@@ -113,18 +116,18 @@ def _in_processes(plan: bytes, tasks: Sequence[Task], most: int) -> Iterator[Sta
 
 
 class _WorkerProcess:
-    """One process, and the task that it has in hand."""
+    """A child process and its current task."""
 
     def __init__(self, plan: bytes) -> None:
         self.pipe, theirs = _SPAWN.Pipe()
         self.task: Task | None = None
         self.process = _SPAWN.Process(target=_serve, args=(theirs,), name="seekpoint-stage", daemon=True)
         self.process.start()
-        theirs.close()  # so that the pipe ends when the process does
+        theirs.close()  # so that reading the pipe fails once the process has ended
         self._tell(plan)
 
     def _tell(self, what: object) -> None:
-        with suppress(OSError):  # of a dead one: its answer is the end of the pipe
+        with suppress(OSError):  # the process has died: answer() then reads the end of the pipe
             self.pipe.send(what)
 
     def give(self, task: Task) -> None:
@@ -132,19 +135,19 @@ class _WorkerProcess:
         self._tell(task)
 
     def answer(self) -> Staged | None:
-        """What it has staged; None where it died. Raises what it raised."""
+        """What the process has staged; None if it died. Raises the process's error."""
         self.task = None
         try:
-            kind, said = self.pipe.recv()
+            kind, payload = self.pipe.recv()
         except (EOFError, OSError):
             self.process.join(PATIENCE)
             self.pipe.close()
             return None
         if kind == "ends":
-            raise error_of(said)
+            raise error_of(payload)
         if kind == "fails":
-            raise pickle.loads(said)  # noqa: S301 -- of a process of our own
-        staged: Staged = said
+            raise pickle.loads(payload)  # noqa: S301 -- sent by the child process
+        staged: Staged = payload
         return staged
 
     def end(self) -> None:
@@ -156,21 +159,24 @@ class _WorkerProcess:
             self.process.join()
 
 
-def _why(member: _WorkerProcess, task: Task | None, deaths: int) -> str:
+def _why(member: _WorkerProcess, task: Task | None, crashes: int) -> str:
     code = member.process.exitcode
-    how = "by itself" if code is None or code >= 0 else f"by {signal.Signals(-code).name}"
+    if code is None:  # it has closed the pipe, and was still running seconds later
+        how = "stopped answering, and has not exited,"
+    else:
+        how = f"{'exited' if code >= 0 else f'was killed by {signal.Signals(-code).name}'} (exit code {code})"
     return (
-        f"{deaths} processes ended one after the other without staging anything, the last one {how} (exit code {code}) "
-        f"at {task.range if task else 'no range'}. Killed ones: give them memory, or use fewer processes= or a smaller "
-        "range_records=. Ended ones: see what they wrote to stderr; a script that starts processes needs "
-        "`if __name__ == '__main__':` around what it does. Then take the run again"
+        f"{crashes} processes ended one after the other without staging anything; the last one {how} at "
+        f"{task.range if task else 'no range'}. If they were killed, give them more memory, or use fewer "
+        "processes= or a smaller range_records=. If they exited, see what they wrote to stderr; a script that starts "
+        "processes needs `if __name__ == '__main__':` around its code. Then resume the run"
     )
 
 
 def _serve(pipe: Connection) -> None:
-    """The process: ranges in, answers out, until the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the parent process ends this one
-    url, schema, kafka, run, names = pickle.loads(pipe.recv())  # noqa: S301 -- of the parent process
+    """The child process: receives tasks and sends answers until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends this process
+    url, schema, kafka, run, names = pickle.loads(pipe.recv())  # noqa: S301 -- sent by the parent process
     engine = postgres_engine(url)
 
     def answer(task: Task) -> tuple[str, object]:
@@ -179,21 +185,21 @@ def _serve(pipe: Connection) -> None:
             return "staged", stage_range(engine, schema, kafka, run, pipeline=pipeline, range_=task.range)
         except ENDS_STAGING as error:
             return "ends", error_as_text(error)
-        except Exception as error:  # noqa: BLE001 -- raised where the answer is taken
+        except Exception as error:  # noqa: BLE001 -- the parent raises it
             return "fails", _carried(error)
 
     while True:
         try:
             pipe.send(answer(pipe.recv()))
-        except (EOFError, OSError):  # the parent process is gone
+        except (EOFError, OSError):  # the parent process has closed the pipe or died
             return
 
 
 def _carried(error: Exception) -> bytes:
-    """The error as it is, or what it says, where it cannot travel."""
+    """The pickled error; a RuntimeError with its message if it cannot be pickled."""
     try:
         carried = pickle.dumps(error)
-        pickle.loads(carried)  # noqa: S301 -- what was just made
-    except Exception:  # noqa: BLE001 -- whatever its own code does
+        pickle.loads(carried)  # noqa: S301 -- pickled in the line before
+    except Exception:  # noqa: BLE001 -- the error's class may raise anything here
         return pickle.dumps(RuntimeError(one_line(error)))
     return carried

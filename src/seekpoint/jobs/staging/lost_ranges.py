@@ -1,4 +1,4 @@
-"""Which offsets of lost ranges no worker has applied: neither before they were given up nor after."""
+"""Finds the offsets of lost ranges that no worker has applied, before or after the range was recorded."""
 
 from __future__ import annotations
 
@@ -12,69 +12,85 @@ from seekpoint.records import Partition
 
 Span = tuple[int, int]
 GONE = {"retention", "rewritten", "recreated"}
-"""Reasons of ranges whose records may not be in the log any more. Others are of resets, in an operator's words."""
+"""Reasons of ranges whose records may no longer be in the log. Any other reason is an operator's text for a reset."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A row of the table of lost ranges; ``end`` is None where it is not known."""
+    """A row of lost_range; ``end`` is None if it is not known."""
 
     partition: Partition
     topic_id: UUID
     start: int
     end: int | None
     reason: str
-    at: datetime
+    time: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """A position that an operator has put from one offset to another."""
+    """An operator's change of a position from ``start`` to ``to``.
+
+    ``takes_back``: the rows of the records from ``to`` on were removed together with the previous reset.
+    """
 
     partition: Partition
     start: int
     to: int
-    at: datetime
+    time: datetime
+    takes_back: bool = False
 
 
 def not_applied(
     lost: Sequence[Lost], resets: Sequence[Reset], ids: Mapping[Partition, UUID], firsts: Mapping[Partition, int]
 ) -> Iterator[tuple[Partition, Span]]:
-    """What these ranges have of the topics ``ids``, without what was applied.
+    """The spans of these lost ranges that were not applied, of topics with these ``ids``.
 
-    ``resets`` are in their order; ``firsts`` are the first offsets that were applied before any of them.
+    ``resets`` are in order of time; ``firsts`` are the first applied offsets before any reset.
     """
-    for one in lost:
-        at = one.partition
-        if ids.get(at) != one.topic_id:
+    for lost_range in lost:
+        partition = lost_range.partition
+        if ids.get(partition) != lost_range.topic_id:
             continue
-        mine = [reset for reset in resets if reset.partition == at]
-        end = LARGEST_BIGINT if one.end is None else one.end
-        if one.reason not in GONE:
-            earlier = [each.at for each in lost if each.partition == at and each.topic_id != one.topic_id]
-            applied = list(_applied(mine, firsts[at], max(earlier, default=None)))
-        else:  # records may be gone that a worker has passed: only what was put back since is read
-            applied = [(reset.to, LARGEST_BIGINT) for reset in mine if reset.at > one.at and reset.to < end]
-        for span in _without((one.start, end), applied):
-            yield at, span
+        partition_resets = [reset for reset in resets if reset.partition == partition]
+        end = LARGEST_BIGINT if lost_range.end is None else lost_range.end
+        if lost_range.reason not in GONE:
+            earlier = [
+                other.time for other in lost if other.partition == partition and other.topic_id != lost_range.topic_id
+            ]
+            applied = list(_applied(partition_resets, firsts[partition], max(earlier, default=None)))
+        else:  # passed records may be gone from the log: only offsets read again after a later reset are applied
+            applied = [
+                (reset.to, LARGEST_BIGINT)
+                for reset in partition_resets
+                if reset.time > lost_range.time and reset.to < end
+            ]
+        for span in without((lost_range.start, end), applied):
+            yield partition, span
 
 
 def _applied(resets: Iterable[Reset], first: int, since: datetime | None) -> Iterator[Span]:
-    """What was read between two resets, and after the last; of the topic that was created again at ``since``."""
+    """The spans read between two resets and after the last one; only since the topic was recreated at ``since``."""
     begin = first if since is None else None
+    applied: list[Span] = []
     for reset in resets:
-        if since is None or reset.at > since:
+        if since is not None and reset.time <= since:
+            continue
+        if reset.takes_back:
+            applied = [(start, min(end, reset.to)) for start, end in applied]
+        else:
             if begin is not None:
-                yield begin, reset.start
+                applied.append((begin, reset.start))
             begin = reset.to
+    yield from applied
     if begin is not None:
         yield begin, LARGEST_BIGINT
 
 
-def _without(span: Span, others: Iterable[Span]) -> Iterator[Span]:
-    """What is left of a span."""
+def without(span: Span, others: Iterable[Span]) -> Iterator[Span]:
+    """The parts of a span that are in none of the others."""
     start, end = span
-    for begin, until in sorted(each for each in others if each[0] < each[1]):
+    for begin, until in sorted(other for other in others if other[0] < other[1]):
         if begin > start:
             yield from [(start, min(begin, end))] if start < end else []
         start = max(start, until)

@@ -1,23 +1,26 @@
-"""Staging: ranges of the log become rows in tables of their own, one transaction per attempt at a range.
+"""Staging: writes the rows of a range of the log to separate tables, in one transaction per attempt.
 
-Any process may stage, as often as it likes: an attempt writes tables of its own, and records itself in the
-same transaction, whose last statement asks whether the run still wants it. What counts is decided by the driver.
+Any process may stage a range, any number of times. Each attempt writes new tables and records itself in the same
+transaction, whose last statement checks that the run still accepts rows. The driver decides which attempts count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
+from msgspec import structs
 from sqlalchemy import Connection, Engine, Row, insert, select
+from sqlalchemy.dialects import postgresql
 
 from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.export import ArchivedReader
 from seekpoint.jobs.run import CRASH_CHECK, Driver, Run, Tx, run_of, transaction
 from seekpoint.jobs.staging.attempt_tables import attempt_sinks
-from seekpoint.jobs.staging.lost_ranges import Lost, Reset, not_applied
+from seekpoint.jobs.staging.lost_ranges import Lost, Reset, Span, not_applied
+from seekpoint.jobs.staging.ordinals import Ordinals, keep_ordinals, make_ordinals
 from seekpoint.jobs.staging.savepoints import LeftOut, RecordWriter, WriteResult, nothing_left_out
 from seekpoint.jobs.staging.task_errors import make_task_errors
 from seekpoint.jobs.tables.sql_templates import rows, run
@@ -33,12 +36,21 @@ from seekpoint.pipeline.policy import OnPoison
 from seekpoint.pipeline.sink import RowRefused
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.postgres.sqlstates import is_data_error
-from seekpoint.records import NewDeadLetter, Partition
+from seekpoint.records import NewDeadLetter, Partition, RawRecord
+
+Ranges = Mapping[Partition, tuple[UUID, int, int]]
+"""Topic id, first offset, and the offset after the last."""
+Edits = Mapping[tuple[str, int, int], bytes]
+"""By topic, partition and offset."""
+
+STAGING = ("staging",)  # the states in which tasks stage
+#: For runs of frames, whose tasks run until the cut-over: the driver counts only ranges that tasks returned to it.
+FRAMES_STAGING = ("staging", "catching_up", "compared")
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One range to be staged for one group: all that a process needs beside the run's id, the pipeline and servers."""
+    """One range to stage for one group."""
 
     group: str
     range: Range
@@ -46,7 +58,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What one attempt has committed. ``attempt`` names its tables; ``rows`` counts them, sink by sink."""
+    """A committed attempt. ``attempt`` is the prefix of its tables; ``rows`` counts their rows by sink."""
 
     attempt: str
     group: str
@@ -59,26 +71,26 @@ class Staged:
 
     @property
     def place(self) -> tuple[str, Partition]:
-        """Whose offsets of which partition they are."""
+        """The group and partition."""
         return self.group, self.partition
 
 
 def all_staged(tx: Tx, run_id: UUID) -> Iterator[Staged]:
-    """What attempts have committed for the run, partition by partition in the order of their first offsets."""
+    """The committed attempts of a run, partition by partition, ordered by first offset."""
     for row in tx.execute(RELOAD_RUN["staged"], run=run_id):
         _, attempt, group, topic, number, *rest, _ = tuple(row)
         yield Staged(attempt, group, Partition(topic, number), *rest)
 
 
 class Stager(Protocol):
-    """Who stages ranges: this process, or many."""
+    """Stages ranges, in this process or in others."""
 
     def stage(self, run: Run, tasks: Sequence[Task]) -> Iterable[Staged]:
-        """Stage each of them at least once; what was staged, as it is done. Raises what ends the run."""
+        """Stage each task at least once; yields each result when it is done. Raises what ends the run."""
 
 
 def begin_staging(driver: Driver, sources: Sequence[PipelineSource]) -> None:
-    """Make the run's schema, with the records that are to be left out: its first step."""
+    """Create the run's schema and store which records to leave out: the first step of a run."""
     with driver.step("opened") as tx:
         staging = Staging(tx.run.staging_schema)
         run(tx.connection, "CREATE SCHEMA {schema}", schema=(staging.schema,))
@@ -88,21 +100,29 @@ def begin_staging(driver: Driver, sources: Sequence[PipelineSource]) -> None:
         staging.left_out.create(tx.connection)
         staging.lost.create(tx.connection)
         _make_dead_letters(tx, staging)
+        make_ordinals(tx.connection, staging)
         make_task_errors(tx, staging.schema)
         remember_writes(tx, staging.schema, sources)
-        ends = {(at.group, at.partition): at for at in tx.positions()}
+        positions = tx.positions()
         for source in sources:
-            mine = {at.partition: (at.topic_id, at.first_offset, at.end_offset) for at in ends.values()
-                    if at.group == source.group}  # fmt: skip
-            leave_out(tx, staging, source.group, mine)
-            lost = list(_lost(tx, source.group, mine))
+            ranges = {
+                position.partition: (position.topic_id, position.first_offset, position.end_offset)
+                for position in positions
+                if position.group == source.group
+            }
+            leave_out(tx, staging, source.group, ranges)
+            lost = [
+                {"consumer_group": source.group, "topic": partition.topic, "partition": partition.number,
+                 "from_offset": start, "to_offset": end}
+                for partition, (start, end) in lost_within(tx, source.group, ranges)
+            ]  # fmt: skip
             if lost:
                 tx.connection.execute(insert(staging.lost), lost)
         driver.transition(tx, "staging")
 
 
 def _make_dead_letters(tx: Tx, staging: Staging) -> None:
-    """The run's own dead letters, in the shape of the ledger's, which get them at the cut-over."""
+    """Create the run's table of dead letters, like the ledger's: the cut-over moves the rows there."""
     run(
         tx.connection,
         "CREATE {unlogged} TABLE {table} (LIKE {live} INCLUDING DEFAULTS INCLUDING IDENTITY INCLUDING CONSTRAINTS, "
@@ -113,63 +133,88 @@ def _make_dead_letters(tx: Tx, staging: Staging) -> None:
     )
 
 
-def dead_letters_within(tx: Tx, group: str, ranges: Mapping[Partition, tuple[UUID, int, int]]) -> Sequence[Row[Any]]:
-    """Topic, partition and offset of the records in these ranges that are dead letters now, and were not applied."""
+def dead_letters_within(tx: Tx, group: str, ranges: Ranges) -> Sequence[Row[Any]]:
+    """Topic, partition and offset of the dead letters in these ranges that were not applied."""
+    return tx.execute(RELOAD_RUN["left_out"], group=group, **_within(ranges)).all()
+
+
+def _within(ranges: Ranges) -> dict[str, Any]:
+    """The ranges as parameters of a statement."""
     ordered = sorted(ranges)
-    return tx.execute(
-        RELOAD_RUN["left_out"],
-        group=group,
-        within_topic=[at.topic for at in ordered],
-        within_partition=[at.number for at in ordered],
-        within_topic_id=[ranges[at][0] for at in ordered],
-        within_from_offset=[ranges[at][1] for at in ordered],
-        within_to_offset=[ranges[at][2] for at in ordered],
-    ).all()
+    return {
+        "within_topic": [partition.topic for partition in ordered],
+        "within_partition": [partition.number for partition in ordered],
+        "within_topic_id": [ranges[partition][0] for partition in ordered],
+        "within_from_offset": [ranges[partition][1] for partition in ordered],
+        "within_to_offset": [ranges[partition][2] for partition in ordered],
+    }
 
 
-def leave_out(
-    tx: Tx, staging: Staging, group: str, ranges: Mapping[Partition, tuple[UUID, int, int]]
-) -> set[tuple[str, int, int]]:
-    """Keep which records of these ranges are dead letters now, and so have no rows; returns them."""
-    found = dead_letters_within(tx, group, ranges)
-    if found:
-        tx.connection.execute(insert(staging.left_out), [row._asdict() | {"consumer_group": group} for row in found])
-    return {(row.topic, row.partition, row.record_offset) for row in found}
+def edits_within(tx: Tx, group: str, ranges: Ranges) -> Edits:
+    """The edited values that replays have applied in these ranges instead of the log's.
+
+    Call it after :func:`leave_out`: a record that is replayed between the two calls is still left out.
+    """
+    edits = tx.execute(RELOAD_RUN["edits"], group=group, **_within(ranges))
+    return {(row.topic, row.partition, row.record_offset): bytes(row.edited_value) for row in edits}
 
 
-def _lost(tx: Tx, group: str, ranges: Mapping[Partition, tuple[UUID, int, int]]) -> Iterator[dict[str, Any]]:
-    """Ranges that were given up, as far as they were not applied all the same."""
+def with_edits(pieces: Iterable[Piece], edits: Edits) -> Iterable[Piece]:
+    """The pieces, with edited values in place of the log's."""
+    return (replace(piece, records=edited(piece.records, edits)) for piece in pieces) if edits else pieces
+
+
+def edited(records: Sequence[RawRecord], edits: Edits) -> Sequence[RawRecord]:
+    """The records, with edited values in place of the log's."""
+    if not edits:
+        return records
+    values = [edits.get((record.topic, record.partition, record.offset)) for record in records]
+    return [
+        record if value is None else structs.replace(record, value=value)
+        for record, value in zip(records, values, strict=True)
+    ]
+
+
+def leave_out(tx: Tx, staging: Staging, group: str, ranges: Ranges) -> None:
+    """Store which records of these ranges are dead letters now: they have no rows."""
+    dead_letters = dead_letters_within(tx, group, ranges)
+    if dead_letters:
+        parameters = [row._asdict() | {"consumer_group": group} for row in dead_letters]
+        # If the driver crashed before it merged a pass of frames, the pass is repeated and they are stored already.
+        tx.connection.execute(postgresql.insert(staging.left_out).on_conflict_do_nothing(), parameters)
+
+
+def lost_within(
+    tx: Tx, group: str, ranges: Mapping[Partition, tuple[UUID, int, int]]
+) -> Iterator[tuple[Partition, Span]]:
+    """The lost ranges, without the offsets that were applied nevertheless.
+
+    ``ranges`` hold the topic's id, the first offset that the group has applied, and the end.
+    """
     resets = [
-        Reset(Partition(row.topic, row.partition), row.from_offset, row.to_offset, row.at)
+        Reset(Partition(row.topic, row.partition), row.from_offset, row.to_offset, row.at, row.takes_back)
         for row in tx.execute(RELOAD_RUN["resets"], group=group)
     ]
     lost = [
         Lost(Partition(row.topic, row.partition), row.topic_id, row.from_offset, row.to_offset, row.reason, row.at)
         for row in tx.execute(RELOAD_RUN["lost"], group=group)
     ]
-    ids = {at: topic_id for at, (topic_id, _, _) in ranges.items()}
+    ids = {partition: topic_id for partition, (topic_id, _, _) in ranges.items()}
     lowered = tx.execute(RELOAD_RUN["first_offsets"], group=group)
-    firsts = {at: first for at, (_, first, _) in ranges.items()}
+    firsts = {partition: first for partition, (_, first, _) in ranges.items()}
     firsts |= {Partition(row.topic, row.partition): row.first_offset for row in lowered}
-    for at, (start, end) in not_applied(lost, resets, ids, firsts):
-        yield {
-            "consumer_group": group,
-            "topic": at.topic,
-            "partition": at.number,
-            "from_offset": start,
-            "to_offset": end,
-        }
+    return not_applied(lost, resets, ids, firsts)
 
 
 def stage_range(
     engine: Engine, schema: str, kafka: Mapping[str, Any], run_id: UUID, *, pipeline: Pipeline, range_: Range
 ) -> Staged:
-    """Stage one range of the pipeline's group: its records through codecs and sinks, into tables of this attempt.
+    """Stage one range of the pipeline's group: decode its records and write their rows to tables of this attempt.
 
-    One transaction; what it returns is also a row of ``reload_staged``. It may be run again, and twice at once. All of
-    the range goes through one COPY; where the database refuses a row, it is read again in parts, to find which.
-    Raises ReloadOver where the run does not stage (any more), ReloadRefused for a record that ends it, and what reading
-    the range raises.
+    One transaction; the returned value is also stored in ``reload_staged``. May be repeated, also concurrently. A
+    single sink's rows go through one COPY; if the database refuses a row, the range is read again in parts to find it.
+    Raises ReloadOver if the run is not staging, ReloadRefused for a record that ends it, and what reading the range
+    raises.
     """
 
     def attempt(write: Callable[[RecordWriter, Iterable[Piece], LeftOut], WriteResult]) -> Staged:
@@ -180,7 +225,7 @@ def stage_range(
         try:
             return attempt(RecordWriter.stream)
         except RowRefused:
-            pass  # written again in parts, which find the record
+            pass  # attempt() below writes the range in parts and finds the record
         except Exception as error:
             if not is_data_error(error):
                 raise
@@ -196,39 +241,71 @@ def _attempt(
     *,
     write: Callable[[RecordWriter, Iterable[Piece], LeftOut], WriteResult],
 ) -> Staged:
-    """All that the transaction does."""
-    now = tx.execute(RELOAD_RUN["get_run"], run=run_id).one_or_none()
-    if now is None or now.state != "staging":
-        what = "gone" if now is None else now.state
-        raise ReloadOver(f"run {run_id} is {what}: it takes no more ranges")
+    """Stage the range in this transaction."""
+    now = staging_run(tx, run_id)
     require_no_handler(pipeline)
-    found = targets(tx.connection, [PipelineSource("", pipeline)])
+    tables = targets(tx.connection, [PipelineSource("", pipeline)])
     staging = Staging(now.staging_schema)
-    require_code(tx, run_of(now), [PipelineSource("", pipeline)])
-    attempt = f"r{range_.partition.number}_{uuid4().hex[:16]}"
-    sinks = attempt_sinks(tx.connection, staging, attempt, pipeline, found)
+    require_code(tx, now, [PipelineSource("", pipeline)])
+    attempt = new_attempt(range_)
+    rebuilds = now.strategy not in BATCHES
+    sinks = attempt_sinks(tx.connection, staging, attempt, pipeline, tables, rebuilds=rebuilds)
     left_out = left_out_of(tx.connection, staging, pipeline.group, range_)
     writing = aimed_pipeline(pipeline, sinks)
-    if now.strategy == "reprocess":  # the group's position is past a record that fails: no worker stops there
+    if now.strategy == "reprocess":  # the group's position is past a failing record, so a worker would not stop
         writing.on_poison = OnPoison.DEAD_LETTER
-    writer = RecordWriter(tx.connection, PipelineWriters(writing), blocks_later=now.strategy not in BATCHES)
-    result = write(writer, ArchivedReader.of(kafka, now.archive, tx.connection.engine).read(range_), left_out)
+    writer = RecordWriter(tx.connection, PipelineWriters(writing), blocks_later=rebuilds)
+    edits = edits_within(tx, pipeline.group, {range_.partition: (range_.topic_id, range_.start, range_.end)})
+    pieces = with_edits(ArchivedReader.of(kafka, now.archive, tx.connection.engine).read(range_), edits)
+    ordinals = Ordinals()
+    if not rebuilds:  # a reload has no limits, so nothing asks for the ordinals
+        pieces = ordinals.counted(pieces, left_out)
+    result = write(writer, pieces, left_out)
     keep_dead_letters(tx, staging, pipeline, result.dead_letters, {range_.partition.topic: range_.topic_id})
+    if not rebuilds:
+        keep_ordinals(tx.connection, staging, attempt, ordinals, result.dead_letters)
     for number, sink in enumerate(sinks):
+        sink.aggregate(tx.connection)
         remember_columns(tx.connection, staging.attempt_rows(attempt, number), sink.columns)
     counts = range_.start, range_.end, result.applied, list(result.rows), len(result.dead_letters)
-    values = (run_id, attempt, pipeline.group, *range_.partition, *counts)
+    staged = Staged(attempt, pipeline.group, range_.partition, *counts)
+    store_attempt(tx, run_id, staged)
+    return staged
+
+
+def new_attempt(range_: Range) -> str:
+    """A new name for an attempt at the range, the prefix of its tables."""
+    return f"r{range_.partition.number}_{uuid4().hex[:16]}"
+
+
+def staging_run(tx: Tx, run_id: UUID, states: Collection[str] = STAGING) -> Run:
+    """The run, if it is staging. Raises ReloadOver if it is not."""
+    row = tx.execute(RELOAD_RUN["get_run"], run=run_id).one_or_none()
+    if row is None or row.state not in states:
+        what = "gone" if row is None else row.state
+        raise ReloadOver(f"run {run_id} is {what}: it accepts no more ranges")
+    return run_of(row)
+
+
+def store_attempt(tx: Tx, run_id: UUID, staged: Staged, states: Sequence[str] = STAGING) -> None:
+    """Record an attempt at a range, at the end of the transaction that wrote its rows. Raises ReloadOver."""
+    values = (run_id, staged.attempt, staged.group, *staged.partition, staged.start, staged.end, staged.records,
+              list(staged.rows), staged.dead_letters)  # fmt: skip
     tx.execute(RELOAD_RUN["insert_staged"], [dict(zip(reload_staged.columns.keys(), values, strict=False))])
-    if tx.execute(RELOAD_RUN["guard"], run=run_id, state="staging").one_or_none() is None:
-        raise ReloadOver(f"run {run_id} continued without this range while it was staged: nothing of it is kept")
-    return Staged(attempt, pipeline.group, range_.partition, *counts)
+    require_staging(tx, run_id, states)
+
+
+def require_staging(tx: Tx, run_id: UUID, states: Sequence[str] = STAGING) -> None:
+    """The last statement of a staging transaction. Raises ReloadOver if the run no longer accepts rows."""
+    if tx.execute(RELOAD_RUN["guard"], run=run_id, states=list(states)).one_or_none() is None:
+        raise ReloadOver(f"run {run_id} continued while these rows were staged, and does not keep them")
 
 
 def require_code(tx: Tx, run_: Run, sources: Sequence[PipelineSource]) -> None:
-    """Raise ConfigError where this code is not the run's: other groups or handler versions, other tables.
+    """Raise ConfigError if this code is not the run's: other groups, handler versions or tables.
 
-    Asked before a run is taken over, so that a driver with the right code may continue, and by each task, which knows
-    one group.
+    Called before a run is taken over, so that a driver with the right code can still do that, and by each task, which
+    knows one group.
     """
     wanted, kind = dict(zip(run_.groups, run_.version_to, strict=True)), run_.kind
     for source in sources:
@@ -242,38 +319,40 @@ def require_code(tx: Tx, run_: Run, sources: Sequence[PipelineSource]) -> None:
             what = f"writes {', '.join(sorted(theirs))}, and these sinks write {', '.join(sorted(written))}"
         else:
             continue
-        raise ConfigError(f"{kind} {run_.id} {what}: take it with its own code, or abort it and open another")
+        raise ConfigError(f"{kind} {run_.id} {what}: resume it with its own code, or abort it and open another")
 
 
 def keep_dead_letters(
-    tx: Tx, staging: Staging, pipeline: Pipeline, asides: Sequence[NewDeadLetter], ids: Mapping[str, UUID]
+    tx: Tx, staging: Staging, pipeline: Pipeline, dead_letters: Sequence[NewDeadLetter], ids: Mapping[str, UUID]
 ) -> None:
-    """What cannot be applied goes to the run's own dead letters, whole."""
-    if asides:
+    """Store complete records that cannot be applied among the run's dead letters."""
+    if dead_letters:
         own = {"group": pipeline.group, "version": pipeline.version, "dead_lettered_by": None}
-        its = SchemaConnection(tx.connection, staging.schema)
-        its.execute(DEAD_LETTERS["insert"], [insert_parameters(aside, ids) | own for aside in asides])
+        staging_tables = SchemaConnection(tx.connection, staging.schema)
+        staging_tables.execute(
+            DEAD_LETTERS["insert"], [insert_parameters(failed, ids) | own for failed in dead_letters]
+        )
 
 
 def left_out_of(connection: Connection, staging: Staging, group: str, range_: Range) -> LeftOut:
-    """Which records of the range are not to be applied."""
+    """A predicate: whether a record of the range must not be applied."""
     table, lost = staging.left_out, staging.lost
     within = table.c.record_offset.between(range_.start, range_.end)
     left_out = select(table.c.record_offset).where(*of_partition(table.c, group, range_.partition), within)
     offsets = set(connection.scalars(left_out))
-    given_up = select(lost.c.from_offset, lost.c.to_offset).where(*of_partition(lost.c, group, range_.partition))
-    gaps = connection.execute(given_up).all()
+    statement = select(lost.c.from_offset, lost.c.to_offset).where(*of_partition(lost.c, group, range_.partition))
+    gaps = connection.execute(statement).all()
     spans = [range(start, end) for start, end in gaps if start < range_.end and end > range_.start]
     if not offsets and not spans:
         return nothing_left_out
     return lambda record: record.offset in offsets or any(record.offset in span for span in spans)
 
 
-_WRITES = "writes"  # the table of which tables each group writes: a task knows only its own pipeline
+_WRITES = "writes"  # a table that lists each group's tables: a task knows only its own pipeline
 
 
 def remember_writes(tx: Tx, staging_schema: str, sources: Sequence[PipelineSource]) -> None:
-    """Keep what the driver's code writes, group by group."""
+    """Store which tables the driver's code writes, by group."""
     table = (staging_schema, _WRITES)
     run(
         tx.connection,
@@ -289,7 +368,7 @@ def remember_writes(tx: Tx, staging_schema: str, sources: Sequence[PipelineSourc
 
 
 def writes_of(tx: Tx, staging_schema: str, group: str) -> set[str] | None:
-    """What this group writes in the run; None where that is not kept: the run has not begun."""
+    """The tables that this group writes in the run; None if they are not stored because the run has not begun."""
     table = (staging_schema, _WRITES)
     if not is_there(tx.connection, table):
         return None

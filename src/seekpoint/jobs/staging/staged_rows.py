@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Protocol
 
 from psycopg import sql as ident
 from sqlalchemy import Connection
@@ -10,7 +11,8 @@ from sqlalchemy import Connection
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.staging.stage import Staged
 from seekpoint.jobs.tables.sql_templates import Composable, name, names, rows, run
-from seekpoint.jobs.tables.staging_schema import KEY, LINE, OFFSET, PLACE, Staging, remembered_columns
+from seekpoint.jobs.tables.staging_schema import KEY, LINE, OFFSET, PLACE, ROWS, Staging, remembered_columns
+from seekpoint.jobs.tables.sums import aggregated
 from seekpoint.jobs.tables.targets import Feed, Path, PipelineSource, Target
 from seekpoint.records import Partition
 from seekpoint.sinks.catalog import DELETED
@@ -20,27 +22,27 @@ _UNION = ident.SQL(" UNION ALL ")
 
 
 class StagedRows:
-    """The rows of the attempts that count. ``places`` are their partitions, by the numbers that rows have of them."""
+    """The rows of the chosen attempts. A row's partition is stored as an index into ``places``."""
 
     def __init__(
         self, connection: Connection, staging: Staging, sources: Sequence[PipelineSource], chosen: Sequence[Staged]
     ):
         self._connection, self._staging, self._sources, self._chosen = connection, staging, sources, chosen
-        self.places = list(dict.fromkeys(one.place for one in chosen))
+        self.places = list(dict.fromkeys(attempt.place for attempt in chosen))
 
     def columns(self, target: Target) -> tuple[str, ...] | None:
-        """The columns that tasks wrote; None where they wrote no row. Raises ReloadRefused where they differ."""
-        known = (remembered_columns(self._connection, kept) for _, _, kept, _ in self._of(target))
-        found = {frozenset(columns): columns for columns in known if columns is not None}
-        if len(found) > 1:
-            which = " and ".join(", ".join(columns) for columns in found.values())
+        """The columns that tasks wrote; None if they wrote no row. Raises ReloadRefused if tasks differ."""
+        known = (remembered_columns(self._connection, rows_table) for _, _, rows_table, _ in self._of(target))
+        variants = {frozenset(columns): columns for columns in known if columns is not None}
+        if len(variants) > 1:
+            which = " and ".join(", ".join(columns) for columns in variants.values())
             raise ReloadRefused(
                 [f"{target.name}: tasks or sinks wrote different columns, {which}: name them with columns=[...]"]
             )
-        return next(iter(found.values()), None)
+        return next(iter(variants.values()), None)
 
     def insert(self, target: Target, table: Path) -> None:
-        """Put what counts into this table."""
+        """Insert the rows into this table: all of them, or one row per key."""
         columns = self.columns(target) or target.all_columns
         if branches := self._branches(target, columns, placed=target.dedupes):
             run(
@@ -48,27 +50,37 @@ class StagedRows:
                 "INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE {query}",
                 table=table,
                 columns=names(columns),
-                query=_kept(target, columns, branches) if target.dedupes else _UNION.join(branches),
+                query=_merged(target, columns, branches),
             )
 
     def placed(self, target: Target) -> Composable:
-        """A query of the rows that count, with their places."""
+        """A query of the rows to insert, with partition, offset and line."""
         columns = self.columns(target) or target.all_columns
         branches = self._branches(target, columns, placed=True)
         if target.dedupes:
             return _kept(target, columns, branches, (PLACE, OFFSET, LINE))
         return _UNION.join(branches)
 
+    def aggregated(self, target: Target) -> tuple[tuple[str, ...], Composable] | None:
+        """The columns of an Accumulate, and a query of the addends by key; None if there are none."""
+        columns = self.columns(target) or target.all_columns
+        branches = self._branches(target, columns, placed=False)
+        return (columns, aggregated(target, _UNION.join(branches))) if branches else None
+
     def newest(self, target: Target) -> tuple[tuple[str, ...], Composable]:
         """The columns of an Upsert's rows, and a query of each key's newest row or tombstone (``DELETED``)."""
         columns = self.columns(target) or target.all_columns
-        return columns, _newest(target, columns, self._branches(target, columns, placed=True))
+        if branches := self._branches(target, columns, placed=True):
+            return columns, _newest(target, columns, branches)
+        nothing = ident.SQL("SELECT {}, false AS {} FROM {} WHERE false")
+        return columns, nothing.format(names(columns), name(DELETED), name(*target.path))
 
     def check_counts(self, target: Target) -> None:
-        """Raise ReloadRefused where an attempt's tables have not the rows that it reported."""
+        """Raise ReloadRefused if an attempt's tables do not have the rows that it reported."""
         for attempt, feed, *tables in self._of(target):
+            count = ident.SQL("count(*)" if target.sums is None else "coalesce(sum({}), 0)").format(name(ROWS))
             counted = sum(
-                rows(self._connection, "SELECT count(*) FROM {table}", table=table)[0][0]
+                rows(self._connection, "SELECT {count} FROM {table}", table=table, count=count)[0][0]
                 for table in tables[: 1 + isinstance(feed.sink, Upsert)]
             )
             if counted != attempt.rows[feed.number]:
@@ -76,8 +88,19 @@ class StagedRows:
                     [f"{'.'.join(tables[0])} has {counted} rows, and its task reported {attempt.rows[feed.number]}"]
                 )
 
+    def check_order(self, target: Target) -> None:
+        """Raise ReloadRefused if rows of one key have no order. Does nothing here: rows of sinks have line numbers."""
+
+    def shown(self, target: Target) -> str:
+        """The target's name in messages."""
+        return target.name
+
+    def counts(self, target: Target) -> int:
+        """The number of rows that the attempts reported for the target's first sink."""
+        return sum(attempt.rows[target.feeds[0].number] for attempt in self._chosen)
+
     def check_keys(self, target: Target) -> None:
-        """Raise ReloadRefused where a record's key is not one row's key, though compaction goes by the record's."""
+        """Raise ReloadRefused if records' keys and rows' keys do not match one to one, in a compacted topic."""
         branches = [
             ident.SQL("SELECT {}, {}, {}, {} AS {} FROM {}").format(
                 names(target.key),
@@ -96,11 +119,11 @@ class StagedRows:
             (by_row, by_record, "have different keys (or partitions), and one row"),
             (by_record, by_row, "have one key, and different rows"),
         ):
-            if branches and (found := self._first_pair(branches, these, others)):
-                first, second = (f"{self.places[place][1]} offset {offset}" for place, offset in found)
+            if branches and (pair := self._first_pair(branches, these, others)):
+                first, second = (f"{self.places[place][1]} offset {offset}" for place, offset in pair)
                 why = (
                     f"{target.name}: the records at {first} and at {second} {what}, and the sink is declared with "
-                    "compacted=True: compaction keeps the newest record of each key, which is not every row then; "
+                    "compacted=True: compaction keeps only the newest record of each key, so rows would be missing; "
                     "rebuild the table from a topic that has every record"
                 )
                 raise ReloadRefused([why])
@@ -108,8 +131,8 @@ class StagedRows:
     def _first_pair(
         self, branches: Sequence[Composable], these: Composable, others: Composable
     ) -> tuple[tuple[int, int], tuple[int, int]] | None:
-        """Places and offsets of two records that agree in ``these`` columns, and not in the ``others``."""
-        found = rows(
+        """Places and offsets of two records that agree in ``these`` columns and differ in the ``others``."""
+        pairs = rows(
             self._connection,
             "SELECT first_place, first_offset, {place}, {offset} FROM "
             "(SELECT {place}, {offset}, ROW({others}) AS other, "
@@ -123,20 +146,22 @@ class StagedRows:
             place=name(PLACE),
             offset=name(OFFSET),
         )
-        return ((found[0][0], found[0][1]), (found[0][2], found[0][3])) if found else None
+        return ((pairs[0][0], pairs[0][1]), (pairs[0][2], pairs[0][3])) if pairs else None
 
     def remove(self, bad: Collection[tuple[tuple[str, Partition], int]]) -> None:
-        """Delete every row that these records made, whatever the table."""
+        """Delete every row of these records from all tables."""
         pipelines = {source.group: source.pipeline for source in self._sources}
         for attempt in self._chosen:
-            offsets = sorted(at for place, at in bad if place == attempt.place and attempt.start <= at < attempt.end)
+            offsets = sorted(
+                offset for place, offset in bad if place == attempt.place and attempt.start <= offset < attempt.end
+            )
             for number, sink in enumerate(pipelines[attempt.group].sinks if offsets else ()):
                 for table in self._tables(attempt, number)[: 1 + isinstance(sink, Upsert)]:
                     run(
                         self._connection,
-                        "DELETE FROM {table} WHERE {at} = ANY ({offsets}::bigint[])",
+                        "DELETE FROM {table} WHERE {offset} = ANY ({offsets}::bigint[])",
                         table=table,
-                        at=name(OFFSET),
+                        offset=name(OFFSET),
                         offsets=offsets,
                     )
 
@@ -152,46 +177,62 @@ class StagedRows:
         return staging.attempt_rows(name, number), staging.attempt_deletes(name, number)
 
     def _branches(self, target: Target, columns: Sequence[str], *, placed: bool) -> list[Composable]:
-        """Queries of an attempt's rows; ``placed`` ones have ``PLACE, OFFSET, LINE``, of an Upsert ``DELETED`` too."""
+        """A query per attempt; ``placed`` adds ``PLACE, OFFSET, LINE``, and ``DELETED`` for an Upsert."""
         branches: list[Composable] = []
-        for attempt, feed, kept, gone in self._of(target):
+        for attempt, feed, rows_table, tombstones in self._of(target):
             if not placed:
-                branches.append(ident.SQL("SELECT {} FROM {}").format(names(columns), name(*kept)))
+                branches.append(ident.SQL("SELECT {} FROM {}").format(names(columns), name(*rows_table)))
                 continue
             place = ident.SQL("{} AS {}, {}").format(
                 ident.Literal(self.places.index(attempt.place)), name(PLACE), names((OFFSET, LINE))
             )
             if not isinstance(feed.sink, Upsert):
-                branches.append(ident.SQL("SELECT {}, {} FROM {}").format(names(columns), place, name(*kept)))
+                branches.append(ident.SQL("SELECT {}, {} FROM {}").format(names(columns), place, name(*rows_table)))
                 continue
             has = set(feed.sink.target.deletes)
-            nulls = ident.SQL(", ").join(name(one) if one in has else ident.NULL for one in columns)
-            for values, deleted, table in ((names(columns), "false", kept), (nulls, "true", gone)):
+            nulls = ident.SQL(", ").join(name(column) if column in has else ident.NULL for column in columns)
+            for values, deleted, table in ((names(columns), "false", rows_table), (nulls, "true", tombstones)):
                 statement = ident.SQL("SELECT {}, {}, {} FROM {}")
                 branches.append(statement.format(values, place, ident.SQL(deleted), name(*table)))
         return branches
 
 
+def _merged(target: Target, columns: Sequence[str], branches: Sequence[Composable]) -> Composable:
+    """A query of the rows to insert: the newest of each key, the sums of each key, or all of them."""
+    if target.dedupes:
+        return _kept(target, columns, branches)
+    return _UNION.join(branches) if target.sums is None else aggregated(target, _UNION.join(branches))
+
+
+class RowsOf(Protocol):
+    """Makes the StagedRows of the attempts that were chosen for a run."""
+
+    def __call__(
+        self, connection: Connection, staging: Staging, sources: Sequence[PipelineSource], chosen: Sequence[Staged], /
+    ) -> StagedRows: ...
+
+
 def _kept(
     target: Target, columns: Sequence[str], branches: Sequence[Composable], also: Sequence[str] = ()
 ) -> Composable:
-    """The newest row of each key, or none where that is a tombstone; with the columns ``also`` of its place."""
+    """The newest row of each key, without keys whose newest is a tombstone; with the columns ``also``."""
     return ident.SQL("SELECT {} FROM ({}) AS newest WHERE NOT {}").format(
         names([*columns, *also]), _newest(target, columns, branches), name(DELETED)
     )
 
 
 def _newest(target: Target, columns: Sequence[str], branches: Sequence[Composable]) -> Composable:
-    """The newest row or tombstone of each key: as a worker's one transaction would have it.
+    """The newest row or tombstone of each key, or its first row if the sink keeps the first.
 
-    Newest is what the sink says: by its column, else by offset. Offsets of different partitions say nothing about each
-    other; a key that lives in several has no newest row without such a column, in the live table neither. None of the
-    columns that order is NULL: an Upsert sets a record aside whose order is null.
+    The newest row has the highest ``order_by=`` value, or else the highest offset. Offsets of different partitions are
+    not comparable: without ``order_by=``, a key in several partitions has no defined newest row, neither here nor in
+    the live table. The order's columns are never NULL: an Upsert dead-letters a record whose order is null.
     """
     order = [*([target.order_by] if target.order_by else []), OFFSET, PLACE, LINE]
+    which = "{}" if target.keeps_first else "{} DESC"
     return ident.SQL("SELECT DISTINCT ON ({key}) * FROM ({all}) AS given ({columns}) ORDER BY {key}, {order}").format(
         key=names(target.key),
         all=_UNION.join(branches),
         columns=names([*columns, PLACE, OFFSET, LINE, DELETED]),
-        order=ident.SQL(", ").join(ident.SQL("{} DESC").format(name(one)) for one in order),
+        order=ident.SQL(", ").join(ident.SQL(which).format(name(column)) for column in order),
     )

@@ -1,1 +1,1 @@
-"""Live tables and what a run builds beside them: targets, constraints, sequences, dependencies."""
+"""Live tables and their rebuilt counterparts: targets, constraints, sequences, dependencies."""

@@ -1,8 +1,8 @@
-"""What a table has and a rebuilt one that takes its name gets: owner, grants, triggers, policies, views and the like.
+"""Carries owner, grants, triggers, policies, views and so on from a live table to the rebuilt one that replaces it.
 
-Everything is a statement that the catalogs print, with whole names. What a rebuilt table needs before its rows come
-(storage parameters, statistics targets) is given at its making, the rest after the exchange of names, when a statement
-that names the live table means the rebuilt one.
+Everything is a statement generated from the catalogs, with schema-qualified names. Settings that must precede the rows
+(storage parameters, statistics targets) are applied when the rebuilt table is created, the rest after the rename: the
+live table's name then means the rebuilt one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from seekpoint.jobs.tables.targets import Path
 from seekpoint.sinks.catalog import quoted
 
 _NAME = bindparam("name", type_=Text)
-# How rows are stored and sampled. Where the live table's are changed later, the rebuilt one was not made like it.
+# How rows are stored and sampled. If the live table's settings change later, the swap is refused as an altered table.
 _STORAGE = text(
     """
     SELECT format('ALTER TABLE %s SET (%s)', :onto, string_agg(format('%s%I = %L', o.prefix, o.name, o.value), ', '))
@@ -39,7 +39,7 @@ _STORAGE = text(
     WHERE attrelid = to_regclass(:name) AND attnum > 0 AND NOT attisdropped AND attoptions IS NOT NULL
     """
 ).bindparams(_NAME, bindparam("onto", type_=Text))
-# What would follow the old table to the staging schema, or has a name that the new one needs.
+# Sequences would move to the staging schema with the old table; statistics keep names that the new table needs.
 _DETACHED = text(
     """
     SELECT format('ALTER SEQUENCE %s OWNED BY NONE', CAST(d.objid AS regclass))
@@ -49,8 +49,8 @@ _DETACHED = text(
     FROM pg_statistic_ext s JOIN pg_namespace n ON n.oid = s.stxnamespace WHERE s.stxrelid = to_regclass(:name)
     """
 )
-# In this order: the owner first, for whom the others are given. Default privileges may have given the rebuilt table
-# (:built) grants that the live one has not.
+# The owner comes first, because grants depend on it. Default privileges may have given the rebuilt table (:built)
+# grants that the live one does not have.
 _ATTACHED = text(
     """
     WITH live AS (SELECT * FROM pg_class WHERE oid = to_regclass(:name)),
@@ -142,20 +142,20 @@ _VIEWS = text(
     WHERE d.classid = CAST('pg_rewrite' AS regclass) AND d.refobjid = to_regclass(:name) ORDER BY 1
     """
 )
-# A session's temporary table of the same name would be meant by a name without its schema.
+# An unqualified name could mean a session's temporary table of the same name.
 _SEARCH = text("SELECT set_config('search_path', :path, true)")
 _SEARCHED = text("SELECT current_setting('search_path')")
 
 
 def give_storage(connection: Connection, live: Path, built: Path) -> None:
-    """Give a table that is to replace the live one its storage parameters and statistics targets."""
+    """Give a rebuilt table the live one's storage parameters and statistics targets."""
     _run_each(connection, _printed(connection, _STORAGE, name=quoted(*live), onto=quoted(*built)))
 
 
 def lock_views(connection: Connection, live: Path) -> None:
-    """Lock the views on the table, before the table: a reader takes them in this order, and would be waited for.
+    """Lock the views on the table before the table itself, in the order of readers, to avoid a deadlock.
 
-    Each is given the owner that it has: ``LOCK TABLE`` would lock its other tables, too.
+    Setting the owner that a view already has locks it alone; ``LOCK TABLE`` would also lock the view's other tables.
     """
     with _whole_names(connection):
         _run_each(connection, _printed(connection, _VIEWS, name=quoted(*live)))
@@ -163,7 +163,7 @@ def lock_views(connection: Connection, live: Path) -> None:
 
 @contextmanager
 def carried(connection: Connection, live: Path, built: Path) -> Iterator[None]:
-    """Around the exchange of the tables' names: what the live table has is the rebuilt one's after it."""
+    """Wrap the exchange of the tables' names; afterwards the rebuilt table has the live one's properties."""
     with _whole_names(connection):
         attached = _printed(connection, _ATTACHED, name=quoted(*live), built=quoted(*built))
         _run_each(connection, _printed(connection, _DETACHED, name=quoted(*live)))
@@ -183,7 +183,7 @@ def _printed(connection: Connection, query: TextClause, **names: Any) -> Sequenc
 
 @contextmanager
 def _whole_names(connection: Connection) -> Iterator[None]:
-    """The catalogs print each name with its schema, and nothing is found without one."""
+    """Empty the search path, so that the catalogs print schema-qualified names."""
     before = connection.execute(_SEARCHED).scalar_one()
     connection.execute(_SEARCH, {"path": ""})
     yield

@@ -1,4 +1,4 @@
-"""Foreign keys and unique indexes of live tables, enforced on the rebuilt ones by equal indexes and by triggers."""
+"""Foreign keys and unique indexes of live tables, enforced on the rebuilt ones by triggers and by equal indexes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from seekpoint.jobs.tables.sql_templates import Composable, composed, rows, run
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.sinks.base import TableSink
+from seekpoint.sinks.base import ORIGINS
 from seekpoint.sinks.catalog import quoted
-from seekpoint.sinks.upsert.upsert import Upsert
 
-# From and to the tables, their partitions, and the tables that inherit from them. A key of a partitioned table has rows
-# for the partitions beside its own, which have a parent. Whether it is enforced is read through to_jsonb: older servers
-# have no such column, and enforce all of them.
+# From and to the tables, their partitions, and the tables that inherit from them. A key of a partitioned table also has
+# a row per partition, with conparentid set. conenforced is read through to_jsonb: older servers do not have that column
+# and enforce every key.
 _FOREIGN_KEYS = text(
     """
     WITH RECURSIVE own (name, oid) AS (
@@ -49,9 +48,9 @@ _ACTIONS = {"c": "CASCADE", "n": "SET NULL", "d": "SET DEFAULT"}
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """A foreign key, and where the rows are that it refers to. ``of`` and ``to`` are the tables of the run at its ends.
+    """A foreign key from table ``child`` to table ``parent``; ``of`` and ``to`` are these tables if the run has them.
 
-    ``on_delete`` and ``on_update`` are actions that change rows. ``is_whole``: it is no partition's part of another
+    ``on_delete`` and ``on_update`` are actions that change rows. ``is_whole``: it is not a partition's part of another
     key; ``is_checked``: Postgres enforces it on the table ``of`` itself.
     """
 
@@ -74,13 +73,15 @@ class ForeignKey:
 
     @property
     def violation(self) -> str:
-        """Postgres' message for a row that refers to none."""
+        """Postgres' message for a row without a referenced row."""
         table = "" if self.of is None else self.of.name
         return f'insert or update on table "{table}" violates foreign key constraint "{self.name}"'
 
     def is_broken(self, alias: str) -> Composable:
-        """Whether a row refers to one that is not there."""
-        named = ident.SQL(" AND ").join(composed("{column} IS NOT NULL", column=(alias, one)) for one in self.columns)
+        """A condition: the row's referenced row does not exist."""
+        named = ident.SQL(" AND ").join(
+            composed("{column} IS NOT NULL", column=(alias, column)) for column in self.columns
+        )
         same = ident.SQL(" AND ").join(
             composed("{theirs} = {ours}", theirs=("parent", theirs), ours=(alias, ours))
             for theirs, ours in zip(self.parent_columns, self.columns, strict=True)
@@ -89,9 +90,9 @@ class ForeignKey:
         return composed(missing, named=named, parent=self.parent, same=same)
 
 
-def foreign_keys(connection: Connection, found: Sequence[Target]) -> list[ForeignKey]:
+def foreign_keys(connection: Connection, targets: Sequence[Target]) -> list[ForeignKey]:
     """All foreign keys from and to these tables, their partitions, and the tables that inherit from them."""
-    known = {quoted(*target.path): target for target in found}
+    known = {quoted(*target.path): target for target in targets}
     return [
         ForeignKey(
             **values_of(row)
@@ -102,9 +103,9 @@ def foreign_keys(connection: Connection, found: Sequence[Target]) -> list[Foreig
     ]
 
 
-def references(connection: Connection, staging: Staging, target: Target, found: Sequence[Target]) -> list[ForeignKey]:
-    """The foreign keys of a target, to the rebuilt tables where there are such; ``found`` are all tables of the run."""
-    built = {one.path: staging.table(one) for one in found}
+def references(connection: Connection, staging: Staging, target: Target, targets: Sequence[Target]) -> list[ForeignKey]:
+    """A target's foreign keys; those that reference one of the run's ``targets`` reference its rebuilt table."""
+    built = {table.path: staging.table(table) for table in targets}
     return [replace(key, parent=built.get(key.parent, key.parent)) for key in _checked(connection, target)]
 
 
@@ -113,7 +114,7 @@ def _checked(connection: Connection, target: Target) -> list[ForeignKey]:
 
 
 def uniques(connection: Connection, target: Target) -> Sequence[Composable]:
-    """The definition after the table's name of each unique index but the one of its key."""
+    """The definition (after the table's name) of each unique index except that of the target's key."""
     return [ident.SQL(index.using) for index in _others(connection, target)]
 
 
@@ -122,46 +123,61 @@ def _others(connection: Connection, target: Target) -> list[Index]:
     return [index for index in enforced if not (index.is_plain and set(index.columns) == set(target.key))]
 
 
-def may_be_refused(connection: Connection, pipeline: Pipeline, found: Sequence[Target]) -> bool:
-    """Whether a constraint may refuse a row because of other rows: then each row must be traced to its record."""
-    return any(_checked(connection, target) or _may_repeat(connection, target, pipeline) for target in found)
+def may_be_refused(connection: Connection, pipeline: Pipeline, targets: Sequence[Target]) -> bool:
+    """Whether a constraint may refuse a row because of other rows, so that each row must be traced to its record."""
+    return any(_checked(connection, target) or _may_repeat(connection, target, pipeline) for target in targets)
 
 
 def _may_repeat(connection: Connection, target: Target, pipeline: Pipeline) -> bool:
     """Whether two records may make rows that are equal in a unique index."""
-    if any(isinstance(feed.sink, Upsert) for feed in target.feeds):
+    if target.dedupes or target.sums is not None:
         return bool(_others(connection, target))
-    sinks = [sink for sink in pipeline.sinks if isinstance(sink, TableSink)]
-    origins = {column for sink in sinks for column in sink.provenance.values()}
-    enforced = (index for index in indexes(connection, target.path) if index.is_enforced)
-    drawn = {column.name for column in target.columns if column.is_numbered}
+    distinct = _distinct(target, pipeline)
     return any(
-        not (index.is_plain and (set(index.columns) <= origins or drawn & set(index.columns))) for index in enforced
+        not (index.is_plain and any(columns <= set(index.columns) for columns in distinct))
+        for index in indexes(connection, target.path)
+        if index.is_enforced
     )
 
 
+def _distinct(target: Target, pipeline: Pipeline) -> list[set[str]]:
+    """Columns in which no two rows of an Append can be equal: numbers that are drawn, and the record's origin."""
+    sinks = [feed.sink for feed in target.feeds]
+    codecs = pipeline.codecs.items()
+    written = [sink.expected([codec for topic, codec in codecs if sink.takes(topic)]) for sink in sinks]
+    distinct = [
+        {column.name}
+        for column in target.columns
+        if column.is_numbered and not any(columns is None or column.name in columns for columns in written)
+    ]
+    origin = sinks[0].provenance
+    if len(sinks) == 1 and sinks[0].rows_of is None and len(origin) == len(ORIGINS):
+        distinct.append(set(origin.values()))
+    return distinct
+
+
 def breaks(connection: Connection, table: Path, reference: ForeignKey) -> int:
-    """How many rows of the table refer to one that is not there."""
+    """The number of rows whose referenced row does not exist."""
     broken = reference.is_broken("child")
     [(count,)] = rows(connection, "SELECT count(*) FROM {table} AS child WHERE {broken}", table=table, broken=broken)
     return int(count)
 
 
-def check_references(connection: Connection, staging: Staging, target: Target, its: Sequence[ForeignKey]) -> None:
-    """From now on, refuse rows of the rebuilt table that refer to none, as the live table's foreign keys do.
+def check_references(connection: Connection, staging: Staging, target: Target, keys: Sequence[ForeignKey]) -> None:
+    """Enforce the live table's foreign keys on the rebuilt table, with a trigger.
 
-    By a trigger: a foreign key would keep the rows of the live table that it refers to.
+    A foreign key to a live table would prevent deletes of its referenced rows.
     """
-    if not its:
+    if not keys:
         return
     checks = ident.SQL(" ").join(
         composed(
-            "IF {broken} THEN RAISE foreign_key_violation USING MESSAGE = {said}, CONSTRAINT = {named}; END IF;",
-            broken=one.is_broken("new"),
-            said=one.violation,
-            named=one.name,
+            "IF {broken} THEN RAISE foreign_key_violation USING MESSAGE = {message}, CONSTRAINT = {named}; END IF;",
+            broken=key.is_broken("new"),
+            message=key.violation,
+            named=key.name,
         )
-        for one in its
+        for key in keys
     )
     function = (staging.schema, f"references_{target.staged}")
     run(

@@ -1,4 +1,4 @@
-"""Creates tables like a live one, with sequences of their own: no default draws from a live table's sequence."""
+"""Creates tables like a live one, with new sequences: no default draws from a live table's sequence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seekpoint.jobs.tables.staging_schema import Staging, is_there, unlogged
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.sinks.catalog import quoted
 
-# ``sequences`` are those that the default draws from; ``calls``: it depends on functions of users.
+# ``sequences``: those that the default draws from; ``calls``: the default depends on users' functions.
 _DEFAULTS = text(
     """
     SELECT a.attname AS column, pg_get_expr(d.adbin, d.adrelid) AS expression,
@@ -26,6 +26,18 @@ _DEFAULTS = text(
                    AND r.refclassid = CAST('pg_proc' AS regclass)) AS calls
     FROM pg_attrdef d JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
     WHERE d.adrelid = to_regclass(:name) AND a.attgenerated = '' ORDER BY a.attnum
+    """
+)
+_IS_COMPLETED = text(
+    """
+    SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass(:name) AND NOT tgisinternal AND tgenabled <> 'D'
+                   AND tgtype & 7 = 7)  -- a row, before, INSERT
+    """
+)
+_NOT_NULL = text(
+    """
+    SELECT attname AS column FROM pg_attribute
+    WHERE attrelid = to_regclass(:name) AND attnotnull AND attidentity = '' AND attnum > 0 AND NOT attisdropped
     """
 )
 _IDENTITIES = text(
@@ -50,16 +62,20 @@ def make_like(
     prefix: str,
     replaces: bool = False,
     also: Composable | None = None,
+    before_triggers: bool = False,
 ) -> None:
     """Create the table, empty and without indexes; ``also`` are further columns.
 
-    It has sequences of its own, whose names begin with ``prefix``. If it ``replaces`` the live table, they begin where
-    the live ones are; else what they give is not read, and defaults that call functions of users are left out.
+    ``before_triggers``: its rows are completed by the live table's BEFORE triggers later, and checked only there.
+    It has new sequences, whose names begin with ``prefix``. If it ``replaces`` the live table, they start at the live
+    ones' next numbers; otherwise their numbers are not used, and defaults that call users' functions are left out.
     """
+    completed = before_triggers and connection.execute(_IS_COMPLETED, {"name": quoted(*live)}).scalar_one()
     run(
         connection,
         "CREATE {unlogged} TABLE {table} "
-        "(LIKE {live} INCLUDING ALL EXCLUDING DEFAULTS EXCLUDING STATISTICS EXCLUDING INDEXES{also})",
+        "(LIKE {live} INCLUDING ALL EXCLUDING DEFAULTS EXCLUDING STATISTICS EXCLUDING INDEXES{unchecked}{also})",
+        unchecked=ident.SQL(" EXCLUDING CONSTRAINTS" if completed else ""),
         unlogged=unlogged(path[0]),
         table=path,
         live=live,
@@ -75,6 +91,8 @@ def make_like(
             set_default(connection, path, row.column, row.expression)
         else:
             run(connection, "ALTER TABLE {table} ALTER {column} DROP NOT NULL", **column)
+    for row in connection.execute(_NOT_NULL, {"name": quoted(*path)}).all() if completed else ():
+        run(connection, "ALTER TABLE {table} ALTER {column} DROP NOT NULL", table=path, column=(row.column,))
     _set_identities(connection, path, live, replaces=replaces)
     if replaces:
         give_storage(connection, live, path)
@@ -90,7 +108,7 @@ def _set_identities(connection: Connection, path: Path, live: Path, *, replaces:
         settings = _settings(connection, sequence)
         run(
             connection,
-            "ALTER SEQUENCE {own} AS {type} RESTART WITH {start}",  # LIKE makes a bigint's of each
+            "ALTER SEQUENCE {own} AS {type} RESTART WITH {start}",  # LIKE creates every one as bigint
             own=ident.SQL(sequences[column]),
             type=ident.SQL(settings.type),
             start=_next(connection, sequence, settings),
@@ -98,9 +116,9 @@ def _set_identities(connection: Connection, path: Path, live: Path, *, replaces:
 
 
 def draw_from_live(connection: Connection, staging: Staging, target: Target) -> None:
-    """Before the rebuilt table replaces the live one: make it draw from the live sequences, after its own numbers.
+    """Make the rebuilt table draw from the live sequences, past its own numbers, before it replaces the live table.
 
-    An identity column keeps its own sequence, which begins after the numbers of the live one.
+    An identity column keeps the rebuilt table's sequence, moved past the numbers of the live one.
     """
     built = staging.table(target)
     for n, row in enumerate(_defaults(connection, target.path)):
@@ -111,14 +129,14 @@ def draw_from_live(connection: Connection, staging: Staging, target: Target) -> 
             run(connection, "DROP SEQUENCE {own}", own=own)
     live = _identities(connection, target.path)
     for column, sequence in _identities(connection, built).items():
-        if column in live:  # else the live table was altered, which is refused
+        if column in live:  # otherwise the live table was altered, and the swap is refused later
             _continue(connection, sequence, after=ident.SQL(live[column]))
 
 
 def set_default(connection: Connection, path: Path, column: str, expression: str) -> None:
     """Give a column this default, as the catalog prints it."""
-    given = "ALTER TABLE {table} ALTER {column} SET DEFAULT {expression}"
-    run(connection, given, table=path, column=(column,), expression=ident.SQL(expression))
+    statement = "ALTER TABLE {table} ALTER {column} SET DEFAULT {expression}"
+    run(connection, statement, table=path, column=(column,), expression=ident.SQL(expression))
 
 
 def _identities(connection: Connection, table: Path) -> dict[str, str]:
@@ -131,7 +149,7 @@ def _defaults(connection: Connection, table: Path) -> Sequence[Row[Any]]:
 
 
 def _is_drawn(row: Row[Any]) -> bool:
-    """Whether the default draws from one sequence, which can be replaced by another."""
+    """Whether the default calls ``nextval`` on one sequence, so that another can replace it."""
     return not row.calls and len(row.sequences) == 1 and next_of(row.sequences[0]) in row.expression
 
 
@@ -145,20 +163,20 @@ def _drawing_from(row: Row[Any], sequence: Path) -> str:
 
 
 def _make_sequence(connection: Connection, path: Path, live: str, owner: Mapping[str, Part], *, replaces: bool) -> None:
-    its = _settings(connection, live)
-    start = _next(connection, live, its) if replaces else its.seqstart
+    settings = _settings(connection, live)
+    start = _next(connection, live, settings) if replaces else settings.seqstart
     run(
         connection,
         "CREATE SEQUENCE {path} AS {type} {options} OWNED BY {table}.{column}",
         path=path,
-        type=ident.SQL(its.type),
+        type=ident.SQL(settings.type),
         options=composed(
             "START {start} INCREMENT {step} MINVALUE {least} MAXVALUE {most} CACHE {cache} {cycle}",
             start=start,
-            step=its.seqincrement,
-            least=its.seqmin,
-            most=its.seqmax,
-            cache=its.seqcache,
+            step=settings.seqincrement,
+            least=settings.seqmin,
+            most=settings.seqmax,
+            cache=settings.seqcache,
             cycle=ident.SQL("NO CYCLE" if replaces else "CYCLE"),
         ),
         **owner,
@@ -169,14 +187,14 @@ def _settings(connection: Connection, sequence: str) -> Row[Any]:
     return connection.execute(_SEQUENCE, {"sequence": sequence}).one()
 
 
-def _next(connection: Connection, sequence: str, its: Row[Any]) -> int:
-    """The number that a sequence gives next.
+def _next(connection: Connection, sequence: str, settings: Row[Any]) -> int:
+    """The next number of a sequence.
 
-    Its start where it is used up: it may begin again, or is refused by itself.
+    For an exhausted sequence its start: a cycling one continues there, any other raises an error after the swap.
     """
     last, called = position(connection, ident.SQL(sequence))
-    start: int = last + its.seqincrement if called else last
-    return start if its.seqmin <= start <= its.seqmax else int(its.seqstart)
+    start: int = last + settings.seqincrement if called else last
+    return start if settings.seqmin <= start <= settings.seqmax else int(settings.seqstart)
 
 
 def position(connection: Connection, sequence: Part) -> tuple[int, bool]:
@@ -186,12 +204,12 @@ def position(connection: Connection, sequence: Part) -> tuple[int, bool]:
 
 
 def _continue(connection: Connection, sequence: str, *, after: Part) -> None:
-    """Take a sequence past the numbers that were drawn from another one."""
+    """Move a sequence past the numbers that were drawn from another one."""
     last, called = position(connection, after)
     step = _settings(connection, sequence).seqincrement
     if not called or (position(connection, ident.SQL(sequence))[0] - last) * step >= 0:
         return
-    # No session draws from it until COMMIT: else a number that was drawn meanwhile would be given out again.
+    # Locks the sequence until COMMIT: setval() could otherwise reset it below a number that was drawn meanwhile.
     run(connection, "ALTER SEQUENCE {it} INCREMENT {step}", it=ident.SQL(sequence), step=step)
     if (position(connection, ident.SQL(sequence))[0] - last) * step < 0:
         run(connection, "SELECT setval({it}::regclass, {last})", it=sequence, last=last)

@@ -1,4 +1,4 @@
-"""What depends on live tables (views, foreign keys, publications, children), and which strategies it rules out."""
+"""Objects that depend on live tables (views, foreign keys, publications, children) and rule out a strategy."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from seekpoint.jobs.tables.staging_schema import UNLOGGED
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.sinks.catalog import quoted
 
-DDL_WAIT = 300  # milliseconds for the lock of a swap: sessions that queue after this one wait as long
+DDL_WAIT = 300  # milliseconds for a swap's lock: sessions that queue after it wait as long
 
 
-# What a swap does not carry over (see carry.py). A trigger that runs before a row is written may change it, and did not
-# run for the rebuilt rows.
+# What a swap does not carry over (see carry.py). A BEFORE trigger may change rows, and did not run for rebuilt ones.
 _TIES = text(
     f"""
     {DEPENDANTS}
@@ -38,6 +37,8 @@ _TIES = text(
     WHERE tgrelid = to_regclass(:name) AND NOT tgisinternal AND NOT has_function_privilege(tgfoid, 'EXECUTE')
     UNION SELECT 'constraint ' || conname || ', which is deferrable or an exclusion' FROM pg_constraint
     WHERE conrelid = to_regclass(:name) AND contype <> 't' AND (contype = 'x' OR condeferrable)
+    UNION SELECT format('unique index %s, which is invalid', CAST(indexrelid AS regclass)) FROM pg_index
+    WHERE indrelid = to_regclass(:name) AND indisunique AND NOT indisvalid
     UNION SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = to_regclass(:name)
     UNION SELECT format('the owner %s, of whom this role is no member', CAST(relowner AS regrole)) FROM pg_class
     WHERE oid = to_regclass(:name) AND NOT pg_has_role(relowner, 'USAGE')
@@ -68,14 +69,14 @@ MERGE = "use strategy 'merge', the default"
 
 
 def ties(connection: Connection, target: Target) -> list[str]:
-    """What a rename would break: everything that depends on the table itself and not on its name."""
+    """Return why the table cannot be swapped: objects that depend on the table itself and not on its name."""
     objects = connection.execute(_TIES, {"name": quoted(*target.path)}).scalars()
-    found = [what for what in objects if what is not None]  # what was dropped since has no description
+    obstacles = [what for what in objects if what is not None]  # an object dropped meanwhile has no description
     remedy = MERGE if target.key else "drop that, or give the table a unique key and use strategy 'merge'"
-    return [f"{target.name} cannot be swapped, for it has {what}: {remedy}" for what in found]
+    return [f"{target.name} cannot be swapped, because it has {what}: {remedy}" for what in obstacles]
 
 
-# -- what a merge reaches beside the table itself ------------------------------------------------------------------
+# -- other tables that a merge changes -----------------------------------------------------------------------------
 
 _INHERITING = text(
     """
@@ -87,37 +88,37 @@ _INHERITING = text(
 
 
 def referencing(connection: Connection, target: Target) -> list[ForeignKey]:
-    """The foreign keys by which a change of this table changes or deletes rows of others."""
+    """The foreign keys through which a change of this table changes or deletes rows of other tables."""
     keys = foreign_keys(connection, [target])
     return [key for key in keys if key.to and key.is_whole and (key.on_delete or key.on_update)]
 
 
 def inheriting(connection: Connection, target: Target) -> list[str]:
-    """The tables that inherit from this one: a merge reads, compares and deletes their rows, too."""
+    """The tables that inherit from this one: a merge also reads, compares and deletes their rows."""
     return list(connection.execute(_INHERITING, {"name": quoted(*target.path)}).scalars())
 
 
 def of_inheritance(connection: Connection, target: Target) -> list[str]:
-    """Why a merge of the table is refused, unless it may change and delete rows of inheriting tables."""
+    """Return why a merge is refused: it would delete rows of inheriting tables."""
     if not (children := inheriting(connection, target)):
         return []
-    why = f"{target.name}: {', '.join(children)} inherit from it, and a merge would delete rows there, too"
-    return [f"{why}: allow it by --allow-inheritance (Reload(…, allow_inheritance=True))"]
+    why = f"{target.name}: {', '.join(children)} inherit from it, and a merge would also delete their rows"
+    return [f"{why}: allow it with --allow-inheritance (Reload(…, allow_inheritance=True))"]
 
 
-def notes(connection: Connection, found: Sequence[Target]) -> Iterator[str]:
-    """What a merge of these tables may change beside them, as text."""
-    for target in found:
+def notes(connection: Connection, targets: Sequence[Target]) -> Iterator[str]:
+    """Describe what a merge of these tables may change in other tables."""
+    for target in targets:
         for key in referencing(connection, target):
             yield f"{target.name}: {key}"
         for child in inheriting(connection, target):
-            yield f"{target.name}: {child} inherits from it, and its rows are compared and changed, too"
+            yield f"{target.name}: {child} inherits from it, and a merge also compares and changes its rows"
 
 
 # -- publications --------------------------------------------------------------------------------------------------
 
 _FOR_ALL = text("SELECT EXISTS (SELECT FROM pg_publication WHERE puballtables)")
-# Of the table and its partitions, those that are published with updates or deletes, and have no replica identity.
+# The table and its partitions that are published with updates or deletes and have no replica identity.
 _UNIDENTIFIED = text(
     """
     WITH own (oid) AS (SELECT to_regclass(:name) UNION SELECT relid FROM pg_partition_tree(to_regclass(:name))),
@@ -141,12 +142,12 @@ _UNIDENTIFIED = text(
 
 
 def prefix_of(connection: Connection, otherwise: str) -> str:
-    """How the name of a new run's schema begins: with :data:`UNLOGGED` where a publication has all tables."""
+    """The prefix of a new run's schema: :data:`UNLOGGED` if a publication has all tables."""
     return UNLOGGED if connection.execute(_FOR_ALL).scalar() else otherwise
 
 
 def unidentified(connection: Connection, target: Target) -> list[str]:
-    """Why a merge could not change the live table's rows: it is published, and its rows have no identity."""
+    """Return why a merge could not change the live table's rows: published without a replica identity."""
     publications = connection.execute(_UNIDENTIFIED, {"name": quoted(*target.path)}).scalar()
     if publications is None:
         return []

@@ -1,4 +1,4 @@
-"""The indexes of a table, in one order: a rebuilt table's are made, and compared, in that of the live one's."""
+"""The indexes of a table in a fixed order, in which a rebuilt table's are created and compared with the live ones."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _INDEXES = text(
 
 
 class Index(NamedTuple):
-    """An index as the catalog prints it. ``columns`` are those of its key, all of them if it ``is_plain``.
+    """An index as the catalog prints it. ``columns`` are its key columns, all of them if it ``is_plain``.
 
-    ``is_enforced``: it is unique, at once. ``is_plain``: it has no expression and no condition. ``constraint``: the
-    kind of the one that it belongs to. ``head``: the definition up to the table's name.
+    ``is_enforced``: unique, valid and not deferrable. ``is_plain``: without expressions and condition. ``constraint``:
+    PRIMARY KEY, UNIQUE or None. ``head``: the definition up to the table's name.
     """
 
     oid: int
@@ -54,10 +54,10 @@ class Index(NamedTuple):
 
     @property
     def using(self) -> str:
-        """The definition after the table's name. Raises ReloadRefused where it cannot be copied."""
+        """The part of the definition after the table's name. Raises ReloadRefused if it cannot be copied."""
         if not self.definition.startswith(self.head):
             why = (
-                f"index {self.name} is not understood ({self.definition}): drop it, or if it is not unique, use "
+                f"cannot copy index {self.name} ({self.definition}): drop it, or if it is not unique, use "
                 "strategy 'merge'"
             )
             raise ReloadRefused([why])

@@ -1,4 +1,4 @@
-"""SQL whose braces are filled with names, values and other SQL, run on the driver's own connection."""
+"""SQL templates with names, values and other SQL in their braces, run on the psycopg connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.copy import driver_of
 
 Composable = ident.Composable
-# SQL; a tuple is a name; all else is a value
+# SQL; a tuple is a name; anything else is a value
 Part = Composable | tuple[str, ...] | str | int | float | list[int] | list[str] | None
 
 
@@ -27,12 +27,12 @@ def names(columns: Sequence[str], alias: str = "") -> ident.Composed:
 
 
 def regclass(path: tuple[str, ...]) -> ident.Composed:
-    """The table, sequence or view of this name, as a value of its own type."""
+    """The table, sequence or view of this name as a value of type regclass."""
     return composed("{path}::regclass", path=quoted(*path))
 
 
 def composed(statement: str, **parts: Part) -> ident.Composed:
-    """SQL with these parts in its braces: a tuple is a name, what is neither that nor SQL is a value."""
+    """SQL with these parts in its braces: a tuple is a name, anything else that is not SQL is a value."""
     return ident.SQL(statement).format(**{key: _sql(part) for key, part in parts.items()})
 
 
@@ -43,7 +43,7 @@ def _sql(part: Part) -> Composable:
 
 
 def run(connection: Connection, statement: str, **parts: Part) -> int:
-    """Execute a statement with these parts in its braces; returns how many rows it touched."""
+    """Execute a statement with these parts in its braces; returns the number of affected rows."""
     return driver_of(connection).execute(composed(statement, **parts)).rowcount
 
 
@@ -59,7 +59,7 @@ class Statements:
         self.connection, self.parts = connection, parts
 
     def run(self, statement: str, **more: Part) -> int:
-        """Execute a statement; returns how many rows it touched."""
+        """Execute a statement; returns the number of affected rows."""
         return run(self.connection, statement, **self.parts | more)
 
     def rows(self, statement: str, **more: Part) -> list[tuple[Any, ...]]:

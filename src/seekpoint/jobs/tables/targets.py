@@ -1,4 +1,4 @@
-"""The tables that a run rebuilds: which sinks of which pipelines write them, and by which key rows are compared."""
+"""The tables that a run rebuilds: the sinks that write them, and the key by which rows are compared."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
+from seekpoint import remedies
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.tables.indexes import indexes
-from seekpoint.pipeline.pipeline import Pipeline, shown_handler
+from seekpoint.pipeline.frames import require_no_frames
+from seekpoint.pipeline.handler import shown_handler
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.sinks.accumulate.accumulate import Accumulate
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.catalog import quoted, require_index
@@ -19,12 +23,12 @@ from seekpoint.sinks.upsert.upsert import Upsert
 from seekpoint.worker.import_by_name import load_pipeline
 
 Path = tuple[str, str]  # schema and table
-COMPARED = ("merge", "verify")  # strategies that look for differences, row by row
+COMPARED = ("merge", "verify")  # strategies that compare rows
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineSource:
-    """A pipeline and the name it is imported by; ``name`` is empty where it was given as an object."""
+    """A pipeline and its import name (``module:name``), which is empty if it was given as an object."""
 
     name: str
     pipeline: Pipeline
@@ -37,7 +41,7 @@ class PipelineSource:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """One sink of one source; ``number`` is its place among the pipeline's sinks."""
+    """One sink of one source; ``number`` is its index among the pipeline's sinks."""
 
     source: int
     number: int
@@ -46,22 +50,23 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the live table; ``is_exact``: two of its values that are equal (``=``) are the same bytes.
+    """A column of the live table; ``is_exact``: equal values (``=``) have the same bytes.
 
-    ``is_numbered``: its default draws from a sequence.
+    ``is_numbered``: its default draws from a sequence. ``is_double``: its type is double precision.
     """
 
     name: str
     is_exact: bool
     is_generated: bool
     is_numbered: bool
+    is_double: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A table that is rebuilt: where it lives, what feeds it, and the key of its rows (empty: it has none).
+    """A table to rebuild: its live path, the sinks that write it, and the key of its rows (empty if it has none).
 
-    ``staged`` is the rebuilt table's name, and what it is called in the names of the run's other tables.
+    ``staged`` is the rebuilt table's name, which the names of the run's other tables contain.
     """
 
     path: Path
@@ -82,19 +87,34 @@ class Target:
 
     @property
     def inexact_key(self) -> tuple[str, ...]:
-        """The key's columns in which equal values may be different bytes (citext, numeric), and a merge sets them."""
+        """The key's columns whose equal values may differ in their bytes (citext, numeric); a merge sets them."""
+        if self.sums is not None:  # a sum keeps the spelling of its first record, which is not defined
+            return ()
         able = {column.name for column in self.columns if not (column.is_exact or column.is_generated)}
         return tuple(column for column in self.key if column in able)
 
     @property
     def order_by(self) -> str | None:
-        """``order_by=`` of the sinks: the column by which the newer row of a key is found."""
-        return next((f.sink.order_by for f in self.feeds if isinstance(f.sink, Upsert) and f.sink.order_by), None)
+        """``order_by=`` of the sinks: the column whose highest value marks a key's newest row."""
+        return next(
+            (feed.sink.order_by for feed in self.feeds if isinstance(feed.sink, Upsert) and feed.sink.order_by), None
+        )
+
+    @property
+    def keeps_first(self) -> bool:
+        """Whether the first row of a key is kept, instead of the newest."""
+        return any(feed.sink.keeps_first for feed in self.feeds)
 
     @property
     def is_compacted(self) -> bool:
-        """Whether its topics may have lost all records of a key but the newest."""
+        """Whether compaction may have removed all records of a key except the newest."""
         return any(isinstance(feed.sink, Upsert) and feed.sink.compacted for feed in self.feeds)
+
+    @property
+    def sums(self) -> Accumulate | None:
+        """The Accumulate that writes the table, or None: if there are several, they add to the same columns."""
+        sink = self.feeds[0].sink
+        return sink if isinstance(sink, Accumulate) else None
 
     @property
     def dedupes(self) -> bool:
@@ -102,35 +122,43 @@ class Target:
         return any(isinstance(feed.sink, Upsert) for feed in self.feeds)
 
 
-def sources(given: Sequence[Pipeline | str]) -> tuple[PipelineSource, ...]:
-    """Pipelines, or their names, in the order of their groups. Raises ConfigError for what no task can rebuild."""
-    if isinstance(given, str | Pipeline):
-        raise ConfigError(f"a reload takes a list of pipelines, or of their names: Reload([{given!r}], ...)")
-    made = [
-        PipelineSource(each, load_pipeline(each)) if isinstance(each, str) else PipelineSource("", each)
-        for each in given
+def sources(pipelines: Sequence[Pipeline | str]) -> tuple[PipelineSource, ...]:
+    """Load the pipelines, ordered by group. Raises ConfigError for one that no task can rebuild."""
+    if isinstance(pipelines, str | Pipeline):
+        raise ConfigError(f"a reload takes a list of pipelines, or of their names: Reload([{pipelines!r}], ...)")
+    require_no_frames(pipelines)
+    for pipeline in pipelines:
+        require_no_frames(pipeline)
+    loaded = [
+        PipelineSource(pipeline, load_pipeline(pipeline))
+        if isinstance(pipeline, str)
+        else PipelineSource("", pipeline.taken())
+        for pipeline in pipelines
     ]
-    if not made:
+    if not loaded:
         raise ConfigError("a reload needs at least one pipeline")
-    if len({each.group for each in made}) < len(made):
+    if len({source.group for source in loaded}) < len(loaded):
         raise ConfigError("two of the pipelines have the same group: name each group's pipeline once")
-    for each in made:
-        require_no_handler(each.pipeline)
-        # AppendArrow may write whole tables, and a stage keeps a place for each row.
-        if strange := [s for s in each.pipeline.sinks if isinstance(s, AppendArrow) or not isinstance(s, TableSink)]:
+    for source in loaded:
+        require_no_handler(source.pipeline)
+        # AppendArrow may write whole Arrow tables, but staging stores an offset with each row.
+        if strange := [
+            sink for sink in source.pipeline.sinks if isinstance(sink, AppendArrow) or not isinstance(sink, TableSink)
+        ]:
             raise ConfigError(
-                f"{each.pipeline!r}: {strange[0]!r} cannot be aimed at another table; Append and Upsert can"
+                f"{source.pipeline!r}: {strange[0]!r} cannot be redirected to another table; Append, Upsert "
+                "and Accumulate can"
             )
-    return tuple(sorted(made, key=lambda each: each.group))
+    return tuple(sorted(loaded, key=lambda source: source.group))
 
 
 def require_no_handler(pipeline: Pipeline) -> None:
-    """Raise ConfigError for a pipeline whose handler would have to be run again: its statements name live tables."""
+    """Raise ConfigError for a pipeline with a handler: its statements name live tables."""
     if pipeline.handle is not None:
         raise ConfigError(
-            f"{pipeline!r} has {shown_handler(pipeline.handle)}, whose statements name the live tables: run "
-            "its new version as a second group into a schema beside them, then `seekpoint groups replace "
-            f"{pipeline.group} --by GROUP` (docs/guides/replace-a-handler.md)"
+            f"{pipeline!r} has {shown_handler(pipeline.handle)}, whose statements name the live tables: run its "
+            "new version as a second group that writes to another schema, then `seekpoint groups replace "
+            f"{pipeline.group} --by GROUP` (docs/guides/reload.md#replace-a-handler)"
         )
 
 
@@ -147,7 +175,8 @@ _COLUMNS = text(
            AND (t.typtype = 'e' OR t.typname IN ('bool', 'int2', 'int4', 'int8', 'oid', 'uuid', 'date', 'time',
                 'timestamp', 'timestamptz', 'bytea', 'text', 'varchar'))
            AND coalesce(c.collisdeterministic, true) AS is_exact, a.attgenerated <> '' AS is_generated,
-           a.attidentity <> '' OR coalesce(pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%', false) AS is_numbered
+           a.attidentity <> '' OR coalesce(pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%', false) AS is_numbered,
+           t.oid = 701 AS is_double
     FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
     LEFT JOIN pg_collation c ON c.oid = a.attcollation
     LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum AND a.attgenerated = ''
@@ -157,15 +186,15 @@ _COLUMNS = text(
 
 
 def resolve(connection: Connection, name: str) -> Path | None:
-    """Where the table lives that a sink or a group names so; None where there is none."""
+    """The schema and name of a table that a sink or a group names; None if it does not exist."""
     row = connection.execute(_TABLE, {"name": quoted(*name.split(".", 1))}).one_or_none()
     return None if row is None else (row.schema, row.name)
 
 
-def targets(connection: Connection, given: Sequence[PipelineSource]) -> tuple[Target, ...]:
-    """The tables that these pipelines write, as they are now. Raises ConfigError for one that cannot be rebuilt."""
+def targets(connection: Connection, pipelines: Sequence[PipelineSource]) -> tuple[Target, ...]:
+    """The tables that these pipelines write, as defined now. Raises ConfigError for one that cannot be rebuilt."""
     feeds: dict[Path, list[Feed]] = {}
-    for n, source in enumerate(given):
+    for n, source in enumerate(pipelines):
         for number, sink in enumerate(source.pipeline.sinks):
             assert isinstance(sink, TableSink)
             feeds.setdefault(_path(connection, sink), []).append(Feed(n, number, sink))
@@ -173,26 +202,30 @@ def targets(connection: Connection, given: Sequence[PipelineSource]) -> tuple[Ta
 
 
 def _path(connection: Connection, sink: TableSink) -> Path:
-    """Where the sink's table is. Raises ConfigError where there is none, and for a view."""
+    """The sink's table. Raises ConfigError if it does not exist, and for a view."""
     row = connection.execute(_TABLE, {"name": quoted(*sink.path)}).one_or_none()
     if row is None or row.kind not in {"r", "p"}:
-        what = "is not there" if row is None else "is neither a plain nor a partitioned table"
-        raise ConfigError(f"{sink!r}: the table {what}: only tables can be reloaded")
+        if row is None:
+            raise ConfigError(f"{sink!r}: the table does not exist: {remedies.create_table()}")
+        raise ConfigError(
+            f"{sink!r}: the table is neither a plain nor a partitioned table: only tables can be reloaded"
+        )
     return row.schema, row.name
 
 
 def _target(connection: Connection, staged: str, path: Path, feeds: Sequence[Feed]) -> Target:
     columns = [Column(*row) for row in connection.execute(_COLUMNS, {"name": quoted(*path)})]
-    kinds = {(type(f.sink), getattr(f.sink, "key", None), getattr(f.sink, "order_by", None)) for f in feeds}
+    options = ("key", "order_by", "keeps_first", "add", "least", "most")
+    kinds = {(type(feed.sink), *(getattr(feed.sink, option, None) for option in options)) for feed in feeds}
     if len(kinds) > 1:
         raise ConfigError(
-            f"{'.'.join(path)} is written by sinks of different kinds, keys or orders: it cannot be reloaded"
+            f"{'.'.join(path)} is written by sinks of different kinds, keys, orders or sums: it cannot be reloaded"
         )
     sink = feeds[0].sink
-    if isinstance(sink, Upsert):
+    if isinstance(sink, Upsert | Accumulate):
         require_index(connection, repr(sink), path, sink.key)
         return Target(path, staged, tuple(columns), sink.key, tuple(feeds))
-    # The first key that the sink's rows have: the primary one, else the oldest, whatever it is called.
+    # The primary key if the sink writes its columns, otherwise the oldest such unique index.
     written = set(sink.written or (column.name for column in columns if not column.is_numbered))
     ordered = sorted(indexes(connection, path), key=lambda index: (index.constraint != "PRIMARY KEY", index.oid))
     keys = (index.columns for index in ordered if index.is_enforced and index.is_plain and index.is_not_null)
@@ -201,14 +234,14 @@ def _target(connection: Connection, staged: str, path: Path, feeds: Sequence[Fee
 
 
 def aimed(sink: TableSink, path: Path) -> TableSink:
-    """A copy of a sink for another table."""
+    """A copy of a sink that writes to another table."""
     other = copy.copy(sink)
     other.path = path
     return other
 
 
 def aimed_pipeline(pipeline: Pipeline, sinks: Sequence[Any]) -> Pipeline:
-    """A copy of a pipeline with other sinks, one for each of its own."""
+    """A copy of a pipeline with other sinks, one for each original sink."""
     other = copy.copy(pipeline)
     other.sinks = tuple(sinks)
     return other

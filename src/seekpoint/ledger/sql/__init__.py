@@ -52,7 +52,7 @@ def arrays(rows: Sequence[Sequence[Any]], *names: str) -> dict[str, list[Any]]:
 
 
 def asking_for(partitions: Sequence[tuple[str, int]]) -> dict[str, list[Any]]:
-    """The partitions that a statement asks for, in the order of locks where it locks their rows."""
+    """Parameters for the partitions that a statement asks for; sorted in lock order if it locks their rows."""
     return arrays(partitions, "asked_topic", "asked_partition")
 
 
@@ -67,6 +67,7 @@ REPLACE = load("replace.sql")
 REPLAY = load("replay.sql")
 REPLAY_REQUEST = load("replay_request.sql")
 RESETS = load("resets.sql")
+SPARK = load("spark.sql")
 STATUS = load("status.sql")
 WAIT = load("wait.sql")
 WORKER = load("worker.sql")

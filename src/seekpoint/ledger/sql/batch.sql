@@ -1,7 +1,7 @@
 -- A batch on the ledger's tables.
 
 -- name: owners
--- Who holds claims and has not given them back. A batch claims under its run's id, and is not meant.
+-- The owners of claims that were not released, without batches, which claim under their run's id.
 SELECT o.owner, max(o.claimed_at) AS claimed_at
 FROM seekpoint.partition_offset AS o
 WHERE o.consumer_group = %(group)s
@@ -11,8 +11,8 @@ GROUP BY o.owner
 ORDER BY o.owner;
 
 -- name: set_paused
--- For a moment, under the group's lock, so that no other session sees it: a claim asks whether the group is paused.
--- The pause keeps its reason and its name.
+-- Changed only for a moment, under the group's lock, so that no other session sees it: a claim checks whether the group
+-- is paused. The pause keeps its reason and its actor.
 UPDATE seekpoint.consumer_group SET paused = %(paused)s WHERE name = %(group)s;
 
 -- name: held_keys
@@ -49,6 +49,33 @@ ORDER BY record_offset
 LIMIT %(most)s;
 
 -- name: bound
--- The driver may stand still between two statements of the last transaction, but not for ever; the statements
--- themselves take the time that they need.
+-- Bounds the pauses of the driver between two statements of the last transaction; the statements themselves may take
+-- the time that they need.
 SELECT set_config('idle_in_transaction_session_timeout', %(idle)s, true);
+
+-- name: unswept
+-- Batches of only this group that are open, or have ended and may have left staged rows.
+SELECT id, groups, tables, strategy, pipelines, version_from, version_to, state, driver_epoch, driver, staging_schema,
+       swept, diff_xid, actor, reason, error, archive, opened_at, changed_at, differences
+FROM seekpoint.reload_run
+WHERE NOT swept AND strategy = 'batch' AND groups = ARRAY[%(group)s::text]
+ORDER BY opened_at;
+
+-- name: delete_published
+-- Micro-batches that are applied and swept, because a stream makes one every few seconds. The last one stays until the
+-- next one.
+WITH published AS (
+    SELECT id
+    FROM seekpoint.reload_run
+    WHERE swept
+      AND state = 'cut_over'
+      AND strategy = 'batch'
+      AND groups = ARRAY[%(group)s::text]
+      AND reason = %(reason)s
+    FOR UPDATE SKIP LOCKED
+), positions AS (
+    DELETE FROM seekpoint.reload_position USING published WHERE run = published.id
+), staged AS (
+    DELETE FROM seekpoint.reload_staged USING published WHERE run = published.id
+)
+DELETE FROM seekpoint.reload_run AS run USING published WHERE run.id = published.id;

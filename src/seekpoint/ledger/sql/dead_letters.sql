@@ -1,9 +1,9 @@
 -- Records that were passed and not applied.
 
 -- name: insert
--- Run once for each record, in a pipeline: values of many megabytes would make one array of them larger than a message
--- may be, and arrays of headers are ragged. A record that was passed before (the position was reset, or a failover lost
--- commits) opens its dead letter again: earlier decisions were about another reading of it.
+-- Run once for each record, in a pipeline, because an array of values of many megabytes could exceed the largest
+-- message, and arrays of headers differ in length. A record that was passed before (the position was reset, or a
+-- failover lost commits) opens its dead letter again: earlier decisions were about another reading of it.
 INSERT INTO seekpoint.dead_letter
     (consumer_group, topic, topic_id, partition, record_offset, leader_epoch, timestamp_ms, key, value, header_names,
      header_values, state, cause, error, traceback, sqlstate, attempts, version, dead_lettered_by, error_line)
@@ -37,13 +37,17 @@ SET topic = excluded.topic,
     replay_traceback = NULL,
     closed_at = NULL,
     closed_by = NULL,
-    closed_reason = NULL;
+    closed_reason = NULL,
+    edited_value = NULL,
+    edited_at = NULL,
+    edited_by = NULL,
+    edited_reason = NULL;
 
 -- name: open_keys
--- The keys that have an open dead letter, of the topic as it is today: offsets of an earlier one come before nothing.
--- From key to key along dead_letter_key_idx, one descent each: of a key that blocks 300,000 records, one is read. Each
--- step asks for the next entry of the index, whosever it is, and then whether it is of this partition: with the
--- partition among the conditions, a planner without statistics would find all of its dead letters first, and sort them.
+-- The keys that have an open dead letter under the topic's current id: dead letters of an earlier topic block nothing.
+-- Skips from key to key along dead_letter_key_idx, one descent each: of a key that blocks 300,000 records, one is read.
+-- Each step takes the index's next entry of any partition, and then checks that it is of this one: with the partition
+-- among the conditions, a planner without statistics would find all of its dead letters first, and sort them.
 WITH RECURSIVE step (topic, partition, topic_id, key, hash, first) AS (
     SELECT asked.topic, asked.partition, today.topic_id, NULL::bytea, ''::bytea, NULL::bigint -- '' is before all hashes
     FROM unnest((SELECT %(asked_topic)s::text[]), (SELECT %(asked_partition)s::integer[])) AS asked (topic, partition)
@@ -81,7 +85,7 @@ ORDER BY topic, partition;
 SELECT id, topic, topic_id, partition, record_offset, leader_epoch, timestamp_ms, key, value,
        octet_length(value) AS size, header_names, header_values, state, cause, error, traceback, sqlstate, attempts,
        version, dead_lettered_at, dead_lettered_by, replays, replayed_at, replay_error, replay_traceback, closed_at,
-       closed_by, closed_reason, error_line
+       closed_by, closed_reason, error_line, edited_value, edited_at, edited_by, edited_reason
 FROM seekpoint.dead_letter
 WHERE consumer_group = %(group)s AND id = %(id)s;
 
@@ -89,7 +93,7 @@ WHERE consumer_group = %(group)s AND id = %(id)s;
 SELECT id, topic, topic_id, partition, record_offset, leader_epoch, timestamp_ms, key, value,
        octet_length(value) AS size, header_names, header_values, state, cause, error, traceback, sqlstate, attempts,
        version, dead_lettered_at, dead_lettered_by, replays, replayed_at, replay_error, replay_traceback, closed_at,
-       closed_by, closed_reason, error_line
+       closed_by, closed_reason, error_line, edited_value, edited_at, edited_by, edited_reason
 FROM seekpoint.dead_letter
 WHERE consumer_group = %(group)s AND id = %(id)s
 FOR UPDATE;
@@ -98,7 +102,7 @@ FOR UPDATE;
 SELECT topic, partition FROM seekpoint.dead_letter WHERE consumer_group = %(group)s AND id = %(id)s;
 
 -- name: group_of
--- Ids are unique among all groups: people need to type nothing else.
+-- Ids are unique among all groups, so that people need not type the group's name.
 SELECT consumer_group FROM seekpoint.dead_letter WHERE id = %(id)s;
 
 -- name: in_order
@@ -112,19 +116,20 @@ ORDER BY topic, partition, record_offset, id;
 SELECT id, topic, topic_id, partition, record_offset, leader_epoch, timestamp_ms, key, NULL::bytea AS value,
        octet_length(value) AS size, header_names, header_values, state, cause, error, traceback, sqlstate, attempts,
        version, dead_lettered_at, dead_lettered_by, replays, replayed_at, replay_error, replay_traceback, closed_at,
-       closed_by, closed_reason, error_line
+       closed_by, closed_reason, error_line, NULL::bytea AS edited_value, edited_at, edited_by, edited_reason
 FROM seekpoint.dead_letter
 WHERE consumer_group = %(group)s AND id = ANY (%(ids)s::bigint[])
 ORDER BY topic, partition, record_offset, id;
 
 -- name: list
--- A page begins after a place, not after an id: the last dead letter of the page before may have been deleted
--- meanwhile. An error's text begins with the exception's type: `type: message`, `type`, or `type (note)`.
+-- A page begins after topic, partition, offset and id, because the last dead letter of the previous page may have been
+-- deleted meanwhile. An error's text begins with the exception's type: `type: message`, `type`, or `type (note)`.
 SELECT id, topic, topic_id, partition, record_offset, leader_epoch, timestamp_ms, key,
        CASE WHEN %(with_values)s::boolean THEN value END AS value,
        octet_length(value) AS size, header_names, header_values, state, cause, error, traceback, sqlstate, attempts,
        version, dead_lettered_at, dead_lettered_by, replays, replayed_at, replay_error, replay_traceback, closed_at,
-       closed_by, closed_reason, error_line
+       closed_by, closed_reason, error_line,
+       CASE WHEN %(with_values)s::boolean THEN edited_value END AS edited_value, edited_at, edited_by, edited_reason
 FROM seekpoint.dead_letter
 WHERE consumer_group = %(group)s
   AND (%(topic)s::text IS NULL OR topic = %(topic)s::text)
@@ -168,8 +173,8 @@ GROUP BY cause, exception, error_line
 ORDER BY count(*) DESC, min(id);
 
 -- name: first_of_key
--- The topic id is the dead letter's own: a key's order means something within one life of the topic. Grouped, so that
--- the planner does not look for the least offset by walking over all keys.
+-- With the dead letter's topic id, because a key's order does not continue in a recreated topic. Grouped, so that the
+-- planner does not look for the least offset by walking over all keys.
 SELECT min(record_offset)
 FROM seekpoint.dead_letter
 WHERE consumer_group = %(group)s
@@ -196,4 +201,13 @@ SET replays = replays + 1,
     replayed_at = clock_timestamp(),
     replay_error = %(error)s,
     replay_traceback = %(traceback)s
+WHERE consumer_group = %(group)s AND id = %(id)s AND state IN ('dead_lettered', 'blocked');
+
+-- name: edit
+-- Without a value: the edit is undone.
+UPDATE seekpoint.dead_letter
+SET edited_value = %(value)s::bytea,
+    edited_at = CASE WHEN %(value)s::bytea IS NOT NULL THEN clock_timestamp() END,
+    edited_by = CASE WHEN %(value)s::bytea IS NOT NULL THEN %(actor)s::text END,
+    edited_reason = CASE WHEN %(value)s::bytea IS NOT NULL THEN %(reason)s::text END
 WHERE consumer_group = %(group)s AND id = %(id)s AND state IN ('dead_lettered', 'blocked');

@@ -27,7 +27,7 @@ WHERE archive = %(archive)s
 ORDER BY topic, topic_id, partition, from_offset;
 
 -- name: known
--- Of whatever archive: a root may have several names (a link, a bucket's options), and no two files have one.
+-- In any archive: a root may have several names (a link, a bucket's options), but file names are unique.
 SELECT file FROM seekpoint.export_manifest WHERE file <> '';
 
 -- name: roots
@@ -44,7 +44,7 @@ VALUES (%(archive)s, %(topic)s, %(partition)s, %(topic_id)s, %(from_offset)s, %(
         %(file)s, %(sha256)s, %(format)s, %(consumer_group)s, %(run)s, %(actor)s);
 
 -- name: note
--- Which files a sweep may look at: those whose names have a run that this very database knows.
+-- A sweep considers only files whose names have the id of a run that this database knows.
 INSERT INTO seekpoint.export_run (id, archive, consumer_group, actor)
 VALUES (%(id)s, %(archive)s, %(consumer_group)s, %(actor)s);
 

@@ -1,4 +1,4 @@
--- Forgets a group, and undoes that. All of it runs under the lock of the group's row.
+-- Forgets a group, or restores it. All statements run under the lock of the group's row.
 
 -- name: count_dead_letters
 SELECT state, count(*) AS n
@@ -22,11 +22,11 @@ SELECT count(*) FROM seekpoint.replay_request WHERE consumer_group = %(group)s;
 SELECT count(*) FROM seekpoint.partition_offset WHERE consumer_group = %(group)s;
 
 -- name: every_dead_letter
--- In the order of their records. A result of many megabytes is read as it comes.
+-- In the order of their records. The caller streams the result, which may have many megabytes.
 SELECT id, topic, topic_id, partition, record_offset, leader_epoch, timestamp_ms, key, value,
        octet_length(value) AS size, header_names, header_values, state, cause, error, traceback, sqlstate, attempts,
        version, dead_lettered_at, dead_lettered_by, replays, replayed_at, replay_error, replay_traceback, closed_at,
-       closed_by, closed_reason, error_line
+       closed_by, closed_reason, error_line, edited_value, edited_at, edited_by, edited_reason
 FROM seekpoint.dead_letter
 WHERE consumer_group = %(group)s
 ORDER BY topic, partition, record_offset, id;
@@ -44,7 +44,7 @@ WHERE run.groups = ARRAY[%(group)s::text]
 ORDER BY dead_letter.run, dead_letter.record_offset;
 
 -- name: lock_positions
--- In the order of workers' locks: a release may be on its way.
+-- In the order of workers' locks, because a worker may be releasing its partitions.
 SELECT topic, partition, topic_id, first_offset, next_offset, leader_epoch, epoch, committed_at, record_time
 FROM seekpoint.partition_offset
 WHERE consumer_group = %(group)s
@@ -104,7 +104,7 @@ VALUES (%(group)s, %(topic)s, %(version)s, %(tables)s, %(replaced)s);
 UPDATE seekpoint.consumer_group SET forgotten = NULL WHERE name = %(group)s;
 
 -- name: begin_again
--- A group like one that has never run. Its tables stay: rows of it may be in them.
+-- Resets the row to that of a group that has never run. `tables` stays, because they may have rows of the group.
 UPDATE seekpoint.consumer_group
 SET forgotten = NULL,
     version = %(to_version)s,
@@ -116,5 +116,8 @@ SET forgotten = NULL,
 WHERE name = %(group)s;
 
 -- name: last_begin
--- What was done before it was to positions that are no more. After an undo they are as they were, and it still counts.
-SELECT coalesce(max(id), 0) FROM seekpoint.admin_action WHERE consumer_group = %(group)s AND action = 'begin again';
+-- The last action after which the positions are others: the group began again, or was replaced. Undoing a forget
+-- restores the positions, so earlier actions still count.
+SELECT coalesce(max(id), 0)
+FROM seekpoint.admin_action
+WHERE consumer_group = %(group)s AND action IN ('begin again', 'replace');

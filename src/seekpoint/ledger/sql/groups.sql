@@ -12,8 +12,8 @@ WHERE name = %(group)s
 FOR SHARE;
 
 -- name: lock
--- Not FOR UPDATE, which would shut out the foreign key's own lock (FOR KEY SHARE): a worker that inserts a dead letter
--- while it holds its rows would wait for a pause that waits for it.
+-- Not FOR UPDATE, which would conflict with the foreign key's lock (FOR KEY SHARE): a worker that inserts a dead letter
+-- while it holds its rows would wait for a pause that waits for the worker.
 SELECT name, cluster_id, version, tables, paused, paused_reason, paused_by, created_at, declared, forgotten
 FROM seekpoint.consumer_group
 WHERE name = %(group)s
@@ -49,7 +49,8 @@ WHERE o.consumer_group = %(group)s AND o.topic = ordered.topic AND o.partition =
 
 -- name: open_reloads
 -- Runs to a newer version than the group's: workers of that version wait as standbys.
-SELECT run.id, run.state, run.driver, run.version_to[array_position(run.groups, %(group)s::text)] AS version
+SELECT run.id, run.state, run.driver, run.staging_schema,
+       run.version_to[array_position(run.groups, %(group)s::text)] AS version
 FROM seekpoint.reload_run AS run
 JOIN seekpoint.consumer_group AS its_group ON its_group.name = %(group)s
 WHERE run.state NOT IN ('verified', 'cut_over', 'aborted', 'failed')
@@ -75,8 +76,9 @@ SET version = excluded.version,
     changed_at = clock_timestamp();
 
 -- name: qualified
--- By the catalog: `orders` and `public.orders` are one table. Needs no right on the schemas. A name with a dot that is
--- not one table's own name has its schema already; a table that is not there is expected where CREATE TABLE puts it.
+-- From the catalog, because `orders` and `public.orders` may be one table. Needs no privilege on the schemas. A name
+-- with a dot already has its schema, unless a table is named so; a table that does not exist gets the schema in which
+-- CREATE TABLE would create it.
 SELECT named.name,
        coalesce(
            (SELECT n.nspname || '.' || c.relname
@@ -120,9 +122,9 @@ WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partiti
 FOR NO KEY UPDATE;
 
 -- name: reset
--- Keeps the owner: only the position has changed (I5). Of another topic nothing was applied; in front of the first
--- offset, what is there will be. There is no epoch: no record was applied here, and an old one would report a
--- truncation that never was.
+-- Keeps the owner: only the position has changed (I5). first_offset becomes the new position for another topic id, of
+-- which nothing was applied, and for a position before it. leader_epoch is NULL, because no record was applied at this
+-- position, and an old epoch would report a truncation that did not happen.
 UPDATE seekpoint.partition_offset
 SET first_offset = CASE WHEN topic_id <> %(topic_id)s::uuid THEN %(to_offset)s::bigint
                         ELSE least(first_offset, %(to_offset)s::bigint) END,
@@ -134,13 +136,13 @@ SET first_offset = CASE WHEN topic_id <> %(topic_id)s::uuid THEN %(to_offset)s::
 WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partition)s;
 
 -- name: end_trouble
--- A reset ends it: whatever was noted is of records at the old position.
+-- A reset ends the trouble, because what is stored is about records at the old position.
 DELETE FROM seekpoint.partition_trouble
 WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partition)s;
 
 -- name: supersede
--- A dead letter's offset lies before the position. Where the position is put in front of it, the record will be read
--- again, and what becomes of it then is what counts.
+-- A dead letter's offset is before the position. If a reset puts the position at or before it, the record is read
+-- again, and that result counts.
 UPDATE seekpoint.dead_letter
 SET state = 'superseded', closed_at = clock_timestamp(), closed_by = %(actor)s, closed_reason = %(reason)s
 WHERE consumer_group = %(group)s
@@ -154,9 +156,12 @@ INSERT INTO seekpoint.admin_action (consumer_group, action, topic, partition, fr
 VALUES (%(group)s, %(action)s, %(topic)s, %(partition)s, %(from_offset)s, %(to_offset)s, %(actor)s, %(reason)s);
 
 -- name: last_reset
-SELECT to_offset, actor, reason, at
+-- Resets from before the group began again, or was replaced, were of another position and do not count.
+SELECT from_offset, to_offset, actor, reason, at
 FROM seekpoint.admin_action
 WHERE consumer_group = %(group)s AND action = 'reset' AND topic = %(topic)s AND partition = %(partition)s
+  AND id > (SELECT coalesce(max(id), 0) FROM seekpoint.admin_action
+            WHERE consumer_group = %(group)s AND action IN ('begin again', 'replace'))
 ORDER BY id DESC
 LIMIT 1;
 
@@ -167,5 +172,5 @@ VALUES (%(group)s, %(topic)s, %(topic_id)s, %(partition)s, %(from_offset)s, %(to
         %(actor)s, %(operator_reason)s);
 
 -- name: alone
--- One session at a time has this name, until its transaction ends: a lock where there may be no row yet to lock.
+-- Locks a name until the transaction ends, for one session at a time: there may be no row yet to lock.
 SELECT pg_advisory_xact_lock(hashtextextended(%(name)s, 0));

@@ -4,11 +4,12 @@
 SELECT clock_timestamp();
 
 -- name: count_closed
--- A skipped record's was never open: it has no time at which it was closed.
+-- The dead letter of a skipped record was never open, so it has no closed_at.
 SELECT state, count(*) AS n
 FROM seekpoint.dead_letter
 WHERE consumer_group = %(group)s
   AND state NOT IN ('dead_lettered', 'blocked')
+  AND NOT (state = 'replayed' AND edited_at IS NOT NULL) -- the log has another value than the one that was applied
   AND coalesce(closed_at, dead_lettered_at) < %(before)s::timestamptz
 GROUP BY state
 ORDER BY state;
@@ -22,7 +23,7 @@ WHERE run.groups = ARRAY[%(group)s::text]
   AND dead_letter.dead_lettered_at < %(before)s::timestamptz;
 
 -- name: delete_closed
--- One that another session has locked may be opened again there, and is left to the next purge.
+-- A dead letter that another session has locked may be opened again there, and is left to the next purge.
 WITH deleted AS (
     DELETE FROM seekpoint.dead_letter
     WHERE id IN (
@@ -30,6 +31,7 @@ WITH deleted AS (
         FROM seekpoint.dead_letter
         WHERE consumer_group = %(group)s
           AND state NOT IN ('dead_lettered', 'blocked')
+          AND NOT (state = 'replayed' AND edited_at IS NOT NULL)
           AND state = ANY (%(states)s)
           AND coalesce(closed_at, dead_lettered_at) < %(before)s::timestamptz
         FOR UPDATE SKIP LOCKED

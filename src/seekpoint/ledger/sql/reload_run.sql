@@ -1,11 +1,12 @@
 -- Runs of reloads and batches, their positions, and what they staged.
 
 -- name: unhurried
--- A step may take longer than a statement of the application may, and a task waits for Kafka in its transaction.
+-- A step may take longer than the application's statements may, and a task waits for Kafka in its transaction.
 SELECT set_config('statement_timeout', '0', true), set_config('idle_in_transaction_session_timeout', '0', true);
 
 -- name: share_groups
--- While a run is put on record. A worker looks for a run to its version under its group's lock, before it raises that.
+-- Held while a run is inserted. A worker looks for a run to its version under its group's lock before it raises the
+-- group's version.
 SELECT name, cluster_id, version, tables, paused, paused_reason, paused_by, created_at, declared, forgotten
 FROM seekpoint.consumer_group
 WHERE name = ANY (%(groups)s::text[])
@@ -88,9 +89,9 @@ RETURNING id, groups;
 UPDATE seekpoint.reload_run SET swept = true WHERE id = %(run)s;
 
 -- name: gone
--- A run whose row is locked is in a step: its driver is alive.
+-- Skips runs whose row is locked: they are in a step, so their driver is alive.
 UPDATE seekpoint.reload_run
-SET state = 'failed', error = 'its driver is gone: nothing was heard of it since ' || changed_at::text
+SET state = 'failed', error = 'its driver is gone: no heartbeat since ' || changed_at::text
 WHERE id IN (
     SELECT id
     FROM seekpoint.reload_run
@@ -108,9 +109,9 @@ WHERE NOT swept AND state IN ('verified', 'cut_over', 'aborted', 'failed')
 ORDER BY opened_at;
 
 -- name: guard
--- The last statement of every transaction that stages: a run that is over takes no more rows. What frames write comes
--- after the ranges were staged: it replaces the driver's passes over handlers.
-SELECT 1 FROM seekpoint.reload_run WHERE id = %(run)s AND state = %(state)s FOR SHARE;
+-- The last statement of every transaction that stages: a run that has ended accepts no more rows. Tasks of frames stage
+-- until the cut-over; for other pipelines the driver reads the log itself after the ranges were staged.
+SELECT 1 FROM seekpoint.reload_run WHERE id = %(run)s AND state = ANY (%(states)s::text[]) FOR SHARE;
 
 -- name: offsets
 -- Snapshot offsets: every position of all groups as of one moment, with the number of its resets.
@@ -129,8 +130,8 @@ WHERE consumer_group = ANY (%(groups)s::text[])
 ORDER BY consumer_group, topic, partition;
 
 -- name: lock_offsets
--- The locks of the cut-over, in the order of all transactions that lock several; the groups' rows are locked before.
--- What the rows are then is read by another statement: a sub-select of this one would see what was before the wait.
+-- The locks of the cut-over, in the order of all transactions that lock several rows; the groups' rows are locked
+-- before. Another statement reads the rows, because a sub-select of this one would see them as before the wait.
 SELECT 1
 FROM seekpoint.partition_offset
 WHERE consumer_group = ANY (%(groups)s::text[])
@@ -174,6 +175,24 @@ JOIN seekpoint.dead_letter
 WHERE dead_letter.consumer_group = %(group)s
   AND dead_letter.state IN ('dead_lettered', 'blocked', 'skipped', 'discarded');
 
+-- name: edits
+-- The edited values that replays have applied in these ranges in place of the log's. Runs after left_out: a record that
+-- is replayed between the two statements is still left out.
+SELECT dead_letter.topic, dead_letter.partition, dead_letter.record_offset, dead_letter.edited_value
+FROM unnest((SELECT %(within_topic)s::text[]), (SELECT %(within_partition)s::integer[]),
+            (SELECT %(within_topic_id)s::uuid[]), (SELECT %(within_from_offset)s::bigint[]),
+            (SELECT %(within_to_offset)s::bigint[]))
+     AS within (topic, partition, topic_id, from_offset, to_offset)
+JOIN seekpoint.dead_letter
+  ON dead_letter.topic = within.topic
+ AND dead_letter.topic_id = within.topic_id
+ AND dead_letter.partition = within.partition
+ AND dead_letter.record_offset >= within.from_offset
+ AND dead_letter.record_offset < within.to_offset
+WHERE dead_letter.consumer_group = %(group)s
+  AND dead_letter.state = 'replayed'
+  AND dead_letter.edited_at IS NOT NULL;
+
 -- name: lost
 SELECT topic, topic_id, partition, from_offset, to_offset, reason, at
 FROM seekpoint.lost_range
@@ -181,13 +200,14 @@ WHERE consumer_group = %(group)s
 ORDER BY at, id;
 
 -- name: resets
--- Of the positions as they are: those before the group began again were of others.
-SELECT topic, partition, from_offset, to_offset, at
+-- Without resets from before the group began again, or was replaced: they were of other positions. A reset that rebuilt
+-- the tables has a second row after its own: the records from its target on are no longer applied.
+SELECT topic, partition, from_offset, to_offset, at, action = 'take back' AS takes_back
 FROM seekpoint.admin_action
 WHERE consumer_group = %(group)s
-  AND action = 'reset'
+  AND action IN ('reset', 'take back')
   AND id > (SELECT coalesce(max(id), 0) FROM seekpoint.admin_action
-            WHERE consumer_group = %(group)s AND action = 'begin again')
+            WHERE consumer_group = %(group)s AND action IN ('begin again', 'replace'))
 ORDER BY id;
 
 -- name: first_offsets
@@ -197,7 +217,7 @@ FROM seekpoint.admin_action
 WHERE consumer_group = %(group)s
   AND action = 'lower first offset'
   AND id > (SELECT coalesce(max(id), 0) FROM seekpoint.admin_action
-            WHERE consumer_group = %(group)s AND action = 'begin again')
+            WHERE consumer_group = %(group)s AND action IN ('begin again', 'replace'))
 GROUP BY topic, partition;
 
 -- name: insert_staged

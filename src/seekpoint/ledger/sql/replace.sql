@@ -1,7 +1,7 @@
 -- One group takes the place of another, with its tables: what is compared, the locks of both, and the exchange.
 
 -- name: groups
-SELECT name, cluster_id, version, paused, paused_by, paused_reason, forgotten
+SELECT name, cluster_id, version, paused, paused_by, paused_reason, declared, forgotten
 FROM seekpoint.consumer_group
 WHERE name IN (%(old_group)s, %(new_group)s)
 ORDER BY name;
@@ -14,9 +14,9 @@ WHERE consumer_group IN (%(old_group)s, %(new_group)s)
 ORDER BY consumer_group, topic, partition;
 
 -- name: lock_groups
--- The order of all locks: groups by name, then their positions. Not FOR UPDATE, which would shut out the foreign key's
--- own lock of a worker that inserts a dead letter.
-SELECT name, cluster_id, version, paused, paused_by, paused_reason, forgotten
+-- The order of all locks: groups by name, then their positions. Not FOR UPDATE, which would conflict with the foreign
+-- key's lock of a worker that inserts a dead letter.
+SELECT name, cluster_id, version, paused, paused_by, paused_reason, declared, forgotten
 FROM seekpoint.consumer_group
 WHERE name IN (%(old_group)s, %(new_group)s)
 ORDER BY name
@@ -31,7 +31,7 @@ ORDER BY consumer_group, topic, partition
 FOR NO KEY UPDATE;
 
 -- name: tables
--- Of all groups: a third one may write a table of the two.
+-- The tables of all groups, because a third group may write a table of the two.
 SELECT consumer_group, topic, tables FROM seekpoint.group_topic ORDER BY consumer_group, topic;
 
 -- name: dead_letters_of_one
@@ -52,7 +52,7 @@ WHERE dead_letter.consumer_group IN (%(old_group)s, %(new_group)s)
 ORDER BY dead_letter.consumer_group, dead_letter.topic, dead_letter.partition, dead_letter.record_offset;
 
 -- name: open_work
--- What writes rows or dead letters in the name of a group besides its workers, and has not ended.
+-- Jobs and requests that write rows or dead letters in the name of a group, and have not ended.
 SELECT consumer_group, 'request' AS kind, id::text AS id
 FROM seekpoint.replay_request
 WHERE consumer_group IN (%(old_group)s, %(new_group)s) AND state IN ('requested', 'started')
@@ -64,8 +64,8 @@ WHERE named.name IN (%(old_group)s, %(new_group)s)
   AND run.state NOT IN ('verified', 'cut_over', 'aborted', 'failed');
 
 -- name: exchange_positions
--- Each position goes with the tables whose rows it accounts for (I1). New tokens: a worker of either group has written
--- tables that are elsewhere now (I5).
+-- Each position goes with the tables whose rows it accounts for (I1). Draws new tokens, because the tables that workers
+-- of either group have written are in another schema now (I5).
 UPDATE seekpoint.partition_offset AS own
 SET first_offset = other.first_offset,
     next_offset = other.next_offset,
@@ -81,7 +81,7 @@ WHERE own.consumer_group IN (%(old_group)s, %(new_group)s)
   AND other.partition = own.partition;
 
 -- name: end_trouble
--- Attempts and stops are a handler's: the record at the position is tried again.
+-- Attempts and stops belong to one handler: after the exchange, the record at the position is tried again.
 DELETE FROM seekpoint.partition_trouble WHERE consumer_group IN (%(old_group)s, %(new_group)s);
 
 -- name: dead_letters_aside
@@ -102,10 +102,24 @@ UPDATE seekpoint.lost_range
 SET consumer_group = CASE consumer_group WHEN %(old_group)s THEN %(new_group)s ELSE %(old_group)s END
 WHERE consumer_group IN (%(old_group)s, %(new_group)s);
 
+-- name: copy_resets
+-- Resets go with their positions, because the tables' rows depend on which records were skipped or read again (I4).
+-- The new group itself was never reset. The copies get ids after its 'replace' row, and keep the times of the resets.
+INSERT INTO seekpoint.admin_action (consumer_group, action, topic, partition, from_offset, to_offset, actor, reason, at)
+SELECT %(new_group)s, action, topic, partition, from_offset, to_offset, actor,
+       'of ' || consumer_group || ': ' || reason, at
+FROM seekpoint.admin_action
+WHERE consumer_group = %(old_group)s
+  AND action IN ('reset', 'take back', 'lower first offset')
+  AND id > (SELECT coalesce(max(id), 0) FROM seekpoint.admin_action
+            WHERE consumer_group = %(old_group)s AND action IN ('begin again', 'replace'))
+ORDER BY id;
+
 -- name: set_group
--- To pause it, or to let its workers continue, at a handler version.
+-- Pauses the group or lets its workers continue, at a handler version, with the declaration of that version.
 UPDATE seekpoint.consumer_group
 SET version = %(to_version)s,
+    declared = %(declared)s::jsonb,
     paused = %(to_paused)s,
     paused_by = %(actor)s::text,
     paused_reason = %(reason)s::text

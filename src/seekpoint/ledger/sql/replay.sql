@@ -1,7 +1,7 @@
 -- The session in which a dead letter is replayed. None of these touches a table.
 
 -- name: remember_session
--- What the handler's session was set to, before our own statements changed it for themselves.
+-- The settings of the handler's session, before our own statements change them.
 SELECT current_setting('TimeZone') AS timezone, current_setting('lock_timeout') AS lock_timeout;
 
 -- name: as_worker
@@ -17,5 +17,5 @@ SELECT pg_current_xact_id()::text AS transaction,
 SELECT pg_current_xact_id()::text;
 
 -- name: transaction_status
--- NULL for one that ended too long ago.
+-- NULL for a transaction that ended too long ago.
 SELECT pg_xact_status(%(transaction)s::text::xid8);

@@ -1,7 +1,7 @@
 -- Requests for replays, which running workers carry out.
 
 -- name: insert_request
--- The group's version is the request's; a worker of another one does not take it.
+-- The request gets the group's version; workers of other versions do not take it.
 INSERT INTO seekpoint.replay_request (consumer_group, version, dead_letters, state, actor, reason)
 SELECT name, version, %(dead_letters)s::bigint[], 'requested', %(actor)s, %(reason)s
 FROM seekpoint.consumer_group
@@ -24,7 +24,7 @@ FROM seekpoint.replay_request
 WHERE consumer_group = %(group)s AND id = %(id)s;
 
 -- name: is_requested
--- As take_request finds one, without its lock.
+-- The same conditions as take_request, without its lock.
 SELECT EXISTS (
            SELECT FROM seekpoint.replay_request AS request
            JOIN seekpoint.consumer_group AS its_group ON its_group.name = request.consumer_group
@@ -37,8 +37,8 @@ SELECT EXISTS (
        EXISTS (SELECT FROM seekpoint.consumer_group WHERE name = %(group)s AND paused) AS is_paused;
 
 -- name: take_request
--- Not while the group is paused, and by workers of its version alone. One that this process has started, and does not
--- have in hand, is one whose COMMIT had no answer when it was taken.
+-- Not while the group is paused, and only by workers of its version. A request that this process has started, but is
+-- not working on, was taken by a COMMIT that was not answered.
 UPDATE seekpoint.replay_request
 SET state = 'started', worker = %(owner)s, started_at = clock_timestamp(), seen_at = clock_timestamp()
 WHERE id = (
@@ -62,7 +62,7 @@ SET seen_at = clock_timestamp()
 WHERE consumer_group = %(group)s AND id = %(id)s AND state = 'started' AND worker = %(owner)s;
 
 -- name: record_request
--- One that is handed back is requested again. Changes no row where another worker has found it abandoned.
+-- A request that is given back is requested again. Changes no row if another worker has found it abandoned.
 UPDATE seekpoint.replay_request
 SET replayed = %(replayed)s,
     failed = %(failed)s,
@@ -85,7 +85,7 @@ WHERE consumer_group = %(group)s
   AND seen_at < clock_timestamp() - make_interval(secs => %(age)s);
 
 -- name: fail_outdated
--- Versions only rise: no worker will be of the request's again.
+-- Versions only rise, so no worker will have the request's version again.
 UPDATE seekpoint.replay_request AS request
 SET state = 'failed', error = %(error)s, ended_at = clock_timestamp()
 FROM seekpoint.consumer_group AS its_group

@@ -1,14 +1,14 @@
--- Resets as plans: what a plan is made from, the locks under which it is carried out, and what was done.
+-- Planned resets: what a plan is made from, the locks under which it is carried out, and the history.
 
 -- name: last_resets
--- The id of each partition's last reset: a plan that was made before another one was applied is refused by it.
+-- The id of each partition's last reset: a plan is refused if the partition was reset after the plan was made.
 SELECT topic, partition, max(id) AS id
 FROM seekpoint.admin_action
 WHERE consumer_group = %(group)s AND action = 'reset'
 GROUP BY topic, partition;
 
 -- name: last_action
--- The id of the group's last action of these kinds, as it is of a plan that these outdate.
+-- The id of the group's last action of these kinds: a later one outdates a plan.
 SELECT max(id) FROM seekpoint.admin_action WHERE consumer_group = %(group)s AND action = ANY (%(actions)s);
 
 -- name: last_forget
@@ -41,14 +41,14 @@ CROSS JOIN LATERAL (
 ) AS o;
 
 -- name: locked_since
--- Since when a session has locked a row; nothing where this login may not see other sessions.
+-- Since when a session has locked a row; no time if this login may not see other sessions.
 SELECT activity.application_name, activity.xact_start
 FROM seekpoint.partition_offset AS blocked
 JOIN pg_stat_activity AS activity ON activity.backend_xid = blocked.xmax
 WHERE blocked.consumer_group = %(group)s AND blocked.topic = %(topic)s AND blocked.partition = %(partition)s;
 
 -- name: samples_before
--- The last sample before a moment: of records that are not sure to have been applied then, none is passed.
+-- The last sample before a moment, so that no record is passed which may not have been applied by then.
 SELECT before.topic, before.partition, before.topic_id, before.next_offset
 FROM unnest((SELECT %(asked_topic)s::text[]), (SELECT %(asked_partition)s::integer[])) AS asked (topic, partition)
 CROSS JOIN LATERAL (

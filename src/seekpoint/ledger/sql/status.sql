@@ -2,7 +2,7 @@
 -- None of these rows is needed for the offsets, and no statement here locks a row of partition_offset.
 
 -- name: configure
--- Display waits for nothing for long, and need not survive a crash of the server.
+-- Statements for display do not wait long, and their writes need not survive a crash of the server.
 SELECT set_config('statement_timeout', %(timeout)s, true),
        set_config('lock_timeout', %(timeout)s, true),
        set_config('synchronous_commit', 'off', true),
@@ -16,14 +16,14 @@ ON CONFLICT (owner) DO UPDATE
 SET seen_at = clock_timestamp(), state = excluded.state, trouble = excluded.trouble;
 
 -- name: delete_unseen
--- Every worker deletes them: a row that another one has locked is its to delete.
+-- Every worker deletes them, and skips rows that another one has locked.
 DELETE FROM seekpoint.worker
 WHERE owner IN (
     SELECT owner FROM seekpoint.worker WHERE seen_at < clock_timestamp() - interval '1 day' FOR UPDATE SKIP LOCKED
 );
 
 -- name: insert_samples
--- The position as it is stored, by its owner alone: two workers that both believe to have a partition write one row.
+-- The stored position, written only by its owner: if two workers both believe that they have a partition, one writes.
 INSERT INTO seekpoint.position_sample
     (consumer_group, topic, partition, topic_id, next_offset, log_start, log_end)
 SELECT o.consumer_group, o.topic, o.partition, o.topic_id, o.next_offset, sampled.log_start, sampled.log_end
@@ -35,8 +35,8 @@ JOIN seekpoint.partition_offset AS o
 WHERE o.owner = %(owner)s;
 
 -- name: prune_samples
--- Of a day ago and before, the first sample of each hour is kept, for a month. Rows are found by their address and in
--- one pass: to compare each row with the earlier ones is quadratic where the server has no statistics yet.
+-- Of samples older than a day, the first one of each hour is kept, for a month. Rows are found by their address, in one
+-- pass, because comparing each row with the earlier ones is quadratic if the server has no statistics yet.
 DELETE FROM seekpoint.position_sample AS sample
 WHERE sample.ctid = ANY (ARRAY(
     SELECT old.ctid
@@ -53,13 +53,31 @@ WHERE sample.ctid = ANY (ARRAY(
 ));
 
 -- name: store_declared
--- By topic, and only by the version that the group is at: an older worker is refused, and its declaration is not the
--- group's. The row is not locked where nothing changes; containment would not see a member that an array has lost.
+-- By topic, and only from workers of the group's version: an older worker is refused, and its declaration is not the
+-- group's. A process of the same version does not remove the sums of a table that it writes in another way, because
+-- both kinds run during a rolling deploy, and a reset must know of the sums (I1). The row is not locked if nothing
+-- changes; a test by containment would not notice a member that an array has lost.
 UPDATE seekpoint.consumer_group
-SET declared = coalesce(declared, '{}') || %(declared)s::jsonb
+SET declared = coalesce(declared, '{}') || (
+    SELECT coalesce(jsonb_object_agg(new.key, new.value), '{}')
+    FROM jsonb_each(%(declared)s::jsonb) AS new
+    WHERE NOT EXISTS (
+        SELECT
+        FROM jsonb_path_query(declared -> new.key, '$.sinks[*] ? (@.aggregates == true).tables[*]') AS sums (name)
+        WHERE new.value -> 'version' = declared -> new.key -> 'version'
+          AND (jsonb_path_query_array(new.value, '$.sinks[*].tables[*]') || (new.value -> 'writes')) @> sums.name
+          AND NOT jsonb_path_query_array(new.value, '$.sinks[*] ? (@.aggregates == true).tables[*]') @> sums.name))
 WHERE name = %(group)s
   AND version = %(version)s
-  AND declared IS DISTINCT FROM coalesce(declared, '{}') || %(declared)s::jsonb;
+  AND declared IS DISTINCT FROM coalesce(declared, '{}') || (
+    SELECT coalesce(jsonb_object_agg(new.key, new.value), '{}')
+    FROM jsonb_each(%(declared)s::jsonb) AS new
+    WHERE NOT EXISTS (
+        SELECT
+        FROM jsonb_path_query(declared -> new.key, '$.sinks[*] ? (@.aggregates == true).tables[*]') AS sums (name)
+        WHERE new.value -> 'version' = declared -> new.key -> 'version'
+          AND (jsonb_path_query_array(new.value, '$.sinks[*].tables[*]') || (new.value -> 'writes')) @> sums.name
+          AND NOT jsonb_path_query_array(new.value, '$.sinks[*] ? (@.aggregates == true).tables[*]') @> sums.name));
 
 -- name: groups
 SELECT name, cluster_id, version, tables, paused, paused_reason, paused_by, created_at, declared, forgotten
@@ -104,7 +122,7 @@ WHERE consumer_group = ANY (%(names)s);
 SELECT consumer_group, topic, partition, topic_id FROM seekpoint.partition_offset;
 
 -- name: workers
--- is_live counts as the view group_status does; it is for display alone, as a worker in a long handler is not seen.
+-- is_live counts as the view group_status does; it is only for display, because a worker in a long handler is not seen.
 SELECT owner, consumer_group, host, pid, client_id, version, library, started_at, seen_at, state, trouble,
        state <> 'ended' AND seen_at > clock_timestamp() - interval '1 minute' AS is_live
 FROM seekpoint.worker
@@ -127,7 +145,8 @@ ORDER BY id DESC
 LIMIT %(most)s;
 
 -- name: open_runs
-SELECT id, strategy, state, driver, groups, pipelines, version_to, clock_timestamp() - changed_at AS silence
+SELECT id, strategy, state, driver, groups, pipelines, version_to, staging_schema,
+       clock_timestamp() - changed_at AS silence
 FROM seekpoint.reload_run
 WHERE state NOT IN ('verified', 'cut_over', 'aborted', 'failed')
 ORDER BY opened_at;

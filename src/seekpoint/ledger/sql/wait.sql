@@ -6,9 +6,9 @@ FROM seekpoint.partition_state
 WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partition)s;
 
 -- name: became
--- Position and dead letter in one snapshot: they became visible together (I1). With the last reset across the offset:
--- forwards, the record was not read since; backwards, it was read again before the position could be past it once more,
--- and its dead letter of before is superseded.
+-- Position and dead letter in one snapshot, because they become visible together (I1). With the last reset across the
+-- offset: after a forward one the record was not read; after a backward one it was read again before the position could
+-- pass it, and its earlier dead letter is superseded.
 SELECT o.next_offset, o.topic_id, o.first_offset, crossing.id AS reset_id, crossing.forwards, crossing.actor,
        crossing.reason, dead_letter.state
 FROM seekpoint.partition_offset AS o

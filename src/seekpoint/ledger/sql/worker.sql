@@ -1,12 +1,12 @@
--- A worker's statements on its positions: hold, advance, claim, release, and what it notes of attempts and stops.
+-- A worker's statements on its positions: hold, advance, claim, release, and what it stores about attempts and stops.
 --
 -- Rows are always locked in the order (topic, partition): callers sort the arrays, and the scans keep that order.
 -- Arrays come through a sub-select, so that the planner does not see their lengths and assumes ten elements: it looks
--- each row up by the primary key, for one partition and for a thousand, and never scans the table. It must not see the
--- group's name as a constant either, where an UPDATE joins the arrays: where it knows nothing of the table yet, it
--- takes the rows of a group for a handful, and would read all of them.
--- A refusal is raised inside SQL, by casting a text that is no number (22P02 quotes it): in a pipeline COMMIT is sent
--- before a caller could compare a count.
+-- each row up by the primary key, for one partition and for a thousand, and never scans the table. If an UPDATE joins
+-- the arrays, the planner must not see the group's name as a constant either: without statistics it expects a group to
+-- have only a few rows, and would read all of them.
+-- A refusal is raised inside SQL, by casting a text that is not a number (22P02 quotes it), because in a pipeline
+-- COMMIT is sent before a caller could compare a count.
 
 -- name: hold
 -- The first statement of each transaction. Locks the rows of all active partitions where claim and position are as
@@ -39,9 +39,9 @@ FROM (
 
 -- name: advance
 -- Moves the positions that hold has locked, or raises: under the same claim (I2), from the same position (I3), and in
--- the same transaction: after a COMMIT in between, rows and offset would not be committed together (I1). Where both
--- leave in one round trip, nothing can come in between, and no transaction is given. Returns how many of the partitions
--- have trouble.
+-- the same transaction: after a COMMIT in between, rows and offset would not be committed together (I1). If both are
+-- sent in one round trip, nothing can come in between, and the transaction is NULL. Returns how many of the partitions
+-- have a row in partition_trouble.
 WITH moving AS MATERIALIZED (
     SELECT %(group)s::text AS consumer_group, given.*
     FROM unnest((SELECT %(moving_topic)s::text[]), (SELECT %(moving_partition)s::integer[]),
@@ -75,9 +75,9 @@ SELECT CASE WHEN rows.n <> %(expected)s::integer
 FROM (SELECT count(*) AS n FROM moved) AS rows;
 
 -- name: end_trouble
--- Follows advance where a partition of it has trouble: what was noted at the old position is over. After a single
--- attempt, or a part of a suspect range, later records may still crash the process: the next owner has to apply them in
--- parts, too, up to the range's end. Only then the row stays.
+-- Follows advance if a partition has a row in partition_trouble: what was stored for the old position no longer
+-- applies. After a single-record attempt, or a part of a suspect range, later records may still crash the process: the
+-- next owner has to apply them in parts, too, up to the range's end. Only in that case the row stays.
 WITH passed AS MATERIALIZED (
     SELECT %(group)s::text AS consumer_group, given.*
     FROM unnest((SELECT %(passed_topic)s::text[]), (SELECT %(passed_partition)s::integer[]),
@@ -113,8 +113,8 @@ WHERE t.consumer_group = passed.consumer_group AND t.topic = passed.topic AND t.
   AND (t.suspect_end IS NULL OR t.suspect_end > passed.to_offset);
 
 -- name: lock_claimed
--- In front of a statement on partitions' trouble: locks their rows under the claim alone (I2), or raises; the position
--- may have been advanced in this transaction. That statement comes after it, and so sees what was waited for.
+-- Runs before a statement on partition_trouble: locks the partitions' rows if the claims are current (I2), or raises;
+-- this transaction may have advanced the position. The next statement then sees what the lock's last holder committed.
 SELECT CASE WHEN rows.n = %(expected)s::integer THEN rows.n
             ELSE ('seekpoint: the claim is not the expected one; rows locked: ' || rows.n)::integer END AS locked
 FROM (
@@ -131,8 +131,8 @@ FROM (
 ) AS rows;
 
 -- name: record_attempts
--- An attempt at the record at the position. One that is about to begin has no error yet; error and time of the previous
--- one are kept until its own outcome is known.
+-- An attempt at the record at the position. An attempt that is about to begin has no error yet; the error and time of
+-- the previous one are kept until its outcome is known.
 INSERT INTO seekpoint.partition_trouble AS t
     (consumer_group, topic, partition, attempt_offset, attempts, attempt_running, attempt_error, retry_at,
      attempts_allowed, attempt_policy)
@@ -156,7 +156,8 @@ SET attempt_offset = excluded.attempt_offset,
     attempt_policy = excluded.attempt_policy;
 
 -- name: record_suspects
--- A suspect range, its end stored once; and the part of it that is about to be tried, if any. No end: it is over.
+-- A suspect range, whose end is stored once, and the part of it that is about to be tried, if any. Without an end, the
+-- range is deleted.
 INSERT INTO seekpoint.partition_trouble AS t
     (consumer_group, topic, partition, suspect_end, suspect_part_end, suspect_running)
 SELECT %(group)s, suspected.topic, suspected.partition,
@@ -179,15 +180,15 @@ SET suspect_end = excluded.suspect_end,
     unreleased_claims = CASE WHEN excluded.suspect_end IS NULL THEN 0 ELSE t.unreleased_claims END;
 
 -- name: configure
--- Claims and resets are durable whatever batches are, and their waits are bounded. A record's time near year 1 or 9999
--- is beyond what Python holds in a zone other than UTC.
+-- Claims and resets are durable even if batches are not, and their waits are bounded. TimeZone is UTC because Python
+-- cannot hold a record's time near year 1 or 9999 in another zone.
 SELECT set_config('synchronous_commit', 'on', true) AS synchronous_commit,
        set_config('lock_timeout', %(lock_timeout)s, true) AS lock_timeout,
        set_config('application_name', %(application_name)s, true) AS application_name,
        set_config('TimeZone', 'UTC', true) AS timezone;
 
 -- name: known_topics
--- Those of which the group has a row.
+-- The topics of which the group has a row.
 SELECT known.topic
 FROM unnest((SELECT %(named_topic)s::text[])) AS named (topic)
 CROSS JOIN LATERAL (
@@ -199,7 +200,7 @@ CROSS JOIN LATERAL (
 ) AS known;
 
 -- name: insert_positions
--- Of topics that have no row yet. The server draws the tokens: random, and so unique across failovers (I5).
+-- For topics that have no row yet. The server draws random tokens, so that they are unique across failovers (I5).
 INSERT INTO seekpoint.partition_offset
     (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch)
 SELECT %(group)s, new.topic, new.partition, new.topic_id, new.start, new.start, gen_random_uuid(), 0
@@ -221,9 +222,9 @@ CROSS JOIN LATERAL (
 ) AS locked;
 
 -- name: note_crashes
--- The previous owner is this process, or has released the partition: then an attempt that has not ended was cancelled,
--- and is not counted. Any other owner has crashed in it, or must be treated so. A stop ends: the next read finds its
--- cause again, if there still is one. It may find a truncated log longer than it was: where it ended is kept.
+-- If the previous owner is this process, or has released the partition, an attempt that has not ended was cancelled and
+-- is not counted. Any other owner counts as crashed in it. A stop ends: the next read finds its cause again, if there
+-- still is one. By then a truncated log may be longer again, so stop_log_end is kept.
 INSERT INTO seekpoint.partition_trouble AS t (consumer_group, topic, partition, unreleased_claims)
 SELECT %(group)s, wanted.topic, wanted.partition, CASE WHEN o.owner <> %(owner)s::uuid THEN 1 ELSE 0 END
 FROM unnest((SELECT %(wanted_topic)s::text[]), (SELECT %(wanted_partition)s::integer[]),
@@ -250,8 +251,8 @@ SET unreleased_claims = t.unreleased_claims + excluded.unreleased_claims,
     stopped_at = NULL;
 
 -- name: claim
--- Inserts or updates, in the order of locks. A row that is missing beside others is an added partition: from its
--- beginning. A row of another topic id is left alone and not answered.
+-- Inserts or updates, in the order of locks. If the topic has rows but this partition has none, the partition was added
+-- and is read from offset 0. A row with another topic id is not changed.
 INSERT INTO seekpoint.partition_offset AS o
     (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch, owner, claimed_at)
 SELECT %(group)s, wanted.topic, wanted.partition, wanted.topic_id, 0, 0, gen_random_uuid(), 1, %(owner)s::uuid,
@@ -267,7 +268,7 @@ SET token = excluded.token,
 WHERE o.topic_id = excluded.topic_id;
 
 -- name: claimed
--- What claim has claimed.
+-- The rows that claim has claimed.
 SELECT o.topic, o.partition, o.token, o.epoch, o.next_offset, o.leader_epoch, o.unreleased_claims,
        CASE WHEN o.suspect_end > o.next_offset THEN o.suspect_end END AS suspect_end,
        CASE WHEN o.suspect_part_end > o.next_offset THEN o.suspect_part_end END AS suspect_part_end,
@@ -291,15 +292,15 @@ CROSS JOIN LATERAL (
 ) AS o;
 
 -- name: lock_stopped
--- The claim or reset that the worker stopped under must be the row's (I2): another one has ended the stop.
+-- The row must still have the token under which the worker stopped (I2): a later claim or reset has ended the stop.
 SELECT 1
 FROM seekpoint.partition_offset
 WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partition)s AND token = %(token)s
 FOR NO KEY UPDATE;
 
 -- name: stop
--- A stop, and what can be decided. One statement for each row: arrays of choices differ in length. A log that has grown
--- since was truncated all the same: where the new end is NULL, the earlier one stays.
+-- A stop, and its choices. One statement for each row, because arrays of choices differ in length. If the new log end
+-- is NULL, the stored one stays: the log has grown since, but was truncated there.
 INSERT INTO seekpoint.partition_trouble AS t
     (consumer_group, topic, partition, stop_kind, stop_offset, stop_message, stop_choices, stopped_at, stop_log_end)
 VALUES (%(group)s, %(topic)s, %(partition)s, %(kind)s, %(offset)s, %(message)s, %(choices)s::text[], clock_timestamp(),
@@ -328,7 +329,7 @@ CROSS JOIN LATERAL (
 ) AS o;
 
 -- name: settle
--- Waits for the transactions in flight on these rows: what is read after it is what they have committed.
+-- Waits for the transactions in flight on these rows, so that the next statement reads what they have committed.
 SELECT 1
 FROM unnest((SELECT %(asked_topic)s::text[]), (SELECT %(asked_partition)s::integer[])) AS asked (topic, partition)
 CROSS JOIN LATERAL (
@@ -339,9 +340,9 @@ CROSS JOIN LATERAL (
 ) AS settled;
 
 -- name: release
--- Ours by its token; or by its owner, where a reset drew another token and kept the owner (I5). An owner is drawn for
--- one process: whatever another one has claimed since matches neither (I2). The successor claims the same rows at the
--- same time: they are locked in order first.
+-- A row is ours by its token, or by its owner if a reset drew another token and kept the owner (I5). Each process has
+-- its own owner id, so rows that another one has claimed since match neither (I2). The rows are locked in order first,
+-- because the successor may claim them at the same time.
 WITH released AS MATERIALIZED (
     SELECT %(group)s::text AS consumer_group, given.*
     FROM unnest((SELECT %(released_topic)s::text[]), (SELECT %(released_partition)s::integer[]),
@@ -361,7 +362,7 @@ WHERE o.consumer_group = released.consumer_group AND o.topic = released.topic AN
   AND (o.token = released.token OR o.owner = %(owner)s::uuid);
 
 -- name: cancel_attempts
--- Of released partitions: an attempt that has not ended was given up, and its record did not kill us.
+-- An attempt that has not ended when its partition is released was cancelled: its record did not crash this process.
 WITH released AS MATERIALIZED (
     SELECT %(group)s::text AS consumer_group, given.*
     FROM unnest((SELECT %(released_topic)s::text[]), (SELECT %(released_partition)s::integer[]),

@@ -7,36 +7,38 @@ from operator import attrgetter
 from types import NoneType
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 
 from seekpoint.codecs.arrow import as_table, is_table
+from seekpoint.codecs.value_types import field_names
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline.arrow.types import BY_VALUES, Kind, fields_in, fields_of, part
 from seekpoint.pipeline.provenance import provenance_columns
 from seekpoint.records import AnyRecord
 
-VALUE = "value"  # the only column, where values have no fields
+VALUE = "value"  # the only column, if values have no fields
 ORIGINS = ("topic", "partition", "offset", "timestamp", "key")
 
 Records = Sequence[AnyRecord]
 
 
 def build(records: Records, schema: Any, provenance: Mapping[str, str] | Sequence[str] | None) -> Any:
-    """The table. Raises Poison, which names records; ConfigError where the arguments cannot be meant."""
+    """The table. Raises Poison, which names records, or ConfigError for arguments that contradict the values."""
     places = provenance_columns("", None if provenance == {} else provenance, ORIGINS)
     kinds = {type(record.value) for record in records if record.value is not None}
     if kinds and all(map(is_table, kinds)):
         return _together(records, _own(schema), places)
     values, fields = _values(records, kinds, schema)
     if twice := sorted({*fields} & {*places.values()}):
-        raise ConfigError(f"provenance= takes names that the values have, too: {', '.join(twice)}")
+        raise ConfigError(f"provenance= names columns that the values already have: {', '.join(twice)}")
     lenient = any(value is None for value in values)  # tombstones
-    own = schema if isinstance(schema, pa.Schema) else None
+    arrow_schema = schema if isinstance(schema, pa.Schema) else None
     arrays, described = [], []
     for name, kind in fields.items():
         array = _column(name, kind, _cells(name, kind, values, records), records)
-        field = pa.field(name, array.type, kind.nullable or lenient) if own is None else own.field(name)
+        field = (
+            pa.field(name, array.type, kind.nullable or lenient) if arrow_schema is None else arrow_schema.field(name)
+        )
         if not field.nullable:
             _check_no_nulls(name, array, records)
         arrays.append(array)
@@ -45,9 +47,21 @@ def build(records: Records, schema: Any, provenance: Mapping[str, str] | Sequenc
     return _with_origins(table, records, places)
 
 
+def arrays_of(records: Records, kinds: Mapping[str, Kind]) -> list[Any]:
+    """One array for each of these fields of the records' values. Raises Poison, which names records."""
+    values = [record.value for record in records]
+    arrays = []
+    for name, kind in kinds.items():
+        array = _column(name, kind, _cells(name, kind, values, records), records)
+        if not kind.nullable:
+            _check_no_nulls(name, array, records)
+        arrays.append(array)
+    return arrays
+
+
 def _own(schema: Any) -> Any:
     if schema is not None and not isinstance(schema, pa.Schema):
-        raise ConfigError(f"schema= of a batch of Arrow tables is a pyarrow.Schema, got {schema!r}")
+        raise ConfigError(f"schema= of a batch of Arrow tables must be a pyarrow.Schema, got {schema!r}")
     return schema
 
 
@@ -55,35 +69,35 @@ def _own(schema: Any) -> Any:
 
 
 def _values(records: Records, kinds: set[type], schema: Any) -> tuple[list[Any], dict[str, Kind]]:
-    """The values, such that they have fields; and the fields."""
+    """The values, wrapped if they have no fields, and their fields."""
     values = [record.value for record in records]
     if any(hasattr(kind, "DESCRIPTOR") for kind in kinds):
         from seekpoint.codecs.protobuf import plain  # noqa: PLC0415 -- it needs another extra
 
         values = [None if value is None else plain(value) for value in values]
         kinds = {dict}
-    known = {kind: fields_of(kind) for kind in kinds}
-    if any(found is None and not issubclass(kind, Mapping) for kind, found in known.items()):
-        values, known = [None if value is None else {VALUE: value} for value in values], {dict: None}
+    fields_by_kind = {kind: fields_of(kind) for kind in kinds}
+    if any(fields is None and not issubclass(kind, Mapping) for kind, fields in fields_by_kind.items()):
+        values, fields_by_kind = [None if value is None else {VALUE: value} for value in values], {dict: None}
     if isinstance(schema, pa.Schema):
         return values, fields_in(schema)
     if schema is not None:
         named = fields_of(schema)
         if named is None:
-            raise ConfigError(f"schema= is a pyarrow.Schema, or a Struct, dataclass or TypedDict, got {schema!r}")
+            raise ConfigError(f"schema= must be a pyarrow.Schema, Struct, dataclass or TypedDict, got {schema!r}")
         return values, named
-    if len(known) > 1 and any(found is not None for found in known.values()):
-        names = ", ".join(sorted(kind.__name__ for kind in known))
-        raise ConfigError(f"the batch holds values of several types ({names}): say with schema= what columns they have")
-    for found in known.values():
-        if found is not None:
-            return values, found
+    if len(fields_by_kind) > 1 and any(fields is not None for fields in fields_by_kind.values()):
+        names = ", ".join(sorted(kind.__name__ for kind in fields_by_kind))
+        raise ConfigError(f"the batch has values of several types ({names}): name their columns with schema=")
+    for fields in fields_by_kind.values():
+        if fields is not None:
+            return values, fields
     return values, {name: BY_VALUES for value in values if value is not None for name in value}
 
 
 def _cells(name: str, kind: Kind, values: Sequence[Any], records: Records) -> list[Any]:
-    """One field of each value; None of what is None."""
-    if not any(issubclass(one, Mapping | NoneType) for one in set(map(type, values))):
+    """One field of each value; None for a value that is None."""
+    if not any(issubclass(value_type, Mapping | NoneType) for value_type in set(map(type, values))):
         return list(map(attrgetter(name), values))
     cells = []
     for value, record in zip(values, records, strict=True):
@@ -96,7 +110,7 @@ def _cells(name: str, kind: Kind, values: Sequence[Any], records: Records) -> li
 
 # -- one column ---------------------------------------------------------------------------------------------------
 
-CANNOT = (pa.ArrowException, ValueError, TypeError, OverflowError, AttributeError)  # hold a value
+CANNOT = (pa.ArrowException, ValueError, TypeError, OverflowError, AttributeError)  # a column cannot hold a value
 
 
 def _column(name: str, kind: Kind, cells: Sequence[Any], records: Records) -> Any:
@@ -104,11 +118,13 @@ def _column(name: str, kind: Kind, cells: Sequence[Any], records: Records) -> An
     try:
         return _array(kind, cells)
     except CANNOT as error:
-        bad = [(record, said) for cell, record in zip(cells, records, strict=True) if (said := _misfit(kind, [cell]))]
-        if not bad:  # each fits alone: the first one that does not fit those before it
+        misfits = [
+            (record, problem) for cell, record in zip(cells, records, strict=True) if (problem := _misfit(kind, [cell]))
+        ]
+        if not misfits:  # each value fits alone: name the first that does not fit those before it
             fits = _most(lambda count: _misfit(kind, cells[:count]) is None, len(cells))
-            bad = [(records[fits], error)]
-        raise Poison(f"column {name!r}: {bad[0][1]}", *(record for record, _ in bad)) from error
+            misfits = [(records[fits], error)]
+        raise Poison(f"column {name!r}: {misfits[0][1]}", *(record for record, _ in misfits)) from error
 
 
 def _array(kind: Kind, cells: Sequence[Any]) -> Any:
@@ -128,7 +144,7 @@ def _misfit(kind: Kind, cells: Sequence[Any]) -> Exception | None:
 
 
 def _most(holds: Callable[[int], bool], count: int) -> int:
-    """The greatest number below ``count`` for which it holds; it does for none above one for which it does not."""
+    """The greatest number below ``count`` for which ``holds`` is true; from some number on it must be false."""
     low, high = 0, count
     while high - low > 1:
         middle = (low + high) // 2
@@ -146,10 +162,10 @@ def _check_no_nulls(name: str, array: Any, records: Records) -> None:
 
 
 def _with_origins(table: Any, records: Records, places: Mapping[str, str]) -> Any:
-    made = {column: _origin(name, column, records) for name, column in places.items()}
+    columns = {column: _origin(name, column, records) for name, column in places.items()}
     if table is None:
-        return pa.table(made)
-    for column, array in made.items():
+        return pa.table(columns)
+    for column, array in columns.items():
         table = table.append_column(column, array)
     return table
 
@@ -170,16 +186,17 @@ def _origin(name: str, column: str, records: Records) -> Any:
 
 
 def _builtin(key: Any) -> Any:
-    return msgspec.structs.asdict(key) if isinstance(key, msgspec.Struct) else key
+    names = field_names(type(key))
+    return key if names is None else {name: getattr(key, name) for name in names}
 
 
 # -- records that are tables ----------------------------------------------------------------------------------------
 
 
 def _together(records: Records, schema: Any, places: Mapping[str, str]) -> Any:
-    """All rows of the records' tables, one below the other; a column that some lack is null there."""
-    given = [record for record in records if record.value is not None]
-    parts = [_part(record, schema, places) for record in given]
+    """All rows of the records' tables, concatenated; a column that a table lacks is null in its rows."""
+    sources = [record for record in records if record.value is not None]
+    parts = [_part(record, schema, places) for record in sources]
     try:
         return pa.concat_tables(parts, promote_options="default")
     except pa.ArrowException as error:
@@ -191,21 +208,21 @@ def _together(records: Records, schema: Any, places: Mapping[str, str]) -> Any:
                 return False
             return True
 
-        raise Poison(f"its table does not fit those before it: {error}", given[_most(fits, len(parts))]) from error
+        raise Poison(f"its table does not fit those before it: {error}", sources[_most(fits, len(parts))]) from error
 
 
 def _part(record: AnyRecord, schema: Any, places: Mapping[str, str]) -> Any:
     table = as_table(record.value)
     if twice := sorted({*table.column_names} & {*places.values()}):
-        raise Poison(f"its table has columns that are to take its provenance: {', '.join(twice)}", record)
+        raise Poison(f"its table already has columns that provenance= names: {', '.join(twice)}", record)
     if schema is not None:
         try:
             table = table.select(schema.names).cast(schema)
         except (pa.ArrowException, KeyError, ValueError) as error:
             raise Poison(f"its table does not fit the schema: {error}", record) from error
     for name, column in places.items():
-        one = _origin(name, column, [record])
-        array = one.dictionary_decode() if name == "topic" else one
+        origin = _origin(name, column, [record])
+        array = origin.dictionary_decode() if name == "topic" else origin
         repeated = pa.repeat(array[0], table.num_rows)
         table = table.append_column(column, repeated.dictionary_encode() if name == "topic" else repeated)
     return table

@@ -1,7 +1,7 @@
-"""Which of Arrow's types a field has, by its annotation, and how its values get there without loss.
+"""The Arrow type of a field, by its annotation, and the conversion of its values without loss.
 
-pyarrow cuts off what a type cannot hold in some places (a fraction in an integer's column, microseconds in a column of
-milliseconds, a zone). Here that is a ValueError.
+pyarrow silently drops some things that a type cannot hold (a fraction in a column of integers, microseconds in a column
+of milliseconds, a zone). Here that is a ValueError or TypeError.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from uuid import UUID
 import pyarrow as pa
 from msgspec import inspect
 
+from seekpoint.codecs.value_types import WITH_FIELDS, type_info
+
 Convert = Callable[[Any], Any]  # a value that is not None to what pyarrow takes; ValueError, TypeError
 
 
 class Kind(NamedTuple):
-    """A field's type in Arrow, None where the values decide; and how values are made fit for it, None: as they are.
+    """A field's Arrow type, None if the values decide, and the function that converts values to it, if they need one.
 
-    Values of the types ``exact`` fit without.
+    Values of the types in ``exact`` need no conversion.
     """
 
     type: Any
@@ -30,7 +32,7 @@ class Kind(NamedTuple):
     exact: frozenset[type] = frozenset()
 
     def one(self, value: Any) -> Any:
-        """One value for pyarrow."""
+        """One value, converted for pyarrow."""
         return value if value is None or self.convert is None else self.convert(value)
 
 
@@ -38,26 +40,26 @@ BY_VALUES = Kind(None, nullable=True)
 
 
 def fields_of(annotated: Any) -> dict[str, Kind] | None:
-    """The fields of a Struct, dataclass or TypedDict, by their names as attributes or keys; None for any other type."""
+    """The fields of a Struct, dataclass, TypedDict, model, …, by their names; None for other types."""
     try:
-        info = inspect.type_info(annotated)
+        info = type_info(annotated)
     except (TypeError, ValueError):
         return None
-    if not isinstance(info, inspect.StructType | inspect.DataclassType | inspect.TypedDictType):
+    if not isinstance(info, WITH_FIELDS):
         return None
     return _named(info)
 
 
 def fields_in(schema: Any) -> dict[str, Kind]:
     """The fields of an Arrow schema."""
-    return {field.name: _given(field.type, field.nullable) for field in schema}
+    return {field.name: _kind_of(field.type, field.nullable) for field in schema}
 
 
 # -- by annotation ------------------------------------------------------------------------------------------------
 
 
 def kind_of(info: inspect.Type) -> Kind:
-    """The type that this annotation means; decided by the values where it means several."""
+    """The Arrow type for this annotation; if it allows several types, the values decide."""
     while isinstance(info, inspect.Metadata):
         info = info.type
     make = _ANNOTATED.get(type(info))
@@ -65,15 +67,15 @@ def kind_of(info: inspect.Type) -> Kind:
 
 
 def _simple(kind: Any) -> Callable[[Any], Kind]:
-    return lambda _: _given(kind, False)
+    return lambda _: _kind_of(kind, False)
 
 
 def _instant(info: Any) -> Kind:
-    return _given(pa.timestamp("us", tz=None if info.tz is False else "UTC"), False)
+    return _kind_of(pa.timestamp("us", tz=None if info.tz is False else "UTC"), False)
 
 
 def _union(info: inspect.UnionType) -> Kind:
-    several = [one for one in info.types if not isinstance(one, inspect.NoneType)]
+    several = [member for member in info.types if not isinstance(member, inspect.NoneType)]
     only = kind_of(several[0]) if len(several) == 1 else BY_VALUES
     return only._replace(nullable=info.includes_none or only.nullable)
 
@@ -89,12 +91,12 @@ def _entries(info: inspect.DictType) -> Kind:
 
 
 def _named(info: Any) -> dict[str, Kind]:
-    found: dict[str, Kind] = {}
+    kinds: dict[str, Kind] = {}
     for field in info.fields:
         kind = kind_of(field.type)
         may_lack = isinstance(info, inspect.TypedDictType) and not field.required
-        found[field.name] = kind._replace(nullable=True) if may_lack else kind
-    return found
+        kinds[field.name] = kind._replace(nullable=True) if may_lack else kind
+    return kinds
 
 
 def _fields(info: Any) -> Kind:
@@ -133,14 +135,16 @@ _ANNOTATED: Mapping[type, Callable[[Any], Kind]] = {
 # -- by Arrow's type ----------------------------------------------------------------------------------------------
 
 
-def _given(kind: Any, nullable: bool) -> Kind:
+def _kind_of(kind: Any, nullable: bool) -> Kind:
     types = pa.types
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return Kind(kind, nullable, _list(_given(kind.value_type, True)).convert)
+        return Kind(kind, nullable, _list(_kind_of(kind.value_type, True)).convert)
     if types.is_struct(kind):
-        return Kind(kind, nullable, _struct({field.name: _given(field.type, field.nullable) for field in kind}).convert)
+        return Kind(
+            kind, nullable, _struct({field.name: _kind_of(field.type, field.nullable) for field in kind}).convert
+        )
     if types.is_map(kind):
-        return Kind(kind, nullable, _map(_given(kind.key_type, False), _given(kind.item_type, True)).convert)
+        return Kind(kind, nullable, _map(_kind_of(kind.key_type, False), _kind_of(kind.item_type, True)).convert)
     for applies, convert, exact in _CONVERTS:
         if applies(kind):
             return Kind(kind, nullable, convert(kind), exact)
@@ -148,8 +152,8 @@ def _given(kind: Any, nullable: bool) -> Kind:
 
 
 def _list(item: Kind) -> Kind:
-    made = pa.list_(pa.field("item", item.type, True))
-    return Kind(made, False, lambda values: [item.one(value) for value in values])
+    list_type = pa.list_(pa.field("item", item.type, True))
+    return Kind(list_type, False, lambda values: [item.one(value) for value in values])
 
 
 def _map(key: Kind, value: Kind) -> Kind:
@@ -161,16 +165,16 @@ def _map(key: Kind, value: Kind) -> Kind:
 
 
 def _struct(fields: Mapping[str, Kind]) -> Kind:
-    made = pa.struct([pa.field(name, kind.type, kind.nullable) for name, kind in fields.items()])
+    struct_type = pa.struct([pa.field(name, kind.type, kind.nullable) for name, kind in fields.items()])
 
     def convert(value: Any) -> Any:
         return {name: kind.one(part(value, name, kind.nullable)) for name, kind in fields.items()}
 
-    return Kind(made, False, convert)
+    return Kind(struct_type, False, convert)
 
 
 def part(value: Any, name: str, nullable: bool) -> Any:
-    """A field of a Struct, dataclass or mapping. Raises ValueError where a mapping lacks one that must be there."""
+    """A field of a Struct, dataclass or mapping. Raises ValueError if a mapping lacks a required one."""
     if not isinstance(value, Mapping):
         return getattr(value, name)
     if name not in value and not nullable:
@@ -180,7 +184,7 @@ def part(value: Any, name: str, nullable: bool) -> Any:
 
 def _whole_number(value: Any) -> Any:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is no integer")
+        raise TypeError(f"{value!r} is not an integer")
     return value
 
 
@@ -190,7 +194,7 @@ def _of_instant(kind: Any) -> Convert:
 
     def convert(value: Any) -> Any:
         if not isinstance(value, datetime):
-            raise TypeError(f"{value!r} is no datetime")
+            raise TypeError(f"{value!r} is not a datetime")
         if (value.tzinfo is not None) is not aware:
             raise ValueError(
                 f"{value} has {'no' if aware else 'a'} time zone, and the column has {'one' if aware else 'none'}"
@@ -204,7 +208,7 @@ def _of_instant(kind: Any) -> Convert:
 
 def _day(value: Any) -> Any:
     if isinstance(value, datetime):
-        raise TypeError(f"{value!r} is more than a day")
+        raise TypeError(f"{value!r} is a datetime, and the column has dates")
     return value
 
 
@@ -220,7 +224,7 @@ def _uuid(value: Any) -> Any:
 
 def _text(value: Any) -> Any:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not text")
     return value
 
 

@@ -12,22 +12,24 @@ from sqlalchemy import Connection
 from seekpoint.codecs.arrow import Whole, as_table, is_table, required
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline.sink import K_contra, Row, RowRefused, SinkWriter, V_contra, Writer
+from seekpoint.pipeline.table_path import TableName, shown_table, table_path
 from seekpoint.records import Record
 from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.conversions import conversions
+from seekpoint.sinks.names import require_whole_names
 from seekpoint.sinks.table_writer import TableWriter
 
 
 class AppendArrow(TableSink[V_contra, K_contra]):
     """Write each record's rows to ``table`` by COPY, as :class:`Append` does, but column by column, through Arrow.
 
-    A record's value, or what ``row=`` makes of it, may be a whole table: a pyarrow ``Table`` or ``RecordBatch``, or
-    any other library's that gives it by Arrow's protocol. All its rows are written, or its record is at fault. Its
-    columns are ``columns`` (it may have others), or by default all that it has. Any other value is a row as in
-    ``Append``, with the same parameters and the same result.
+    A record's value, or the result of ``row=``, may be a whole table: a pyarrow ``Table`` or ``RecordBatch``, or a
+    table of any library with Arrow's PyCapsule interface. All its rows are written, or its record fails. ``columns``
+    selects from its columns; by default all are written. Any other value is a row as in ``Append``, with the same
+    parameters and the same result.
 
-    Lists become Postgres arrays; structs, maps and lists of them JSON. So does whatever goes into a json or jsonb
-    column, or into those named in ``json``. Times in nanoseconds that are no whole microseconds are refused.
+    Lists become Postgres arrays; structs, maps and lists of them become JSON, as does every value for a json or jsonb
+    column or a column named in ``json``. Times in nanoseconds are refused unless they are whole microseconds.
 
     Needs the extra: ``arrow``.
     """
@@ -60,7 +62,7 @@ class AppendArrow(TableSink[V_contra, K_contra]):
         self.json = frozenset(json)
 
     def writer(self) -> SinkWriter[V_contra, K_contra]:
-        """What a worker writes its rows with."""
+        """A writer for one worker. Raises ConfigError without pyarrow."""
         required()
         return ArrowWriter(self)
 
@@ -82,17 +84,17 @@ class ArrowWriter(TableWriter[AppendArrow[Any, Any]]):
 
     def rows(self, record: Record[Any, Any]) -> Iterable[Row]:
         """Rows of one record, a whole table as one; raises whatever ``row=`` raises."""
-        made = super().rows(record)
+        rows = super().rows(record)
         if not self._sink.provenance:
-            return made
-        return [self._with_origin(row) if is_table(type(row[0])) else row for row in made]
+            return rows
+        return [self._with_origin(row) if is_table(type(row[0])) else row for row in rows]
 
-    def _shape_of(self, kind: type, made: Any) -> Callable[[Any], Row]:
-        return self._whole if is_table(kind) else super()._shape_of(kind, made)
+    def _shape_of(self, kind: type, value: Any) -> Callable[[Any], Row]:
+        return self._whole if is_table(kind) else super()._shape_of(kind, value)
 
-    def _whole(self, given: Any) -> Row:
-        """A record's table, with the columns that are wanted."""
-        table = as_table(given)
+    def _whole(self, value: Any) -> Row:
+        """A record's table, with the selected columns."""
+        table = as_table(value)
         names = table.column_names
         if len(set(names)) < len(names):
             raise Poison(f"{self!r}: the table names a column twice: {', '.join(names)}")
@@ -107,22 +109,25 @@ class ArrowWriter(TableWriter[AppendArrow[Any, Any]]):
         return Whole(table.select(list(self.columns)))
 
     def _with_origin(self, row: Row) -> Row:
-        """The table with columns for where it came from."""
+        """The table with its provenance columns."""
         table, *origin = row
         for name, value in zip(self._sink.provenance.values(), origin, strict=True):
             if name in table.column_names:
-                raise Poison(f"{self!r}: the table has a column {name!r}, which is to take the record's provenance")
+                raise Poison(
+                    f"{self!r}: the table has a column {name!r}, and provenance= writes one of this name: select the "
+                    "others with columns=, or give the provenance another name"
+                )
             table = table.append_column(name, required().repeat(value, table.num_rows))
         return Whole(table)
 
     def count(self, rows: Sequence[Row]) -> int:
-        """How many rows of the table these are: one may be a whole Arrow table."""
+        """The number of table rows; one of ``rows`` may be a whole Arrow table."""
         return sum(row[0].num_rows if isinstance(row, Whole) else 1 for row in rows)
 
 
 def copy_into(
     tx: Connection,
-    table: str | tuple[str, ...],
+    table: TableName,
     rows: Any,
     *,
     columns: Sequence[str] | None = None,
@@ -132,30 +137,32 @@ def copy_into(
 ) -> int:
     """Append the rows of an Arrow table to a table of the database, by one COPY; returns how many.
 
-    ``rows`` is pyarrow's ``Table`` or ``RecordBatch``, or any library's that speaks Arrow's protocol; ``columns`` are
-    those that are written, all by default. ``table``, ``json``, ``round`` and ``timezone``, and what becomes of lists
-    and structs, are as for :class:`AppendArrow`. For use in a handler, with its ``tx``.
+    ``rows`` is a pyarrow ``Table`` or ``RecordBatch``, or a table of any library with Arrow's PyCapsule interface;
+    ``columns`` selects from its columns, by default all. ``table``, ``json``, ``round`` and ``timezone``, and the
+    conversion of lists and structs, are as for :class:`AppendArrow`. For use in a handler, with its ``tx``.
 
-    Raises Poison for a value that cannot be written, ConfigError for a column that is not there, and the database's own
-    errors.
+    Raises Poison for a value that cannot be written, ConfigError for a missing column, and the database's errors.
     """
-    given = as_table(rows)
+    arrow_table = as_table(rows)
     from seekpoint.sinks.arrow.copy import open_copies  # noqa: PLC0415 -- it needs the database driver
     from seekpoint.sinks.encoders import Unwritable  # noqa: PLC0415 -- as above
 
     if columns is not None:
-        if missing := [name for name in columns if name not in given.column_names]:
-            raise ConfigError(f"the Arrow table has no column {', '.join(map(repr, missing))}: {given.column_names}")
-        given = given.select(list(columns))
-    if not given.column_names:
+        if missing := [name for name in columns if name not in arrow_table.column_names]:
+            raise ConfigError(
+                f"the Arrow table has no column {', '.join(map(repr, missing))}; it has {arrow_table.column_names}"
+            )
+        arrow_table = arrow_table.select(list(columns))
+    if not arrow_table.column_names:
         raise ConfigError("the Arrow table has no columns")
-    path = tuple(table.split(".")) if isinstance(table, str) else tuple(table)
-    allowed = conversions(f"copy_into({table!r})", round=round, timezone=timezone)
+    path = table_path("copy_into", table)
+    require_whole_names("copy_into", [*path, *arrow_table.column_names])
+    allowed = conversions(f"copy_into({shown_table(table)})", round=round, timezone=timezone)
     try:
         with open_copies(tx, path, lambda: None, json, allowed) as copies:
-            copies.send(given)
+            copies.send(arrow_table)
     except RowRefused as refused:
         if isinstance(refused.cause, Unwritable):
             raise Poison(str(refused.cause)) from refused.cause
         raise refused.cause from refused.cause.__cause__
-    return int(given.num_rows)
+    return int(arrow_table.num_rows)

@@ -1,4 +1,4 @@
-"""COPY of columns: Arrow's tables, and rows of Python's values turned into columns; errors name the row."""
+"""COPY column by column: of Arrow tables, and of Python rows turned into columns; errors name the row."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from seekpoint.sinks.copy import Texts, begin_copy, copy_error, driver_of, writi
 from seekpoint.sinks.encoders import ColumnEncoder, Unwritable, needs_look
 from seekpoint.sinks.target_table import recalled
 
-AS_JSON = 114  # how a column that json= names is written
+AS_JSON = 114  # the type json: columns named in json= are written as JSON
 AT_ONCE = 2000  # rows of Python's values that are turned into columns at a time
 
 
 class ArrowCopies:
-    """Takes rows and tables, in order, and sends them by COPY: by a new one where a table has other columns.
+    """Sends rows and tables by COPY, in order; begins another COPY for a table with other columns.
 
-    RowRefused counts what was taken, from 1: a table is one.
+    RowRefused counts rows and tables from 1; a table counts as one.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class ArrowCopies:
         self._copy: psycopg.Copy | None = None
         self._into: tuple[str, ...] = ()  # the columns of the COPY that is open
         self._rows: list[Row] = []  # taken, and not yet sent
-        self._sent = 0  # how many of what was taken are sent
-        self._lines: list[tuple[int, int]] = []  # of the open COPY: so many lines, for so many of what was taken
-        self._first = 0  # how many were sent before it
+        self._sent = 0  # rows and tables
+        self._lines: list[tuple[int, int]] = []  # of the open COPY: lines, and the number of rows or tables in them
+        self._first = 0  # rows and tables that were sent before the open COPY
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Take these; raises RowRefused for one of those taken so far."""
+        """Take rows and tables. Raises RowRefused for any of those taken so far."""
         for row in rows:
             if isinstance(row, Whole):
                 self.flush()
@@ -97,18 +97,18 @@ class ArrowCopies:
         return column_of(name, encoded, texts, None if column is None else column.base)
 
     def _by_value(self, name: str, array: Any) -> Any | None:
-        """A whole table's column as COPY's text, where its values decide; None where its type does."""
+        """A table's column as COPY's text, if that depends on its values; None if its type decides."""
         column = self._types.get(name)
         if column is None or is_json(array) or holds(column, array.type, self._allowed):
             return None
         try:
             values = array.to_pylist(maps_as_pydicts="strict")
-        except (pa.ArrowException, KeyError, ValueError) as error:  # a map's key twice, nanoseconds
+        except (pa.ArrowException, KeyError, ValueError) as error:  # a duplicate key in a map, nanoseconds
             raise Unwritable(f"column {name!r}: {type(error).__name__}: {error}") from error
         return self._column(name, values)
 
     def _which(self, columns: Sequence[str], rows: Sequence[Row], error: Unwritable) -> RowRefused:
-        """The first of the rows that cannot be written."""
+        """RowRefused for the first row that cannot be written."""
         for number, row in enumerate(rows, self._sent + 1):
             try:
                 for name, value in zip(columns, row, strict=True):
@@ -118,7 +118,7 @@ class ArrowCopies:
         return RowRefused(None, error)
 
     def _open(self, columns: tuple[str, ...]) -> psycopg.Copy:
-        """The COPY into these columns; one into others ends first, with the server's answer."""
+        """The COPY into these columns; an open COPY into others is ended first, with the server's answer."""
         if self._copy is not None and self._into == columns:
             return self._copy
         self._stack.close()
@@ -142,12 +142,12 @@ class ArrowCopies:
         return self._copy
 
     def taken(self, line: int) -> int | None:
-        """Which of what was taken the open COPY's line belongs to."""
-        at = self._first
+        """The number of the row or table that a line of the open COPY belongs to."""
+        index = self._first
         for count, taken in self._lines:
             if line <= count:
-                return at + (line if taken == count else 1)
-            line, at = line - count, at + taken
+                return index + (line if taken == count else 1)
+            line, index = line - count, index + taken
         return None
 
 
@@ -159,13 +159,13 @@ def open_copies(
     in_json: Collection[str] = (),
     allowed: Conversions = EXACT,
 ) -> Iterator[ArrowCopies]:
-    """Copies into ``path`` until the block is left; leaving it waits for the server's answer.
+    """COPY into ``path`` until the block ends, which waits for the server's answer.
 
     Raises RowRefused for an error of one row or table, else the driver's error as it is.
     """
     copies: Any = ArrowCopies(tx, path, columns, in_json, allowed)
     try:
-        with copies._stack:  # noqa: SLF001 -- the block's other half
+        with copies._stack:  # noqa: SLF001 -- the end of the block ends the COPY
             yield copies
             copies.flush()
     except psycopg.Error as error:

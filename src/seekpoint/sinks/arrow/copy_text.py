@@ -1,7 +1,7 @@
 """Arrow's columns as the text that COPY reads: whole columns at a time, one line for each row.
 
-COPY's text format, and not CSV: a row is a line whatever its strings hold, so the line that the server names is the
-row; NULL is never an empty string; and the server reads it faster.
+Text format instead of CSV: each row is one line whatever its strings contain, so the line that the server names is the
+row; NULL differs from the empty string; and the server reads it faster.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import pyarrow.compute as pc
 from seekpoint.sinks.copy import Texts
 from seekpoint.sinks.encoders import Unwritable
 
-PIECE = 8192  # rows that are written at a time: what is made of them stays in the processor's cache
+PIECE = 8192  # rows that are written at a time: few enough that their text stays in the processor's cache
 
 TEXT = pa.large_string()
 EMPTY = pa.scalar("", TEXT)
 ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 NULL = "\\N"
 
-Written = Any  # an Arrow array of strings; what pyarrow has for types says no more
+Written = Any  # an Arrow array of strings, which pyarrow's type hints cannot express
 
 
 def lines(table: Any, by_value: Callable[[str, Any], Written | None]) -> Iterator[memoryview]:
@@ -38,13 +38,13 @@ def lines(table: Any, by_value: Callable[[str, Any], Written | None]) -> Iterato
     for piece in table.combine_chunks().to_batches(max_chunksize=PIECE):
         texts = []
         for name, array in zip(table.column_names, piece.columns, strict=True):
-            made = by_value(name, array)
-            texts.append(column(name, array) if made is None else made)
+            written = by_value(name, array)
+            texts.append(column(name, array) if written is None else written)
         yield joined(texts)
 
 
 def joined(columns: Sequence[Written]) -> memoryview:
-    """Columns of text, beside each other: a line for each row."""
+    """Columns of text joined into lines, one for each row."""
     missing: Any = {"null_handling": "replace", "null_replacement": NULL}
     *first, last = columns
     ended = pc.binary_join_element_wise(last, pa.scalar("\n", TEXT), EMPTY, **missing)
@@ -60,19 +60,19 @@ def column(name: str, array: Any) -> Written:
         kind = _plain(array).type
         if is_binary(kind):
             return _hex(_plain(array), "\\\\x")
-        made = text(array)
-        return escaped(made) if _holds_anything(kind) else made
+        texts = text(array)
+        return escaped(texts) if _holds_anything(kind) else texts
     except Exception as error:  # pyarrow's, Python's and our own
         raise Unwritable(f"column {name!r}: {type(error).__name__}: {error}") from error
 
 
 def escaped(texts: Written) -> Written:
-    """The strings with what COPY takes for its own written out."""
+    """The strings with COPY's special characters escaped."""
     data = texts.cast(TEXT).buffers()[2]
-    held = b"" if data is None else bytes(data)  # whole, if it is a slice: at worst, something is replaced in vain
-    for one, instead in ESCAPES:
-        if one.encode() in held:
-            texts = pc.replace_substring(texts, one, instead)
+    held = b"" if data is None else bytes(data)  # also bytes outside the slice; a replacement then changes nothing
+    for character, instead in ESCAPES:
+        if character.encode() in held:
+            texts = pc.replace_substring(texts, character, instead)
     return texts
 
 
@@ -80,16 +80,16 @@ def escaped(texts: Written) -> Written:
 
 
 def text(array: Any) -> Written:
-    """The values as Postgres reads them. Raises ValueError, TypeError or pyarrow's errors for those that have none."""
+    """The values as text for Postgres. Raises ValueError, TypeError or pyarrow's errors for values that have none."""
     array = _plain(array)
     for applies, write in _KINDS:
         if applies(array.type):
             return write(array)
-    raise TypeError(f"Arrow's {array.type} has no text in Postgres; cast it, or leave the column out")
+    raise TypeError(f"Seekpoint cannot write Arrow's {array.type}: cast the column, or leave it out")
 
 
 def _plain(array: Any) -> Any:
-    """The array without its coding: no dictionary, no runs, no views, no extension but uuid."""
+    """The array decoded: no dictionary, no run-end encoding, no views, no extension type but uuid."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         return _plain(array.dictionary_decode())
@@ -105,24 +105,26 @@ def _plain(array: Any) -> Any:
 
 
 def is_json(array: Any) -> bool:
-    """Whether the values are JSON's text already."""
+    """Whether the values are JSON text already."""
     return getattr(array.type, "extension_name", None) == "arrow.json"
 
 
 def is_binary(kind: Any) -> bool:
     """Whether values are bytes."""
-    return any(one(kind) for one in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary))
+    return any(
+        is_kind(kind) for is_kind in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+    )
 
 
 def is_list(kind: Any) -> bool:
     """Whether values are lists."""
     types = pa.types
     several = types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view
-    return any(one(kind) for one in several)
+    return any(is_kind(kind) for is_kind in several)
 
 
 def is_object(kind: Any) -> bool:
-    """What becomes JSON: structs, maps, and lists of them."""
+    """Whether values become JSON: structs, maps, and lists of them."""
     while is_list(kind):
         kind = kind.value_type
     return bool(pa.types.is_struct(kind) or pa.types.is_map(kind))
@@ -133,7 +135,7 @@ def _is_string(kind: Any) -> bool:
 
 
 def _holds_anything(kind: Any) -> bool:
-    """Whether the text may hold what must be escaped."""
+    """Whether the text may need escaping."""
     return _is_string(kind) or is_list(kind) or is_object(kind)
 
 
@@ -146,13 +148,13 @@ def _date(array: Any) -> Written:
 
 
 def _to_micros(array: Any, kind: Callable[[str], Any]) -> Any:
-    """Finer than microseconds Postgres does not store: what would be cut off is refused."""
+    """Nanoseconds as microseconds, which Postgres stores. Raises ValueError if digits would be lost."""
     if array.type.unit != "ns":
         return array
     try:
         return array.cast(kind("us"))
     except pa.ArrowInvalid as error:
-        raise ValueError(f"Postgres stores microseconds; round the column first ({error})") from error
+        raise ValueError(f"Postgres stores only microseconds: round the column first ({error})") from error
 
 
 def _timestamp(array: Any) -> Written:
@@ -175,7 +177,7 @@ def _small_decimal(array: Any) -> Written:
 
 
 def _hex(array: Any, prefix: str = "\\x") -> Written:
-    """``\\x`` and two digits for each byte: all bytes of the column are turned at once."""
+    """``\\x`` and two digits for each byte; converts all bytes of the column at once."""
     array = array.cast(pa.large_binary())
     valid, offsets, data = array.buffers()
     ends = pa.Array.from_buffers(pa.int64(), len(array) + 1, [None, offsets], offset=array.offset)
@@ -183,8 +185,8 @@ def _hex(array: Any, prefix: str = "\\x") -> Written:
     digits = memoryview(data)[first:last].hex() if data is not None else ""
     places = pc.multiply(pc.subtract(ends, first), 2)
     valid = None if valid is None else pc.is_valid(array).buffers()[1]
-    made = pa.Array.from_buffers(TEXT, len(array), [valid, places.buffers()[1], pa.py_buffer(digits.encode())])
-    return pc.binary_join_element_wise(pa.scalar(prefix, TEXT), made, EMPTY) if prefix else made
+    texts = pa.Array.from_buffers(TEXT, len(array), [valid, places.buffers()[1], pa.py_buffer(digits.encode())])
+    return pc.binary_join_element_wise(pa.scalar(prefix, TEXT), texts, EMPTY) if prefix else texts
 
 
 def _uuid(array: Any) -> Written:
@@ -192,9 +194,9 @@ def _uuid(array: Any) -> Written:
 
 
 def _in_json(array: Any) -> Written:
-    """The values as JSON, null as SQL's NULL: what psycopg makes of a dict."""
-    made = array.to_pylist(maps_as_pydicts="strict")
-    return pa.array([None if one is None else json.dumps(one) for one in made], TEXT)
+    """The values as JSON, as psycopg dumps a dict; null becomes NULL."""
+    values = array.to_pylist(maps_as_pydicts="strict")
+    return pa.array([None if value is None else json.dumps(value) for value in values], TEXT)
 
 
 def _array(array: Any) -> Written:
@@ -205,14 +207,14 @@ def _array(array: Any) -> Written:
     inner = _plain(array.flatten())
     texts = text(inner)
     if not is_list(inner.type) and not (pa.types.is_integer(inner.type) or pa.types.is_boolean(inner.type)):
-        for one, instead in (("\\", "\\\\"), ('"', '\\"')):
-            texts = pc.replace_substring(texts, one, instead)
+        for character, instead in (("\\", "\\\\"), ('"', '\\"')):
+            texts = pc.replace_substring(texts, character, instead)
         quote = pa.scalar('"', TEXT)
         texts = pc.binary_join_element_wise(quote, texts, quote, EMPTY)
     several = pa.ListArray.from_arrays(ends.cast(pa.int32()), _chunk(pc.fill_null(texts, "NULL")))
     inside = pc.binary_join(several, pa.scalar(",", TEXT))
-    made = pc.binary_join_element_wise(pa.scalar("{", TEXT), inside, pa.scalar("}", TEXT), EMPTY)
-    return pc.if_else(pc.is_valid(array), made, pa.scalar(None, TEXT))
+    literals = pc.binary_join_element_wise(pa.scalar("{", TEXT), inside, pa.scalar("}", TEXT), EMPTY)
+    return pc.if_else(pc.is_valid(array), literals, pa.scalar(None, TEXT))
 
 
 def _chunk(array: Any) -> Any:
@@ -239,9 +241,9 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Written]], ...] = (
 
 
 def column_of(name: str, values: Sequence[Any], one_by_one: Texts, base: int | None) -> Written:
-    """The values as COPY's text, NULL for None; ``one_by_one`` is psycopg's way of writing this column.
+    """The values as COPY's text, NULL for None; ``one_by_one`` writes those that only psycopg can write.
 
-    ``base`` is the column's base type, None where it takes JSON. Raises Unwritable for a value that has no text.
+    ``base`` is the column's base type, None if it is not known. Raises Unwritable for a value that has no text.
     """
     kinds = set(map(type, values))
     kinds.discard(NoneType)
@@ -250,16 +252,16 @@ def column_of(name: str, values: Sequence[Any], one_by_one: Texts, base: int | N
     make = _maker(kinds.pop(), base) if len(kinds) == 1 else None
     if make is not None:
         try:
-            made = make(values)
+            array = make(values)
         except (pa.ArrowException, ValueError, TypeError, OverflowError, AttributeError):
-            made = None  # a number beyond 64 bits, a lone surrogate: psycopg knows, or says what is wrong
-        if made is not None:
-            return made if pa.types.is_large_string(made.type) else column(name, made)
+            array = None  # a number beyond 64 bits, a lone surrogate: psycopg writes it, or raises the right error
+        if array is not None:
+            return array if pa.types.is_large_string(array.type) else column(name, array)
     return escaped(pa.array([one_by_one.of((value,))[0] for value in values], TEXT))
 
 
 def _maker(kind: type, base: int | None) -> Callable[[Sequence[Any]], Written] | None:
-    """How Arrow writes values of one type, where the column's type takes that as it takes what psycopg writes."""
+    """Arrow's writer for one type of values; None unless the column reads its text as it reads psycopg's."""
     if base is None or (kind in _ONLY_INTO and base not in _ONLY_INTO[kind]):
         return None
     return _MAKERS.get(kind)
@@ -277,14 +279,14 @@ def _named(write: Callable[[Any], str]) -> Callable[[Sequence[Any]], Written]:
 
 
 def _decimals(values: Sequence[Any]) -> Written:
-    """Each with its own digits: Arrow would give all of them the same scale."""
+    """Decimals with their own digits: Arrow would give all of them the same scale."""
     texts = [None if value is None else str(value) for value in values]
-    made = pa.array(texts, TEXT)
-    return None if pc.any(pc.match_substring(made, "sNaN")).as_py() else made
+    array = pa.array(texts, TEXT)
+    return None if pc.any(pc.match_substring(array, "sNaN")).as_py() else array
 
 
 def _instants(values: Sequence[Any]) -> Written:
-    """Only in UTC, or without a zone: with any other, a column without a zone takes the time on that zone's clock."""
+    """Times in UTC or without a zone; None for others, because a column without a zone takes their local time."""
     zones = {value.tzinfo for value in values if value is not None}
     if len(zones) > 1:
         return None
@@ -312,7 +314,7 @@ _MAKERS: Mapping[type, Callable[[Sequence[Any]], Written]] = MappingProxyType(
         UUID: _named(lambda value: value.hex),
     }
 )
-# Arrow writes 1.0 as "1", and a time with all six digits: another text, another scale of a numeric.
+# Arrow writes 1.0 as "1", and times with six fraction digits: a text or numeric column would store that differently.
 _ONLY_INTO: Mapping[type, frozenset[int]] = MappingProxyType(
     {float: frozenset({700, 701}), datetime: frozenset({1114, 1184}), time: frozenset({1083, 1266})}
 )

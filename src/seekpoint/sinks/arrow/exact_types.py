@@ -1,4 +1,4 @@
-"""Which of Arrow's types a column holds as they are, so that no value has to be looked at."""
+"""Which Arrow types a column holds exactly, so that no value has to be checked."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 import pyarrow as pa
 
 from seekpoint.sinks.arrow.copy_text import is_binary, is_list, is_object
-from seekpoint.sinks.column_type import DATE, JSON, NUMERIC, TIME, TIMESTAMP, ColumnType
+from seekpoint.sinks.column_type import DATE, JSON, NUMERIC, TIME, TIMESTAMP, TIMESTAMPTZ, TIMETZ, ColumnType
 from seekpoint.sinks.conversions import Conversions
 from seekpoint.sinks.encoders import needs_look
 
 
 def holds(column: ColumnType, kind: Any, allowed: Conversions) -> bool:
-    """Whether each value of the type is stored as it is, or refused by the server."""
+    """Whether the server stores each value of the type unchanged, or refuses it."""
     if pa.types.is_null(kind) or not needs_look(column, allowed):
         return True
     if column.item in JSON:
@@ -30,6 +30,8 @@ def holds(column: ColumnType, kind: Any, allowed: Conversions) -> bool:
         TIMESTAMP: types.is_date(kind) or (types.is_timestamp(kind) and kind.tz is None),
         DATE: types.is_date(kind),
         TIME: types.is_time(kind),
+        TIMETZ: types.is_time(kind),
+        TIMESTAMPTZ: types.is_date(kind) or types.is_timestamp(kind),
     }
     if types.is_integer(kind):
         return column.scale is None or column.scale >= 0
@@ -37,7 +39,7 @@ def holds(column: ColumnType, kind: Any, allowed: Conversions) -> bool:
 
 
 def _is_other(kind: Any) -> bool:
-    """Whether values are no text, and nothing that has one text."""
+    """Whether values are not text, and have several possible texts: uuid, boolean, bytes, lists, objects."""
     types = pa.types
     if getattr(kind, "extension_name", None) == "arrow.uuid":
         return True

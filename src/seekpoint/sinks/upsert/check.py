@@ -1,4 +1,4 @@
-"""What can be known of an upsert's table before the first record: its columns, its key's index, and our rights."""
+"""Checks an upsert's table before the first record: its columns, the key's index, and privileges."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seekpoint.sinks.upsert.upsert_sql import UpsertSql
 
 
 def check_upsert(tx: Connection, target: Target, *, deletes: bool) -> Layout:
-    """An upsert's table as it is. Raises ConfigError where it, a column, the key's index or a right is missing."""
+    """The table's layout. Raises ConfigError if the table, a column, the key's index or a privilege is missing."""
     with explained(target.name), rerun_if_changed(tx, target.path):
         layout = survey(tx, target).layout
         statements = UpsertSql(target, layout)

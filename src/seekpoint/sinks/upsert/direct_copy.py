@@ -1,4 +1,4 @@
-"""COPY into the table itself, chunk by chunk, after a savepoint: right while every key is new."""
+"""COPY into the table itself, chunk by chunk, after a savepoint: it succeeds while every key is new."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from seekpoint.sinks.column_type import ColumnTypes
 from seekpoint.sinks.conversions import Conversions
 from seekpoint.sinks.copy import open_copy
 
-# Another unique index may be looked at before the key's: then a row that is an update fails on that one, too.
+# The server may check another unique index before the key's, so a row that is an update can fail on that one, too.
 _CONFLICTS = frozenset({UNIQUE_VIOLATION, EXCLUSION_VIOLATION})
 
 
 class DirectCopy:
-    """The server looks at each row while the next are decoded; it alone says whether a key is there already.
+    """Streams rows into the table: the server checks each while the next are decoded, and fails on an existing key.
 
-    Two rows of one key are a conflict, too. What was written is ``kept`` until it is taken, for another write strategy.
+    Two rows of one key are a conflict, too. All rows are ``kept``, so that another write strategy can write them.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class DirectCopy:
         self._copy.write(rows)
 
     def close(self) -> bool:
-        """Whether the server took all; if not, a key is there already, and nothing was written.
+        """End the COPY. Returns False, with nothing written, if a key exists already.
 
-        Raises RowRefused for what no other write strategy would take either.
+        Raises RowRefused for a row that no other write strategy would take either.
         """
         try:
             self._stack.close()
@@ -47,10 +47,10 @@ class DirectCopy:
             if getattr(refused.cause, "sqlstate", None) in _CONFLICTS:
                 return False
             raise
-        except psycopg.errors.DeadlockDetected:  # with another writer of the same new keys; sorted, there is none
+        except psycopg.errors.DeadlockDetected:  # with another writer of the same new keys; sorted rows do not deadlock
             return False
         return True
 
     def undo(self, error: BaseException) -> None:
-        """Take back what was written. Raises what becomes of the error, where the server has said more."""
+        """Roll back what was written. Raises RowRefused instead of ``error`` if the server has named a row."""
         self._stack.__exit__(type(error), error, error.__traceback__)

@@ -1,4 +1,4 @@
-"""How an upsert's rows are written to the table, by their number and by how the last ones fared. No I/O."""
+"""Chooses how an upsert's rows are written, by their number and by how the last transactions went. No I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 SMALL = 100  # rows: below, one statement beats COPY's round trips
-LONGEST = 512  # large transactions without a try of COPY into the table, at most
+LONGEST = 512  # large transactions between two tries of COPY into the table, at most
 
 
 class WriteStrategy(StrEnum):
@@ -15,16 +15,16 @@ class WriteStrategy(StrEnum):
 
     UNNEST = "unnest"  # all in one statement
     TEMP_TABLE = "temp_table"  # COPY into a temporary table, then INSERT .. ON CONFLICT from there
-    COPY = "copy"  # COPY into the table itself, after a savepoint: right while every key is new
+    COPY = "copy"  # COPY into the table itself, after a savepoint: succeeds while every key is new
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrote:
-    """What one opening of an ``Upsert`` did.
+    """What one opening of an ``Upsert`` wrote.
 
-    ``rows`` came in, tombstones among them; the table took ``upserts`` and lost ``deletes``. ``fell_back``: COPY into
-    the table met a key that is there, or a tombstone came, and the rows were staged after all. ``pooled``: a connection
-    pooler is between.
+    ``rows`` counts rows and tombstones that came, ``upserts`` and ``deletes`` rows of the table. ``fell_back``: COPY
+    into the table met an existing key or a tombstone, and the rows were staged after all. ``pooled``: a connection
+    pooler is in between.
     """
 
     strategy: WriteStrategy
@@ -47,27 +47,32 @@ def described(*, direct: bool) -> dict[WriteStrategy, str]:
 
 
 class WriteStrategies:
-    """One sink's choice, and what it learned.
+    """Chooses one sink's write strategy, and remembers the results.
 
-    COPY into the table is tried as long as it succeeds. Each failure doubles the number of large transactions that
-    are staged before the next try, each success halves it: a stream of new keys is written at the speed of
-    COPY, a stream of updates loses one try in some hundreds, which ends at its first row.
+    COPY into the table is tried as long as it succeeds. Each failure doubles the number of large transactions that are
+    staged before the next try, each success halves it. So a stream of new keys is written at the speed of COPY, and a
+    stream of updates wastes one try in about 500 transactions, which fails at its first row.
     """
 
     def __init__(self) -> None:
         self.used: Counter[WriteStrategy] = Counter()
-        self.conflicts = 0  # tries of COPY into the table that met a key that is there
+        self.conflicts = 0  # tries of COPY into the table that failed
         self.last: Wrote | None = None
         self.current: WriteStrategy | None = None  # of the last large transaction
         self._pause = self._wait = 0
-        self._named = False  # the last statement was refused without a line: stage the next, whose errors have one
+        self._named = False  # the last statement was refused without a line: stage the next rows, whose errors have one
 
     def gathers(self, rows: int) -> bool:
-        """Whether so many rows are few: they are gathered, to go in one statement."""
+        """Whether this number of rows is gathered for one statement."""
         return rows < SMALL
 
+    @property
+    def names_rows(self) -> bool:
+        """Whether to stage rows unaggregated, because the last statement was refused without naming a row."""
+        return self._named
+
     def choose(self, rows: int, *, deduped: bool, direct: bool) -> WriteStrategy:
-        """The write strategy for so many rows.
+        """The write strategy for this number of rows.
 
         ``deduped``: no two of them have the same key. ``direct``: the table takes COPY, and has the unique index.
         """
@@ -81,19 +86,19 @@ class WriteStrategies:
         return WriteStrategy.COPY
 
     def met_a_conflict(self) -> None:
-        """COPY into the table failed on a key that is there."""
+        """Note that COPY into the table failed on an existing key."""
         self.conflicts += 1
         self._pause = self._wait = min(LONGEST, max(1, self._pause * 2))
 
     def was_refused(self) -> None:
-        """A row was refused, and the server did not say which."""
+        """Note that the server refused a row without naming it."""
         self._named = True
 
-    def wrote(self, what: Wrote) -> None:
-        """All rows are taken."""
-        self.last, self._named = what, False
-        self.used[what.strategy] += 1
-        if what.strategy is WriteStrategy.COPY:
+    def wrote(self, outcome: Wrote) -> None:
+        """Note that all rows are written."""
+        self.last, self._named = outcome, False
+        self.used[outcome.strategy] += 1
+        if outcome.strategy is WriteStrategy.COPY:
             self._pause //= 2
-        if what.strategy is not WriteStrategy.UNNEST:
-            self.current = what.strategy
+        if outcome.strategy is not WriteStrategy.UNNEST:
+            self.current = outcome.strategy

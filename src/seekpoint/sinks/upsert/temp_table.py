@@ -1,4 +1,4 @@
-"""COPY into a temporary table of the session, chunk by chunk, and from there into the table, the newest of each key."""
+"""COPY into a temporary table of the session, chunk by chunk, and from there into the table, merged by key."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from seekpoint.pipeline.sink import Row, RowRefused
 from seekpoint.sinks.catalog import DELETED, LINE, Stage, build
 from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.dedupe import Deleted, Offsets, has_deletes
-from seekpoint.sinks.upsert.upsert_sql import UpsertSql
+from seekpoint.sinks.upsert.merge_sql import MergeSql
 
-_BEHIND = 1 << 62  # given lines come after those that the stage counted itself
+_BEHIND = 1 << 62  # added to explicit lines, which come after those that the stage has numbered
 
 Execute = Callable[[sql.Composed], int]
 
 
 class TempTable:
-    """Rows reach the stage as they come, while the next are decoded; the server deduplicates and sorts them by key.
+    """Streams rows into the stage while the next are decoded; the server merges them, sorted by key.
 
-    The stage numbers them. From the first tombstone on their lines are given, and the tombstones follow at the end:
-    they have other columns.
+    The stage's identity column numbers the rows before the first tombstone, this class the later rows. Tombstones are
+    written at the end, because they have other columns.
     """
 
-    def __init__(self, tx: Connection, statements: UpsertSql, stage: Stage, execute: Execute) -> None:
+    def __init__(self, tx: Connection, statements: MergeSql, stage: Stage, execute: Execute) -> None:
         target, layout = statements.target, statements.layout
         self._tx, self._target, self._statements, self._execute = tx, target, statements, execute
         self._columns, self._types = target.columns or target.deletes, layout.written
@@ -44,7 +44,7 @@ class TempTable:
         self._copy = self._stack.enter_context(copy)
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Raises RowRefused with the line where a row cannot be written."""
+        """Write rows to the stage. Raises RowRefused, with the line, for a row that cannot be written."""
         if self._offsets is not None:
             self._offsets.look(rows)
         if self._lines is None and has_deletes(rows):
@@ -55,22 +55,22 @@ class TempTable:
             self._copy_in(rows)
             self._written += len(rows)
         else:
-            self._copy_in(self._told(rows, self._lines))
+            self._copy_in(self._numbered(rows, self._lines))
 
-    def _told(self, rows: Sequence[Row], lines: list[int]) -> list[Row]:
+    def _numbered(self, rows: Sequence[Row], lines: list[int]) -> list[Row]:
         """The rows with their lines; tombstones are kept for the end."""
-        told: list[Row] = []
+        numbered: list[Row] = []
         for line, row in enumerate(rows, self._written + 1):
             if type(row) is Deleted:
                 self._gone.append((*row, _BEHIND + line, True))
             else:
-                told.append((*row, _BEHIND + line))
+                numbered.append((*row, _BEHIND + line))
                 lines.append(line)
         self._written += len(rows)
-        return told
+        return numbered
 
     def finish(self) -> tuple[int, int]:
-        """Rows that the table took, and rows that were deleted from it. Raises RowRefused."""
+        """Merge the stage into the table; returns the numbers of rows written and deleted. Raises RowRefused."""
         self._close()
         if self._gone:
             self._open((*self._target.deletes, LINE, DELETED))
@@ -78,8 +78,8 @@ class TempTable:
             self._copy_in(self._gone)
             self._close()
         deleted = self._execute(self._statements.delete_staged) if self._gone else 0
-        taken = self._execute(self._statements.merge) if self._written > len(self._gone) else 0
-        return taken, deleted
+        merged = self._execute(self._statements.merge) if self._written > len(self._gone) else 0
+        return merged, deleted
 
     def _copy_in(self, rows: Sequence[Row]) -> None:
         with self._placed():
@@ -90,15 +90,15 @@ class TempTable:
             self._stack.close()
 
     def undo(self, error: BaseException) -> None:
-        """End the COPY in vain. Raises what becomes of the error, where the server has said more."""
+        """Abort the COPY. Raises RowRefused instead of ``error`` if the server has named a row."""
         with self._placed():
             self._stack.__exit__(type(error), error, error.__traceback__)
 
     @contextmanager
     def _placed(self) -> Iterator[None]:
-        """A line of the COPY is the row that came at that place."""
+        """Translate COPY's line in a RowRefused to the row's number among all rows."""
         try:
             yield
         except RowRefused as refused:
-            at = refused.line if self._lines is None or refused.line is None else self._lines[refused.line - 1]
-            raise RowRefused(at, refused.cause) from refused.cause
+            line = refused.line if self._lines is None or refused.line is None else self._lines[refused.line - 1]
+            raise RowRefused(line, refused.cause) from refused.cause

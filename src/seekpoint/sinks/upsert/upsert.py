@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import tzinfo
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-import msgspec
 from sqlalchemy import Connection
 
-from seekpoint.codecs import Codec
+from seekpoint.codecs import UNAVAILABLE, Change, Codec, Debezium
+from seekpoint.codecs.debezium import is_envelope
+from seekpoint.codecs.value_types import field_names
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.events import WriteStrategyChanged
 from seekpoint.pipeline.provenance import provenance_columns
@@ -20,39 +22,51 @@ from seekpoint.pipeline.sink import K_contra, Row, SinkWriter, V_contra, Writer
 from seekpoint.pipeline.table_path import TableName, shown_table
 from seekpoint.records import AnyRecord, Record
 from seekpoint.sinks.base import ORIGINS, TableSink
-from seekpoint.sinks.dedupe import Deleted, Target
+from seekpoint.sinks.dedupe import Deleted, Partial, Target
 from seekpoint.sinks.names import require_whole_names
 from seekpoint.sinks.table_writer import TableWriter
+from seekpoint.sinks.upsert.changes import OpenChanges, key_before, require_readable
 from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
 
 if TYPE_CHECKING:
-    from seekpoint.sinks.upsert.open_upsert import CachedLayout
+    from seekpoint.sinks.upsert.open_merge import CachedLayout
+    from seekpoint.sinks.upsert.open_upsert import OpenUpsert
+    from seekpoint.sinks.upsert.upsert_sql import UpsertSql
+
+logger = logging.getLogger("seekpoint.sinks.upsert")
 
 
 class Upsert(TableSink[V_contra, K_contra]):
-    """Keep the newest row of each key in ``table``; a record without a value deletes its key's.
+    """Keep the newest row of each key in ``table``; a tombstone deletes the row of its key.
 
     ``key`` names the columns of a unique index. ``table``, ``columns``, ``row``, ``rows``, ``topics`` and
-    ``provenance`` are as for :class:`Append`. Newest is what comes last in its partition; of a key that lives in
-    several partitions or topics, name with ``order_by`` a column whose highest value is the newest, also against
-    the row that is stored. ``offset_column`` stores the record's offset, and no older record of the same
-    partition overwrites the row then: after a rewind, or when a dead letter is replayed. (With ``provenance`` that has
-    the partition, offsets of different partitions are not compared.) A row without a value in the guarding column is
-    older than any.
+    ``provenance`` are as for :class:`Append`. The newest row is the last in its partition. If a key comes from several
+    partitions or topics, ``order_by`` names the column whose highest value is the newest, compared with the stored row,
+    too. ``offset_column`` stores the record's offset, so that no older record of the same partition overwrites the row,
+    as after a rewind or by a replayed dead letter. (If ``provenance`` has the partition, offsets of different
+    partitions are not compared.) A row with NULL in that column is older than any.
 
-    ``tombstone="delete"``: a record whose value is None deletes its key's row, and ``row=`` is not asked. Its key
-    are the record key's fields of the names in ``key``, or the record's key itself where that is one
-    column, or what ``tombstone_key=`` makes of the record; with ``order_by`` that must have this column, too.
-    A deletion is not remembered: an older record that comes after it makes the row again.
-    ``tombstone=None``: such records go to ``row=`` like any other.
+    ``tombstone="delete"``: a record whose value is None deletes its key's row, and ``row=`` is not called. The row's
+    key is taken from the fields of the record's key, or is that key itself if it is one column, or the result of
+    ``tombstone_key=``, a function of the record. With ``order_by`` it must have that column, too. Deletions are not
+    remembered: an older record that comes later creates the row again. ``tombstone=None``: tombstones go to ``row=``.
 
-    ``compacted=True`` says that a reload may rebuild the table from a compacted topic, which keeps the newest record of
-    each key: the record's key and the row's key name each other, one to one, and every record has a row. It takes
-    ``row=`` and no ``order_by``. A worker does nothing else by it; a reload checks it.
+    ``compacted=True`` allows a reload to rebuild the table from a compacted topic, which keeps the newest record of
+    each key. It states that record keys and row keys correspond one to one, and that every record has a row. It
+    requires ``row=`` or ``changes=``, and excludes ``order_by``. A worker ignores it; a reload checks it.
 
-    A column that is named is written: a field that is None becomes NULL. What is not named keeps what the database has,
-    or gets its default. Of several rows of a key in one transaction the newest is stored.
+    ``on_conflict="keep"``: the first row of a key stays, and later ones change nothing. No row is deleted: tombstones
+    go to ``row=``. It excludes ``order_by``, ``offset_column`` and ``compacted``.
+
+    ``changes=True``: the values are Debezium's changes of rows (``value=Debezium()``, ``key=Debezium()``). Creates,
+    reads and updates are upserts of the ``columns``; deletes and tombstones delete the row; a changed key also deletes
+    the old row. Columns that the source did not send (``UNAVAILABLE``) keep their stored value. A truncate is poison.
+
+    Named columns are written: a field that is None becomes NULL. Other columns keep their stored value, or get their
+    default. Of several rows of a key in one transaction the newest is stored.
     """
+
+    keeps_records = True
 
     def __init__(
         self,
@@ -65,6 +79,8 @@ class Upsert(TableSink[V_contra, K_contra]):
         topics: Collection[str] | None = None,
         tombstone: Literal["delete"] | None = "delete",
         tombstone_key: Callable[[Record[Any, K_contra]], Any] | None = None,
+        on_conflict: Literal["update", "keep"] = "update",
+        changes: bool = False,
         order_by: str | None = None,
         offset_column: str | None = None,
         provenance: Mapping[str, str] | Sequence[str] | None = None,
@@ -77,19 +93,29 @@ class Upsert(TableSink[V_contra, K_contra]):
             raise ConfigError(f"{me}: key= takes the names of the key's columns, each once: key=['id']; got {key!r}")
         if tombstone not in {"delete", None}:
             raise ConfigError(f"{me}: tombstone= is 'delete' or None, got {tombstone!r}")
+        if on_conflict not in {"update", "keep"}:
+            raise ConfigError(f"{me}: on_conflict= is 'update' or 'keep', got {on_conflict!r}")
+        self.keeps_first = on_conflict == "keep"
+        is_ordered = order_by is not None or offset_column is not None or compacted
+        if self.keeps_first and is_ordered:
+            raise ConfigError(f"{me}: {_KEEPS_FIRST}")
+        if changes and (columns is None or row is not None or rows is not None):
+            raise ConfigError(f"{me}: {_MAKES_ROWS}")
+        if changes and (order_by is not None or self.keeps_first or tombstone is None or tombstone_key is not None):
+            raise ConfigError(f"{me}: {_IN_ORDER}")
         if order_by is not None and offset_column is not None:
             raise ConfigError(f"{me}: one column says which row is newer: give order_by= or offset_column=, not both")
-        if tombstone is None and tombstone_key is not None:
-            raise ConfigError(f"{me}: tombstone_key= is for tombstone='delete'")
-        if compacted and (row is None or order_by is not None):
+        self._tombstone = None if self.keeps_first else tombstone
+        if self._tombstone is None and tombstone_key is not None:
+            raise ConfigError(f"{me}: tombstone_key= is for tombstone='delete', and on_conflict='keep' deletes no row")
+        if compacted and ((row is None and not changes) or order_by is not None):
             raise ConfigError(
-                f"{me}: compacted=True says that each record's key is one row's key: it takes row=, one row for each "
-                "record, and no order_by=, by which an older record may be the newest"
+                f"{me}: compacted=True states that each record's key is one row's key: give row= or changes=True, one "
+                "row for each record, and leave out order_by=, which may keep a different record than compaction"
             )
         self.key, self.order_by, self.offset_column = tuple(key), order_by, offset_column
-        self.compacted = compacted
+        self.compacted, self.changes = compacted, changes
         self.tombstone_key = tombstone_key
-        self._tombstone = tombstone
         super().__init__(
             table,
             columns=columns,
@@ -100,21 +126,28 @@ class Upsert(TableSink[V_contra, K_contra]):
             round=round,
             timezone=timezone,
         )
+        self.conversions = dataclasses.replace(self.conversions, is_of_event=changes)
 
     @property
     def guarded(self) -> bool:
-        """Whether an older record never overwrites a newer one's row, in whatever order they come."""
+        """Whether older records never overwrite the row of a newer one, in whatever order they come."""
         return self.order_by is not None or self.offset_column is not None
 
     @property
     def deletes(self) -> bool:
-        """Whether a record without a value deletes its key's row, which is not remembered."""
+        """Whether a tombstone deletes its key's row."""
         return self._tombstone is not None
+
+    def without_tombstones(self) -> Self:
+        """A copy that deletes no rows, and needs no DELETE privilege."""
+        other = super().without_tombstones()
+        other._tombstone = None  # noqa: SLF001 -- of the same class
+        return other
 
     @property
     def target(self) -> Target:
-        """What is written where, as far as the columns are known."""
-        told = [self.provenance[name] for name in ("partition", "topic") if name in self.provenance]
+        """The table and the columns to write, as far as they are known."""
+        partition_columns = [self.provenance[name] for name in ("partition", "topic") if name in self.provenance]
         return Target(
             repr(self),
             self.path,
@@ -122,34 +155,42 @@ class Upsert(TableSink[V_contra, K_contra]):
             self.key,
             self.order_by,
             self.offset_column,
-            tuple(told) if self.offset_column and "partition" in self.provenance else (),
+            tuple(partition_columns) if self.offset_column and "partition" in self.provenance else (),
             self.conversions,
+            self.keeps_first,
         )
 
     def writer(self) -> SinkWriter[V_contra | None, K_contra]:
-        """What a worker writes its rows with."""
-        return UpsertWriter(self)
+        """A writer for one worker."""
+        return ChangesWriter(self) if self.changes else UpsertWriter(self)
 
     def check(self, tx: Connection, codecs: Collection[Codec] = ()) -> Any:
-        """The table's layout. Raises ConfigError where it, a column, the key's index or a right is missing.
+        """The table's layout. Raises ConfigError if the table, a column, the key's index or a privilege is missing.
 
-        And where a column cannot hold a field as it is.
+        Also if a column cannot hold a field as it is.
         """
         from seekpoint.sinks.upsert.check import check_upsert  # noqa: PLC0415 -- a declaration needs no driver
 
+        self._check_codecs(codecs)
         target = dataclasses.replace(self.target, columns=self.expected(codecs))
         require_whole_names(repr(self), target.columns or target.deletes)
         layout = check_upsert(tx, target, deletes=self._tombstone is not None)
         self.check_fields(codecs, layout.written)
         return layout
 
+    def _check_codecs(self, codecs: Collection[Codec]) -> None:
+        """Raise ConfigError if a codec decodes changes and the sink takes rows, or the reverse."""
+        for codec in codecs:
+            if isinstance(codec, Debezium) is not self.changes:
+                raise ConfigError(f"{self!r}: {_ROWS_ARE_NO_CHANGES if self.changes else _CHANGES_ARE_NO_ROWS}")
+
     @property
     def needed(self) -> tuple[str, ...]:
-        """The columns without whose values no row is found."""
+        """The columns that must not be null: the key, and ``order_by`` if it is set."""
         return (*self.key, *([self.order_by] if self.order_by else []))
 
     def require_columns(self, columns: tuple[str, ...]) -> None:
-        """Raise ConfigError where these columns of the rows contradict the rest of the declaration."""
+        """Raise ConfigError if these columns of the rows contradict the rest of the declaration."""
         super().require_columns(columns)
         written = (*columns, *self.provenance.values())
         if missing := [name for name in self.needed if name not in written]:
@@ -158,23 +199,40 @@ class Upsert(TableSink[V_contra, K_contra]):
             )
 
 
+_KEEPS_FIRST = (
+    "on_conflict='keep' keeps the first row of a key, and order_by=, offset_column= and compacted= are for the newest: "
+    "leave them out; provenance= stores the offset"
+)
+_MAKES_ROWS = "changes=True makes the rows from the changes: name the table's columns=[...], and give no row= or rows="
+_IN_ORDER = (
+    "changes=True applies changes in the order of the log, and deletes rows: leave order_by=, on_conflict=, tombstone= "
+    "and tombstone_key= out; offset_column= keeps older records from newer rows"
+)
+_CHANGES_ARE_NO_ROWS = (
+    "the values are Debezium's changes, and an Upsert of their rows would leave deleted rows in the table: give the "
+    "sink changes=True"
+)
+_ROWS_ARE_NO_CHANGES = "changes=True applies the changes that value=Debezium() decodes: give the pipeline this codec"
+
+
 class UpsertWriter(TableWriter[Upsert[Any, Any]]):
-    """Writes each key's newest row; ``strategies`` is what it has learned of the stream."""
+    """Writes each key's newest row; ``strategies`` chooses and remembers how."""
 
     def __init__(self, sink: Upsert[Any, Any]) -> None:
         self.strategies = WriteStrategies()
         self._announced: WriteStrategy | None = None
-        self._known: CachedLayout | None = None
+        self._known: CachedLayout[UpsertSql] | None = None
+        self._is_first = True
         super().__init__(sink)
         self._needed = () if self.columns is None else self._places()
 
     @property
     def target(self) -> Target:
-        """What is written where, as far as the columns are known."""
+        """The table and the columns to write, as far as they are known."""
         return dataclasses.replace(self._sink.target, columns=self.written)
 
     def know(self, columns: tuple[str, ...]) -> None:
-        """The rows' own columns are known now. Raises ConfigError where they contradict the declaration."""
+        """Set the columns of the rows. Raises ConfigError if they contradict the declaration."""
         super().know(columns)
         self._needed = self._places()
 
@@ -183,38 +241,57 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
         return tuple((name, written.index(name)) for name in self._sink.needed)
 
     def rows(self, record: Record[Any, Any]) -> Iterable[Row]:
-        """Rows of one record, or what its tombstone deletes; raises Poison where a key or order is null."""
+        """Rows of one record, or its deletion if it is a tombstone. Raises Poison if a key or ``order_by`` is null."""
         if record.value is None and self._sink.deletes:
             return (self._gone(record),)
-        made = list(super().rows(record))
-        for row in made:
-            for name, at in self._needed:
-                if row[at] is None:
+        if self._is_first:
+            self._is_first = False
+            self._warn_of_changes(record.value)
+        rows = list(super().rows(record))
+        for row in rows:
+            for name, index in self._needed:
+                if row[index] is None:
                     raise Poison(f"{self!r}: column {name!r} is null, and without it no row is found")
-        return made
+        return rows
 
     def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
-        """The rows of many records at once; None where one must be looked at with its record."""
-        made = super().value_rows(values)
-        if made is None or any(None in map(itemgetter(at), made) for _, at in self._needed):
+        """The rows of many values at once; None if a key is null, so that the error names its record."""
+        rows = super().value_rows(values)
+        if rows is None or any(None in map(itemgetter(index), rows) for _, index in self._needed):
             return None
-        return made
+        return rows
+
+    def _warn_of_changes(self, value: Any) -> None:
+        """Warn if ``row=`` takes apart envelopes of Debezium: it misses deletes and changed keys."""
+        if isinstance(value, Change):
+            raise ConfigError(f"{self!r}: {_CHANGES_ARE_NO_ROWS}")
+        if is_envelope(value):
+            logger.warning(
+                "%r: the first record is a Debezium envelope. row= cannot delete rows: a row that the source deletes "
+                "(if no tombstone follows) or gives another key stays in the table. Give the pipeline value=Debezium() "
+                "and key=Debezium(), and the sink changes=True",
+                self,
+            )
 
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
-        """Take the rows as they come; they are in the table when the block is left."""
+        """Take rows as they come; they are in the table when the block ends."""
         from seekpoint.sinks.target_table import rerun_if_changed  # noqa: PLC0415 -- rows are made without a driver
-        from seekpoint.sinks.upsert.open_upsert import CachedLayout, OpenUpsert  # noqa: PLC0415
+        from seekpoint.sinks.upsert.open_merge import CachedLayout  # noqa: PLC0415
+        from seekpoint.sinks.upsert.open_upsert import OpenUpsert  # noqa: PLC0415
 
-        self._known = self._known or CachedLayout()
+        cache = self._known = self._known or CachedLayout()
         with (
             rerun_if_changed(tx, self._sink.path),
-            OpenUpsert(tx, lambda: self.target, self._known, self.strategies) as writer,
+            self._opened(lambda: OpenUpsert(tx, lambda: self.target, cache, self.strategies)) as writer,
         ):
             yield writer
 
+    def _opened(self, begin: Callable[[], OpenUpsert]) -> AbstractContextManager[Writer]:
+        return begin()
+
     def strategy_changed(self) -> WriteStrategyChanged | None:
-        """After COMMIT: whether large transactions are written in another way than when this was asked last."""
+        """The event to emit after COMMIT if large transactions have another write strategy than at the last call."""
         current, last, conflicts = self.strategies.current, self.strategies.last, self.strategies.conflicts
         if current is self._announced or current is None or last is None:
             return None
@@ -224,52 +301,98 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
     # -- tombstones ---------------------------------------------------------------------------------------
 
     def _gone(self, record: AnyRecord) -> Deleted:
-        given = record.key if self._sink.tombstone_key is None else self._sink.tombstone_key(record)
+        key = record.key if self._sink.tombstone_key is None else self._sink.tombstone_key(record)
         names = self._sink.needed
-        values = self._named(names, given)
+        values = self._named(names, key)
         for name, value in zip(names, values, strict=True):
             if value is None:
                 raise Poison(f"{self!r}: the tombstone's {name!r} is null, and without it no row is found")
+        return self._deleted(record, values)
+
+    def _deleted(self, record: AnyRecord, values: tuple[Any, ...]) -> Deleted:
+        """The deletion of the row with these values, and with the record's offset if ``offset_column`` needs it."""
         if self._sink.offset_column is None:
             return Deleted(values)
-        told = [getattr(record, name) for name in ("partition", "topic") if name in self._sink.provenance]
-        return Deleted((*values, record.offset, *(told if "partition" in self._sink.provenance else ())))
+        origin = [getattr(record, name) for name in ("partition", "topic") if name in self._sink.provenance]
+        return Deleted((*values, record.offset, *(origin if "partition" in self._sink.provenance else ())))
 
-    def _named(self, names: tuple[str, ...], given: Any) -> tuple[Any, ...]:
-        """The values of these columns, from whatever names them."""
-        if given is None:
-            raise Poison(f"{self!r}: a tombstone without a key; nothing says which row it deletes")
-        kind = type(given)
+    def _named(self, names: tuple[str, ...], key: Any) -> tuple[Any, ...]:
+        """The values of these columns from a tombstone's key: a mapping, an object, a tuple, or one value."""
+        if key is None:
+            raise Poison(f"{self!r}: a tombstone without a key does not say which row to delete")
+        kind = type(key)
         if issubclass(kind, Mapping):
-            found = dict(given)
-        elif issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind):
-            found = {name: getattr(given, name) for name in names if hasattr(given, name)}
-        elif isinstance(given, tuple | list):
-            if len(given) != len(names):
-                raise Poison(f"{self!r}: the tombstone's key has {len(given)} values for {', '.join(names)}")
-            found = dict(zip(names, given, strict=True))
-        elif isinstance(given, bytes) and self._sink.tombstone_key is None:
+            values = dict(key)
+        elif field_names(kind) is not None:
+            values = {name: getattr(key, name) for name in names if hasattr(key, name)}
+        elif isinstance(key, tuple | list):
+            if len(key) != len(names):
+                raise Poison(f"{self!r}: the tombstone's key has {len(key)} values for {', '.join(names)}")
+            values = dict(zip(names, key, strict=True))
+        elif isinstance(key, bytes) and self._sink.tombstone_key is None:
             raise ConfigError(
                 f"{self!r}: a tombstone's key is bytes, and no codec decodes them; give the pipeline a codec "
                 "(key=Text(), key=Json(...)), or the sink tombstone_key=, a function of the record"
             )
         elif len(names) == 1:
-            found = {names[0]: given}
+            values = {names[0]: key}
         else:
             raise Poison(
-                f"{self!r}: the tombstone's key does not name {', '.join(names)}; say with tombstone_key= what they are"
+                f"{self!r}: the tombstone's key does not name {', '.join(names)}: give tombstone_key=, which returns "
+                "their values"
             )
-        if missing := [name for name in names if name not in found]:
+        if missing := [name for name in names if name not in values]:
             raise Poison(
-                f"{self!r}: the tombstone's key has no {', '.join(missing)}; say with tombstone_key= what they are"
+                f"{self!r}: the tombstone's key has no {', '.join(missing)}: give tombstone_key=, which returns the "
+                f"values of {', '.join(names)}"
             )
-        return tuple(found[name] for name in names)
+        return tuple(values[name] for name in names)
+
+
+class ChangesWriter(UpsertWriter):
+    """Writes an ``Upsert(changes=True)``: the row after each change, or its deletion."""
+
+    def __init__(self, sink: Upsert[Any, Any]) -> None:
+        super().__init__(sink)
+        assert sink.columns is not None
+        self._after = self._by_key(sink.columns)
+
+    def rows(self, record: Record[Any, Any]) -> Iterable[Row]:
+        """The row after the change, or its deletion. If the key has changed, the old row is deleted first."""
+        change = record.value
+        if change is None:
+            return (self._gone(record),)
+        if not isinstance(change, Change):
+            raise ConfigError(f"{self!r}: {_ROWS_ARE_NO_CHANGES}")
+        if change.op == "t":
+            raise Poison(f"{self!r}: the source's table was truncated, which the sink does not apply", record)
+        if change.op == "d":
+            return (self._deleted(record, key_before(self, self._sink.key, record)),)
+        assert change.after is not None
+        row = (*self._after(change.after), *self._where(record))
+        require_readable(self, row, record)
+        key = tuple(row[place] for _, place in self._needed)
+        if None in key or UNAVAILABLE in key:
+            raise Poison(f"{self!r}: {', '.join(self._sink.key)} is null, and without it no row is found", record)
+        rows: list[Row] = [Partial(row) if UNAVAILABLE in row else row]
+        if change.op == "u" and (before := key_before(self, self._sink.key, record)) != key:
+            rows.insert(0, self._deleted(record, before))
+        return rows
+
+    def value_rows(self, values: Sequence[Any]) -> list[Row] | None:  # noqa: ARG002 -- a change needs its record
+        """None: each change is made from its whole record."""
+        return None
+
+    def _opened(self, begin: Callable[[], OpenUpsert]) -> AbstractContextManager[Writer]:
+        assert self.written is not None
+        return OpenChanges(begin, self.written)
 
 
 def _with_offset(me: str, provenance: dict[str, str], offset_column: str | None) -> dict[str, str] | None:
-    """The guard's column is one of the provenance."""
+    """The provenance with ``offset_column`` added. Raises ConfigError if it stores the offset in another column."""
     if offset_column is not None and provenance.setdefault("offset", offset_column) != offset_column:
         raise ConfigError(
-            f"{me}: provenance= puts the offset into {provenance['offset']!r}, offset_column= into {offset_column!r}"
+            f"{me}: provenance= puts the offset into {provenance['offset']!r}, offset_column= into {offset_column!r}: "
+            "name one column for both"
         )
     return provenance or None

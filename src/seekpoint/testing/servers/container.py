@@ -1,4 +1,4 @@
-"""Throwaway servers in containers, for machines where a Docker engine answers."""
+"""Throwaway servers in containers, if a Docker engine answers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 
 from seekpoint.testing.servers.process import ServerFailed
 
-#: Where engines listen when ``DOCKER_HOST`` does not say.
+#: Where engines listen if ``DOCKER_HOST`` is not set.
 SOCKETS = ("/var/run/docker.sock", "~/.docker/run/docker.sock")
 
 
 @functools.cache
 def docker_answers() -> bool:
-    """Whether a Docker engine answers. Costs nothing where there is none; ``SEEKPOINT_DOCKER=0`` says no."""
+    """Whether a Docker engine answers. Fast if there is none; ``SEEKPOINT_DOCKER=0`` makes it False."""
     if os.environ.get("SEEKPOINT_DOCKER") == "0":
         return False
     if "DOCKER_HOST" not in os.environ and not any(Path(path).expanduser().exists() for path in SOCKETS):
@@ -37,7 +37,7 @@ def docker_answers() -> bool:
 
 
 def _docker() -> Any:
-    """docker-py, imported late: a third of a second that machines without Docker need not pay."""
+    """docker-py, imported late: it takes a third of a second, which machines without Docker do not need."""
     return importlib.import_module("docker")
 
 

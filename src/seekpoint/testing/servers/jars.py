@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 KAFKA_VERSION = "4.3.1"
 BROKER = f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}"
-#: What makes the broker write a log: the same release as the log4j-core that it depends on.
+#: Lets the broker write a log: of the same release as the log4j-core that it depends on.
 LOGGING = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"
 CACHE_VARIABLE = "SEEKPOINT_CACHE"
 _OF_THE_FOLDER = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
@@ -40,27 +40,27 @@ def to_stderr(line: str) -> None:
 
 
 def classpath(progress: Callable[[str], None] = to_stderr) -> list[Path]:
-    """The jars of the broker on this machine, fetched where they are missing.
+    """The jars of the broker on this machine; missing ones are fetched.
 
-    Any number of processes may ask at once: one fetches, the others wait for it. A file that is not what the
-    lock says is never used. Raises :class:`seekpoint.testing.servers.process.ServerFailed`.
+    Any number of processes may ask at once: one fetches, the others wait for it. A file whose digest is not the lock's
+    is never used. Raises :class:`seekpoint.testing.servers.process.ServerFailed`.
     """
     lock = resources.files("seekpoint.testing.servers").joinpath("kafka-jars.lock").read_text(encoding="ascii")
-    wanted = [(coordinate, digest) for digest, coordinate in (line.split() for line in lock.splitlines())]
+    files = [(coordinate, digest) for digest, coordinate in (line.split() for line in lock.splitlines())]
     cache = cache_folder()
-    jars = [_place(cache, coordinate) for coordinate, _ in wanted]
-    # Written after the last jar was checked: who finds it need not check again.
+    jars = [_place(cache, coordinate) for coordinate, _ in files]
+    # Written after the last jar was checked: if it exists, nothing is checked again.
     stamp = cache / f"kafka-{KAFKA_VERSION}.{hashlib.sha256(lock.encode()).hexdigest()[:16]}.complete"
     if not (stamp.exists() and all(jar.exists() for jar in jars)):
         with _only_one(cache):
             if not (stamp.exists() and all(jar.exists() for jar in jars)):
-                _fetch(cache, wanted, progress)
+                _fetch(cache, files, progress)
                 stamp.touch()
     return jars
 
 
 def cache_folder() -> Path:
-    """``SEEKPOINT_CACHE``, else ``seekpoint`` in the user's cache folder; created when it is not there."""
+    """``SEEKPOINT_CACHE``, else ``seekpoint`` in the user's cache folder; created if missing."""
     named = os.environ.get(CACHE_VARIABLE)
     user = os.environ.get("XDG_CACHE_HOME")
     try:
@@ -68,7 +68,7 @@ def cache_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:
         raise ServerFailed(
-            f"nowhere to keep Kafka's jars: {error}\nRemedy: set {CACHE_VARIABLE} to a folder"
+            f"no folder for Kafka's jars: {error}\nRemedy: set {CACHE_VARIABLE} to a writable folder"
         ) from error
     return folder.absolute()
 
@@ -80,14 +80,14 @@ def _only_one(cache: Path) -> Iterator[None]:
     except OSError as error:
         raise ServerFailed(_not_kept(cache, error)) from error
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # let go by closing, and by dying
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released by closing, and at the end of the process
         yield
 
 
 def _not_kept(cache: Path, error: OSError) -> str:
     return (
         f"Kafka's jars cannot be kept in {cache}: {error}\n"
-        f"Remedy: set {CACHE_VARIABLE} to a folder that can be written, with 100 MB of free space"
+        f"Remedy: set {CACHE_VARIABLE} to a writable folder with 100 MB of free space"
     )
 
 
@@ -105,7 +105,7 @@ def _place(cache: Path, coordinate: str) -> Path:
     return cache.joinpath("maven", *group.split("."), artifact, version, f"{artifact}-{version}.jar")
 
 
-def _fetch(cache: Path, wanted: list[tuple[str, str]], progress: Callable[[str], None]) -> None:
+def _fetch(cache: Path, files: list[tuple[str, str]], progress: Callable[[str], None]) -> None:
     context = _context(cache)
     title = f"Fetching Apache Kafka {KAFKA_VERSION} into {cache}, 45 MB, once"
     progress(title)
@@ -113,26 +113,29 @@ def _fetch(cache: Path, wanted: list[tuple[str, str]], progress: Callable[[str],
     def fetch(coordinate: str, digest: str) -> None:
         jar = _place(cache, coordinate)
         if jar.exists() and _digest(jar) != digest:
-            jar.unlink()  # cut short by an earlier end of this process
+            jar.unlink()  # incomplete: an earlier process ended while it fetched the file
         context.create_dependency(coordinate).artifact.resolve()
         if _digest(jar) != digest:
             jar.unlink()
-            raise ServerFailed(f"{coordinate} is not the file that kafka-jars.lock names: it was thrown away")
+            raise ServerFailed(
+                f"the fetched {coordinate} has another SHA-256 than in kafka-jars.lock, and was deleted: try again, or "
+                "check what the network's proxy or mirror delivers"
+            )
 
     with ThreadPoolExecutor(max_workers=8) as pool:
-        under_way = [pool.submit(fetch, *one) for one in wanted]
+        under_way = [pool.submit(fetch, *jar) for jar in files]
         try:
             for done, future in enumerate(as_completed(under_way), start=1):
                 future.result()
-                if done % 10 == 0 or done == len(wanted):
-                    progress(f"{title}: {done} of {len(wanted)} jars")
+                if done % 10 == 0 or done == len(files):
+                    progress(f"{title}: {done} of {len(files)} jars")
         except (OSError, RuntimeError) as error:
             pool.shutdown(cancel_futures=True)
             if isinstance(error, OSError) and error.errno in _OF_THE_FOLDER:
                 raise ServerFailed(_not_kept(cache, error)) from error
             raise ServerFailed(
                 f"Apache Kafka {KAFKA_VERSION} could not be fetched: {error}\n"
-                "Remedy: check the network (a proxy goes into HTTPS_PROXY, a private authority into "
+                "Remedy: check the network (a proxy goes into HTTPS_PROXY, a private certificate authority into "
                 "REQUESTS_CA_BUNDLE) and try again: what has arrived is kept. Or start Docker; tests (not "
                 "`seekpoint dev` and `demo`) also take SEEKPOINT_TEST_BROKERS, a broker that you run yourself"
             ) from error

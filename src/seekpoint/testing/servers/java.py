@@ -12,7 +12,7 @@ from pathlib import Path
 
 from seekpoint.testing.servers.process import ServerFailed
 
-#: What Apache Kafka 4 asks of a broker's Java.
+#: The oldest Java that Apache Kafka 4 runs on.
 OLDEST = 17
 
 
@@ -43,8 +43,8 @@ def find_java() -> Path:
 
 def _major(java: Path) -> int | None:
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=True, timeout=20).stderr
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, check=True, timeout=20).stderr
     except (OSError, subprocess.SubprocessError):
         return None
-    found = re.search(r'version "(?:1\.)?(\d+)', said)
-    return int(found[1]) if found else None
+    match = re.search(r'version "(?:1\.)?(\d+)', output)
+    return int(match[1]) if match else None

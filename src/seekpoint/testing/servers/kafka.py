@@ -1,4 +1,4 @@
-"""A Kafka broker to throw away: one that is given, one in a container, or Apache Kafka from its own jars."""
+"""A throwaway Kafka broker: one that is given, one in a container, or Apache Kafka from its own jars."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from seekpoint.testing.servers.server import ROOM, Handle, Server
 BROKERS_VARIABLE = "SEEKPOINT_TEST_BROKERS"
 IMAGE = f"apache/kafka:{KAFKA_VERSION}"
 
-#: One broker that keeps up with tests: internal topics of one partition, and short waits wherever a group,
-#: a restart after a crash, or the cleaner would make a test wait for seconds.
+# A single broker for tests: internal topics have one partition, and those waits are short that would delay a test by
+# seconds (in groups, after a restart, before compaction).
 SETTINGS: Mapping[str, str] = {
     "auto.create.topics.enable": "false",
     "log.retention.ms": "-1",  # a record is never deleted because its timestamp is old
@@ -51,8 +51,8 @@ SETTINGS: Mapping[str, str] = {
     "log.cleaner.dedupe.buffer.size": "8388608",
 }
 
-#: Of a broker that is there to be broken: killed -9, it is let in again when its old registration has expired. One that
-#: has to wait for a processor for so long is shut out, too, and answers that there are no brokers.
+#: For a broker that tests kill: after kill -9 it is admitted again when its old registration has expired. If its
+#: heartbeats are late by that much, it is fenced, too, and answers that there are no brokers.
 BREAKABLE: Mapping[str, str] = {"broker.session.timeout.ms": "1000", "broker.heartbeat.interval.ms": "250"}
 
 JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
@@ -61,8 +61,8 @@ JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"
 class KafkaServer(Server):
     """A running broker; ``bootstrap`` is its ``bootstrap.servers``.
 
-    Started with ``proxied`` ports it has a second listener, and ``proxied_bootstrap`` is the address for clients
-    that always use the proxy: the broker's metadata has no other one for them.
+    Started with ``proxied`` ports it has a second listener, and ``proxied_bootstrap`` is the address for clients that
+    always use the proxy: the broker's metadata names only the proxy for them.
     """
 
     variable = BROKERS_VARIABLE
@@ -88,7 +88,7 @@ class KafkaServer(Server):
 
     def start(self) -> None:
         super().start()
-        self._clients.clear()  # their connections would only complain about the next stop
+        self._clients.clear()  # their connections would only log errors at the next stop
 
     def _not_ready(self) -> str | None:
         host, _, port = self.bootstrap.split(",")[0].rpartition(":")
@@ -97,15 +97,17 @@ class KafkaServer(Server):
         except (OSError, ValueError) as error:
             return f"{self._origin} at {self.bootstrap} does not answer: {error}"
         try:
-            known = self._metadata(self.bootstrap)
+            metadata = self._metadata(self.bootstrap)
             if self._proxied is not None:  # opened after the first listener, which answers even if this one fails
                 self._metadata(f"127.0.0.1:{self._proxied[0]}")
         except KafkaException as error:
             return f"{self._origin} at {self.bootstrap} listens, but does not answer: {error}"
         leaderless = [
-            name for name, topic in known.topics.items() if any(p.leader < 0 for p in topic.partitions.values())
+            name
+            for name, topic in metadata.topics.items()
+            if any(partition.leader < 0 for partition in topic.partitions.values())
         ]
-        if leaderless or not known.brokers:
+        if leaderless or not metadata.brokers:
             return f"{self._origin} at {self.bootstrap} has no leader for {', '.join(leaderless) or 'anything'}"
         return None
 
@@ -151,21 +153,21 @@ def origin() -> str:
 
 
 def _cluster_id() -> str:
-    """A random id of Kafka's kind: 16 bytes in base64. A leading dash would read as an option."""
+    """A random id in Kafka's form: 16 bytes in base64, without a leading dash, which would read as an option."""
     while (name := urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         continue
     return name
 
 
 class _Listeners:
-    """The ports of one broker, and the properties that say so."""
+    """The ports of one broker, and the broker properties that set them."""
 
     def __init__(self, proxied: tuple[int, int] | None) -> None:
         self.plain, self.controller = free_port(), free_port()
         self.proxied = proxied
 
     def properties(self, host: str = "127.0.0.1") -> dict[str, str]:
-        """``host`` is the address to listen at; clients always come to 127.0.0.1."""
+        """``host`` is the address to listen on; clients always connect to 127.0.0.1."""
         listen = {"PLAINTEXT": self.plain, "CONTROLLER": self.controller}
         advertise = {"PLAINTEXT": self.plain}
         if self.proxied is not None:
@@ -210,9 +212,9 @@ def _from_jars(
     settings = {"log.dirs": str(folder.path / "data"), **listeners.properties(), **SETTINGS, **properties}
     config = folder.path / "server.properties"
     config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()), encoding="utf-8")
-    # Native libraries are unpacked into the temporary folder of Java: into ours, which is removed.
+    # Java unpacks native libraries into its temporary folder: into ours, which is removed.
     scratch = (f"-Djava.io.tmpdir={folder.path}", "-Dlog4j2.level=WARN")
-    # Through a file: 46 paths would fill the list of processes.
+    # In a file: 46 paths on the command line would clutter each list of processes.
     classes = folder.path / "classpath"
     classes.write_text(f'-cp "{os.pathsep.join(map(str, jars))}"', encoding="utf-8")
     command = [str(java), *JVM, *scratch, f"@{classes}"]

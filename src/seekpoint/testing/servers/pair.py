@@ -1,4 +1,4 @@
-"""A Postgres and a Kafka broker, started together; and where the pair of ``seekpoint dev`` is found."""
+"""Starts a Postgres and a Kafka broker together, and finds the pair of ``seekpoint dev``."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Pair:
 
     def close(self) -> None:
         """Remove both with their data."""
-        with ExitStack() as both:
-            both.callback(self.postgres.close)
-            both.callback(self.kafka.close)
+        with ExitStack() as servers:
+            servers.callback(self.postgres.close)
+            servers.callback(self.kafka.close)
 
     def __enter__(self) -> Self:
         return self
@@ -69,8 +69,8 @@ def start_pair(
             raise
 
 
-_FILE = "pair.json"  # in a temporary folder of the process that runs the pair: it goes when that process goes
-PAIR_FOLDER = "dev"  # the folder's name, as `seekpoint.testing.servers.process.Folder` takes it
+_FILE = "pair.json"  # in a temporary folder of the process that runs the pair, which is removed at its end
+PAIR_FOLDER = "dev"  # the folder's name, for `seekpoint.testing.servers.process.Folder`
 
 
 class RunningPair(msgspec.Struct, frozen=True):
@@ -93,7 +93,7 @@ def announce_pair(folder: Path, database_url: str, bootstrap: str) -> RunningPai
 
 
 def find_pair() -> RunningPair | None:
-    """The pair that this user's ``seekpoint dev`` runs, None without one. Raises ConfigError where several run."""
+    """The pair of this user's ``seekpoint dev``, None without one. Raises ConfigError if several run."""
     files = Path(tempfile.gettempdir()).glob(f"seekpoint-{PAIR_FOLDER}-*/{_FILE}")
     pairs = [pair for file in files if (pair := _read(file)) is not None]
     if len(pairs) > 1:
@@ -105,7 +105,7 @@ def find_pair() -> RunningPair | None:
 
 
 def _read(file: Path) -> RunningPair | None:
-    """The announcement; None where it is another user's, or its process has ended."""
+    """The announcement; None if it is another user's, or its process has ended."""
     try:
         if file.parent.stat().st_uid != os.getuid():
             return None

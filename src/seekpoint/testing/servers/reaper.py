@@ -1,8 +1,9 @@
-"""Ends servers and removes their folders when the process that started them is gone, however it went.
+"""Ends servers and removes their folders when the process that started them has ended, also by SIGKILL.
 
-A program of its own, run by path and from the standard library alone: it outlives a SIGKILL of its owner.
-The owner writes one line for each thing to keep an eye on (``+pid 7``, ``+dir /tmp/x``) or no longer to
-(``-pid 7``, ``-dir /tmp/x``). The end of the input means that the owner is gone: whatever is left is ended.
+A separate program, run by path and with only the standard library, so that it outlives its owner. The owner writes a
+line for each process or folder to watch (``+pid 7``, ``+dir /tmp/x``), and another when that ends (``-pid 7``,
+``-dir /tmp/x``). When the input ends, the owner has ended: remaining processes are
+killed, and remaining folders removed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-# A killed Postgres leaves backends that end by themselves, and may still write for a moment.
+# Backends of a killed Postgres end by themselves, and may still write for a moment.
 PATIENCE = 5.0
 
 
@@ -27,20 +28,20 @@ def remove(folder: Path) -> None:
 
 
 def main() -> None:
-    kept: dict[str, None] = {}
+    resources: dict[str, None] = {}
     for line in sys.stdin:
-        sign, thing = line[0], line[1:].rstrip("\n")
+        sign, resource = line[0], line[1:].rstrip("\n")
         if sign == "+":
-            kept[thing] = None
+            resources[resource] = None
         else:
-            kept.pop(thing, None)
-    things = [thing.split(" ", 1) for thing in kept]
-    for pid in (int(name) for kind, name in things if kind == "pid"):
+            resources.pop(resource, None)
+    pairs = [resource.split(" ", 1) for resource in resources]
+    for pid in (int(name) for kind, name in pairs if kind == "pid"):
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
-            continue  # it was faster
-    for folder in (Path(name) for kind, name in things if kind == "dir"):
+            continue  # it has ended already
+    for folder in (Path(name) for kind, name in pairs if kind == "dir"):
         remove(folder)
 
 

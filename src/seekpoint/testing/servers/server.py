@@ -1,4 +1,4 @@
-"""What every throwaway server can do: one in a child process, one in a container, or one that was given."""
+"""The interface of throwaway servers: in a child process, in a container, or one that was given."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Self
 from seekpoint.testing.servers.container import Container
 from seekpoint.testing.servers.process import Child, ServerFailed, at_exit
 
-#: What most often keeps a server of ours from starting.
+#: The remedy for the most frequent reason why a server that is started here fails.
 ROOM = "set TMPDIR to a folder with free space"
 
 
@@ -19,7 +19,7 @@ LITTLE = 256 * 1024 * 1024  # bytes
 
 
 def space_left() -> str:
-    """A line that says how little space is left for temporary files; empty where there is enough."""
+    """A line that says how little space is left for temporary files; empty if there is enough."""
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     return f"\n{folder} has {free >> 20} MB left." if free < LITTLE else ""
@@ -31,11 +31,11 @@ Handle = Child | Container
 class Server(abc.ABC):
     """A running server, removed at the end of the ``with`` block or of the process.
 
-    ``stop`` ends it in order, ``kill`` like a crash, ``freeze`` leaves it hanging; after ``stop`` and ``kill``
-    ``start`` brings it back with the same data at the same ports, and returns when it serves again.
+    ``stop`` ends it in order, ``kill`` as a crash, ``freeze`` lets it hang; after ``stop`` and ``kill``, ``start``
+    starts it again with the same data at the same ports, and returns when it serves.
     """
 
-    #: Seconds until a start that has not succeeded is an error; a server that was given has 2 at most.
+    #: Seconds that a start may take; a server that was given has 2 at most.
     patience = 60.0
 
     variable: str
@@ -57,13 +57,14 @@ class Server(abc.ABC):
     def _ours(self) -> Handle:
         if self._handle is None:
             raise ServerFailed(
-                f"this server was given by {self.variable} and is not ours to break: start one with own=True"
+                f"the server that {self.variable} names was not started here, so it is not stopped, killed or frozen: "
+                "start one with own=True"
             )
         return self._handle
 
     @property
     def pid(self) -> int:
-        """The server's process id on this machine (of the container's first process, where it is one)."""
+        """The server's process id on this machine (of the container's first process, if it is one)."""
         return self._ours.pid
 
     @property
@@ -81,7 +82,7 @@ class Server(abc.ABC):
             time.sleep(0.02)
 
     def failure(self, problem: str) -> ServerFailed:
-        """Remove the server; returns the error that says why, with the end of its log and the remedy."""
+        """Remove the server; returns the error with the problem, the end of its log and the remedy."""
         log = f"(its log is elsewhere; check {self.variable}, or unset it to have a server started)"
         if self._handle is not None:
             log = self._handle.log_tail()

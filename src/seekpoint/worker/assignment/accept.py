@@ -1,4 +1,4 @@
-"""Which messages of the client count: those of active partitions, in order, that were not read before (I3)."""
+"""Accepts the client's messages: those of active partitions, in order, that were not read before (I3)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from seekpoint.worker.assignment.states import ActivePartition
 
 
 def accept_messages(partitions: AssignedPartitions, messages: Iterable[Message], announce: Announcer) -> Chunk[Message]:
-    """Keep what belongs to an active partition and was not read before; move the read positions over it (I3).
+    """Keep messages of active partitions that were not read before, and move the read positions past them (I3).
 
-    What has to wait goes into its partition's backlog instead.
+    Records that have to wait go into their partition's backlog instead.
     """
     accepted = _Accepted(partitions, announce)
     for partition, run in _runs(list(messages)):
@@ -32,16 +32,16 @@ def accept_messages(partitions: AssignedPartitions, messages: Iterable[Message],
 
 
 def _runs(messages: list[Message]) -> Iterator[tuple[tuple[str | None, int | None] | None, list[Message]]]:
-    """What follows each other of one partition, with the partition; all of it, with None, where not all are records.
+    """Consecutive messages of one partition, with the partition; all messages, with None, if some are not records.
 
-    The client hands over what one answer of a broker has of a partition, and then the next one's: runs are long.
+    Runs are long: the client returns a broker's answer partition by partition.
     """
     if not messages:
         return
-    if True in [m.error() is not None for m in messages]:
+    if True in [message.error() is not None for message in messages]:
         yield None, messages
         return
-    topics, numbers = [m.topic() for m in messages], [m.partition() for m in messages]
+    topics, numbers = [message.topic() for message in messages], [message.partition() for message in messages]
     if topics.count(topics[0]) == numbers.count(numbers[0]) == len(messages):
         yield (topics[0], numbers[0]), messages
         return
@@ -53,7 +53,7 @@ def _runs(messages: list[Message]) -> Iterator[tuple[tuple[str | None, int | Non
 
 
 class _Accepted:
-    """What is kept of one answer of the client."""
+    """The messages to keep from one poll of the client."""
 
     def __init__(self, partitions: AssignedPartitions, announce: Announcer) -> None:
         self._partitions, self._announce = partitions, announce
@@ -63,18 +63,18 @@ class _Accepted:
         self._waiting: list[tuple[ActivePartition, Message]] = []
 
     def add_run(self, partition: Any, run: list[Message]) -> bool:
-        """Keep records of one partition, without a look at each; False if one of them is not to be kept."""
+        """Keep a run of one partition's records at once; False if one of them must not be kept."""
         active = self._partitions.active.get(partition)
         if active is None or active.backlog is not None:
             return False
-        offsets: list[Any] = [m.offset() for m in run]
+        offsets: list[Any] = [message.offset() for message in run]
         if offsets[0] < active.read_position or not all(map(lt, offsets, offsets[1:])):
             return False
         self._keep(active, run, offsets[-1])
         return True
 
     def add_each(self, messages: Iterable[Message]) -> None:
-        """Keep of these what is to be kept."""
+        """Check messages one by one, and drop stale ones."""
         for message in messages:
             if message.error() is not None:
                 self._in_stream(message)
@@ -83,14 +83,14 @@ class _Accepted:
             active = self._partitions.active.get(partition)
             offset: Any = message.offset()
             if active is None or offset < active.read_position:
-                continue  # read before it was activated again, or revoked
+                continue  # read before its partition was revoked, stopped or activated again
             if active.backlog is not None:
                 self._waiting.append((active, message))
                 continue
             self._keep(active, (message,), offset)
 
     def _keep(self, active: ActivePartition, messages: Sequence[Message], last: int) -> None:
-        """These come next of their partition, the last one at this offset: the read position moves after it."""
+        """Keep the next messages of a partition, and move its read position past the ``last`` offset."""
         partition = active.claim.partition
         read = self._reads.get(partition)
         if read is None:
@@ -100,7 +100,7 @@ class _Accepted:
         self._kept += messages
 
     def chunk(self) -> Chunk[Message]:
-        """What may be applied now; the rest is in the backlogs."""
+        """The messages that may be applied now; the others go into the backlogs."""
         if self._waiting:
             self._store()
         now = monotonic()
@@ -111,12 +111,12 @@ class _Accepted:
         return Chunk(self._kept, self._reads)
 
     def _store(self) -> None:
-        """Put what waits into the backlogs. The partitions stay quiet: they may be reset while it waits."""
+        """Put waiting records into the backlogs. Their partitions stay quiet, so that idle checks notice a reset."""
         now, stored = Moment.now(), 0
         for active, message in self._waiting:
             record, error = kafka.readable(message)
             if active.backlog is None or record.offset < active.read_position:
-                continue  # twice in one answer of the client
+                continue  # one poll returned it twice
             if error is not None:
                 active.unreadable[record.offset] = error
             active.backlog.add(record, active.read_position, now)
@@ -125,7 +125,7 @@ class _Accepted:
         self._announce(events.ChunkRead(records=stored))
 
     def _in_stream(self, message: Message) -> None:
-        """An event that came in the place of a record."""
+        """Act on an error or the end of a partition, in place of a record."""
         error: Any = message.error()
         partition = Partition(message.topic() or "", -1 if (n := message.partition()) is None else n)
         active = self._partitions.active.get(partition)
@@ -142,10 +142,10 @@ class _Accepted:
 
 
 def _is_of_this_assignment(active: ActivePartition, offset: int | None) -> bool:
-    """Whether a refused offset is not of an earlier assignment: the client's event survives a new one.
+    """Whether a refused offset belongs to this assignment; the client may report one of an earlier assignment late.
 
-    A truncation is reported without an offset, and only where the client had a leader epoch to compare.
+    A truncation is reported without an offset, and only if the client had a leader epoch to compare.
     """
     if offset is None:
         return active.claim.leader_epoch is not None or active.read_position > active.claim.next_offset
-    return offset >= active.read_position  # after it where the log has no records in between
+    return offset >= active.read_position  # it is later if the log has no records in between

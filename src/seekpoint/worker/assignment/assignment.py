@@ -1,4 +1,4 @@
-"""The partitions of one consumer, for a program with its own loop: what it reads, and the offsets it advances."""
+"""The partitions of one consumer, for a program with its own loop: reads records and advances offsets."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from seekpoint.worker.assignment.worker_assignment import WorkerAssignment
 class Assignment:
     """The partitions of one consumer, read from the ledger's offsets, for a program with its own loop.
 
-    ``consumer`` is a ``confluent_kafka.Consumer`` made with :func:`seekpoint.consumer_config`, ``kafka`` that
-    same configuration (for an admin client that asks for topic ids). With ``partitions=[(topic, number), ...]``
-    there is no group: the list is read, owned through the ledger alone, and the newest claim wins. Leaving the ``with``
-    block releases the claims and closes the consumer.
+    ``consumer`` is a ``confluent_kafka.Consumer`` made with :func:`seekpoint.consumer_config`; ``kafka`` is the same
+    configuration, for the admin client that asks for topic ids. With ``partitions=[(topic, number), ...]`` there is
+    no group: the ledger alone decides who owns them, and the newest claim wins. Leaving the ``with`` block releases
+    the claims and closes the consumer.
     """
 
     def __init__(
@@ -57,38 +57,38 @@ class Assignment:
 
     @property
     def client(self) -> Client:
-        """What the loop reads with."""
+        """The client that the loop reads with."""
         return self._worker.client
 
     @property
     def active(self) -> Mapping[Partition, ActivePartition]:
-        """What is read now."""
+        """The partitions that are read now."""
         return self._worker.active
 
     @property
     def stopped(self) -> Mapping[Partition, PartitionStopped]:
-        """What an operator has to decide about, and why."""
+        """The partitions that wait for an operator's decision, and why."""
         return self._worker.stopped
 
     @property
     def is_claiming(self) -> bool:
-        """Whether assigned partitions are not claimed yet."""
+        """Whether any assigned partition is not claimed yet."""
         return self._worker.is_claiming
 
     def lag(self) -> tuple[dict[Partition, int], frozenset[Partition]]:
-        """How many offsets each partition has yet to pass, stopped ones too; and those whose lag cannot be known.
+        """Each partition's lag in offsets, stopped ones too; and the partitions whose lag is not known.
 
-        That is where the position is past the log's end, or the topic is not the one that was read. Raises
-        KafkaUnavailable.
+        It is not known if the position is past the log's end, the topic is not the one that was read, or no broker
+        answers for its log. Raises KafkaUnavailable if none answers for any active partition.
         """
         return self._worker.lag()
 
     def accept_poll(self, messages: Iterable[Message]) -> Chunk[Message]:
-        """Call it with what each ``consume`` returned, and apply only what it gives back.
+        """Take the messages of each ``consume`` call, and return those to apply; apply no others.
 
-        Drops what is stale, acts on what the callbacks recorded (releases, claims, activates), and notices resets.
-        Raises ClusterChanged, HandlerOutdated, KafkaUnavailable, and database errors as they are; after any of them
-        everything is claimed again by the next call.
+        Drops stale messages, acts on what the callbacks recorded (releases, claims, activates), and notices resets.
+        Raises ClusterChanged, HandlerOutdated, KafkaUnavailable, and database errors unchanged; after any of them
+        the next call claims everything again.
         """
         chunk = self._worker.accept_messages(messages)
         try:
@@ -99,32 +99,32 @@ class Assignment:
         return chunk
 
     def advance(self, tx: Connection, *chunks: Chunk[Message]) -> list[Claim]:
-        """Move the offsets over these chunks, in your transaction; call it before your own statements.
+        """Advance the offsets past these chunks, in your transaction; call it before your own statements.
 
         Asks for the topics' ids, then holds and advances. Raises Fenced (nothing may be written; call
         :meth:`resync`), TopicRecreated, KafkaUnavailable. Give the result to :meth:`accept` after COMMIT.
         """
         reads = chain(chunks)
         answer = self._worker.identity.ask_after(
-            max((chunk.read_by for chunk in chunks), default=0.0), {p.topic for p in reads}
+            max((chunk.read_by for chunk in chunks), default=0.0), {partition.topic for partition in reads}
         )
-        transaction = self._ledger.hold(tx, [Expected(r.claim, r.start) for r in reads.values()])
+        transaction = self._ledger.hold(tx, [Expected(read.claim, read.start) for read in reads.values()])
         if mismatches := self._worker.topic_id_mismatches(answer, reads):
             if stop := next(filter(None, mismatches.values()), None):
                 raise stop
             self._worker.stop_or_reclaim(mismatches)  # claimed again by a later accept_poll()
-            topics = ", ".join(sorted({p.topic for p in mismatches}))
-            raise KafkaUnavailable(f"unknown to the broker that was asked: {topics}")
-        return self._ledger.advance(tx, [r.move() for r in reads.values()], transaction)
+            topics = ", ".join(sorted({partition.topic for partition in mismatches}))
+            raise KafkaUnavailable(f"unknown to the broker that was asked: {topics}; roll back and call accept_poll()")
+        return self._ledger.advance(tx, [read.move() for read in reads.values()], transaction)
 
     def accept(self, moved: Iterable[Claim]) -> None:
-        """Take the claims over, after COMMIT."""
+        """After COMMIT: take over the claims that :meth:`advance` returned."""
         self._worker.accept(moved)
 
     def resync(self) -> None:
-        """After an exception around COMMIT: ask the ledger what is true, and read from there.
+        """After an exception around COMMIT: read the positions from the ledger, and resume reading there.
 
-        If the database is away, everything is claimed again by a later :meth:`accept_poll`, when it is back.
+        If the database does not answer, a later :meth:`accept_poll` claims everything again.
         """
         try:
             self._worker.reconcile({})
@@ -135,9 +135,9 @@ class Assignment:
             self.suspend()
 
     def stop(self, partition: Partition, stop: PartitionStopped) -> None:
-        """Stop reading one partition until its offset is reset or it is assigned again; the others are read on."""
+        """Stop reading one partition until its offset is reset or it is assigned again; the others continue."""
         self._worker.stop_or_reclaim({partition: stop})
 
     def suspend(self) -> None:
-        """The database or the brokers are away: read nothing, stay in the group, claim everything again later."""
+        """Stop reading while database or brokers do not answer; stay in the group, and claim again later."""
         self._worker.suspend()

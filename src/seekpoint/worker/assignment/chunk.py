@@ -1,4 +1,4 @@
-"""What was read: messages together with the positions before and after them, and the claim they were read under."""
+"""Messages that were read, with the positions before and after them, and the claim they were read under."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Read:
-    """What was read of one partition: the claim it was read under, and the read position before and after (I3)."""
+    """A read of one partition: the claim it was made under, and the read position before and after (I3)."""
 
     claim: Claim
     start: int
@@ -25,7 +25,7 @@ class Read:
     timestamp_ms: int | None = None
 
     def move(self) -> Move:
-        """The step this asks of the ledger."""
+        """The ledger's move past these messages."""
         return Move(self.claim, self.start, self.end, self.leader_epoch, utc(self.timestamp_ms))
 
     def since(self, start: int) -> Read:
@@ -34,10 +34,10 @@ class Read:
 
 
 class Chunk(Sequence[T], Generic[T]):
-    """Messages that may be applied, and what they ask of the ledger. Make one with :meth:`Assignment.accept_poll`.
+    """Messages that may be applied, and the reads that move the ledger past them, from :meth:`Assignment.accept_poll`.
 
-    ``messages`` are all of them, in order; ``unreadable`` are those among them that the client could not read whole,
-    with what it said. ``read_by`` is a moment (of ``time.monotonic``) when all of them had been read.
+    ``messages`` are all of them, in order; ``unreadable`` are those whose headers the client could not read, with the
+    error. ``read_by`` is a time (``time.monotonic``) by which all of them had been read.
     """
 
     __slots__ = ("messages", "read_by", "reads", "unreadable")
@@ -60,7 +60,7 @@ class Chunk(Sequence[T], Generic[T]):
         return iter(self.messages)
 
     def and_then(self, other: Chunk[T]) -> Chunk[T]:
-        """Both, one after the other; where they share a partition, the second must begin where the first ends."""
+        """Join both; in a partition that both have, the second must begin where the first ends."""
         unreadable, read_by = [*self.unreadable, *other.unreadable], max(self.read_by, other.read_by)
         return Chunk([*self, *other], chain((self, other)), unreadable, read_by=read_by)
 
@@ -75,18 +75,22 @@ class Chunk(Sequence[T], Generic[T]):
 def chain(chunks: Iterable[Chunk[Any]], before: Mapping[Partition, Read] | None = None) -> dict[Partition, Read]:
     """Join chunks that were read one after the other: each must begin where the one before ended (I3).
 
-    ``before`` is what was joined already.
+    ``before`` has the reads that were joined already.
     """
     joined: dict[Partition, Read] = {} if before is None else dict(before)
     for chunk in chunks:
         if not isinstance(chunk, Chunk):
-            raise ConfigError(f"pass on what accept_poll() returned, not a {type(chunk).__name__}")
+            raise ConfigError(f"pass the chunks that accept_poll() returned, not a {type(chunk).__name__}")
         for partition, read in chunk.reads.items():
             last = joined.get(partition)
             if last is None:
                 joined[partition] = read.since(read.start)
                 continue
-            if last.end != read.start or last.claim.token != read.claim.token:
+            if last.claim.token != read.claim.token:
+                raise Fenced(
+                    f"{partition} was claimed again between the chunk up to {last.end} and the one from {read.start}"
+                )
+            if last.end != read.start:
                 raise Fenced(f"a chunk of {partition} is missing between {last.end} and {read.start}")
             joined[partition] = read.since(last.start)
     return joined

@@ -1,4 +1,4 @@
-"""Which partitions a transaction locks: those that it is likely to read, and no row is locked later."""
+"""Which partitions a transaction locks: those it is likely to read, because it locks no further row later."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ LATELY = 8  # transactions
 
 
 class HeldPartitions:
-    """Of the active partitions, those of a batch's first chunk and those that moved in the last eight transactions.
+    """Chooses the partitions to hold: those of a batch's first chunk, and those moved in the last eight transactions.
 
-    A chunk of another partition closes the batch and begins the next. Where chunks are full, records wait in more
-    partitions than that: the next eight transactions hold all that are active, and so are as large as they may be.
+    A chunk of another partition closes the batch and begins the next. If that chunk was full, more partitions have
+    records: the next eight transactions hold every active partition, so that they can reach their full size.
     """
 
     def __init__(self) -> None:
         self._moved: deque[frozenset[Partition]] = deque(maxlen=LATELY)
-        self._all = 0  # transactions, from the next one on
+        self._all = 0  # how many of the next transactions hold every active partition
 
     def of(self, first: Collection[Partition], active: Collection[Partition]) -> list[Partition]:
-        """Those to hold for a batch that begins with these."""
+        """The partitions to hold for a batch that begins with ``first``."""
         if self._all:
             return list(active)
-        return [p for p in set(first).union(*self._moved) if p in active]
+        return [partition for partition in set(first).union(*self._moved) if partition in active]
 
     def moved(self, partitions: Iterable[Partition]) -> None:
-        """A transaction that moved these was committed."""
+        """Note what a committed transaction moved."""
         self._moved.append(frozenset(partitions))
         self._all = max(0, self._all - 1)
 
     def closed_by_another(self, *, is_full: bool) -> None:
-        """A chunk of a partition that was not held has closed the batch."""
+        """Note that a chunk of a partition that was not held closed the batch."""
         if is_full:
             self._all = LATELY

@@ -27,11 +27,11 @@ class IdleChecks:
         self._next = 0.0  # when they run next, by the monotonic clock
 
     def run_soon(self) -> None:
-        """Run them at the next opportunity."""
+        """Run the checks at the next call."""
         self._next = 0.0
 
     def check_idle_partitions(self, now: float) -> None:
-        """Run every check, if it is time."""
+        """Run every check, if they are due."""
         every = self._ledger.limits.idle_check
         if now < self._next:
             return
@@ -39,18 +39,20 @@ class IdleChecks:
         active, stopped = self._partitions.active, self._partitions.stopped
         if not (active or stopped or self._partitions.claiming):
             self._check_group()
-        quiet = [p for p, at in active.items() if now - at.quiet_since >= every]
-        if not (asked := [*quiet, *stopped]):
+        quiet = [partition for partition, state in active.items() if now - state.quiet_since >= every]
+        if not (checked := [*quiet, *stopped]):
             return
-        answer = self._identity.ask({p.topic for p in asked})
+        answer = self._identity.ask({partition.topic for partition in checked})
         self._check_topic_ids(answer, quiet)
-        self._pass_log_ends([p for p in quiet if p in active and active[p].has_trailing])
-        rows = self._ledger.positions_of(asked, locked=False)
+        self._pass_log_ends(
+            [partition for partition in quiet if partition in active and active[partition].has_trailing]
+        )
+        rows = self._ledger.positions_of(checked, locked=False)
         self._check_claims(rows, quiet)
         self._check_stopped(rows, answer)
 
     def _check_group(self) -> None:
-        """Where nothing is held or claimed, a newer version or another declaration would never show."""
+        """Check version and declaration: claims check them, but a worker without partitions makes no claims."""
         self._ledger.check_version()
         if (differs := self._ledger.differs(self._topics)) is not None:
             raise differs
@@ -67,16 +69,16 @@ class IdleChecks:
         """Advance idle partitions over trailing control records, so that they never look like loss (I3)."""
         if not partitions:
             return
-        answer = self._identity.ask({p.topic for p in partitions})
+        answer = self._identity.ask({partition.topic for partition in partitions})
         ends = self._watermarks.ends(partitions)
         active = self._partitions.active
         moves = []
         for partition in partitions:
-            at, edge = active[partition], ends[partition]
-            if at.end is not None:
-                # No record was applied at this end: only the epoch that the broker has *there* may be kept.
-                epoch = edge.leader_epoch if edge.offset == at.end else None
-                moves.append(Move(at.claim, at.read_position, at.end, epoch))
+            state, edge = active[partition], ends[partition]
+            if state.end is not None:
+                # No record was applied at this end: store a leader epoch only if the broker reports it for this offset.
+                epoch = edge.leader_epoch if edge.offset == state.end else None
+                moves.append(Move(state.claim, state.read_position, state.end, epoch))
         if mismatches := self._claiming.topic_id_mismatches(answer, partitions):
             self._claiming.stop_or_reclaim(mismatches)
             return
@@ -84,62 +86,77 @@ class IdleChecks:
             moved = self._ledger.advance_alone(moves)
         except Fenced as error:
             self._announce(events.Refused(reason=error.reason))
-            self._reconciler.reconcile({p: active[p].read_position for p in partitions})
+            self._reconciler.reconcile({partition: active[partition].read_position for partition in partitions})
             return
         for claim in moved:
             active[claim.partition].passed_end(claim)
 
     def _check_claims(self, rows: Mapping[Partition, Position], quiet: Sequence[Partition]) -> None:
-        """Notice that a quiet partition was reset, paused or claimed by another worker, or lost in a failover."""
+        """Notice that a quiet partition was reset, paused or claimed by another worker, or that commits were lost."""
         active = self._partitions.active
         for partition in quiet:
-            at, row = active.get(partition), rows.get(partition)
-            if at is not None and (row is None or row.token != at.claim.token):
-                self._reconciler.claim_lost(at.claim, row)
-        if any(p in active and rows[p].next_offset < active[p].claim.next_offset for p in quiet):
+            state, row = active.get(partition), rows.get(partition)
+            if state is not None and (row is None or row.token != state.claim.token):
+                self._reconciler.claim_lost(state.claim, row)
+        if any(
+            partition in active and rows[partition].next_offset < active[partition].claim.next_offset
+            for partition in quiet
+        ):
             self._reconciler.reconcile({})
 
     def _check_stopped(self, rows: Mapping[Partition, Position], answer: Answer) -> None:
-        """Claim again what was decided about, and what is another topic by now: the claim says so."""
+        """Claim a stopped partition again after a decision, or if its topic was recreated, which the claim reports."""
         try:
             ids = answer.result()
         except KafkaUnavailable as error:
             self._announce(events.KafkaTrouble(error=str(error)))
             return
-        for partition, at in list(self._partitions.stopped.items()):
+        for partition, state in list(self._partitions.stopped.items()):
             row = rows.get(partition)
             token, topic_id = (None, None) if row is None else (row.token, row.topic_id)
             now = ids[partition.topic]
-            if at.is_over(token, topic_id, None if now == NO_ID != topic_id else now):
-                self._partitions.claim_again(partition, at.claim)
+            if state.is_over(token, topic_id, None if now == NO_ID != topic_id else now):
+                self._partitions.claim_again(partition, state.claim)
 
     def check_out_of_range(self) -> None:
-        """The broker has no record at the read position: find out why, and who reset it, and stop in front of it (I4).
+        """Stop partitions whose read position is out of range; the stop says why, and who reset it (I4).
 
-        What was read before and is delayed is applied first: it may be nowhere else any more.
+        Records that were read already are applied first, because the log may no longer have them.
         """
         active, refused = self._partitions.active, self._partitions.out_of_range
-        missing = {p: active[p].read_position for p in refused if active[p].position == active[p].read_position}
+        missing = {
+            partition: active[partition].read_position
+            for partition in refused
+            if active[partition].position == active[partition].read_position
+        }
         if not missing:
             return
-        answer = self._identity.ask({p.topic for p in missing})
+        answer = self._identity.ask({partition.topic for partition in missing})
         mismatches = self._claiming.topic_id_mismatches(answer, missing)
         self._claiming.stop_or_reclaim(mismatches)
-        lost = {p: read_position for p, read_position in missing.items() if p not in mismatches}
+        lost = {partition: read_position for partition, read_position in missing.items() if partition not in mismatches}
         for partition in self._in_range(lost):
             self._partitions.read_again(partition)
             del lost[partition]
-        resets = {p: self._ledger.last_reset(p) for p in lost}
-        by_hand = {p: str(reset) for p, reset in resets.items() if reset is not None and reset.to == lost[p]}
+        resets = {partition: self._ledger.last_reset(partition) for partition in lost}
+        by_hand = {
+            partition: str(reset)
+            for partition, reset in resets.items()
+            if reset is not None and reset.to == lost[partition]
+        }
         self._claiming.stop_or_reclaim(classify_loss(self._ledger.group, lost, self._watermarks, by_hand))
         self._partitions.decided(missing)
 
     def _in_range(self, positions: Mapping[Partition, int]) -> list[Partition]:
-        """Those that the log has, where the broker has refused a later offset.
+        """Partitions whose position is in the log, although the broker has refused a later offset.
 
-        That was the client's position before an operator set an earlier one, or the log was truncated since.
+        The client read there before an operator reset the position to an earlier offset, or the log was truncated.
         """
         refused = self._partitions.out_of_range
-        later = [p for p, position in positions.items() if (offset := refused[p]) is not None and offset > position]
+        later = [
+            partition
+            for partition, position in positions.items()
+            if (offset := refused[partition]) is not None and offset > position
+        ]
         logs = self._watermarks.logs(later) if later else {}
-        return [p for p, (start, end) in logs.items() if start <= positions[p] <= end]
+        return [partition for partition, (start, end) in logs.items() if start <= positions[partition] <= end]

@@ -1,4 +1,4 @@
-"""Every assigned partition in one state: claiming, active or stopped; and leaving, once Kafka took it away.
+"""The state of every assigned partition: claiming, active or stopped; leaving after Kafka revoked it.
 
 All transitions are here::
 
@@ -27,14 +27,14 @@ from seekpoint.worker.assignment.states import ActivePartition, ClaimingPartitio
 
 
 class AssignedPartitions:
-    """The state of every assigned partition, and the client kept in step with it. Does not know the ledger.
+    """The state of every assigned partition, and the client kept in step with it. Does not use the ledger.
 
-    A partition that Kafka took away while it was active is leaving: nothing more is read of it, its records may be in
-    the open batch, and its claim is released after that. It may be assigned again meanwhile, and waits to be claimed.
+    A partition that Kafka revoked while it was active is leaving: no more of it is read, the open batch may have its
+    records, and its claim is released after that batch. If it is assigned again meanwhile, it is claiming, too.
 
-    ``kept`` is what was read and waits for the next batch; ``backlogged`` are the active partitions that have a
-    backlog, in the order in which the scheduler reads from them; ``out_of_range`` are offsets of active partitions that
-    the broker has refused, None where it has not named one.
+    ``kept`` has the chunks that wait for the next batch; ``backlogged`` are the active partitions that have a backlog,
+    in the order in which the scheduler reads them; ``out_of_range`` has the offset that the broker refused for an
+    active partition, None if it named none.
     """
 
     def __init__(self, client: Client, announce: Announcer) -> None:
@@ -42,7 +42,7 @@ class AssignedPartitions:
         self._active: dict[Partition, ActivePartition] = {}
         self._stopped: dict[Partition, StoppedPartition] = {}
         self._leaving: dict[Partition, ActivePartition] = {}
-        self._released: list[Claim] = []  # of this worker no more; the ledger does not know it yet
+        self._released: list[Claim] = []  # no longer this worker's; still to be released in the ledger
         self._backlogged: dict[Partition, ActivePartition] = {}
         self._out_of_range: dict[Partition, int | None] = {}
         self.kept = KeptChunks()
@@ -63,28 +63,28 @@ class AssignedPartitions:
 
     @property
     def has_revoked(self) -> bool:
-        """Whether Kafka took partitions away that are still to be released."""
+        """Whether Kafka revoked partitions that are not released yet."""
         return bool(self._leaving or self._released)
 
     def claims(self) -> list[Claim]:
         """Every claim of this worker."""
-        others = [at.claim for at in self._stopped.values()] + [at.known for at in self._claiming.values()]
-        owned = [at.claim for at in chain(self._active.values(), self._leaving.values())]
+        others = [state.claim for state in self._stopped.values()] + [state.known for state in self._claiming.values()]
+        owned = [state.claim for state in chain(self._active.values(), self._leaving.values())]
         return owned + [claim for claim in others if claim is not None] + self._released
 
     # -- what the callbacks record --------------------------------------------------------------------
 
     def on_assigned(self, partitions: Collection[Partition]) -> None:
-        """Kafka assigned these to this worker."""
+        """Record that Kafka assigned these partitions to this worker."""
         self.assign_fixed(partitions)
         self._announce(events.Assigned(partitions=tuple(partitions)))
 
     def assign_fixed(self, partitions: Iterable[Partition]) -> None:
-        """These are this worker's without Kafka's assignment."""
-        self._claiming.update((p, ClaimingPartition()) for p in partitions)
+        """Assign these partitions to this worker, without Kafka."""
+        self._claiming.update((partition, ClaimingPartition()) for partition in partitions)
 
     def on_revoked(self, partitions: Collection[Partition], is_lost: bool) -> None:
-        """Kafka revoked these from this worker."""
+        """Record that Kafka revoked these partitions from this worker."""
         self._forget_read(partitions)
         for partition in partitions:
             if (active := self._active.pop(partition, None)) is not None:
@@ -102,20 +102,23 @@ class AssignedPartitions:
     # -- changes of state, made by the loop -----------------------------------------------------------
 
     def leave(self) -> list[Claim]:
-        """The open batch has ended: drop the leaving partitions; returns all claims to release."""
+        """Drop the leaving partitions, after the open batch has ended; returns all claims to release."""
         self._release_leaving()
-        left, self._released = self._released, []
-        return left
+        claims, self._released = self._released, []
+        return claims
 
     def _release_leaving(self) -> None:
-        self._released += [at.claim for at in self._leaving.values()]
+        self._released += [state.claim for state in self._leaving.values()]
         self._leaving.clear()
 
     def activate(self, claims: Mapping[Partition, Claim]) -> None:
-        """Read these from their claims' offsets."""
+        """Read these partitions from their claims' offsets."""
         if not claims:
             return
-        self._client.assign({p: (c.next_offset, c.leader_epoch) for p, c in claims.items()}, self._positions())
+        self._client.assign(
+            {partition: (claim.next_offset, claim.leader_epoch) for partition, claim in claims.items()},
+            self._positions(),
+        )
         self._forget_read(claims)
         for partition, claim in claims.items():
             self._claiming.pop(partition, None)
@@ -124,32 +127,32 @@ class AssignedPartitions:
             self._announce(events.Activated(partition=partition, offset=claim.next_offset, epoch=claim.epoch))
 
     def deactivate(self, partitions: Collection[Partition]) -> None:
-        """Stop reading these, and throw away what the client has buffered of them."""
+        """Stop reading these partitions, and drop records that the client has buffered for them."""
         self._client.unassign(partitions, self._positions())
         self._forget_read(partitions)
         for partition in partitions:
             self._active.pop(partition, None)
 
-    def claim_again(self, partition: Partition, known: Claim | None, not_before: float = 0.0) -> None:
-        """Read it no more, and claim it; a leaving one is released instead: a claim would fence its new owner."""
+    def claim_again(self, partition: Partition, claim: Claim | None, not_before: float = 0.0) -> None:
+        """Stop reading, and claim again; release a leaving partition, because a claim would fence its new owner."""
         if self._leaving.pop(partition, None) is not None:
-            self._release(known)
+            self._release(claim)
             return
         if partition in self._active:
             self.deactivate([partition])
         self._stopped.pop(partition, None)
-        self._claiming[partition] = ClaimingPartition(not_before, known=known)
+        self._claiming[partition] = ClaimingPartition(not_before, known=claim)
 
     def postpone(self, partitions: Iterable[Partition], until: float, *, is_stalled: bool = False) -> None:
-        """Claim these not before ``until``; ``is_stalled``: another transaction holds their rows."""
+        """Claim these partitions not before ``until``; ``is_stalled``: another transaction holds their rows."""
         for partition in partitions:
             before = self._claiming[partition]
             self._claiming[partition] = ClaimingPartition(until, before.stalled or is_stalled, before.known)
 
     def stop(self, partition: Partition, stop: PartitionStopped) -> None:
-        """Stop reading one partition until its offset is reset or it is assigned again; the others are read on.
+        """Stop reading one partition until its offset is reset or it is assigned again; the others continue.
 
-        One that Kafka took away is not stopped here; if it was assigned again at once, the new claim's reader will.
+        A revoked partition is not stopped here; if it is assigned again, it stops after its new claim.
         """
         if partition in self._leaving:
             return
@@ -167,65 +170,76 @@ class AssignedPartitions:
     def suspend(self) -> None:
         """Read nothing, stay in the group, claim everything again later."""
         self._release_leaving()
-        known = {partition: at.claim for partition, at in self._active.items()}
-        self.deactivate(list(known))
-        self._claiming.update((partition, ClaimingPartition(known=claim)) for partition, claim in known.items())
+        claims = {partition: state.claim for partition, state in self._active.items()}
+        self.deactivate(list(claims))
+        self._claiming.update((partition, ClaimingPartition(known=claim)) for partition, claim in claims.items())
 
     # -- the client, kept in step ---------------------------------------------------------------------
 
     def continue_reading(self) -> None:
         """After a rebalance: continue to read the partitions that are still assigned, from their read positions.
 
-        The client has ended those that are out of range, and refuses to seek there: they wait for what was read before.
+        Skips those that are out of range: the client stopped fetching them, and refuses to seek.
         """
-        able = self._positions()
-        self._client.continue_reading({p: (at, self._active[p].last_epoch) for p, at in able.items()})
+        positions = self._positions()
+        self._client.continue_reading(
+            {partition: (position, self._active[partition].last_epoch) for partition, position in positions.items()}
+        )
 
     def read_again(self, partition: Partition) -> None:
-        """Read from the read position: the client has stopped there, though the log has it."""
+        """Assign a partition again at its read position: the client has ended it, but the log has that offset."""
         active = self._active[partition]
         self._out_of_range.pop(partition, None)
         self._client.assign({partition: (active.read_position, active.last_epoch)}, self._positions())
         active.is_paused = False
 
     def pause(self, partitions: Collection[Partition]) -> None:
-        """Read nothing more of these for now: their backlogs are full."""
+        """Pause reading these: their backlogs are full."""
         self._client.pause(partitions)
         for partition in partitions:
             self._active[partition].is_paused = True
 
     def resume(self, partitions: Collection[Partition]) -> None:
-        """Read these on; one that is out of range cannot be sought, and is assigned again when that is decided."""
-        able = [p for p in partitions if p not in self._out_of_range]
-        self._client.resume({p: (self._active[p].read_position, self._active[p].leader_epoch) for p in able})
+        """Resume reading these partitions. One that is out of range cannot seek: it is assigned again when decided."""
+        readable = [partition for partition in partitions if partition not in self._out_of_range]
+        self._client.resume(
+            {
+                partition: (self._active[partition].read_position, self._active[partition].leader_epoch)
+                for partition in readable
+            }
+        )
         for partition in partitions:
             self._active[partition].is_paused = False
 
     def refused(self, partition: Partition, offset: int | None) -> None:
-        """The broker has no record of an active partition at this offset, which it may not name."""
+        """Note that the broker refused this offset of an active partition; None if it did not name one."""
         self._out_of_range[partition] = offset
 
     def decided(self, partitions: Iterable[Partition]) -> None:
-        """Forget what the broker has refused of these."""
+        """Forget the offsets of these partitions that the broker refused."""
         for partition in partitions:
             self._out_of_range.pop(partition, None)
 
     def _positions(self) -> dict[Partition, int]:
-        """The read positions of what can be read: one that is out of range would be refused again."""
-        return {p: at.read_position for p, at in self._active.items() if p not in self._out_of_range}
+        """The read positions of active partitions, without those out of range, which would be refused again."""
+        return {
+            partition: state.read_position
+            for partition, state in self._active.items()
+            if partition not in self._out_of_range
+        }
 
     def _forget_read(self, partitions: Collection[Partition]) -> None:
-        """Drop what was read of these and not applied: they are not read any more, or from another position."""
+        """Drop unapplied records of these partitions: reading has ended, or begins at another position."""
         self.decided(partitions)
         for partition in partitions:
             self._backlogged.pop(partition, None)
         if len(self.kept):
             self.kept.take_all(partitions)
 
-    # -- what was read and waits ----------------------------------------------------------------------
+    # -- records that were read and wait --------------------------------------------------------------
 
     def set_backlog(self, partition: Partition, backlog: Backlog | None) -> None:
-        """Put what is read of an active partition into this backlog from now on; None: into none."""
+        """Put an active partition's next records into this backlog; None: into no backlog."""
         active = self._active[partition]
         active.backlog = backlog
         if backlog is None:
@@ -234,11 +248,11 @@ class AssignedPartitions:
             self._backlogged[partition] = active
 
     def rotate(self, partition: Partition) -> None:
-        """Move it to the end of the order: records of it were read."""
+        """Move a partition to the end of the order, after its records were given."""
         self._backlogged[partition] = self._backlogged.pop(partition)
 
     def keep(self, chunk: Chunk[RawRecord]) -> None:
-        """Keep what was read for a later batch, after what is kept already."""
+        """Keep a chunk for a later batch, after those that are kept already."""
         self.kept.append(chunk)
         for partition, read in chunk.reads.items():
             active = self._active[partition]
@@ -246,15 +260,15 @@ class AssignedPartitions:
                 active.kept_from = read.start
 
     def keep_others(self, chunk: Chunk[RawRecord], held: frozenset[Partition]) -> Chunk[RawRecord]:
-        """Return what is of held partitions, and keep the rest: the next batch begins with it."""
-        kept = part(chunk, {p: read for p, read in chunk.reads.items() if p not in held})
-        self.kept.put_back(kept)
-        for partition, read in kept.reads.items():
+        """Return the records of held partitions; keep the others for the start of the next batch."""
+        others = part(chunk, {partition: read for partition, read in chunk.reads.items() if partition not in held})
+        self.kept.put_back(others)
+        for partition, read in others.reads.items():
             self._active[partition].kept_from = read.start
-        return part(chunk, {p: read for p, read in chunk.reads.items() if p in held})
+        return part(chunk, {partition: read for partition, read in chunk.reads.items() if partition in held})
 
     def take_kept(self, most: int | None = None) -> Chunk[RawRecord]:
-        """The first of what was kept, ``most`` records of it."""
+        """Take the first kept chunk, ``most`` records of it at most."""
         if most is not None:
             self.kept.divide_first(most)
         chunk = self.kept.take()
@@ -263,11 +277,11 @@ class AssignedPartitions:
         return chunk
 
     def put_kept_into_backlog(self, partition: Partition) -> None:
-        """What was kept of this partition waits in its backlog instead, after what waits there already."""
-        active, at = self._active[partition], Moment.now()
+        """Move the kept records of a partition to the end of its backlog."""
+        active, now = self._active[partition], Moment.now()
         assert active.backlog is not None
         for chunk in self.kept.take_all({partition}):
             for record in chunk:
-                active.backlog.add(record, chunk.reads[partition].start, at)
+                active.backlog.add(record, chunk.reads[partition].start, now)
                 active.leader_epoch = record.leader_epoch
         active.kept_from = None

@@ -1,4 +1,4 @@
-"""Reconcile after a refusal or an unknown commit: compare the stored rows with the active partitions (I2, I3, I6).
+"""Compares stored rows with active partitions after a refusal, or a COMMIT without an answer (I2, I3, I6).
 
 ``classify`` returns one of five cases, from values alone; ``Reconciler`` acts on it.
 """
@@ -21,17 +21,17 @@ from seekpoint.worker.assignment.states import ActivePartition
 
 
 class ReconcileCase(Enum):
-    """The stored position of an active partition, compared with the expected one; only LOST is under another claim."""
+    """How a partition's stored position compares with the expected one; only LOST means another claim."""
 
-    IN_STEP = auto()  # where the batch began, or where the reader is: the same records may be tried again
-    COMMITTED_UNSEEN = auto()  # further than we know: a COMMIT took effect, and its answer was lost
-    ROLLED_BACK = auto()  # before what we have seen committed: the database lost it, in a failover
-    AHEAD = auto()  # where it was; it is the reader that is ahead, as records were dropped that it had read
-    LOST = auto()  # the claim is another's, or the row is gone
+    IN_STEP = auto()  # where the batch begins, or where the reader is: the same records may be tried again
+    COMMITTED_UNSEEN = auto()  # after the expected one: a COMMIT took effect, but its answer was lost
+    ROLLED_BACK = auto()  # before a confirmed commit: a failover lost that commit
+    AHEAD = auto()  # unchanged, but the reader is ahead of it: records that it had read were dropped
+    LOST = auto()  # another claim has replaced ours, or the row is gone
 
 
 def classify(row: Position | None, active: ActivePartition, start: int | None) -> ReconcileCase:
-    """Compare a row with the partition; ``start`` is where the batch in hand begins, None where it has no records."""
+    """Compare a row with the partition; ``start`` is where the batch in hand begins, None if it has no record of it."""
     if row is None or row.token != active.claim.token:
         return ReconcileCase.LOST
     if row.next_offset == (active.position if start is None else start):
@@ -50,11 +50,11 @@ class Reconciler:
         self.reset_backoff()
 
     def reset_backoff(self) -> None:
-        """There is progress: the next wait for a lost claim is a short one."""
-        self._lost = 0  # claims since then
+        """After progress: make the wait after the next lost claim short again."""
+        self._lost = 0  # claims lost since the last progress
 
     def reconcile(self, starts: Mapping[Partition, int]) -> set[Partition]:
-        """Ask the ledger, under the rows' locks, what is true; returns the partitions whose batch must be dropped.
+        """Lock the ledger's rows and compare with them; returns the partitions to drop from the batch.
 
         ``starts`` is where the batch in hand begins. A partition that is in step may be tried again; every other one is
         read again from the ledger's position, or claimed again.
@@ -71,8 +71,8 @@ class Reconciler:
             if row is None or standing is ReconcileCase.LOST:
                 self.claim_lost(active.claim, row)
                 continue
-            known, expected = active.claim.next_offset, active.position if start is None else start
-            if row.next_offset == active.position:  # the reader is where the ledger is: it reads on
+            claimed, expected = active.claim.next_offset, active.position if start is None else start
+            if row.next_offset == active.position:  # the reader is where the ledger is, and continues
                 active.reached(row.next_offset, row.leader_epoch)
             elif standing is not ReconcileCase.IN_STEP and (claim := self._reread(active.claim, row)) is not None:
                 fresh[partition] = claim
@@ -81,20 +81,20 @@ class Reconciler:
                     events.Resynced(partition=partition, expected=expected, found=row.next_offset, cause="reply lost")
                 )
             elif standing is ReconcileCase.ROLLED_BACK:
-                self._claiming.rolled_back(partition, known, row.next_offset)
+                self._claiming.rolled_back(partition, claimed, row.next_offset)
         self._claiming.activate(fresh)
         return dropped
 
     def _reread(self, claim: Claim, row: Position) -> Claim | None:
-        """The claim at the ledger's position, to be read from there; None where it is claimed again, or released."""
-        known = replace(claim, next_offset=row.next_offset, leader_epoch=row.leader_epoch, epoch=row.epoch)
-        # The next claim returns when an attempt is due, and how often it was tried. A revoked partition is not read any
-        # more: if it were held on, every attempt of the batch would be refused, and none would release it.
+        """The claim at the ledger's position, to read from there; None if it is claimed again or released instead."""
+        current = replace(claim, next_offset=row.next_offset, leader_epoch=row.leader_epoch, epoch=row.epoch)
+        # If the row has an attempt, claim again: only a claim returns when it is due, and how often it was tried. A
+        # revoked partition must be released: if it stayed in the batch, every commit would be refused, without end.
         if row.attempt_offset is not None or claim.partition not in self._partitions.active:
-            self._partitions.claim_again(claim.partition, known)
+            self._partitions.claim_again(claim.partition, current)
             return None
         return replace(
-            known,
+            current,
             unreleased=row.unreleased_claims,
             attempt=None,
             suspect_end=row.suspect_end,
@@ -102,16 +102,19 @@ class Reconciler:
         )
 
     def claim_lost(self, claim: Claim, row: Position | None) -> None:
-        """Stop reading at once; claim again where Kafka still assigns the partition to this consumer.
+        """Stop reading at once; claim again if Kafka still assigns the partition to this consumer.
 
-        Raises Fenced where there is no group: there, the newest claim wins.
+        Raises Fenced if there is no group: there, the newest claim wins.
         """
         partition = claim.partition
         self._announce(events.ClaimLost(partition=partition))
         was_reset = row is not None and row.owner == self._ledger.owner  # an operator's reset keeps the owner
         if not self._has_group and not was_reset:
             self._partitions.deactivate([partition])
-            raise Fenced(f"{partition} was claimed by another worker; without a group the newest claim wins")
+            raise Fenced(
+                f"{partition} was claimed by another worker; without a group the newest claim wins: start only one "
+                "worker with this partition in partitions="
+            )
         wait = 0.0
         if not was_reset:
             self._lost += 1

@@ -25,7 +25,7 @@ class Resources(NamedTuple):
 
     @classmethod
     def of(cls, consumer: Any, kafka: Mapping[str, Any], ledger: Ledger, announce: Announcer) -> Self:
-        """Those of a consumer with this configuration."""
+        """Create them for a consumer with this configuration."""
         client, identity = Client(consumer, kafka), Identity(kafka, ledger.limits.kafka_timeout)
         watermarks = Watermarks(identity, committed=kafka.get("isolation.level") != "read_uncommitted")
         return cls(AssignedPartitions(client, announce), client, ledger, identity, watermarks, announce)

@@ -17,16 +17,16 @@ from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.worker.assignment.resources import Resources
 from seekpoint.worker.assignment.states import ActivePartition
 
-# The least that one partition's backlog may hold, however many partitions share the limits of a batch.
+# Each partition's backlog may hold at least this much, however many partitions share a batch's limits.
 LEAST_RECORDS = 1000
 LEAST_BYTES = 1024 * 1024
 
-EARLY = "its timestamp lies in the future: the delay is counted from when it was seen first"
+EARLY = "its timestamp lies in the future, so its delay counts from when it was first seen"
 
 
 @dataclass(frozen=True, slots=True)
 class SingleAttempt:
-    """A record to be tried in a transaction of its own; not again where it ``is_at_crash_limit``."""
+    """A record for a single-record attempt; if it ``is_at_crash_limit``, it is not tried again."""
 
     chunk: Chunk[RawRecord]
     claim: Claim
@@ -36,7 +36,7 @@ class SingleAttempt:
 
 @dataclass(frozen=True, slots=True)
 class SuspectPart:
-    """Records of a suspect range, to be tried in a transaction of their own; it is recorded before."""
+    """A part of a suspect range, to be tried in a separate transaction; the attempt is recorded first."""
 
     chunk: Chunk[RawRecord]
     claim: Claim
@@ -51,66 +51,74 @@ class Scheduler:
         self._partitions, self._ledger, self._announce = resources.partitions, resources.ledger, resources.announce
         self._watermarks = resources.watermarks
         self._limits = self._ledger.limits
-        self._retry = None if pipeline is None else pipeline.retry  # None: the loop's owner decides all this
+        self._retry = None if pipeline is None else pipeline.retry  # None: a program with its own loop decides
         self._then = "" if pipeline is None else pipeline.on_poison.value
         self._delay = None if pipeline is None or pipeline.delay is None else pipeline.delay.total_seconds()
 
     def __bool__(self) -> bool:
         return bool(self._partitions.backlogged)
 
-    # -- made -----------------------------------------------------------------------------------------
+    # -- filling backlogs -----------------------------------------------------------------------------
 
     def suspects(self, claims: Iterable[Claim]) -> dict[Partition, SuspectRange]:
-        """Of which partitions the next records are tried in parts: their owners died, with records to read.
+        """The suspect ranges of partitions whose owners crashed, if there were records to read.
 
-        How far is put on record once: as far as the dead owners can have read. Raises KafkaUnavailable.
+        A range's end is recorded once: as far as the crashed owners can have read. Raises KafkaUnavailable.
         """
         if (retry := self._retry) is None:
             return {}
-        ends = {c.partition: c.suspect_end for c in claims if c.suspect_end is not None}
-        new = [c for c in claims if c.suspect_end is None and c.unreleased >= retry.crashes]
-        edges = self._watermarks.ends([c.partition for c in new])
-        found = {c.partition: min(edges[c.partition].offset, c.next_offset + self._limits.batch_records) for c in new}
-        noted = [SuspectNote(c, found[c.partition]) for c in new if found[c.partition] > c.next_offset]
-        if noted:  # else no record was there to crash a process
+        ends = {claim.partition: claim.suspect_end for claim in claims if claim.suspect_end is not None}
+        new = [claim for claim in claims if claim.suspect_end is None and claim.unreleased >= retry.crashes]
+        edges = self._watermarks.ends([claim.partition for claim in new])
+        new_ends = {
+            claim.partition: min(edges[claim.partition].offset, claim.next_offset + self._limits.batch_records)
+            for claim in new
+        }
+        noted = [
+            SuspectNote(claim, new_ends[claim.partition])
+            for claim in new
+            if new_ends[claim.partition] > claim.next_offset
+        ]
+        if noted:  # otherwise there was no record that could have crashed a process
             ends |= {note.claim.partition: note.end for note in self._noted(noted) if note.end is not None}
-        suspected = [c for c in claims if ends.get(c.partition, 0) > c.next_offset]
-        total = sum(ends[c.partition] - c.next_offset for c in suspected)
+        suspected = [claim for claim in claims if ends.get(claim.partition, 0) > claim.next_offset]
+        total = sum(ends[claim.partition] - claim.next_offset for claim in suspected)
         for claim in suspected:
             end = ends[claim.partition]
             self._announce(events.CrashSuspected(partition=claim.partition, crashes=claim.unreleased, until=end))
             self._announce(events.SuspectsLeft(partition=claim.partition, left=end - claim.next_offset))
         return {
-            c.partition: SuspectRange.of(c.next_offset, ends[c.partition], c.crashed_part_end, total) for c in suspected
+            claim.partition: SuspectRange.of(claim.next_offset, ends[claim.partition], claim.crashed_part_end, total)
+            for claim in suspected
         }
 
     def _noted(self, notes: Sequence[SuspectNote]) -> Sequence[SuspectNote]:
-        """Put these on record, as far as their claims are still ours; returns those."""
+        """Record the notes whose claims are still ours, and return them."""
         try:
             self._ledger.record_suspects_alone(notes)
         except Fenced as error:
-            if len(notes) > 1:  # one that is another's by now takes the careful mode from no other
-                return [each for note in notes for each in self._noted([note])]
+            if len(notes) > 1:  # one lost claim must not keep the others from being recorded
+                return [noted for note in notes for noted in self._noted([note])]
             self._announce(events.Refused(reason=error.reason))
             return []
         return notes
 
     def begin(self, claims: Iterable[Claim], suspects: Mapping[Partition, SuspectRange]) -> None:
-        """These are active now: what of them will have to wait, waits from the first record on."""
+        """Give newly active partitions a backlog, if any of their records will have to wait."""
         if self._retry is None:
             return
-        at = Moment.now()
+        now = Moment.now()
         for claim in claims:
             attempt = claim.attempt
             if attempt is not None and attempt.then == DELAYED and self._delay is None:
-                attempt = None  # a process before this one waited for it
+                attempt = None  # an earlier process waited; this pipeline has no delay
             if self._delay is None and attempt is None and claim.partition not in suspects:
                 continue
             backlog = Backlog(delay=self._delay, suspects=suspects.get(claim.partition))
             if attempt is not None:
                 if attempt.wait is not None and attempt.then != DELAYED:  # the database's clock may have been set back
                     attempt = replace(attempt, wait=min(attempt.wait, self._retry.longest(attempt.number)))
-                backlog.remember(attempt, at)
+                backlog.remember(attempt, now)
                 self._announce_next(self._retry, claim.partition, attempt)
             self._partitions.set_backlog(claim.partition, backlog)
 
@@ -130,10 +138,10 @@ class Scheduler:
         )
 
     def schedule_retry(self, retry: RetryLater, records: Sequence[RawRecord], position: int) -> None:
-        """What was read of a partition from ``retry.offset`` on is next again, when the wait is over."""
+        """Put back a partition's records from ``retry.offset`` on; they are next when the wait is over."""
         placed = self._partitions.active.get(retry.partition)
         if placed is None or placed.position != records[-1].offset + 1:
-            return  # not what was read under this placement: the ledger says where to read on
+            return  # the partition was activated again since, and reads from the ledger's position
         backlog = placed.backlog
         if backlog is None:
             self._partitions.set_backlog(retry.partition, backlog := Backlog(delay=self._delay))
@@ -144,7 +152,7 @@ class Scheduler:
         placed.put_back(records)
         self._partitions.put_kept_into_backlog(retry.partition)
 
-    # -- given ----------------------------------------------------------------------------------------
+    # -- giving records -------------------------------------------------------------------------------
 
     def _open(self) -> list[tuple[Partition, ActivePartition, Backlog]]:
         return [
@@ -154,46 +162,46 @@ class Scheduler:
         ]
 
     def wait(self, most: float) -> float:
-        """Seconds until something is due; at most ``most``."""
+        """Seconds until a record is due; at most ``most``."""
         if not self:
             return most
-        at = Moment.now()
-        waits = (wait for _, _, backlog in self._open() if (wait := backlog.wait(at)) is not None)
+        now = Moment.now()
+        waits = (wait for _, _, backlog in self._open() if (wait := backlog.wait(now)) is not None)
         return min(most, min(waits, default=most))
 
     def due(self, most: int, held: Collection[Partition] | None = None) -> Chunk[RawRecord]:
-        """Up to ``most`` records that have waited long enough, and need no single-record attempt; of ``held`` ones."""
-        given: list[RawRecord] = []
+        """Up to ``most`` records of ``held`` partitions (None: all) that are due and need no single-record attempt."""
+        due_records: list[RawRecord] = []
         reads: dict[Partition, Read] = {}
         unreadable: list[tuple[RawRecord, Exception]] = []
-        at = Moment.now()
+        now = Moment.now()
         for partition, placed, backlog in self._open():
-            if len(given) >= most:
+            if len(due_records) >= most:
                 break
             if held is not None and partition not in held:
                 continue
             start = placed.position
-            if records := backlog.give(most - len(given), at):
+            if records := backlog.give(most - len(due_records), now):
                 chunk = _chunk(placed, start, records)
-                given += records
+                due_records += records
                 reads |= chunk.reads
                 unreadable += chunk.unreadable
                 self._partitions.rotate(partition)
-        return Chunk(given, reads, unreadable)
+        return Chunk(due_records, reads, unreadable)
 
     def next_careful(self) -> SingleAttempt | SuspectPart | None:
-        """The next record, or part of a suspect range, that is due and has a transaction of its own; in turn."""
+        """The next single-record attempt or part of a suspect range that is due, round-robin over the partitions."""
         if not self:
             return None
-        at = Moment.now()
+        now = Moment.now()
         for partition, placed, backlog in self._open():
-            if (tried := backlog.give_single(at)) is not None:
+            if (tried := backlog.give_single(now)) is not None:
                 self._partitions.rotate(partition)
-                # An error beside the crashes is what was decided since: the worker was started again after it.
+                # A stored error means that the limit was acted on, and the worker restarted since: try the record.
                 is_decided = tried.attempt is not None and tried.attempt.error is not None
                 at_limit = not is_decided and self._retry is not None and tried.crashes >= self._retry.crashes
                 return SingleAttempt(_chunk(placed, tried.start, [tried.record]), placed.claim, tried, at_limit)
-            if (part := backlog.give_part(self._limits.batch_records, at)) is not None:
+            if (part := backlog.give_part(self._limits.batch_records, now)) is not None:
                 self._partitions.rotate(partition)
                 assert backlog.suspects is not None
                 chunk = _chunk(placed, part.start, part.records)
@@ -201,20 +209,20 @@ class Scheduler:
         return None
 
     def note_left(self, partition: Partition, *, is_found: bool = False) -> None:
-        """Say how many suspects are left of a partition; none once the record that crashes its process was found."""
+        """Announce how many suspects a partition has left; none once its crashing record was found."""
         placed = self._partitions.active.get(partition)
         backlog = None if placed is None else placed.backlog
         if placed is None or backlog is None or backlog.suspects is None:
             return
-        left = 0 if is_found else max(0, backlog.suspects.end - placed.claim.next_offset)
-        if not left:
+        remaining = 0 if is_found else max(0, backlog.suspects.end - placed.claim.next_offset)
+        if not remaining:
             backlog.suspects = None
-        self._announce(events.SuspectsLeft(partition=partition, left=left))
+        self._announce(events.SuspectsLeft(partition=partition, left=remaining))
 
-    # -- tended ---------------------------------------------------------------------------------------
+    # -- maintenance ----------------------------------------------------------------------------------
 
     def bound(self) -> None:
-        """Read nothing more of partitions whose backlog is full."""
+        """Pause partitions whose backlog is full."""
         records, size = self._bounds()
         full = [
             partition
@@ -225,7 +233,7 @@ class Scheduler:
             self._partitions.pause(full)
 
     def maintain(self) -> None:
-        """Forget backlogs that are over, and read those on that have drained."""
+        """Drop backlogs that are over, and resume partitions whose backlog has drained."""
         if not self:
             return
         records, size = self._bounds()
@@ -245,27 +253,27 @@ class Scheduler:
         return max(LEAST_RECORDS, limits.batch_records // shares), max(LEAST_BYTES, limits.batch_bytes // shares)
 
     def record_due_by(self) -> None:
-        """Put on record until when records wait whose timestamps lie in the future. Raises Fenced."""
+        """Record when records whose timestamps lie in the future are due. Raises Fenced."""
         if self._delay is None:
             return
-        at, notes = Moment.now(), []
+        now, notes = Moment.now(), []
         for _, placed, backlog in self._open():
-            if (horizon := backlog.due_by(at)) is not None:
-                wait = horizon.steady - at.steady
+            if (horizon := backlog.due_by(now)) is not None:
+                wait = horizon.steady - now.steady
                 notes.append((placed.claim, Attempt(horizon.offset, 1, EARLY, wait, None, DELAYED)))
                 backlog.noted = horizon.offset
         if notes:
             self._ledger.record_attempts_alone(notes)
 
     def not_due(self) -> frozenset[Partition]:
-        """The partitions whose next record is not due yet: their lag is meant to be."""
-        at = Moment.now()
-        return frozenset(partition for partition, _, backlog in self._open() if backlog.wait(at))
+        """The partitions whose next record is not due yet: their lag is intended."""
+        now = Moment.now()
+        return frozenset(partition for partition, _, backlog in self._open() if backlog.wait(now))
 
 
 def _chunk(placed: ActivePartition, start: int, records: Sequence[RawRecord]) -> Chunk[RawRecord]:
-    """These records, which were read from ``start`` on."""
-    last, known = records[-1], placed.unreadable
+    """A chunk of these records, which were read from ``start``."""
+    last, errors = records[-1], placed.unreadable
     read = Read(placed.claim, start, last.offset + 1, last.leader_epoch, last.timestamp_ms)
-    unreadable = [(r, known[r.offset]) for r in records if r.offset in known] if known else []
+    unreadable = [(record, errors[record.offset]) for record in records if record.offset in errors] if errors else []
     return Chunk(records, {placed.claim.partition: read}, unreadable)

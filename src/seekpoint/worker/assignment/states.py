@@ -1,4 +1,4 @@
-"""What a worker knows of one partition: while it is claimed, while it is read, and where it is stopped."""
+"""A worker's state of one partition: claiming, active or stopped."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from seekpoint.worker.assignment.backlog import Backlog
 
 @dataclass(slots=True)
 class ActivePartition:
-    """A partition that is read. ``read_position`` is the reader's own: it moves when a chunk is read, not on a commit.
+    """A partition that is read. ``read_position`` moves when a chunk is read, not on a commit.
 
-    Where records have to wait, they wait in ``backlog``: it ends when the partition is no longer active. ``kept_from``
-    is where those begin that were read and wait for the next batch.
+    Records that have to wait are in ``backlog``, which ends when the partition is no longer active. ``kept_from`` is
+    the start of the chunks that wait for the next batch.
     """
 
     claim: Claim
     read_position: int
     kept_from: int | None = None
-    end: int | None = None  # the log's end, when the client said that it was reached
+    end: int | None = None  # the log's end, if the client has reached it
     quiet_since: float = field(default_factory=monotonic)
     backlog: Backlog | None = None
     leader_epoch: int | None = None  # of the last record that went into the backlog
@@ -34,14 +34,14 @@ class ActivePartition:
 
     @property
     def position(self) -> int:
-        """Where the records that are given next begin: the ledger's position, unless a batch is in hand."""
+        """The position before the next record to be given: the ledger's position, unless a batch is in hand."""
         if self.kept_from is not None:
             return self.kept_from
         return self.read_position if self.backlog is None or not len(self.backlog) else self.backlog.position
 
     @property
     def last_epoch(self) -> int | None:
-        """The leader epoch of the record in front of the read position; None where it is not known (open batch)."""
+        """The leader epoch of the record before the read position; None if it is not known (open batch)."""
         if self.backlog is not None and len(self.backlog):
             return self.leader_epoch
         return self.claim.leader_epoch if self.read_position == self.claim.next_offset else None
@@ -52,23 +52,25 @@ class ActivePartition:
         return self.end is not None and self.end > self.read_position == self.position
 
     def committed(self, claim: Claim) -> None:
-        """COMMIT has moved the ledger's position: what was on record in front of it is gone."""
+        """Take over a claim after its COMMIT; the advance has removed the ledger's notes on records before it."""
         self.claim, self.quiet_since = claim, monotonic()
         if self.unreadable:
-            self.unreadable = {at: error for at, error in self.unreadable.items() if at >= claim.next_offset}
+            self.unreadable = {
+                offset: error for offset, error in self.unreadable.items() if offset >= claim.next_offset
+            }
         if self.backlog is not None:
             self.backlog.noted = -1
 
     def passed_end(self, claim: Claim) -> None:
-        """The ledger's position is the log's end now: no record lay in front of it."""
+        """Take over a claim that was advanced to the log's end, past no record."""
         self.claim, self.read_position, self.end = claim, claim.next_offset, None
 
     def reached(self, offset: int, leader_epoch: int | None) -> None:
-        """The ledger is where the reader is: a COMMIT whose answer was lost took effect."""
+        """Take over the ledger's position, which is the reader's: a COMMIT whose answer was lost took effect."""
         self.claim = replace(self.claim, next_offset=offset, leader_epoch=leader_epoch)
 
     def put_back(self, records: Sequence[RawRecord]) -> None:
-        """What was read last waits in the backlog again."""
+        """Note that these records, if they were read last, are in the backlog again."""
         if self.read_position == records[-1].offset + 1:
             self.leader_epoch = records[-1].leader_epoch
 
@@ -84,17 +86,17 @@ class ClaimingPartition:
 
 @dataclass(slots=True)
 class StoppedPartition:
-    """A partition that is not read; ``claim`` is this worker's claim, where it was active before."""
+    """A partition that is not read; ``claim`` is this worker's claim, if it had one."""
 
     stop: PartitionStopped
     claim: Claim | None = None
     is_stored: bool = False  # the ledger has the stop
-    store_at: float = 0.0  # when it is tried next, by the monotonic clock
+    store_at: float = 0.0  # when storing it is tried next, by the monotonic clock
 
     def is_over(self, token: UUID | None, stored: UUID | None, now: UUID | None) -> bool:
-        """Whether to claim it again: the row has another token, it is another topic by now, or is known again.
+        """Whether to claim it again: the row has another token, or the topic has another id or is known again.
 
-        ``stored`` is the topic's id in the row, ``now`` what the brokers answer; None where there is none.
+        ``stored`` is the topic's id in the row, ``now`` the one that the brokers answer; None if there is none.
         """
         decided = token is not None and token != self.stop.token
         if decided or now is None or isinstance(self.stop, TopicRecreated):

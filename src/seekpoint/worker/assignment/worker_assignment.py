@@ -34,9 +34,8 @@ from seekpoint.worker.assignment.states import ActivePartition
 class WorkerAssignment:
     """One consumer's partitions, in step with Kafka's assignment and with the ledger.
 
-    With ``partitions`` there is no group: the list is read, owned through the ledger alone, and the newest claim wins.
-    With the ``pipeline``, records that may not be applied yet are kept back, and given by ``scheduler`` when they are
-    due.
+    With ``partitions`` there is no group: the ledger alone decides who owns them, and the newest claim wins. With a
+    ``pipeline``, records that may not be applied yet are kept back, and given by ``scheduler`` when they are due.
     """
 
     def __init__(
@@ -50,58 +49,66 @@ class WorkerAssignment:
         self.partitions, self._ledger, self._announce = resources.partitions, resources.ledger, resources.announce
         self.client, self.identity, self._watermarks = resources.client, resources.identity, resources.watermarks
         self._topics = (topics,) if isinstance(topics, str) else tuple(topics)
-        self._fixed = None if partitions is None else [Partition(*p) for p in partitions]
+        self._fixed = None if partitions is None else [Partition(*partition) for partition in partitions]
         self.scheduler = Scheduler(resources, pipeline)
-        self._claiming = Claiming(resources, start, self.scheduler)
+        self._claiming = Claiming(resources, start, self.scheduler, pipeline)
         self._reconciler = Reconciler(resources, self._claiming, has_group=self._fixed is None)
         self._held = HeldPartitions()
         self._checks = IdleChecks(resources, self._topics, self._claiming, self._reconciler)
 
     @property
     def active(self) -> Mapping[Partition, ActivePartition]:
-        """What is read now."""
+        """The partitions that are read now."""
         return self.partitions.active
 
     @property
     def stopped(self) -> Mapping[Partition, PartitionStopped]:
-        """What an operator has to decide about, and why."""
-        return {partition: at.stop for partition, at in self.partitions.stopped.items()}
+        """The partitions that wait for an operator's decision, and why."""
+        return {partition: state.stop for partition, state in self.partitions.stopped.items()}
 
     @property
     def is_claiming(self) -> bool:
-        """Whether assigned partitions are not claimed yet."""
+        """Whether any assigned partition is not claimed yet."""
         return bool(self.partitions.claiming)
 
     def lag(self) -> tuple[dict[Partition, int], frozenset[Partition]]:
-        """How many offsets each partition has yet to pass, stopped ones too; and those whose lag cannot be known.
+        """Each partition's lag in offsets, stopped ones too; and the partitions whose lag is not known.
 
-        That is where the position is past the log's end, or the topic is not the one that was read. Raises
-        KafkaUnavailable.
+        It is not known if the position is past the log's end, the topic is not the one that was read, or no broker
+        answers for its log. Raises KafkaUnavailable if none answers for any active partition.
         """
-        active = {p: at.position for p, at in self.active.items()}
-        ends = self._watermarks.ends(list(active))
-        stopped = {p: stop.offset for p, stop in self.stopped.items()}
-        asked = [p for p in self.with_known_log if p in stopped]
-        if asked:
-            try:
-                ends |= self._watermarks.ends(asked)
-            except KafkaUnavailable as error:  # a stopped partition must not hide the lag of the others
-                self._announce(events.KafkaTrouble(error=str(error)))
-        after = {p: ends[p].offset - at for p, at in (active | stopped).items() if p in ends}
-        known = {p: n for p, n in after.items() if n >= 0}
-        return known, frozenset((active | stopped).keys() - known.keys())
+        active = {partition: state.position for partition, state in self.active.items()}
+        # A partition without a leader must not hide the lag of the others.
+        ends = self._watermarks.ends(list(active), skip=True)
+        if active and not ends:
+            raise KafkaUnavailable(f"no broker answers for the log of {', '.join(map(str, sorted(active)))}")
+        stopped = {partition: stop.offset for partition, stop in self.stopped.items()}
+        ends |= self._watermarks.ends([p for p in self.with_known_log if p in stopped], skip=True)
+        after = {
+            partition: ends[partition].offset - position
+            for partition, position in (active | stopped).items()
+            if partition in ends
+        }
+        valid = {partition: n for partition, n in after.items() if n >= 0}
+        return valid, frozenset((active | stopped).keys() - valid.keys())
 
     @property
     def with_known_log(self) -> list[Partition]:
         """Active partitions, and stopped ones whose log is still the one that was read."""
         is_other = (TopicRecreated, TopicUnknown)
-        return [*self.active, *(p for p, stop in self.stopped.items() if not isinstance(stop, is_other))]
+        return [
+            *self.active,
+            *(partition for partition, stop in self.stopped.items() if not isinstance(stop, is_other)),
+        ]
 
     def current_claims(self) -> list[Claim]:
-        """The claims of :attr:`with_known_log`, as of their last COMMIT; without partitions that Kafka took away."""
+        """The claims of :attr:`with_known_log`, as of their last COMMIT; without revoked partitions."""
         active, stopped = self.partitions.active, self.partitions.stopped
-        found = [active[p].claim if p in active else stopped[p].claim for p in self.with_known_log]
-        return [claim for claim in found if claim is not None]
+        claims = [
+            active[partition].claim if partition in active else stopped[partition].claim
+            for partition in self.with_known_log
+        ]
+        return [claim for claim in claims if claim is not None]
 
     # -- joining and leaving --------------------------------------------------------------------------
 
@@ -113,35 +120,37 @@ class WorkerAssignment:
             self.partitions.assign_fixed(self._fixed)
 
     def leave(self, deadline: float = 10.0) -> None:
-        """Release every claim and leave the group; what was read and not committed is read again elsewhere.
+        """Release every claim and leave the group; the next owners read again what was not committed.
 
         After ``deadline`` seconds the client is closed in the background.
         """
         try:
             self._store_stops(is_last=True)
-            self._claiming.release(self.partitions.claims())
-        finally:
-            self.client.close(deadline)
+        finally:  # a claim that is not released counts as a crash
+            try:
+                self._claiming.release(self.partitions.claims())
+            finally:
+                self.client.close(deadline)
 
     def suspend(self) -> None:
-        """The database or the brokers are away: read nothing, stay in the group, claim everything again later."""
+        """Stop reading while database or brokers do not answer; stay in the group, and claim again later."""
         self.partitions.suspend()
         self._checks.run_soon()
 
     # -- reading --------------------------------------------------------------------------------------
 
     def accept_messages(self, messages: Iterable[Message]) -> Chunk[Message]:
-        """Keep what belongs to an active partition and was not read before; move the read positions over it."""
+        """Keep messages of active partitions that were not read before; move the read positions past them."""
         chunk = accept_messages(self.partitions, messages, self._announce)
         if self.scheduler:
             self.scheduler.bound()
         return chunk
 
     def keep_others(self, chunk: Chunk[RawRecord], held: frozenset[Partition], *, is_full: bool) -> Chunk[RawRecord]:
-        """Return what is of held partitions, and keep the rest: the next batch begins with it.
+        """Return the records of held partitions; keep the others for the start of the next batch.
 
-        A row that is locked while others are held could make two workers wait for each other. ``is_full``: there was as
-        much to read as was asked for.
+        Locking a further row while others are held could deadlock two workers. ``is_full``: the client returned as many
+        messages as it was asked for.
         """
         if chunk.reads.keys() <= held:
             return chunk
@@ -149,17 +158,17 @@ class WorkerAssignment:
         return self.partitions.keep_others(chunk, held)
 
     def closed_by_another(self, *, is_full: bool) -> None:
-        """A chunk of partitions that the open transaction does not hold closes its batch."""
+        """Note that a chunk of partitions that the transaction does not hold closed its batch."""
         self._held.closed_by_another(is_full=is_full)
 
     def schedule_retry(self, retry: RetryLater, records: Sequence[RawRecord], position: int) -> None:
-        """Keep what was read of one partition until its first record, which failed, is due again; after COMMIT."""
+        """Keep a partition's records until the first one, which failed, is due again; call it after COMMIT."""
         self.scheduler.schedule_retry(retry, records, position)
 
     # -- between two batches --------------------------------------------------------------------------
 
     def maintain(self) -> None:
-        """Act on what was recorded: release what was revoked, decide on lost offsets, claim, check idle partitions."""
+        """Act on recorded events: release revoked partitions, stop those out of range, claim, check idle ones."""
         if self.client.rebalanced:
             self.partitions.continue_reading()
         self._claiming.release(self.partitions.leave())
@@ -182,33 +191,39 @@ class WorkerAssignment:
             self.reconcile({})
 
     def _store_stops(self, *, is_last: bool = False) -> None:
-        """Store the stops that the ledger does not have yet, for those who look at it from outside.
+        """Store the stops that the ledger does not have yet, for operators.
 
         A row that another session has locked must not block the other partitions: it is tried again each
         ``Limits.idle_check``, and once more at the end (``is_last``).
         """
         now = monotonic()
-        new = [at for at in self.partitions.stopped.values() if not at.is_stored and (is_last or now >= at.store_at)]
+        new = [
+            state
+            for state in self.partitions.stopped.values()
+            if not state.is_stored and (is_last or now >= state.store_at)
+        ]
         if not new:
             return
-        for at in new:
-            at.store_at = now + self._ledger.limits.idle_check
+        for state in new:
+            state.store_at = now + self._ledger.limits.idle_check
         try:
-            locked = self._ledger.record_stops(at.stop for at in new)
+            locked = self._ledger.record_stops(state.stop for state in new)
         except Exception as error:
             if not is_transient(error):
                 raise
-            return  # it is tried again, and where the database is away the rest meets that, too
-        for at in new:
-            at.is_stored = at.stop.partition not in locked
+            return  # it is tried again; if the database does not answer, other statements raise that, too
+        for state in new:
+            state.is_stored = state.stop.partition not in locked
 
     # -- around a transaction -------------------------------------------------------------------------
 
     def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
-        """What hold must find: the batch's where its reading began, others that it may read at their position."""
+        """What hold must find: the batch's partitions where it begins, other held ones at their position."""
         owned = self.partitions.all_owned()
         held = self._held.of(starts, owned)
-        return [Expected(owned[p].claim, starts.get(p, owned[p].position)) for p in held]
+        return [
+            Expected(owned[partition].claim, starts.get(partition, owned[partition].position)) for partition in held
+        ]
 
     def accept(self, moved: Iterable[Claim]) -> None:
         """Take the claims over, after COMMIT."""
@@ -221,20 +236,20 @@ class WorkerAssignment:
         self._reconciler.reset_backoff()
 
     def reconcile(self, starts: Mapping[Partition, int]) -> set[Partition]:
-        """After a refusal: ask the ledger what is true; returns the partitions whose batch must be dropped."""
+        """After a refusal: compare with the ledger; returns the partitions to drop from the batch."""
         return self._reconciler.reconcile(starts)
 
     def topic_ids(self, read_by: float, topics: Collection[str]) -> Answer:
-        """An answer about the ids of these topics, asked for after their records had been read, by ``read_by``.
+        """An answer about the ids of these topics, asked for after ``read_by``, when their records had been read.
 
-        A new question asks for the topics of kept records, too: its answer serves their transactions as well.
+        If the brokers are asked, it is also for the topics of kept records, whose transactions can then use the answer.
         """
         return self.identity.ask_after(read_by, topics, also=self.partitions.kept.topics)
 
     def topic_id_mismatches(
         self, answer: Answer, partitions: Iterable[Partition]
     ) -> Mapping[Partition, PartitionStopped | None]:
-        """Those whose topic is not the one that was claimed; None where its id is unknown at this moment."""
+        """The partitions whose topic is not the one that was claimed; None if its id is unknown now."""
         return self._claiming.topic_id_mismatches(answer, partitions)
 
     def stop_or_reclaim(self, stops: Mapping[Partition, PartitionStopped | None]) -> None:

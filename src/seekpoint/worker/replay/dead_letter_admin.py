@@ -1,4 +1,4 @@
-"""A group's dead letters, for operators: list, get, discard, export as JSON. Needs no pipeline: nothing is applied."""
+"""A group's dead letters, for operators: list, get, edit, discard, export as JSON. Applies no records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_transient, sqlstate
 from seekpoint.records import State, storable, utc
-from seekpoint.worker.replay.preconditions import again, closed
+from seekpoint.worker.replay.preconditions import again, closed, not_edited
 
 T = TypeVar("T")
 
@@ -35,22 +35,22 @@ _BACKOFF = Backoff(initial=0.2, ceiling=5.0)
 
 
 def retry_locked(transaction: Callable[[], T], stopping: threading.Event | None = None) -> T:
-    """Run one whole transaction; again where its error may pass (a deadlock, a lost connection).
+    """Run one whole transaction, and retry it after a transient error (a deadlock, a lost connection).
 
-    It must find out by itself what became of it the time before. A lock that was waited for in vain is not waited for
-    again: the limit is the caller's. Nor is anything once ``stopping`` is set.
+    The transaction must find out whether an earlier attempt took effect. It is not retried after a lock timeout,
+    because the limit is the caller's, nor once ``stopping`` is set.
     """
     return retried(transaction, _may_pass, tries=TRIES, backoff=_BACKOFF, stopping=stopping)
 
 
 def _may_pass(error: BaseException) -> bool:
     if sqlstate(error) == LOCK_NOT_AVAILABLE:
-        error.add_note("a batch of this partition is being written, or another session has locked it: try again")
+        error.add_note("a worker is writing a batch of this partition, or another session has locked it: try again")
         return False
     return is_transient(error)
 
 
-PAGE = 5_000  # dead letters that are asked for at once, without their values
+PAGE = 5_000  # dead letters that are fetched at once, without their values
 
 Chosen = Where | Iterable[int] | int
 """A condition, ids, or one id."""
@@ -59,7 +59,7 @@ Chosen = Where | Iterable[int] | int
 def chosen_dead_letters(
     dead_letters: DeadLetters, chosen: Chosen, limit: int | None = None, after: DeadLetter | None = None
 ) -> Iterator[DeadLetter]:
-    """The dead letters that are meant, in the order of topic, partition and offset; their values are left out.
+    """The chosen dead letters, in the order of topic, partition and offset; without their values.
 
     Raises ConfigError for an id that the group does not have.
     """
@@ -69,39 +69,51 @@ def chosen_dead_letters(
     yield from dead_letters.chosen([chosen] if isinstance(chosen, int) else chosen)
 
 
-def lean(dead_letter: DeadLetter) -> DeadLetter:
+def without_payload(dead_letter: DeadLetter) -> DeadLetter:
     """The dead letter without value and tracebacks: a hundred thousand of them fit in memory."""
-    return replace(dead_letter, value=None, traceback=None, replay_traceback=None)
+    return replace(dead_letter, value=None, edited_value=None, traceback=None, replay_traceback=None)
 
 
 def _pages(
     dead_letters: DeadLetters, where: Where, limit: int | None, after: DeadLetter | None
 ) -> Iterator[DeadLetter]:
-    left = limit
-    while left is None or left > 0:
-        most = PAGE if left is None else min(PAGE, left)
+    remaining = limit
+    while remaining is None or remaining > 0:
+        most = PAGE if remaining is None else min(PAGE, remaining)
         page = dead_letters.list(where, limit=most, after=after, with_values=False)
         yield from page
         if len(page) < most:
             return
         after = page[-1]
-        left = None if left is None else left - most
+        remaining = None if remaining is None else remaining - most
 
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """What became of a dead letter that was to be discarded; ``refusal`` is None where it was."""
+    """The outcome of a discard of one dead letter; ``refusal`` is None if it was discarded."""
 
     dead_letter: DeadLetter
     refusal: str | None = None
 
 
-class DeadLetterAdmin:
-    """The dead letters of one group. Each change is a transaction of its own, durable, with actor and reason.
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """The outcome of an edit or its undo, with the dead letter as it was before; ``refusal`` is None if it was done.
 
-    ``engine`` is a SQLAlchemy ``Engine`` or URL on ``postgresql+psycopg``; ``actor`` who does it (by default the
-    operating system's user). Making one does no I/O. A change waits for an open batch on the dead letter's partition,
-    at most ``Limits.transaction_age`` seconds.
+    ``value`` is the one that a replay then applies.
+    """
+
+    dead_letter: DeadLetter
+    value: bytes | None
+    refusal: str | None = None
+
+
+class DeadLetterAdmin:
+    """The dead letters of one group. Each change is one durable transaction, with actor and reason.
+
+    ``engine`` is a SQLAlchemy ``Engine`` or URL on ``postgresql+psycopg``; ``actor`` is who makes changes (by default
+    the operating system's user). The constructor does no I/O. A change waits at most ``Limits.transaction_age`` seconds
+    for an open batch on the dead letter's partition.
     """
 
     def __init__(
@@ -119,7 +131,7 @@ class DeadLetterAdmin:
 
     @property
     def actor(self) -> str:
-        """Who does it. Asked only where something is changed."""
+        """Who makes the changes; looked up only when one is made."""
         return operator(self._actor)
 
     def list(
@@ -131,34 +143,34 @@ class DeadLetterAdmin:
     ) -> Iterator[DeadLetter]:
         """Dead letters in the order of topic, partition and offset, without their values (``get`` has them).
 
-        ``after`` is the last one of the page before.
+        ``after`` is the previous page's last one.
         """
         return chosen_dead_letters(self._dead_letters, where, limit, after)
 
     def by_cause(self, where: Where = Where()) -> Sequence[DeadLetterCause]:  # noqa: B008
-        """How many dead letters there are of each cause, most first: by exception, and by line of the user's code."""
+        """How many dead letters each cause has, most first: by exception, and by line of the user's code."""
         return self._dead_letters.by_cause(where)
 
     def get(self, id: int) -> DeadLetter:  # noqa: A002 -- the column's name, which people type
-        """One dead letter, whole. Raises ConfigError where the group has none of that id."""
+        """One complete dead letter. Raises ConfigError if the group has none with that id."""
         return self._dead_letters.get(id)
 
     def first_of_key(self, dead_letter: DeadLetter) -> DeadLetter | None:
-        """The first open dead letter of its key, without its value; None for a null key, or where none is open."""
+        """The first open dead letter of its key, without its value; None for a null key, or if none is open."""
         with self.ledger.begin() as tx:
             first = self._dead_letters.first_open_of_key(tx.connection, dead_letter)
         return None if first is None else open_at(self._dead_letters, dead_letter, first)
 
     def export(self, where: Where = Where()) -> Iterator[dict[str, Any]]:  # noqa: B008
-        """Dead letters as :func:`portable` dictionaries, whole, one in memory at a time."""
+        """Complete dead letters as :func:`portable` dictionaries, one in memory at a time."""
         for dead_letter in self.list(where):
             yield portable(self.get(dead_letter.id), self.ledger.group)
 
     def plan_discard(self, chosen: Chosen) -> tuple[Discarded, ...]:
-        """What a discard of these would do, without doing it."""
+        """What a discard of these dead letters would do, without doing it."""
         return tuple(
-            Discarded(lean(one), None if one.is_open else closed(one).reason)
-            for one in chosen_dead_letters(self._dead_letters, chosen)
+            Discarded(without_payload(dead_letter), None if dead_letter.is_open else closed(dead_letter).reason)
+            for dead_letter in chosen_dead_letters(self._dead_letters, chosen)
         )
 
     def discard(
@@ -171,16 +183,21 @@ class DeadLetterAdmin:
     ) -> tuple[Discarded, ...]:
         """Close open dead letters without applying their records; each stays, with actor and reason.
 
-        What was blocked by a dead letter is then the first of its key, and can be replayed. One that is not open any
-        more is refused, and with ``as_of`` one that was dead-lettered after that time of the database. Needs neither a
-        pipeline nor a running group, and a pause does not hinder it.
-        Raises ConfigError where no reason is given, and for an id that the group does not have.
+        The next record that it blocked is then the first of its key, and can be replayed. A dead letter that is no
+        longer open is refused; with ``as_of``, so is one dead-lettered after that time, by the database's clock. Needs
+        neither a pipeline nor a running group, and works during a pause.
+        Raises ConfigError if no reason is given, and for an id that the group does not have.
         """
         if not reason.strip():
-            raise ConfigError("a record is given up for a reason: give reason='...'")
+            raise ConfigError("a discard needs a reason: pass reason='...'")
         done: list[Discarded] = []
-        closing = [lean(dead_letter) for dead_letter in chosen_dead_letters(self._dead_letters, chosen)]
-        among: Sequence[DeadLetter] | None = closing  # of the request; None once it is in the history
+        closing = [without_payload(dead_letter) for dead_letter in chosen_dead_letters(self._dead_letters, chosen)]
+        # Of the request, without those that will be refused; None once it is in the history.
+        among: Sequence[DeadLetter] | None = [
+            dead_letter
+            for dead_letter in closing
+            if dead_letter.is_open and (as_of is None or dead_letter.dead_lettered_at <= as_of)
+        ]
         for dead_letter in closing:
             done.append(self._discard(dead_letter, storable(reason), as_of, among))
             if done[-1].refusal is None:
@@ -188,6 +205,41 @@ class DeadLetterAdmin:
             if progress is not None:
                 progress(done[-1])
         return tuple(done)
+
+    def plan_edit(self, id: int, value: bytes | None) -> Edited:  # noqa: A002
+        """What :meth:`edit` would do, or :meth:`undo_edit` if ``value`` is None; changes nothing."""
+        return _edited(self._dead_letters.get(id), value)
+
+    def edit(self, id: int, value: bytes, *, reason: str) -> Edited:  # noqa: A002
+        """Give an open dead letter's record another value, which its replay applies; the log's value is kept.
+
+        It replaces the value of an earlier edit. Reloads, verifications and batches after the replay apply the edited
+        value, too. A dead letter that is not open is refused. Raises ConfigError if no reason is given, or the group
+        has no dead letter with that id.
+        """
+        return self._edit(id, value, reason)
+
+    def undo_edit(self, id: int, *, reason: str) -> Edited:  # noqa: A002
+        """Undo an edit: a replay applies the log's value again. Refused if it is not edited, or not open."""
+        return self._edit(id, None, reason)
+
+    def _edit(self, id: int, value: bytes | None, reason: str) -> Edited:  # noqa: A002
+        if not reason.strip():
+            raise ConfigError("an edit needs a reason: pass reason='...'")
+        tries = count(1)
+
+        def once() -> Edited:
+            is_first = next(tries) == 1
+            with self.ledger.begin() as tx:
+                now = self._dead_letters.lock(tx.connection, id)
+                edited = _edited(now, value)
+                # After a COMMIT without an answer, our own edit may be there already.
+                is_done = now.edited_value == value and (value is None or now.edited_by == self.actor)
+                if edited.refusal is None and (is_first or not is_done):
+                    self._dead_letters.edit(tx.connection, now, value, self.actor, reason)
+            return replace(edited, refusal=None) if is_done and not is_first else edited
+
+        return retry_locked(once)
 
     def _discard(
         self, dead_letter: DeadLetter, reason: str, as_of: datetime | None, among: Sequence[DeadLetter] | None
@@ -203,38 +255,47 @@ class DeadLetterAdmin:
                 if now.is_open:
                     self._dead_letters.close(tx.connection, now, State.DISCARDED, self.actor, reason, among=among)
                     return Discarded(dead_letter)
-            # Perhaps it was COMMIT that had no answer: then this is our own doing.
-            ours = (now.state, now.closed_by, now.closed_reason) == (State.DISCARDED, self.actor, reason)
-            return Discarded(dead_letter, None if ours and not is_first else closed(now).reason)
+            # After a COMMIT without an answer, our own earlier attempt may have closed it.
+            is_ours = (now.state, now.closed_by, now.closed_reason) == (State.DISCARDED, self.actor, reason)
+            return Discarded(dead_letter, None if is_ours and not is_first else closed(now).reason)
 
         return retry_locked(once)
 
 
+def _edited(dead_letter: DeadLetter, value: bytes | None) -> Edited:
+    refusal = None if dead_letter.is_open else closed(dead_letter).reason
+    if refusal is None and value is None and not dead_letter.is_edited:
+        refusal = not_edited(dead_letter).reason
+    return Edited(without_payload(dead_letter), dead_letter.value if value is None else value, refusal)
+
+
 def open_at(dead_letters: DeadLetters, dead_letter: DeadLetter, offset: int) -> DeadLetter | None:
-    """The open dead letter at another offset of its partition, in the same life of the topic; without its value."""
-    there = Where(topic=dead_letter.topic, partition=dead_letter.partition, from_offset=offset, to_offset=offset + 1)
-    found = dead_letters.list(there, with_values=False)
-    return next((one for one in found if one.topic_id == dead_letter.topic_id), None)
+    """The open dead letter at another offset of its partition, with the same topic id; without its value."""
+    where = Where(topic=dead_letter.topic, partition=dead_letter.partition, from_offset=offset, to_offset=offset + 1)
+    open_dead_letters = dead_letters.list(where, with_values=False)
+    return next((other for other in open_dead_letters if other.topic_id == dead_letter.topic_id), None)
 
 
 def group_of(engine: Engine | URL | str, id: int, *, schema: str = DEFAULT_SCHEMA) -> str:  # noqa: A002
-    """The group that a dead letter belongs to. Raises ConfigError where there is none of that id."""
-    found: str | None = None
+    """The group that a dead letter belongs to. Raises ConfigError if there is none with that id."""
+    group: str | None = None
     if abs(id) <= LARGEST_BIGINT:
         with postgres_engine(engine).connect() as connection:
-            found = SchemaConnection(connection, schema).execute(DEAD_LETTERS["group_of"], id=id).scalar()
-    if found is None:
-        raise ConfigError(f"the ledger in schema {schema!r} has no dead letter {id}: `list` shows those of a group")
-    return str(found)
+            group = SchemaConnection(connection, schema).execute(DEAD_LETTERS["group_of"], id=id).scalar()
+    if group is None:
+        raise ConfigError(
+            f"the ledger in schema {schema!r} has no dead letter {id}: `seekpoint dead-letters list` shows a group's"
+        )
+    return str(group)
 
 
 def portable(dead_letter: DeadLetter, group: str) -> dict[str, Any]:
-    """Every field of the dead letter. Bytes are ``{"base64": …}`` with ``"text"`` beside it where they are UTF-8.
+    """Every field of the dead letter. Bytes are ``{"base64": …}``, with ``"text"`` if they are UTF-8.
 
-    Headers are pairs of name and value, in order, duplicates kept; names are bytes too: not all of them are UTF-8.
+    Headers are pairs of name and value, in order, with duplicates; names are bytes, too: some are not UTF-8.
     Times are ISO 8601.
     """
-    return {each.name: portable_value(getattr(dead_letter, each.name)) for each in fields(dead_letter)} | {
+    return {field.name: portable_value(getattr(dead_letter, field.name)) for field in fields(dead_letter)} | {
         "group": group,
         "timestamp": portable_value(utc(dead_letter.timestamp_ms)),
         "headers": [[portable_value(name_bytes(name)), portable_value(value)] for name, value in dead_letter.headers],

@@ -1,4 +1,4 @@
-"""Which dead letters may be replayed, by whom, and in which order. No I/O: the sentences that say why not."""
+"""Checks which dead letters may be replayed, by which pipeline, in which order, and says why not. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seekpoint.records import Cause, State
 
 
 def keeps_order(pipeline: Pipeline, dead_letter: DeadLetter) -> bool:
-    """Whether records of its key are applied in order; those that were blocked are, also when no more are blocked."""
+    """Whether records of its key are replayed in order: the pipeline keeps key order, or this one was blocked."""
     return dead_letter.key is not None and (pipeline.keep_key_order or dead_letter.state is State.BLOCKED)
 
 
@@ -29,40 +29,40 @@ def check_group(group: Row[Any], pipeline: Pipeline, *, while_paused: bool) -> N
     if group.version < pipeline.version:
         raise ConfigError(
             f"group {pipeline.group!r} is at handler version {group.version}, this pipeline is version "
-            f"{pipeline.version}: start a worker of version {pipeline.version} first, which raises it for all; two "
-            "versions must not write side by side"
+            f"{pipeline.version}: start a worker of version {pipeline.version} first, which raises the group's; two "
+            "versions must not write at the same time"
         )
     if group.paused and not while_paused:  # the operator who paused it relies on its tables being left alone
         raise GroupPaused(pipeline.group, group.paused_reason, group.paused_by)
 
 
 def check_topic(dead_letter: DeadLetter, pipeline: Pipeline) -> None:
-    """Raise ConfigError where the pipeline has no codec for the dead letter."""
+    """Raise ConfigError if the pipeline has no codec for the dead letter."""
     if dead_letter.topic not in pipeline.codecs:
         raise ConfigError(
             f"dead letter {dead_letter.id} is of topic {dead_letter.topic!r}, which {pipeline!r} does not read: "
-            "replay it with a pipeline that does, or narrow the choice with topic="
+            "replay it with a pipeline that does, or choose other dead letters with topic="
         )
 
 
 def replay_refusal(dead_letter: DeadLetter, position: Position | None) -> Fenced | None:
-    """Why a dead letter is not to be replayed, as far as it and its partition's position say."""
+    """Why a dead letter may not be replayed, by its state and its partition's position; None if it may."""
     name = _name(dead_letter)
     if not dead_letter.is_open:
         return closed(dead_letter)
     if position is not None and position.topic_id != dead_letter.topic_id:
         return Fenced(
-            f"{name} is of an earlier topic {dead_letter.topic!r}, which was deleted and created again: its offset is "
-            "another record's now, and a handler could take the two for one. Export it and produce it again, or "
+            f"{name} is from an earlier topic {dead_letter.topic!r}, which was deleted and created again: its offset "
+            "now belongs to another record, and a handler could confuse the two. Export it and produce it again, or "
             "discard it"
         )
     if position is not None and position.next_offset <= dead_letter.offset:
-        return Fenced(f"{name}: the position is in front of it, at {position.next_offset}: it will be read again")
+        return Fenced(f"{name}: the position is before it, at {position.next_offset}, so it will be read again")
     if dead_letter.cause is Cause.DECODE and dead_letter.error.startswith(f"{Unreadable.__name__}: "):
         return Fenced(
-            # Not its error, which quotes them: refusals are shown where texts of records are not.
-            f"{name} is not whole: its headers cannot be read, and are not kept. Produce the record again with other "
-            "headers, and discard this one"
+            # Without its error, which quotes them: refusals are shown where contents of records are not.
+            f"{name} is incomplete: its headers cannot be read, and were not stored. Produce the record again with "
+            "other headers, and discard this one"
         )
     return None
 
@@ -81,9 +81,14 @@ def _name(dead_letter: DeadLetter) -> str:
 
 
 def again(dead_letter: DeadLetter) -> Fenced:
-    """The refusal of a dead letter that is a later one than was seen."""
-    at = f"{dead_letter.dead_lettered_at:%Y-%m-%d %H:%M:%S %Z}"
-    return Fenced(f"{_name(dead_letter)} was read again and dead-lettered at {at}: look at it first")
+    """The refusal of a dead letter that was dead-lettered again after it was seen."""
+    time = f"{dead_letter.dead_lettered_at:%Y-%m-%d %H:%M:%S %Z}"
+    return Fenced(f"{_name(dead_letter)} was read again and dead-lettered at {time}: look at it first")
+
+
+def not_edited(dead_letter: DeadLetter) -> Fenced:
+    """The refusal to undo the edit of a dead letter that was not edited."""
+    return Fenced(f"{_name(dead_letter)} is not edited: a replay applies it as the log has it")
 
 
 def closed(dead_letter: DeadLetter) -> Fenced:

@@ -1,4 +1,4 @@
-"""Applies one dead letter by its pipeline, in the transaction that closes it."""
+"""Applies one dead letter with its pipeline, in the transaction that closes it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.errors import HandlerMisuse
 from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
 from seekpoint.ledger.positions import positions_of
+from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import GROUPS, REPLAY
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
@@ -19,9 +20,10 @@ from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.postgres.session import CommitRefused, Session, TransactionFailed
 from seekpoint.postgres.sqlstates import Fault, connection_lost, is_data_error
 from seekpoint.records import Cause, Failure, Span, State
+from seekpoint.worker.async_handler import Call
 from seekpoint.worker.decode import decode_record
 from seekpoint.worker.failed import Failed
-from seekpoint.worker.replay.dead_letter_admin import lean, open_at, retry_locked
+from seekpoint.worker.replay.dead_letter_admin import open_at, retry_locked, without_payload
 from seekpoint.worker.replay.preconditions import (
     check_group,
     check_topic,
@@ -35,22 +37,22 @@ from seekpoint.worker.write import write
 
 
 def as_worker(tx: Connection, limits: Limits, before: Mapping[str, str]) -> str:
-    """Set the session as a worker sets it for its handler; the transaction stays durable. Returns its id.
+    """Set the session as a worker does for its handler; the transaction, whose id it returns, stays durable.
 
-    ``before`` is what :func:`session_of` has answered.
+    ``before`` is the result of :func:`session_of`.
     """
     settings = {**before, "transaction_age": f"{round(limits.transaction_age * 1000)}ms"}
     return str(tx.exec_driver_sql(REPLAY["as_worker"].text, settings).one().transaction)
 
 
 def session_of(tx: Connection) -> dict[str, str]:
-    """What the handler's session is set to, before our own statements change it for themselves."""
+    """The session's settings, before our own statements change them."""
     return dict(tx.exec_driver_sql(REPLAY["remember_session"].text).mappings().one())
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What became of a dead letter: applied and closed; or it failed again (``failure``) or was refused (``refusal``).
+    """The outcome for a dead letter: applied and closed, failed again (``failure``) or refused (``refusal``).
 
     ``dead_letter`` is as it was before, without value and tracebacks. ``followers`` are those of its key after it.
     """
@@ -68,7 +70,7 @@ class Replayed:
 
 @dataclass(slots=True)
 class _Attempt:
-    """How far one transaction came."""
+    """How far one transaction got."""
 
     dead_letter: DeadLetter | None = None
     transaction: str | None = None
@@ -77,9 +79,10 @@ class _Attempt:
 
 
 class Replayer:
-    """Puts dead letters of one group through one pipeline, one transaction each.
+    """Replays dead letters of one group with one pipeline, one transaction each.
 
-    The history has one row for all of them, ``among`` which they are; it is committed with the first that is applied.
+    ``handler`` is the pipeline's handler as a plain function (`worker.async_handler`).
+    The history gets one row for all dead letters of a request, ``among``, committed with the first that is applied.
     """
 
     def __init__(
@@ -93,27 +96,28 @@ class Replayer:
         among: Sequence[DeadLetter] | None = (),
         stopwatch: Stopwatch | None = None,
         stopping: threading.Event | None = None,
+        handler: Call | None = None,
     ) -> None:
         self._pipeline, self._dead_letters, self._session, self._actor = pipeline, dead_letters, session, actor
-        self._writers = PipelineWriters(pipeline)
+        self._writers = PipelineWriters(pipeline, handler)
         self._among = among  # of the request; None once it is in the history
         self._ledger, self._while_paused = dead_letters.ledger, while_paused
         self._stopwatch, self._stopping = stopwatch or Stopwatch(), stopping
 
     def replay(self, id: int, reason: str) -> tuple[Replayed, int | None]:  # noqa: A002 -- the column's name
-        """Apply it and close it, together (I1); where it fails again, it stays open with the new error.
+        """Apply a dead letter and close it, together (I1); if it fails again, it stays open with the new error.
 
-        Where keys are held and it was applied, also the offset of the next open dead letter of its key.
+        Also returns the offset of the next open dead letter of its key, if it was applied and key order is kept.
 
-        Raises Fenced where it is not to be replayed (any more); HandlerOutdated, GroupPaused, ConfigError; what the
-        handler's misuse raises; and errors of the database that are not the record's.
+        Raises Fenced if it may not be replayed (any more); HandlerOutdated, GroupPaused, ConfigError, HandlerMisuse;
+        and database errors that are not the record's fault.
         """
         before: list[_Attempt] = []
 
         def once() -> Replayed:
             if before and before[-1].committing and self._took_effect(before[-1]):
                 assert before[-1].dead_letter is not None
-                return Replayed(lean(before[-1].dead_letter))
+                return Replayed(without_payload(before[-1].dead_letter))
             before.append(attempt := _Attempt())
             return self._once(id, reason, attempt)
 
@@ -122,8 +126,8 @@ class Replayer:
         except DBAPIError as error:
             if before and before[-1].committing and connection_lost(error):
                 error.add_note(
-                    f"COMMIT had no answer, and the server could not be asked: `show {id}` says whether dead letter "
-                    f"{id} was replayed; to replay it again is safe, for it is applied once"
+                    f"COMMIT got no answer, and the server could not be asked whether it took effect: `seekpoint "
+                    f"dead-letters show {id}` shows it. Replaying dead letter {id} again is safe: it is applied once"
                 )
             raise
         if outcome.is_applied:
@@ -134,7 +138,7 @@ class Replayer:
         try:
             self._transaction(id, reason, attempt)
         except Failed as failed:
-            # One record alone cannot say whether it is to blame; and of a worker that was given up nothing is stored.
+            # Other faults cannot be blamed on a single record. A worker that was given up stores nothing.
             if failed.fault is not Fault.DATA or self._session.wire.is_cut:
                 raise failed.error from failed
             failure = Failure.of(failed.error, failed.cause)
@@ -145,11 +149,11 @@ class Replayer:
             failure = Failure.of(error, Cause.DATABASE)  # a deferred constraint, checked at COMMIT
         else:
             assert attempt.dead_letter is not None
-            return Replayed(lean(attempt.dead_letter))
+            return Replayed(without_payload(attempt.dead_letter))
         assert attempt.dead_letter is not None
         dead_letter = attempt.dead_letter
-        retry_locked(lambda: self._keep(dead_letter, failure), self._stopping)
-        return Replayed(lean(dead_letter), failure)
+        self._keep(dead_letter, failure)
+        return Replayed(without_payload(dead_letter), failure)
 
     def _transaction(self, id: int, reason: str, attempt: _Attempt) -> None:  # noqa: A002
         with self._session.transaction() as tx:
@@ -158,12 +162,12 @@ class Replayer:
             self._admit(tx, dead_letter)
             attempt.transaction = as_worker(tx, self._ledger.limits, settings)
             with self._stopwatch:
-                made = decode_record(self._writers, dead_letter.record)
-                write(tx, self._writers, [made], [Span(dead_letter.at, dead_letter.offset, dead_letter.offset + 1)])
+                record = decode_record(self._writers, dead_letter.record)
+                write(tx, self._writers, [record], [Span(dead_letter.at, dead_letter.offset, dead_letter.offset + 1)])
             if tx.exec_driver_sql(REPLAY["current_transaction"].text).scalar_one() != attempt.transaction:
                 raise HandlerMisuse(
                     "the handler ended the transaction it was lent: what it wrote before may be half done, and "
-                    f"dead letter {id} stays open"
+                    f"dead letter {id} stays open. Remove COMMIT, ROLLBACK and PREPARE TRANSACTION from its SQL"
                 )
             self._dead_letters.close(tx, dead_letter, State.REPLAYED, self._actor, reason, among=self._among)
             if keeps_order(self._pipeline, dead_letter):
@@ -183,24 +187,38 @@ class Replayer:
                 raise not_first_of_key(dead_letter, open_at(self._dead_letters, dead_letter, first))
 
     def _keep(self, dead_letter: DeadLetter, failure: Failure) -> None:
-        """The new error beside the old one, in a transaction of its own: what the replay wrote is rolled back."""
-        with self._ledger.begin() as tx:
-            now = self._dead_letters.lock(tx.connection, dead_letter.id)
-            if not now.is_open:  # another session was quicker between the two transactions
-                raise closed(now)
-            self._dead_letters.failed_again(tx.connection, now, failure)
+        """Store the new error in addition to the old one, in a separate transaction: the replay's was rolled back."""
+        transactions: list[str] = []
+
+        def once() -> None:
+            with self._ledger.begin() as tx:
+                now = self._dead_letters.lock(tx.connection, dead_letter.id)
+                # After a COMMIT without an answer, the error may be there already: the replay counts once.
+                if transactions and _is_committed(tx, transactions[-1]):
+                    return
+                if not now.is_open:  # another session closed it between the two transactions
+                    raise closed(now)
+                transactions.append(tx.execute(REPLAY["current_transaction"]).scalar_one())
+                self._dead_letters.failed_again(tx.connection, now, failure)
+
+        retry_locked(once, self._stopping)
 
     def _took_effect(self, attempt: _Attempt) -> bool:
-        """What became of a COMMIT without an answer: False if nothing was written; Fenced if another one closed it.
+        """Whether a COMMIT without an answer took effect. Raises Fenced if another session closed the dead letter.
 
         The lock waits for a COMMIT that is still under way.
         """
         assert attempt.dead_letter is not None
+        assert attempt.transaction is not None
         with self._ledger.begin() as tx:
             now = self._dead_letters.lock(tx.connection, attempt.dead_letter.id)
             if now.is_open:
                 return False
-            status = tx.execute(REPLAY["transaction_status"], transaction=attempt.transaction).scalar()
-        if now.state is State.REPLAYED and status == "committed":
+            is_ours = _is_committed(tx, attempt.transaction)
+        if now.state is State.REPLAYED and is_ours:
             return True
         raise closed(now)
+
+
+def _is_committed(tx: GroupConnection, transaction: str) -> bool:
+    return bool(tx.execute(REPLAY["transaction_status"], transaction=transaction).scalar() == "committed")

@@ -1,4 +1,4 @@
-"""Carries out the group's requests for replays between a worker's batches, a part of one at a time."""
+"""Carries out the group's requested replays between a worker's batches, part by part."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.session import ConnectionSocket, Session
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_timeout, is_transient, sqlstate
 from seekpoint.records import one_line, storable
+from seekpoint.worker.async_handler import Call
 from seekpoint.worker.replay.dead_letter_admin import open_at
 from seekpoint.worker.replay.replay_one import Replayer
 from seekpoint.worker.waiting import Stopwatch, waiting
 
 MOST, SECONDS = 100, 1.0  # dead letters, and time, between two batches
-LOCK_WAIT = 0.2  # seconds for a partition whose batch another worker has in hand; then it is tried after the next batch
-REFUSALS = 100  # sentences that are kept of a request; more are counted
+LOCK_WAIT = 0.2  # seconds to wait for another worker's batch of the partition; then it is tried after the next batch
+REFUSALS = 100  # refusals of a request that are kept; further ones are only counted
 STORE_WAIT = 1.0  # seconds for the request's own row
-# A started request has failed when its worker was not seen for so many of our own intervals, and at least so many
-# seconds: its worker's interval may be longer than ours, and it is seen every 20 seconds at least.
+# A started request has failed when its worker was not seen for this number of our own intervals, and at least these
+# seconds: its worker's interval may be longer than ours, but it is seen at least every 20 seconds.
 ABANDONED, LEAST_AGE = 6, 60.0
-NO_WORKER = "its worker ended before it did: look at the dead letters that are left, and request them again"
+NO_WORKER = "the worker ended before the replay did: check which dead letters are left, and request them again"
 OUTDATED = (
-    "the group is at a newer handler version than when it was made: look at the dead letters that are left, and "
+    "the group has a newer handler version than when the replay was requested: check which dead letters are left, and "
     "request them again"
 )
 
@@ -39,10 +40,10 @@ MakeReplayer = Callable[[DeadLetters, str], AbstractContextManager[Replayer]]
 
 
 class RequestedReplays:
-    """At most one request of a worker at a time. ``check`` runs on the status thread, the rest on the worker's.
+    """Carries out one request at a time. ``check`` runs on the status thread, the rest on the worker's.
 
-    An error of storing how a request is goes to the status thread, which announces it; it is tried again after
-    ``Limits.lag_check`` seconds, and so is a replay whose error may pass. ``stopping`` ends its retries.
+    The status thread announces an error in storing a request's progress; storing is retried after
+    ``Limits.lag_check`` seconds, and so is a replay after a transient error. ``stopping`` ends its retries.
     """
 
     def __init__(
@@ -52,8 +53,9 @@ class RequestedReplays:
         *,
         stopwatch: Stopwatch | None = None,
         stopping: threading.Event | None = None,
+        handler: Call | None = None,
     ) -> None:
-        self._pipeline, self._ledger = pipeline, ledger
+        self._pipeline, self._ledger, self._handler = pipeline, ledger, handler
         self._stopwatch, self._stopping = stopwatch or Stopwatch(), stopping or threading.Event()
         self._wire = ConnectionSocket(waiting(self._stopwatch))
         self._interval = ledger.limits.lag_check
@@ -65,11 +67,11 @@ class RequestedReplays:
     # -- the status thread ------------------------------------------------------------------------------
 
     def check(self, ledger: Ledger | None = None) -> None:
-        """See whether there is a request to take, and a pause; fail those whose worker has crashed, or is outdated.
+        """Look for a request to take, and for a pause; fail requests that are outdated, or whose worker has crashed.
 
-        ``ledger`` is the status thread's, which takes no connection that the worker may need. Says that the worker of
-        the request in hand is alive. Raises what could not be stored. Nothing of a worker that was given up: its thread
-        may never come back, and its request is found as abandoned.
+        ``ledger`` is the status thread's, with a separate connection. Stores that the worker of the request in hand is
+        alive. Raises an error in storing a request. Does nothing for a worker that was given up: its thread may never
+        return, so other workers find its request abandoned.
         """
         if self._wire.is_cut:
             return
@@ -81,15 +83,15 @@ class RequestedReplays:
                 REPLAY_REQUEST["fail_abandoned"], age=max(LEAST_AGE, ABANDONED * self._interval), error=NO_WORKER
             )
             tx.execute(REPLAY_REQUEST["fail_outdated"], error=OUTDATED)
-            found = tx.execute(REPLAY_REQUEST["is_requested"], version=self._ledger.version, owner=owner).one()
-        self._is_requested, self._is_paused = found.is_requested, found.is_paused
+            row = tx.execute(REPLAY_REQUEST["is_requested"], version=self._ledger.version, owner=owner).one()
+        self._is_requested, self._is_paused = row.is_requested, row.is_paused
         if self._error is not None:
             raise self._error
 
     # -- the worker's thread ----------------------------------------------------------------------------
 
     def is_due(self, *, is_claiming: bool) -> bool:
-        """Whether there is something to do; asks nothing. While the worker claims, nothing is taken or replayed."""
+        """Whether there is something to do, without I/O. While the worker claims, nothing is taken or replayed."""
         if monotonic() < self._again_at:
             return False
         if self._current is None:
@@ -99,7 +101,7 @@ class RequestedReplays:
     def work(self) -> None:
         """Take a request, replay the next part of the one in hand, or hand it back while the group is paused.
 
-        Raises no error: what ends a replay fails the request, and not the worker.
+        Raises no error: an error that ends a replay fails the request, not the worker.
         """
         self._is_requested = False
         try:
@@ -124,9 +126,9 @@ class RequestedReplays:
         self._wire.cut()
 
     def close(self, *, hand_back: bool) -> None:
-        """Give up the request in hand: another worker continues it (``hand_back``), or it has failed.
+        """Give up the request in hand: hand it back to other workers (``hand_back``), or fail it.
 
-        Where that cannot be stored, it is found as abandoned, and fails.
+        If that cannot be stored, another worker finds it abandoned, and fails it.
         """
         request, self._current = self._current, None
         if request is None:
@@ -138,14 +140,14 @@ class RequestedReplays:
         self._store(request)
 
     def _take(self) -> _Request | None:
-        """Committed before its first record: one that crashes the process is not replayed at each start."""
+        """Take a request; commits before its first record, so that a crashing one is not replayed at each start."""
         with self._ledger.begin(lock_wait=STORE_WAIT) as tx:
             parameters = {"version": self._ledger.version, "owner": self._ledger.owner}
             row = tx.execute(REPLAY_REQUEST["take_request"], **parameters).one_or_none()
         return None if row is None else _Request(self._ledger, row)
 
     def _store(self, request: _Request) -> None:
-        """Store how far the request is; then it is in hand no longer if it has ended, was handed back, or was taken."""
+        """Store the request's progress; drop it if it has ended, was handed back, or another worker has taken it."""
         with self._ledger.begin(lock_wait=STORE_WAIT) as tx:
             done = tx.execute(
                 REPLAY_REQUEST["record_request"],
@@ -175,13 +177,14 @@ class RequestedReplays:
                 among=None,  # the request is in the history already
                 stopwatch=self._stopwatch,
                 stopping=self._stopping,
+                handler=self._handler,
             )
         finally:
             session.close()
 
 
 class _Request:
-    """The request in hand: which dead letters are left of it, and how it ends."""
+    """The request in hand: which of its dead letters are left, and how it ends."""
 
     def __init__(self, ledger: Ledger, row: Any) -> None:
         self._dead_letters = DeadLetters(ledger, LOCK_WAIT)
@@ -196,12 +199,12 @@ class _Request:
     @property
     def remaining(self) -> list[int]:
         """The ids that are left, in order."""
-        return [each for each in dict.fromkeys(self._left) if each not in self._tried]
+        return [dead_letter_id for dead_letter_id in dict.fromkeys(self._left) if dead_letter_id not in self._tried]
 
     def replay_some(self, make: MakeReplayer) -> bool:
-        """Replay until none is left or a limit is reached; whether an error that may pass says to continue later.
+        """Replay until none is left or a limit is reached; returns whether to wait after a transient error.
 
-        What ends the whole request is its ``error``.
+        An error that ends the whole request becomes its ``error``.
         """
         until = monotonic() + SECONDS
         try:
@@ -214,7 +217,7 @@ class _Request:
                         break
         except GroupPaused:
             self.state = "requested"
-        except Exception as error:  # noqa: BLE001 -- user code, or a server that is away: the batches go their own way
+        except Exception as error:  # noqa: BLE001 -- user code, or an unreachable server: batches do not depend on it
             if is_transient(error) and not is_timeout(error):  # what takes too long would take as long again
                 return sqlstate(error) != LOCK_NOT_AVAILABLE
             self.state, self.error = "failed", one_line(error)
@@ -224,9 +227,9 @@ class _Request:
         return False
 
     def _replay_first(self, replayer: Replayer) -> None:
-        """Replay the first one that is left; the next one of its key, which it has blocked, is the first one then."""
+        """Replay the first dead letter left; the next one of its key, which it blocked, becomes the first."""
         first = self._left[0]
-        if first in self._tried:  # after another one of its key
+        if first in self._tried:  # it followed another one of its key
             self._left.popleft()
             return
         try:

@@ -1,0 +1,246 @@
+"""``seekpoint spark``: pipelines of DataFrames as a process with a separate Spark session."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import Annotated
+from uuid import UUID
+
+import typer
+
+from seekpoint.cli import spark_session
+from seekpoint.cli.errors import say, terminable
+from seekpoint.cli.log_format import LogFormat, log_own_lines, set_up_logging
+from seekpoint.cli.options import Actor, AsJson, ServerOptions, ago, command
+from seekpoint.cli.output import answer
+from seekpoint.cli.progress_bar import Shown
+from seekpoint.cli.reload import BoundsOptions, Reason, Strategy, compared_into, left_open, print_outcome, say_begun
+from seekpoint.cli.verify import print_report
+from seekpoint.errors import ConfigError, required
+from seekpoint.jobs.frames.reload import MAX_WAIT, FrameReload, bound_pipeline
+from seekpoint.jobs.reload import Report, Runs
+from seekpoint.jobs.reload.cutover_limits import Bounds
+from seekpoint.worker.signal_handlers import handled
+
+app = typer.Typer(
+    help="Pipelines of Spark DataFrames: run one as a stream or over the available records, verify, reload.",
+    no_args_is_help=True,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOptions:
+    """The Spark session of the command."""
+
+    master: Annotated[
+        str, typer.Option(metavar="MASTER", help="Where tasks run: local[4], spark://host:7077, yarn, k8s://….")
+    ] = "local[*]"
+    spark_conf: Annotated[
+        list[str] | None, typer.Option("--spark-conf", metavar="KEY=VALUE", help="Spark setting (repeatable).")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchingOptions:
+    """When micro-batches start, and where they end."""
+
+    trigger: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="A micro-batch every 10s, 1m, …; at once if more can be read. Default: 10s."),
+    ] = None
+    available_now: Annotated[bool, typer.Option("--available-now", help="Apply what can be read now, and exit.")] = (
+        False
+    )
+    max_records: Annotated[
+        int | None, typer.Option(help="At most this many offsets per micro-batch. Default: all.", min=1)
+    ] = None
+    max_bytes: Annotated[
+        int | None,
+        typer.Option(help="About this many bytes per micro-batch, by a sample of the records. Default: all.", min=1),
+    ] = None
+
+    def seconds(self) -> float:
+        """The trigger in seconds. Raises ConfigError."""
+        if self.available_now and self.trigger is not None:
+            raise ConfigError("--trigger is for a stream, and --available-now ends: leave one of them out")
+        return ago(self.trigger or "10s", "--trigger").total_seconds()
+
+
+@app.command("run", no_args_is_help=True)
+@command
+def run(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A SparkPipeline.")],
+    *,
+    batching: BatchingOptions,
+    session: SessionOptions,
+    servers: ServerOptions,
+    log_format: Annotated[LogFormat, typer.Option(help="How events are written to stderr.")] = LogFormat.TEXT,
+    as_json: AsJson = False,
+) -> None:
+    """Apply a SparkPipeline's records until SIGTERM or Ctrl-C, finishing the micro-batch in hand; a second one aborts.
+
+    Modules are imported from the current directory first. Executors need SEEKPOINT_DATABASE_URL in their environment
+    and, if the pipeline has a codec, the modules. There is no checkpoint: it continues at the ledger's positions,
+    however it ended. Exits with 1 if a frame fails: nothing of that micro-batch is written.
+    """
+    log_own_lines(context, log_format)
+    seconds = batching.seconds()
+    group = _group_of(target, session)
+    url, settings = servers.named()
+    kafka, database = spark_session.for_tasks(url, settings)  # before the session: its Java inherits what is set here
+    set_up_logging(log_format)
+    say.get()(logging.INFO, f"starting Spark on {session.master}")
+    from seekpoint.spark import run as run_frames  # noqa: PLC0415 -- as above
+
+    with spark_session.spark_session(session.master, session.spark_conf) as spark, _stopping() as stop:
+        done = run_frames(
+            spark,
+            target,
+            kafka=kafka,
+            database=database,
+            schema=servers.schema,
+            trigger=seconds,
+            available_now=batching.available_now,
+            max_records=batching.max_records,
+            max_bytes=batching.max_bytes,
+            stop=stop,
+        )
+    rows = "".join(f", {count:,} rows for {name}" for name, count in done.rows.items())
+    dead_letters = f", {done.dead_letters:,} dead letters" if done.dead_letters else ""
+    answer(
+        asdict(done) | {"group": group},
+        f"{group}: {done.records:,} records applied in {done.micro_batches:,} micro-batches{rows}{dead_letters}",
+        *(f"{partition} is at offset {offset}" for partition, offset in done.offsets.items()),
+        as_json=as_json,
+    )
+
+
+@app.command("verify", no_args_is_help=True)
+@command
+def verify(
+    target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A SparkPipeline.")],
+    *,
+    session: SessionOptions,
+    servers: ServerOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Rebuild a SparkPipeline's tables from the log, compare with the live ones at the same offsets, drop the rebuild.
+
+    Shows how many rows are equal, missing, extra and different, and some of them. Nothing live is changed, and a stream
+    of the group continues. Exits with 1 if one row differs.
+    """
+    _group_of(target, session)
+    url, settings = servers.named()
+    kafka, database = spark_session.for_tasks(url, settings)  # before the session: its Java inherits what is set here
+    from seekpoint.spark import verify as verify_frames  # noqa: PLC0415 -- pyspark, an extra
+
+    with terminable(), Shown(as_json=as_json) as progress:
+        progress.say(f"starting Spark on {session.master}")
+        with spark_session.spark_session(session.master, session.spark_conf) as spark:
+            report = verify_frames(
+                spark, target, kafka=kafka, database=database, schema=servers.schema, progress=progress
+            )
+    print_report(report, as_json=as_json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReloadOptions(BoundsOptions):
+    """Limits of a cut-over, during which a stream of micro-batches waits."""
+
+    max_wait: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="How long a micro-batch may wait for the cut-over, else it is refused."),
+    ] = f"{MAX_WAIT:g}s"
+
+
+@app.command("reload", no_args_is_help=True)
+@command
+def reload(
+    target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A SparkPipeline.")],
+    *,
+    strategy: Annotated[Strategy, typer.Option(help="How the rebuilt rows become the live ones.")] = "merge",
+    reason: Reason = "reload",
+    resume: Annotated[UUID | None, typer.Option(metavar="ID", help="Resume this run at its next step.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and change nothing.")] = False,
+    bounds: ReloadOptions,
+    session: SessionOptions,
+    servers: ServerOptions,
+    actor: Actor = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rebuild a SparkPipeline's tables from the log and cut over to them, in one transaction; a stream continues.
+
+    Ctrl-C leaves the run open, and says how to resume it. Exits with 1 if the run was refused or failed; then
+    nothing live was touched.
+    """
+    if dry_run and resume is not None:
+        raise ConfigError("--dry-run shows what a new run would do, and --resume continues one: leave one of them out")
+    limits = bounds.limits()
+    _group_of(target, session)
+    url, settings = servers.named()
+    kafka, database = spark_session.for_tasks(url, settings)  # before the session: its Java inherits what is set here
+    reports: list[Report] = []
+    with terminable(), Shown(as_json=as_json) as progress:
+        progress.say(f"starting Spark on {session.master}")
+        with (
+            spark_session.spark_session(session.master, session.spark_conf) as spark,
+            bound_pipeline(spark, target, kafka, database=database, schema=servers.schema) as bound,
+        ):
+            reloading = FrameReload(
+                bound,
+                Runs(bound.engine, servers.schema),
+                bounds=Bounds(**limits),
+                compared=compared_into(reports, progress),
+                progress=progress,
+            )
+            if resume is None:
+                plan = reloading.plan(strategy)
+                if dry_run:
+                    answer(plan.as_dict(), *plan.sentences(), as_json=as_json)
+                    return
+                for sentence in plan.sentences():
+                    progress.say(sentence)
+                driver = reloading.open(strategy, actor=actor, reason=reason)
+            else:
+                driver = reloading.take_over(resume)
+            say_begun(driver, progress)
+            with left_open(driver):
+                outcome = reloading.run(driver)
+            print_outcome(reloading.runs.get(driver.run.id), outcome, reports, driver.notes, as_json=as_json)
+
+
+def _group_of(target: str, session: SessionOptions) -> str:
+    """The pipeline's group. Raises ConfigError for an invalid pipeline before Java starts."""
+    spark_session.require_master(session.master)
+    with required("Spark needs pyspark", "spark"):
+        from seekpoint.jobs.frames.declarations import load_spark_pipeline  # noqa: PLC0415 -- an extra
+    return load_spark_pipeline(target, from_here=True).group
+
+
+@contextmanager
+def _stopping() -> Iterator[threading.Event]:
+    """An event that the first SIGTERM or SIGINT sets; the second one raises KeyboardInterrupt.
+
+    Entered after the Spark session, because pyspark sets a handler for SIGINT when a session starts.
+    """
+    stop, speak = threading.Event(), say.get()  # context variables are not set in the other thread
+
+    def hear(_number: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    def report() -> None:  # on a thread, because a signal's handler cannot print safely
+        stop.wait()
+        speak(logging.INFO, "stopping after the micro-batch in hand; Ctrl-C again aborts")
+
+    with handled(hear) as is_main_thread:
+        if is_main_thread:
+            threading.Thread(target=report, name="seekpoint-signals", daemon=True).start()
+        yield stop

@@ -1,0 +1,230 @@
+"""Debezium's change events in JSON or Avro: the envelope or the flattened row, with values converted by its schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+
+from seekpoint.codecs.connect_values import Convert, Schema, row_converter, schema_named
+from seekpoint.codecs.json import json_number
+from seekpoint.codecs.registry import NOTHING, Decode, RegistryCodec
+from seekpoint.codecs.registry_client import Registry, check, connect, shown
+from seekpoint.codecs.wire_format import avro_frame, schema_id
+from seekpoint.errors import ConfigError, Poison
+from seekpoint.records import RawRecord
+
+Row = Mapping[str, Any]
+Op = Literal["c", "r", "u", "d", "t"]
+Event = tuple[Schema | None, Any, Convert]  # its schema, if it has one, its payload, and what converts its rows
+
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_plain = msgspec.json.Decoder(float_hook=json_number)
+_DELETED = "__deleted"  # added by ExtractNewRecordState in the mode ``rewrite``
+_ENVELOPE = {"op", "before", "after", "source"}
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of a row: ``op`` is c (create), r (read by a snapshot), u (update), d (delete) or t (truncate).
+
+    ``before`` and ``after`` are rows, or None if the event has none. A value that the source did not send is
+    ``seekpoint.codecs.UNAVAILABLE``. ``source`` has the origin of the change, with the source's position (the LSN of
+    Postgres). For a flattened row, ``source`` has the fields that were added to it, and ``op`` is u or d.
+    """
+
+    op: Op
+    before: Row | None
+    after: Row | None
+    source: Row
+
+
+class Debezium:
+    """Decode Debezium's change events into a :class:`Change`; a tombstone into None. Also for ``key=``.
+
+    Events are in JSON, or with ``registry`` in Avro, as AvroConverter writes them: a URL, a configuration or a
+    function, as for :class:`seekpoint.codecs.registry.Avro`. If the registry does not answer, decoding raises
+    CodecUnavailable: the worker waits, and no record fails. The values are the same in both formats.
+
+    Values are converted by the event's schema (``schemas.enable``): times, decimals, bits, JSON, arrays. A value that
+    cannot be converted exactly is an ``Unreadable``, which no sink writes. For JSON without schemas, ``types`` maps
+    columns to names of Debezium's or Connect's types, as in ``{"at": "io.debezium.time.MicroTimestamp"}``, or to a
+    field's schema with its parameters; other columns stay as JSON has them.
+
+    ``flattened=True``: the value is the row itself, as ``ExtractNewRecordState`` makes it. Schema changes, heartbeats
+    and other events that change no row are poison; the error names them.
+    """
+
+    def __init__(
+        self,
+        *,
+        registry: Registry | None = None,
+        flattened: bool = False,
+        types: Mapping[str, str | Schema] | None = None,
+    ) -> None:
+        if types is not None and not isinstance(types, Mapping):
+            raise ConfigError(f"Debezium: types= maps columns to the names of their types, got {types!r}")
+        if registry is not None and types is not None:
+            raise ConfigError(
+                "Debezium: types= is for JSON without schemas; with registry= the schemas say it: leave it out"
+            )
+        self._avro = None if registry is None else _AvroEvents(registry)
+        self.registry, self.flattened = registry, flattened
+        self._declared = None if types is None else row_converter(
+            {"type": "struct", "fields": [schema_named(name, kind) for name, kind in types.items()]}
+        )  # fmt: skip
+        self._compiled: dict[bytes, tuple[Schema, Convert]] = {}
+
+    def __repr__(self) -> str:
+        registry = [] if self.registry is None else [f"registry={shown(self.registry)}"]
+        return f"Debezium({', '.join([*registry, *(['flattened=True'] if self.flattened else [])])})"
+
+    def decode(self, record: RawRecord, /) -> Change | None:
+        """A record's change, None for a tombstone. Raises Poison or ValueError for other records, CodecUnavailable."""
+        if record.value is None:
+            return None
+        schema, payload, convert = self._event(record, record.value, "value")
+        if payload is None:  # a tombstone that ExtractNewRecordState made of a delete
+            return None
+        _require_change_of_a_row(schema, payload, record)
+        return (
+            self._flat(payload, convert, record) if self.flattened else self._change(schema, payload, convert, record)
+        )
+
+    def decode_key(self, record: RawRecord, /) -> Any:
+        """The columns of a record's key; None if it has no key."""
+        if record.key is None:
+            return None
+        _, payload, convert = self._event(record, record.key, "key")
+        return convert(payload) if isinstance(payload, dict) else payload
+
+    def _event(self, record: RawRecord, data: bytes, field: str) -> Event:
+        if self._avro is not None:
+            return self._avro.event(record, data, field)
+        if data[:1] in {b"\0", b"\1"}:
+            raise ValueError("in a schema registry's wire format, not JSON: give Debezium(registry=...)")
+        members = _members.decode(data) if data.lstrip()[:1] == b"{" else {}
+        framed = bytes(members["schema"]) if members.keys() == {"schema", "payload"} else b""
+        if framed.startswith(b"{"):  # else they may be columns of a flattened row
+            if framed not in self._compiled:
+                schema: Schema = msgspec.json.decode(framed)
+                self._compiled[framed] = schema, row_converter(_row_of(schema))
+            schema, convert = self._compiled[framed]
+            return schema, _plain.decode(members["payload"]), convert
+        if self._declared is None:
+            raise Poison(
+                "the event has no schema, so the types of its numbers and texts are not known: set "
+                "value.converter.schemas.enable=true (and key.converter…) in the connector; or declare the columns, "
+                "Debezium(types={'at': 'io.debezium.time.MicroTimestamp'}), types={} if all are of their JSON types"
+            )
+        payload = _plain.decode(members["payload"] if framed == b"null" else data)
+        return None, payload, self._declared
+
+    def _change(self, schema: Schema | None, payload: Any, convert: Convert, record: RawRecord) -> Change:
+        if not isinstance(payload, dict) or not payload.keys() >= {"op", "source"}:
+            name = "" if schema is None else f" ({schema.get('name')})"
+            raise Poison(
+                f"not a Debezium envelope{name}: it has no op and source; for flattened rows (ExtractNewRecordState) "
+                "give value=Debezium(flattened=True)",
+                record,
+            )
+        op = payload["op"]
+        if op not in {"c", "r", "u", "d", "t"}:
+            raise Poison(f"op is {op!r}, which is not a change of a row", record)
+        before, after = payload.get("before"), payload.get("after")
+        if (after is None) == (op in {"c", "r", "u"}):
+            raise Poison(f"op is {op!r}, and 'after' is {'missing' if after is None else 'there'}", record)
+        return Change(
+            op=op,
+            before=None if before is None else convert(before),
+            after=None if after is None else convert(after),
+            source=payload["source"] or {},
+        )
+
+    def _flat(self, payload: Any, convert: Convert, record: RawRecord) -> Change:
+        if not isinstance(payload, dict):
+            raise Poison("not a row: the value is not a JSON object", record)
+        if payload.keys() >= _ENVELOPE:
+            raise Poison("an envelope, not a flattened row: give value=Debezium()", record)
+        if payload.get("__op") == "t":
+            raise Poison("the source's table was truncated, which a flattened row cannot describe", record)
+        row = convert(payload)
+        added = {name: row.pop(name) for name in [*row] if name.startswith("__")}
+        is_deleted = added.get(_DELETED) in {"true", True} or added.get("__op") == "d"
+        return Change(
+            op="d" if is_deleted else "u",
+            before=row if is_deleted else None,
+            after=None if is_deleted else row,
+            source=added,
+        )
+
+
+class _AvroEvents(RegistryCodec[Event]):
+    """Events as AvroConverter writes them: values without logical types, which their Connect types convert."""
+
+    def __init__(self, registry: Registry) -> None:
+        check(registry)
+        super().__init__(registry, None, False, NOTHING)
+
+    def __repr__(self) -> str:
+        return f"Debezium(registry={shown(self.registry)})"
+
+    def event(self, record: RawRecord, data: bytes, field: str) -> Event:
+        """The event in a record's value or key. Raises CodecUnavailable if the registry does not answer."""
+        return self._decode(record, data, field)
+
+    def _open(self) -> Decode:
+        from seekpoint.codecs.connect_avro import connect_reader  # noqa: PLC0415 -- it needs the extra
+
+        assert self.registry is not None
+        client = connect(self.registry, "AVRO", "set AvroConverter in the connector, or JsonConverter and Debezium()")
+        readers: dict[tuple[str, str, bytes], tuple[Schema, Convert, Callable[[bytes, int], Any]]] = {}
+
+        def read(data: bytes, record: RawRecord, field: str) -> Event:
+            begin = avro_frame(data)
+            if not begin:
+                raise ValueError(
+                    f"not in a schema registry's wire format: the {field} begins with {data[:9]!r}; for events in JSON "
+                    "give Debezium() without registry="
+                )
+            if (key := (record.topic, field, data[:begin])) not in readers:
+                number, subject = schema_id(data[:begin]), f"{record.topic}-{field}"
+                ask = (
+                    partial(client.get_schema, subject_name=subject)
+                    if isinstance(number, int)
+                    else client.get_schema_by_guid
+                )
+                schema, reader = connect_reader(ask(number).schema_str)
+                readers[key] = schema, row_converter(_row_of(schema)), reader
+            schema, convert, reader = readers[key]
+            return schema, reader(data, begin), convert
+
+        return read
+
+
+def _row_of(schema: Schema) -> Schema:
+    """The schema of the rows in this event: of ``after`` in an envelope, else its own."""
+    fields: Sequence[Schema] = schema.get("fields") or ()
+    return next((field for field in fields if field.get("field") == "after" and field.get("type") == "struct"), schema)
+
+
+def _require_change_of_a_row(schema: Schema | None, payload: Any, record: RawRecord) -> None:
+    """Raise Poison, which names the event, for schema changes, transaction metadata and heartbeats."""
+    name = str((schema or {}).get("name") or "")
+    is_dict = isinstance(payload, dict)
+    if "SchemaChange" in name or (is_dict and payload.keys() >= {"source", "tableChanges"}):
+        raise Poison(
+            f"a schema change ({record.topic}), not a change of a row: leave its topic out of topics=",
+            record,
+        )
+    others = ("Heartbeat", "TransactionMetadata")
+    if any(other in name for other in others) or (is_dict and payload.keys() <= {"ts_ms"}):
+        raise Poison(f"{name or 'a heartbeat'} is not a change of a row: leave {record.topic} out of topics=", record)
+
+
+def is_envelope(value: Any) -> bool:
+    """Whether the value is an envelope that another codec has decoded."""
+    if isinstance(value, Mapping) and value.keys() == {"schema", "payload"}:
+        value = value["payload"]
+    return isinstance(value, Change) or (isinstance(value, Mapping) and value.keys() >= _ENVELOPE)

@@ -1,0 +1,163 @@
+"""The fields of the types of values and rows: their names, and their types as msgspec describes them.
+
+msgspec describes Structs, dataclasses, attrs classes and TypedDicts. Pydantic's models and dataclasses are described
+here in the same terms, without importing Pydantic: a program that uses one has imported it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from datetime import date, datetime
+from types import UnionType
+from typing import Annotated, Any, NotRequired, Required, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import inspect
+from typing_extensions import is_typeddict
+
+#: Descriptions of types whose values have named fields.
+WITH_FIELDS = (inspect.StructType, inspect.DataclassType, inspect.TypedDictType)
+
+# The attribute that Pydantic documents for models, and gives its dataclasses too.
+_PYDANTIC = "__pydantic_fields__"
+# Pydantic's types that restrict a type of the standard library, and their description here.
+_PLAIN: Mapping[str, Any] = {
+    "AwareDatetime": Annotated[datetime, msgspec.Meta(tz=True)],
+    "NaiveDatetime": Annotated[datetime, msgspec.Meta(tz=False)],
+    "PastDatetime": datetime,
+    "FutureDatetime": datetime,
+    "PastDate": date,
+    "FutureDate": date,
+    "EmailStr": str,
+    "ByteSize": int,
+}
+
+
+def field_names(kind: type) -> tuple[str, ...] | None:
+    """The names of a Struct's, dataclass's, attrs class's or Pydantic model's fields; None for any other type."""
+    if issubclass(kind, msgspec.Struct):
+        return kind.__struct_fields__
+    if is_model(kind):
+        return tuple(getattr(kind, _PYDANTIC))
+    if dataclasses.is_dataclass(kind):
+        return tuple(field.name for field in dataclasses.fields(kind))
+    attributes: Iterable[Any] | None = getattr(kind, "__attrs_attrs__", None)
+    return None if attributes is None else tuple(attribute.name for attribute in attributes)
+
+
+def is_model(kind: Any) -> bool:
+    """Whether it is a model or dataclass of Pydantic with named fields."""
+    return isinstance(kind, type) and hasattr(kind, _PYDANTIC) and not _is_root(kind)
+
+
+def _is_root(kind: type) -> bool:
+    return bool(getattr(kind, "__pydantic_root_model__", False))
+
+
+def has_models(kind: Any) -> bool:
+    """Whether values of this type are, or hold, models or dataclasses of Pydantic."""
+    return _has_models(kind, set())
+
+
+def _has_models(kind: Any, visited: set[int]) -> bool:
+    kind = getattr(kind, "__value__", kind)  # of a type alias
+    if isinstance(kind, type) and hasattr(kind, _PYDANTIC):
+        return True
+    if id(kind) in visited:
+        return False
+    visited.add(id(kind))
+    return any(_has_models(part, visited) for part in (*get_args(kind), *_hints(kind).values()))
+
+
+def _hints(kind: Any) -> Mapping[str, Any]:
+    """The annotations of a class whose fields msgspec fills; empty for other types, or if they cannot be resolved."""
+    origin = get_origin(kind) or kind
+    if not isinstance(origin, type) or not (
+        is_typeddict(origin) or dataclasses.is_dataclass(origin) or issubclass(origin, msgspec.Struct)
+    ):
+        return {}
+    try:
+        return get_type_hints(origin, include_extras=True)
+    except (NameError, TypeError):
+        return {}
+
+
+def type_info(kind: Any) -> inspect.Type:
+    """The type as ``msgspec.inspect`` describes it; a model of Pydantic as a dataclass with its fields.
+
+    Raises TypeError, ValueError or NameError for a type that msgspec does not know.
+    """
+    return _described(kind, frozenset()) if has_models(kind) else inspect.type_info(kind)
+
+
+def _described(kind: Any, within: frozenset[Any]) -> inspect.Type:
+    """The description of a type. ``within`` are the classes around it: inside itself a class is described as Any."""
+    kind = getattr(kind, "__value__", kind)
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return _constrained(_described(kind.__origin__, within), kind.__metadata__)
+    if (make := _GENERIC.get(origin)) is not None:
+        return make([inspect.AnyType() if part is ... else _described(part, within) for part in get_args(kind)], kind)
+    if isinstance(kind, type) and has_models(kind):
+        return inspect.AnyType() if kind in within else _class(kind, within | {kind})
+    try:
+        return inspect.type_info(_plain(kind))
+    except (TypeError, ValueError, NameError):
+        return inspect.AnyType()
+
+
+def _of_tuple(parts: list[inspect.Type], kind: Any) -> inspect.Type:
+    return inspect.VarTupleType(parts[0]) if get_args(kind)[1:] == (...,) else inspect.TupleType(tuple(parts))
+
+
+_GENERIC: Mapping[Any, Callable[[list[inspect.Type], Any], inspect.Type]] = {
+    Union: lambda parts, _: inspect.UnionType(tuple(parts)),
+    UnionType: lambda parts, _: inspect.UnionType(tuple(parts)),
+    list: lambda parts, _: inspect.ListType(parts[0]),
+    set: lambda parts, _: inspect.SetType(parts[0]),
+    frozenset: lambda parts, _: inspect.FrozenSetType(parts[0]),
+    tuple: _of_tuple,
+    Required: lambda parts, _: parts[0],
+    NotRequired: lambda parts, _: parts[0],
+    dict: lambda parts, _: inspect.DictType(key_type=parts[0], value_type=parts[1]),
+}
+
+
+def _class(kind: type, within: frozenset[Any]) -> inspect.Type:
+    if hasattr(kind, _PYDANTIC):
+        types = {
+            name: _constrained(_described(field.annotation, within), field.metadata)
+            for name, field in getattr(kind, _PYDANTIC).items()
+        }
+        if _is_root(kind):
+            return types["root"]
+    else:
+        types = {name: _described(hint, within) for name, hint in _hints(kind).items()}
+    # __required_keys__ misses NotRequired if annotations are strings.
+    optional = {*types} - {*getattr(kind, "__required_keys__", types)}
+    optional |= {name for name, hint in _hints(kind).items() if get_origin(hint) is NotRequired}
+    fields = tuple(inspect.Field(name, name, info, required=name not in optional) for name, info in types.items())
+    return (inspect.TypedDictType if is_typeddict(kind) else inspect.DataclassType)(kind, fields)
+
+
+def _plain(kind: Any) -> Any:
+    pydantic = sys.modules.get("pydantic")
+    name = getattr(kind, "__name__", "")
+    return _PLAIN[name] if name in _PLAIN and kind is getattr(pydantic, name, None) else kind
+
+
+def _constrained(info: inspect.Type, metadata: Iterable[Any]) -> inspect.Type:
+    """The description with the bounds that Pydantic's metadata gives an integer."""
+    if isinstance(info, inspect.UnionType):  # ``int | None`` with bounds of the int
+        return inspect.UnionType(tuple(_constrained(kind, metadata) for kind in info.types))
+    if not isinstance(info, inspect.IntType):
+        return info
+    bounds: dict[str, Any] = {}
+    for annotation in metadata:
+        for constraint in getattr(annotation, "metadata", None) or (annotation,):  # a Field() has a list of them
+            for name in ("gt", "ge", "lt", "le"):
+                if isinstance(bound := getattr(constraint, name, None), int):
+                    bounds[name] = bound
+    return msgspec.structs.replace(info, **bounds)

@@ -1,0 +1,86 @@
+"""A SparkPipeline with a Spark session, a database and brokers: checked frames, inputs, and the plan of its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from seekpoint.jobs.frames.binding import BoundFrame, bind, require_order_between
+from seekpoint.jobs.frames.declarations import load_spark_pipeline, name_of
+from seekpoint.jobs.frames.inputs import Input, described, exported
+from seekpoint.jobs.frames.records import RecordsSource, columns
+from seekpoint.jobs.frames.rights import require_rights
+from seekpoint.jobs.frames.table_types import require_types
+from seekpoint.jobs.run import transaction
+from seekpoint.jobs.spark.read import require_this_python
+from seekpoint.jobs.spark.settings import Env, portable, require_no_secret, resolved
+from seekpoint.jobs.tables.targets import PipelineSource, targets
+from seekpoint.ledger.schema_revision import check
+from seekpoint.pipeline.frames import SparkPipeline
+from seekpoint.postgres.engine import postgres_engine
+
+
+class BoundPipeline:
+    """A pipeline of DataFrames on one session. The constructor does no I/O; call :meth:`bind` before any other use.
+
+    ``kafka`` is the workers' configuration, with :class:`Env` for passwords; ``database`` names the environment
+    variable with the ledger's URL. ``plan`` describes servers and pipeline to tasks; ``source`` declares the tables.
+    """
+
+    frames: Sequence[BoundFrame]
+    inputs: Sequence[Input]
+    source: PipelineSource
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        pipeline: SparkPipeline | str,
+        kafka: Mapping[str, Any],
+        *,
+        database: Env | str,
+        schema: str,
+    ) -> None:
+        self.declared = load_spark_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
+        self.spark, self._schema = spark, schema
+        carried = portable(kafka)
+        require_no_secret(spark, database, carried)
+        self.kafka = resolved(carried)
+        self.engine = postgres_engine(database.value() if isinstance(database, Env) else database)
+        name = pipeline if isinstance(pipeline, str) else None
+        if not self.declared.is_raw and not isinstance(pipeline, str):  # executors decode
+            name = name_of(pipeline)
+        self._name = name or ""
+        self.plan: dict[str, Any] = {
+            "kafka": carried,
+            "database": portable({"url": database}),
+            "schema": schema,
+            "group": self.declared.group,
+            "pipeline": None if self.declared.is_raw else name,
+            "here": str(Path.cwd()),
+        }
+
+    def bind(self) -> None:
+        """Check frames, inputs and tables; nothing is claimed or read.
+
+        Raises ConfigError, FrameFailed, SchemaMismatch, and what the database raises.
+        """
+        require_this_python(self.spark)
+        self.plan["columns"] = columns(self.declared).jsonValue()
+        with transaction(self.engine, self._schema) as tx:
+            check(tx.connection, self._schema)
+            self.inputs = [described(tx.connection, name, *path) for name, path in self.declared.inputs.items()]
+        records = RecordsSource.frame(self.spark, {**self.plan, "tasks": []})
+        inputs = {table.name: table.frame(self.spark, self.plan, []) for table in self.inputs}
+        self.frames, declared = bind(self.declared, records, inputs)
+        self.source = PipelineSource(self._name, declared)
+        with transaction(self.engine, self._schema) as tx:
+            declared.check_tables(tx.connection)
+            tables = targets(tx.connection, [self.source])
+            require_order_between(tables)
+            require_types(tx.connection, tables, self.frames)
+            require_rights(tx.connection, tables)
+        with exported(self.engine, self._schema, self.inputs):
+            pass  # raises ConfigError if the role may not read an input

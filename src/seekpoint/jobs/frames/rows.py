@@ -1,0 +1,239 @@
+"""Writes the rows of one frame: each Spark task copies its rows to a new table, an attempt.
+
+An attempt counts if the task's answer names it. Repeated, speculative and late tasks leave tables that the run's sweep
+drops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+from uuid import UUID, uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import sql as ident
+from pyspark.sql import DataFrame
+from pyspark.sql.types import DataType
+
+from seekpoint.errors import FrameFailed
+from seekpoint.jobs.frames.exact_types import exact, misfits
+from seekpoint.jobs.frames.task import task
+from seekpoint.jobs.run import Tx, transaction
+from seekpoint.jobs.staging.stage import FRAMES_STAGING, require_staging, staging_run
+from seekpoint.jobs.staging.task_errors import ENDS_STAGING, error_as_text, error_of
+from seekpoint.jobs.tables.create_like import make_like
+from seekpoint.jobs.tables.sql_templates import name
+from seekpoint.jobs.tables.staging_schema import LINE, OFFSET, PLACE, Staging
+from seekpoint.jobs.tables.sums import make_added
+from seekpoint.pipeline.sink import RowRefused
+from seekpoint.records import one_line
+from seekpoint.sinks.arrow.copy import ArrowCopies, open_copies
+from seekpoint.sinks.base import ORIGINS
+from seekpoint.sinks.column_type import ColumnType, ColumnTypes
+from seekpoint.sinks.column_types import types_seen
+from seekpoint.sinks.conversions import Conversions
+from seekpoint.sinks.copy import driver_of
+
+_MESSAGE = "attempt string, rows bigint, ending string"
+_ANSWER = pa.schema([("attempt", pa.string()), ("rows", pa.int64()), ("ending", pa.string())])
+
+
+@dataclass(frozen=True, slots=True)
+class RowsPlan:
+    """A task's plan for writing one frame's rows.
+
+    ``table`` is the live one; ``columns`` maps the frame's columns to the table's, of which ``needed`` must not be
+    null. ``types`` are the Spark types of the frame's columns. ``ranges`` are those of the micro-batch, as (topic,
+    partition, start, end), in the order of their places; None if rows do not have their record's partition and offset.
+    ``has_topics``: rows also have its topic. ``is_placed``: the attempt's table stores place and offset. ``sums`` are
+    columns to add up; ``is_aggregated``: the frame has already aggregated them.
+    """
+
+    frame: str
+    table: tuple[str, str]
+    columns: Sequence[tuple[str, str]]
+    types: Mapping[str, DataType]
+    needed: Sequence[str]
+    ranges: Sequence[tuple[str, int, int, int]] | None
+    has_topics: bool
+    is_placed: bool
+    conversions: Conversions
+    sums: Sequence[str] | None = None
+    is_aggregated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FrameAttempt:
+    """The rows of a frame that one task has committed; ``name`` is the table in the run's schema."""
+
+    name: str
+    rows: int
+
+
+def written(rows: DataFrame, run: Mapping[str, Any], plan: RowsPlan) -> DataFrame:
+    """A DataFrame whose tasks write these rows; its rows are their answers, for :func:`attempts`."""
+    return rows.mapInArrow(partial(_write, run, plan), _MESSAGE)
+
+
+def consumed(rows: DataFrame) -> DataFrame:
+    """An empty DataFrame whose tasks read these rows to the end and write nothing."""
+    return rows.mapInArrow(_consume, _MESSAGE)
+
+
+def _consume(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        pass
+    return iter(())
+
+
+def attempts(answers: Iterable[Any]) -> list[FrameAttempt]:
+    """The attempts named in the tasks' answers. Raises the error if an answer has one."""
+    rows = list(answers)
+    if ending := next((row.ending for row in rows if row.ending), None):
+        raise error_of(ending)
+    return [FrameAttempt(row.attempt, row.rows) for row in rows]
+
+
+def _write(run: Mapping[str, Any], plan: RowsPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """One task of a frame. An error that ends the run is an answer, because Spark would repeat a task that raises."""
+    attempt, ending = write(run, plan, batches)
+    if attempt is None and ending is None:
+        return
+    answer = (None, None, ending) if attempt is None else (attempt.name, attempt.rows, None)
+    yield pa.RecordBatch.from_pylist([dict(zip(_ANSWER.names, answer, strict=True))], schema=_ANSWER)
+
+
+def write(
+    run: Mapping[str, Any],
+    plan: RowsPlan,
+    batches: Iterator[pa.RecordBatch],
+    chosen: Callable[[Tx], Callable[[pa.RecordBatch], pa.RecordBatch]] = lambda _: lambda batch: batch,
+) -> tuple[FrameAttempt | None, str | None]:
+    """Write the rows of one task; returns the attempt, or the error that ends the run, or neither without rows.
+
+    ``chosen`` is called in the attempt's transaction, and returns a function that filters the rows of each batch.
+    """
+    nonempty = (batch for batch in batches if batch.num_rows)
+    first = next(nonempty, None)
+    if first is None:
+        return None, None
+    try:
+        with task(run) as engine, transaction(engine, run["schema"]) as tx:
+            rows = (batch for batch in map(chosen(tx), chain([first], nonempty)) if batch.num_rows)
+            return _attempt(tx, UUID(run["run"]), plan, rows), None
+    except ENDS_STAGING as error:
+        return None, error_as_text(error)
+
+
+def _attempt(tx: Tx, run: UUID, plan: RowsPlan, batches: Iterable[pa.RecordBatch]) -> FrameAttempt:
+    staging = Staging(staging_run(tx, run, FRAMES_STAGING).staging_schema)
+    path = (staging.schema, f"f_{uuid4().hex[:20]}")
+    if plan.sums is None:
+        places = ident.SQL("{} bigint, {} bigint, {} bigint").format(name(PLACE), name(OFFSET), name(LINE))
+        also = places if plan.is_placed else None
+        make_like(tx.connection, path, plan.table, prefix=path[1], also=also, before_triggers=True)
+    else:
+        make_added(tx.connection, path, plan.table, [into for _, into in plan.columns], plan.sums)
+    types = types_seen(driver_of(tx.connection), plan.table)  # the table may have been altered since the start
+    if messages := misfits(plan.columns, plan.types, types, plan.conversions):
+        raise FrameFailed(f"{plan.frame}: {messages[0]}")
+    rows = 0
+    with _refusing(plan), open_copies(tx.connection, path, _unknown, allowed=plan.conversions) as copies:
+        for batch in batches:
+            _send(copies, plan, batch, rows, types)
+            rows += batch.num_rows
+    require_staging(tx, run, FRAMES_STAGING)
+    return FrameAttempt(path[1], rows)
+
+
+def _unknown() -> None:
+    """The columns of Python rows, which are not used here."""
+
+
+@contextmanager
+def _refusing(plan: RowsPlan) -> Iterator[None]:
+    """Raise FrameFailed for a row that the table refuses."""
+    try:
+        yield
+    except RowRefused as refused:
+        raise FrameFailed(
+            f"{plan.frame}: {'.'.join(plan.table)} refuses a row: {one_line(refused.cause)}. Correct such rows in the "
+            "frame, or filter them out"
+        ) from refused
+
+
+def _send(copies: ArrowCopies, plan: RowsPlan, batch: pa.RecordBatch, line: int, types: ColumnTypes) -> None:
+    if plan.is_aggregated:
+        _require_finite(plan, batch)
+    columns = {into: _exact(plan, column, batch.column(column), types[into]) for column, into in plan.columns}
+    for into in plan.needed:
+        if columns[into].null_count:
+            raise FrameFailed(f"{plan.frame}: the column {into!r} is null in a row, and without it no row is found")
+    if plan.ranges is not None:
+        place = places(plan, plan.ranges, batch)
+        if plan.is_placed:
+            columns |= {PLACE: place, OFFSET: batch.column("offset")}
+    elif plan.is_placed:
+        columns |= dict.fromkeys((PLACE, OFFSET), pa.nulls(batch.num_rows, pa.int64()))
+    if plan.is_placed:
+        columns[LINE] = pa.array(range(line, line + batch.num_rows), pa.int64())
+    copies.send(pa.table(columns))
+
+
+def _exact(plan: RowsPlan, column: str, values: pa.Array, type_: ColumnType) -> pa.Array:
+    try:
+        return exact(values, type_)
+    except ValueError as error:
+        raise FrameFailed(f"{plan.frame}: its column {column!r}: {error}") from error
+
+
+def _require_finite(plan: RowsPlan, batch: pa.RecordBatch) -> None:
+    """Raise FrameFailed for a sum of doubles that is infinite or NaN: Spark raises no error for an overflow."""
+    for column in plan.sums or ():
+        values = batch.column(column)
+        if pa.types.is_floating(values.type) and not pc.all(pc.is_finite(values), min_count=0).as_py():
+            raise FrameFailed(
+                f"{plan.frame}: a sum of {column!r} is infinite or NaN: it exceeds a double's range, or one of its "
+                "values is infinite or NaN; filter these out, or sum decimals"
+            )
+
+
+def places(plan: RowsPlan, ranges: Sequence[tuple[str, int, int, int]], batch: pa.RecordBatch) -> Any:
+    """The place of each row's partition. Raises FrameFailed for a row of a record outside the micro-batch."""
+    partition, offset = batch.column("partition").cast(pa.int64()), batch.column("offset")
+    topic = batch.column("topic") if plan.has_topics else None
+    place: Any = pa.nulls(batch.num_rows, pa.int64())
+    for its_topic, spans in _by_topic(ranges).items():
+        is_known = pc.and_(pc.greater_equal(partition, 0), pc.less(partition, len(spans)))
+        if topic is not None:
+            is_known = pc.and_(is_known, pc.equal(topic, its_topic))
+        index = pc.if_else(is_known, partition, None)
+        its_place, start, end = (pc.take(pa.array(column, pa.int64()), index) for column in zip(*spans, strict=True))
+        is_within = pc.and_(pc.greater_equal(offset, start), pc.less(offset, end))
+        place = pc.if_else(pc.fill_null(is_within, False), its_place, place)
+    if place.null_count:
+        stray = batch.filter(pc.is_null(place))
+        columns = ORIGINS if plan.has_topics else ORIGINS[1:]
+        where = ", ".join(f"{column} {stray.column(column)[0]}" for column in columns)
+        raise FrameFailed(
+            f"{plan.frame}: a row has {where}, and the micro-batch has no such record: keep the columns partition and "
+            "offset (with several topics also topic) of the record that made the row"
+        )
+    return place
+
+
+def _by_topic(
+    ranges: Sequence[tuple[str, int, int, int]],
+) -> dict[str, list[tuple[int | None, int | None, int | None]]]:
+    """The place, start and end of every partition by topic, as a list by partition number; None without a range."""
+    topics: dict[str, list[tuple[int | None, int | None, int | None]]] = {}
+    for place, (topic, partition, start, end) in enumerate(ranges):
+        spans = topics.setdefault(topic, [])
+        spans += [(None, None, None)] * (partition + 1 - len(spans))
+        spans[partition] = (place, start, end)
+    return topics

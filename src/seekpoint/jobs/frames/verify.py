@@ -1,0 +1,92 @@
+"""Compares the tables of a SparkPipeline with rows that its frames make of the log, at the same offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from seekpoint.errors import ConfigError, FrameFailed, required
+from seekpoint.jobs.manage_runs import Runs, ending
+from seekpoint.jobs.reload.compare import Report
+from seekpoint.jobs.reload.cutover_limits import Bounds
+from seekpoint.jobs.reload.open import open_run
+from seekpoint.jobs.reload.reload import ENDS_RUN, refusal
+from seekpoint.jobs.run import Progress
+from seekpoint.jobs.spark.settings import Env
+from seekpoint.jobs.staging.stage import begin_staging
+from seekpoint.ledger.admin_actions import operator
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.pipeline.frames import SparkPipeline
+from seekpoint.pipeline.policy import Limits
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from seekpoint.jobs.frames.bound_pipeline import BoundPipeline
+
+
+def verify(
+    spark: SparkSession,
+    pipeline: SparkPipeline | str,
+    *,
+    kafka: Mapping[str, Any],
+    database: Env | str = Env("SEEKPOINT_DATABASE_URL"),  # noqa: B008 -- frozen
+    schema: str = DEFAULT_SCHEMA,
+    limits: Limits | None = None,
+    actor: str | None = None,
+    reason: str = "verify",
+    progress: Progress | None = None,
+) -> Report:
+    """Run a SparkPipeline's frames over the log up to the group's positions, and compare with the live tables.
+
+    Rows are staged in separate tables that are dropped at the end; live tables do not change, and a stream of the group
+    continues. If the stream has no pause between micro-batches, the COMMIT of one waits while the frames process the
+    records since the last pass. Records that are dead letters now have no rows in the rebuild. Inputs are read as they
+    are now; a table's :class:`Difference` lists them in ``inputs``. The arguments are those of :func:`run`;
+    ``progress`` is called with the current activity, the number of records done, and their total (0 if unknown).
+
+    Leaves only the row of the run in the ledger, as verified (aborted if it was interrupted). Raises ReloadRefused with
+    every reason why the tables cannot be compared now, ConfigError and FrameFailed as :func:`run` does, RangeLost,
+    TopicRecreated, and what brokers, database and Spark raise.
+    """
+    with required("Spark needs pyspark", "spark"):
+        from seekpoint.jobs.frames.bound_pipeline import BoundPipeline  # noqa: PLC0415 -- pyspark
+    bound = BoundPipeline(spark, pipeline, kafka, database=database, schema=schema)
+    try:
+        bound.bind()
+        runs = Runs(bound.engine, schema, limits or Limits())
+        return _verify(bound, runs, operator(actor), reason, progress or (lambda *_: None))
+    finally:
+        bound.engine.dispose()
+
+
+def _verify(bound: BoundPipeline, runs: Runs, actor: str, reason: str, progress: Progress) -> Report:
+    from seekpoint.jobs.frames.passes import FramePasses  # noqa: PLC0415 -- pyspark
+
+    driver = open_run(
+        runs,
+        bound.kafka,
+        [bound.source],
+        strategy="verify",
+        actor=actor,
+        reason=reason,
+        bounds=Bounds(),
+        of_frames=True,
+    )
+    with ending(runs, driver, f"{reason}: interrupted before the tables were compared"):
+        with driver.ending((*ENDS_RUN, ConfigError, FrameFailed), refusal):
+            begin_staging(driver, [bound.source])
+            passes = FramePasses(driver, bound, progress)
+            passes.make_tables()
+            passes.follow()
+            report = passes.compare("staging")
+        with driver.step("compared") as tx:
+            driver.transition(tx, "verified")
+    joined = {
+        target.name: {name for feed in target.feeds for name in bound.frames[feed.number].frame.inputs}
+        for target in passes.targets
+    }
+    return replace(
+        report, tables=tuple(replace(table, inputs=tuple(sorted(joined[table.table]))) for table in report.tables)
+    )

@@ -1,0 +1,55 @@
+"""Takes over an open run, which requires the code that the run was opened with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from seekpoint.errors import ConfigError
+from seekpoint.jobs.manage_runs import Runs
+from seekpoint.jobs.run import Driver, Run, transaction
+from seekpoint.jobs.staging.stage import require_code
+from seekpoint.jobs.tables.dependencies import notes
+from seekpoint.jobs.tables.targets import PipelineSource, targets
+from seekpoint.kafka.range_checks import require_known
+from seekpoint.ledger.tables import BATCHES
+
+
+def take_over(
+    runs: Runs, run_id: UUID, sources: Sequence[PipelineSource], kafka: Mapping[str, Any], *, of_frames: bool = False
+) -> Driver:
+    """Take over an open run in its present state; its previous driver, if still alive, fails at its next step.
+
+    ``of_frames``: Spark rebuilds the tables. Raises ConfigError, with the driver unchanged, if these pipelines are not
+    the run's (other groups, versions or tables) or no consumer accepts ``kafka``. Raises ReloadOver if it has ended.
+    """
+    if (run := runs.get(run_id)).is_open:
+        require_known(kafka)
+        if run.is_of_frames is not of_frames:
+            what = f"rebuilds a SparkPipeline's tables: use `seekpoint spark reload MODULE:NAME --resume {run_id}`"
+            if of_frames:
+                what = f"rebuilds a Pipeline's tables: use `seekpoint reload resume {run_id}`"
+            raise ConfigError(f"{run.kind} {run_id} {what}")
+        require_its_versions(run, sources)
+        with transaction(runs.engine, runs.schema) as tx:  # before the take-over, which would stop the right driver
+            require_code(tx, run, sources)
+    driver = runs.take_over(run_id)
+    if driver.run.strategy == "merge":
+        with transaction(runs.engine, runs.schema) as tx:
+            driver.notes = tuple(notes(tx.connection, targets(tx.connection, sources)))
+    return driver
+
+
+def require_its_versions(run: Run, sources: Sequence[PipelineSource]) -> None:
+    """Raise ConfigError if a run is not a reload, or has other groups or handler versions than these pipelines."""
+    if run.strategy in BATCHES:
+        how = f"use `BatchJob.take_over`, or `seekpoint batch MODULE:NAME --resume {run.id}`"
+        raise ConfigError(f"{run.id} is a {run.strategy}: {how}")
+    if run.groups != tuple(source.group for source in sources):
+        raise ConfigError(f"reload {run.id} is of groups {', '.join(run.groups)}: give exactly their pipelines")
+    if run.version_to != tuple(source.pipeline.version for source in sources):
+        raise ConfigError(
+            f"reload {run.id} was opened with other versions of these pipelines "
+            f"({', '.join(map(str, run.version_to))}): run the code of these versions, or abort it and open another"
+        )

@@ -1,0 +1,144 @@
+"""The connection for async handlers: its statements are awaited, and other tasks run until Postgres answers.
+
+SQLAlchemy runs a synchronous call in a greenlet, which can await (``sqlalchemy.util.concurrency``); psycopg can wait in
+both ways. So the worker's fenced connection serves both kinds of handlers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache, partial
+from typing import Any, NoReturn
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.waiting import Ready, Wait, wait_async
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.util.concurrency import AsyncAdaptedLock, await_only
+
+from seekpoint.errors import HandlerMisuse
+from seekpoint.postgres.connection import CANCEL_AGAIN, HandlerConnection
+from seekpoint.postgres.sqlstates import driver_error
+from seekpoint.postgres.task_savepoints import TaskSavepoints
+
+Waits = Callable[..., Any]
+"""Calls its first argument, a function that waits for the server's answer, with the other arguments."""
+
+_ABORTED = (
+    "a statement was cancelled (by asyncio.timeout, or with its task), and the transaction is aborted: let the error "
+    "out, or put the timeout around `async with tx.begin_nested():`"
+)
+CANCEL = 5.0  # seconds to ask the server to end the statement of a cancelled task, as in psycopg
+
+
+def engine_of_awaited() -> AsyncEngine:
+    """The engine that an AsyncConnection requires; connecting with it raises HandlerMisuse."""
+    return create_async_engine("postgresql+psycopg://", async_creator=_refuse)
+
+
+async def _refuse() -> NoReturn:
+    raise HandlerMisuse(
+        "the handler opened another connection from the engine of the one it was lent: what it writes there would not "
+        "be committed with the offset. Use the connection itself, or an engine of your own"
+    )
+
+
+@contextmanager
+def awaited(tx: HandlerConnection, engine: AsyncEngine, waits: Waits) -> Iterator[AsyncConnection]:
+    """The connection as an AsyncConnection: its statements are awaited, one after another, each within ``waits``.
+
+    A task's statement waits until the one before it is answered. A statement without ``await`` (by
+    ``tx.sync_connection``) raises SQLAlchemy's MissingGreenlet. If a task is cancelled in the middle of a statement,
+    the transaction is aborted, as by an error: it can be rolled back to a savepoint, unless other tasks have used the
+    connection since (HandlerMisuse).
+    """
+    driver: Any = tx.driver  # within the block, this connection waits and locks differently
+    its_lock, its_wait = driver.lock, vars(driver).get("wait")
+    was_cancelled, savepoints = asyncio.Event(), TaskSavepoints()
+    driver.lock, driver.wait = AsyncAdaptedLock(), partial(waits, _wait, driver, was_cancelled, savepoints)
+    driver.cursor_factory = _cursors(driver.cursor_factory)  # HandlerConnection.lent() restores it
+    connection = AsyncConnection(engine, tx)
+    try:
+        with savepoints.watched(tx):
+            yield connection
+        if was_cancelled.is_set() and driver.info.transaction_status == TransactionStatus.INERROR:
+            raise TimeoutError(_ABORTED)
+    except DBAPIError as error:
+        if was_cancelled.is_set() and isinstance(driver_error(error), psycopg.errors.InFailedSqlTransaction):
+            raise TimeoutError(_ABORTED) from error
+        raise
+    finally:
+        connection.sync_connection = None  # a later use would write in the next batch's transaction
+        driver.lock = its_lock
+        if its_wait is None:
+            del driver.wait  # the class's method is used again
+        else:
+            driver.wait = its_wait
+
+
+def _wait(
+    driver: psycopg.Connection[Any],
+    was_cancelled: asyncio.Event,
+    savepoints: TaskSavepoints,
+    waits: Generator[Wait, Ready | int, Any],
+    **options: Any,
+) -> Any:
+    """As ``driver.wait``, for a call in one of SQLAlchemy's greenlets."""
+    savepoints.used()
+    return await_only(_answer(driver, was_cancelled, waits, **options))
+
+
+async def _answer(
+    driver: psycopg.Connection[Any],
+    was_cancelled: asyncio.Event,
+    waits: Generator[Wait, Ready | int, Any],
+    **options: Any,
+) -> Any:
+    try:
+        return await wait_async(waits, driver.fileno(), **options)
+    except asyncio.CancelledError:
+        was_cancelled.set()
+        await _end_statement(driver, waits, **options)
+        raise
+
+
+async def _end_statement(
+    driver: psycopg.Connection[Any], waits: Generator[Wait, Ready | int, Any], **options: Any
+) -> None:
+    """Cancel the statement at the server and read its answer; the transaction is aborted even if it had succeeded."""
+    if driver.info.transaction_status == TransactionStatus.ACTIVE:
+        try:
+            async with asyncio.timeout(CANCEL):
+                await _cancel_until_answered(driver, waits, **options)
+        except psycopg.Error:
+            pass  # the statement was canceled, or had failed
+        except (TimeoutError, asyncio.CancelledError):
+            driver.close()  # the answer would be taken for that of the next statement
+    if driver.info.transaction_status == TransactionStatus.INTRANS:  # it succeeded, but its task does not know
+        driver.pgconn.exec_(b"ROLLBACK TO SAVEPOINT cancelled_with_its_task")  # aborts: there is no such savepoint
+
+
+async def _cancel_until_answered(
+    driver: psycopg.Connection[Any], waits: Generator[Wait, Ready | int, Any], **options: Any
+) -> None:
+    while True:
+        driver.cancel_safe(timeout=CANCEL)
+        with suppress(TimeoutError):  # the statement may have arrived after the request, which is lost then
+            async with asyncio.timeout(CANCEL_AGAIN):
+                await wait_async(waits, driver.fileno(), **options)
+            return
+
+
+class _AllHere:
+    """Mixin for cursors that have read all rows when a statement is answered."""
+
+    async def _async_soft_close(self) -> None:
+        """SQLAlchemy's asyncio extension calls this on its adapters' cursors; there is nothing to close."""
+
+
+@lru_cache(maxsize=8)
+def _cursors(factory: type[psycopg.Cursor[Any]]) -> type[psycopg.Cursor[Any]]:
+    return type(factory.__name__, (_AllHere, factory), {})

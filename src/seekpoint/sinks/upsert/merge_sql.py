@@ -1,0 +1,107 @@
+"""The base of all statements that merge rows by key, from arrays of text or from the stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from psycopg import sql
+
+from seekpoint.sinks.catalog import FULL_TYPE, Layout, quoted, stage_name
+from seekpoint.sinks.dedupe import Target
+
+STORED, NEW = sql.Identifier("stored"), sql.Identifier("new")  # aliases
+Composable = sql.Composable
+
+
+class MergeSql:
+    """Statements for rows passed as arrays of text (``unnest``), and for rows in the stage."""
+
+    def __init__(self, target: Target, layout: Layout) -> None:
+        self.target, self.layout = target, layout
+        self._table = escaped_name(*target.path)
+        self._stage = escaped_name("pg_temp", stage_name(target))
+
+    @property
+    def gate(self) -> list[object]:
+        """The parameters of GATE, which is false if the columns' types have changed since the layout was read.
+
+        Then the statement converts no value and writes no row, and the caller reads the layout again.
+        """
+        return [list(self.layout.types), quoted(*self.target.path), list(self.layout.numbers)]
+
+    @property
+    def insert(self) -> sql.Composed:
+        """INSERT of rows: one array per column, then the gate."""
+        raise NotImplementedError
+
+    @property
+    def merge(self) -> sql.Composed:
+        """INSERT from the stage, sorted by key, so that two writers of the same keys lock them in one order."""
+        raise NotImplementedError
+
+    @property
+    def delete_staged(self) -> sql.Composed:
+        """DELETE by the stage's tombstones."""
+        raise NotImplementedError
+
+    # -- parts --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _into(self) -> sql.Composed:
+        assert self.target.columns is not None
+        overriding = " OVERRIDING SYSTEM VALUE" if self.layout.overriding else ""
+        return sql.SQL("INSERT INTO {} AS {} ({}){}").format(
+            self._table, STORED, listed(map(escaped_name, self.target.columns)), sql.SQL(overriding)
+        )
+
+    @cached_property
+    def _key(self) -> sql.Composed:
+        return listed(map(escaped_name, self.target.key))
+
+    def _same_key(self, left: Composable, right: Composable) -> sql.Composed:
+        """The condition that two rows have the same key, by its index's operators."""
+        columns = self.layout.columns
+        return sql.SQL(" AND ").join(
+            sql.SQL("{0}.{2} {3} {1}.{2}").format(left, right, escaped_name(name), as_sql(columns[name].equal))
+            for name in self.target.key
+        )
+
+    def _cast(self, name: str) -> sql.Composed:
+        """A cast to the column's type without its modifier: a cast truncates a long text, an assignment refuses it."""
+        return sql.SQL("CAST({} AS {})").format(escaped_name(name), as_sql(self.layout.columns[name].type))
+
+    def _casts(self, columns: Sequence[str]) -> sql.Composed:
+        return listed(sql.SQL("{} AS {}").format(self._cast(name), escaped_name(name)) for name in columns)
+
+
+GATE = sql.SQL(
+    f"(SELECT array_agg({FULL_TYPE} ORDER BY a.attnum) = %s::text[] FROM pg_attribute a "  # noqa: S608 -- a constant
+    "WHERE a.attrelid = to_regclass(%s) AND a.attnum = ANY(%s::int2[]))"
+)
+
+
+def arrays(columns: Sequence[str]) -> sql.Composed:
+    """``unnest`` of one array per column, as a table."""
+    parameters = sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(columns))
+    return sql.SQL("unnest({}) AS given ({})").format(parameters, listed(map(escaped_name, columns)))
+
+
+def escaped_name(*parts: str) -> sql.Identifier:
+    """An identifier with ``%`` doubled: these statements are always run with parameters, if only ``()``."""
+    return sql.Identifier(*map(_escaped, parts))
+
+
+def as_sql(text: str) -> sql.SQL:
+    """SQL text from the catalog, with ``%`` doubled."""
+    return sql.SQL(_escaped(text))
+
+
+def _escaped(text: str) -> str:
+    """``%`` doubled: in a statement with parameters a single one would begin a placeholder."""
+    return text.replace("%", "%%")
+
+
+def listed(parts: Iterable[Composable]) -> sql.Composed:
+    """The parts, with commas between them."""
+    return sql.SQL(", ").join(parts)

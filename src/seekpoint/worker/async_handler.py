@@ -1,0 +1,164 @@
+"""Async handlers: each worker has one event loop, on its thread, which runs only while a handler does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from contextvars import copy_context
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from sqlalchemy.exc import MissingGreenlet
+
+from seekpoint.errors import ConfigError, HandlerMisuse, required
+from seekpoint.pipeline.batch import Batch
+from seekpoint.pipeline.handler import is_async, shown_handler
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.postgres.connection import HandlerConnection
+from seekpoint.worker.abort import Abort
+from seekpoint.worker.waiting import Stopwatch
+
+Call = Callable[[HandlerConnection, Batch[Any, Any]], object]
+
+
+@contextmanager
+def callable_handler(
+    pipeline: Pipeline, stopwatch: Stopwatch | None = None, abort: Abort | None = None
+) -> Iterator[Call | None]:
+    """Yield the pipeline's handler as a plain function; an async handler runs in an event loop of this block.
+
+    ``resources=`` are entered before the first batch, and exited at the end of the block; then tasks that still run in
+    the loop are cancelled. ``abort`` ends what runs in the loop.
+    """
+    handle: Any = pipeline.handle
+    if handle is None or not is_async(handle):
+        yield handle
+        return
+    _require_no_loop(shown_handler(handle))
+    with required("async handlers need greenlet", "async"):
+        import_module("greenlet")
+    with asyncio.Runner() as runner:
+        run = partial((abort or Abort()).run, runner)
+        called = _AsyncHandler(run, handle, pipeline.resources, stopwatch or Stopwatch())
+        try:
+            yield called
+        finally:
+            called.close()
+
+
+def _require_no_loop(name: str) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise ConfigError(
+        f"{name} is async and needs an event loop, but this thread already runs one: make this call in another thread, "
+        "with asyncio.to_thread()"
+    )
+
+
+class _AsyncHandler:
+    """Runs an async handler. Created, called and closed on the worker's thread; enters and exits the resources."""
+
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        handle: Any,
+        resources: Callable[[], AbstractAsyncContextManager[Any]] | None,
+        stopwatch: Stopwatch,
+    ) -> None:
+        from seekpoint.postgres.awaited import awaited, engine_of_awaited  # noqa: PLC0415 -- it needs greenlet
+
+        self._run, self._handle, self._who = run, handle, shown_handler(handle)
+        self._lent = partial(awaited, engine=engine_of_awaited(), waits=stopwatch.wait)
+        self._leaving: asyncio.Event
+        self._host: asyncio.Task[None] | None = None
+        self._resources = () if resources is None else (run(self._enter(resources)),)
+
+    def __call__(self, tx: HandlerConnection, batch: Batch[Any, Any]) -> object:
+        """Run the handler to its end. Raises what it raises."""
+        return self._run(self._apply(tx, batch), context=copy_context())
+
+    def close(self) -> None:
+        """Exit the resources. Raises what they raise."""
+        if self._host is not None:
+            self._run(self._leave(self._host))
+
+    async def _apply(self, tx: HandlerConnection, batch: Batch[Any, Any]) -> object:
+        if self._host is not None and self._host.done():
+            raise HandlerMisuse(
+                f"{self._who}: its resources= ended while the worker ran, because one of their tasks failed or was "
+                "cancelled: catch that task's errors"
+            )
+        before = asyncio.all_tasks()
+        try:
+            with self._lent(tx) as connection:
+                try:
+                    returned: object = await self._handle(connection, batch, *self._resources)
+                finally:
+                    unfinished = await _end(before)
+                if unfinished:
+                    raise HandlerMisuse(
+                        f"{self._who} returned while tasks it had started were running ({', '.join(unfinished)}). They "
+                        "were cancelled, because they would write in the next batch's transaction: await them, or use "
+                        "asyncio.TaskGroup"
+                    )
+                return returned
+        except (RuntimeError, MissingGreenlet) as error:
+            if misuse := _misuse(error):
+                raise HandlerMisuse(f"{self._who} {misuse}") from error
+            raise
+
+    async def _enter(self, resources: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
+        """Enter the resources in a task that also exits them: the task that enters a TaskGroup must exit it."""
+        entered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._leaving = asyncio.Event()
+        self._host = host = asyncio.create_task(_hold(resources, entered, self._leaving))
+        await asyncio.wait([host, entered], return_when=asyncio.FIRST_COMPLETED)
+        if not entered.done():
+            await host  # raises
+        return entered.result()
+
+    async def _leave(self, host: asyncio.Task[None]) -> None:
+        self._leaving.set()
+        await host
+
+
+async def _hold(
+    resources: Callable[[], AbstractAsyncContextManager[Any]], entered: asyncio.Future[Any], leaving: asyncio.Event
+) -> None:
+    async with resources() as value:
+        entered.set_result(value)
+        await leaving.wait()
+
+
+def _misuse(error: RuntimeError | MissingGreenlet) -> str | None:
+    """What the handler did wrong, if the error is asyncio's or SQLAlchemy's; asyncio has no classes for these."""
+    message = str(error)
+    if isinstance(error, MissingGreenlet):
+        reason = message.partition(". ")[0]  # what follows is SQLAlchemy's advice
+        return (
+            f"used the connection without await ({reason}): await the methods of tx; pass plain functions to "
+            "tx.run_sync(); load related ORM objects in the query, with selectinload()"
+        )
+    if message.endswith(("attached to a different loop", "bound to a different event loop", "Event loop is closed")):
+        return (
+            f"used an object of another event loop ({message}): the worker runs its own loop; create clients, locks "
+            "and queues in resources=, or inside the handler"
+        )
+    if message.endswith(("from a running event loop", "loop is already running", "another loop is running")):
+        return f"started an event loop inside the worker's ({message}): await the coroutine instead"
+    return None
+
+
+async def _end(before: set[asyncio.Task[Any]]) -> list[str]:
+    """Cancel tasks started since ``before``, also by ending tasks, and wait for them; returns the coroutines' names."""
+    ended: list[asyncio.Task[Any]] = []
+    while tasks := asyncio.all_tasks() - before:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        ended += tasks
+    return sorted(getattr(task.get_coro(), "__qualname__", task.get_name()) for task in ended)

@@ -1,0 +1,36 @@
+"""``python tests/chaos/spark/streams.py --rounds 10 --seed 7``: a stream of DataFrames under kills."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # run by path: the packages are in the folder above
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from chaos.spark.stream_chaos import run
+from seekpoint.testing.servers.pair import start_pair
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Kill drivers and tasks of a stream of DataFrames again and again.")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seed", type=int, required=True)
+    given = parser.parse_args()
+    with start_pair(own=True) as pair:
+        print(f"stream chaos: seed {given.seed}, {given.rounds} rounds, {pair.describe()}", flush=True)
+        findings = run(
+            pair.postgres,
+            pair.kafka.bootstrap,
+            rounds=given.rounds,
+            seed=given.seed,
+            show=lambda line: print(line, flush=True),
+        )
+    print(*(f"FAILED: {finding}" for finding in findings), sep="\n")
+    sys.exit(1 if findings else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""A worker's committer without a worker: batches are made on the spot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+from sqlalchemy import Engine
+
+from seekpoint import Ledger, Partition, Pipeline, events
+from seekpoint.events import Announcer
+from seekpoint.pipeline.policy import Limits
+from seekpoint.pipeline.writers import PipelineWriters
+from seekpoint.records import RawRecord
+from seekpoint.testing import kit, raw
+from seekpoint.worker.assignment.chunk import Chunk, Read
+from seekpoint.worker.open_batch import Buffer, OpenBatch
+from seekpoint.worker.unit_of_work import Committer
+from support.sink_tables import TOPIC
+
+
+class BatchCommitter:
+    """One worker's committer over as many batches as a test likes; ``first`` batches have made it know the table."""
+
+    def __init__(self, engine: Engine, schema: str, pipeline: Pipeline, partitions: int = 1) -> None:
+        self.ledger = Ledger(engine, pipeline.group, schema=schema, synchronous_commit=pipeline.synchronous_commit)
+        self.seen: list[events.Event] = []
+        self.before_commit: Callable[[], object] = lambda: None
+        places = [Partition(TOPIC, n) for n in range(partitions)]
+        start = dict.fromkeys(places, 0)
+        ids = {TOPIC: kit.topic_id(TOPIC)}
+        claimed = self.ledger.claim(places, ids, cluster_id=kit.CLUSTER, start=lambda _: start)
+        self.held = kit.FixedClaims(self.ledger, claimed.granted)
+        self.committer = Committer(self.ledger, PipelineWriters(pipeline), self.held, Announcer([self._observe]))
+
+    def _observe(self, event: events.Event) -> None:
+        self.seen.append(event)
+        if isinstance(event, events.Advanced):
+            self.before_commit()
+
+    @property
+    def driver(self) -> psycopg.Connection[Any]:
+        """The driver's connection of the committer."""
+        connection = self.committer._session._connection
+        assert connection is not None
+        return connection.driver
+
+    def batch(self, *values: Any, partition: int = 0) -> list[RawRecord]:
+        """The next records of a partition."""
+        at = self.held.claims[Partition(TOPIC, partition)].next_offset
+        given = [v if isinstance(v, bytes) else json.dumps(v).encode() for v in values]
+        return [raw(v, topic=TOPIC, partition=partition, offset=at + n, leader_epoch=3) for n, v in enumerate(given)]
+
+    def commit(self, records: Sequence[RawRecord]) -> list[type[events.Event]]:
+        """Apply them as one batch; returns the kinds of its events."""
+        reads: dict[Partition, Read] = {}
+        for one in records:
+            claim = self.held.claims[Partition(one.topic, one.partition)]
+            reads[claim.partition] = Read(claim, claim.next_offset, one.offset + 1, 3, None)
+        mark = len(self.seen)
+        self.committer.commit(OpenBatch(Buffer(Chunk(records, reads), lambda: None, kit.same_topics, Limits())))
+        return [type(one) for one in self.seen[mark:]]
+
+    def apply(self, *values: Any) -> list[type[events.Event]]:
+        """The next records of partition 0, as one batch."""
+        return self.commit(self.batch(*values))

@@ -1,0 +1,80 @@
+"""Debezium's events for tests: those that Debezium itself has written, and some that a test makes.
+
+``golden/*.jsonl`` were written by Debezium 3.5.0's embedded engine (``DebeziumEngine``, format ``Json``) and its
+Postgres connector (``pgoutput``, Postgres 18), a file for each set of settings: one line for each record of the topics,
+with ``topic``, ``key``, ``value`` and ``headers``. ``golden/made.md`` has the settings, tables and statements.
+``golden/avro/*.jsonl`` have the same events in Avro.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka.schema_registry import Schema
+
+from seekpoint.records import RawRecord
+from seekpoint.testing import raw
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def golden(settings: str, topic: str, *, source: str) -> list[RawRecord]:
+    """What Debezium wrote with these settings for one of the source's tables, as records of the topic."""
+    lines = GOLDEN.joinpath(f"{settings}.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [one for one in map(json.loads, lines) if one["topic"] == source]
+    return [
+        raw(_bytes(one["value"]), topic=topic, offset=offset, key=_bytes(one["key"]))
+        for offset, one in enumerate(found)
+    ]
+
+
+def golden_avro(settings: str, topic: str, *, source: str, client: Any) -> list[RawRecord]:
+    """The golden records as Confluent's AvroConverter writes them; registers their schemas with the client."""
+    head, *lines = map(json.loads, GOLDEN.joinpath(f"avro/{settings}.jsonl").read_text(encoding="utf-8").splitlines())
+    found = [one for one in lines if one["topic"] == source]
+
+    def framed(side: dict[str, Any] | None, field: str) -> bytes | None:
+        if side is None:
+            return None
+        written = Schema(json.dumps(head["schemas"][side["schema"]]), "AVRO")
+        return frame(client.register_schema(f"{topic}-{field}", written)) + b64decode(side["data"])
+
+    return [
+        raw(framed(one["value"], "value"), topic=topic, offset=offset, key=framed(one["key"], "key"))
+        for offset, one in enumerate(found)
+    ]
+
+
+def frame(schema_id: int) -> bytes:
+    """What is in front of a payload with this schema."""
+    return b"\0" + schema_id.to_bytes(4, "big")
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+def field(name: str, kind: str = "string", named: str | None = None, **parameters: str) -> dict[str, Any]:
+    """A field's schema."""
+    made: dict[str, Any] = {"field": name, "type": kind, "optional": True}
+    return made | ({"name": named} if named else {}) | ({"parameters": parameters} if parameters else {})
+
+
+def event(
+    fields: list[dict[str, Any]], op: str, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
+) -> bytes:
+    """An envelope with its schema."""
+    rows = [{"type": "struct", "fields": fields, "optional": True, "field": each} for each in ("before", "after")]
+    schema = {"type": "struct", "fields": [*rows, field("op")], "name": "dbz.shop.t.Envelope"}
+    payload = {"before": before, "after": after, "source": {"table": "t"}, "op": op, "ts_ms": 1}
+    return json.dumps({"schema": schema, "payload": payload}).encode()
+
+
+def key_of(**values: int | str) -> bytes:
+    """A record's key, without a schema of its parts."""
+    fields = [field(name, "int32" if isinstance(value, int) else "string") for name, value in values.items()]
+    return json.dumps({"schema": {"type": "struct", "fields": fields}, "payload": values}).encode()

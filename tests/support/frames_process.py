@@ -1,0 +1,112 @@
+"""A driver of DataFrames in a process of its own, to be killed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from seekpoint.testing.child_process import report
+from support.processes import HaltedDriver, JobProcess, halt
+from support.reload_orders import OrdersGroup
+
+
+class FramesProcess(JobProcess):
+    """One driver over what is available now; ``at`` is where it halts, as of ``HaltedDriver``, or ``"applied"``.
+
+    With ``streams`` it runs until it is killed. With ``checkpoint`` it is a query that applies the pipeline by
+    ``foreach_batch``, which may halt before it claims anything, too: ``"called"``. With ``reloads`` it rebuilds
+    the tables, or resumes the run ``resume``; ``at`` may be a place of :func:`_stand_in_a_reload`, too.
+    """
+
+    def __init__(self, orders_group: OrdersGroup, name: str, modules: Path, **what: Any) -> None:
+        path = os.pathsep.join([str(modules), os.environ.get("PYTHONPATH", "")])
+        super().__init__("support.frames_process", orders_group, name=name, path=path, modules=str(modules), **what)
+
+
+def main(what: dict[str, Any]) -> None:
+    """Run it to its end, or to where it is to wait."""
+    from seekpoint.jobs.batch import steps
+    from seekpoint.jobs.frames import bound_pipeline, under_claims
+    from seekpoint.testing.servers.spark import start_spark
+
+    os.environ |= {
+        "PYTHONPATH": what["path"],
+        "SEEKPOINT_TEST_SPARK_DATABASE": what["url"],
+        "JDK_JAVA_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    }
+    sys.path.insert(0, what["modules"])
+    HaltedDriver.at = what.get("at", "")
+    vars(under_claims)["Driver"] = HaltedDriver
+    if HaltedDriver.at == "applied":
+        vars(steps)["totals"] = lambda *_: halt()
+    if HaltedDriver.at == "called":
+        vars(bound_pipeline)["load_spark_pipeline"] = lambda _: halt()
+    with start_spark("local[2,4]") as spark:
+        if what.get("reloads"):
+            _reload(spark, what)
+        elif what.get("checkpoint"):
+            _query(spark, what)
+        else:
+            _run(spark, what)
+
+
+def _run(spark: Any, what: dict[str, Any]) -> None:
+    from seekpoint.spark import Env, run
+
+    done = run(
+        spark,
+        what["name"],
+        kafka={"bootstrap.servers": what["brokers"]},
+        database=Env("SEEKPOINT_TEST_SPARK_DATABASE"),
+        schema=what["schema"],
+        available_now=not what.get("streams", False),
+        trigger=0.0,
+        max_records=what.get("max_records"),
+    )
+    report("done", records=done.records)
+
+
+def _reload(spark: Any, what: dict[str, Any]) -> None:
+    from seekpoint.spark import Env, reload
+
+    _stand_in_a_reload(what.get("at", ""))
+    done = reload(
+        spark,
+        what["name"],
+        kafka={"bootstrap.servers": what["brokers"]},
+        database=Env("SEEKPOINT_TEST_SPARK_DATABASE"),
+        schema=what["schema"],
+        strategy=what.get("strategy", "merge"),
+        resume=UUID(what["resume"]) if what.get("resume") else None,
+        max_wait=300.0,
+        max_deletes=1.0,
+    )
+    report("done", state=done.run.state)
+
+
+def _stand_in_a_reload(at: str) -> None:
+    """Beside the places of ``HaltedDriver``: "merging" a pass, and "locked" before the last pass."""
+    from seekpoint.jobs import manage_runs
+    from seekpoint.jobs.frames import passes
+    from seekpoint.jobs.reload import open as opening
+
+    vars(opening)["Driver"] = vars(manage_runs)["Driver"] = HaltedDriver
+    if at == "merging":
+        vars(passes)["write_rows"] = lambda *_: halt()
+    if at == "locked":
+        passes.FramePasses.last_pass = lambda *_: halt()  # type: ignore[method-assign]
+
+
+def _query(spark: Any, what: dict[str, Any]) -> None:
+    """A query over what is there now."""
+    from seekpoint.spark import Env, foreach_batch
+
+    options = {"kafka.bootstrap.servers": what["brokers"], "subscribe": what["topic"], "startingOffsets": "earliest"}
+    stream = spark.readStream.format("seekpoint").options(**options).load()
+    function = foreach_batch(what["name"], database=Env("SEEKPOINT_TEST_SPARK_DATABASE"), schema=what["schema"])
+    writer = stream.writeStream.foreachBatch(function).option("checkpointLocation", what["checkpoint"])
+    writer.trigger(availableNow=True).start().awaitTermination()
+    report("done", records=0)

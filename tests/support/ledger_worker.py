@@ -1,0 +1,139 @@
+"""One worker's side of the protocol, without Kafka: claims, batches of numbered records, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import BigInteger, Column, Connection, Engine, Integer, MetaData, Table, Text, select, text
+
+from seekpoint.ledger import Claim, Claimed, Expected, Ledger, Move
+from seekpoint.ledger.tables import DEFAULT_SCHEMA, admin_action, in_schema, partition_state
+from seekpoint.records import Partition
+from support.waiting import until
+
+CLUSTER = "cluster-1"
+
+
+# The results: without a unique key, so that what was written twice is there twice.
+applied = Table(
+    "applied",
+    MetaData(schema=DEFAULT_SCHEMA),
+    Column("partition", Integer, nullable=False),
+    Column("record", BigInteger, nullable=False),
+    Column("by", Text),
+)
+
+
+@dataclass
+class LedgerWorker:
+    """A worker without Kafka. Records are numbers; writing one is a row ``(partition, record, by)`` in ``applied``."""
+
+    ledger: Ledger
+    topic: str = "t"
+    topic_id: UUID = field(default_factory=uuid4)
+    cluster_id: str = CLUSTER
+    claims: dict[int, Claim] = field(default_factory=dict)
+
+    def at(self, number: int) -> Partition:
+        return Partition(self.topic, number)
+
+    def claim(self, *numbers: int, start: Mapping[int, int] | None = None) -> Claimed:
+        """Claim partitions and keep what was granted; a new topic starts at ``start`` (by default at 0)."""
+        first = {self.at(n): offset for n, offset in (start or dict.fromkeys(numbers, 0)).items()}
+        claimed = self.ledger.claim(
+            map(self.at, numbers), {self.topic: self.topic_id}, cluster_id=self.cluster_id, start=lambda _: first
+        )
+        self.claims |= {p.number: claim for p, claim in claimed.granted.items()}
+        return claimed
+
+    def expected(self, *numbers: int) -> list[Expected]:
+        return [Expected(self.claims[n], self.claims[n].next_offset) for n in numbers]
+
+    def hold(self, tx: Connection, *numbers: int) -> str:
+        return self.ledger.hold(tx, self.expected(*(numbers or self.claims)))
+
+    def write(self, tx: Connection, number: int, start: int, end: int) -> None:
+        """The records' rows, inside the transaction."""
+        rows = [{"partition": number, "record": r, "by": self.ledger.owner.hex} for r in range(start, end)]
+        tx.execute(applied.insert(), rows, execution_options=in_schema(self.ledger.schema))
+
+    def move(self, number: int, end: int, start: int | None = None) -> Move:
+        claim = self.claims[number]
+        return Move(claim, claim.next_offset if start is None else start, end, leader_epoch=7)
+
+    def work(self, tx: Connection, ends: Mapping[int, int]) -> list[Claim]:
+        """Hold all that is claimed, write the records up to ``ends``, advance; all but COMMIT."""
+        transaction = self.hold(tx)
+        for n, end in ends.items():
+            self.write(tx, n, self.claims[n].next_offset, end)
+        return self.ledger.advance(tx, [self.move(n, end) for n, end in ends.items()], transaction)
+
+    def accept(self, moved: list[Claim]) -> None:
+        self.claims |= {claim.partition.number: claim for claim in moved}
+
+    def commit(self, ends: Mapping[int, int]) -> None:
+        """One whole transaction."""
+        with self.ledger.engine.begin() as tx:
+            moved = self.work(tx, ends)
+        self.accept(moved)
+
+    # -- what is there ------------------------------------------------------------------------------------
+
+    def positions(self) -> dict[int, int]:
+        """The committed positions."""
+        return {p.partition.number: p.next_offset for p in self.ledger.read() if p.partition.topic == self.topic}
+
+    def row(self, number: int = 0) -> Any:
+        """The whole row, also what no method shows."""
+        o = partition_state.c
+        query = partition_state.select().where(
+            o.consumer_group == self.ledger.group, o.topic == self.topic, o.partition == number
+        )
+        with self.ledger.engine.connect() as tx:
+            return tx.execute(query, execution_options=in_schema(self.ledger.schema)).one()
+
+    def actions(self) -> list[Any]:
+        """The rows of ``admin_action``, in their order."""
+        query = admin_action.select().order_by(admin_action.c.id)
+        with self.ledger.engine.connect() as tx:
+            return list(tx.execute(query, execution_options=in_schema(self.ledger.schema)))
+
+    def exactly(self, ends: Mapping[int, int]) -> None:
+        """Each partition has this position, and each record before it was written once: none lost, none twice."""
+        with self.ledger.engine.connect() as tx:
+            query = select(applied.c.partition, applied.c.record).order_by(applied.c.partition, applied.c.record)
+            rows = tx.execute(query, execution_options=in_schema(self.ledger.schema))
+            assert [tuple(row) for row in rows] == [(n, r) for n, end in sorted(ends.items()) for r in range(end)]
+        assert self.positions() == dict(ends)
+
+
+def make_table(engine: Engine, schema: str) -> None:
+    """Build the table of results in the ledger's schema."""
+    with engine.begin() as tx:
+        applied.create(tx.execution_options(**in_schema(schema)))
+
+
+def scalar(engine: Engine, query: str, **values: Any) -> Any:
+    """One value, read in a transaction of its own."""
+    with engine.connect() as tx:
+        return tx.execute(text(query), values).scalar_one()
+
+
+def backend(tx: Connection) -> int:
+    """The process at the server's end."""
+    return int(tx.execute(text("SELECT pg_backend_pid()")).scalar_one())
+
+
+def waits_for_lock(engine: Engine, name: str) -> bool:
+    """Whether a session whose ``application_name`` is like this waits for a lock."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE :name"
+    return bool(scalar(engine, query, name=name))
+
+
+def wait_until_blocked(engine: Engine, by: int) -> int:
+    """Until a session waits for a lock of this backend; returns its pid."""
+    query = "SELECT coalesce(min(pid), 0) FROM pg_stat_activity WHERE :by = ANY(pg_blocking_pids(pid))"
+    return int(until(lambda: scalar(engine, query, by=by), f"a session that waits for {by}"))

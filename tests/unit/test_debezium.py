@@ -1,0 +1,171 @@
+"""Debezium's events: what a value is, by the event's schema or by declaration, and what is no change of a row."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pytest
+
+from seekpoint.codecs import UNAVAILABLE, Debezium, Unreadable
+from seekpoint.errors import ConfigError, Poison
+from seekpoint.testing import raw
+from support.debezium import event, field, key_of
+
+DECIMAL, TIME, DATA = "org.apache.kafka.connect.data.Decimal", "io.debezium.time.", "io.debezium.data."
+
+
+def base64(number: int) -> str:
+    return b64encode(number.to_bytes((number.bit_length() + 8) // 8, "big", signed=True)).decode()
+
+
+VALUES: list[tuple[dict[str, Any], Any, Any]] = [
+    (field("v", "bytes", DECIMAL, scale="2"), base64(123456), Decimal("1234.56")),
+    (field("v", "bytes", DECIMAL, scale="2"), base64(-1), Decimal("-0.01")),
+    (field("v", "bytes", DECIMAL, scale="-2"), base64(5), Decimal("5E+2")),
+    (field("v", "bytes", DECIMAL, scale="20"), base64(10**60), Decimal("1" + "0" * 40 + "." + "0" * 20)),
+    (field("v", "struct", DATA + "VariableScaleDecimal"), {"scale": 3, "value": base64(1500)}, Decimal("1.500")),
+    (field("v", "int32", TIME + "Date"), -3653, date(1960, 1, 1)),
+    (field("v", "int32", "org.apache.kafka.connect.data.Date"), 0, date(1970, 1, 1)),
+    (field("v", "int32", TIME + "Time"), 1, time(0, 0, 0, 1000)),
+    (field("v", "int64", TIME + "MicroTime"), 86_399_999_999, time(23, 59, 59, 999_999)),
+    (field("v", "int64", TIME + "MicroTime"), 86_400_000_000, "24:00:00"),
+    (field("v", "int64", TIME + "NanoTime"), 1_000, time(0, 0, 0, 1)),
+    (field("v", "int64", TIME + "Timestamp"), -1, datetime(1969, 12, 31, 23, 59, 59, 999_000)),
+    (field("v", "int64", TIME + "MicroTimestamp"), 253402300799999999, datetime(9999, 12, 31, 23, 59, 59, 999_999)),
+    (field("v", "int64", TIME + "NanoTimestamp"), -1_000, datetime(1969, 12, 31, 23, 59, 59, 999_999)),
+    (field("v", named=TIME + "ZonedTimestamp"), "2024-02-29T10:00:00.5Z", "2024-02-29T10:00:00.5Z"),
+    (field("v", named=TIME + "Interval"), "P1Y2DT3.5S", "P1Y2DT3.5S"),
+    (field("v", named=DATA + "Json"), '{"a": 1.50}', msgspec.Raw(b'{"a": 1.50}')),
+    (field("v", "bytes", DATA + "Bits", length="9"), b64encode(b"\x01\x01").decode(), "100000001"),
+    (field("v", "bytes", DATA + "Bits", length="9"), b64encode(b"\x05\x00").decode(), "000000101"),
+    (field("v", "bytes"), b64encode(b"\0\xff").decode(), b"\0\xff"),
+    (field("v", "struct", DATA + "geometry.Point"), {"x": 1.5, "y": -2.0, "wkb": "", "srid": None}, "(1.5,-2.0)"),
+    (
+        field("v", "struct", DATA + "geometry.Geometry"),
+        {"wkb": b64encode(bytes.fromhex("0101000000000000000000f03f0000000000000040")).decode(), "srid": 4326},
+        "0101000020e6100000000000000000f03f0000000000000040",
+    ),
+    (
+        {**field("v", "array"), "items": {"type": "bytes", "name": DECIMAL, "parameters": {"scale": "1"}}},
+        [base64(15), None],
+        [Decimal("1.5"), None],
+    ),
+    ({**field("v", "array"), "items": {"type": "string"}}, ["a", None], ["a", None]),
+    (
+        {**field("v", "map"), "keys": {"type": "string"}, "values": {"type": "bytes"}},
+        {"a": "AQ==", "b": None},
+        {"a": b"\1", "b": None},
+    ),
+    ({**field("v", "map"), "keys": {"type": "int32"}, "values": {"type": "bytes"}}, [[1, "AQ=="]], [[1, b"\1"]]),
+    (field("v"), "__debezium_unavailable_value", UNAVAILABLE),
+    (field("v", "bytes"), b64encode(b"__debezium_unavailable_value").decode(), UNAVAILABLE),
+    ({**field("v", "array"), "items": {"type": "string"}}, ["__debezium_unavailable_value"], UNAVAILABLE),
+    (field("v", "bytes", DECIMAL, scale="2"), None, None),
+]
+
+
+@pytest.mark.parametrize(("schema", "sent", "value"), VALUES)
+def test_a_value_is_what_the_schema_says(schema: dict[str, Any], sent: Any, value: Any) -> None:
+    change = Debezium().decode(raw(event([schema], "c", None, {"v": sent})))
+    assert change is not None
+    assert change.after is not None
+    assert (type(change.after["v"]), change.after["v"]) == (type(value), value)
+    if isinstance(value, Decimal):
+        assert change.after["v"].as_tuple() == value.as_tuple(), "all digits"
+
+
+@pytest.mark.parametrize(
+    ("schema", "sent", "said"),
+    [
+        (field("v", "int64", TIME + "MicroDuration"), 5, "interval.handling.mode=string"),
+        (field("v", "int64", TIME + "NanoTimestamp"), 1, "not whole microseconds"),
+        (field("v", "int64", TIME + "MicroTimestamp"), 2**62, "field 'v'"),
+        (field("v", "int64", TIME + "MicroTime"), -1, "not a time of day"),
+        (field("v", "bytes", DATA + "Bits"), "AQE=", "how many there are"),
+        (field("v", "bytes", DECIMAL), "AQE=", "without the parameter 'scale'"),
+        (field("v", "struct", DATA + "Unheard"), {}, "Seekpoint cannot read values of io.debezium.data.Unheard"),
+    ],
+)
+def test_a_value_that_cannot_be_exact_is_refused(schema: dict[str, Any], sent: Any, said: str) -> None:
+    change = Debezium().decode(raw(event([schema], "c", None, {"v": sent})))
+    assert change is not None
+    assert change.after is not None
+    assert isinstance(change.after["v"], Unreadable)
+    assert said in change.after["v"].why
+
+
+def test_white_space_before_an_event_is_json() -> None:
+    change = Debezium().decode(raw(b" \n" + event([field("v", "int32")], "c", None, {"v": 5})))
+    assert change is not None
+    assert change.after == {"v": 5}
+
+
+def test_an_event_without_a_schema_needs_a_declaration() -> None:
+    body = {"before": None, "after": {"id": 1, "at": 5, "n": 5}, "source": {}, "op": "c"}
+    value = raw(json.dumps(body).encode(), key=b'{"id": 1}')
+    with pytest.raises(Poison, match=r"schemas\.enable=true"):
+        Debezium().decode(value)
+    codec = Debezium(types={"at": TIME + "MicroTimestamp"})
+    change = codec.decode(value)
+    assert change is not None
+    assert change.after == {"id": 1, "at": datetime(1970, 1, 1, microsecond=5), "n": 5}
+    assert codec.decode_key(value) == {"id": 1}
+    scaled = Debezium(types={"n": {"type": "bytes", "name": DECIMAL, "parameters": {"scale": "1"}}})
+    change = scaled.decode(raw(json.dumps({**body, "after": {"n": base64(15)}}).encode()))
+    assert change is not None
+    assert change.after == {"n": Decimal("1.5")}
+
+
+def test_flattened_rows() -> None:
+    codec = Debezium(flattened=True, types={})
+    change = codec.decode(raw(b'{"id": 1, "__deleted": "false", "__lsn": 7}'))
+    assert change is not None
+    assert (change.op, change.after, change.source) == ("u", {"id": 1}, {"__deleted": "false", "__lsn": 7})
+    change = codec.decode(raw(b'{"id": 1, "__deleted": "true"}'))
+    assert change is not None
+    assert (change.op, change.before, change.after) == ("d", {"id": 1}, None)
+    assert codec.decode(raw(None)) is None
+    assert codec.decode(raw(b"null")) is None, "as the JSON converter writes the tombstone of a delete"
+    change = codec.decode(raw(b' {"schema": "public", "payload": 5}'))
+    assert change is not None
+    assert change.after == {"schema": "public", "payload": 5}, "columns, and no schema of the event"
+    with pytest.raises(Poison, match="an envelope, not a flattened row"):
+        codec.decode(raw(b'{"op": "c", "before": null, "after": {}, "source": {}}'))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"source": {}, "ddl": "CREATE TABLE t", "tableChanges": []}, "a schema change .* leave its topic"),
+        ({"ts_ms": 1}, "a heartbeat is not a change of a row"),
+        ({"id": 1}, "no op and source"),
+        ({"op": "m", "source": {}}, "not a change of a row"),
+        ({"op": "c", "source": {}, "after": None}, "'after' is missing"),
+        ({"op": "d", "source": {}, "after": {}}, "'after' is there"),
+        ([], "not a Debezium envelope"),
+    ],
+)
+def test_what_is_no_change_of_a_row_is_named(body: Any, said: str) -> None:
+    with pytest.raises(Poison, match=said):
+        Debezium(types={}).decode(raw(json.dumps(body).encode()))
+
+
+def test_a_schema_change_is_named_by_its_schema() -> None:
+    schema = {"type": "struct", "fields": [], "name": "io.debezium.connector.mysql.SchemaChangeValue"}
+    with pytest.raises(Poison, match="a schema change"):
+        Debezium().decode(raw(json.dumps({"schema": schema, "payload": {"databaseName": "x"}}).encode()))
+
+
+def test_a_key_is_its_columns() -> None:
+    assert Debezium().decode_key(raw(b"x", key=key_of(id=1))) == {"id": 1}
+    assert Debezium().decode_key(raw(b"x", key=None)) is None
+
+
+def test_types_are_a_mapping() -> None:
+    with pytest.raises(ConfigError, match="types= maps columns"):
+        Debezium(types="io.debezium.time.Date")  # type: ignore[arg-type]

@@ -80,7 +80,7 @@ class ConfigError(SeekpointError):
 def needs_extra(what: str, extra: str, error: BaseException | None = None) -> ConfigError:
     """The error for an optional dependency that is missing.
 
-    Seekpoint is not on the package index, where another project may have its name: messages name a path.
+    Messages name a path: Seekpoint is not on the package index, where another project may have its name.
     """
     why = "" if error is None else f" ({error})"
     return ConfigError(f"{what}: {install(extra)}{why}")
@@ -104,7 +104,7 @@ def install(extra: str) -> str:
 
 
 class HandlerMisuse(ConfigError):  # noqa: N818 -- named after what happened, as the public API promises
-    """A handler ended, closed or broke its transaction, or left work undone; nothing is kept unless it committed."""
+    """A handler ended, closed or broke its transaction, or left work undone. Nothing is kept unless it committed."""
 
     code = "SP1002"
 
@@ -116,9 +116,9 @@ class SchemaMismatch(SeekpointError):  # noqa: N818
 
 
 class Fenced(SeekpointError):  # noqa: N818
-    """The ledger refused the write: the claim or the position is no longer ours. Nothing was written.
+    """The ledger refused the write: the claim or the position is not the expected one. Nothing was written.
 
-    ``reason`` is the sentence the database answered.
+    ``reason`` is the sentence that the database answered.
     """
 
     code = "SP1101"
@@ -137,9 +137,9 @@ class HandlerOutdated(SeekpointError):  # noqa: N818
 class StandbyRequired(SeekpointError):  # noqa: N818
     """A reload of the group to this handler version is open: the worker claims nothing until it has ended.
 
-    ``run`` is its id, ``state`` the run's state, ``version`` the handler version that waits. A claim at this version
-    would mix rows of the new handler with those of the old one; the reload avoids that. ``on_spark``: it rebuilds the
-    tables of a SparkPipeline, which another command resumes.
+    ``run`` is the reload's id, ``state`` its state, ``version`` the handler version that waits. A claim at this version
+    would mix rows of the new handler with those of the old one; the reload avoids that. ``on_spark``: the run rebuilds
+    the tables of a SparkPipeline, and another command resumes it.
     """
 
     code = "SP1103"
@@ -238,7 +238,7 @@ class ClusterChanged(SeekpointError):  # noqa: N818
 class KafkaUnavailable(SeekpointError):  # noqa: N818
     """The brokers did not answer a request in time; the same request may succeed later.
 
-    ``remedy`` is what to do, at the end of the message; None if the message has none.
+    ``remedy`` is the end of the message, which says what to do; None if there is none.
     """
 
     code = "SP1301"
@@ -296,7 +296,7 @@ class PartitionStopped(SeekpointError):  # noqa: N818
     def __init__(self, partition: Partition, offset: int, message: str, choices: Sequence[str] = ()) -> None:
         super().__init__(f"{partition} stopped at offset {offset}: {message}{_listed(choices)}")
         self.partition, self.offset, self.message, self.choices = partition, offset, message, tuple(choices)
-        self.token: UUID | None = None  # the claim's when it stopped; a reset draws a new token, which ends the stop
+        self.token: UUID | None = None  # the claim's token at the stop; a reset draws a new token, which ends the stop
 
 
 class OffsetLost(PartitionStopped):
@@ -368,7 +368,7 @@ class TooManyDeadLetters(SeekpointError):  # noqa: N818
 
 
 class FrameFailed(SeekpointError):  # noqa: N818
-    """A frame raised, or made rows that cannot be written: nothing of its micro-batch is written.
+    """A frame (``SparkPipeline``) raised, or made rows that cannot be written: nothing of its micro-batch is written.
 
     The message names the frame and, if the micro-batch had begun, its ranges.
     """
@@ -430,7 +430,7 @@ class CutOverRefused(SeekpointError):  # noqa: N818
     """A cut-over would make workers wait longer, or delete or change more, than was allowed.
 
     No live table was changed, and the run stays open: resume it with other limits. ``reasons`` lists each reason, with
-    its remedy; ``predicted`` is the wait that was predicted for a merge, ``waits`` those of each attempt, in seconds.
+    its remedy; ``predicted`` is the predicted wait for a merge, ``waits`` are those of the attempts, in seconds.
     """
 
     code = "SP1403"

@@ -83,7 +83,7 @@ RawRecord = Record[bytes | None, bytes | None]
 
 
 class LazyRecords(Sequence[RawRecord]):
-    """Records of which only values and offsets are ready: ``Record`` objects are made at the first access to one.
+    """Records with values and offsets; their ``Record`` objects are made when one of them is accessed first.
 
     When rows are copied into a table, the objects are needed only for records that fail, and making them takes longer
     than decoding their values. ``topic`` is the topic of all records, None if there may be several; ``partitions`` has
@@ -136,7 +136,7 @@ def offsets_of(records: Sequence[RawRecord]) -> Sequence[int]:
 
 
 def size_of(records: Sequence[RawRecord]) -> int:
-    """Bytes of their keys and values."""
+    """The bytes of all keys and values."""
     if isinstance(records, LazyRecords):
         return records.size
     return sum(len(r.value or b"") + len(r.key or b"") for r in records)
@@ -263,7 +263,7 @@ def storable(text: str) -> str:
 
 
 def notes(error: BaseException) -> list[str]:
-    """The notes of an exception; values that are not strings in a list or tuple are left out."""
+    """The notes of an exception; anything but strings in a list or tuple is left out."""
     added_notes = getattr(error, "__notes__", None)
     return [note for note in added_notes if isinstance(note, str)] if isinstance(added_notes, list | tuple) else []
 
@@ -290,5 +290,5 @@ def _bounded(text: str, end: str = "") -> str:
 
 
 def numbered(count: int, noun: str) -> str:
-    """``1 record``, ``2,000 records``."""
+    """A count with its noun: ``1 record``, ``2,000 records``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

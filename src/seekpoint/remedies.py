@@ -50,7 +50,7 @@ def accept_lost(group: str, partition: Partition, to: int, log: tuple[int, int],
 
 
 def accept_truncated(group: str, partition: Partition) -> str:
-    """Accept what a truncation removed, and continue at an offset that the operator names."""
+    """Accept the loss of truncated records, and continue at an offset that the operator names."""
     return f"seekpoint lost accept {quote(group)} {quote(_place(partition))} --to-offset OFFSET {_DO_IT}"
 
 
@@ -71,7 +71,7 @@ def create_table() -> str:
 
 
 def change_table() -> str:
-    """Where the statements are that add what the table of a sink lacks."""
+    """How to print the statements that add what a sink's table lacks."""
     return f"`{_TABLE} --database-url …` prints the statement"
 
 

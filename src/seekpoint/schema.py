@@ -77,11 +77,11 @@ __all__ = [
 ]
 
 BASE = "base"
-"""Alembic's word for: before the first revision."""
+"""Alembic's name for the state before the first revision."""
 
 Target: TypeAlias = Engine | Connection | ModuleType
 
-# The schema that the running steps build in. Unset if the host's Alembic runs our scripts (as a version location).
+# The schema in which the running steps build. Unset if the host's Alembic runs our scripts (as a version location).
 _chosen: ContextVar[str | None] = ContextVar("seekpoint_schema", default=None)
 
 # The groups whose rows the running steps may drop.
@@ -132,11 +132,11 @@ def downgrade(
     """Downgrade the ledger's tables to revision ``to``; ``"base"`` drops them all.
 
     The SQL itself refuses, online and in offline scripts, while a step would drop rows of ``partition_offset``,
-    open dead letters or rows of ``lost_range``: the error names the groups and what would follow. ``drop`` are the
-    groups whose rows may be dropped; so are those of ``alembic -x seekpoint_drop=GROUP,...`` and of the environment
-    variable ``SEEKPOINT_DROP``. The schema itself stays: it may be another owner's, with grants on it. ``target``,
-    ``schema`` and errors are those of :func:`upgrade`; a refusal is a ConfigError. ``since`` is where an offline script
-    starts.
+    open dead letters or rows of ``lost_range``: the error names the groups and the consequence. ``drop`` are the
+    groups whose rows may be dropped, in addition to those of ``alembic -x seekpoint_drop=GROUP,...`` and of the
+    environment variable ``SEEKPOINT_DROP``. The schema itself stays: it may be another owner's, with grants on it.
+    ``target``, ``schema`` and errors are those of :func:`upgrade`; a refusal is a ConfigError. ``since`` is where an
+    offline script starts.
     """
     if isinstance(drop, str):
         raise ConfigError(f"drop= takes several group names: write drop=[{drop!r}]")
@@ -144,9 +144,9 @@ def downgrade(
 
 
 def sql(*, schema: str = DEFAULT_SCHEMA, to: str | None = None, since: str = BASE) -> str:
-    """Return, as plain SQL in one transaction, what :func:`upgrade` would run from ``since`` to ``to``.
+    """Return the statements of :func:`upgrade` from ``since`` to ``to`` as plain SQL, in one transaction.
 
-    The row in ``<schema>.alembic_version`` is part of it, so :func:`check` passes afterwards. Raises
+    They include the row in ``<schema>.alembic_version``, so :func:`check` passes afterwards. Raises
     :class:`ConfigError` for a name or revision that cannot work.
     """
     _refuse_bad_name(schema)
@@ -164,8 +164,8 @@ def sql(*, schema: str = DEFAULT_SCHEMA, to: str | None = None, since: str = BAS
 def not_ours(schema: str = DEFAULT_SCHEMA) -> IncludeNameFn:
     """Return a hook for the host's ``env.py`` that keeps its autogenerate off the ledger's schema.
 
-    It goes to ``context.configure(include_schemas=True, include_name=not_ours())``; without it, a host that
-    looks at all schemas would propose to drop our tables. A host that has a hook already calls both.
+    Pass it to ``context.configure(include_schemas=True, include_name=not_ours())``: without it, autogenerate
+    would propose to drop our tables. If the host has a hook already, call both from it.
     """
 
     def include_name(name: str | None, type_: NameFilterType, parent_names: NameFilterParentNames) -> bool:
@@ -291,7 +291,7 @@ def _message(refusal: Any) -> str:
 
 
 def _droppable(context: MigrationContext) -> set[str]:
-    """The groups whose rows a downgrade may drop. A value with a comma counts as one name and as a list."""
+    """The groups whose rows a downgrade may drop. A value with a comma counts both as one name and as a list."""
     texts = [os.environ.get("SEEKPOINT_DROP", "")]
     if context.environment_context is not None:
         pairs = (argument.partition("=") for argument in context.environment_context.get_x_argument())
@@ -308,8 +308,8 @@ def _travel(target: Target, schema: str, to: str, since: str, *, up: bool, drop:
     _refuse_bad_name(schema)
     if isinstance(target, Engine):
         _refuse_other_database(target.dialect)
-        # READ COMMITTED, whatever the engine's default: a snapshot from before the lock would not see what the session
-        # that held it has migrated.
+        # READ COMMITTED, whatever the engine's default: a snapshot from before the lock would not see the changes that
+        # its last holder has committed.
         with (
             check_connections(target).connect().execution_options(isolation_level="READ COMMITTED") as connection,
             connection.begin(),

@@ -81,7 +81,7 @@ def below(root: str, name: str) -> str:
 
 
 class HashingStream:
-    """A stream for pyarrow that writes to another stream, and computes the SHA-256 of what is written."""
+    """A stream for pyarrow that writes to another stream, and computes the SHA-256 of the written bytes."""
 
     closed = False  # read by pyarrow; this stream never closes the other one
 
@@ -133,7 +133,7 @@ class Storage:
         return int(info.size) if info.type == self._fs.FileType.File else None
 
     def has_folder(self, folder: str) -> bool:
-        """Whether there are files below this folder."""
+        """Whether the folder exists; in a bucket, whether there are files below it."""
         return bool(self.fs.get_file_info(self.path(folder)).type == self._fs.FileType.Directory)
 
     def names(self, folder: str) -> list[str]:

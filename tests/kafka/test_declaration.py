@@ -78,7 +78,7 @@ def test_accepting_replaces_running_workers(tables: Tables, run_worker: Workers,
     first.reached(tables.topic, 1)
     second = run_worker(tables.pipeline("two"), limits=QUICK, accept_declaration=True)
     second.seen.wait_for(events.Started)
-    first.ends_with(HandlerOutdated, "because a worker that accepts its declaration has started since")
+    first.ends_with(HandlerOutdated, "because a worker with accept_declaration has started since")
     produce(tables.topic, values(1), partition=0)
     second.reached(tables.topic, 2)
     assert (tables.rows("one"), tables.rows("two")) == ([0], [1])

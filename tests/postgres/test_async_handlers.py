@@ -451,7 +451,7 @@ async def starts_a_task_when_it_is_cancelled(tx: Tx, batch: Records) -> None:
     [
         (commits, r"called commit\(\) on the connection it was lent"),
         (closes, r"called close\(\) on the connection it was lent"),
-        (connects_anew, r"opened another connection from the engine of the one it was lent"),
+        (connects_anew, r"opened another connection from the engine of the connection it was lent"),
         (ends_by_sql, r"ended the transaction it was lent"),
         (leaves_a_task, r"returned while tasks it had started were running \(Event\.wait\)\. They were cancelled"),
         (returns_a_value, r"returned an int, which is never run"),

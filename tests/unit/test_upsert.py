@@ -104,7 +104,7 @@ def test_rows_that_makes_one_row_instead_of_a_list_is_the_programs_mistake(sink:
 def test_a_null_in_key_or_order_is_poison(value: dict[str, Any]) -> None:
     sink = Upsert("t", key=["id"], columns=["id", "at"], order_by="at")
     assert sink.writer().value_rows([{"id": 1, "at": 1}, value]) is None, "one by one, so that the record is named"
-    with pytest.raises(Poison, match="is null, and without it no row is found"):
+    with pytest.raises(Poison, match="is null: the columns of key= and order_by= need a value"):
         list(sink.writer().rows(record(value)))
 
 

@@ -1,12 +1,12 @@
 """The ledger: the tables with each partition's position and claim, and the statements that write them.
 
-Jobs run some of these in separate transactions; a cut-over also copies the dead letters that its run has staged.
+Jobs run some of these statements in separate transactions; a cut-over also copies the dead letters that its run staged.
 
 The protocol in four sentences. A *claim* draws a new token for a partition and returns its committed position, after
 any transaction in flight has ended. *Hold*, the first statement of a worker's transaction, locks the rows whose token
-and position are the expected ones. *Advance* moves the positions after the same comparison; after it a worker only
-records attempts, in the same transaction. A process that resets a position without owning the partition draws a new
-token, which fences the owner.
+and position are the expected ones. *Advance* compares again and moves the positions; then the worker may only record
+attempts before COMMIT. A process that resets a position without owning the partition draws a new token, which fences
+the owner.
 """
 
 from seekpoint.ledger.admin_actions import LastReset

@@ -85,11 +85,11 @@ def reset_offset(
     """Reset a partition's position to ``to``; see :meth:`seekpoint.Ledger.reset_offset`.
 
     ``rebuilt``: this transaction also restores tables with sums to their content at ``to``. ``truncated_at`` is where
-    the log ended before the position, if the caller knows; ``log`` and the row's stop are checked for it, too.
-    ``log_start`` is the log's first offset, for a caller without a current ``log``.
+    a truncated log ended, if the caller knows it; the end of ``log`` and the row's stop may also show it. ``log_start``
+    is the log's first offset, for a caller without a current ``log``.
 
     Dead letters at or past the new position are superseded: their records will be read again. Locks the group's row
-    FOR SHARE, as claims do: other partitions can be claimed while this one's batch is waited for.
+    FOR SHARE, as claims do, so that other partitions can be claimed while it waits for this one's batch.
     """
     _require_offset(partition, to, log)
     actor, reason = storable(actor), required("reason", reason)
@@ -128,7 +128,7 @@ def reset_offset(
 def _locked(tx: GroupConnection, partition: Partition, expected: int | None) -> Position:
     """Lock the partition's row. Raises ConfigError if there is none, Fenced if it is not at ``expected``."""
     tx.execute(GROUPS["lock_position"], topic=partition.topic, partition=partition.number)
-    row = positions_of(tx, [partition], locked=False).get(partition)  # under the lock: as its last holder committed it
+    row = positions_of(tx, [partition], locked=False).get(partition)  # as the lock's last holder committed it
     if row is None:
         raise ConfigError(
             f"group {tx.group!r} has no stored offset for {partition}: check the names, or start a worker once"
@@ -141,8 +141,9 @@ def _locked(tx: GroupConnection, partition: Partition, expected: int | None) -> 
 
 
 def _steps(position: int, to: int, before: int | None) -> list[tuple[int, int]]:
-    """The resets to record: two if the records from ``before`` to ``to`` were never read (recreated topic, truncated
-    log). A wait for one of those must report this reset as the reason.
+    """The resets to record, as pairs (from, to); two if no worker has read the records from ``before`` on.
+
+    A wait for one of those records must report the reset as the reason.
     """
     return [(position, to)] if before is None or before >= to else [(position, before), (before, to)]
 
@@ -168,7 +169,7 @@ class _Loss:
 
 @dataclass(frozen=True, slots=True)
 class _Losses:
-    """Records what a reset of ``row`` to ``to`` gives up (I4). ``start`` is the log's first offset, None if unknown."""
+    """Records the ranges that a reset of ``row`` to ``to`` gives up (I4). ``start``: the log's start, if known."""
 
     tx: GroupConnection
     row: Position
@@ -178,9 +179,9 @@ class _Losses:
     lost: str | None
 
     def record(self, actor: str, reason: str, *, adopted: UUID | None, truncated_at: int | None) -> int | None:
-        """Record the lost ranges. Returns the offset from which on no worker has read the log, None if there is none.
+        """Record the lost ranges. Returns where the unread part of a recreated or truncated log begins, else None.
 
-        ``adopted`` is the id of a recreated topic; where the old topic's log ended is not known.
+        ``adopted`` is the id of a recreated topic. The old topic's range has no end, because its log's end is unknown.
         """
         row, to = self.row, self.to
         attribution = {"actor": actor, "operator_reason": reason}
@@ -196,7 +197,7 @@ class _Losses:
         return 0
 
     def _of_this_topic(self, truncated: int | None) -> Iterator[_Loss]:
-        """The lost ranges of an unchanged topic id; what retention deleted has that reason, whatever ``lost`` says."""
+        """The lost ranges of an unchanged topic id. A range that retention deleted has that reason, not ``lost``."""
         position, to, decision = self.row.next_offset, self.to, f"continue at {self.to}"
         if truncated is not None:  # these offsets belong to other records now, or will
             yield _Loss(truncated, position, _REWRITTEN, decision)
@@ -215,7 +216,7 @@ class _Losses:
         row, partition = self.row, self.row.partition
         before = last_reset(self.tx, partition)
         if loss.reason == _REWRITTEN and before is not None and before.to == row.next_offset:
-            return  # set by an operator's reset: no worker has read up to this position
+            return  # an operator's reset set the position: no worker has read up to it
         self.tx.execute(
             GROUPS["record_loss"],
             topic=partition.topic,
@@ -232,7 +233,10 @@ class _Losses:
 def _truncated_at(
     group: str, row: Position, to: int, log: tuple[int, int] | None, truncated_at: int | None
 ) -> int | None:
-    """Where a truncated log ended, None without truncation. Raises Fenced if it is unknown and ``to`` needs it (I4)."""
+    """Where a truncated log ended, None without truncation.
+
+    Raises Fenced if that is unknown and ``to`` is at or past the position (I4).
+    """
     position = row.next_offset
     ends = [truncated_at, None if log is None else log[1], _log_end(row)]
     truncated = min((end for end in ends if end is not None and end < position), default=None)
@@ -255,7 +259,7 @@ def is_rewritten(stored: Position, log: tuple[int, int] | None) -> bool:
 
 
 def unknown_truncation(group: str, stored: Position) -> str:
-    """The message of a Fenced: after an unknown truncation no worker may continue at the position or past it."""
+    """The message of a Fenced: after a truncation at an unknown offset, no position at or past the stored is safe."""
     return (
         f"{stored.partition}: its log was truncated before {stored.next_offset} and written again, and no worker has "
         "seen where it ended: the records from there on were never read. Name that offset: "
@@ -264,7 +268,7 @@ def unknown_truncation(group: str, stored: Position) -> str:
 
 
 def _left_out(to: int, log: tuple[int, int] | None, lost: str | None) -> _Loss | None:
-    """The records that a reset to a recreated topic skips there, None if it skips none."""
+    """The records at the beginning of a recreated topic that a reset skips, None if it skips none."""
     begin = 0 if log is None else log[0]
     return _Loss(begin, to, lost or "operator", f"continue at {to}") if begin < to else None
 
@@ -305,7 +309,7 @@ PAUSER = "batch "  # prefix of ``paused_by`` if a batch job has paused the group
 
 
 def pauser(run: UUID) -> str:
-    """``paused_by`` of a group that this run has paused: when it ends, it resumes only groups with this value."""
+    """``paused_by`` of a group that this run has paused: a run that ends resumes only groups with its value."""
     return f"{PAUSER}{run}"
 
 

@@ -21,14 +21,14 @@ from seekpoint.postgres.sqlstates import INVALID_TEXT_REPRESENTATION, driver_err
 _HELD = ("held_topic", "held_partition", "held_token", "held_from_offset")
 _MOVING = ("moving_topic", "moving_partition", "moving_token", "moving_from_offset", "moving_to_offset",
            "moving_leader_epoch", "moving_record_time")  # fmt: skip
-# The prefix of errors raised in SQL, and the text of the one for a transaction that ended between hold and advance.
+# The prefix of errors raised in SQL, and the text of the error for a transaction that ended between hold and advance.
 _REFUSAL = "seekpoint: "
 _ENDED = "the transaction that held the rows has ended"
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A claim and the position that was read from: hold compares both with the ledger's row."""
+    """A claim, and the position where the batch begins: hold compares both with the ledger's row."""
 
     claim: Claim
     from_offset: int
@@ -36,7 +36,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What advance does to one partition: from the position that was read to the next one.
+    """The move of one partition from the position where the batch begins to the next position.
 
     ``leader_epoch`` is the last applied record's; None if no record was applied.
     """
@@ -60,8 +60,8 @@ class Settings:
 def hold(tx: GroupConnection, expected: Sequence[Expected], settings: Settings) -> str:
     """Lock the rows where claim and position are as expected; the first statement of every transaction.
 
-    Returns the transaction's id, which :func:`advance` compares. Raises Fenced, and then nothing may be written: a
-    replaced owner is stopped before it does any work. The next owner's claim waits from here to COMMIT.
+    Returns the transaction's id, which :func:`advance` compares. Raises Fenced if a row differs: a replaced owner is
+    stopped before it writes anything. The next owner's claim waits from here to COMMIT.
     """
     ordered = sorted(expected, key=lambda entry: entry.claim.partition)
     rows = [(*entry.claim.partition, entry.claim.token, entry.from_offset) for entry in ordered]
@@ -72,11 +72,12 @@ def hold(tx: GroupConnection, expected: Sequence[Expected], settings: Settings) 
 def advance(
     tx: GroupConnection, moves: Iterable[Move], transaction: str | None = None, rows: Sequence[Statement] = ()
 ) -> list[Claim]:
-    """Compare again, and move the positions; after it a worker only records attempts, in the same transaction.
+    """Compare claim and position again, and move the positions; then a worker may only record attempts before COMMIT.
 
     Returns the claims as they are after COMMIT. ``transaction`` is the id that :func:`hold` returned. The statements of
-    ``rows`` are sent with it. Raises HandlerMisuse if a COMMIT was sent in between: its rows cannot be rolled back, and
-    a second attempt would write them twice. Raises Fenced if claim or position are not the expected ones.
+    ``rows`` are sent in the same round trip. Raises HandlerMisuse if a COMMIT was sent after hold: the rows that it
+    committed cannot be rolled back, and a second attempt would write them twice. Raises Fenced if a claim or a position
+    is not the expected one.
     """
     ordered = sorted(moves, key=lambda move: move.claim.partition)
     parameters = {"transaction": transaction, **_moving(ordered)}
@@ -106,7 +107,6 @@ def hold_and_advance(
 
 
 def _moving(ordered: Sequence[Move]) -> dict[str, Any]:
-    """The parameters of advance."""
     rows = [
         (*move.claim.partition, move.claim.token, move.from_offset, move.to_offset, move.leader_epoch, move.record_time)
         for move in ordered
@@ -115,7 +115,7 @@ def _moving(ordered: Sequence[Move]) -> dict[str, Any]:
 
 
 def _passed(tx: GroupConnection, moves: Sequence[Move], troubled: int) -> list[Claim]:
-    """The claims as they are after COMMIT. The move ends the trouble of ``troubled`` partitions (partition_trouble)."""
+    """The claims as they are after COMMIT. Ends the stored trouble if ``troubled`` of the partitions have any."""
     if troubled:
         passed = [(*move.claim.partition, move.to_offset) for move in moves]
         tx.execute(WORKER["end_trouble"], **arrays(passed, "passed_topic", "passed_partition", "passed_to_offset"))
@@ -128,7 +128,6 @@ def _claim_after(move: Move) -> Claim:
 
 
 def _holding(rows: Sequence[Sequence[Any]], settings: Settings) -> dict[str, Any]:
-    """The parameters of hold: the rows that are locked, and the transaction's settings."""
     return {
         "expected": len(rows),
         **arrays(rows, *_HELD),
@@ -139,7 +138,7 @@ def _holding(rows: Sequence[Sequence[Any]], settings: Settings) -> dict[str, Any
 
 
 def fenced(tx: GroupConnection, query: Query, parameters: dict[str, Any]) -> Any:
-    """Run a statement that compares in SQL. Raises Fenced if it refuses, ConfigError in AUTOCOMMIT."""
+    """The row of a statement that checks claims in SQL. Raises Fenced if it refuses, ConfigError in AUTOCOMMIT."""
     with _fencing(tx):
         return tx.fetch_one(query, **parameters)
 

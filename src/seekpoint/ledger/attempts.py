@@ -1,4 +1,4 @@
-"""Attempts and suspect ranges: what is stored about records that fail, or that may crash the process."""
+"""Stores attempts at records that fail, and suspect ranges of records that may crash the process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST_WAIT = 10 * 365 * 24 * 3600.0  # seconds; longer waits could exceed wha
 
 @dataclass(frozen=True, slots=True)
 class SuspectNote:
-    """The end of a partition's suspect range; None deletes it.
+    """A partition's suspect range to store, up to ``end``; None deletes the range.
 
     ``part_end`` is the end of the part that is about to be applied, None if none is.
     """

@@ -28,7 +28,7 @@ from seekpoint.ledger.sql import FORGET, GROUPS, WORKER, arrays, asking_for
 from seekpoint.ledger.tables import BEGUN_AGAIN, is_of_frames
 from seekpoint.records import Partition, storable
 
-DELAYED = "delay"  # value of ``Attempt.then``: no attempt; ``offset`` and ``wait`` say when delayed records are due
+DELAYED = "delay"  # value of ``Attempt.then``: no attempt; the delayed record at ``offset`` is due after ``wait``
 TRANSIENT = "transient"  # value of ``Attempt.then``: the attempts ended with a transient error, and the partition stops
 
 
@@ -36,9 +36,9 @@ TRANSIENT = "transient"  # value of ``Attempt.then``: the attempts ended with a 
 class Attempt:
     """How often the record at ``offset`` was tried, and what happens next; stored, so that it survives a crash.
 
-    ``number`` counts from 1; 0 is no attempt: the record is applied in one batch with later ones. ``error`` is one
+    ``number`` counts from 1; 0 is no attempt: the record is applied in a batch with later records. ``error`` is one
     line, None if the process crashed in the attempt, or if the attempt is about to begin
-    (:meth:`Ledger.record_attempts`). ``wait`` is the seconds until the next one, by the database's clock, never
+    (:meth:`Ledger.record_attempts`). ``wait`` is the seconds until the next attempt, by the database's clock, never
     negative; None if none is scheduled. ``allowed`` is the number of attempts, ``then`` the failure policy after the
     last one. ``crashes`` counts attempts in which the process crashed, as later claims have found.
     """
@@ -58,7 +58,7 @@ class Claim:
 
     ``token`` fences; ``epoch`` counts tokens for people; ``next_offset`` is the position. ``unreleased`` counts owners
     in a row that ended without a release and without progress; ``attempt`` is the stored attempt at a record at or past
-    the position, if any. Records up to ``suspect_end`` may crash their process; one of those up to
+    the position, if any. Records up to ``suspect_end`` may crash their process; a record up to
     ``crashed_part_end`` probably did.
     """
 
@@ -118,14 +118,14 @@ StartOffsets = Callable[[str], Mapping[Partition, int]]
 
 
 def prepare(tx: GroupConnection, claimant: Claimant, start: StartOffsets) -> None:
-    """Insert the group's row, raise its version, and insert rows of new topics; once for all workers.
+    """Insert the group's row, raise its version, and insert positions of new topics; once for all workers.
 
-    Runs under the lock of the group's row, so that two workers that start a new topic at ``latest`` resolve it once.
+    Runs under the lock of the group's row, so that ``latest`` is resolved once if two workers start a new topic.
     ``start`` asks the brokers while the lock is held, so it needs a timeout.
 
-    Raises StandbyRequired, instead of raising the version, if a reload to the claimant's version is open. A run is
-    opened under the same lock: either this sees the run, or the run sees the raised version. Raises DeclarationDiffers
-    if the group writes a topic's records to other tables at the same version.
+    Raises StandbyRequired, and leaves the version, if a reload to the claimant's version is open. A reload is opened
+    under the same lock: either this function finds the run, or the run finds the higher version. Raises
+    DeclarationDiffers if the group writes a topic's records to other tables at the same version.
     """
     tx.execute(GROUPS["insert"], version=claimant.version)
     group = tx.execute(GROUPS["lock"]).one()
@@ -157,7 +157,7 @@ def insert_positions(tx: GroupConnection, rows: Collection[tuple[str, int, UUID,
 
 
 def _begin_again(tx: GroupConnection, claimant: Claimant) -> GroupRow:
-    """Reset the group's row as if it had never run, and return it; the history stays in ``admin_action``."""
+    """Reset the row of a forgotten group to that of a new one, and return it; ``admin_action`` keeps the history."""
     tx.execute(FORGET["begin_again"], to_version=claimant.version)
     record_action(
         tx, BEGUN_AGAIN, actor=f"worker {claimant.owner}", reason="its start accepts that the group was forgotten"
@@ -176,7 +176,7 @@ def _declare(tx: GroupConnection, claimant: Claimant) -> None:
 
 
 def needs_preparing(tx: GroupConnection, claimant: Claimant) -> bool:
-    """Whether the group's row, a topic's rows or its tables are missing, or the group's version is lower.
+    """Whether :func:`prepare` must run: rows of the group, topics or tables are missing, or the version is lower.
 
     Raises as :func:`admit` does.
     """
@@ -256,10 +256,10 @@ def claim(
 ) -> dict[Partition, Claim]:
     """Draw new tokens and return the committed positions; a partition with another topic id is left out.
 
-    Locks the rows first: later statements see what the transactions that it waited for have committed. Waits at most
-    the transaction's ``lock_timeout`` (55P03). If it begins the transaction, everything up to the tokens is one round
-    trip, and ``configure`` has the parameters of statement ``configure``. The group's row, locked before the
-    partitions', is checked after that round trip: a refused claim must be rolled back.
+    Locks the rows first, so that later statements see the commits that it waited for. Waits at most the transaction's
+    ``lock_timeout`` (55P03). If it begins the transaction, everything up to the tokens is one round trip, with the
+    statement ``configure`` and these parameters. The group's row is locked before the partitions' rows, but checked
+    only after that round trip, so a refused claim must be rolled back.
     """
     rows = [(*partition, claimant.topic_ids[partition.topic]) for partition in wanted]
     wanted_rows = arrays(rows, "wanted_topic", "wanted_partition", "wanted_topic_id")
@@ -288,7 +288,7 @@ def _granted(row: Sequence[Any], topic_ids: Mapping[str, UUID]) -> Claim:
 def recreated_topics(
     tx: GroupConnection, claimant: Claimant, partitions: Sequence[Partition]
 ) -> dict[Partition, TopicRecreated]:
-    """The errors of partitions that were left out because their rows have another topic id."""
+    """A TopicRecreated for each of these partitions, which were left out because of another topic id."""
     rows = tx.execute(WORKER["positions"], **asking_for(partitions))
     stops = {}
     for row in rows:

@@ -1,7 +1,7 @@
-"""A group's dead letters: insert, list, lock, close; records that were passed and not applied (I1, I4).
+"""Inserts, lists, locks and closes a group's dead letters: records that were passed and not applied (I1, I4).
 
-Only this module writes ``dead_letter``, except that a reset supersedes those at or past its position, and that a job's
-cut-over copies those that it has staged. ``ledger.wait`` and the look-up of a dead letter's group read it, too.
+Elsewhere, a reset supersedes dead letters at or past its target, a job's cut-over copies those that the run staged,
+a purge or a forgotten group deletes them, and the replacement of a group exchanges them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ OPEN = (State.DEAD_LETTERED, State.BLOCKED)
 class DeadLetter:
     """A record that was passed and not applied, with the reason and its state. Times are the database's.
 
-    ``value`` is None also if the record was skipped, or if values were not loaded; then ``size`` is still its length
-    in bytes, if it was stored. ``error`` and ``traceback`` say why it was dead-lettered, ``error_line`` the innermost
-    line of the user's own code in it, ``replay_error`` and ``replay_traceback`` why its last replay failed.
-    ``version`` is the version of the handler, ``dead_lettered_by`` its process. After an edit, a replay applies
+    ``value`` is None also if the record was skipped, or if values were not loaded; ``size`` is the length of a stored
+    value in bytes, loaded or not. ``error`` and ``traceback`` say why it was dead-lettered, ``replay_error`` and
+    ``replay_traceback`` why its last replay failed. ``error_line`` is the innermost line of the user's own code in
+    ``traceback``. ``version`` is the handler version, ``dead_lettered_by`` the process. After an edit, a replay applies
     ``edited_value`` in place of ``value``, which stays as in the log.
     """
 
@@ -121,7 +121,7 @@ def dead_letter_of(row: Row[Any]) -> DeadLetter:
 
 
 def rank(dead_letter: DeadLetter) -> tuple[str, int, int, int]:
-    """Its key in the order of lists."""
+    """The dead letter's sort key in lists."""
     return dead_letter.topic, dead_letter.partition, dead_letter.offset, dead_letter.id
 
 
@@ -173,12 +173,12 @@ _ACTIONS = {State.REPLAYED: "replay", State.DISCARDED: "discard"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Conditions that dead letters have to meet, all of them; by default all open ones match.
+    """Conditions that a dead letter must all meet; by default all open dead letters match.
 
     ``to_offset`` is exclusive; ``error`` a part of the error's text, case-sensitive; ``exception`` and ``error_line``
-    are compared as a whole with those of a :class:`DeadLetterCause`; ``key`` is the record's whole key; ``since`` the
-    earliest time of dead-lettering (aware). Raises ConfigError for a time without a zone, and for offsets or a
-    partition without their topic.
+    must equal those of a :class:`DeadLetterCause`; ``key`` is the record's whole key; ``since`` the earliest time of
+    dead-lettering (aware). Raises ConfigError for a time without a zone, and for offsets or a partition without their
+    topic.
     """
 
     topic: str | None = None
@@ -203,10 +203,10 @@ class Where:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterCause:
-    """Dead letters that failed in one way: the exception's type, and the line of the user's own code it came from.
+    """Dead letters that failed alike: with one cause, one exception type, and at one line of the user's own code.
 
     ``exception`` is None if none was raised (a blocked record), ``error_line`` if the traceback has no line of the
-    user's. ``first_id`` is the id of one of the ``count`` dead letters, ``error`` the text of one of them.
+    user's code. ``first_id`` is the id of one of the ``count`` dead letters, ``error`` the text of one of them.
     """
 
     cause: Cause
@@ -221,7 +221,7 @@ class DeadLetterCause:
 
 
 class DeadLetters:
-    """The records of a group that were passed and not applied, in the ledger's schema.
+    """A group's dead letters in the ledger: its records that were passed and not applied.
 
     Creating it does no I/O. Methods with a ``tx`` run in the caller's transaction, the others open one.
     """
@@ -248,7 +248,7 @@ class DeadLetters:
         )
 
     def open_keys(self, tx: Connection, partitions: Iterable[Partition]) -> dict[tuple[Partition, bytes], int]:
-        """The keys with open dead letters in these partitions, each with its first offset; called after hold.
+        """The keys with open dead letters in these partitions, each with the first one's offset; call it after hold.
 
         Null keys are left out. Dead letters of a topic that was recreated since block nothing.
         """
@@ -288,7 +288,7 @@ class DeadLetters:
             return [dead_letter_of(row) for row in rows]
 
     def chosen(self, ids: Iterable[int]) -> Sequence[DeadLetter]:
-        """These dead letters without their values, in order. Raises ConfigError for an id that is not the group's."""
+        """These dead letters, sorted, without values. Raises ConfigError for an id that is not the group's."""
         distinct_ids = set(ids)
         for dead_letter_id in distinct_ids:
             self._refuse_no_id(dead_letter_id)
@@ -299,7 +299,7 @@ class DeadLetters:
         return dead_letters
 
     def in_order(self, ids: Iterable[int]) -> Sequence[int]:
-        """These ids by topic, partition and offset. Raises ConfigError for an id that is not the group's."""
+        """These ids, sorted by topic, partition and offset. Raises ConfigError for an id that is not the group's."""
         distinct_ids = set(ids)
         for dead_letter_id in distinct_ids:
             self._refuse_no_id(dead_letter_id)
@@ -340,7 +340,7 @@ class DeadLetters:
     def first_open_of_key(self, tx: Connection, dead_letter: DeadLetter) -> int | None:
         """The offset of the first open dead letter of its key and partition; None without a key or an open dead letter.
 
-        If keys are kept in order, only that one may be replayed.
+        With ``keep_key_order`` only that dead letter may be replayed.
         """
         if dead_letter.key is None:
             return None
@@ -368,7 +368,7 @@ class DeadLetters:
     ) -> None:
         """Close an open dead letter as replayed or discarded, and write who did it and why to ``admin_action``.
 
-        ``among`` are the dead letters of one request, which is one row there (by default only this one); None if that
+        ``among`` are all dead letters of the request, which is one row there (by default only this one); None if the
         row is written already. Raises Fenced if the dead letter is no longer open: then nothing may be committed.
         """
         if state not in _ACTIONS:
@@ -389,7 +389,7 @@ class DeadLetters:
             _record(scope, _ACTIONS[state], among or (dead_letter,), actor, reason)
 
     def edit(self, tx: Connection, dead_letter: DeadLetter, value: bytes | None, actor: str, reason: str) -> None:
-        """Replace the value of an open dead letter's record, or undo that (None); one row in ``admin_action``.
+        """Replace the value of an open dead letter's record, or undo the edit (None); adds a row to ``admin_action``.
 
         Raises Fenced if it is no longer open: then nothing may be committed.
         """

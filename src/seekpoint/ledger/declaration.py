@@ -22,8 +22,8 @@ TablesArgument = Sequence[str] | Mapping[str, Sequence[str]]
 class Declaration:
     """The tables that a process writes records to: ``everywhere`` those of any topic, ``by_topic`` those of one.
 
-    ``accepts``: a different set of the same version is replaced. ``seen`` is how often a topic's set had been replaced
-    when this process first read it: a later replacement makes the process outdated.
+    ``accepts``: a different stored set of the same version is replaced. ``seen`` is how often a topic's set had been
+    replaced when this process first read it: a later replacement makes the process outdated.
     """
 
     everywhere: Tables = ()
@@ -33,7 +33,7 @@ class Declaration:
 
     @classmethod
     def of(cls, tables: TablesArgument, *, accepts: bool = False) -> Declaration:
-        """From the parameter ``tables=``. Raises ConfigError for a single name."""
+        """The declaration for the parameter ``tables=``. Raises ConfigError for a str."""
         if isinstance(tables, str):
             raise ConfigError(f"tables= takes several table names: write tables=[{tables!r}]")
         if isinstance(tables, Mapping):
@@ -52,7 +52,7 @@ class Declaration:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One topic's tables. ``stored`` is None if any set is accepted: none is stored, or only an older version's."""
+    """One topic's declared and stored tables. ``stored`` is None if no set is stored, or only an older version's."""
 
     topic: str
     declared: Tables
@@ -129,7 +129,7 @@ def _refusal(
     if comparison.replaced > declaration.seen[comparison.topic]:
         return HandlerOutdated(
             f"group {group!r} writes records of topic {comparison.topic!r} to {', '.join(stored)}, because a worker "
-            f"that accepts its declaration has started since; this process started before it, and writes them to "
+            f"with accept_declaration has started since; this process is older, and writes them to "
             f"{', '.join(declared)}: deploy the newer pipeline"
         )
     return DeclarationDiffers(group, version, comparison.topic, stored=stored, declared=declared)

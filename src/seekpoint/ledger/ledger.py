@@ -71,7 +71,7 @@ class Ledger(GroupTransactions):
         self.draw_owner()
 
     def draw_owner(self) -> None:
-        """Become another owner, as after a fork. Claims and releases recognize this process's claims by the owner."""
+        """Draw a new owner id, as after a fork: claims and releases recognize this process's claims by it."""
         self.owner = uuid4()
         self._declaration = replace(self._declaration, seen={})
         self.application_name = f"{APPLICATION}{self.owner.hex[:8]} {self.group}"[:63]
@@ -97,7 +97,7 @@ class Ledger(GroupTransactions):
         transaction: str | None = None,
         rows: Sequence[Statement] = (),
     ) -> list[Claim]:
-        """Compare again and move the positions, or raise Fenced; after it a worker only records attempts.
+        """Compare again and move the positions, or raise Fenced; then a worker may only record attempts before COMMIT.
 
         The statements of ``rows`` are sent with it. Returns the claims as they are after COMMIT; use them only then.
         """
@@ -111,16 +111,16 @@ class Ledger(GroupTransactions):
         return hold_and_advance(self.group_connection(tx), moves, self._settings, rows)
 
     def advance_alone(self, moves: Sequence[Move]) -> list[Claim]:
-        """Hold and advance in a separate transaction, if no record was applied (I1)."""
+        """Hold and advance in a separate transaction, for moves that apply no record (I1)."""
         with self.begin() as tx:
             return hold_and_advance(tx, moves, self._settings)
 
     def record_attempts(self, tx: Connection, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
         """Store how often a record was tried, and what happens next; also after :meth:`advance`, in its transaction.
 
-        An attempt without an error is about to begin: if another process claims the partition next, without a release
-        before, this one has crashed in the attempt. An advance or a reset clears what is stored; a release keeps it.
-        Returns the claims as they are after COMMIT. Raises Fenced unless all of them are current.
+        An attempt without an error is about to begin: if another process claims the partition before a release, this
+        process counts as crashed in the attempt. An advance or a reset clears the attempt; a release keeps it. Returns
+        the claims as they are after COMMIT. Raises Fenced unless all of them are current.
         """
         return record_attempts(self.group_connection(tx), noted)
 
@@ -132,9 +132,9 @@ class Ledger(GroupTransactions):
     def record_suspects(self, tx: Connection, noted: Iterable[SuspectNote]) -> None:
         """Store the suspect range of partitions, and which part of it is applied next.
 
-        The end of a range is stored once: a later one does not change it. If another process claims the partition next,
-        without a release before, this one has crashed in the part. An advance beyond the range, or a reset, clears what
-        is stored. Raises Fenced unless all claims are current.
+        The end of a range is stored once: a later end does not change it. If another process claims the partition
+        before a release, this process counts as crashed in the part. An advance beyond the range, or a reset, clears
+        the range. Raises Fenced unless all claims are current.
         """
         record_suspects(self.group_connection(tx), noted)
 
@@ -159,8 +159,8 @@ class Ledger(GroupTransactions):
         ``topic_ids`` are the brokers' current ids; ``start`` gives the first positions of a topic that has no row
         yet, and is called once, under the lock of the group's row. Waits for transactions in flight, at most
         ``Limits.claim_wait`` seconds; then claims one by one, so that a stalled holder costs one partition, and ends
-        transactions older than ``Limits.transaction_age``. Without ``patient`` it claims one by one from the start, and
-        hardly waits: for partitions that were stalled a moment ago.
+        transactions older than ``Limits.transaction_age``. ``patient=False``, for partitions that were stalled a moment
+        ago: claims one by one from the start, and waits at most 50 ms for each.
 
         Raises GroupForgotten, ClusterChanged, HandlerOutdated, GroupPaused, StandbyRequired, DeclarationDiffers for the
         whole claim; a partition of a recreated topic is in ``refused``.
@@ -197,8 +197,8 @@ class Ledger(GroupTransactions):
     def differs(self, topics: Collection[str]) -> DeclarationDiffers | None:
         """The DeclarationDiffers that :meth:`claim` would raise for these topics, None if it would raise none.
 
-        For use before joining Kafka's group. Raises HandlerOutdated if a worker that accepts its declaration has
-        replaced this one's.
+        For use before joining Kafka's group. Raises HandlerOutdated if a worker with ``accept_declaration``
+        has replaced this one's tables.
         """
         if not any(map(self._declaration.of_topic, topics)):
             return None
@@ -230,7 +230,7 @@ class Ledger(GroupTransactions):
             return _claim.open_reloads(tx)
 
     def outcome_of(self, run: UUID) -> tuple[str, str | None] | None:
-        """A reload's state and error; None if it is not stored, or no longer."""
+        """A reload's state and error; None if the ledger does not have the run, or no longer."""
         with self._plain_read() as tx:
             row = tx.execute(GROUPS["outcome_of_run"], run=run).one_or_none()
             return None if row is None else (row.state, row.error)
@@ -250,8 +250,8 @@ class Ledger(GroupTransactions):
     def record_stops(self, stops: Iterable[PartitionStopped]) -> set[Partition]:
         """Store why partitions are stopped, with the choices; the next claim, reset or commit clears it.
 
-        Not stored if the claim that it stopped under (``token``) is no longer current (I2). Waits at most 50 ms for a
-        row that another session has locked; returns the partitions whose stop is not stored for that reason.
+        A stop is not stored if the claim under which the partition stopped (``token``) is no longer current (I2). Waits
+        at most 50 ms for a row; returns the partitions whose row stayed locked, so that their stop is not stored.
         """
         locked: set[Partition] = set()
         for stop in sorted((stop for stop in stops if stop.token is not None), key=lambda stop: stop.partition):
@@ -305,14 +305,18 @@ class Ledger(GroupTransactions):
         ``expected`` makes it a compare-and-set: Fenced if the partition is at another offset. ``topic_id`` is the new
         id of a recreated topic. ``lost`` says why the records in between are skipped.
 
-        Records that no worker will apply become a row of ``lost_range``: with ``lost``, the skipped ones; of a
-        recreated topic, the old ones from the stored position to an unknown end; if the log ends before the stored
-        position (by ``log``, or when a worker stopped there), those in between; if it begins past the position (by
-        ``log``), those before its start. Written rows are not changed: records that are read again are applied again,
-        which is refused (ConfigError) if a pipeline adds them to sums. There a ``log`` that ends before the position
-        counts as truncated only with ``expected``, because it may be older than the position. Waits for the open batch,
-        at most ``Limits.transaction_age`` seconds. Raises ConfigError for an offset outside ``log``, Fenced for one at
-        or past a position whose log was truncated and written again, if no worker has seen where it ended.
+        Records that no worker will apply become rows of ``lost_range``:
+
+        - with ``lost``, the skipped records;
+        - of a recreated topic, the old topic's records from the stored position on, to an unknown end;
+        - if the log ends before the position (by ``log``, or when a worker stopped there), the records in between;
+        - if the log begins after the position (by ``log``), the records before its start.
+
+        Written rows are not changed: records that are read again are applied again. This is refused (ConfigError) if a
+        pipeline adds them to sums; then a ``log`` that ends before the position shows a truncation only together with
+        ``expected``, because ``log`` may be older than the position. Waits for the open batch, at most
+        ``Limits.transaction_age`` seconds. Raises ConfigError for an offset outside ``log``, Fenced for one at or past
+        the position if its log was truncated and written again, and no worker has seen where it ended.
         """
         actor = admin_actions.operator(actor)
         with self.begin(lock_wait=self.limits.transaction_age) as tx:

@@ -45,8 +45,8 @@ class Position:
     ``attempt_offset`` is the record that is being retried, None if there is none; it was tried ``attempts`` of
     ``attempts_allowed`` times, and ``attempt_crashes`` of these crashed the process. ``attempt_running``: an attempt is
     running. ``attempt_error`` is the last error, ``retry_at`` the time of the next attempt, ``attempt_policy`` the
-    failure policy after the last one. Records up to ``suspect_end`` may crash their process: they are applied in parts,
-    of which the one up to ``suspect_part_end`` is being applied (``suspect_running``) or has crashed. ``stop`` is why
+    failure policy after the last one. Records up to ``suspect_end`` may crash their process, so they are applied in
+    parts; the part up to ``suspect_part_end`` is being applied (``suspect_running``) or has crashed. ``stop`` is why
     the partition is stopped, None if it is not.
     """
 

@@ -1,4 +1,4 @@
-"""Records that a reset makes workers apply again: sums would count them twice (I1)."""
+"""Refuses resets after which workers would apply records again, because sums would count them twice (I1)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def is_applied_again(tx: GroupConnection, row: Position, to: int, rewritten_from
     """Whether a reset to ``to`` makes workers apply records again.
 
     From ``rewritten_from`` on, offsets belong to other records now; None if they do not, or if that is not certain.
-    Records before the first offset were never applied, nor those that an operator's last reset skipped, if the
-    partition is still at its target.
+    Records before the first offset were never applied; nor were those that the last reset skipped, if the partition is
+    still at that reset's target.
     """
     end = row.next_offset if rewritten_from is None else rewritten_from
     if max(to, row.first_offset) >= end:
@@ -41,12 +41,12 @@ def require_counted_once(tx: GroupConnection, row: Position, to: int, rewritten_
         refusal = f"{row.partition} is not reset from {row.next_offset} to {to}"
         raise ConfigError(
             f"{refusal}: {counted_twice(tx.group, tables)}. If its log was truncated, pass "
-            f"expected={row.next_offset}, and a log= asked for after you read that position"
+            f"expected={row.next_offset}, and a log= that the brokers answered after you read that position"
         )
 
 
 def counted_twice(group: str, tables: Sequence[str]) -> str:
-    """The message of a refused reset, with what to do."""
+    """The reason and the remedy in the message of a refused reset."""
     return (
         f"sums in {', '.join(tables)} would count records twice. Rebuild the tables in the same plan: "
         f"`seekpoint offsets reset {quote(group)} … --rebuild MODULE:NAME`, or Reload([pipeline], …).reset(plan)"

@@ -48,7 +48,7 @@ END $seekpoint$;
 def role_script(
     *, schema: str = DEFAULT_SCHEMA, names: Mapping[Role, str] | None = None, targets: Collection[str] = ()
 ) -> str:
-    """Idempotent SQL, one transaction, for psql: creates the roles and grants each what it needs on the ledger.
+    """SQL for psql that creates the roles and grants each what it needs on the ledger; one transaction, repeatable.
 
     ``names`` replaces ``seekpoint_owner``, ``seekpoint_writer`` and so on; ``targets`` are tables that pipelines write,
     as ``schema.table`` or ``table``. Raises ConfigError for a name that Postgres would truncate, for two roles of one

@@ -1,4 +1,4 @@
-"""The roles that a ledger is used by, and the rights on its tables that each needs."""
+"""The roles that use a ledger, and the rights on its tables that each needs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Role(StrEnum):
     OPERATOR = "operator"
     """Looks at groups, pauses and resets them, and closes dead letters; runs no pipeline's code."""
     READER = "reader"
-    """Dashboards and exporters: the views, and the columns that an exporter needs; no keys, values, headers, errors."""
+    """Reads the views for dashboards, and the columns for exporters; no keys, values, headers or errors."""
     STAGER = "stager"
-    """Runs reloads, batches and exports: a writer with the tables of these jobs, and a schema for each run."""
+    """Runs reloads, batches and exports: has a writer's rights and those on jobs' tables, and a schema for each run."""
 
 
 Rights = Mapping[str, tuple[str, ...]]
@@ -71,12 +71,12 @@ COLUMNS: Mapping[Role, Rights] = MappingProxyType(
         }
     }
 )
-"""Columns that a role may read, by table, of tables that it may not read as a whole."""
+"""The columns, by table, that a role may read in tables that it may not read as a whole."""
 
 ON_DATABASE: Mapping[Role, tuple[str, ...]] = MappingProxyType(
     {Role.WRITER: ("TEMPORARY",), Role.STAGER: ("CREATE", "TEMPORARY")}
 )
-"""An Upsert's rows go through a temporary table; each run of a job creates a schema."""
+"""Privileges on the database: an Upsert uses a temporary table, and each run of a job creates a schema."""
 
 ON_TARGETS: Mapping[Role, tuple[str, ...]] = MappingProxyType({Role.WRITER: _ALL, Role.STAGER: _ALL})
 """Privileges on the tables that pipelines write. An Append needs only INSERT."""

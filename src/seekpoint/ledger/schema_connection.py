@@ -73,8 +73,8 @@ class SchemaConnection:
     def fetch_each(self, *questions: Question) -> list[list[tuple[Any, ...]]]:
         """The rows of each of these statements; in one round trip with BEGIN if they begin the transaction.
 
-        The driver runs them, with arrays: its adaptation of a thousand single values, and SQLAlchemy's of as many rows,
-        would take as long as the server's work. Errors are raised as SQLAlchemy raises them.
+        The driver runs them, with arrays as text: adapting a thousand values, in the driver or in SQLAlchemy, would
+        take as long as the server's work. Errors are raised as SQLAlchemy raises them.
         """
         connection, driver = self.connection, cast("Any", self.connection.connection.driver_connection)
         try:

@@ -39,9 +39,9 @@ STRANGER = (
 def check(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
     """Return if the ledger's tables are at :data:`HEAD`, or at a newer revision that is marked as compatible with it.
 
-    Raises :class:`SchemaMismatch` when they are missing, older or newer, naming both revisions and the
-    command that fixes it; and if the database's encoding is not UTF8, which cannot store every error's text.
-    Reads only ``<schema>.alembic_version``.
+    Raises :class:`SchemaMismatch`, with both revisions and the command to run, if the tables are missing, older or
+    newer; also if the database's encoding is not UTF8, because no other encoding stores every error's text. Reads only
+    ``<schema>.alembic_version``.
     """
     refuse_other_encoding(connection)
     revision = current(connection, schema)

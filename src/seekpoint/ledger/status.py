@@ -1,7 +1,7 @@
-"""Writes what operators read: workers' states, samples of positions and logs, declarations.
+"""Writes the rows that operators read: workers' states, samples of positions and logs, declarations.
 
-Each transaction is short, separate and bounded. No worker decides by it; a reset reads the declarations, to protect
-sums.
+Each transaction is short, separate and bounded. No worker decides by these rows; a reset reads the declarations, to
+protect sums.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WorkerProcess:
 
 
 class StatusTables:
-    """One worker's rows for display."""
+    """Writes one worker's rows for display."""
 
     def __init__(self, ledger: Ledger, process: WorkerProcess) -> None:
         self._ledger, self._process, self._owner = ledger, process, ledger.owner

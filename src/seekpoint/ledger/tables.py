@@ -216,8 +216,8 @@ Index(
     _dead_letter.record_offset,
     postgresql_where=IS_OPEN,
 )
-# Finds each key's first open dead letter, skipping from key to key. By topic id, so that those of an earlier topic are
-# not read. By hash, because a record whose key does not fit into an index (2,700 bytes) could not be dead-lettered.
+# Finds each key's first open dead letter, skipping from key to key. By topic id, so that dead letters of an earlier
+# topic are not read. By hash, because a key of over 2,700 bytes fits into no index: its record could not be inserted.
 Index(
     "dead_letter_key_idx",
     _dead_letter.consumer_group,
@@ -315,7 +315,7 @@ reload_position = Table(
     PrimaryKeyConstraint("run", "consumer_group", "topic", "partition"),
 )
 
-# What one attempt at one range has staged, in the same transaction as the rows of its tables.
+# One row for each attempt at a range: written in the transaction that stages the attempt's rows.
 reload_staged = Table(
     "reload_staged",
     metadata,

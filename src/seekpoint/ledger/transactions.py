@@ -33,7 +33,7 @@ class GroupTransactions:
 
     @contextmanager
     def apart(self) -> Iterator[Self]:
-        """A copy on one separate connection, closed at the block's end: it takes none from the engine's pool."""
+        """A copy with separate connections, closed when the block ends: it takes none from the engine's pool."""
         copied = copy(self)
         with separate_engine(self.engine) as copied.engine:
             yield copied
@@ -50,7 +50,6 @@ class GroupTransactions:
         self.group_connection(tx).execute(WORKER["configure"], **self._configuration(lock_wait))
 
     def _configuration(self, lock_wait: float | None) -> dict[str, str]:
-        """The parameters of statement ``configure``."""
         wait = self.limits.claim_wait if lock_wait is None else lock_wait
         return {
             "lock_timeout": f"{max(1, round(wait * 1000))}ms",

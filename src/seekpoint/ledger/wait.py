@@ -1,4 +1,4 @@
-"""Waits until a record was passed: polls the position, and holds no connection in between."""
+"""Waits until a record is passed: polls the position, and holds no connection in between."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The record to wait for, for how many seconds, and its topic id (None: the stored one)."""
+    """The record to wait for, the timeout in seconds, and the topic id (None: the stored id)."""
 
     partition: Partition
     offset: Any
@@ -136,7 +136,7 @@ def _last_begin(look: Look) -> int:
         return int(scope.execute(FORGET["last_begin"]).scalar_one())
 
 
-# -- why not ----------------------------------------------------------------------------------------------------
+# -- why a record was not passed --------------------------------------------------------------------------------
 
 
 def _unclaimed(look: Look, wanted: Wanted) -> NotApplied:

@@ -1,7 +1,7 @@
 """The connection for async handlers: its statements are awaited, and other tasks run until Postgres answers.
 
-SQLAlchemy runs a synchronous call in a greenlet, which can await (``sqlalchemy.util.concurrency``); psycopg can wait in
-both ways. So the worker's fenced connection serves both kinds of handlers.
+SQLAlchemy runs a synchronous call in a greenlet, which can await (``sqlalchemy.util.concurrency``), and psycopg can
+wait with or without an event loop. So the worker's fenced connection serves both kinds of handlers.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def engine_of_awaited() -> AsyncEngine:
 
 async def _refuse() -> NoReturn:
     raise HandlerMisuse(
-        "the handler opened another connection from the engine of the one it was lent: what it writes there would not "
-        "be committed with the offset. Use the connection itself, or an engine of your own"
+        "the handler opened another connection from the engine of the connection it was lent: rows written there would "
+        "not be committed with the offset. Use the lent connection, or your own engine"
     )
 
 
@@ -116,7 +116,7 @@ async def _end_statement(
         except psycopg.Error:
             pass  # the statement was canceled, or had failed
         except (TimeoutError, asyncio.CancelledError):
-            driver.close()  # the answer would be taken for that of the next statement
+            driver.close()  # a late answer would be read as the next statement's
     if driver.info.transaction_status == TransactionStatus.INTRANS:  # it succeeded, but its task does not know
         driver.pgconn.exec_(b"ROLLBACK TO SAVEPOINT cancelled_with_its_task")  # aborts: there is no such savepoint
 

@@ -37,7 +37,7 @@ Misuse = Callable[[str], NoReturn]
 
 
 class Proxy:
-    """Wraps the pool's proxy or the driver's connection, with ``ways`` in place of methods that end it.
+    """Wraps the pool's proxy or the driver's connection; ``ways`` replaces methods that would end it, by name.
 
     For isinstance() it is an object of the wrapped class.
     """
@@ -129,7 +129,7 @@ def _is_repeated(error: object) -> bool:
 
 @contextmanager
 def savepoints_ended(tx: Connection) -> Iterator[None]:
-    """End the savepoints that the block leaves open: released, or rolled back on any exception."""
+    """Release the savepoints that the block leaves open; roll them back on any exception."""
     outer = tx.get_nested_transaction()
     try:
         yield
@@ -142,7 +142,7 @@ def savepoints_ended(tx: Connection) -> Iterator[None]:
 
 
 def cancel_statement(driver: psycopg.Connection[Any]) -> None:
-    """Ask the server to cancel the statement that it runs: while it runs one, it does not notice a closed connection.
+    """Ask the server to cancel its running statement: until that ends, it does not notice a closed connection.
 
     May be called from any thread. A request that arrives before the statement does nothing. Raises psycopg's error if
     the server cannot be reached.
@@ -181,13 +181,13 @@ class HandlerConnection(Connection):
     """A SQLAlchemy connection inside Seekpoint's transaction.
 
     Use it like any other; for the ORM, ``Session(tx, join_transaction_mode="create_savepoint")``. Savepoints
-    (``tx.begin_nested()``) are yours. Ending the transaction or the connection raises HandlerMisuse before anything
-    reaches the server, because rows and offset would not be committed together (I1); also through the transaction, the
-    driver's connection or an ORM session.
+    (``tx.begin_nested()``) are yours. Ending the transaction or the connection, also through the transaction, the
+    driver's connection or an ORM session, raises HandlerMisuse before anything reaches the server, because rows and
+    offset would not be committed together (I1).
 
     ``was_lent``: a handler has had the connection, so it never returns to the pool; ``was_lent_now``: in this
-    transaction. ``locked`` has, by name, what was read and cannot change while the transaction's locks are held; None
-    if user code may release them.
+    transaction. ``locked`` caches column types by table, which cannot change while the transaction's locks are held;
+    None if user code may release the locks.
     """
 
     was_lent_now: bool
@@ -263,7 +263,7 @@ class HandlerConnection(Connection):
     def lent(self, name: str = "the handler") -> Iterator[None]:
         """Lend the connection to a handler for the block. Savepoints that it leaves open end with the block.
 
-        ``name`` is the handler's in messages. Options of the connection and of the driver's connection are
+        ``name`` is the handler's name in messages. Options of the connection and of the driver's connection are
         restored before the handler begins and after it has ended.
         """
         self._who, driver = name, self.driver
@@ -327,7 +327,7 @@ class HandlerConnection(Connection):
         )
 
     def put_back(self, *, broken: bool = False) -> None:
-        """Return the connection to the pool; one that is broken, or that a handler has had, is closed instead."""
+        """Return the connection to the pool; close it instead if it is broken, or if a handler has had it."""
         if broken:
             with suppress(psycopg.Error):
                 end_statement(self.driver)

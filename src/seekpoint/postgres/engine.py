@@ -1,4 +1,4 @@
-"""SQLAlchemy engines, made from a URL or given, with checks of the driver, the isolation level and each session."""
+"""Makes or takes SQLAlchemy engines, and checks the driver, the isolation level and each session."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ _CHECKED = "seekpoint_checked"  # an execution option of our engines: their sess
 
 
 def postgres_engine(engine: Engine | URL | str) -> Engine:
-    """An engine on the given one's pool, or for a URL. Raises ConfigError for other drivers, async and AUTOCOMMIT."""
+    """An engine on the given engine's pool, or a new one for a URL.
+
+    Raises ConfigError for another driver, an async engine, AUTOCOMMIT or a StaticPool.
+    """
     if isinstance(engine, str | URL):
         url = read_url(engine)
         if url.drivername in {"postgresql", "postgres"}:
@@ -87,8 +90,8 @@ def first_connection(engine: Engine) -> Iterator[Connection]:
 def separate_engine(engine: Engine) -> Iterator[Engine]:
     """An engine with a separate pool that connects as the given one does; it is disposed of when the block ends.
 
-    For threads that must not take connections that others need, or run code of the application: the pool's events are
-    kept, and the engine's are not.
+    For threads that must neither take connections that others need nor run the application's listeners: the pool's
+    events are kept, the engine's are not.
     """
     separate = create_engine(
         engine.url,

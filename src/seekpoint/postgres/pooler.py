@@ -1,8 +1,8 @@
 """Checks a session before its first use: detects a connection pooler, and prepares no statements through one.
 
 In transaction mode a pooler (PgBouncer, Odyssey, PgCat, Supavisor) gives each transaction a server session that other
-clients use before and after. What a transaction leaves in its session, such as prepared statements, is missing in the
-next one, and disturbs other clients.
+clients use before and after. A prepared statement, or anything else that a transaction leaves in its session, is
+missing in the client's next transaction, and disturbs other clients.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _KEY = "seekpoint_pooler"  # in ``Connection.info``, which lives as long as the 
 
 
 class Pooler(NamedTuple):
-    """The backend pid that was announced on connecting, and that of the session which answered a statement."""
+    """The backend pid announced on connecting, and the pid of the session that answered a statement."""
 
     announced: int
     answering: int
 
 
 def detect(connection: Connection) -> Pooler | None:
-    """The pooler in front of the server, None without one. With one, nothing is prepared on this connection.
+    """The pooler in front of the server, None if there is none. With a pooler, nothing is prepared on this connection.
 
-    Checked once for each connection of the driver. A pooler in session mode looks the same, and is treated in the same
-    way. Raises ConfigError for a session with array_nulls off, and SQLAlchemy's error for a lost connection.
+    Checked once for each connection of the driver. A pooler in session mode cannot be distinguished, and is treated in
+    the same way. Raises ConfigError for a session with array_nulls off, and SQLAlchemy's error for a lost connection.
     """
     driver = connection.connection.driver_connection
     if not isinstance(driver, psycopg.Connection):

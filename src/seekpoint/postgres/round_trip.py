@@ -1,6 +1,6 @@
 """Runs several statements in one round trip, in libpq's pipeline mode.
 
-libpq takes a fraction of the time of psycopg's cursors. Parameters are text; results are libpq's own.
+Calling libpq directly takes a fraction of the time of psycopg's cursors. Parameters are text; results are libpq's own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Statement(NamedTuple):
 
 
 class StatementFailed(Exception):  # noqa: N818 -- control: the caller raises the error
-    """The statement of this number failed; those after it were not run. ``results`` are those of all before it."""
+    """The statement with this number failed, and no later one was run. ``results`` begin with those before it."""
 
     def __init__(self, number: int, error: psycopg.Error, results: Sequence[PGresult] = ()) -> None:
         super().__init__(str(error))
@@ -81,7 +81,7 @@ def round_trip(driver: psycopg.Connection[Any], statements: Iterable[Statement])
 
 
 def begin_and_run(driver: psycopg.Connection[Any], statements: Sequence[Statement]) -> list[PGresult]:
-    """Begin a READ COMMITTED transaction with these statements, in one round trip; returns the result of each.
+    """Run these statements in one round trip, after BEGIN if no transaction is open; returns the result of each.
 
     Raises StatementFailed for the one that failed: number 0 is the first. Close the connection then.
     """
@@ -145,8 +145,8 @@ def texts(driver: psycopg.Connection[Any], statement: Statement) -> list[str]:
 def rows_of(driver: psycopg.Connection[Any], *queries: Query, is_prepared: bool = False) -> list[list[tuple[Any, ...]]]:
     """All rows of each query, if it has any; in one round trip, with BEGIN, if no transaction is open.
 
-    Raises the first error. Within a transaction the driver runs them one by one, because it may have deallocated what
-    was prepared here.
+    Raises the first error. Within a transaction the driver runs the queries one by one, because it may have deallocated
+    the statements that were prepared here.
     """
     if driver.info.transaction_status != TransactionStatus.IDLE:
         cursor = psycopg.Cursor(driver, row_factory=tuple_row)  # whatever row factory a handler has set
@@ -213,7 +213,7 @@ def numbered(statement: str) -> tuple[str, tuple[str, ...]]:
 
 
 def with_values(statement: str, parameters: Mapping[str, Any], encoding: str) -> Statement:
-    """A statement with the driver's placeholders as a prepared one; ``str`` makes the text of each parameter."""
+    """The prepared Statement for SQL with the driver's placeholders; each parameter is sent as its ``str()``."""
     text, names = numbered(statement)
     values = [None if (parameter := parameters[name]) is None else str(parameter).encode(encoding) for name in names]
     return Statement(text, values, is_prepared=True)

@@ -1,7 +1,7 @@
 """A worker's session: the only connection on which it commits its batches' rows, one transaction after another (I1).
 
-A requested replay has a separate one (`worker.replay.replay_one`). Its errors distinguish where a transaction
-failed: in the rows sent with the ledger's statement, at a refused COMMIT, or at a COMMIT that was not answered.
+A requested replay has a separate connection (`worker.replay.replay_one`). The errors of this module distinguish where a
+transaction failed: in the rows sent with the ledger's statement, at a refused COMMIT, or at an unanswered COMMIT.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from seekpoint.postgres.sqlstates import connection_lost
 
 
 class ConnectionSocket:
-    """The socket of one session's current connection; ``wait`` makes the function by which each waits for answers."""
+    """The socket of a session's current connection; ``wait`` makes a connection's function that waits for answers."""
 
     def __init__(self, wait: Callable[[psycopg.Connection[Any]], Callable[..., Any]] | None = None) -> None:
         self._wait = wait
@@ -102,9 +102,9 @@ class Session:
 
     ``wire`` is the socket, which another thread may cut.
 
-    ``lends``: handlers get the connection. Then the state of the session is read together with each COMMIT after a
-    handler. If it differs from the state before, the connection is closed and replaced, and ``changed`` names the
-    differences; if it cannot be reset, the connection is always replaced. It never returns to the application's pool.
+    ``lends``: handlers get the connection, so it never returns to the application's pool. Each COMMIT after a handler
+    also reads the session's state; if that has changed, the connection is replaced, and ``changed`` names the changes.
+    If application code configures new connections, the connection is replaced after each handler.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Session:
         return tx
 
     def _commit(self, tx: HandlerConnection, transaction: Transaction) -> tuple[str, ...]:
-        """COMMIT; returns the names of the session's state that has changed."""
+        """COMMIT; returns the names of settings and other state that the handler has changed."""
         driver, state = tx.driver, self._state
         if state is None or not tx.was_lent_now:
             tx.commit_by(transaction, partial(commit, driver))

@@ -1,10 +1,10 @@
-"""Finds what a handler has left on its session beyond the transaction: settings, role, temporary tables, locks.
+"""Finds the state that a handler leaves in its session after COMMIT: settings, role, temporary tables, locks.
 
-A worker's transactions share one session. One query, sent together with COMMIT, shows what differs from the state
+A worker's transactions share one session. One query, sent together with COMMIT, lists the differences from the state
 before the first handler had the session.
 
 No view of the server lists settings with a dot (``app.tenant``), so RESET ALL follows the query. It would also undo
-what application code has set on the new connection; in that case the connection is replaced instead, see
+settings that application code has made on a new connection; then the connection is replaced instead, see
 :func:`is_configured_by_code`.
 """
 
@@ -29,7 +29,7 @@ _SETTINGS = Statement("""
 SELECT json_object_agg(name, coalesce(current_setting(name, true), '') ORDER BY name)::text
 FROM pg_settings WHERE context IN ('user', 'superuser') AND left(name, 12) <> 'transaction_'
 """)
-# Temporary tables are found by their dependency on the session's schema, which is indexed. Those of sinks do not count.
+# Temporary tables are found by their dependency on the session's schema, which is indexed. Sinks' tables do not count.
 _QUESTION = """
 SELECT row_to_json(state)::text
 FROM (SELECT
@@ -86,7 +86,7 @@ class SessionState:
         self._question = question._replace(is_prepared=True)
 
     def commit(self, driver: psycopg.Connection[Any]) -> tuple[str, ...]:
-        """COMMIT (I1), and read the state in the same round trip; returns what has changed.
+        """COMMIT (I1), and read the state in the same round trip; returns the names of what has changed.
 
         Raises COMMIT's error. Returns ``("unknown",)`` if COMMIT has succeeded and the query has failed.
         """
@@ -101,7 +101,7 @@ class SessionState:
             return ("unknown",)
 
     def _changed(self, answer: PGresult) -> tuple[str, ...]:
-        """The names of what has changed."""
+        """The names of settings and other state that have changed."""
         state = json.loads(answer.get_value(0, 0) or b"")
         settings = [f"setting {name}" for name in state.pop("settings") or ()]
         return (*settings, *(name for name, value in state.items() if self._before[name] != value))

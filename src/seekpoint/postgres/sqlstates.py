@@ -62,7 +62,8 @@ _DATA_CLASSES = frozenset({"22", "23", "44", "54", "P0"})
 # means that one ON CONFLICT DO UPDATE got two rows for the same key from the batch.
 _DATA_CODES = frozenset({CARDINALITY_VIOLATION, DATATYPE_MISMATCH, CANNOT_COERCE})
 
-# A statement that was made, or prepared, before its table was altered has parameters or casts of the old types.
+# Errors of a statement that was composed or prepared before its table was altered: it has parameters or casts of the
+# old types.
 _ALTERED = frozenset(
     {DATATYPE_MISMATCH, CANNOT_COERCE, UNDEFINED_FUNCTION, UNDEFINED_COLUMN, UNDEFINED_OBJECT, AMBIGUOUS_FUNCTION}
     | {AMBIGUOUS_PARAMETER, INDETERMINATE_DATATYPE, INVALID_COLUMN_REFERENCE, GENERATED_ALWAYS}
@@ -72,8 +73,8 @@ _ALTERED = frozenset(
 def fault(sqlstate: str | None) -> Fault:
     """Classify an SQLSTATE; None is a lost connection.
 
-    A code that Postgres does not define is an application's own, raised by a trigger or a function: a data error. In
-    the classes of transient errors it is transient: newer servers and poolers add codes to them.
+    A code that Postgres does not define is an application's own, raised by a trigger or a function: a data error. In a
+    class of transient errors it is transient, because newer servers and poolers add codes to these classes.
     """
     if sqlstate is None or sqlstate[:2] in _TRANSIENT_CLASSES or sqlstate in _TRANSIENT_CODES:
         return Fault.TRANSIENT
@@ -96,18 +97,16 @@ _READING = re.compile(r"COPY [^\n]*\d, \S|[^\n\"]*\$\d+ = ")
 
 
 def may_be_of_input(code: str | None) -> bool:
-    """Whether the code may come from a type's input function, which rejected a text, or from a wrong statement."""
+    """Whether the code is ambiguous: a type's input function has rejected a text, or the statement is wrong."""
     return code is not None and code[:2] in _INPUT_CLASSES
 
 
 def fault_of_error(error: Error) -> Fault:
     """Classify an error of the driver. A row that a row security policy refuses is a data error.
 
-    That error has the SQLSTATE of a missing privilege, and a message in the server's language. But the server names the
-    function that raised it, ``ExecWithCheckOptions``, which does not check privileges.
-
-    A value that its type's input function refuses is a data error, too, whatever its SQLSTATE: tsquery, jsonpath and
-    ltree raise syntax errors, regclass an undefined table.
+    That error has the SQLSTATE of a missing privilege, but the server names the function that raised it,
+    ``ExecWithCheckOptions``, which does not check privileges. A value that its type's input function refuses is a data
+    error, too, whatever its SQLSTATE: tsquery, jsonpath and ltree raise syntax errors, regclass an undefined table.
     """
     code = error.diag.sqlstate or error.sqlstate
     if may_be_of_input(code) and _READING.match(error.diag.context or ""):
@@ -145,7 +144,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def was_interrupted(error: BaseException | None) -> bool:
-    """Whether Ctrl-C came first: it interrupted psycopg in a statement, and ending that statement raised the error."""
+    """Whether Ctrl-C interrupted a statement in psycopg, and ending that statement raised this error."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
     return error is not None
@@ -166,7 +165,7 @@ def _may_succeed_again(error: BaseException) -> bool:
 
 
 def may_be_of_before_alter(error: BaseException) -> bool:
-    """Whether the statement may fail only because it was made, or prepared, before its table was altered."""
+    """Whether the statement may fail only because it was composed or prepared before its table was altered."""
     return sqlstate(error) in _ALTERED
 
 
@@ -204,10 +203,7 @@ def is_data_error(error: BaseException) -> bool:
 
 
 def fault_of(error: BaseException) -> Fault | None:
-    """The kind of an error that a statement raised; None if it says nothing about the statement.
-
-    That is the case if it is not a database error, or ended the session.
-    """
+    """The kind of an error that a statement raised; None if it is not a database error, or has ended the session."""
     if not is_database_error(error):
         return None
     if is_data_error(error):

@@ -1,7 +1,7 @@
 """Savepoints of tasks that share one transaction.
 
-A rollback to one of them undoes what every task has written since. Another task would not notice, and the offsets of
-its records would be committed without their rows, so that rollback is refused.
+A rollback to a savepoint undoes what every task has written since. Another task would not notice, and the offsets of
+its records would be committed without their rows. So the rollback is refused if another task has used the connection.
 """
 
 from __future__ import annotations

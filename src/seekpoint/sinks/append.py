@@ -17,11 +17,11 @@ class Append(TableSink[V_contra, K_contra]):
     """Write each record's row to ``table``.
 
     ``table`` is ``"table"``, ``"schema.table"`` or a tuple of the parts. By default the row is the record's
-    value: its fields are the columns. ``row=`` makes it from the record instead, one row or None for none;
-    ``rows=`` makes any number. A row is a Struct, a dataclass, a mapping, or a tuple in the order of
-    ``columns``; ``columns`` is required for all but Structs and dataclasses. ``topics`` narrows the sink to
-    some of the pipeline's topics. ``provenance`` names the columns that take the record's topic, partition and
-    offset: three names, or a mapping of those that are wanted.
+    value: its fields are the columns. ``row=`` is a function from the record to its row, or to None for no row;
+    ``rows=`` returns any number of rows. A row is a Struct, a dataclass, a mapping, or a tuple in the order of
+    ``columns``; ``columns`` is required for all but Structs and dataclasses. ``topics`` narrows the sink to some of the
+    pipeline's topics. ``provenance`` names the columns that take the record's topic, partition and offset: three names,
+    or a mapping for some of them.
 
     A column's type says how a value is written; a value that it would change silently is refused. ``round=True`` allows
     fraction digits to be rounded; ``timezone`` is the zone to which aware times are converted for columns without a
@@ -59,7 +59,7 @@ class AppendWriter(TableWriter[Append[Any, Any]]):
                 yield writer
 
     def statements(self, tx: Connection) -> Callable[[Sequence[Row]], Sequence[Any] | None] | None:
-        """A function that makes one INSERT of few rows; None unless this session knows the table as a plain one."""
+        """A function that makes one INSERT of few rows; None unless this session knows that COPY would do the same."""
         from seekpoint.sinks.small_append import insert_of_all, knows_plain_table  # noqa: PLC0415 -- as above
 
         if not knows_plain_table(tx, self._sink.path):

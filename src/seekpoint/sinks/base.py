@@ -107,7 +107,7 @@ class TableSink(Generic[V_contra, K_contra]):
             check_fields(repr(self), codecs, self.columns, types, self.conversions)
 
     def expected(self, codecs: Collection[Codec]) -> tuple[str, ...] | None:
-        """The columns, if they are declared, or all codecs decode to one type with fields; else None."""
+        """The declared columns, or else the fields of the one type that all codecs decode to; None if not known."""
         kinds = [getattr(codec, "type", None) for codec in codecs]
         kind = next(iter(kinds), None)
         if self.written is not None or self.row_of is not None or self.rows_of is not None:

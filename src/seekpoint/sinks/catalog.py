@@ -1,4 +1,7 @@
-"""Reads the catalog for a table that rows are merged into: types, the key's index, and the session's stage for it."""
+"""Reads the catalog for a table that rows are merged into, and builds its *stage*.
+
+The stage is a temporary table of the session: rows are copied to it, and merged from there by one statement.
+"""
 
 from __future__ import annotations
 
@@ -209,7 +212,7 @@ def quoted(*names: str) -> str:
 
 
 def stage_name(target: Target) -> str:
-    """The stage's name, always the same for one table and its columns."""
+    """The stage's name, which depends only on the table and its columns."""
     return f"seekpoint_stage_{crc32(repr((target.path, target.columns)).encode()):08x}"
 
 

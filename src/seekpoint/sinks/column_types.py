@@ -13,7 +13,7 @@ from psycopg.rows import tuple_row
 
 from seekpoint.sinks.column_type import ColumnType, ColumnTypes
 
-# The base type of column a, which differs for a domain, with the modifier that applies.
+# The type of column a, or a domain's base type, with the modifier that applies.
 BASE = """
     CROSS JOIN LATERAL (
         WITH RECURSIVE known AS (
@@ -101,7 +101,7 @@ def types_seen(driver: psycopg.Connection[Any], path: Sequence[str]) -> ColumnTy
 
 
 def types_locked(driver: psycopg.Connection[Any], path: Sequence[str], locked: dict[Any, Any] | None) -> Types:
-    """As :func:`types_now`, but read once while its lock is held. ``locked`` is ``PartSavepoints.locked``.
+    """As :func:`types_now`, but read once while its lock is held. ``locked`` is the cache of a HandlerConnection.
 
     A name without a schema is read each time: another session may create a table that comes earlier in search_path.
     """

@@ -95,12 +95,12 @@ class _EnumDumper(Dumper):
         return self._values.get_dumper(obj.value, PyFormat.TEXT).dump(obj.value)
 
 
-# Types that the connection dumps as our cursor would. No containers: their items may need the dumpers that it adds.
+# Types that the connection dumps as writing_cursor() does. No containers: their items may need the cursor's dumpers.
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta, UUID})
 
 
 class _QuietWriter(LibpqWriter):
-    """Sends COPY's data. If our own error ends the COPY, the server repeats the error, and its copy is dropped."""
+    """Sends COPY's data. If our own error ends the COPY, the server repeats it, and this repetition is dropped."""
 
     def finish(self, exc: BaseException | None = None) -> None:
         with suppress(psycopg.Error) if exc is not None else nullcontext():
@@ -115,7 +115,7 @@ def begin_copy(
     by_insert: bool,
     encoding: str | None = None,
 ) -> AbstractContextManager[psycopg.Copy]:
-    """COPY into these columns, or INSERT of the same text; ``encoding`` is the text's, by default the session's."""
+    """COPY into these columns, or INSERT of the same text. ``encoding``: that of the text, by default the session's."""
     if by_insert:
         return psycopg.Copy(cursor, writer=Inserts(cursor, path, columns, encoding))
     statement = sql.SQL("COPY {} ({}) FROM STDIN{}").format(
@@ -171,7 +171,7 @@ def flat_texts(
     *,
     most: int,
 ) -> Sequence[Buffer | None]:
-    """The values of all rows, one after another, as :class:`Texts` writes them; without a cursor if that suffices.
+    """The values of all rows, one after another, as :class:`Texts` writes them.
 
     Raises a dumper's error, or ValueError for a row of another width, a NUL, or more than ``most`` bytes.
     """

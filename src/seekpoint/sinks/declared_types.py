@@ -1,7 +1,7 @@
 """Checks before the first record whether columns can hold the declared types of their fields exactly.
 
-The rules are those for values (:mod:`seekpoint.sinks.encoders`), applied to types, and one that values cannot
-show: a float loses digits of its JSON number.
+The rules are those for values (:mod:`seekpoint.sinks.encoders`), applied to types, and one more: a float may have lost
+digits of its JSON number, which its value does not show.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def has_deletes(rows: Sequence[Row]) -> bool:
 class Column(NamedTuple):
     """A column's type, or the base type of its domain. ``type`` is SQL without the modifier.
 
-    ``kind`` is the name in the rules below. ``equal`` and ``not_less`` are the index's operators with their schema: a
-    plain ``=`` would compare citext as text if its schema is not in search_path.
+    ``kind`` is the type's name in this module's rules. ``equal`` and ``not_less`` are the index's operators with their
+    schema: a plain ``=`` would compare citext as text if its schema is not in search_path.
     """
 
     type: str
@@ -61,7 +61,8 @@ class Column(NamedTuple):
 class Target:
     """The table that rows are merged into. ``columns`` is None while only tombstones have come.
 
-    ``offset`` is the column that guards against older records; ``origin`` are the columns with its partition, if any.
+    ``offset`` is the column that guards against older records; ``origin`` are the columns of the record's partition and
+    topic, if any.
     """
 
     name: str
@@ -227,7 +228,7 @@ def _canonical(values: Collection[str], _typmod: int) -> bool:
 
 
 def _fixed(values: Collection[datetime], typmod: int) -> bool:
-    """Only fixed offsets: in a zone with summer time Python compares local times, and one hour of them repeats."""
+    """Whether all offsets are fixed: in a zone with summer time Python compares local times, and one hour repeats."""
     return typmod == -1 and {type(value.tzinfo) for value in values} == {timezone}
 
 

@@ -15,7 +15,7 @@ _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
 def json_text(value: Any, encoding: str = "utf-8") -> str:
-    """JSON of any value that msgspec encodes, Structs, dataclasses and models among them. Raises ValueError, TypeError.
+    """The value as JSON text. Raises ValueError for NaN and infinity, TypeError for a type that has no JSON.
 
     ``encoding`` is the connection's; unless it is UTF-8, characters outside ASCII are escaped.
     """

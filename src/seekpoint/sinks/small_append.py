@@ -26,7 +26,6 @@ MOST_BYTES = 1 << 20  # of keys and values, and of rows; above, COPY streams wha
 
 
 def _check_parameters(path: Sequence[str], names: Sequence[str], declared: Mapping[str, str]) -> list[Any]:
-    """The parameters of SAME_TYPES."""
     by_name = sorted(names, key=str.encode)
     return [[declared[name] for name in by_name], quoted(*path), by_name]
 
@@ -73,7 +72,7 @@ def insert_of_all(
 
 @lru_cache(maxsize=256)
 def _check(path: tuple[str, ...], columns: tuple[str, ...], declared: tuple[str, ...], encoding: str) -> Statement:
-    """SAME_TYPES as a statement for columns that were declared like this."""
+    """The query that raises if the columns are no longer declared like this."""
     parameters, table, names = _check_parameters(path, columns, dict(zip(columns, declared, strict=True)))
     values = [text.encode(encoding) for text in (array(parameters), table, array(names))]
     return Statement(numbered(SAME_TYPES)[0], values, is_prepared=True)

@@ -51,8 +51,8 @@ def suggested_table(
 ) -> Table:
     """The table that the sink needs, added to ``metadata``: for its DDL, or for Alembic's autogenerate.
 
-    Columns are the fields of the values that ``codecs`` decode, or of what ``row=`` or ``rows=`` is annotated to
-    return, and the columns of ``provenance``. A field that may be None makes a column that may be NULL. The table of an
+    Columns are the fields of the values that ``codecs`` decode, or of the annotated result of ``row=`` or ``rows=``,
+    and the columns of ``provenance``. A field that may be None makes a column that may be NULL. The table of an
     ``Upsert`` or an ``Accumulate`` has its key as primary key, and ``fillfactor`` percent of each page filled. A sum of
     integers is a bigint, whatever bounds its records have, and no sum may be NULL.
 

@@ -42,9 +42,9 @@ def create_statement(table: Table) -> str:
 
 
 def table_changes(tx: Connection, table: Table) -> list[str]:
-    """The statements after which the database's table takes every row of the suggested one; empty if it does already.
+    """The statements that make the existing table take every row of the suggested one; empty if it does already.
 
-    CREATE TABLE if there is no table. The table may be laxer: with further columns, wider types, and fewer NOT NULL.
+    CREATE TABLE if there is no table. The existing table may be laxer: further columns, wider types, fewer NOT NULL.
     Columns are added without NOT NULL, because existing rows have no value for them.
     """
     inspector = inspector_of(tx)

@@ -1,4 +1,4 @@
-"""How records become tuples in the order of a table's columns; columns and shapes are learned from the first rows."""
+"""Makes records into tuples in the order of a table's columns; learns columns and shapes from the first rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the name of a sink's table refers to, cached by session, and a rerun of the transaction if that has changed."""
+"""Looks up the table that a sink's name refers to, once for each session; reruns a transaction if it has changed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CHANGED = frozenset({WRONG_OBJECT_TYPE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEF
 
 @dataclass(frozen=True, slots=True)
 class TableLookup:
-    """What a name refers to. ``state`` changes if the table is altered, or replaced under its name."""
+    """The table that a name refers to. ``state`` changes if the table is altered, or replaced under its name."""
 
     is_plain: bool
     state: str | None = None
@@ -51,7 +51,7 @@ _refused: WeakKeyDictionary[Engine, set[TableLookup]] = WeakKeyDictionary()
 
 
 def recalled(tx: Connection, path: Sequence[str]) -> TableLookup:
-    """What the name referred to when this session first looked it up; later calls send no query."""
+    """The table that the name referred to when this session first looked it up; later calls send no query."""
     cache, name = _known.setdefault(driver_of(tx), {}), tuple(path)
     if name not in cache:
         with driver_of(tx).cursor(row_factory=tuple_row) as cursor:
@@ -61,7 +61,7 @@ def recalled(tx: Connection, path: Sequence[str]) -> TableLookup:
 
 
 def found_before(driver: psycopg.Connection[Any], path: Sequence[str]) -> TableLookup | None:
-    """What the name referred to when this session looked it up; None if it has not done so yet."""
+    """The lookup that this session has made of the name; None if it has made none."""
     return _known.get(driver, {}).get(tuple(path))
 
 
@@ -69,15 +69,13 @@ def found_before(driver: psycopg.Connection[Any], path: Sequence[str]) -> TableL
 def rerun_if_changed(tx: Connection, path: Sequence[str]) -> Iterator[None]:
     """Run the transaction again if the table ``path`` has changed: turn its error in the block into a transient one.
 
-    A table that was replaced or altered after this session looked may refuse the rows. If the next lookup finds the
-    same state, the table has not changed, and its error is raised as it is.
-
-    A table that was not plain is looked up each time: once its rule, view or row security has been dropped, small
-    batches are sent in two round trips again.
+    A table that was replaced or altered after this session's lookup may refuse the rows. If the next lookup finds the
+    same state, the table has not changed, and its error is raised as it is. A table that was not plain is looked up
+    each time, because small batches take fewer round trips once its rule, view or row security has been dropped.
     """
     cache, name = _known.get(driver_of(tx), {}), tuple(path)
     was_known, refused = name in cache, _refused.setdefault(tx.engine, set())
-    refused_before = frozenset(refused)  # copied now: what is added later is about other lookups
+    refused_before = frozenset(refused)  # a copy: later additions do not count
     if was_known and not cache[name].is_plain:
         _forget(tx, name)
     table = recalled(tx, name)

@@ -1,4 +1,4 @@
-"""Times for columns without a zone, a time or a date: a value is refused if the column would drop a part of it."""
+"""Converts times for columns without a zone, a time or a date; refuses a value if a part of it would be dropped."""
 
 from __future__ import annotations
 

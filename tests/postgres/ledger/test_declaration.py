@@ -140,7 +140,7 @@ def test_an_accepted_declaration_fences_others(
     del running.claims[0]
     with pytest.raises(Fenced), seekpoint_engine.begin() as tx:
         running.hold(tx)
-    with pytest.raises(HandlerOutdated, match=f"to {two}, because a worker that accepts its declaration"):
+    with pytest.raises(HandlerOutdated, match=f"to {two}, because a worker with accept_declaration"):
         running.claim(1)
     with pytest.raises(HandlerOutdated):
         waiting.ledger.differs(["t"])

@@ -52,7 +52,7 @@ def arrays(rows: Sequence[Sequence[Any]], *names: str) -> dict[str, list[Any]]:
 
 
 def asking_for(partitions: Sequence[tuple[str, int]]) -> dict[str, list[Any]]:
-    """Parameters for the partitions that a statement asks for; sorted in lock order if it locks their rows."""
+    """The partitions as a statement's parameters; the caller sorts them in lock order if it locks their rows."""
     return arrays(partitions, "asked_topic", "asked_partition")
 
 

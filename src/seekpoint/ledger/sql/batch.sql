@@ -11,8 +11,8 @@ GROUP BY o.owner
 ORDER BY o.owner;
 
 -- name: set_paused
--- Changed only for a moment, under the group's lock, so that no other session sees it: a claim checks whether the group
--- is paused. The pause keeps its reason and its actor.
+-- Lifts the pause for the batch's claim, and sets it again in the same transaction, so that no other session sees the
+-- change. The pause keeps its reason and its actor.
 UPDATE seekpoint.consumer_group SET paused = %(paused)s WHERE name = %(group)s;
 
 -- name: held_keys
@@ -41,7 +41,7 @@ ORDER BY run.opened_at DESC, run.id
 LIMIT 1;
 
 -- name: reprocess_dead_letters
--- The first ones of a reprocess.
+-- The first dead letters of a reprocess.
 SELECT record_offset, key, state, cause, error, sqlstate
 FROM seekpoint.reprocess_dead_letter
 WHERE run = %(run)s
@@ -62,7 +62,7 @@ WHERE NOT swept AND strategy = 'batch' AND groups = ARRAY[%(group)s::text]
 ORDER BY opened_at;
 
 -- name: delete_published
--- Micro-batches that are applied and swept, because a stream makes one every few seconds. The last one stays until the
+-- Deletes applied and swept micro-batches, because a stream makes one every few seconds; the last one stays until the
 -- next one.
 WITH published AS (
     SELECT id

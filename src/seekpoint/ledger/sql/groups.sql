@@ -1,4 +1,4 @@
--- Whole groups: their rows, versions and tables; pauses, resets, abandoned sessions; what was done and what was lost.
+-- Whole groups: their rows, versions and tables; pauses, resets, abandoned sessions; actions and lost ranges.
 
 -- name: read
 SELECT name, cluster_id, version, tables, paused, paused_reason, paused_by, created_at, declared, forgotten
@@ -122,9 +122,9 @@ WHERE consumer_group = %(group)s AND topic = %(topic)s AND partition = %(partiti
 FOR NO KEY UPDATE;
 
 -- name: reset
--- Keeps the owner: only the position has changed (I5). first_offset becomes the new position for another topic id, of
--- which nothing was applied, and for a position before it. leader_epoch is NULL, because no record was applied at this
--- position, and an old epoch would report a truncation that did not happen.
+-- Keeps the owner: only the position has changed (I5). first_offset becomes the new position if the topic id is another
+-- one, because none of its records was applied, or if the new position is lower. leader_epoch is NULL: no record was
+-- applied at this position, and an old epoch would report a truncation that did not happen.
 UPDATE seekpoint.partition_offset
 SET first_offset = CASE WHEN topic_id <> %(topic_id)s::uuid THEN %(to_offset)s::bigint
                         ELSE least(first_offset, %(to_offset)s::bigint) END,

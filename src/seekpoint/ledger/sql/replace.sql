@@ -1,4 +1,4 @@
--- One group takes the place of another, with its tables: what is compared, the locks of both, and the exchange.
+-- One group takes the place of another, with its tables: the comparison, the locks of both, and the exchange.
 
 -- name: groups
 SELECT name, cluster_id, version, paused, paused_by, paused_reason, declared, forgotten

@@ -1,4 +1,4 @@
--- Planned resets: what a plan is made from, the locks under which it is carried out, and the history.
+-- Planned resets: the data for a plan, the locks under which it is carried out, and the history.
 
 -- name: last_resets
 -- The id of each partition's last reset: a plan is refused if the partition was reset after the plan was made.
@@ -48,7 +48,7 @@ JOIN pg_stat_activity AS activity ON activity.backend_xid = blocked.xmax
 WHERE blocked.consumer_group = %(group)s AND blocked.topic = %(topic)s AND blocked.partition = %(partition)s;
 
 -- name: samples_before
--- The last sample before a moment, so that no record is passed which may not have been applied by then.
+-- The last sample before a moment, so that a reset passes no record that may not have been applied by then.
 SELECT before.topic, before.partition, before.topic_id, before.next_offset
 FROM unnest((SELECT %(asked_topic)s::text[]), (SELECT %(asked_partition)s::integer[])) AS asked (topic, partition)
 CROSS JOIN LATERAL (
@@ -70,7 +70,7 @@ WHERE array_position(groups, %(group)s::text) IS NOT NULL
 ORDER BY opened_at;
 
 -- name: dead_letters_from
--- What a reset supersedes, by state.
+-- How many dead letters a reset supersedes, by state.
 SELECT dead_letter.state, count(*) AS n
 FROM unnest((SELECT %(moved_topic_id)s::uuid[]), (SELECT %(moved_partition)s::integer[]),
             (SELECT %(moved_to_offset)s::bigint[])) AS moved (topic_id, partition, to_offset)

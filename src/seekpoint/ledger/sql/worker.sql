@@ -188,7 +188,7 @@ SELECT set_config('synchronous_commit', 'on', true) AS synchronous_commit,
        set_config('TimeZone', 'UTC', true) AS timezone;
 
 -- name: known_topics
--- The topics of which the group has a row.
+-- The topics that have a row of the group.
 SELECT known.topic
 FROM unnest((SELECT %(named_topic)s::text[])) AS named (topic)
 CROSS JOIN LATERAL (
@@ -210,8 +210,8 @@ FROM unnest((SELECT %(new_topic)s::text[]), (SELECT %(new_partition)s::integer[]
 ORDER BY new.topic, new.partition;
 
 -- name: lock_wanted
--- Waits for the transactions in flight on the rows, in the order of locks: what follows sees the positions and the
--- trouble that they have committed (I3).
+-- Waits for the transactions in flight on the rows, in the order of locks, so that later statements see the positions
+-- and the trouble that these have committed (I3).
 SELECT 1
 FROM unnest((SELECT %(wanted_topic)s::text[]), (SELECT %(wanted_partition)s::integer[])) AS wanted (topic, partition)
 CROSS JOIN LATERAL (

@@ -150,14 +150,14 @@ class AccumulateWriter(TableWriter[Accumulate[Any, Any]]):
     def _require_key(self, row: Row) -> None:
         for name, value in zip(self._sink.key, row, strict=False):
             if value is None:
-                raise Poison(f"{self!r}: column {name!r} is null, and without it no row is found")
+                raise Poison(f"{self!r}: column {name!r} is null: the columns of key= need a value")
 
     def _subtractions(self, record: Record[Any, Any]) -> list[Row]:
         """The rows that a tombstone subtracts from the sums. Raises Poison without ``subtract=``."""
         if self._subtracted is None:
             raise Poison(
-                f"{self!r}: a tombstone, and the sink does not know what to subtract for it: give subtract=, a "
-                "function from the record to a row of the key and the amounts, or to None for nothing"
+                f"{self!r}: the record is a tombstone, and the sink has no subtract=: give a function from the record "
+                "to a row of the key and the amounts to subtract, or to None for nothing"
             )
         width, others = len(self._sink.key), len(self._sink.least) + len(self._sink.most)
         return [

@@ -1,8 +1,8 @@
 """The statements of one table of sums, composed once: their text never varies from batch to batch.
 
 There are two forms. INSERT .. ON CONFLICT is faster, but CHECK constraints, generated columns, policies and triggers
-see the row to insert first, which has the amount instead of the sum: -1, not 4, for a stock of 5. Tables that have any
-of them get the other form, which updates existing rows and inserts the rest.
+see the row to insert first, which has the amount instead of the sum: -1 instead of 4, for one taken from a stock of 5.
+Tables that have any of these get the other form, which updates existing rows and inserts the rest.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class AccumulateSql(MergeSql):
 
     @cached_property
     def insert(self) -> sql.Composed:
-        """INSERT of rows with different keys: one array per column, then the gate."""
+        """INSERT of rows with different keys."""
         return self._merged(self._unnested, updates_first=self.updates_first)
 
     @cached_property

@@ -16,7 +16,7 @@ from seekpoint.sinks.upsert.temp_table import TempTable
 class OpenAccumulate(OpenMerge[SumTarget, AccumulateSql]):
     """Merges all rows of one opening at once, in key order, so that sessions lock rows in one order.
 
-    Few keys go in one statement; many, and rows that the server has to aggregate, through a temporary table.
+    Few keys are merged by one statement; many keys, and rows that the server must aggregate, by a temporary table.
     """
 
     _stage_copy: TempTable | None = None
@@ -26,7 +26,6 @@ class OpenAccumulate(OpenMerge[SumTarget, AccumulateSql]):
             self._stage_copy.undo(error)
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Take more rows."""
         self._rows += len(rows)
         self._few.extend(rows)
 

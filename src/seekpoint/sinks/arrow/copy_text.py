@@ -110,14 +110,12 @@ def is_json(array: Any) -> bool:
 
 
 def is_binary(kind: Any) -> bool:
-    """Whether values are bytes."""
     return any(
         is_kind(kind) for is_kind in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
     )
 
 
 def is_list(kind: Any) -> bool:
-    """Whether values are lists."""
     types = pa.types
     several = types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view
     return any(is_kind(kind) for is_kind in several)

@@ -44,8 +44,8 @@ def require_readable(writer: object, row: Row, record: AnyRecord) -> None:
 class OpenChanges:
     """Writes rows in order: complete rows by an upsert, rows with UNAVAILABLE values by an UPDATE.
 
-    An UPDATE must find the rows before it in the table, so the open upsert is finished first; the next row begins
-    another one.
+    An UPDATE must find the rows before it in the table, so the open upsert is finished first; the next complete row
+    begins another upsert.
     """
 
     def __init__(self, begin: Callable[[], OpenUpsert], columns: Sequence[str]) -> None:
@@ -96,7 +96,7 @@ class OpenChanges:
                     1,
                     ValueError(
                         f"the table has no row of this key, and the event lacks {missing}, which the source does not "
-                        "send if unchanged: let Debezium make a snapshot, or set REPLICA IDENTITY FULL there"
+                        "send if unchanged: let Debezium make a snapshot, or set REPLICA IDENTITY FULL in the source"
                     ),
                 )
 

@@ -15,7 +15,10 @@ Composable = sql.Composable
 
 
 class MergeSql:
-    """Statements for rows passed as arrays of text (``unnest``), and for rows in the stage."""
+    """Statements for rows passed as arrays of text (``unnest``), and for rows in the stage.
+
+    Parameters are one array for each column, then those of ``gate``; statements on the stage have none.
+    """
 
     def __init__(self, target: Target, layout: Layout) -> None:
         self.target, self.layout = target, layout
@@ -32,7 +35,7 @@ class MergeSql:
 
     @property
     def insert(self) -> sql.Composed:
-        """INSERT of rows: one array per column, then the gate."""
+        """INSERT of rows."""
         raise NotImplementedError
 
     @property
@@ -88,7 +91,7 @@ def arrays(columns: Sequence[str]) -> sql.Composed:
 
 
 def escaped_name(*parts: str) -> sql.Identifier:
-    """An identifier with ``%`` doubled: these statements are always run with parameters, if only ``()``."""
+    """An identifier with ``%`` doubled, because these statements always run with parameters, even if with ``()``."""
     return sql.Identifier(*map(_escaped, parts))
 
 
@@ -103,5 +106,4 @@ def _escaped(text: str) -> str:
 
 
 def listed(parts: Iterable[Composable]) -> sql.Composed:
-    """The parts, with commas between them."""
     return sql.SQL(", ").join(parts)

@@ -1,4 +1,4 @@
-"""One opening of a sink that merges rows by key: its statements, and the rows that their errors are about."""
+"""Merges a sink's rows by key in one transaction: runs its statements, and finds the row that an error is about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One opening of an upsert: rows are written by one of three strategies, most of them while the next are decoded."""
+"""Writes an upsert's rows in one transaction by one of three strategies, many rows while the next are decoded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ class OpenUpsert(OpenMerge[Target, UpsertSql]):
             self._way.undo(error)
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Take more rows."""
         self._rows += len(rows)
         if self._way is None:
             if not rows or self._strategies.gathers(self._rows) or self._target_now().columns is None:

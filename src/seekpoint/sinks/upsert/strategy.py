@@ -1,4 +1,4 @@
-"""Chooses how an upsert's rows are written, by their number and by how the last transactions went. No I/O."""
+"""Chooses a write strategy by the number of rows and by the results of the last transactions. No I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class WriteStrategy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrote:
-    """What one opening of an ``Upsert`` wrote.
+    """The result of one opening of a sink that merges rows.
 
     ``rows`` counts rows and tombstones that came, ``upserts`` and ``deletes`` rows of the table. ``fell_back``: COPY
     into the table met an existing key or a tombstone, and the rows were staged after all. ``pooled``: a connection
@@ -50,8 +50,8 @@ class WriteStrategies:
     """Chooses one sink's write strategy, and remembers the results.
 
     COPY into the table is tried as long as it succeeds. Each failure doubles the number of large transactions that are
-    staged before the next try, each success halves it. So a stream of new keys is written at the speed of COPY, and a
-    stream of updates wastes one try in about 500 transactions, which fails at its first row.
+    staged before the next try, each success halves it. So new keys are written at the speed of COPY, and a stream of
+    updates wastes one try, which fails at its first row, in about 500 transactions.
     """
 
     def __init__(self) -> None:

@@ -41,10 +41,10 @@ class Upsert(TableSink[V_contra, K_contra]):
 
     ``key`` names the columns of a unique index. ``table``, ``columns``, ``row``, ``rows``, ``topics`` and
     ``provenance`` are as for :class:`Append`. The newest row is the last in its partition. If a key comes from several
-    partitions or topics, ``order_by`` names the column whose highest value is the newest, compared with the stored row,
-    too. ``offset_column`` stores the record's offset, so that no older record of the same partition overwrites the row,
-    as after a rewind or by a replayed dead letter. (If ``provenance`` has the partition, offsets of different
-    partitions are not compared.) A row with NULL in that column is older than any.
+    partitions or topics, ``order_by`` names a column: the row with its highest value is the newest, also compared with
+    the stored row. ``offset_column`` stores the record's offset, so that no older record of the same partition
+    overwrites the row, as after a rewind or by a replayed dead letter. (If ``provenance`` has the partition, offsets of
+    different partitions are not compared.) A stored row with NULL in that column is older than any.
 
     ``tombstone="delete"``: a record whose value is None deletes its key's row, and ``row=`` is not called. The row's
     key is taken from the fields of the record's key, or is that key itself if it is one column, or the result of
@@ -232,7 +232,6 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
         return dataclasses.replace(self._sink.target, columns=self.written)
 
     def know(self, columns: tuple[str, ...]) -> None:
-        """Set the columns of the rows. Raises ConfigError if they contradict the declaration."""
         super().know(columns)
         self._needed = self._places()
 
@@ -251,7 +250,7 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
         for row in rows:
             for name, index in self._needed:
                 if row[index] is None:
-                    raise Poison(f"{self!r}: column {name!r} is null, and without it no row is found")
+                    raise Poison(f"{self!r}: column {name!r} is null: the columns of key= and order_by= need a value")
         return rows
 
     def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
@@ -262,7 +261,7 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
         return rows
 
     def _warn_of_changes(self, value: Any) -> None:
-        """Warn if ``row=`` takes apart envelopes of Debezium: it misses deletes and changed keys."""
+        """Warn if values are Debezium's envelopes, as ``row=`` misses deletes. Raises ConfigError for a Change."""
         if isinstance(value, Change):
             raise ConfigError(f"{self!r}: {_CHANGES_ARE_NO_ROWS}")
         if is_envelope(value):
@@ -306,7 +305,9 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
         values = self._named(names, key)
         for name, value in zip(names, values, strict=True):
             if value is None:
-                raise Poison(f"{self!r}: the tombstone's {name!r} is null, and without it no row is found")
+                raise Poison(
+                    f"{self!r}: the tombstone's {name!r} is null: the columns of key= and order_by= need a value"
+                )
         return self._deleted(record, values)
 
     def _deleted(self, record: AnyRecord, values: tuple[Any, ...]) -> Deleted:
@@ -373,7 +374,7 @@ class ChangesWriter(UpsertWriter):
         require_readable(self, row, record)
         key = tuple(row[place] for _, place in self._needed)
         if None in key or UNAVAILABLE in key:
-            raise Poison(f"{self!r}: {', '.join(self._sink.key)} is null, and without it no row is found", record)
+            raise Poison(f"{self!r}: the change has no value in a key column ({', '.join(self._sink.key)})", record)
         rows: list[Row] = [Partial(row) if UNAVAILABLE in row else row]
         if change.op == "u" and (before := key_before(self, self._sink.key, record)) != key:
             rows.insert(0, self._deleted(record, before))

@@ -26,7 +26,6 @@ class UpsertSql(MergeSql):
 
     @cached_property
     def insert(self) -> sql.Composed:
-        """INSERT of rows: one array per column, then the gate."""
         assert self.target.columns is not None
         columns = self.target.columns
         return sql.SQL("{} SELECT {} FROM {} WHERE {} {}").format(
@@ -35,7 +34,7 @@ class UpsertSql(MergeSql):
 
     @cached_property
     def delete(self) -> sql.Composed:
-        """DELETE by tombstones: one array per column of ``Target.deletes``, then the gate."""
+        """DELETE by tombstones: one array for each column of ``Target.deletes``."""
         columns = self.target.deletes
         return sql.SQL("DELETE FROM {} AS {} USING (SELECT {} FROM {}) AS {} WHERE {} AND {}").format(
             self._table, STORED, self._casts(columns), arrays(columns), NEW, self._matched, GATE
@@ -43,7 +42,7 @@ class UpsertSql(MergeSql):
 
     @cached_property
     def merge(self) -> sql.Composed:
-        """INSERT of the newest row of each key in the stage, sorted by key: two writers lock keys in one order."""
+        """INSERT of the newest row of each key in the stage."""
         assert self.target.columns is not None
         names = listed(map(escaped_name, self.target.columns))
         return sql.SQL("{} SELECT {} FROM {} WHERE NOT {} {}").format(
@@ -58,7 +57,7 @@ class UpsertSql(MergeSql):
         )
 
     def update(self, columns: Sequence[str]) -> sql.Composed:
-        """UPDATE of these columns of existing rows: one array for each of them, then the gate."""
+        """UPDATE of these columns of existing rows."""
         layout_columns, key = self.layout.columns, self.target.key
         changing = [name for name in columns if name not in key or layout_columns[name].has_spellings] or key
         changes = listed(sql.SQL("{0} = {1}.{0}").format(escaped_name(name), NEW) for name in changing)
@@ -68,7 +67,7 @@ class UpsertSql(MergeSql):
 
     @cached_property
     def stored(self) -> sql.Composed:
-        """SELECT of the rows with these keys: one array per column of the key, then the gate."""
+        """SELECT of the rows with these keys: one array for each column of the key."""
         key = self.target.key
         return sql.SQL("SELECT FROM {} AS {}, (SELECT {} FROM {}) AS {} WHERE {} AND {}").format(
             self._table, STORED, self._casts(key), arrays(key), NEW, self._same_key(STORED, NEW), GATE

@@ -178,7 +178,7 @@ def test_a_plan_says_what_was_typed_and_what_is_read_again(worker_group: WorkerG
     typed = reset(worker_group, "--all-topics", "--by-duration", "90m").stdout
     assert f"would reset {worker_group.group} --by-duration 90m (20" in " ".join(typed.split())
     shown = reset(worker_group, "--all-topics", "--to-current").stdout
-    assert f"{lagging_topic}/0 → 10: what workers apply until this is carried out is read again" in shown
+    assert f"{lagging_topic}/0 → 10: records that workers apply until the reset are read again" in shown
     assert "back to here" in shown
     assert "0 offsets" not in shown
 
@@ -332,7 +332,7 @@ def test_after_the_failed_record(worker_group: WorkerGroup) -> None:
     stops = "SELECT stop_kind FROM {schema}.partition_state"
     worker_group.wait(lambda: [row.stop_kind for row in worker_group.sql(stops)] == ["PoisonStop"])
     said = reset(worker_group, "--all-topics", "--after-failed").stdout
-    assert f"{name}/0 1 → 2: the record that failed is skipped; it is kept as a lost range, reason operator" in said
+    assert f"{name}/0 1 → 2: the failed record is skipped, and recorded as a lost range with reason operator" in said
     plan = admin(worker_group).plan_reset(worker_group.group, ResetTo.after_failed())
     admin(worker_group).apply(plan, reason="ticket 89", actor="ada")
     worker.reached(name, 3)
@@ -398,7 +398,7 @@ def test_another_topic_and_another_cluster_are_refused(worker_group: WorkerGroup
     worker_group.sql("UPDATE {schema}.partition_offset SET topic_id = gen_random_uuid()")
     with pytest.raises(Fenced, match=f"{stopped_topic}/0 belongs to topic id .*, the plan to .*: nothing was done"):
         it.apply(plan, reason="r")
-    with pytest.raises(Fenced, match="is not the one that was read"):
+    with pytest.raises(Fenced, match="is not the topic that was read"):
         it.plan_reset(worker_group.group, ResetTo.offset(1))
     worker_group.sql("UPDATE {schema}.consumer_group SET cluster_id = 'another'")
     with pytest.raises(Fenced, match="belongs to cluster another, the plan to"):

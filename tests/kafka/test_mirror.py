@@ -267,7 +267,7 @@ def test_a_group_begins_where_the_checkpoint_of_a_query_is(
     assert f"has no commit there for {consumed_topic}/1: say where" in run(worker_group, *words, exits=1).stderr
     shown = run(worker_group, *words, "--missing", "latest").stdout
     assert f"{consumed_topic}/0 begins at 3, the checkpoint's offset, 7 offsets before the end of its log" in shown
-    assert "the end of batch 0, the last that the query has committed; stop it first" in shown
+    assert "the offsets are the end of batch 0, the last one committed; stop the query first" in shown
     run(worker_group, *words, "--missing", "latest", *DO)
     assert worker_group.positions() == {Partition(consumed_topic, 0): 3, Partition(consumed_topic, 1): 10}
     said = run(worker_group, *words, "--from-group", "old", exits=2).stderr

@@ -350,7 +350,7 @@ def test_a_plan_counts_what_is_drawn_along_and_refusals_are_stored_with_their_se
         (4, ids[0], True),
     ]
     assert (plan.ids, plan.drawn_along) == ((ids[0],), 2)
-    assert plan.consequences[0].startswith("2 more are replayed with them")
+    assert plan.consequences[0].startswith("2 later dead letters of the same keys are replayed, too")
     assert f"comes after {ids[1]} (offset 1)" in str(plan.refused[0].refusal)
     dead_letter_group.bad.clear()
     request, worker = replay_requests.request([ids[0], ids[3]]), replay_requests.worker(keep_key_order=True)

@@ -29,7 +29,7 @@ def test_the_last_committed_batch_counts_and_not_the_last_name(tmp_path: Path) -
     assert (found.batch, found.others) == (10, 0)
     assert found.offsets == {Partition("orders", 0): 23, Partition("orders", 1): 7}
     assert found.notes() == (
-        "that is the end of batch 10, the last that the query has committed; stop it first",
+        "the offsets are the end of batch 10, the last one committed; stop the query first",
         "a checkpoint has no topic ids: if orders was created again since, the offsets are wrong",
     )
 
@@ -40,7 +40,7 @@ def test_a_batch_that_was_begun_is_named_with_its_ranges(tmp_path: Path) -> None
     found = read_checkpoint(str(tmp_path))
     assert found.batch == 3
     assert "has begun batch 4, and not committed it" in found.notes()[1]
-    assert "of orders/0 [23, 30), orders/2 [0, 5) is applied" in found.notes()[1]
+    assert "applies orders/0 [23, 30), orders/2 [0, 5) again" in found.notes()[1]
 
 
 def test_the_last_of_several_batches_that_were_begun_counts(tmp_path: Path) -> None:
@@ -49,11 +49,8 @@ def test_the_last_of_several_batches_that_were_begun_counts(tmp_path: Path) -> N
     write(tmp_path, 5, '{"orders":{"0":30,"1":7}}', is_committed=False)
     write(tmp_path, 6, '{"orders":{"0":31,"1":7},"payments":{"0":4}}', is_committed=False)
     of_orders, of_payments = read_checkpoint(str(tmp_path)).notes()[1:3]
-    assert (
-        "has begun batches up to 6, and not committed it: what its sink has written of orders/0 [23, 31) is"
-        in of_orders
-    )
-    assert "has begun payments in batches up to 6, and not committed it: nothing of it is imported" in of_payments
+    assert "has begun batches up to 6, and not committed it: the group applies orders/0 [23, 31) again" in of_orders
+    assert "has begun payments in batches up to 6, and not committed it: no offset of it is imported" in of_payments
 
 
 def test_files_that_are_not_complete_are_refused(tmp_path: Path) -> None:
@@ -101,7 +98,7 @@ def test_what_is_no_checkpoint_on_kafka_is_refused(tmp_path: Path) -> None:
             read_checkpoint(str(tmp_path))
         return str(error.value)
 
-    assert "has no committed batch (commits/): name the folder of checkpointLocation" in refused()
+    assert "has no committed batch (commits/): name the checkpointLocation of a query" in refused()
     write(tmp_path, 0, '{"logOffset":4}')
     assert "/offsets/0 has no offsets of Kafka's source" in refused()
     write(tmp_path, 1, ORDERS, '{"orders":{"1":9}}')

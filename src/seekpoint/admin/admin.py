@@ -1,4 +1,4 @@
-"""``Admin``: what operators do, on one ledger, with no code of the pipelines."""
+"""``Admin``: the actions of operators on one ledger; needs no pipeline's code."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ KAFKA_TIMEOUT = 10.0  # seconds
 class Admin:
     """Shows groups and acts on them while their workers run; every change is made by applying a plan.
 
-    ``engine`` is a SQLAlchemy ``Engine`` or URL on ``postgresql+psycopg``, ``kafka`` librdkafka's configuration, or
-    None: then lag is that of the workers' samples. Connects when it is first used. Database errors pass through.
+    ``engine`` is a SQLAlchemy ``Engine`` or URL on ``postgresql+psycopg``, ``kafka`` librdkafka's configuration;
+    without it, lag is read from the workers' samples. Connects when it is first used. Database errors pass through.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Admin:
         self.kafka = dict(kafka or {})
 
     def groups(self) -> tuple[list[GroupSummary], list[str]]:
-        """A summary of each group, by name, and a warning if no broker answers: then lag is that of the samples."""
+        """A summary of each group, sorted by name; and a warning if no broker answers: lag then comes from samples."""
         with self.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
             tx = SchemaConnection(connection, self.schema)
             groups = summaries(tx)
@@ -86,9 +86,9 @@ class Admin:
             return forgotten_groups(SchemaConnection(connection, self.schema))
 
     def status(self, names: Collection[str] = ()) -> tuple[list[GroupStatus], list[str]]:
-        """These groups, or all, with their partitions and workers; and warnings about the brokers' answers.
+        """The status of these groups, or of all; and a warning for each topic or partition whose log is not known.
 
-        Raises ConfigError for a name that the ledger does not know, GroupForgotten for one that was forgotten.
+        Raises ConfigError for an unknown group, GroupForgotten for one that was forgotten.
         """
         with self.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
             tx = SchemaConnection(connection, self.schema)
@@ -107,28 +107,28 @@ class Admin:
             return samples(tx, partitions, since)
 
     def reloads(self, *, is_open: bool = False, limit: int = 100) -> list[ReloadStatus]:
-        """All runs of reloads and batches, or only the open ones; newest first."""
+        """The runs of reloads, verifications and batches, or only open ones; newest first."""
         with self.engine.connect() as connection:
             return reloads(SchemaConnection(connection, self.schema), is_open, limit)
 
     def explain(self, group: str) -> Explanation:
-        """A group's guarantee in words, and what weakens it, as its workers have declared it.
+        """A group's guarantee in sentences, with its exceptions, as its workers have declared both.
 
-        Raises ConfigError for a group that the ledger does not know, GroupForgotten for one that was forgotten.
+        Raises ConfigError for an unknown group, GroupForgotten for one that was forgotten.
         """
         with self.engine.connect() as connection:
             return explain(GroupConnection(connection, self.schema, group))
 
     def doctor(self, role: Role | None = None) -> Diagnosis:
-        """What is wrong with the ledger, its servers and this login, and what to do; writes nothing.
+        """Check the ledger, its servers and this login; each problem comes with remedies. Writes nothing.
 
-        ``role`` is the one that the login should have; None: any. A reader's sessions may be read-only. A missing or
-        old ledger is a finding.
+        ``role`` is the role that the login should have (None: any); only a reader may be read-only. A missing or old
+        ledger is a finding, too.
         """
         return diagnose(self.engine, self.schema, self.kafka, KAFKA_TIMEOUT, role)
 
     def plan_pause(self, group: str) -> PausePlan:
-        """A plan to pause a group: its workers wait before their next commit. Raises ConfigError for an unknown one."""
+        """A plan to pause a group: workers wait before their next commit. Raises ConfigError for an unknown group."""
         return plan_pause(self._ledger(group), True)
 
     def plan_resume(self, group: str) -> PausePlan:
@@ -138,9 +138,9 @@ class Admin:
     def plan_forget(self, group: str, *, export_to: Path | None) -> ForgetPlan:
         """A plan to forget a group that has ended: its positions, dead letters, lost ranges, samples and workers.
 
-        Applying it first writes dead letters and lost ranges to the file ``export_to``, as JSON lines; None: to no
-        file. After it the group's workers are refused (GroupForgotten). Raises ConfigError for an unknown group and an
-        existing file, Fenced for a group that is not paused or has an open run.
+        ``export_to`` is a file to which dead letters and lost ranges are written first, as JSON lines (None: no file).
+        Afterwards the ledger refuses the group's workers (GroupForgotten). Raises ConfigError for an unknown group and
+        an existing file, Fenced for a group that is not paused or has an open run.
         """
         return plan_forget(self._ledger(group), export_to)
 
@@ -149,7 +149,7 @@ class Admin:
         return plan_undo(self._ledger(group))
 
     def plan_replace(self, group: str, *, by: str) -> ReplacePlan:
-        """A plan to let the group ``by`` take the place of ``group``, with its tables and positions.
+        """A plan to replace ``group`` by the group ``by``: the two exchange tables and positions.
 
         Raises ConfigError for unknown groups; GroupForgotten; Fenced with every reason against it.
         """
@@ -167,11 +167,11 @@ class Admin:
     ) -> ReplaceResult:
         """Carry out a plan to replace a group; repeated after a crash, it completes the replacement.
 
-        Waits at most ``wait`` seconds until the new group has passed the old one's positions (NotApplied), and calls
-        ``progress`` with what it waits for, the number of records done, and their total. Pauses the old group for the
-        last ones, and resumes it if it is not replaced. Raises Fenced if the groups have changed since the plan was
-        made, and for open dead letters and retries that only one of them has, without ``accept_differences``;
-        ConfigError without a reason.
+        Waits until the new group has passed the old group's positions; raises NotApplied after ``wait`` seconds. Calls
+        ``progress`` with the current step, the offsets done and their total. Pauses the old group for the last records,
+        and resumes it if it is not replaced. Raises Fenced if the groups have changed since the plan was made, and,
+        without ``accept_differences``, if only one of them has an open dead letter or a retry; ConfigError without a
+        reason.
         """
         return replace_group(
             self._ledger(plan.group),
@@ -183,25 +183,25 @@ class Admin:
         )
 
     def plan_purge(self, group: str, older_than: timedelta, states: Collection[State] = APPLIED) -> PurgePlan:
-        """A plan to delete dead letters that were closed longer ago than ``older_than``; by default replayed ones.
+        """A plan to delete dead letters that were closed longer ago than ``older_than``; by default only replayed ones.
 
-        ``states`` names other closed states. Raises ConfigError for an unknown group, and an open state; Fenced, also
-        when it is applied, while the group has an open run, which adds records that were replayed since it began.
+        ``states`` names other closed states. Raises ConfigError for an unknown group, and an open state. Planning and
+        applying raise Fenced while the group has an open run, which needs dead letters replayed since it began.
         """
         return plan_purge(self._ledger(group), older_than, states)
 
     def plan_reset(self, group: str, target: ResetTo, topics: Topics | None = None) -> ResetPlan:
-        """A plan to reset positions to absolute offsets: all, or those of ``topics`` (None: all of the topic).
+        """A plan to reset positions to absolute offsets: all, or those of ``topics`` (partition numbers; None: all).
 
         Raises ConfigError for unknown names, a partition without a target, and a target past the end of its log;
-        GroupForgotten; ClusterChanged and Fenced if the brokers have another cluster or topic; Fenced if Kafka's
-        commits are a mirror's, or of another group that has members; KafkaUnavailable if a target depends on brokers
+        GroupForgotten; ClusterChanged and Fenced if the brokers have another cluster or topic; Fenced if the target is
+        a mirror's commits, or those of another group that has members; KafkaUnavailable if a target depends on brokers
         that do not answer.
         """
         return plan_reset(self._ledger(group), target, topics, kafka=self.kafka, timeout=KAFKA_TIMEOUT)
 
     def positions(self, group: str, topics: Topics | None = None) -> dict[Partition, int]:
-        """The group's positions: all, or those of ``topics`` (partitions by topic; None: all of the topic).
+        """The group's positions: all, or those of ``topics`` (partition numbers by topic; None: all of the topic).
 
         Raises ConfigError for unknown names, GroupForgotten for a group that was forgotten.
         """
@@ -213,7 +213,7 @@ class Admin:
     def record_in_front(self, group: str, partition: Partition) -> RecordInFront:
         """The record that stopped the partition, or that is retried, read from the log; changes nothing.
 
-        Raises ConfigError if there is none, RangeLost, RangeStuck, TopicRecreated, KafkaUnavailable.
+        Raises ConfigError if there is no such record; RangeLost, RangeStuck, TopicRecreated, KafkaUnavailable.
         """
         positions = within(group, self._ledger(group).read(), {partition.topic: [partition.number]})
         return record_in_front(self.kafka, positions[partition])
@@ -227,9 +227,9 @@ class Admin:
         limit: int = 100,
         only: ActionFilter = ActionFilter(),  # noqa: B008 -- immutable
     ) -> list[Action]:
-        """The actions on a group and its positions, newest first; with ``partition``, on that one of the topics.
+        """The actions on a group and its positions, newest first; or only those on one partition number of ``topics``.
 
-        ``only`` selects some; its ``before_id`` is the last id of the previous page. Raises ConfigError for an unknown
+        ``only`` filters them; its ``before_id`` is the last id of the previous page. Raises ConfigError for an unknown
         group, and for a topic without a position or an action.
         """
         with self._ledger(group).begin() as tx:
@@ -251,7 +251,7 @@ class Admin:
     ) -> list[LostRange]:
         """The lost ranges of these groups, or of all; the oldest decision first.
 
-        ``partition``: only those of this one; ``limit``: only the last ones. Raises ConfigError for an unknown group.
+        ``partition`` selects those of one partition, ``limit`` the newest. Raises ConfigError for an unknown group.
         """
         with self.engine.connect() as connection:
             return lost_ranges(SchemaConnection(connection, self.schema), sorted(groups), partition, limit)
@@ -261,11 +261,10 @@ class Admin:
     ) -> AcceptPlan:
         """A plan to give up offsets that the log no longer has: of a partition, a topic or the group. Asks the brokers.
 
-        After a truncation the partition continues at ``to_offset``, by default where the log ended before it was
-        written again. Raises Fenced if no worker has seen that offset, or if the named partition is stopped for another
-        cause; ConfigError for a ``to_offset`` without a partition, outside the log or past the position, or if
-        retention deleted the records; also for unknown names, and a named topic that was recreated; GroupForgotten;
-        ClusterChanged; KafkaUnavailable.
+        After a truncation the partition continues at ``to_offset`` (None: where the truncated log ended). Raises Fenced
+        if no worker has seen that end, or if the named partition is stopped for another cause; ConfigError for a
+        ``to_offset`` without a partition, outside the log or past the position, or if retention deleted the records;
+        also for unknown names, and a named topic that was recreated; GroupForgotten; ClusterChanged; KafkaUnavailable.
         """
         return plan_lost(self._ledger(group), partition, to_offset, self._brokers(), KAFKA_TIMEOUT)
 
@@ -285,13 +284,13 @@ class Admin:
         from_checkpoint: str | None = None,
         missing: Missing | None = None,
     ) -> ImportPlan:
-        """A plan to start these topics, or all that have commits, where ``from_group`` has committed to Kafka.
+        """A plan to start these topics, or all with commits, at the offsets that another consumer has committed.
 
-        Or where a Spark query has committed to its checkpoint: ``from_checkpoint`` is the checkpoint's folder, or a URL
-        that ``pyarrow.fs`` reads. ``missing`` is where partitions without a commit start. Raises Fenced if that group
-        has members, if a partition has no commit or a mirror's, or if this group has stored offsets of the topic;
-        ConfigError for unknown names, and a folder that is not the checkpoint of a query on Kafka; GroupForgotten;
-        ClusterChanged; KafkaUnavailable.
+        The offsets are those of ``from_group`` in Kafka, or of a Spark query: ``from_checkpoint`` is the folder of its
+        checkpoint, or a URL that ``pyarrow.fs`` reads. Partitions without a commit start at ``missing``. Raises Fenced
+        if ``from_group`` has members, if a partition has no commit or a mirror's, or if this group has stored offsets
+        of the topic; ConfigError for unknown names, and a folder that is not the checkpoint of a query on Kafka;
+        GroupForgotten; ClusterChanged; KafkaUnavailable.
         """
         return plan_import(
             self._ledger(group),
@@ -344,10 +343,10 @@ class Admin:
 
         A pause waits for open batches, at most ``Limits.transaction_age`` seconds. A reset is one transaction, or with
         ``each`` one per partition; it takes its locks within a second, or tries again until ``wait`` seconds have
-        passed. It needs ``accept_loss`` if retention has removed wanted offsets. A purge returns how many dead letters
-        it has deleted, by state; those that were opened again since stay. If two operators apply the same plan, one
-        succeeds: raises Fenced if the group has changed since the plan was made, or stays locked; ConfigError without a
-        reason.
+        passed. It needs ``accept_loss`` if retention has deleted a target. A purge returns how many dead letters it has
+        deleted, by state; those that were opened again since the plan was made stay. If two operators apply the same
+        plan, one succeeds: raises Fenced if the group has changed since the plan was made, or stays locked; ConfigError
+        without a reason.
         """
         ledger = self._ledger(plan.group)
         attribution = Attribution.of(actor, reason)
@@ -358,7 +357,7 @@ class Admin:
     def wait_until_applied(self, group: str, result: ResetResult, timeout: float) -> None:
         """Wait until workers have applied the records that a backward reset makes them read again.
 
-        Raises NotApplied after ``timeout`` seconds, for the first partition that is not there yet.
+        Raises NotApplied after ``timeout`` seconds, for the first partition that has not caught up.
         """
         ledger, deadline = self._ledger(group), monotonic() + timeout
         for done in result.done:
@@ -372,7 +371,7 @@ class Admin:
         return self.kafka
 
     def plan_replay(self, group: str, chosen: Chosen) -> ReplayPlan:
-        """A plan for :meth:`request_replay` of these dead letters; ``ids`` are those that would be replayed.
+        """A plan to replay these dead letters with :meth:`request_replay`; its ``ids`` are those that can be replayed.
 
         Raises ConfigError for an unknown group, and for an id that it does not have.
         """
@@ -381,11 +380,11 @@ class Admin:
     def request_replay(
         self, group: str, chosen: Chosen, *, reason: str, actor: str | None = None, last_request: int | None = None
     ) -> ReplayRequest:
-        """Have a running worker of the group replay these dead letters: ids, or a condition, which is resolved now.
+        """Have a running worker of the group replay these dead letters: ids, or a condition that is evaluated now.
 
         A worker of the group's handler version takes the request within ``Limits.lag_check`` seconds, but not while the
         group is paused. Raises ConfigError without a reason, for an unknown id, and if no dead letter matches; Fenced
-        if another replay was requested after the plan that has this ``last_request``.
+        if another replay was requested since the plan with this ``last_request`` was made.
         """
         ledger, attribution = self._ledger(group), Attribution.of(actor, reason)
         with ledger.begin() as tx:

@@ -1,4 +1,4 @@
-"""Carries out a plan, by the module of its kind; raises Fenced if another session holds a lock for too long."""
+"""Carries out plans of all kinds except resets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Plan = PausePlan | AcceptPlan | ForgetPlan | PurgePlan | ImportPlan | MirrorPlan
 def apply_plan(
     ledger: Ledger, plan: Plan, attribution: Attribution, brokers: Callable[[], Mapping[str, Any]], timeout: float
 ) -> ForgetResult | dict[str, int] | None:
-    """Carry out a plan, or raise with nothing done: Fenced if the group has changed since, or stays locked.
+    """Carry out a plan, or do nothing and raise: Fenced if the group has changed since the plan, or stays locked.
 
     ``brokers`` returns the Kafka configuration, or raises; ``timeout`` is in seconds.
     """

@@ -51,7 +51,7 @@ def apply_resets(
         except Fenced as error:
             refused.append(str(error))
         except Exception as error:  # noqa: BLE001 -- after any error, the partitions that were reset must be reported
-            see = "`seekpoint offsets history` shows whether it was reset; those after it were not tried"
+            see = "`seekpoint offsets history` shows whether it was reset; later partitions were not tried"
             refused.append(f"{reset.at}: {one_line(getattr(error, 'orig', None) or error)}: {see}")
             break
     return ResetResult(tuple(done), tuple(refused), skipped)
@@ -73,7 +73,7 @@ def _moved_since(ledger: Ledger, plan: ResetPlan) -> Iterator[str]:
 def _apply(
     ledger: Ledger, plan: ResetPlan, moves: Sequence[Reset], attribution: Attribution, deadline: float
 ) -> list[ResetDone]:
-    """Reset these in one transaction. Raises Fenced, and then none is reset."""
+    """Reset these partitions in one transaction. If it raises Fenced, none is reset."""
     began = monotonic()
     for pause in _BACKOFF.waits():
         try:
@@ -101,7 +101,7 @@ def reset_rebuilt(tx: GroupConnection, plan: ResetPlan, attribution: Attribution
 
 
 def _lock(tx: GroupConnection, plan: ResetPlan, moves: Sequence[Reset]) -> dict[Partition, Row[Any]]:
-    """Lock the rows and return them. Raises Fenced if the group or a row is not as the plan needs it."""
+    """Lock the rows and return them. Raises Fenced if the group or a row no longer matches the plan."""
     began = monotonic()
     group = tx.execute(GROUPS["share"]).one_or_none()
     if group is None:
@@ -150,7 +150,7 @@ def _reset(
     if move.gone and move.direction == "backward":  # not lost: records before the position were applied
         reason = f"{reason} (retention has removed [{move.wanted}, {move.target}): not read again)"
     lost = "operator" if move.target > from_offset else None
-    log = move.log if move.is_past_end else None  # else it is outdated: logs and positions have advanced
+    log = move.log if move.is_past_end else None  # otherwise outdated: log and position have advanced
     start = None if move.log is None else move.log[0]
     lost = None if log else lost
     why: dict[str, Any] = {"actor": attribution.actor, "reason": reason, "log": log, "lost": lost, "log_start": start}

@@ -1,4 +1,4 @@
-"""``doctor``'s checks of groups: retention, stops, and whether these are the brokers of the stored offsets."""
+"""``doctor``'s checks of groups: pauses, stops, retention, and whether the brokers are those of the offsets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from seekpoint.records import numbered
 HEADROOM = timedelta(hours=6)
 SHOWN = 10  # partitions of a group with the same problem
 DEFAULT_CLIENT = "rdkafka"  # the client id if the configuration names none
-STARTING, PAUSE = 3.0, 0.2  # seconds: until a worker that has joined writes its row; between two reads
+STARTING, PAUSE = 3.0, 0.2  # seconds in which a new member writes its worker's row; seconds between two reads
 RECENT = timedelta(hours=1)  # a worker that was last seen longer ago may have crashed
 
 
@@ -57,7 +57,7 @@ def group_findings(groups: Sequence[GroupStatus]) -> list[Finding]:
 
 
 def _first(group: str, findings: Sequence[Finding]) -> Iterator[Finding]:
-    """The worst of a group's partitions, and how many more there are."""
+    """The ``SHOWN`` worst findings of a group, and one with the number of the others."""
     worst_first = sorted(findings, key=lambda finding: finding.level is not Level.FAILURE)
     yield from worst_first[:SHOWN]
     if others := worst_first[SHOWN:]:
@@ -101,7 +101,7 @@ def kafka_findings(
     timeout: float,
     read_again: Callable[[], Sequence[GroupStatus]],
 ) -> list[Finding]:
-    """Whether the brokers, their topics and their groups' members are those that the ledger knows.
+    """Findings on whether cluster, topics and group members are those that the ledger knows.
 
     ``read_again`` reads the groups again: a worker that has just joined is a member before its row is written.
     """
@@ -184,7 +184,7 @@ def _foreign(groups: Sequence[GroupStatus], members_of: Mapping[str, list[Member
 
 
 def foreign(group: GroupStatus, group_members: Sequence[Member]) -> Counter[Member]:
-    """Members that are not the group's workers: of each client id, those that exceed its number of workers."""
+    """Members that are not the group's workers: for each client id, those in excess of its workers."""
     newest = max((worker.seen_at for worker in group.workers), default=None)
     workers = Counter(
         worker.client_id or DEFAULT_CLIENT

@@ -75,10 +75,10 @@ WHERE n.nspname = :schema AND c.relkind = 'r' ORDER BY c.relname
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """The privileges of this login on the ledger's schema, as has_table_privilege and similar functions answer.
+    """The privileges of this login on the ledger's schema.
 
-    ``columns`` are those that it may read of tables of which a role reads only some columns. ``has_ledger``: the
-    schema has a ledger, even if this login cannot read it.
+    ``tables`` has pairs of table and privilege; ``columns`` has pairs of table and readable column, for tables of which
+    some role may read only a part. ``has_ledger``: the schema has a ledger, even if this login cannot read it.
     """
 
     login: str
@@ -109,7 +109,7 @@ class Rights:
 
 
 def facts(tx: Connection) -> Row[Any]:
-    """Settings and state of the server, as this session has them."""
+    """The server's settings and state, as this session sees them."""
     return tx.execute(_FACTS).one()
 
 
@@ -147,7 +147,7 @@ def schema_findings(tx: Connection, schema: str, has: Rights) -> list[Finding]:
 
 
 def rights_findings(has: Rights, schema: str, role: Role | None) -> list[Finding]:
-    """Whether this login has the rights of a role; without one, of any."""
+    """Whether this login has the rights of ``role``; None: of at least one role."""
     remedy = f"run the SQL of seekpoint db roles --schema {schema}, and grant the role to {has.login}"
     lacking = {candidate: has.missing(candidate) for candidate in RIGHTS}
     full = [candidate.value for candidate in RIGHTS if not lacking[candidate]]
@@ -169,13 +169,13 @@ def server_findings(tx: Connection, server: Row[Any], before: datetime, role: Ro
     yield from problems_or_ok(
         "pooler",
         [] if detected is None else [_pooled()],
-        "no connection pooler is in between",
+        "the connection goes through no pooler",
     )
     skew = max((before - server.now).total_seconds(), (server.now - datetime.now(UTC)).total_seconds())
     clock = f"this machine's clock and the server's differ by {skew:.1f} s"
     yield from problems_or_ok(
         "clocks",
-        [Finding.of("clocks", Level.WARNING, clock, "synchronize both (NTP): ages are shown wrong by this much")]
+        [Finding.of("clocks", Level.WARNING, clock, "synchronize both (NTP): displayed ages are wrong by this much")]
         if skew > SKEW
         else [],
         "this machine's clock and the server's agree",
@@ -189,8 +189,8 @@ def _pooled() -> Finding:
     return Finding.of(
         "pooler",
         Level.WARNING,
-        "a connection pooler is in between: another session answers than the one that was connected",
-        "workers prepare no statements through it; connect them to the server itself if you can "
+        "the connection goes through a pooler: the session that answers is not the one announced on connecting",
+        "workers prepare no statements through a pooler; connect them to the server itself if you can "
         "(docs/guides/poolers.md)",
     )
 
@@ -225,7 +225,7 @@ def _durability(server: Row[Any]) -> Iterator[Finding]:
             "durability",
             Level.WARNING,
             f"synchronous_commit is off for {server.login}: a crash takes back the last commits, rows and offsets "
-            "together; their effects outside of Postgres may happen twice",
+            "together; effects of these records outside of Postgres may be repeated",
             "set synchronous_commit = on, unless that is what you want",
         )
 
@@ -239,7 +239,7 @@ def _replication(server: Row[Any]) -> Iterator[Finding]:
             "replication",
             Level.WARNING,
             f"{numbered(server.replicas, 'asynchronous standby')}: a failover loses the last commits, rows and offsets",
-            "set synchronous_standby_names, or accept that records are then applied again to what the standby has",
+            "set synchronous_standby_names, or accept that the records of these commits are then applied again",
         )
 
 

@@ -1,7 +1,7 @@
 """Reads the offsets that a Spark query has committed from its checkpoint.
 
 ``offsets/N`` has the end of batch N and is written before the batch runs, ``commits/N`` is written after it. Spark's
-formats v1 and v2 have a line of metadata, then a line for each source; in v2 that begins with the source's name.
+formats v1 and v2 have a line of metadata, then a line for each source; in v2 with its name in front.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _NO_OFFSET = "-"  # of a source that has read nothing yet
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A query's offsets after batch ``batch``, the last that it has committed.
+    """A query's ``offsets`` after ``batch``, the last batch that it has committed.
 
-    ``begun`` is the last of the later batches that it has begun (None: none), ``planned`` are that one's end offsets;
+    ``begun`` is the last batch that it has begun since (None: none), ``planned`` has the end offsets of that batch;
     ``others`` is the number of sources that are not Kafka.
     """
 
@@ -35,9 +35,9 @@ class Checkpoint:
     others: int
 
     def notes(self) -> tuple[str, ...]:
-        """What an import from here means, in sentences."""
+        """Sentences for the operator who imports these offsets."""
         topics = sorted({partition.topic for partition in self.offsets})
-        notes = [f"that is the end of batch {self.batch}, the last that the query has committed; stop it first"]
+        notes = [f"the offsets are the end of batch {self.batch}, the last one committed; stop the query first"]
         if self.begun is not None:
             notes += self._of_begun(self.begun, topics)
         if self.others:
@@ -56,13 +56,13 @@ class Checkpoint:
         ]
         if ranges:
             yield (
-                f"the query has begun {batches}, and not committed it: what its sink has written of "
-                f"{', '.join(ranges)} is applied again by the group"
+                f"the query has begun {batches}, and not committed it: the group applies {', '.join(ranges)} again, "
+                "even if the query's sink has already written some of these records"
             )
         if new_topics := sorted({partition.topic for partition in self.planned} - set(topics)):
             yield (
-                f"the query has begun {', '.join(new_topics)} in {batches}, and not committed it: nothing of it is "
-                "imported, and what its sink has written of it may be applied again by the group"
+                f"the query has begun {', '.join(new_topics)} in {batches}, and not committed it: no offset of it is "
+                "imported, and the group may apply records again that the query's sink has written"
             )
         if not ranges and not new_topics:
             yield f"the query has begun {batches}, and not committed it: it has no records of Kafka"
@@ -71,15 +71,15 @@ class Checkpoint:
 def read_checkpoint(location: str) -> Checkpoint:
     """Read the checkpoint in a folder, or below a URL that ``pyarrow.fs`` reads.
 
-    Raises ConfigError for one without a committed batch, of another format, with an incomplete file, of a query that
-    does not read Kafka, or in which two sources are at different offsets of one partition.
+    Raises ConfigError for a checkpoint without a committed batch, of another format, with an incomplete file, of a
+    query that does not read Kafka, or in which two sources are at different offsets of one partition.
     """
     storage = Storage(location)
     committed, planned = _batches(storage, "commits"), _batches(storage, "offsets")
     if not committed:
         raise ConfigError(
-            f"{location} has no committed batch (commits/): name the folder of checkpointLocation, of a query that has "
-            "committed one"
+            f"{location} has no committed batch (commits/): name the checkpointLocation of a query that has committed "
+            "a batch"
         )
     batch = max(committed)
     if batch not in planned:

@@ -1,4 +1,4 @@
-"""``doctor``: what is wrong, or soon will be, with a ledger, its database, its brokers and this login."""
+"""``doctor``: finds what is wrong, or soon will be, with a ledger, its database, its brokers and this login."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seekpoint.ledger.schema_connection import SchemaConnection
 from seekpoint.ledger.sql import STATUS
 from seekpoint.postgres.engine import shown
 
-# What the positions, samples and workers of groups are read from.
+# Tables and views with the positions, samples and workers of groups.
 _TABLES = ("consumer_group", "partition_offset", "worker", "reload_run", "lag")
 
 

@@ -1,4 +1,4 @@
-"""Exchanges the tables of two groups: finds the pairs, lists what prevents the exchange, and makes it."""
+"""Exchanges the tables of two groups: pairs them, lists what prevents the exchange, and carries it out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAY_CREATE = text("SELECT has_database_privilege(current_database(), 'CREATE')"
 
 
 def pairs(connection: Connection, old: set[str], new: set[str]) -> dict[Path, Path] | list[str]:
-    """The old group's tables, sorted, each with the new group's of the same name; or why they are not pairs."""
+    """The old group's tables, sorted, each with the new group's table of that name; or why they do not match."""
     reasons = [f"both write {name}: let the new group write to another schema" for name in sorted(old & new)]
     tables = {row.name: row for row in connection.execute(_PATHS, {"names": sorted(old | new)})}
     reasons += [f"there is no table {name}" for name in sorted((old | new) - tables.keys())]

@@ -20,7 +20,7 @@ _POISON = {
 
 @dataclass(frozen=True, slots=True)
 class TopicGuarantee:
-    """The guarantee for a topic's records, and what weakens it, in sentences; ``declared`` is what workers stored."""
+    """A topic's ``guarantee``, and the exceptions that ``weakens`` it, in sentences; from what workers ``declared``."""
 
     topic: str
     guarantee: tuple[str, ...]
@@ -61,7 +61,7 @@ def _topic(
         f"partition {number} is stopped: {kind}" for (name, number), kind in sorted(stops.items()) if name == topic
     ]
     if declared is None:
-        unknown = "no worker that reads it has stored its declaration: what it does with the records is not known"
+        unknown = "no worker of this topic has stored a declaration: how it applies the records is not known"
         return TopicGuarantee(topic, (), (unknown, *stopped), None)
     weakens = [str(weakness) for weakness in declared.get("weakens", ())]
     if declared.get("version") != version:

@@ -1,4 +1,4 @@
-"""A group's dead letters and lost ranges as JSON lines in a file: a copy of what is deleted."""
+"""Writes a group's dead letters and lost ranges to a file, as JSON lines, before they are deleted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Exported:
 
 
 def export_group(tx: GroupConnection, file: Path) -> Exported:
-    """Write all dead letters, as ``dead-letters export`` does, and all lost ranges to a file, renamed when complete.
+    """Write all dead letters, as ``dead-letters export`` does, and all lost ranges to a file that appears complete.
 
     Dead letters of reprocesses are objects ``reprocess_dead_letter``. The file has the records' values, so only its
     owner may read it. Raises ConfigError if it exists, or cannot be written.

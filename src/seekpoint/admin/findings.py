@@ -1,4 +1,4 @@
-"""``doctor``'s findings, each with what to do."""
+"""The findings of ``doctor``, each with its remedies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found; ``remedies`` say what to do: one sentence, or one for each choice."""
+    """The result of one check; ``remedies`` has one sentence, or one for each alternative."""
 
     check: str
     level: Level
@@ -45,5 +45,5 @@ class Diagnosis:
 
 
 def problems_or_ok(check: str, problems: Sequence[Finding], fine: str) -> list[Finding]:
-    """A check's problems, or a finding that all is well."""
+    """The problems; without any, one finding with the message ``fine``."""
     return list(problems) or [Finding.of(check, Level.OK, fine)]

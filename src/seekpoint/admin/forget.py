@@ -1,6 +1,6 @@
-"""Forgets a group that has ended: a plan that counts what is deleted, its execution, and the undo.
+"""Forgets a group that has ended: plans the deletion, carries it out, and undoes it.
 
-The group's row and its history stay. Its positions move into that row, from which the undo restores them.
+The group's row and history stay. The positions move into that row, from which the undo restores them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from seekpoint.records import numbered
 
 @dataclass(frozen=True, slots=True)
 class ForgottenGroup:
-    """A group that was forgotten, and the number of its partitions; a start that accepts this has to name ``at``."""
+    """A forgotten group, with the number of its partitions; ``run --accept-forgotten`` takes the time ``at``."""
 
     name: str
     by: str
@@ -43,8 +43,8 @@ class ForgottenGroup:
 class ForgetPlan:
     """A plan to forget a group, or to undo that (``undo``); ``consequences`` in words.
 
-    ``dead_letters`` counts them by state. They, ``lost_ranges`` and ``run_dead_letters``, those of reprocesses, are
-    written to the file ``export_to`` first, unless that is None. ``requests`` is the number of replay requests.
+    ``dead_letters`` counts dead letters by state, ``run_dead_letters`` those of reprocesses, ``requests`` replay
+    requests. Dead letters and lost ranges are first written to the file ``export_to``, unless it is None.
     ``forgotten_at`` is when the group was forgotten, None if it is not.
     """
 
@@ -69,9 +69,9 @@ class ForgetPlan:
 
 @dataclass(frozen=True, slots=True)
 class ForgetResult:
-    """How much was deleted or restored; ``file`` has the dead letters and lost ranges, if it was written.
+    """How many rows were deleted or restored; ``run_dead_letters`` are those of reprocesses.
 
-    ``run_dead_letters`` are those of reprocesses.
+    ``file`` has the deleted dead letters and lost ranges, if it was written.
     """
 
     partitions: int
@@ -99,7 +99,7 @@ _COUNTS = {
 
 
 def plan_forget(ledger: Ledger, export_to: Path | None) -> ForgetPlan:
-    """A plan to forget the group. Raises ConfigError if it is unknown, Fenced if not paused or a run is open."""
+    """A plan to forget the group. Raises ConfigError if it is unknown, Fenced if it is not paused or a run is open."""
     with ledger.begin() as tx:
         row = known_group(tx)
         if row.forgotten is not None:
@@ -161,7 +161,7 @@ def _in_words(
     if row.tables:
         yield f"rows stay in {', '.join(sorted(row.tables))}"
     if sums := sorted({table for topic in row.declared or {} for table in tables_with_sums(row.declared, topic)}):
-        yield f"a group that begins again adds its records again to the sums in {', '.join(sums)}: empty them first"
+        yield f"a group that begins again adds its records again to the sums in {', '.join(sums)}: empty these first"
     yield "workers of this group end, and are refused until --undo, or a start with --accept-forgotten"
     yield "the history of the group stays"
 
@@ -219,14 +219,14 @@ def _require_same(row: Row[Any], plan: ForgetPlan) -> None:
 
 
 def _forget(tx: GroupConnection, plan: ForgetPlan, attribution: Attribution) -> ForgetResult:
-    """Move the positions into the group's row and delete the rest. Raises Fenced if the file lacks some of it (I4)."""
+    """Move the positions into the group's row and delete the rest. Raises Fenced if the file lacks one of them (I4)."""
     positions = [_position(row) for row in tx.execute(FORGET["lock_positions"])]
     topics = [{name: getattr(row, name) for name in _TOPIC} for row in tx.execute(FORGET["topics"])]
     exported = None if plan.export_to is None else export_group(tx, plan.export_to)
     deletes = (FORGET["delete_dead_letters"], FORGET["delete_losses"], FORGET["delete_run_dead_letters"])
     deleted = Exported(*(tx.execute(statement).rowcount for statement in deletes))
     planned = Exported(sum(plan.dead_letters.values()), plan.lost_ranges, plan.run_dead_letters)
-    for source, count in (("the file", exported), ("the plan", planned)):  # a reset adds lost ranges
+    for source, count in (("the file", exported), ("the plan", planned)):  # a reset since may have added lost ranges
         if count not in {None, deleted}:
             if plan.export_to is not None:  # written just now: the next plan may use its name
                 plan.export_to.unlink(missing_ok=True)

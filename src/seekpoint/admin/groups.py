@@ -1,4 +1,4 @@
-"""A group that the ledger knows, and those of its positions that a caller names."""
+"""Finds a group in the ledger, and the positions of partitions that a caller names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Topics = Mapping[str, Collection[int] | None]
 
 
 def known_group(tx: GroupConnection) -> Row[Any]:
-    """The group's row. Raises ConfigError, which names the groups that the ledger knows."""
+    """The group's row. Raises ConfigError, with the known groups, if the ledger does not have it."""
     if (row := tx.execute(GROUPS["read"]).one_or_none()) is None:
         names = ", ".join(group.name for group in tx.execute(STATUS["groups"]))
         hint = f"it knows {names}" if names else "no worker has claimed anything yet"
@@ -27,7 +27,7 @@ def known_group(tx: GroupConnection) -> Row[Any]:
 
 
 def within(group: str, rows: Any, topics: Topics | None) -> dict[Partition, Position]:
-    """The positions of these partitions, in lock order. Raises ConfigError for unknown ones."""
+    """The positions of these partitions, in lock order. Raises ConfigError for an unknown one."""
     stored: dict[Partition, Position] = {row.partition: row for row in rows}
     stored_topics = sorted({partition.topic for partition in stored})
     positions: dict[Partition, Position] = {}

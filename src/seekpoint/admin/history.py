@@ -32,7 +32,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class ActionFilter:
-    """Selects actions: of this kind, by this actor, older than the one with this id; None: any."""
+    """Selects actions of one kind, by one actor, older than the action ``before_id``; None: any."""
 
     action: str | None = None
     actor: str | None = None
@@ -46,7 +46,7 @@ class ActionFilter:
 def history(
     tx: GroupConnection, topics: Collection[str] | None, partition: int | None, limit: int, only: ActionFilter
 ) -> list[Action]:
-    """The actions on these topics or on one partition of them, or on the group and all its topics; newest first.
+    """The actions on these topics, or on one partition number of them; None: on the group and all topics. Newest first.
 
     Raises ConfigError for a topic without a position or an action.
     """

@@ -1,4 +1,4 @@
-"""Takes the positions of new topics of a group from another consumer: its commits in Kafka, or its checkpoint."""
+"""Imports another consumer's offsets as first positions of a group's topics: from Kafka or a checkpoint."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ FIRST_VERSION = 1  # a new group's handler version, which its first worker raise
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """One partition's first position. ``committed`` is the other consumer's, None if there is none.
+    """One partition's first position. ``committed`` is the other consumer's offset, None if there is none.
 
-    ``log`` is the start and end of its log, as the brokers answered when the plan was made.
+    ``log`` is the start and end of the partition's log when the plan was made.
     """
 
     partition: Partition
@@ -43,7 +43,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """A plan to start at another consumer's offsets, as they were read for it; ``consequences`` in words.
+    """A plan to start at another consumer's offsets, read when it was made; ``consequences`` in words.
 
     The consumer is the group ``from_group``, or the Spark query of the checkpoint ``from_checkpoint``.
     """
@@ -57,20 +57,20 @@ class ImportPlan:
 
 
 class _Origin(Protocol):
-    """The other consumer, with words for messages: its ``name``, where offsets are ``kept_in``, a ``word`` for one."""
+    """The other consumer; for messages: its ``name``, the place of its offsets (``kept_in``), a ``word`` for one."""
 
     name: str
     kept_in: str
     word: str
 
     def read(self, identity: Identity, partitions: Collection[Partition] | None = None) -> dict[Partition, Commit]:
-        """Its current offsets, of these partitions or of all. Raises Fenced and ConfigError.
+        """The consumer's current offsets, of these partitions or of all. Raises Fenced and ConfigError.
 
-        Other partitions of the same topics may be among them.
+        May include other partitions of the same topics.
         """
 
     def notes(self) -> tuple[str, ...]:
-        """Consequences that are not about a position, in sentences."""
+        """Sentences on consequences for no single position."""
 
 
 class _Group:
@@ -183,7 +183,7 @@ def apply_import(
 
 
 def _require_same(identity: Identity, origin: _Origin, plan: ImportPlan) -> None:
-    """Raise Fenced if commits, topics or their partitions differ from the plan; members are asked for last."""
+    """Raise Fenced if commits, topics or partition counts differ from the plan, or if the other group has members."""
     ids = identity.ask({position.partition.topic for position in plan.partitions}).known()
     counts = identity.known({position.partition.topic for position in plan.partitions})
     if sum(counts.values()) != len(plan.partitions):
@@ -195,7 +195,7 @@ def _require_same(identity: Identity, origin: _Origin, plan: ImportPlan) -> None
         if committed != position.committed:
             raise Fenced(
                 f"{origin.name} has committed {shown_offset(committed)} for {position.partition}, but the plan has "
-                f"{shown_offset(position.committed)}: nothing was done; stop it, and make another plan"
+                f"{shown_offset(position.committed)}: nothing was done; stop that consumer, and make another plan"
             )
         if ids[position.partition.topic] != position.topic_id:
             raise Fenced(f"topic {position.partition.topic!r} was created again: nothing was done; make another plan")
@@ -220,7 +220,7 @@ def _read_commits(
 
 
 def _require_new(tx: GroupConnection, cluster: str, topics: list[str]) -> None:
-    """Raise if the group has positions of these topics, or of another cluster, or was forgotten."""
+    """Raise if the group was forgotten, or has positions of these topics or of another cluster."""
     group = tx.execute(GROUPS["read"]).one_or_none()
     if group is not None:
         refuse_forgotten(group)
@@ -244,8 +244,8 @@ def _require_partitions(origin: _Origin, commits: Mapping[Partition, Commit], co
         raise Fenced(
             f"{origin.name} has committed {commits[strange[0]].offset} for {strange[0]}, but topic {topic!r} has "
             f"{counts[topic]} partitions on these brokers: it was created again since, or these are other brokers, so "
-            "these offsets belong to another topic. Leave the topic out (`--topic`), and let its workers begin by "
-            "StartAt"
+            "these offsets belong to another topic. Import only other topics (`--topic`); workers start this one at "
+            "their StartAt"
         )
 
 
@@ -256,12 +256,12 @@ def _require_commits(
     logs: Mapping[Partition, tuple[int, int]],
     missing: Missing | None,
 ) -> None:
-    """Raise Fenced with all partitions whose commit cannot be a first position, or that have none."""
+    """Raise Fenced, naming all such partitions, if a commit is missing or cannot be a first position."""
     absent = [str(partition) for partition in partitions if partition not in commits]
     if absent and missing is None:
         raise Fenced(
-            f"{origin.name} has no commit {origin.kept_in} for {', '.join(absent)}: say where partitions without one "
-            "begin (--missing earliest, --missing latest)"
+            f"{origin.name} has no commit {origin.kept_in} for {', '.join(absent)}: say where partitions without a "
+            "commit begin (--missing earliest, --missing latest)"
         )
     if mirrored := [str(partition) for partition, commit in sorted(commits.items()) if commit.is_mirror]:
         raise Fenced(

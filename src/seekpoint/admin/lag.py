@@ -1,6 +1,6 @@
 """Lag and headroom of a partition, in records and in time: one calculation for status, console and exporter.
 
-Computed from the log as the brokers answer now, or else from the worker's sample of the last minutes.
+Computed from the log's current bounds if the brokers answer, or else from the worker's recent sample.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Logs = Mapping[tuple[str, Partition], Log | None]
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """A partition's lag and headroom; None: not known. ``is_sampled``: as of the worker's last sample, not of now.
+    """A partition's lag and headroom; None: not known. ``is_sampled``: they are as of the worker's last sample.
 
     ``lag`` is None also if the position is past ``end``. ``lag_seconds`` is the age of the next record.
     """
@@ -37,7 +37,7 @@ class Lag:
 
 
 def lag_of(row: Row[Any], logs: Logs) -> Lag:
-    """The lag of a row of the view ``lag``: by the brokers' answer, or by the sample if there is none."""
+    """The lag of a row of the view ``lag``: from ``logs`` if its partition is there, else from the sample."""
     key = row.consumer_group, Partition(row.topic, row.partition)
     if key not in logs:
         is_fresh = row.lag_records is not None
@@ -63,7 +63,7 @@ def ask_logs(
 ) -> BrokersLogs:
     """The topics' current ids, and the logs of these partitions, without those that no broker answers for.
 
-    ``topic_ids`` are the stored ones; ``settings`` is librdkafka's configuration, whose ``isolation.level`` says where
+    ``topic_ids`` are the stored ids; the ``isolation.level`` of ``settings``, librdkafka's configuration, decides where
     a log ends. Raises KafkaUnavailable.
     """
     ids = identity.ask({partition.topic for _, partition in topic_ids}).known()
@@ -81,8 +81,8 @@ def ask_logs(
 def _lag_seconds(row: Row[Any], end: int) -> float | None:
     """The age of the next record in seconds, computed as in the view, with the log's current end as newest sample.
 
-    If no sample says when it came, its time is interpolated between the last sample that the position has reached and
-    now.
+    If no sample says when the record came, its time is interpolated between the last sample that the position has
+    reached and now.
     """
     if row.next_offset >= end:
         return 0 if row.next_offset == end else None

@@ -16,7 +16,7 @@ from seekpoint.records import Partition
 
 
 class Logs:
-    """Asks the brokers of ``settings``; without brokers, or an answer, only targets that need none can be planned.
+    """Asks brokers about the partitions' logs; without an answer, only targets that need none can be planned.
 
     Raises ClusterChanged or Fenced if the brokers have another cluster or topic than the positions.
     """
@@ -35,7 +35,7 @@ class Logs:
         self.doubt: str | None = None
 
     def ranges(self) -> dict[Partition, tuple[int, int]]:
-        """Start and end of each log; empty, and a ``doubt``, if the brokers cannot be asked.
+        """Start and end of each log; empty if no broker answers, with the reason in ``doubt``.
 
         The end includes open transactions: a position past the last stable offset is still in the log.
         """
@@ -69,7 +69,7 @@ class Logs:
 
     @cached_property
     def identity(self) -> Identity:
-        """A client of the brokers, after their cluster and topics were compared. Raises as the class says."""
+        """A client of the brokers, whose cluster and topics are those of the positions. Raises as the class says."""
         if not self._settings:
             raise ConfigError(
                 "only the brokers know this target: name them with --kafka or --kafka-config, or Admin(kafka=...)"
@@ -84,10 +84,10 @@ class Logs:
         ids = identity.ask({partition.topic for partition in self._topic_ids}).known()
         for partition, stored in self._topic_ids.items():
             if (topic_id := ids[partition.topic]) != stored:
-                answered = "do not know it" if topic_id is None else f"answer {topic_id}"
+                answered = "do not know this topic" if topic_id is None else f"have topic id {topic_id}"
                 raise Fenced(
-                    f"topic {partition.topic!r} is not the one that was read: the position of {partition} belongs to "
-                    f"topic id {stored}, the brokers {answered}; decide first what becomes of the topic, see "
+                    f"topic {partition.topic!r} is not the topic that was read: the position of {partition} belongs to "
+                    f"topic id {stored}, but the brokers {answered}; decide first what to do about the topic, see "
                     "`seekpoint status`"
                 )
         return identity

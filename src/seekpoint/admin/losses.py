@@ -1,4 +1,4 @@
-"""Lost ranges, and the plans by which a partition continues after lost offsets, or in a recreated topic."""
+"""Lists lost ranges, and plans how partitions continue after lost offsets or in a recreated topic."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from seekpoint.records import Partition
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Offsets that no worker applies, from ``from_offset`` to before ``to_offset`` (None: not known).
+    """Offsets that no worker will apply, from ``from_offset`` to before ``to_offset`` (None: not known).
 
-    ``reason`` is what happened to them, ``operator_reason`` why ``actor`` has decided so.
+    ``reason`` says how they were lost, ``operator_reason`` why ``actor`` made the ``decision``.
     """
 
     group: str
@@ -47,9 +47,9 @@ class LostRange:
 class Acceptance:
     """One partition continues at ``to_offset``, of the recreated topic if ``new_topic_id`` is given.
 
-    ``log`` is the first offset and the end of its log, as the brokers answered when the plan was made; ``last_reset``
-    the id of the partition's last reset: after a later one the plan is refused. ``truncated_at`` is where the truncated
-    log ended, None without truncation.
+    ``log`` is the first offset and the end of the log when the plan was made. ``last_reset`` is the id of the
+    partition's last reset; a later one outdates the plan. ``truncated_at`` is where the truncated log ended, None
+    without truncation.
     """
 
     partition: Partition
@@ -64,7 +64,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class AcceptPlan:
-    """A plan to accept what was lost; ``consequences`` in words."""
+    """A plan to accept losses; ``consequences`` in words."""
 
     group: str
     acceptances: tuple[Acceptance, ...]
@@ -79,7 +79,7 @@ class AcceptPlan:
 def lost_ranges(
     tx: SchemaConnection, names: Sequence[str], partition: Partition | None = None, limit: int | None = None
 ) -> list[LostRange]:
-    """The lost ranges of these groups, or of all, or only the last ``limit``; oldest first.
+    """The lost ranges of these groups, or of all; ``limit`` selects the newest. Oldest first.
 
     Raises ConfigError for an unknown group.
     """
@@ -149,7 +149,7 @@ def _is_lost(position: Position, log: tuple[int, int]) -> bool:
 
 
 def _not_lost(group: str, position: Position, *, is_alone: bool) -> Iterator[str]:
-    """A sentence if the partition is stopped for another cause; raises Fenced if only this one was named."""
+    """A sentence if the partition is stopped for another cause; raises Fenced with it if only it was named."""
     if position.stop is not None:
         see = f"seekpoint status {shlex.quote(group)} shows what can be done"
         sentence = (
@@ -175,7 +175,7 @@ def _acceptance(
 def _truncated(
     group: str, position: Position, log: tuple[int, int], to_offset: int | None, last_reset: int | None
 ) -> Acceptance:
-    """Continue where the truncated log ended, or at ``to_offset``; what was written since is read."""
+    """Continue where the truncated log ended, or at ``to_offset``; records written since are read."""
     (start, end), last = log, position.next_offset
     ends = (end, None if position.stop is None else position.stop.log_end)
     truncated = min((offset for offset in ends if offset is not None and offset < last), default=None)
@@ -250,9 +250,9 @@ def accept(ledger: Ledger, plan: AcceptPlan, attribution: Attribution) -> None:
 
 
 def _stored(ledger: Ledger) -> tuple[list[Position], dict[Partition, int]]:
-    """A group's positions, and the ids of their last resets, read before: a reset in between outdates the plan.
+    """A group's positions, and the ids of their last resets, read first so that a reset in between outdates the plan.
 
-    Raises ConfigError for a group that the ledger does not know, GroupForgotten for one that was forgotten.
+    Raises ConfigError for an unknown group, GroupForgotten for one that was forgotten.
     """
     with ledger.begin() as tx:
         refuse_forgotten(known_group(tx))
@@ -263,7 +263,7 @@ def _stored(ledger: Ledger) -> tuple[list[Position], dict[Partition, int]]:
 def _brokers(
     ledger: Ledger, rows: Sequence[Position], settings: Mapping[str, Any], timeout: float
 ) -> tuple[UUID | None, dict[Partition, tuple[int, int]]]:
-    """The topic's id, None if it does not exist, and the logs of its partitions that exist, as the brokers answer."""
+    """The brokers' id of the topic, None if it does not exist, and the logs of those partitions that exist."""
     topic = rows[0].partition.topic
     with ledger.begin() as tx:
         stored = tx.execute(GROUPS["read"]).one().cluster_id
@@ -295,7 +295,7 @@ def _lost_in_words(acceptance: Acceptance) -> Iterator[str]:
     elif acceptance.truncated_at is not None:
         ended = f"ends at {end}" if offset > end else f"ended at {acceptance.truncated_at}, and was written again since"
         lost = f"{acceptance.truncated_at} to {offset - 1}"
-        yield f"{partition}: the log {ended}: what was applied from {lost} is no longer in it (lost_range)"
+        yield f"{partition}: the log {ended}: applied records from {lost} are no longer in it (lost_range)"
         if acceptance.to_offset > acceptance.truncated_at:
             yield f"{partition}: records from {acceptance.truncated_at} to {acceptance.to_offset - 1} are not read"
     yield f"{partition} continues at {acceptance.to_offset}; its owner is fenced before its next commit"
@@ -304,12 +304,12 @@ def _lost_in_words(acceptance: Acceptance) -> Iterator[str]:
 def _topic_in_words(acceptance: Acceptance, *, is_there: bool) -> str:
     if not is_there:
         return (
-            f"{acceptance.partition} is not in the new topic, and is read from 0 if it is added; what the earlier "
-            f"topic had from {acceptance.from_offset} on is given up (lost_range)"
+            f"{acceptance.partition} is not in the new topic, and is read from 0 if it is added; the earlier topic's "
+            f"records from {acceptance.from_offset} on are given up (lost_range)"
         )
     left_out = acceptance.to_offset - acceptance.log[0]
     before = f"{left_out:,} records before it are left out (lost_range); " if left_out else ""
     return (
-        f"{acceptance.partition} continues at {acceptance.to_offset} of the new topic; {before}what the earlier topic "
-        f"had from {acceptance.from_offset} on is given up (lost_range)"
+        f"{acceptance.partition} continues at {acceptance.to_offset} of the new topic; {before}the earlier topic's "
+        f"records from {acceptance.from_offset} on are given up (lost_range)"
     )

@@ -30,7 +30,7 @@ LOCKS = 1.0  # seconds; in a stopped group no worker has locked a row
 
 @dataclass(frozen=True, slots=True)
 class Mirrored:
-    """One partition: its position in the ledger, and what Kafka has (None: no commit)."""
+    """One partition: its position in the ledger, and Kafka's committed offset (None: no commit)."""
 
     partition: Partition
     topic_id: UUID
@@ -59,7 +59,7 @@ class MirrorPlan:
 
 
 def require_empty(identity: Identity, group: str) -> None:
-    """Raise Fenced if the group has members in Kafka, or if this client may not ask; and KafkaUnavailable."""
+    """Raise Fenced if the group has members in Kafka, or if this client may not list them; or KafkaUnavailable."""
     group_members = members(identity, [group])[group]
     if group_members is None:
         raise Fenced(f"this client may not ask for the members of group {group!r}: grant DESCRIBE on the group")

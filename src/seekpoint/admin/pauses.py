@@ -1,4 +1,4 @@
-"""Pauses and resumes a group: a plan with its consequences, carried out as a compare-and-set."""
+"""Plans to pause or resume a group, and carries the plan out as a compare-and-set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PAUSES = ["pause", "resume"]
 class PausePlan:
     """A plan to pause a group (``paused``), or to resume it; ``consequences`` in words.
 
-    ``last_pause`` is the id of the last pause or resume before the plan, which is refused after a later one.
+    ``last_pause`` is the id of the group's last pause or resume; a later one outdates the plan.
     """
 
     group: str

@@ -1,4 +1,4 @@
-"""Plans a reset: makes each target an absolute offset, with its direction and the consequences."""
+"""Plans a reset: turns targets into absolute offsets, with directions and consequences."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _counted_twice(
 
 
 def _stored_targets(tx: GroupConnection, target: ResetTo, positions: Mapping[Partition, Position]) -> Targets | None:
-    """The targets that are in the ledger; None for other kinds of targets."""
+    """Targets that are in the ledger; None for other kinds of targets."""
     match target.kind:
         case "group":
             other = GroupConnection(tx.connection, tx.schema, target.group)
@@ -129,7 +129,7 @@ def _targets(
 def _asked(
     target: ResetTo, positions: Mapping[Partition, Position], logs: Logs, ranges: Mapping[Partition, tuple[int, int]]
 ) -> Targets:
-    """The targets that the brokers answer."""
+    """Targets that only the brokers know."""
     if target.kind == "kafka":
         return _committed(positions, logs, target.group)
     if target.moment is None:
@@ -144,9 +144,9 @@ def _asked(
 
 
 def _committed(positions: Mapping[Partition, Position], logs: Logs, group: str) -> Targets:
-    """Kafka's commits. Raises Fenced for a mirrored one that is not the position: it may be older, or its rows lost.
+    """Kafka's commits. Raises Fenced if another group has members, which may commit before the plan is applied.
 
-    Also raises Fenced if another group has members: they may commit before the plan is applied.
+    Also for a mirror's commit that is not the position: it may be outdated, or its rows may be lost.
     """
     if positions and group != logs.group:
         require_empty(logs.identity, group)
@@ -162,9 +162,9 @@ def _committed(positions: Mapping[Partition, Position], logs: Logs, group: str) 
 
 
 def _failed(row: Position) -> int | None:
-    """The offset of the failed record that is next to be read, None if there is none.
+    """The offset of the failed record that the partition will read next; None without one.
 
-    Offsets between the position and it have no record: compaction removed it, or it is a transaction's marker.
+    Offsets between the position and this record have no record: compaction, or a transaction's marker.
     """
     if row.stop is not None and row.stop.kind == "PoisonStop":
         offset: int | None = row.stop.offset

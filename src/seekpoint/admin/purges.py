@@ -1,4 +1,4 @@
-"""Purging closed dead letters: a plan that counts them by state, and its execution."""
+"""Plans to delete closed dead letters, counts them by state, and carries the plan out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seekpoint.ledger.sql import GROUPS, PURGE, RESETS
 from seekpoint.records import State, numbered
 
 APPLIED = (State.REPLAYED,)
-"""States of records that were applied: their rows are not needed. The record of a superseded one may be unread."""
+"""States of applied records, whose rows are not needed. A superseded dead letter's record may still be unread."""
 CLOSED = (*APPLIED, State.SUPERSEDED, State.DISCARDED, State.SKIPPED)
 
 
@@ -24,7 +24,7 @@ CLOSED = (*APPLIED, State.SUPERSEDED, State.DISCARDED, State.SKIPPED)
 class PurgePlan:
     """A plan to delete a group's dead letters in these ``states`` that were closed before ``before``.
 
-    ``counts`` are their numbers by state, ``kept`` those of the other states that were closed before then.
+    ``counts`` are their numbers by state; ``kept`` are numbers of dead letters in other closed states, which stay.
     """
 
     group: str
@@ -67,7 +67,7 @@ def plan_purge(ledger: Ledger, older_than: timedelta, states: Collection[State])
 
 
 def by_state(counts: Mapping[str, int]) -> str:
-    """``3 replayed, 1 superseded``."""
+    """The counts as text: ``3 replayed, 1 superseded``."""
     return ", ".join(f"{count:,} {state}" for state, count in counts.items())
 
 
@@ -78,18 +78,18 @@ def _in_words(before: datetime, counts: Mapping[str, int], kept: Mapping[str, in
     if State.DISCARDED in counts or State.SKIPPED in counts:
         yield "without its row, a record that was discarded or skipped counts as applied"
     if State.SUPERSEDED in counts:
-        yield "the record of a superseded one was read again only if the position has passed it: check that first"
+        yield "a superseded dead letter's record was read again only if the position has passed it: check that first"
     if kept:
         yield f"{by_state(kept)} stay: to delete them, name their states with --state"
     if of_runs:
         yield (
-            f"keeps {numbered(of_runs, 'dead letter')} of reprocesses: the ledger's owner deletes from "
-            "reprocess_dead_letter"
+            f"keeps {numbered(of_runs, 'dead letter')} of reprocesses: the ledger's owner can delete them "
+            "from reprocess_dead_letter"
         )
 
 
 def apply_purge(ledger: Ledger, plan: PurgePlan, attribution: Attribution) -> dict[str, int]:
-    """Delete those that are still closed, in one transaction. Returns their number by state; raises Fenced."""
+    """Delete the dead letters that are still closed, in one transaction; returns counts by state. Raises Fenced."""
     with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
         tx.execute(GROUPS["lock"]).one_or_none()  # no run begins before COMMIT
         _require_no_run(tx)
@@ -102,7 +102,7 @@ def apply_purge(ledger: Ledger, plan: PurgePlan, attribution: Attribution) -> di
 
 
 def _require_no_run(tx: GroupConnection) -> None:
-    """Raise Fenced if a run is open: it adds the records that were replayed since it began, and needs their rows."""
+    """Raise Fenced if a run is open: it adds records that were replayed since it began, from their dead letters."""
     if runs := tx.execute(RESETS["open_runs_of_group"]).all():
         raise Fenced(
             f"run {runs[0].id} ({runs[0].strategy}, {runs[0].state}) of group {tx.group!r} is open, and adds records "

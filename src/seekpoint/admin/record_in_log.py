@@ -1,4 +1,4 @@
-"""The record that stopped a partition, or that is retried, as the log has it: for operators."""
+"""Reads from the log, for operators, the record that stopped a partition or is retried."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IDLE = 5.0  # seconds to wait for an answer from the brokers: an operator is wai
 
 @dataclass(frozen=True, slots=True)
 class RecordInFront:
-    """The record that stopped a partition, or that is retried: as the log has it, with its last error.
+    """The record that stopped a partition or is retried, as the log has it, with its last error.
 
     ``error`` is None if the process that tried it crashed, or if no attempt has ended yet; ``attempts`` is how often it
     was tried.
@@ -28,10 +28,10 @@ class RecordInFront:
 
 
 def record_in_front(kafka: Mapping[str, Any], position: Position) -> RecordInFront:
-    """Read the record that stopped the partition, or that is retried, from the log; changes nothing.
+    """Read from the log the record that stopped the partition or is retried; changes nothing.
 
-    Raises ConfigError if there is none, or if compaction removed it; RangeLost and RangeStuck if the log does not have
-    it; TopicRecreated; KafkaUnavailable.
+    Raises ConfigError if there is no such record, or if compaction removed it; RangeLost and RangeStuck if the log
+    does not have it; TopicRecreated; KafkaUnavailable.
     """
     stop = position.stop
     offset, error = position.attempt_offset, position.attempt_error
@@ -41,7 +41,7 @@ def record_in_front(kafka: Mapping[str, Any], position: Position) -> RecordInFro
         raise ConfigError(f"{position.partition}: no record has stopped it, and no record is waiting for a retry")
     if not kafka:
         raise ConfigError(
-            "the brokers have the record, and none are named: Admin(engine, kafka), seekpoint ui --kafka-config"
+            "the record is read from the brokers, and none are named: Admin(engine, kafka), seekpoint ui --kafka-config"
         )
     only = Range(position.partition, position.topic_id, offset, offset + 1)
     records: list[RawRecord] = []

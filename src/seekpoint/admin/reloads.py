@@ -1,4 +1,4 @@
-"""Runs of reloads, batches and rebuilds, from the ledger's tables: what they do, and how far they are."""
+"""Reads the state and progress of runs from the ledger's tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seekpoint.ledger.tables import RELOAD_CLOSED
 
 @dataclass(frozen=True, slots=True)
 class TableDifferences:
-    """How many rows of a table the comparison of a run found.
+    """The numbers of rows that a run's comparison found in one table.
 
     ``equal`` rows are the same in the live and the rebuilt table, ``different`` ones have other values; the live table
     should have the ``missing`` rows, and should not have the ``extra`` ones.
@@ -31,7 +31,7 @@ class TableDifferences:
 
 @dataclass(frozen=True, slots=True)
 class ReloadStatus:
-    """A run: ``read`` of ``wanted`` offsets are staged. ``changed_at`` is its driver's last step.
+    """A run: ``read`` of ``wanted`` offsets are staged. ``changed_at`` is its driver's last heartbeat.
 
     ``differences`` are None if nothing has been compared.
     """
@@ -55,18 +55,18 @@ class ReloadStatus:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the run has not ended."""
         return self.state not in RELOAD_CLOSED
 
     @property
     def rate(self) -> float | None:
-        """Offsets staged per second since it was opened; None if none were."""
+        """Offsets staged per second since the run was opened; None if none were."""
         seconds = (self.changed_at - self.opened_at).total_seconds()
         return self.read / seconds if self.read and seconds > 0 else None
 
     @property
     def left(self) -> timedelta | None:
-        """How long the rest takes at that rate; None if that is not known, or if nothing more is staged."""
+        """The estimated time until all offsets are staged; None if the rate is not known or the run not staging."""
         if self.rate is None or self.state != "staging":
             return None
         return timedelta(seconds=max(0, self.wanted - self.read) / self.rate)

@@ -1,4 +1,4 @@
-"""Replaces a group by another: waits until that has caught up, then exchanges tables and positions at once."""
+"""Replaces a group by another: waits until the other has caught up, then exchanges tables and positions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from seekpoint.records import Partition, numbered
 POLL = 0.1  # seconds between two reads of positions
 
 Progress = Callable[[str, int, int], object]
-"""Called with the step that it waits for, the number of records done, and their total."""
+"""Called with the current step, the number of offsets done, and their total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class _Replacement:
     # -- until the new group is there ------------------------------------------------------------------------------
 
     def _wait(self, deadline: float, pause: _Pause | None = None) -> None:
-        """Wait until the new group has passed the old one's current positions; with ``pause``, its final ones."""
+        """Wait until the new group has passed the old group's positions; with ``pause``, they no longer move."""
         goal: dict[Partition, int] | None = None
         first: int | None = None
         step = f"{self.plan.by} catches up" if pause is None else f"{self.plan.by} passes the last records"
@@ -176,7 +176,7 @@ class _Replacement:
     # -- the pause ---------------------------------------------------------------------------------------------------
 
     def _pause(self) -> _Pause:
-        """Pause the old group, which fences its workers (I5); one that an operator has paused is left as it is."""
+        """Pause the old group, which fences its workers (I5); an operator's pause is left as it is."""
         with self.ledger.begin(lock_wait=self.ledger.limits.transaction_age) as tx:
             row = tx.execute(GROUPS["lock"]).one()
             if row.paused:
@@ -247,7 +247,7 @@ class _Replacement:
     def _record(self, tx: GroupConnection, pair: Pair, tables: Mapping[Path, Path], *, resumed: bool) -> ReplaceResult:
         """Give the old group the new one's handler version, leave the new one paused, and record both.
 
-        Declarations go with the tables, and so do resets: a reset before the first claim must know of sums (I1).
+        Declarations and resets move with the tables: a reset before the first claim must know the tables' sums (I1).
         """
         names = {".".join(live): ".".join(successor) for live, successor in tables.items()}
         to_old = _renamed(pair.new.declared, {successor: live for live, successor in names.items()})

@@ -60,7 +60,7 @@ class ReplacePlan:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two groups, as they are in one transaction."""
+    """Two groups and their positions, read in one transaction."""
 
     old: Row[Any]
     new: Row[Any]
@@ -78,7 +78,7 @@ class Pair:
         return bool(self.old.paused and self.old.paused_by == pauser_of_old(self.new.name))
 
     def behind(self, goal: Mapping[Partition, int] | None = None) -> dict[Partition, int]:
-        """How many offsets the new group has yet to pass up to the old one's positions, or ``goal``, by partition."""
+        """How many offsets the new group has yet to pass to ``goal`` (None: the old one's positions), by partition."""
         goal = {partition: row.next_offset for partition, row in self.old_rows.items()} if goal is None else goal
         positions = {partition: row.next_offset for partition, row in self.new_rows.items()}
         missing = {
@@ -89,7 +89,7 @@ class Pair:
 
 
 def read_pair(tx: GroupConnection, new: str, *, locked: bool = False) -> Pair:
-    """Both groups, and their positions; ``locked``: in lock order, until the transaction ends.
+    """Both groups, and their positions; ``locked`` locks the rows until the transaction ends.
 
     Raises ConfigError for an unknown group, GroupForgotten.
     """
@@ -133,11 +133,11 @@ def plan_replace(ledger: Ledger, new: str) -> ReplacePlan:
 def _consequences(pair: Pair, tables: Mapping[Path, Path], behind: int) -> Iterator[str]:
     old, new = pair.old.name, pair.new.name
     yield (
-        f"{new} still has {numbered(behind, 'offset')} to pass to reach the positions of {old}; {old} is not stopped "
-        "for that"
+        f"{new} still has {numbered(behind, 'offset')} to pass to reach the positions of {old}; {old} continues "
+        "meanwhile"
     )
     if pair.waits:
-        yield f"{old} is paused for this since an earlier run of the command, which this one completes"
+        yield f"{old} is already paused for this by an earlier run of the command, which this run completes"
     elif pair.old.paused:
         yield f"{old} is paused by {pair.old.paused_by or 'unknown'}, and stays paused"
     else:
@@ -167,7 +167,7 @@ def _of(tx: GroupConnection, group: str) -> GroupConnection:
 
 
 def require_replaceable(tx: GroupConnection, pair: Pair) -> dict[Path, Path]:
-    """Each live table, with the one that replaces it. Raises Fenced with every reason against it."""
+    """Each live table with its successor. Raises Fenced, with every reason, if the group cannot be replaced."""
     declared = {group: {name for row in rows for name in row.tables or ()} for group, rows in _declared(tx).items()}
     tables = pairs(tx.connection, declared.get(pair.old.name, set()), declared.get(pair.new.name, set()))
     reasons = [*_of_groups(tx, pair), *_of_positions(pair)]
@@ -249,7 +249,7 @@ def _of_writers(pair: Pair, declared: Mapping[str, set[str]]) -> Iterator[str]:
 def differences(tx: GroupConnection, pair: Pair) -> Iterator[str]:
     """The open dead letters, stops and retries that only one of the groups has, as sentences.
 
-    Only dead letters of records that both groups have passed: the other group may still get the later ones.
+    Dead letters count only if both groups have passed their records: otherwise the other group may still get them.
     """
     names = {pair.old.name: pair.new, pair.new.name: pair.old}
     letters: dict[str, list[Row[Any]]] = {pair.old.name: [], pair.new.name: []}
@@ -284,7 +284,7 @@ def _trouble(row: Row[Any]) -> str:
 
 
 def accept_by(plan: ReplacePlan) -> str:
-    """What to type if these differences are the reason for the new handler."""
+    """The remedies for differences: close the dead letters, or accept the differences."""
     return (
         f"replay or discard them (seekpoint dead-letters list {quote(plan.group)}), or accept what differs: "
         "--accept-differences (replace_group(plan, accept_differences=True)); dead letters go with their tables"

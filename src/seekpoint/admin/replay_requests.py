@@ -31,10 +31,10 @@ REQUESTED = "request replay"  # in the history
 class ReplayRequest:
     """A request as it is now: ``state`` is requested, started, done or failed; ``error`` says why it failed.
 
-    ``replayed`` counts dead letters that were applied, also later ones of a requested one's key; ``failed`` those that
-    failed again; ``refused`` those that were no longer open, or that come after another of their key; ``refusals`` says
-    why, for at most 100. ``version`` is the handler version that replays them, ``worker`` the process that has started
-    the request.
+    ``replayed`` counts applied dead letters, including later ones of the same keys; ``failed`` those that failed again;
+    ``refused`` those that were no longer open, or that come after another dead letter of their key. ``refusals`` has
+    the reasons, at most 100. ``version`` is the handler version that replays the dead letters, ``worker`` the process
+    that has started the request.
     """
 
     id: int
@@ -56,7 +56,7 @@ class ReplayRequest:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no worker will replay any more of it."""
+        """Whether the request is done or has failed."""
         return self.ended_at is not None
 
 
@@ -64,8 +64,8 @@ class ReplayRequest:
 class ReplayPlan:
     """A plan to have a running worker of the group replay these dead letters; ``consequences`` in words.
 
-    Each ``refusal`` says why one would not be replayed. If keys are kept in order, ``planned`` also has those that come
-    after a chosen one of their key. ``last_request`` is the id of the last request in the group's history, or 0.
+    ``planned`` has the chosen dead letters, with a ``refusal`` for each that would not be replayed, and, if keys are
+    kept in order, the later ones of their keys. ``last_request`` is the id of the group's last request, or 0.
     """
 
     group: str
@@ -83,7 +83,7 @@ class ReplayPlan:
 
     @property
     def drawn_along(self) -> int:
-        """How many dead letters are replayed although not chosen: they come after a chosen one of their key."""
+        """How many dead letters are replayed only because they come after a chosen one of their key."""
         return sum(replay.after is not None for replay in self.planned)
 
     @property
@@ -123,8 +123,8 @@ def plan_replay(ledger: Ledger, chosen: Chosen) -> ReplayPlan:
 def _in_words(group: Row[Any], workers: int, drawn_along: int) -> Iterator[str]:
     if drawn_along:
         yield (
-            f"{drawn_along:,} more are replayed with them, because they come later in the same keys: the records of a "
-            "key are applied in order"
+            f"{drawn_along:,} later dead letters of the same keys are replayed, too: the records of a key are applied "
+            "in order"
         )
     yield (
         f"a running worker of version {group.version} replays them between its batches, at most {MOST}, or for "

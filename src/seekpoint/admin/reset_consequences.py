@@ -1,4 +1,4 @@
-"""The consequences of a reset, in words: what is read again or not at all, and what happens to the tables' rows."""
+"""The consequences of a reset, in words: which offsets are read again or never, and the effect on tables."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def consequences(
             )
         if group.paused:
             sentences.append(
-                f"the group is paused by {group.paused_by or 'unknown'}: its workers read from there once resumed"
+                f"the group is paused by {group.paused_by or 'unknown'}: its workers read from there once it is resumed"
             )
     if doubt is not None:
         sentences.append(doubt)
@@ -54,20 +54,20 @@ def _of_partition(reset: Reset) -> Iterator[str]:
     move, count = f"{reset.at} {reset.position} → {reset.target}", abs(reset.target - reset.position)
     if reset.direction == "forward":
         if reset.is_exact:
-            yield f"{move}: the record that failed is skipped; it is kept as a lost range, reason operator"
+            yield f"{move}: the failed record is skipped, and recorded as a lost range with reason operator"
         else:
             yield (
-                f"{move}: {_offsets(count)} not read; those not applied before the reset are kept as a lost range, "
-                "reason operator"
+                f"{move}: {_offsets(count)} not read; those not applied before the reset are recorded as a lost range "
+                "with reason operator"
             )
     elif reset.is_past_end and reset.log is not None:
-        yield f"{move}: the log ends at {reset.log[1]}, before the position; what is written from there on is read"
+        yield f"{move}: the log ends at {reset.log[1]}, before the position; records written from there on are read"
     elif count == 0:  # --to-current
-        yield f"{reset.at} → {reset.target}: what workers apply until this is carried out is read again"
+        yield f"{reset.at} → {reset.target}: records that workers apply until the reset are read again"
     else:
-        yield f"{move}: {_offsets(count)} read again, and so is what is applied until the reset"
+        yield f"{move}: {_offsets(count)} read again, and so are records that are applied until the reset"
     if reset.gone:
-        effect = "keeps them as a lost range" if reset.direction == "forward" else "does not read them again"
+        effect = "records them as a lost range" if reset.direction == "forward" else "does not read them again"
         yield (
             f"{reset.at}: the log begins at {reset.target}: up to {_offsets(reset.gone)} gone; --apply needs "
             f"--accept-loss, and {effect}"
@@ -87,9 +87,9 @@ def _of_dead_letters(dead: Mapping[str, int]) -> Iterator[str]:
 
 
 def _of_topic(topic: str, declared: Any) -> Iterator[str]:
-    """What reading a topic's records again does to existing rows."""
+    """The effect on existing rows if a topic's records are read again."""
     if not declared:
-        yield f"what writes the records of {topic} is not known: no worker has declared it"
+        yield f"the effect on tables is not known: no worker has declared how it writes the records of {topic}"
         return
     for sink in declared["sinks"]:
         tables = ", ".join(sink["tables"])

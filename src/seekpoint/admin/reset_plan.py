@@ -20,7 +20,7 @@ Direction = Literal["forward", "backward", "none"]
 class Reset:
     """The reset of one partition: from its position when the plan was made to the absolute offset ``target``.
 
-    ``wanted`` differs from ``target`` if the log begins after it: ``[wanted, target)`` can no longer be read.
+    ``wanted`` is before ``target`` if the log begins later: ``[wanted, target)`` can no longer be read.
     ``direction`` is "none" if the partition is at its target; ``--to-current`` has "backward", because positions
     advance until it is applied. ``last_reset`` is the id of the partition's last reset; ``log`` the start and end of
     its log as the brokers answered, None if they were not asked. ``is_exact``: refused unless the position is still
@@ -45,7 +45,7 @@ class Reset:
 
     @property
     def gone(self) -> int:
-        """How many of the wanted offsets retention has removed from the log."""
+        """How many offsets, from ``wanted`` on, retention has removed from the log."""
         return max(0, self.target - self.wanted)
 
     @property
@@ -62,8 +62,8 @@ class ResetPlan:
     :meth:`seekpoint.jobs.reload.Reload.reset` carries it out, with the tables rebuilt.
 
     It is valid for the cluster and topics that it was made for, until one of its partitions is reset, or the group is
-    forgotten: ``last_forget`` is the id of the last time. Positions may advance meanwhile: a forward target must not be
-    passed, a backward one must lie before the position.
+    forgotten; ``last_forget`` is the id of the last forgetting. Positions may advance meanwhile, but not past a forward
+    target; a backward target must not be past the position.
     """
 
     group: str
@@ -88,7 +88,7 @@ class ResetPlan:
 
     @property
     def needs_accept_loss(self) -> bool:
-        """Whether retention has removed wanted offsets: :meth:`Admin.apply` needs ``accept_loss=True``."""
+        """Whether retention has removed a wanted offset: :meth:`Admin.apply` needs ``accept_loss=True``."""
         return any(reset.gone for reset in self.moves)
 
     def to_json(self) -> bytes:
@@ -97,7 +97,7 @@ class ResetPlan:
 
     @classmethod
     def from_json(cls, text: bytes) -> ResetPlan:
-        """A plan that :meth:`to_json` has written. Raises ConfigError for anything else, or another format."""
+        """Read a plan that :meth:`to_json` has written. Raises ConfigError for another text or format."""
         try:
             plan = msgspec.json.decode(text, type=cls)
         except (msgspec.DecodeError, UnicodeError) as error:
@@ -121,7 +121,7 @@ class ResetDone:
 class ResetResult:
     """The result of a plan; ``refused`` has a sentence for each partition that was not reset, if others were.
 
-    ``skipped`` has one for each that was at its target when the plan was made, and has moved since.
+    ``skipped`` has one for each partition that was at its target when the plan was made, and has moved since.
     """
 
     done: tuple[ResetDone, ...]

@@ -58,7 +58,7 @@ class ResetTo:
 
     @classmethod
     def shift(cls, by: int) -> ResetTo:
-        """``by`` offsets after the position, or before it if that is negative; at 0 at the least."""
+        """``by`` offsets after the position, or before it if negative; not below 0."""
         return cls("shift", by)
 
     @classmethod
@@ -104,7 +104,7 @@ class ResetTo:
 
 
 def _in_one_unit(ago: timedelta) -> str:
-    """In the form that ``--by-duration`` takes: 90s, 5m, 12h, 30d."""
+    """The duration as ``--by-duration`` takes it: 90s, 5m, 12h, 30d."""
     seconds = round(ago.total_seconds())
     unit, name = next((unit, name) for unit, name in _UNITS if seconds % unit == 0)
     return f"{seconds // unit}{name}"

@@ -42,7 +42,7 @@ def samples(
 def positions_at(
     tx: GroupConnection, topic_ids: Mapping[Partition, UUID], moment: datetime | None
 ) -> dict[Partition, int]:
-    """The positions of these partitions at a moment, by the last sample before it; without those that have none.
+    """The positions of these partitions in the last sample before a moment; without partitions that have none.
 
     A sample of another topic id does not count: the topic was recreated since.
     """

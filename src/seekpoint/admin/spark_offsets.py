@@ -30,7 +30,7 @@ def by_topic(offsets: Mapping[Partition, int]) -> dict[str, dict[str, int]]:
 def parse_spark_json(text: str, where: str) -> dict[Partition, int]:
     """The offsets in Spark's JSON; :data:`LATEST` and :data:`EARLIEST` are left as they are.
 
-    Raises ConfigError, which begins with ``where``, for another text, and for a partition that is named twice.
+    Raises ConfigError, beginning with ``where``, for another text and for a partition that is named twice.
     """
     offsets: dict[Partition, int] = {}
     topics = _loaded(text, where, '{"topic": {"0": 23, "1": 7}}')

@@ -31,7 +31,7 @@ LagRows = Mapping[tuple[str, Partition], Row[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Who paused a group, and why. ``abandoned`` is a sentence with the remedy if its batch's driver is silent."""
+    """Who paused a group, and why. ``abandoned`` is a remedy if a batch paused it and the batch's driver is silent."""
 
     by: str | None
     reason: str | None
@@ -40,7 +40,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker process, as it was last seen. During a long handler it is not seen, although it works.
+    """A worker process, as it was last seen: a worker in a long handler is not seen, although it works.
 
     ``is_live``: it has not ended, and was seen in the last minute. ``state`` is running, paused, trouble (``trouble``
     says which), ended, or gone: it has not ended, and was not seen for a minute.
@@ -65,8 +65,8 @@ class PartitionStatus:
 
     ``lag`` is None also if the position is past ``end``. ``lag_seconds`` is the age of the next record, ``headroom``
     the records from the log's start to the position; None: not known. ``is_sampled``: these numbers are as of
-    ``sampled_at``, because no broker was asked, or none has answered. ``dead_letters`` counts the open ones, whose
-    records were passed without being applied, and are in no lag; ``blocked`` of them are blocked behind their key.
+    ``sampled_at``, because no broker was asked, or none has answered. ``dead_letters`` counts open dead letters, which
+    no lag includes; ``blocked`` of them are blocked behind their key.
     """
 
     position: Position
@@ -97,7 +97,7 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """One group: its partitions and workers. ``reload`` is an open one that workers of a newer version wait for.
+    """One group: its partitions and workers. ``reload`` is an open reload that workers of a newer version wait for.
 
     ``rebalance``: while Kafka rebalances the group, a sentence with the members that it waits for.
     """
@@ -116,7 +116,7 @@ class GroupStatus:
         return tuple(worker for worker in self.workers if worker.is_live)
 
     def failures(self, *, max_lag: int | None = None, max_age: timedelta | None = None) -> list[str]:
-        """What a probe should report: a stop, an old sample, a lag that is unknown or over these limits."""
+        """Sentences for a probe: stops, old samples, and lag that is unknown or over these limits."""
         if not self.partitions:
             return [f"{self.name}: no position is stored"]
         failures = [
@@ -215,7 +215,7 @@ def _standby(run: Row[Any], group: Row[Any]) -> StandbyRequired | None:
 
 
 class BrokersAway(str):
-    """The doubt that no broker has answered: ends and lag are as of the last samples."""
+    """A warning that no broker has answered: ends and lag are as of the last samples."""
 
     __slots__ = ()
 
@@ -230,9 +230,9 @@ class AnsweredGroups(NamedTuple):
 def ask_brokers(
     groups: Sequence[GroupStatus], rows: LagRows, settings: Mapping[str, Any], timeout: float
 ) -> AnsweredGroups:
-    """The groups with the logs as the brokers answer now, if a topic's id is still the stored one; and doubts.
+    """The groups with lag by the brokers' answers; and a doubt for each topic or partition without a valid answer.
 
-    If no broker answers, or not a partition's leader, the numbers of the samples stay.
+    If no broker answers, or not a partition's leader, the samples' numbers stay.
     """
     positions = [partition.position for group in groups for partition in group.partitions]
     stored = {
@@ -321,7 +321,7 @@ def _failures(partition: PartitionStatus, max_lag: int | None, max_age: timedelt
 
 
 def _old_sample(partition: PartitionStatus) -> list[str]:
-    """An old sample is a failure even if the brokers answered: no worker reports. Unknown lag is reported already."""
+    """A failure if the last sample is old, which means that no worker reports; none if the lag is unknown, too."""
     if partition.lag is None or partition.sample_age is None or partition.sample_age <= SAMPLE_LIMIT:
         return []
     where, age = partition.position.partition, partition.sample_age.total_seconds()

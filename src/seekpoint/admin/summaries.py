@@ -1,4 +1,4 @@
-"""A summary of each group, with lag by the brokers if they answer, else by the workers' samples."""
+"""Summarizes each group, with lag from the brokers if they answer, else from the workers' samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from seekpoint.records import Partition
 class GroupSummary:
     """A summary of one group; ``lag`` and ``lag_seconds`` are None if one partition's is not known.
 
-    ``age`` is that of the oldest sample that lag and headroom come from; None if they are current, or not known.
+    ``age`` is the age of the oldest sample that lag and headroom come from; None if they are current, or not known.
     ``blocked`` of the open dead letters are blocked behind their key.
     """
 
@@ -74,9 +74,9 @@ def ask_for_lag(
     settings: Mapping[str, Any],
     timeout: float,
 ) -> tuple[list[GroupSummary], list[str]]:
-    """The groups with lag by the brokers' answers; unchanged, with a doubt, if none answers.
+    """The groups with lag by the brokers' answers; unchanged, with a doubt, if no broker answers.
 
-    ``rows`` are of the view ``lag``, ``ids`` have the stored topic ids.
+    ``rows`` are those of the view ``lag``; ``ids`` have the stored topic ids.
     """
     stored = {(row.consumer_group, Partition(row.topic, row.partition)): row.topic_id for row in ids}
     if not stored:
@@ -92,7 +92,7 @@ def ask_for_lag(
 
 
 def _total(lags: Sequence[tuple[Row[Any], Lag]]) -> dict[str, Any]:
-    """Totals of the partitions; not known if one is not, except for headroom: the least that is known."""
+    """Totals of the partitions; lag is None if one partition's is, headroom is the least that is known."""
     records = [lag.lag for _, lag in lags if lag.lag is not None]
     seconds = [lag.lag_seconds for _, lag in lags if lag.lag_seconds is not None]
     return {

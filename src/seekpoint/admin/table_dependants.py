@@ -1,4 +1,4 @@
-"""Finds what depends on a table itself, not on its name: it would follow the table to another name or schema."""
+"""Finds objects that depend on a table, not on its name, and would follow it to another name or schema."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ Path = tuple[str, str]
 
 
 def dependants(connection: Connection, path: Path, together: Collection[Path]) -> list[str]:
-    """What would follow this table to its new place, except for the tables that are moved together."""
+    """Objects that would follow this table to its new place, except for the tables that are moved together."""
     parameters = {"name": quoted(*path), "together": [quoted(*moved) for moved in together]}
     descriptions = connection.execute(_OUTSIDE, parameters).scalars()
     # An object that was dropped since has no description.

@@ -17,7 +17,7 @@ _LOADERS: dict[str, Callable[[], Any]] = {}
 
 
 class _Commands(TyperGroup):
-    """Commands by name and help; only the one that is called is imported."""
+    """Imports only the module of the command that is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command that the first word names, with its module imported, and the words after it."""

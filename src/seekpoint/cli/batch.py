@@ -30,7 +30,7 @@ _RANGE = re.compile(r"(\d{1,19})\.\.(\d{1,19})")
 
 @dataclass(frozen=True, kw_only=True)
 class RangeOptions:
-    """The range to apply again, and what the operator permits for it."""
+    """The range to apply again, and options that only apply to it."""
 
     range: Annotated[
         str | None,
@@ -97,8 +97,8 @@ def batch(
     """Apply the new records of a pipeline's topics as one job: rows, dead letters and offsets in one transaction.
 
     It reads from the stored offsets to the stable ends of the log, or --max-records offsets; --resume keeps the batch's
-    ends. The group's workers wait meanwhile. Ctrl-C leaves the batch open and the group paused, and says how to resume.
-    Exits with 1 if the batch was refused or failed: nothing is written.
+    end offsets. The group's workers wait meanwhile. Ctrl-C leaves the batch open and the group paused, and says how to
+    resume. Exits with 1 if the batch was refused or failed: nothing is written.
 
     --range applies records again that the group has applied, while its workers run; no position changes. Give the same
     command again to resume an interrupted run.

@@ -1,6 +1,6 @@
-"""``seekpoint db``: upgrade the ledger's schema, print its SQL and its roles, check it, add it to the host's Alembic.
+"""``seekpoint db``: upgrade the ledger's schema, print its SQL and its roles, check it, add it to your Alembic tree.
 
-Also prints the tables that a pipeline's sinks need, and what a database lacks of them.
+Also prints the tables that a pipeline's sinks need, or what a database lacks.
 
 Exit codes: 0 if all is well; 1 if the database is not as this library needs it; 2 if the command is wrong; 3 if the
 database cannot be reached. A password is never printed.
@@ -172,7 +172,7 @@ def table(
 
 
 def _lacks(look: Connection, pipeline: Pipeline, sinks: Sequence[Any], of_sinks: Table) -> list[str]:
-    """Statements that add what the table lacks. If nothing, runs the sinks' checks, which may raise ConfigError."""
+    """Statements that add what the table lacks. If none, runs the sinks' checks, which may raise ConfigError."""
     statements = table_changes(look, of_sinks)
     if not statements:
         for sink in sinks:

@@ -1,4 +1,4 @@
-"""Dead letters on a terminal: tables, one dead letter in full, and what can be done next."""
+"""Prints dead letters on a terminal: tables, one dead letter in full, and the next steps."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _would(entry: Planned) -> str:
 
 
 def print_edited(edited: Edited, *, undo: bool, apply: bool, as_json: bool) -> None:
-    """Print what was edited, or would be, with both values, cut to one line."""
+    """Print the edit, made or planned, with the value that a replay applies."""
     before, is_refused = edited.dead_letter, edited.refusal is not None
     place = f"{before.id} ({before.at} offset {before.offset})"
     report = as_place(before, refusal=edited.refusal, size=None if edited.value is None else len(edited.value))

@@ -1,4 +1,4 @@
-"""``seekpoint dead-letters``: records that the position has passed without applying them, and what to do about them.
+"""``seekpoint dead-letters``: shows, edits, replays, discards, exports and purges dead letters.
 
 Exit codes: 0 if all chosen dead letters are done (or would be); 1 if some failed again or were refused; 2 if the
 command, its configuration or the pipeline is wrong; 3 if the database cannot be reached.
@@ -85,7 +85,7 @@ STATES = ("open", "all", *State)  # the values of `--state`
 Ids = Annotated[
     list[int] | None, typer.Argument(metavar="ID...", help="Dead letters, by their ids.", min=1, max=LARGEST_BIGINT)
 ]
-All = Annotated[bool, typer.Option("--all", help="All open ones that meet the conditions below.")]
+All = Annotated[bool, typer.Option("--all", help="All open dead letters that meet the conditions below.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,11 +106,14 @@ class Filters:
     ] = None
     error: Annotated[str | None, typer.Option("--error", help="Only those whose error contains this text.")] = None
     exception: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Only those with this exception type, as --by-cause shows it.")
+        str | None, typer.Option(metavar="TYPE", help="Only those with this exception type, as listed by --by-cause.")
     ] = None
     line: Annotated[
         str | None,
-        typer.Option(metavar="'FILE:N in NAME'", help="Only those that failed at this line, as --by-cause shows it."),
+        typer.Option(
+            metavar="'FILE:N in NAME'",
+            help="Only those that failed at this line of your code, as listed by --by-cause.",
+        ),
     ] = None
 
     key: Annotated[str | None, typer.Option(help="Only those with this key, as UTF-8 text.")] = None
@@ -187,7 +190,7 @@ def list_dead_letters(
     by_cause: Annotated[
         bool,
         typer.Option(
-            "--by-cause", help="Count them by exception and line of your code instead; the highest count first."
+            "--by-cause", help="Count dead letters by exception and line of your code; the highest count first."
         ),
     ] = False,
 ) -> None:
@@ -242,7 +245,7 @@ def edit(
     value_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The value that a replay applies: the bytes of this file.")
     ] = None,
-    undo: Annotated[bool, typer.Option("--undo", help="Let a replay apply the record as the log has it.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Undo the edit: a replay applies the log's value.")] = False,
     reason: Annotated[str | None, typer.Option(help="Why, for the record; needed with --apply.")] = None,
     author: Annotated[
         str | None,
@@ -310,7 +313,7 @@ def replay(
     actor: Actor = None,
     while_paused: Annotated[bool, typer.Option("--while-paused", help="Replay even if the group is paused.")] = False,
 ) -> None:
-    """Put dead letters through their pipeline's own codecs, sinks and handler; each is applied once, and closed.
+    """Apply dead letters with their pipeline's codecs, sinks and handler; each is applied once, and closed.
 
     With --by-worker a running worker of the group does it, so that the pipeline's code is not needed here. At a
     terminal, --apply with --all shows their number and asks for confirmation. Exits with 1 if some failed again or
@@ -321,7 +324,7 @@ def replay(
     if by_worker and while_paused:
         raise ConfigError("a worker replays nothing while its group is paused: leave --while-paused out")
     if wait is not None and not by_worker:
-        raise ConfigError("--wait is for --by-worker: without it, the command itself replays them")
+        raise ConfigError("--wait works only with --by-worker: otherwise the command itself replays the dead letters")
     is_sure = yes or not everything
     if not by_worker:
         job = _replay_of(target, ids or (), ledger, actor, while_paused=while_paused)
@@ -394,9 +397,9 @@ def replay_request(
         str | None, typer.Option(metavar="TIME", help="Wait at most this long for its end: 30s, 5m.")
     ] = None,
 ) -> None:
-    """Show the state of a request of `replay --by-worker`, and how many were replayed, failed again or were refused.
+    """Show a request of `replay --by-worker`: its state, and how many were replayed, failed again or were refused.
 
-    With --wait, exits with 1 if it fails, if some of its dead letters do, or if it has not ended by then.
+    With --wait, exits with 1 unless all dead letters were replayed in that time.
     """
     seconds = None if wait is None else ago(wait, "--wait").total_seconds()
     admin = Admin(ledger.engine(), schema=ledger.schema)
@@ -406,7 +409,7 @@ def replay_request(
 def _show_request(
     admin: Admin, request: ReplayRequest, seconds: float | None, *, refused: Sequence[Planned] = (), as_json: bool
 ) -> None:
-    """Print the request, after waiting ``seconds`` at most for its end. ``refused`` were not requested."""
+    """Print the request, after waiting at most ``seconds`` for its end. ``refused`` were left out of it."""
     if seconds is not None:
         typer.echo(f"waiting for request {request.id}", err=True)  # Ctrl-C ends the wait, not the request
         with _bar("replaying") as (bar, task):
@@ -507,8 +510,8 @@ def purge(
 ) -> None:
     """Delete dead letters that were replayed and closed long ago; never open ones.
 
-    Others stay, unless --state names them: the rows of discarded or skipped ones record that they were not applied, and
-    the record of a superseded one may not have been read again yet.
+    Other closed ones stay, unless --state names them: the row of a discarded or skipped record shows that it was not
+    applied, and the record of a superseded dead letter may not have been read again yet.
     Without --apply, count them by state and do nothing.
     """
     require_reason(apply, reason)

@@ -305,7 +305,7 @@ def _print_produced(produced: Produced, *, as_json: bool) -> None:
 
 
 class _JsonFloatLoader(FloatLoader):
-    """Loads floats; as text those that JSON lacks, NaN and Infinity."""
+    """Loads floats; NaN and Infinity, which JSON does not have, become text."""
 
     def load(self, data: Buffer) -> Any:
         value = super().load(data)

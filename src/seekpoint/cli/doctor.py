@@ -1,4 +1,4 @@
-"""``seekpoint doctor``: what is wrong with a ledger, its servers and this login, and what to do."""
+"""``seekpoint doctor``: prints problems of a ledger, its servers and this login, with remedies."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def doctor(
 ) -> None:
     """Look for what is wrong, or soon will be, and say what to do. Writes nothing.
 
-    With pipelines, also what their tables lack, as `seekpoint db table` prints it, or what a worker's start refuses:
-    use the workers' login.
+    With pipelines, also finds what their tables lack, as `seekpoint db table` prints it, or what a worker's start would
+    refuse: use the workers' login.
 
-    Schema, roles and rights of this login, cluster and topic ids, clocks, a pooler in between, transaction_timeout,
-    durability, replication, other members in the consumer groups, retention headroom, autovacuum, versions. Waits at
-    most two seconds for a lock. Exits with 1 if a check failed; warnings alone do not count.
+    Checks the schema, roles and rights of this login, cluster and topic ids, clocks, a pooler in between,
+    transaction_timeout, durability, replication, other members in the consumer groups, retention headroom, autovacuum
+    and versions. Waits at most two seconds for a lock. Exits with 1 if a check failed; warnings alone do not count.
     """
     settings = brokers.settings()
     if settings:

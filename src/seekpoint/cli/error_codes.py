@@ -1,4 +1,4 @@
-"""The entries of the page *Troubleshooting* by their codes: what ``seekpoint explain SP1201`` prints."""
+"""Reads the entries of the page *Troubleshooting*, which ``seekpoint explain SP1201`` prints, by their codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]*\)")
 
 @dataclass(frozen=True, slots=True)
 class ErrorEntry:
-    """What the page says about one class of errors: ``text`` is Markdown, without links to other pages."""
+    """The page's entry for one class of errors: ``text`` is Markdown, without links to other pages."""
 
     code: str
     error: str

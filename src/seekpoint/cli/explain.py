@@ -1,4 +1,4 @@
-"""``seekpoint explain``: what a pipeline, or a running group, does with its records."""
+"""``seekpoint explain``: explains a pipeline, the guarantee of a running group, or an error code."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def explain(
 ) -> None:
     """Explain what a pipeline does with its records, what a running group guarantees, or what an error means.
 
-    GROUP: what its workers guarantee, in words, and what weakens that, as stored in the ledger; their code is not
-    needed. MODULE:NAME: topics, sinks, handler, and the strategies by which an Upsert writes rows. With a database, the
-    tables are checked, too, in a transaction that is rolled back: is the unique index there, can COPY go into the
-    table itself. CODE: the cause of an error, what is safe, and what to do.
+    GROUP: prints the guarantee that its workers have stored in the ledger, with its exceptions; needs no code of
+    theirs. MODULE:NAME: prints topics, sinks, handler and write strategies. With a database, it also checks the tables
+    as a worker's start does, in a transaction that is rolled back. CODE: prints the cause of an error, what is safe,
+    and what to do.
     """
     if is_code(target):
         _explain_error(target, as_json=as_json)
@@ -101,9 +101,9 @@ def _explain_group(name: str, database_url: str | None, schema: str, *, as_json:
 
 
 def describe(pipeline: Pipeline, engine: Engine | None, translation: Translation | None = None) -> dict[str, Any]:
-    """The explanation for JSON; with an engine its tables are checked, too, and named with their schemas.
+    """The explanation for JSON; with an engine, the tables are also checked, and named with their schemas.
 
-    ``translation`` is the ``schema_translate_map`` of a worker's engine, which applies to what the handler writes.
+    ``translation`` is the ``schema_translate_map`` of a worker's engine, which applies to the handler's tables.
     """
     handle, translation = pipeline.handle, translation or {}
     sinks = [_sink(pipeline, sink, engine) for sink in pipeline.sinks]

@@ -50,8 +50,8 @@ def export(
 ) -> None:
     """Archive the records that a group has applied, except those that the archive already has.
 
-    Records are raw, as the log has them, up to the stored offsets. Run it as often as you like, also concurrently;
-    however an export ends, the next one continues after what was committed.
+    Records are raw, as the log has them, up to the stored offsets. Run it as often as you like, also concurrently:
+    after an interruption, the next export continues after the last committed range.
     """
     if (target is None) == (group is None):
         raise ConfigError("name either a pipeline, MODULE:NAME, or its group with --group")

@@ -45,8 +45,8 @@ def list_groups(
 ) -> None:
     """List groups: version, pause, partitions, workers, lag and headroom, stopped partitions, open dead letters.
 
-    Without brokers (--kafka, --kafka-config) lag comes from the workers' samples, and "as of" says how old the oldest
-    is; lag is empty if the sample of one partition is older than three minutes.
+    Without brokers (--kafka, --kafka-config) lag comes from the workers' samples, and "as of" is the age of the oldest
+    sample; lag is empty if the sample of one partition is older than three minutes.
     """
     settings = brokers.settings()
     if settings:
@@ -96,11 +96,11 @@ def replace(
     *,
     by: Annotated[str, typer.Option("--by", metavar="GROUP", help="The group that runs the newer handler.")],
     wait: Annotated[
-        str, typer.Option(metavar="TIME", help="How long to wait until it reaches GROUP's positions: 60s, 2h.")
+        str, typer.Option(metavar="TIME", help="How long to wait until that group reaches GROUP's positions: 60s, 2h.")
     ] = "60s",
     accept_differences: Annotated[
         bool,
-        typer.Option("--accept-differences", help="Even if open dead letters or retries differ between the groups."),
+        typer.Option("--accept-differences", help="Replace even if open dead letters or retries differ."),
     ] = False,
     apply: Apply = False,
     reason: Reason = None,

@@ -1,4 +1,4 @@
-"""Runs of reloads and batches on a terminal and for programs: their progress, and what can be done next."""
+"""Prints runs of reloads and batches, on a terminal or as JSON: their progress and the next steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NUMERIC = frozenset({"partition", "first", "next", "end", "live", "left"})
 
 
 def print_list(runs: Sequence[Run]) -> None:
-    """Print runs, one per line of a hundred characters; below, the errors of those that failed."""
+    """Print runs, one per line of a hundred characters, then the errors of failed runs."""
     rows = [(str(run.id), run.strategy, state(run), ago_of(run.opened_at)) for run in runs]
     widths = [max(map(len, column)) for column in zip(_COLUMNS[:-1], *rows, strict=True)]
     room = WIDTH - sum(width + 2 for width in widths) - 2

@@ -1,4 +1,4 @@
-"""``seekpoint offsets import`` and ``offsets mirror``: between the ledger's positions and Kafka's own commits."""
+"""``seekpoint offsets import`` and ``offsets mirror``: take first positions from Kafka, and write positions to it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def import_offsets(
         ),
     ] = None,
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", help="Only this topic (repeatable). Default: all that it committed.")
+        list[str] | None, typer.Option("--topic", help="Only this topic (repeatable). Default: all with commits.")
     ] = None,
     missing: Annotated[
         Literal["earliest", "latest"] | None,
@@ -42,7 +42,7 @@ def import_offsets(
     ledger: LedgerOptions,
     brokers: KafkaOptions,
 ) -> None:
-    """Start topics where a plain consumer group, or a Spark query in its checkpoint, has committed. Plan first.
+    """Start topics at the offsets that a plain consumer group, or a Spark query in its checkpoint, has committed.
 
     The consumer group may have the same name. Without --apply nothing is done. Exits with 1 if the old group has
     members, before or after its commits were read; if a partition has no commit, or a mirror's; if the commits have

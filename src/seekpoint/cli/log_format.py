@@ -30,7 +30,7 @@ class LogFormat(StrEnum):
 
 
 class MaskingFormatter(logging.Formatter):
-    """Keeps passwords out of the log, also out of other libraries' lines; a worker's final error is one sentence."""
+    """Masks passwords, also in other libraries' lines, and prints a worker's final error as one sentence."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line of text, and the traceback."""

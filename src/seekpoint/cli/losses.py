@@ -1,4 +1,4 @@
-"""``seekpoint lost`` and ``seekpoint topics``: what was lost, and decisions that let a partition continue."""
+"""``seekpoint lost`` and ``seekpoint topics``: list losses, and accept them so that partitions continue."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def accept_lost(
     *,
     to_offset: Annotated[
         int | None,
-        typer.Option(help="Where to continue in a truncated log. Default: where it ended.", metavar="N", min=0),
+        typer.Option(help="Where to continue in a truncated log. Default: where that log ended.", metavar="N", min=0),
     ] = None,
     apply: Apply = False,
     reason: Reason = None,
@@ -74,7 +74,7 @@ def accept_lost(
     ledger: LedgerOptions,
     brokers: KafkaOptions,
 ) -> None:
-    """Give up records that the logs no longer have, and continue at the first offset, or at the end. Plan first.
+    """Give up records that the logs no longer have, and continue at the first offset that is left, or at the end.
 
     If a log was truncated and written again, the position becomes the offset at which it was truncated; if no worker
     has seen that offset, give it with --to-offset. Without --apply nothing is done. Exits with 1 if --to-offset is
@@ -109,7 +109,7 @@ def accept_topic(
     ledger: LedgerOptions,
     brokers: KafkaOptions,
 ) -> None:
-    """Let a group read a topic that was deleted and created again. Plan first; one transaction for all partitions.
+    """Let a group read a topic that was deleted and created again; one transaction for all partitions.
 
     Without --apply nothing is done. Exits with 1 if a partition has changed since the plan was made.
     """

@@ -63,7 +63,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def address_of_worker(address: str, number: int) -> str:
-    """``--listen`` of this worker of ``--workers``: the first has the given port, the others the ports after it.
+    """The address of worker ``number``, from 1: the first has the port of ``--listen``, the others the ports after it.
 
     Raises ConfigError.
     """
@@ -75,7 +75,7 @@ def address_of_worker(address: str, number: int) -> str:
 
 
 def database(text: str) -> URL:
-    """The URL with driver psycopg, whatever it names; raises ConfigError for an invalid one, without quoting it."""
+    """The URL with the driver psycopg. Raises ConfigError for an invalid URL, without quoting it."""
     url = read_url(text)
     if url.get_backend_name() not in {"postgresql", "postgres"}:
         raise ConfigError(f"the ledger lives in Postgres, not in {url.get_backend_name()}: give a URL postgresql://…")
@@ -102,7 +102,7 @@ def kafka_settings(pairs: Iterable[str] | None, file: Path | None) -> dict[str, 
 
 
 def _properties(file: Path) -> Mapping[str, str]:
-    """``key=value`` lines; blank lines and those that begin with ``#`` or ``!`` are skipped."""
+    """The file's lines ``key=value``, without blank lines and comments, which begin with ``#`` or ``!``."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -136,7 +136,7 @@ def require_brokers(settings: Mapping[str, Any]) -> None:
 
 
 def require_reason(apply: bool, reason: str | None) -> None:
-    """Raise ConfigError if something is to be done and no reason is given."""
+    """Raise ConfigError if a plan is to be applied and no reason is given."""
     if apply and not (reason or "").strip():
         raise ConfigError("--apply needs --reason: say why; the ledger stores it in admin_action")
 
@@ -153,14 +153,14 @@ def confirm(question: str) -> None:
 
 
 def ago(text: str, option: str) -> timedelta:
-    """``90s``, ``30m``, ``12h``, ``7d``; raises ConfigError for anything else."""
+    """The length of time ``90s``, ``30m``, ``12h`` or ``7d``. Raises ConfigError for another text."""
     if match := _AGO.fullmatch(text.strip()):
         return timedelta(**{_UNITS[match[2]]: int(match[1])})
     raise ConfigError(f"{option} takes a length of time such as 90s, 30m, 12h, 7d; not {text!r}")
 
 
 def since(text: str) -> datetime:
-    """``2026-08-01T12:00Z``, or how long ago; raises ConfigError for another text, and if the zone is missing."""
+    """The time of ``2026-08-01T12:00Z``, or of ``12h`` ago. Raises ConfigError for another text or a missing zone."""
     if _AGO.fullmatch(text.strip()):
         try:
             return datetime.now(UTC) - ago(text, "--since")
@@ -195,7 +195,7 @@ ArchiveRoot = Annotated[
 
 
 def key_value(text: str, usage: str) -> tuple[str, str]:
-    """``key=value``, both stripped of blanks. Raises ConfigError with the usage for another text."""
+    """Key and value of ``key=value``, stripped of blanks. Raises ConfigError with the usage for another text."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(usage)
@@ -226,7 +226,7 @@ def job_of_workers(names: tuple[str, ...], workers: dict[str, Worker]) -> Job:
 
 
 def refuse_extras(context: typer.Context, target: str) -> None:
-    """Raise ConfigError if the command line names a database or brokers although the Worker has its own."""
+    """Raise ConfigError if the command line has an option that a Worker sets itself, such as its database."""
     required = {parameter.name for parameter in context.command.params if parameter.required}
     if "database_url" in required:  # a command that requires the ledger needs its schema, too
         required.add("schema")
@@ -244,7 +244,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def command(function: Command) -> Command:
-    """The function in the form that Typer needs: errors are explained, and a dataclass's fields become options."""
+    """Adapt a function for Typer: explain its errors, and turn the fields of its dataclasses into options."""
     hints = get_type_hints(function, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if inspect.isclass(kind) and is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []
@@ -308,7 +308,7 @@ class DatabaseOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerOptions(DatabaseOptions):
-    """The ledger, and how the answer is printed."""
+    """The ledger, and whether to print JSON."""
 
     as_json: AsJson = False
 

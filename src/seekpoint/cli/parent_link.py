@@ -14,13 +14,13 @@ from seekpoint.cli.workers_of_process import ProcessWorkers
 
 EVERY = 0.5  # seconds between two reports
 GRACE = 25.0  # seconds that the open batch has after the parent has died
-LEAVE = 5.0  # seconds after that to leave the group
+LEAVE = 5.0  # further seconds to leave the group
 
 parent: ParentLink | None = None  # set if `run --workers` has started this process
 
 
 def attach() -> None:
-    """Take socket and number from the command line; what remains is the parent's command line."""
+    """Read socket and worker's number from the command line; the rest is the parent's command line."""
     global parent  # noqa: PLW0603 -- a process has one
     descriptor, number, *words = sys.argv[1:]
     parent = ParentLink(int(descriptor), int(number))

@@ -1,4 +1,4 @@
-"""The tables that a pipeline's sinks need, and what a database lacks of them, for ``db table`` and ``doctor``."""
+"""Compares the tables that a pipeline's sinks need with a database's, for ``db table`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sinks_by_table(pipeline: Pipeline) -> dict[str, list[Any]]:
 
 
 def suggested(pipeline: Pipeline, fillfactor: int = FILLFACTOR) -> dict[str, Table]:
-    """Each table that the sinks need, by name. Raises ConfigError if a type is unknown, or if sinks contradict."""
+    """Each table that the sinks need, by name. Raises ConfigError for an unknown type or contradicting sinks."""
     return {
         name: joined_table(
             [suggested_table(sink, pipeline.codecs_of(sink), MetaData(), fillfactor=fillfactor) for sink in sinks]
@@ -37,7 +37,7 @@ def suggested(pipeline: Pipeline, fillfactor: int = FILLFACTOR) -> dict[str, Tab
 
 
 def table_findings(engine: Engine, target: str, pipeline: Pipeline) -> list[Finding]:
-    """Whether the database's tables take this pipeline's rows: the statements that they lack, or a start's refusal.
+    """Whether the database's tables take this pipeline's rows; if not, missing statements or a start's refusal.
 
     Waits at most two seconds for a lock; the transaction is rolled back.
     """
@@ -73,7 +73,7 @@ def _problems(look: Connection, target: str, pipeline: Pipeline) -> list[Finding
 
 
 def _finding(level: Level, what: str, error: ConfigError, target: str) -> Finding:
-    """The error as a finding. If it has a semicolon, its remedy follows there."""
+    """The error as a finding; its text after the first semicolon is the remedy."""
     problem, _, remedy = remedies.for_pipeline(error.text, target).partition("; ")
     return Finding.of("tables", level, f"{what}: {problem}", remedy)
 

@@ -44,7 +44,7 @@ class Shown:
             return
         now = monotonic()
         is_new = step != self._what
-        if is_new or done < self._done:  # the rate leaves out records of another process or table
+        if is_new or done < self._done:  # a rate does not include records of another process or table
             self._what, self._before, self._began = step, done, now
         self._done = done
         unit = "keys" if step in KEYS else "records"
@@ -80,7 +80,7 @@ class Shown:
 
 
 def progress_text(done: int, total: int, newly_done: int, seconds: float, unit: str = "records") -> str:
-    """How much is done, how fast (``newly_done`` records in ``seconds``), and the time left; empty if nothing is known.
+    """The amount done, the rate (``newly_done`` in ``seconds``) and the time left; empty if nothing is known.
 
     In the first seconds the time left is not estimated.
     """

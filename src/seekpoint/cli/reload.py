@@ -54,7 +54,7 @@ class BoundsOptions:
 
     max_wait: Annotated[
         str,
-        typer.Option(metavar="TIME", help="Refuse the cut-over if workers would wait for it longer: 2s, 5m."),
+        typer.Option(metavar="TIME", help="Refuse the cut-over if workers would wait longer for it: 2s, 5m."),
     ] = f"{MAX_WAIT:g}s"
     max_deletes: Annotated[
         float,
@@ -150,7 +150,7 @@ def status(
     ledger: LedgerOptions,
     limit: Annotated[int, typer.Option(help="Show at most this many runs.", min=1)] = 20,
 ) -> None:
-    """List the runs of reloads and batches, the newest first; or show the progress of one, and what can be done next.
+    """List the runs of reloads, verifications and batches, newest first; or show one run's progress and next steps.
 
     Reads only the database: asks no brokers, and does not disturb workers and drivers.
     """
@@ -181,7 +181,7 @@ def abort(
     reason: Annotated[str, typer.Option(help="Why, for the record.")],
     ledger: LedgerOptions,
 ) -> None:
-    """Abort an open run: its driver fails at its next step, what it staged is dropped, nothing live is touched.
+    """Abort an open run: its driver fails at its next step, its staged rows are dropped, nothing live is touched.
 
     Waits for the current step. Exits with 1 if the run has already ended.
     """
@@ -233,7 +233,7 @@ def reload_of(
     archive: str | None,
     **options: Any,
 ) -> Iterator[Reload]:
-    """A reload of a job's pipelines, whose log is read here or in Spark's tasks."""
+    """A reload of a job's pipelines; this process or Spark's tasks read the log."""
     arguments: dict[str, Any] = {"limits": of.limits, "progress": progress, "processes": read.processes, **options}
     arguments |= read.sizes()
     with ExitStack() as stack:
@@ -249,7 +249,7 @@ def reload_of(
 def _driven(
     of: Job, cut_over: CutOverOptions, archive: str | None, *, as_json: bool, **options: Any
 ) -> Iterator[Callable[[Callable[[Reload], Driver]], None]]:
-    """Yields a function that drives a run of these pipelines to its end; its argument opens or takes over the run."""
+    """Yield a function that drives a run of these pipelines to its end; its argument opens or takes over the run."""
     reports: list[Report] = []
     with ExitStack() as stack:
         stack.enter_context(terminable())

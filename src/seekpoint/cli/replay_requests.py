@@ -32,7 +32,7 @@ def request_by_worker(
     actor: str | None,
     as_json: bool,
 ) -> tuple[ReplayRequest, list[Planned]] | None:
-    """Store the request, and return it with the refused ones; or show the plan, and return None.
+    """Store the request, and return it with the refused dead letters; or show the plan, and return None.
 
     Exits with 1 if a plan that is only shown refuses some.
     """
@@ -59,7 +59,7 @@ def follow(admin: Admin, request: ReplayRequest, seconds: float, progress: Progr
 
 
 def print_request(request: ReplayRequest, refused: Sequence[Planned] = (), *, is_awaited: bool, as_json: bool) -> None:
-    """Print the request; exits with 1 if some were refused, or if it was awaited and not all are replayed."""
+    """Print the request. Exits with 1 if ``refused`` is not empty, or if it was awaited and not all are replayed."""
     error = None if request.error is None else masked(request.error)
     tried = request.replayed + request.failed + request.refused
     counts = f"{request.replayed} replayed, {request.failed} failed again, {request.refused} refused"

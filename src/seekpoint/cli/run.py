@@ -47,11 +47,11 @@ Targets = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class StartOptions:
-    """What a worker may replace, how long it waits for servers at its start, and whether it mirrors its positions."""
+    """A worker's start: what it may replace, how long it waits for servers, and whether it mirrors its positions."""
 
     accept_declaration: Annotated[
         bool,
-        typer.Option("--accept-declaration", help="Replace the tables that the group writes, at the same version."),
+        typer.Option("--accept-declaration", help="Let the group declare other tables, at the same version."),
     ] = False
     accept_forgotten: Annotated[
         str | None,
@@ -175,8 +175,7 @@ def _run_processes(count: int, listen: str | None) -> int:
 def rare_collections(*, unless: bool = False) -> Iterator[None]:
     """Run Python's garbage collector rarely within the block: reference counts free what a batch allocates.
 
-    For a worker's own process; in a service the collector stays as the service has set it. ``unless``: the program has
-    set it.
+    For a worker's own process; a service keeps its settings. ``unless``: the program has set the collector.
     """
     if unless or not gc.isenabled():
         yield
@@ -193,7 +192,7 @@ def rare_collections(*, unless: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _first_signal_told(workers: ProcessWorkers) -> Iterator[None]:
-    """Say at once that a signal has arrived, as the open batch may take a while; silent before a worker starts."""
+    """Print at once that a signal has arrived, because the open batch may take a while; not before a worker starts."""
     receiver, sender = socket.socketpair()  # transports the signal's number, because a handler cannot print safely
     sender.setblocking(False)
     speak = say.get()  # context variables are not set in the other thread

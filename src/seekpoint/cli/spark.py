@@ -86,8 +86,8 @@ def run(
     """Apply a SparkPipeline's records until SIGTERM or Ctrl-C, finishing the micro-batch in hand; a second one aborts.
 
     Modules are imported from the current directory first. Executors need SEEKPOINT_DATABASE_URL in their environment
-    and, if the pipeline has a codec, the modules. There is no checkpoint: it continues at the ledger's positions,
-    however it ended. Exits with 1 if a frame fails: nothing of that micro-batch is written.
+    and, if the pipeline has a codec, the modules. There is no checkpoint: however a run ended, the
+    next one continues at the ledger's positions. Exits with 1 if a frame fails: nothing of that micro-batch is written.
     """
     log_own_lines(context, log_format)
     seconds = batching.seconds()
@@ -155,7 +155,7 @@ class ReloadOptions(BoundsOptions):
 
     max_wait: Annotated[
         str,
-        typer.Option(metavar="TIME", help="How long a micro-batch may wait for the cut-over, else it is refused."),
+        typer.Option(metavar="TIME", help="Refuse the cut-over if a micro-batch would wait longer for it: 30s."),
     ] = f"{MAX_WAIT:g}s"
 
 

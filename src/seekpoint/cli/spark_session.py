@@ -117,10 +117,10 @@ def require_master(master: str) -> None:
 
 
 def for_tasks(url: URL, kafka: Mapping[str, Any]) -> tuple[dict[str, Any], Env]:
-    """Brokers and database for a job's plan. Passwords are set in environment variables, and the plan has their names.
+    """Brokers and database for a job's plan, which has names of environment variables instead of passwords.
 
-    Tasks on this machine inherit the variables. On a cluster, set them for the executors; a task without one fails and
-    names it.
+    Sets these variables, which tasks on this machine inherit. On a cluster, set them for the executors; a task without
+    one fails and names it.
     """
     from seekpoint.jobs.spark.settings import SECRET, Env  # noqa: PLC0415 -- only for Spark
 

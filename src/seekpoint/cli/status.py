@@ -82,11 +82,11 @@ def status(
 ) -> None:
     """Show groups: positions, log ends, lag in records and in time, retention headroom, dead letters, workers.
 
-    Below, who paused the group and why; why each stopped partition stopped, with the choices; which partitions wait for
-    a record that failed, and until when; workers' troubles, and what they wait for (a rebalance, a reload). Without
-    brokers (--kafka, --kafka-config), or if none answers, end, lag and headroom come from the workers' samples,
-    "as of" says how old these are, and they are empty after three minutes. Reads only. Exits with 1 if a partition is
-    stopped or past the end of its log, or if a topic is gone, was created again or no broker answers for it; with 3 if
+    Lines below the table say who paused the group and why; why a partition stopped, with the choices; which partitions
+    wait for a failed record, and until when; and which trouble, rebalance or reload workers have or wait for. Without
+    brokers (--kafka, --kafka-config), or if none answers, end, lag and headroom come from the workers' samples: "as of"
+    is their age, and they are empty after three minutes. Reads only. Exits with 1 if a partition is stopped or past the
+    end of its log, if a topic does not exist or was created again, or if no broker answers for a partition; with 3 if
     no broker answers at all (--check then uses the samples).
     """
     if not check and (max_lag is not None or max_age is not None):
@@ -123,7 +123,7 @@ def _watch(show: Callable[[], object], seconds: float) -> Never:
 def _check(
     admin: Admin, names: Sequence[str], max_lag: int | None, max_age: timedelta | None, *, as_json: bool
 ) -> None:
-    """Print problems, for probes; a doubt about the brokers' answers is no failure if the lag is known."""
+    """Print problems, for probes. A doubt about the brokers' answers is no failure if the lag is known."""
     groups, doubts = _read(admin, names)
     failures = [failure for group in groups for failure in group.failures(max_lag=max_lag, max_age=max_age)]
     if not groups:
@@ -135,7 +135,7 @@ def _check(
 
 
 def _show(admin: Admin, names: Sequence[str], sort: str, *, as_json: bool) -> int:
-    """Print the groups once. Returns the exit code: a group's problem counts more than brokers that are away."""
+    """Print the groups once. Returns the exit code: FAILED for a problem, AWAY if only the brokers are away."""
     groups, doubts = _read(admin, names)
     lines = {
         group.name: [Line(group, partition) for partition in sorted(group.partitions, key=_ORDERS[sort])]
@@ -338,7 +338,7 @@ NEVER_CAME_BACK = "the process that tried it never came back"
 
 @dataclass(frozen=True, slots=True)
 class RetryStatus:
-    """A stored attempt. ``error`` is None if its process crashed in it; ``then`` is the policy after the last one.
+    """A stored attempt. ``error`` is None if its process crashed; ``then`` is the policy after the last attempt.
 
     ``retry_at`` is None for a partition that has stopped, and during an attempt (``running``).
     """

@@ -20,7 +20,7 @@ from seekpoint.cli.systemd import notify
 logger = logging.getLogger("seekpoint.cli")
 
 TICK = 0.2  # seconds between two checks of the children
-BACKOFF, LONGEST = 0.5, 30.0  # seconds before the first restart, doubled with each in a row
+BACKOFF, LONGEST = 0.5, 30.0  # seconds before the first restart, doubled for each further one in a row; at most
 STEADY = 60.0  # seconds after which a running child counts as steady: its next restart waits the shortest time again
 SILENT = 30.0  # seconds without a child's report that it is live, after which it counts as hanging
 SILENT_AT_START = 300.0  # the same before its first report: users' modules are imported until then
@@ -107,7 +107,7 @@ class Supervisor:
         return self._code
 
     def end(self) -> None:
-        """Drain all; a second time: abort their batches; a third time: end them at once."""
+        """The first call drains all, the second aborts their batches, the third ends them at once."""
         self._signals += 1
         if self._signals == 1:
             self._drain()
@@ -126,7 +126,7 @@ class Supervisor:
             self._is_ready = True
 
     def _drain(self) -> None:
-        """Let all finish their batches and end, unless they already do: a second signal would abort their batches."""
+        """Ask all to finish their batches and end; only once, because a second signal would abort their batches."""
         if not self._is_draining:
             self._is_draining = True
             notify("STOPPING=1")

@@ -50,9 +50,9 @@ class ProcessWorkers:
         return [worker.pipeline.group for worker in self._workers]
 
     def state(self) -> State:
-        """The state for probes: that of one worker, or of all, with each pipeline's in the details.
+        """The state for probes: that of the only worker, or of all combined, with each pipeline's in the details.
 
-        A worker that has ended does not count while others finish their batches: the process is as live as they are.
+        While some workers finish their batches, only their states decide whether the process is live and stale.
         """
         states = [state_of(worker.health()) for worker in self._workers]
         if len(states) == 1:

@@ -17,9 +17,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metric:
-    """One metric. ``combine`` makes one value of several with equal labels: of two workers, or of all partitions.
+    """One metric. ``combine`` says how values with equal labels become one: of two workers, or of all partitions.
 
-    Several gauges of the same partition are never added: the greatest counts (:class:`Samples`).
+    Gauges of one partition from several workers are never added: the greatest counts (:class:`Samples`).
     ``sources`` are "worker" (a :class:`Tally` has it) and "ledger" (a :class:`LedgerGauges` has it).
     """
 
@@ -58,7 +58,7 @@ RECORDS = _counter("records", _GROUP, "Records of committed transactions.")
 SINK_ROWS = _counter(
     "sink_rows",
     (*_GROUP, "table"),
-    "Rows that sinks were given in committed transactions, including tombstones; not what handlers write.",
+    "Rows given to sinks in committed transactions, including tombstones, without rows that handlers write.",
 )
 TRANSACTIONS = _counter(
     "transactions",
@@ -114,13 +114,13 @@ LAST_COMMIT = _gauge(
 
 # -- the ledger's alone ----------------------------------------------------------------------------------------------
 
-LEDGER_UP = _gauge("ledger_up", (), "1: the ledger was read for this answer.", _LEDGER, "min")
+LEDGER_UP = _gauge("ledger_up", (), "1: the ledger was read for this scrape.", _LEDGER, "min")
 KAFKA_UP = _gauge("kafka_up", (), "1: the brokers answered when asked for the ends of the logs.", _LEDGER, "min")
 LAG_SECONDS = _gauge(
     "lag_seconds", _PARTITION, "For how long the next record has been in its log.", _LEDGER, "max", "seconds"
 )
 HEADROOM = _gauge(
-    "retention_headroom_records", _PARTITION, "Offsets that retention may delete before one is lost.", _LEDGER, "min"
+    "retention_headroom_records", _PARTITION, "Offsets from the start of the log to the position.", _LEDGER, "min"
 )
 HEADROOM_SECONDS = _gauge(
     "retention_headroom_seconds",
@@ -142,9 +142,7 @@ OWNED = _gauge(
     "partition_owned", _PARTITION, "1: a worker that was seen in the last minute has the partition.", _LEDGER, "min"
 )
 DEAD_LETTERS_OPEN = _gauge("dead_letters_open", _PARTITION, "Dead letters that wait for a decision.", _LEDGER)
-BLOCKED = _gauge(
-    "dead_letters_blocked", _PARTITION, "Of the open dead letters, those that are blocked behind their key.", _LEDGER
-)
+BLOCKED = _gauge("dead_letters_blocked", _PARTITION, "Open dead letters that are blocked behind their key.", _LEDGER)
 PAUSED = _gauge("paused", _GROUP, "1: an operator has paused the group.", _LEDGER, "max")
 WORKERS = _gauge("workers", _GROUP, "Workers that were seen in the last minute.", _LEDGER)
 RELOAD_SILENT = _gauge(

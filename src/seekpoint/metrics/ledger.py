@@ -23,7 +23,7 @@ from seekpoint.records import Partition
 
 logger = logging.getLogger("seekpoint.metrics")
 
-# Seconds; Prometheus waits ten for a scrape. The brokers are asked three times.
+# In seconds. Prometheus waits ten seconds for a scrape, in which brokers may have to answer three questions.
 TIMEOUT = 5.0  # for each statement
 KAFKA_TIMEOUT = 2.0
 
@@ -32,8 +32,8 @@ class LedgerGauges:
     """Reads the gauges of all groups of one ledger; each reading is one transaction that writes nothing.
 
     With ``kafka``, librdkafka's configuration, the brokers are asked where the logs begin and end. Then lag and
-    headroom are known even if no worker runs; in seconds, from the workers' last samples. Without it, or if no broker
-    answers, both come from the workers' samples, and have no series if the last one is older than three minutes.
+    headroom are known even if no worker runs; in seconds, they also need the workers' last samples. Without brokers, or
+    if none answers, both come from those samples, and have no series if the last one is older than three minutes.
     If the database does not answer, the gauge "ledger_up" is 0, and nothing else has a series.
     """
 
@@ -91,7 +91,7 @@ class LedgerGauges:
         try:
             if self._identity is None:
                 self._identity = Identity(self._kafka, KAFKA_TIMEOUT)
-            if not ids:  # no log to ask about: without a question, brokers that are away would look up
+            if not ids:  # without positions nothing else is asked, and brokers that are away would count as up
                 self._identity.cluster_id()
                 return None, {}
             logs = ask_logs(self._identity, ids, self._kafka).logs

@@ -19,7 +19,7 @@ _ATTRIBUTES = {
 
 
 def instrument(*tallies: Tally, meter_provider: MeterProvider | None = None, per_partition: bool = True) -> None:
-    """Offer the metrics of these workers to OpenTelemetry; call it once, before the workers run.
+    """Register the metrics of these workers with OpenTelemetry; call it once, before the workers run.
 
     Names begin with ``seekpoint.``; attributes follow the semantic conventions for messaging where these define one.
     ``meter_provider`` is the global one by default. With ``per_partition=False``, values of a group's partitions are

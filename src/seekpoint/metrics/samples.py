@@ -27,7 +27,7 @@ _COMBINE = {"max": max, "min": min}
 
 
 class Samples:
-    """Collects values. ``per_partition=False`` combines those of a group's partitions as the metric defines.
+    """Collects values. ``per_partition=False`` combines the values of a group's partitions as the metric defines.
 
     If several workers have a gauge of one partition, during a rebalance or because one hangs, the greatest value
     counts: a sum would be twice the position.

@@ -26,7 +26,7 @@ _FROM_ZERO: tuple[tuple[Any, ...], ...] = (
 
 
 class Tally:
-    """The metrics of one worker. Make it before the worker runs: it observes the worker's events.
+    """The metrics of one worker, counted from its events. Make it before the worker runs.
 
     Reading takes no lock of the worker, and queries no server.
     """

@@ -23,7 +23,7 @@ class Right(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A user as the history names it, and the right."""
+    """A user, named as in the history, and the user's right."""
 
     user: str
     right: Right

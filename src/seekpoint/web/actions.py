@@ -1,4 +1,4 @@
-"""Actions: a plan with its numbers, a reason, and the plan carried out for the user that it was shown to."""
+"""Actions: shows a plan, asks for a reason, and carries the plan out for the user who has seen it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from seekpoint.web.reading import Reads, check_revision
 from seekpoint.web.site import Page, PageRequest, Site, error_page
 
 FORM = "apply"
-MOST = 5_000  # dead letters of a plan
+MOST = 5_000  # dead letters in a plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Actions:
         return await self._again(plan, request, refusal)
 
     async def _again(self, plan: Plan | None, request: PageRequest, refusal: Page) -> Page:
-        """The plan as it is now; if a server is away, the one that was sent; else only the refusal."""
+        """A new plan with the refusal; if a server is away, the plan that was sent; else only the refusal."""
         reason = request.parameters.get("reason", "")
         again = PageRequest(
             request.access, dict(parse_qsl(request.parameters.get("asked", ""), keep_blank_values=True))
@@ -184,7 +184,7 @@ def _deed(plan: Plan) -> tuple[str, bool]:
 
 
 def _reset_again(request: PageRequest, refusal: Page) -> Page:
-    """The form of a reset with the values that were typed, and why they are refused."""
+    """The form of a reset with the typed values, and the reason why they are refused."""
     group, topic, partition = (request.get(name) for name in ("group", *_PLACE))
     if group is None:
         return refusal
@@ -237,7 +237,7 @@ def _accept_topic(admin: Admin, request: PageRequest) -> AcceptPlan:
 
 
 def _chosen(admin: Admin, request: PageRequest, site: Site) -> tuple[dict[int, datetime], list[str]]:
-    """The dead letters of the ids or the filter, with their times, and sentences on those that are left out."""
+    """The dead letters that ids or filter select, with their times; and sentences on those that are left out."""
     of = admin.dead_letters(request["group"])
     if request.get("ids"):
         named = request["ids"].split(",")

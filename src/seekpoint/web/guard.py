@@ -1,4 +1,4 @@
-"""Checks every request: known hosts, no other site's forms; and sets headers that keep answers private."""
+"""Refuses requests for unknown hosts and other sites' forms, and sets headers that keep answers private."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ HEADERS = {
 class Guard:
     """ASGI middleware. ``hosts`` are names that the ``Host`` header may have besides those of the loopback.
 
-    A page of any site can have its name resolved to 127.0.0.1 (DNS rebinding) and read what is served there: the
-    ``Host`` header then has that name.
+    Against DNS rebinding: a site can have its name resolved to 127.0.0.1 to read what is served there, but the ``Host``
+    header then has that name.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str] = ()) -> None:

@@ -44,7 +44,7 @@ TEXTS = frozenset({"message", "attempt_error", "error", "trouble"})  # of errors
 
 
 class Pages:
-    """One method per page; each returns what its template shows, and the same as data for JSON."""
+    """One method per page; each returns the values of its template, and the same data for JSON."""
 
     def __init__(self, site: Site, reads: Reads) -> None:
         self._site, self._reads = site, reads
@@ -67,7 +67,7 @@ class Pages:
         return _page(answer, "groups", "Groups", data, lines=lines, runs=runs, doubts=doubts)
 
     async def group(self, request: PageRequest) -> Page:
-        """A group: its partitions, a hundred on a page, workers, what weakens the guarantee, what was lost."""
+        """A group: its partitions (a hundred per page), workers, guarantee and lost ranges."""
         request.only("group", "page")
         name, number = request["group"], max(1, request.integer("page", 1))
 
@@ -193,7 +193,7 @@ class Pages:
         return _page(answer, "dead_letter", f"Dead letter {number}", data, is_live=False, **shown)
 
     async def replay(self, request: PageRequest) -> Page:
-        """A request for a replay, until a worker has ended it."""
+        """A request for a replay; refreshed until it has ended."""
         request.only("group", "id")
         name, number = request["group"], request.integer("id")
         answer = await self._reads.read(("replay", name, number), lambda admin: admin.replay_request(name, number))
@@ -249,7 +249,7 @@ class Pages:
     def _ask_brokers(
         self, admin: Admin, question: Callable[[Admin], tuple[list[T], list[str]]]
     ) -> tuple[list[T], list[str]]:
-        """Ask the brokers, too; if they do not answer, not again for a while, because each page would wait."""
+        """Ask with brokers; for a while after they did not answer, without, because each page would wait."""
         until, away = self._brokers_away
         if monotonic() < until:
             groups, doubts = question(Admin(admin.engine, schema=admin.schema, limits=admin.limits))

@@ -64,7 +64,7 @@ def state_of_group(group: GroupSummary) -> State:
 
 
 def state_of_partition(partition: PartitionStatus, group: GroupStatus) -> State:
-    """The state to show, as for the group; and whether a record is retried."""
+    """The state to show, as for the group; or that a record is retried."""
     if partition.position.stop is not None:
         return STOPPED
     if group.pause is not None:
@@ -125,7 +125,7 @@ class StopBox:
 
 
 def stop_boxes(group: str, partitions: Sequence[PartitionStatus]) -> list[StopBox]:
-    """The stops of these partitions; those by retention, and those by a recreated topic, are one box per topic."""
+    """The stops of these partitions; stops by retention or by a recreated topic share one box per topic."""
     together: dict[tuple[object, ...], list[PartitionStatus]] = {}
     for line in partitions:
         if (stop := line.position.stop) is not None:
@@ -232,7 +232,7 @@ def header_name(name: str) -> str:
 def sparkline(samples: Sequence[Sample], level: str = "", width: int = 120, height: int = 24) -> Markup:
     """The lag over time, as a line from 0 to its maximum, which is shown next to it; a dash without two samples.
 
-    ``level`` is the state's, and gives the line its colour.
+    ``level`` is that of the state, and decides the line's colour.
     """
     if len(samples) < 2:
         return Markup('<span class="faint">{}</span>').format(NOT_KNOWN)

@@ -37,7 +37,7 @@ class Unavailable(SeekpointError):  # noqa: N818 -- as the library's others
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """What was read; ``error`` says why it is ``age`` seconds old, None if it is current."""
+    """A value read ``age`` seconds ago; ``error`` says why it is not current, None if it is."""
 
     value: T
     age: float = 0.0
@@ -60,8 +60,8 @@ def reader_of(admin: Admin) -> Admin:
 def reading(admin: Admin) -> Admin:
     """An Admin on this one's pool, with transactions that write nothing and end a statement after two seconds.
 
-    Each transaction sets both when it begins. They are no startup options, because a pooler refuses or ignores those,
-    and under ``target_session_attrs=read-write`` libpq accepts no session that is read-only by default.
+    Each transaction sets both when it begins, not by startup options: a pooler refuses or ignores those, and under
+    ``target_session_attrs=read-write`` libpq accepts no session that is read-only by default.
     """
     engine = admin.engine.execution_options()  # a copy with separate events: the engine itself may write
     event.listen(engine, "begin", _read_only)
@@ -97,9 +97,9 @@ class Reads:
     async def read(
         self, key: Hashable, question: Callable[[Admin], T], *, keep: float = 0.0, any_revision: bool = False
     ) -> Answer[T]:
-        """The answer now, or the last one with its age: within ``keep`` seconds, or if the database is away.
+        """The current answer; or the last one, if it is younger than ``keep`` seconds or the database is away.
 
-        Raises Unavailable if there is none; SchemaMismatch for a missing or old ledger, unless it may have
+        Raises Unavailable if there is no last one; SchemaMismatch for a missing or old ledger, unless
         ``any_revision``.
         """
         last = self._last.get(key)
@@ -117,7 +117,7 @@ class Reads:
         return Answer(value)
 
     async def ask(self, question: Callable[[Admin], T], *, any_revision: bool = False) -> T:
-        """The answer now. Raises SchemaMismatch for a ledger of another revision, checked every ten seconds."""
+        """The current answer. Raises SchemaMismatch for a ledger of another revision, checked every ten seconds."""
 
         def answer() -> T:
             if not any_revision and monotonic() >= self._check_again:

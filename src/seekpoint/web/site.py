@@ -1,4 +1,4 @@
-"""What all pages share: access, templates, JSON, and the answers to errors."""
+"""Common to all pages: access, templates, JSON, and the answers to errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Page:
 
 @dataclass(frozen=True)
 class PageRequest:
-    """A request: who asks, and its parameters."""
+    """A request: the user's access, and the parameters."""
 
     access: Access
     parameters: Mapping[str, str]
@@ -64,7 +64,7 @@ class PageRequest:
         return text
 
     def only(self, *names: str) -> None:
-        """Raise HTTPException for any other parameter: without a misspelled one, the request would mean more."""
+        """Raise HTTPException for any other parameter: if a misspelled filter were ignored, more would be selected."""
         if unknown := sorted(self.parameters.keys() - set(names)):
             listing = ", ".join(names) or "none"
             raise HTTPException(
@@ -72,7 +72,7 @@ class PageRequest:
             )
 
     def get(self, name: str) -> str | None:
-        """A parameter, or None if it is missing. Raises HTTPException for a NUL, which Postgres has in no text."""
+        """A parameter, or None if it is missing. Raises HTTPException for a NUL, which Postgres cannot store."""
         text = self.parameters.get(name)
         if text is not None and "\0" in text:
             raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name} has a NUL character, which Postgres cannot store")
@@ -86,7 +86,7 @@ class PageRequest:
         try:
             return int(self[name])
         except ValueError:
-            raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name} is a whole number, not {text!r}") from None
+            raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name} takes a whole number, not {text!r}") from None
 
 
 AskFor = Callable[[PageRequest], Awaitable[Page]]
@@ -95,7 +95,7 @@ Post = Callable[[PageRequest], Awaitable[str | Page]]
 
 
 class Site:
-    """Turns what pages return into answers."""
+    """Checks access, and turns pages into HTML or JSON."""
 
     def __init__(
         self, access: AccessOf, tokens: Tokens, *, allow_actions: bool, shows_payloads: bool, refresh: float
@@ -189,7 +189,7 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 def error_page(error: Exception) -> Page:
-    """The page of an error that has a message for users; raises all others."""
+    """The page of an error that has a message for users; raises every other error."""
     match error:
         case HTTPException():
             status, message = error.status_code, error.detail

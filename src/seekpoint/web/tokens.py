@@ -14,8 +14,8 @@ LIFETIME = 3600.0  # seconds
 class Tokens:
     """Issues tokens and redeems each once. ``secret`` is shared by processes that serve the same users.
 
-    Only this process remembers which tokens it has redeemed. Another one refuses the plan itself: a plan is bound to
-    the group's last action of its kind, or to the dead letters as they were, and compared under a lock.
+    Only this process remembers which tokens it has redeemed. Another process refuses the plan instead: it
+    compares, under a lock, the group's last action of its kind, or the dead letters, with those of the plan.
     """
 
     def __init__(self, secret: bytes | None = None, clock: Callable[[], float] = time) -> None:

@@ -92,7 +92,7 @@ def test_a_group_begins_where_a_query_has_committed(
     assert plan.consequences == (
         f"{topic}/0 begins at 6, the checkpoint's offset, 4 offsets before the end of its log",
         f"{topic}/1 begins at 4, the checkpoint's offset, 6 offsets before the end of its log",
-        "that is the end of batch 1, the last that the query has committed; stop it first",
+        "the offsets are the end of batch 1, the last one committed; stop the query first",
         f"a checkpoint has no topic ids: if {topic} was created again since, the offsets are wrong",
     )
     later = checkpoint / "offsets" / "2"

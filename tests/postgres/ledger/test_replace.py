@@ -339,7 +339,7 @@ def test_a_run_that_was_killed_is_completed_or_undone(groups: Groups) -> None:
     ledger: Ledger = groups.old.ledger
     ledger.pause(reason="a test", actor="replacement by new")
     plan = groups.plan()
-    assert any("which this one completes" in said for said in plan.consequences)
+    assert any("which this run completes" in said for said in plan.consequences)
     result = groups.admin.replace_group(plan, reason="again")
     assert (result.resumed, groups.origins()) == (True, ("_next", "_live"))
     (row,) = groups.sql("SELECT * FROM {ledger}.consumer_group WHERE name = 'old'")

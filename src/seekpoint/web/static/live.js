@@ -1,5 +1,5 @@
-// Shows how often a page is read again and since when there is no answer, and lets people pause it. Without this file,
-// pages stay as they were loaded.
+// Shows how often the page is refreshed, or since when the console has not answered, and lets users pause the refresh.
+// Without this file, pages stay as they were loaded.
 (() => {
   const place = document.getElementById("live");
   if (place === null || place.hidden) return;
@@ -30,7 +30,7 @@
     if (paused || document.hidden) event.preventDefault();
   });
   document.addEventListener("htmx:error", () => answered(false));
-  // The answer of a proxy, or of a login in front of the console, is no page of it: what is shown stays.
+  // A proxy, or a login in front of the console, may answer with another page: the page that is shown stays.
   document.addEventListener("htmx:before:swap", (event) => {
     if (event.detail.ctx.text.includes('<main id="main"')) return;
     event.preventDefault();

@@ -94,7 +94,7 @@ class Runs:
     def sweep(self, gone_after: timedelta = timedelta(days=1)) -> Sequence[UUID]:
         """Mark runs without a heartbeat for ``gone_after`` as failed, and drop the staged tables of ended runs.
 
-        Returns the runs that have no tables left; tables that are still in use are dropped by a later sweep.
+        Returns the runs that have no tables left; tables in use are dropped by a later sweep.
         """
         with self._begin() as tx:
             for row in tx.execute(RELOAD_RUN["gone"], age=gone_after).all():

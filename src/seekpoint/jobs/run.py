@@ -70,12 +70,12 @@ class Run:
 
     @property
     def is_of_frames(self) -> bool:
-        """Whether the run rebuilds a SparkPipeline's tables: the staging schema's name shows it."""
+        """Whether the run rebuilds a SparkPipeline's tables, as its schema's name shows."""
         return is_of_frames(self.staging_schema)
 
     @property
     def kind(self) -> str:
-        """The kind of run, for messages: "reload", "verify", "batch" or "reprocess"."""
+        """The run's kind in messages: "reload" or the strategy."""
         return "reload" if self.strategy in PUBLISHING else self.strategy
 
 
@@ -194,7 +194,7 @@ def transaction(
 
 
 def release_groups(connection: Connection, schema: str, run: UUID, groups: Sequence[str], reason: str) -> None:
-    """Resume the groups of a batch job and give up its claims, in the transaction that ends the job.
+    """Resume the groups of a batch job and release its claims, in the transaction that ends the job.
 
     A group that another actor has paused stays paused. Does nothing for runs of other kinds.
     """
@@ -225,11 +225,11 @@ class Driver:
     def step(
         self, *states: str, isolation: str = "READ COMMITTED", before: Callable[[Tx], object] | None = None
     ) -> Iterator[Step]:
-        """One step: a transaction that locks the run's row. Only the newest driver may take it, in these ``states``.
+        """One step: a transaction of the newest driver that locks the run's row, in one of these ``states``.
 
         ``before`` is called in the transaction before the row is locked, so that it blocks no other step.
         Raises ReloadOver, with nothing written, if the run is in another state or another driver took it over. Raises
-        ReloadRefused, which ends the run, if a crash emptied the staged tables or a publication includes them.
+        ReloadRefused, which ends the run, if a crash emptied the staged tables or a publication has them.
         """
         wait = self.limits.transaction_age
         with transaction(self.engine, self.schema, lock_wait=wait, isolation=isolation) as tx:

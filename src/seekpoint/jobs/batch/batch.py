@@ -1,4 +1,4 @@
-"""Carries out a batch from its opening to its last transaction; another driver can take it over and resume it."""
+"""Carries out a batch from its opening to its last transaction; another driver can take it over."""
 
 from __future__ import annotations
 
@@ -218,10 +218,7 @@ class BatchJob:
 
     @contextmanager
     def _ending(self, driver: Driver) -> Iterator[None]:
-        """End the run and release the group, with nothing written, after an error that would recur for every driver.
-
-        Any other error ends only a run that has staged nothing, and gets a note with the run's id.
-        """
+        """End the run and release the group, on an error that would recur for every driver or if nothing is staged."""
 
         try:
             with driver.ending(ENDS_RUN, refusal):

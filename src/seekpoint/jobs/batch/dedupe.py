@@ -109,7 +109,7 @@ def check_limits(tx: Tx, staging: Staging, pipeline: Pipeline, done: Coverage) -
 
 
 def _longest_streak(tx: Tx, staging: Staging, chosen: Sequence[Staged]) -> tuple[Partition, int, int]:
-    """The longest streak of failed records: its partition, its first offset, and its number of records."""
+    """The longest streak of failed records: partition, first offset and number of records."""
     partitions = list(dict.fromkeys(attempt.partition for attempt in chosen))
     passed, before = dict.fromkeys(partitions, 0), list[int]()
     for attempt in chosen:  # in the order of offsets within a partition

@@ -52,8 +52,8 @@ def publish(
 
     A rolled-back attempt (a lost connection, a lock timeout) is repeated; after an unknown commit the run's row is read
     first. ``leader_epochs`` are stored with the positions, and with ``is_recorded`` each range as a row of
-    ``admin_action``. ``rows_of`` finds the staged rows. Raises Fenced if a partition was claimed or reset after
-    ``claims`` were made, ReloadOver, and the last error.
+    ``admin_action``. ``rows_of`` finds the staged rows. Raises Fenced if a partition was claimed or reset since
+    ``claims``, ReloadOver, and the last error.
     """
 
     def step() -> None:

@@ -110,7 +110,7 @@ class BatchSteps:
 
 
 def refusal(error: Exception) -> BatchRefused | None:
-    """The BatchRefused that ends the run in place of ``error``; None if the error may not recur for the next driver."""
+    """The BatchRefused that replaces ``error`` and ends the run; None if the next driver may not get the error."""
     if isinstance(error, ReloadRefused):
         return BatchRefused(error.reasons)
     if isinstance(error, Fenced):

@@ -166,7 +166,7 @@ class Export:
     def _of(self, position: Position, chain: Sequence[Entry], log_start: int) -> Iterator[Range]:
         """One partition's ranges that the archive does not have and the log still has.
 
-        If the log has nothing of the last range, that range is added to the manifest as lost.
+        If the log has nothing of the last range, it is added to the manifest as lost.
         """
         for start, end in _left(position, chain):
             lost = max(start, position.first_offset)
@@ -246,10 +246,7 @@ class Export:
 
 
 def _left(position: Position, chain: Sequence[Entry]) -> list[tuple[int, int]]:
-    """The ranges up to the group's position that the archive does not have.
-
-    They begin at the group's first offset, or at the archive's end if that is earlier.
-    """
+    """The ranges before the position that the archive lacks, from its end or the first offset, whichever is earlier."""
     begin = min(position.first_offset, max((entry.end for entry in chain), default=position.first_offset))
     return holes(chain, begin, position.next_offset)
 

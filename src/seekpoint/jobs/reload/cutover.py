@@ -59,7 +59,7 @@ class CutOver:
 
 
 class PublishedPasses(Passes, Protocol):
-    """Brings the rebuilt tables to the groups' positions, the last time while the positions are locked."""
+    """Brings the rebuilt tables to the groups' positions, the last time with the positions locked."""
 
     @property
     def sources(self) -> Sequence[PipelineSource]:
@@ -200,8 +200,8 @@ def _attempt(
 def _locked(driver: Driver, budget: Budget, last_pass: Callable[[Budget], object] | None) -> Iterator[Step]:
     """The cut-over's step, with the groups and their positions locked: workers wait from here on.
 
-    It locks the run's row first, as all steps do; with ``last_pass`` it locks the row last. That cannot deadlock,
-    because no other step of such a run locks a position.
+    It locks the run's row first, as all steps do, but with ``last_pass`` last. That cannot deadlock, because no
+    other step of such a run locks a position.
     """
 
     def lock(tx: Tx) -> None:

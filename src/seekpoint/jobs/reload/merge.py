@@ -190,7 +190,7 @@ def _prepared(tx: Step, tables: StagingTables, bound: Callable[[], None]) -> tup
 
 
 def _counted(tables: StagingTables) -> tuple[int, bool]:
-    """The number of keys in the difference, and whether it is so small that index look-ups are faster."""
+    """The number of keys in the difference, and whether index look-ups are faster."""
     [(keys, total)] = tables.rows(
         "SELECT (SELECT count(*) FROM {diff}), "
         "(SELECT greatest(c.reltuples, 0)::bigint FROM pg_class c WHERE c.oid = {its})",

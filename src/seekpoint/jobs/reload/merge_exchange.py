@@ -66,7 +66,7 @@ def exchange(tables: StagingTables, cause: psycopg.errors.UniqueViolation, inser
 
 
 def _seen_by(connection: Connection, target: Target) -> list[str]:
-    """Describe what reacts to deletes of rows that are inserted again: triggers, foreign keys, inheriting tables."""
+    """Describe what would react to the deletes: triggers, foreign keys, inheriting tables."""
     reasons = [f"the table has {', '.join(listening)}"] if (listening := hooks(connection, target)) else []
     reasons += [str(key) for key in referencing(connection, target) if key.on_delete]
     return reasons + [f"{child} inherits from it" for child in inheriting(connection, target)]

@@ -90,7 +90,7 @@ def checked(
 ) -> tuple[Sequence[Target], Sequence[Row[Any]], int]:
     """The tables, the groups' positions and the number of open dead letters, after a check that a reload is possible.
 
-    Changes nothing. Raises as :func:`open_run` does, which checks versions again, and then also open runs.
+    Changes nothing. Raises as :func:`open_run` does, which checks versions again, and open runs.
     """
     require_known(kafka)
     groups = [source.group for source in sources]

@@ -82,7 +82,7 @@ class Rewind:
 
 
 def ending_at(rows: Sequence[Row[Any]], ends: Mapping[Key, int]) -> Sequence[Any]:
-    """The positions' rows, with ``next_offset`` limited to the partition's end, if ``ends`` has it."""
+    """The positions' rows, with ``next_offset`` limited by ``ends``."""
     return [
         SimpleNamespace(
             **{

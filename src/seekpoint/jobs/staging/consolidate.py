@@ -129,7 +129,7 @@ def consolidate(driver: Driver, sources: Sequence[PipelineSource]) -> None:
 def check_dead_letters(tx: Tx, staging: Staging, done: Coverage) -> None:
     """Raise ReloadRefused if a record failed in another attempt and not in the chosen one.
 
-    Such a record would be both a row and a dead letter.
+    The record would be both a row and a dead letter.
     """
     counted = rows(tx.connection, "SELECT count(*) FROM {t}", t=(staging.schema, dead_letter.name))[0][0]
     reported = sum(row.dead_letters for row in done.chosen)

@@ -164,7 +164,7 @@ class Rejects:
         return {*bad, *self.block(tx, staging)}
 
     def block(self, tx: Step, staging: Staging) -> set[tuple[Place, int]]:
-        """Dead-letter the staged records that follow a dead letter of their key; returns those records."""
+        """Dead-letter the staged records that follow a dead letter of their key; returns them."""
         blocked: set[tuple[Place, int]] = set()
         for position in tx.positions():
             if (pipeline := self._pipelines[position.group]).keep_key_order:

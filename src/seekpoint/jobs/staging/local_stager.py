@@ -135,7 +135,7 @@ class _WorkerProcess:
         self._tell(task)
 
     def answer(self) -> Staged | None:
-        """The attempt that the process has staged; None if the process crashed. Raises the process's error."""
+        """The attempt that the process has staged; None if it crashed. Raises the process's error."""
         self.task = None
         try:
             kind, payload = self.pipe.recv()

@@ -45,7 +45,7 @@ class RecordWriter:
 
     ``seen`` is called after each savepoint with the written records and their rows. ``held`` maps a topic and key to
     the offset of the key's first dead letter, and later records of the key are blocked; records must be in log order.
-    ``blocks_later``: later records of the key are blocked after all ranges are staged.
+    ``blocks_later``: such records are blocked after all ranges are staged.
     """
 
     def __init__(

@@ -176,7 +176,7 @@ def edited(records: Sequence[RawRecord], edits: Edits) -> Sequence[RawRecord]:
 
 
 def leave_out(tx: Tx, staging: Staging, group: str, ranges: Ranges) -> None:
-    """Store which records of these ranges are dead letters now, so that the run makes no rows of them."""
+    """Store which records of these ranges are dead letters now, so that they make no rows."""
     dead_letters = dead_letters_within(tx, group, ranges)
     if dead_letters:
         parameters = [row._asdict() | {"consumer_group": group} for row in dead_letters]
@@ -211,10 +211,10 @@ def stage_range(
 ) -> Staged:
     """Stage one range of the pipeline's group: decode its records and write their rows to tables of this attempt.
 
-    One transaction writes the rows and stores the returned value in ``reload_staged``. The call may be repeated, also
+    One transaction writes the rows and stores the returned value in ``reload_staged``. It may be repeated, also
     concurrently. A single sink's rows go through one COPY; if the database refuses a row, the range is read again and
-    written in parts to find the row. Raises ReloadOver if the run is not staging, ReloadRefused for a record that ends
-    the run, and the errors of reading the range.
+    written in parts to find it. Raises ReloadOver if the run is not staging, ReloadRefused for a record that ends the
+    run, and the errors of reading the range.
     """
 
     def attempt(write: Callable[[RecordWriter, Iterable[Piece], LeftOut], WriteResult]) -> Staged:

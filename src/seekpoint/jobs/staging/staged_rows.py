@@ -215,7 +215,7 @@ class RowsOf(Protocol):
 def _kept(
     target: Target, columns: Sequence[str], branches: Sequence[Composable], also: Sequence[str] = ()
 ) -> Composable:
-    """A query of each key's newest row, without keys whose newest row is a tombstone; ``also`` are further columns."""
+    """A query of each key's newest row, without keys whose newest row is a tombstone; with the columns ``also``."""
     return ident.SQL("SELECT {} FROM ({}) AS newest WHERE NOT {}").format(
         names([*columns, *also]), _newest(target, columns, branches), name(DELETED)
     )

@@ -191,7 +191,7 @@ def _settings(connection: Connection, sequence: str) -> Row[Any]:
 def _next(connection: Connection, sequence: str, settings: Row[Any]) -> int:
     """The next number of a sequence, or the start of an exhausted one.
 
-    A cycling sequence continues at its start; any other exhausted sequence raises an error after the swap.
+    A cycling sequence continues there; any other raises an error after the swap.
     """
     last, called = position(connection, ident.SQL(sequence))
     start: int = last + settings.seqincrement if called else last

@@ -1,4 +1,4 @@
-"""A worker with ``Accumulate``: payments are added to the sums of their keys; or with ``Upsert``. Exactly once.
+"""A worker with ``Accumulate`` or ``Upsert``: adds payments to the sums of their keys, or replaces rows. Exactly once.
 
 python benchmarks/accumulate.py [--keys 100000]             a table with a row for each key
 python benchmarks/accumulate.py [--keys 100000] --upsert    the same table, whose rows are replaced
@@ -25,12 +25,12 @@ SPREAD = 7_368_787  # a prime: neighbours in the log have distant keys
 
 
 def keys() -> int:
-    """How many keys there are: workers in other processes read it, too."""
+    """The number of keys, from the environment that workers inherit."""
     return int(os.environ.get("BENCH_KEYS", "100000"))
 
 
 def row(record: Any) -> tuple[int, int, int]:
-    """What a payment adds: one payment, and its account's number."""
+    """A payment's key, and its addends: one payment, and its account's number."""
     return record.value.id * SPREAD % keys(), 1, record.value.account
 
 
@@ -47,7 +47,7 @@ def upserting(group: str) -> Pipeline:
 
 
 def fill() -> None:
-    """A row for each key, with nothing in it."""
+    """Create the table with a row of zeros for each key."""
     with psycopg.connect(DSN, autocommit=True) as connection:
         connection.execute(f"DROP TABLE IF EXISTS {TABLE}".encode())
         connection.execute(f"CREATE TABLE {TABLE} (key bigint, payments bigint, accounts bigint)".encode())
@@ -58,7 +58,7 @@ def fill() -> None:
 
 
 def check(*, is_upsert: bool) -> None:
-    """AssertionError unless each key has the sums of its payments; of an upsert, its last payment."""
+    """Raise AssertionError unless each key has the sums of its payments, or the row of an upsert."""
     expected = kinds.expect(KIND, DSN, RECORDS)
     sums = (
         f"SELECT id * {SPREAD} % {keys()}, count(*), sum(account) FROM {expected} WHERE id <= {LIMIT} GROUP BY 1"

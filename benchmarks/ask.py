@@ -1,4 +1,4 @@
-"""The servers of a run, their topics, and the questions that are asked one after the other."""
+"""Starts the servers of a run, fills their topics, and runs each question's script in turn."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Asker:
             raise SystemExit(f"{question.table} could not be produced")
 
     def ask(self, question: Question) -> list[Row]:
-        """Its rows; one with ``skipped`` if it could not be asked or failed."""
+        """The question's rows; a row with ``skipped`` if its script failed or cannot run here."""
         for proxy, delay in ((self._to_broker, question.broker_delay), (self._to_database, question.database_delay)):
             proxy.delay(delay or 0.0, "to_server")
         busy, began = machine.busy(0.3), time.monotonic()
@@ -126,7 +126,7 @@ class Asker:
         return {**os.environ, "PYTHONPATH": path, **{name: str(value) for name, value in settings.items()}}
 
     def _rows(self, question: Question, done: subprocess.CompletedProcess[str]) -> list[Row]:
-        """What it printed: a JSON object a line; it has failed without any, or with an exit code other than 0."""
+        """The JSON lines of the script's output. It has failed without any, or with an exit code other than 0."""
         rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         for row in rows:
             if "peer" in row:

@@ -2,8 +2,8 @@
 
 One transaction per BENCH_BATCH records. While its COPY is open, chunks of 500 are consumed, decoded and written, so
 that the server works on one chunk while the next is decoded. The offsets are rows of its own table, updated in the same
-transaction, and read back when partitions are assigned. It leaves out what the library is for: a fence against a second
-owner, the check that a topic is still the same one, records that fail, COMMITs whose answer is lost.
+transaction, and read back when partitions are assigned. It leaves out what the library adds: a fence against a second
+owner, the check for a recreated topic, records that fail, unknown commits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WAIT = 0.2  # seconds
 
 
 class Loop:
-    """Its state: the position of each partition, and how many records were written."""
+    """The loop's consumer and connection, and the positions that its transaction will store."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
@@ -62,7 +62,7 @@ class Loop:
         return [m for m in self._consumer.consume(most, WAIT) if m.error() is None]
 
     def write(self, first: list[Any], most: int) -> int:
-        """One transaction of at most ``most`` records, from this chunk on; returns how many it wrote."""
+        """Write at most ``most`` records in one transaction, from this chunk on; returns how many."""
         written = 0
         with self._connection.cursor() as cursor:
             with cursor.copy(COPY) as copy:

@@ -2,12 +2,11 @@
 
 python benchmarks/bloat.py [--commits N] [--held N] [--partitions N] [--moved N] [--quick]
 
-Needs only Postgres, with autovacuum as by default. Commits as of one worker, one after the other, each a transaction
-of ``Ledger.advance`` alone: sizes, dead rows, the share of updates that touched no index (HOT), and what an advance
-costs at the start and at the end. Then the same while a transaction elsewhere holds a snapshot open for ``--held``
-commits, so that no row version it may see can be cleaned up, and after it has ended. With ``synchronous_commit=off``,
-which only shortens the wait for the disk: rows are written and cleaned up in the same way. The positions are checked at
-the end: they count the commits.
+Needs only Postgres, with autovacuum as by default. One connection commits transactions that contain only an advance.
+Rows have sizes, dead rows, the share of updates that touched no index (HOT), and the cost of an advance at the start
+and at the end. Then ``--held`` commits follow while a transaction elsewhere holds a snapshot open, so that row versions
+it may see cannot be cleaned up, and as many after it has ended. ``synchronous_commit=off`` only shortens the wait for
+the disk: rows are written and cleaned up in the same way. The positions at the end must count the commits.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Sample = dict[str, Any]
 
 
 class Churn:
-    """Advances one after the other, in its own schema."""
+    """Commits advances one after the other, in a separate schema."""
 
     def __init__(self, stage: Stage, name: str, partitions: int, moved: int) -> None:
         self.schema, self._moved = f"bloat_{stage.name}_{name}", moved
@@ -105,7 +104,7 @@ def figures(name: str, sample: Sample) -> dict[str, Any]:
 
 
 def steady(stage: Stage, options: Any) -> None:
-    """Commits, without other load."""
+    """Measure commits without other load."""
     churn = Churn(stage, "steady", options.partitions, options.moved)
     first = churn.run(1000)
     began = perf_counter()
@@ -142,7 +141,7 @@ def report(mode: str, churn: Churn, options: Any, samples: list[Sample], **more:
 
 
 def held(stage: Stage, options: Any) -> None:
-    """Commits while an old snapshot is open elsewhere, and after it has ended."""
+    """Measure commits while an old snapshot is open elsewhere, and after it has ended."""
     churn = Churn(stage, "held", options.partitions, options.moved)
     first = churn.run(max(1000, options.held // 10))
     with snapshot(stage):

@@ -2,11 +2,11 @@
 
 python benchmarks/claims.py [--partitions N] [--rounds N] [--claims-only] [--quick]
 
-Needs only Postgres. A claim of all partitions at once, by two owners in turn (what a rebalance does): all of
-``Ledger.claim``, and its one statement that claims, as the server measures it. And transactions that only hold all
-active partitions and move some. Each on a ledger that was never analyzed, as a new one is, and on an analyzed one;
-autovacuum is off, so that it stays so. A row shows whether a plan reads the whole ledger: none should, except over a
-few rows. The positions are checked at the end.
+Needs only Postgres. Two owners alternately claim all partitions at once, as in a rebalance: rows have the time of
+``Ledger.claim``, and the server's time for its statement. Other transactions only hold all active partitions and
+advance some. Both run on a ledger that was never analyzed, as a new one, and on an analyzed one, with autovacuum off.
+Rows show whether a plan reads the whole ledger, which is right only for a few rows. The positions are checked at the
+end.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ ANALYZED = {False: "never analyzed", True: "analyzed"}
 
 
 class Spy:
-    """The last statement of each kind, as the driver got it, to ask the server for its plan and time."""
+    """Keeps the last statement of each kind, as the driver received it, for :func:`explain`."""
 
     def __init__(self, engine: Engine) -> None:
         self.seen: dict[str, tuple[str, Any]] = {}
         event.listen(engine, "before_cursor_execute", self._see)
-        self._run, round_trip.rows_of = round_trip.rows_of, self._rows_of  # what the driver runs itself
+        self._run, round_trip.rows_of = round_trip.rows_of, self._rows_of  # statements that bypass SQLAlchemy
 
     def _rows_of(self, driver: Any, *questions: tuple[str, Any], is_prepared: bool = False) -> Any:
         for question in questions:
@@ -52,7 +52,7 @@ class Spy:
 
 
 def explain(engine: Engine, statement: str, parameters: Any) -> tuple[float, float, bool]:
-    """Milliseconds to plan and to run, by the server's clock, and whether it reads the whole ledger."""
+    """The server's milliseconds to plan and to run, and whether the plan reads the whole ledger."""
     with engine.connect() as connection:
         cursor = connection.connection.cursor()
         cursor.execute(f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {statement}", parameters)
@@ -64,7 +64,7 @@ def explain(engine: Engine, statement: str, parameters: Any) -> tuple[float, flo
 
 
 def _flat(plan: Any) -> str:
-    """Node types next to the relation that they read."""
+    """The plan's node types, each with the relation that it reads."""
     nodes, lines = [plan["Plan"]], []
     while nodes:
         node = nodes.pop()
@@ -107,7 +107,7 @@ def _granted(ledger_: Ledger, wanted: Sequence[Partition]) -> Mapping[Partition,
 
 
 def claims(stage: Stage, partitions: int, rounds: int) -> None:
-    """Claims of all partitions, by two owners in turn; and of partitions that the ledger does not have yet."""
+    """Measure claims of all partitions by two owners alternately, and of partitions that are new to the ledger."""
     for analyzed, shown in ANALYZED.items():
         with ledger(stage, analyzed=analyzed, partitions=partitions) as (engine, name):
             spy = Spy(engine)
@@ -152,7 +152,7 @@ def claims(stage: Stage, partitions: int, rounds: int) -> None:
 
 
 def commits(stage: Stage, active: int, sizes: list[int], rounds: int) -> None:
-    """Transactions that only hold and advance."""
+    """Measure transactions that only hold and advance."""
     for analyzed, shown in ANALYZED.items():
         for touched in sizes:
             with ledger(stage, analyzed=analyzed, partitions=active) as (engine, name):
@@ -198,7 +198,7 @@ def _commits(ledger_: Ledger, shown: str, active: int, touched: int, rounds: int
 
 
 def _explain_hold(ledger_: Ledger, held: dict[Partition, Claim]) -> tuple[float, float, bool]:
-    """The plan of the statement that holds them at their present positions."""
+    """The times and plan of the statement that holds these claims."""
     spy = Spy(ledger_.engine)
     with ledger_.begin() as tx:
         ledger_.hold(tx.connection, [Expected(c, c.next_offset) for c in held.values()])
@@ -209,8 +209,8 @@ def main() -> None:
     """Measure claims, then commits."""
     parser = arguments(__doc__)
     parser.add_argument("--partitions", type=int, help="partitions of a claim (1000; quick: 100)")
-    parser.add_argument("--rounds", type=int, help="rounds of claims; ten times as many of commits (30; quick: 5)")
-    parser.add_argument("--claims-only", action="store_true", help="no commits")
+    parser.add_argument("--rounds", type=int, help="rounds of claims; commits have ten times as many (30; quick: 5)")
+    parser.add_argument("--claims-only", action="store_true", help="measure no commits")
     options = parser.parse_args()
     partitions = options.partitions or (100 if options.quick else 1000)
     rounds = options.rounds or (5 if options.quick else 30)

@@ -1,7 +1,7 @@
 """Rows and whole columns to COPY, from JSON, Avro, Protobuf and Arrow: the same payments, one worker, exactly once.
 
-The records have types here (numbers, times), as these formats do. ``long way`` is Confluent's deserializer for every
-record. A record of the Arrow topic holds 1,000 payments.
+The records have typed fields (numbers, times), as these formats do. ``long way`` uses Confluent's deserializer for
+every record. A record of the Arrow topic has 1,000 payments.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REGISTRY = SchemaRegistryClient.new_client({"url": "mock://"})
 
 
 class Typed(msgspec.Struct, frozen=True, gc=False):
-    """A payment, decoded."""
+    """A payment with typed fields."""
 
     id: int
     account: int
@@ -133,7 +133,7 @@ TOPICS: dict[str, Callable[[str], Iterable[bytes | None]]] = {
 
 
 def _fill(name: str) -> str:
-    """A topic of this format, new in every run, because the registry's schemas are lost with the process."""
+    """Fill a topic of this format, new in every run, because the registry's schemas are lost with the process."""
     topic = f"columnar_{name}_{secrets.token_hex(3)}"
     values = enumerate(TOPICS[name](topic))
     kinds.send(BROKERS, topic, ({"value": value, "partition": number % PARTITIONS} for number, value in values))

@@ -3,9 +3,9 @@
 python benchmarks/commits.py [--partitions 1,6,100,1000] [--batches N] [--quick]
 python benchmarks/commits.py --one-of 1000    a worker that owns 1,000 partitions, of which one has records
 
-Each transaction writes a thousand records. The log has them in short runs, and a fetch brings little of each partition,
-so that a batch has records of all of them: the row has the median of how many it touched. The worker reads a fixed list
-of partitions, from a backlog. Its events split the time: *hold* from the batch's opening to the locked rows, *advance*
+Each transaction writes a thousand records. The log has them in short runs, and a fetch brings few of each partition, so
+that a batch touches all partitions; the row has the median of their number. The worker reads a fixed list of
+partitions, from a backlog. Its events split the time: *hold* from the batch's opening to the locked rows, *advance*
 from the applied rows to the moved offsets, *commit* from there to COMMIT's answer; the rest is reading, decoding and
 COPY. Rows are counted at the end.
 """
@@ -37,7 +37,7 @@ def transactions(worker: BenchProcess) -> list[dict[str, Report]]:
 
 
 def run(stage: Stage, partitions: int, batches: int, *, filled: int = 0) -> None:
-    """One worker over a backlog in these partitions, of which ``filled`` have records; 0: all."""
+    """Measure one worker on a backlog; only ``filled`` of its partitions have records (0: all)."""
     stage.fresh_table()
     topic, records = stage.topic(f"commits-{partitions}-{filled}", partitions), BATCH * batches
     in_a_run = max(1, BATCH // (filled or partitions))
@@ -76,7 +76,7 @@ def main() -> None:
     """Each number of partitions in turn."""
     parser = arguments(__doc__)
     parser.add_argument("--partitions", help="(1,6,100,1000; quick: 1,6,100)")
-    parser.add_argument("--batches", type=int, help="transactions' worth of records (300; quick: 30)")
+    parser.add_argument("--batches", type=int, help="records, in full transactions (300; quick: 30)")
     parser.add_argument("--one-of", type=int, metavar="N", help="partitions, one of which has records")
     options: Any = parser.parse_args()
     batches = options.batches or (30 if options.quick else 300)

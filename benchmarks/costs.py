@@ -31,7 +31,7 @@ STAGED, BUILT = "staged_rows", "built_rows"
 
 
 class Meter:
-    """Measures microseconds a row of each step, and prints its line."""
+    """Measures each step in microseconds per row, and prints a line for it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -62,19 +62,19 @@ class Meter:
 
 
 def ranges() -> list[Range]:
-    """The whole topic."""
+    """A range for each partition."""
     topic_id = topic_ids(KAFKA, [KIND.name])[KIND.name]
     assert topic_id is not None
     return [Range(Partition(KIND.name, number), topic_id, 0, end) for number, end in kinds.ends(KIND, BROKERS).items()]
 
 
 def consume() -> Iterator[Piece]:
-    """All records, by the reader of the tasks."""
+    """Read all records, as the tasks do."""
     return (piece for range_ in ranges() for piece in read_range(KAFKA, range_))
 
 
 def rows_of(pieces: Sequence[Piece]) -> list[list[Row]]:
-    """Rows by the pipeline's codec and sink, piece by piece, from the values alone, as in a task."""
+    """The rows that codec and sink make of the values alone, piece by piece, as in a task."""
     writers, batches = PipelineWriters(rebuild.pipeline()), []
     for piece in pieces:
         rows = writers.sinks[0].value_rows(writers.values(piece.records))
@@ -84,7 +84,7 @@ def rows_of(pieces: Sequence[Piece]) -> list[list[Row]]:
 
 
 def statements(connection: Connection, meter: Meter) -> None:
-    """The steps of a reload that run in the database alone."""
+    """Measure the steps of a reload that run only in the database."""
     run = connection.exec_driver_sql
     columns = ", ".join(COLUMNS)
     run("SET max_parallel_workers_per_gather = 0")
@@ -108,7 +108,7 @@ def statements(connection: Connection, meter: Meter) -> None:
 
 
 def main(engine: Engine) -> None:
-    """Every step, in the order in which a row passes them."""
+    """Measure every step, in the order in which a row passes them."""
     rebuild.apply_all(engine, KIND)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql(f"DROP TABLE IF EXISTS {STAGED}, {BUILT}")
@@ -116,7 +116,7 @@ def main(engine: Engine) -> None:
         meter = Meter(connection)
         with meter("consume"):
             assert sum(map(len, consume())) == RECORDS
-        pieces = list(consume())  # read again, not kept above: the garbage collector would cost more than the reading
+        pieces = list(consume())  # read again: to keep them above would measure the garbage collector, too
         with meter("decode and rows"):
             chunks = rows_of(pieces)
         del pieces

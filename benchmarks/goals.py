@@ -1,4 +1,4 @@
-"""The goals, as data; and whether rows meet them."""
+"""The goals, and whether the rows of a report meet them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from report import CPU, MEDIAN_OF, RATE, Row, pairs
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure that must be at least (or ``at_most``) the ``bar``, on so many ``processors`` (None: on any).
+    """A figure that must be at least (or ``at_most``) the ``bar``, on this number of ``processors`` (None: any).
 
-    With ``to``: the ratio of ``key`` of the question ``of`` to the same of ``to``, round by round. Without: the figure
-    ``key`` of ``of`` itself, in the rows whose mode begins with ``case``; of a script that repeats on its own, one row
-    is enough (``once``). ``before`` is the figure when the goal was set, ``far_goal`` a bar far beyond; ``limit`` says
-    what keeps the figure below the bar, and which benchmark or profile shows it.
+    With ``to``, it is the ratio of the ``key`` of question ``of`` to that of question ``to``, within each round.
+    Without, it is the ``key`` of ``of``, in rows whose mode begins with ``case``; ``once``: one row is enough, because
+    the script repeats itself. ``before`` is the figure when the goal was set, ``far_goal`` a much harder bar. ``limit``
+    says what keeps the figure below the bar, and which benchmark shows it.
     """
 
     goal: str
@@ -36,7 +36,7 @@ class Goal:
     limit: str = ""
 
     def figures(self, rows: Sequence[Row], suffix: str) -> list[float]:
-        """One for each round that measured it."""
+        """The figure of each round that measured it."""
         of = self.of + suffix
         if self.to is not None:
             return pairs(rows, (of, None), (self.to + suffix, None), self.key)
@@ -46,9 +46,9 @@ class Goal:
         return [row[self.key] for row in mine if self.key in row]
 
     def judge(self, rows: Sequence[Row], processors: int) -> dict[str, Any]:
-        """The goal with its figure; ``met`` is None where too few rounds measured it.
+        """The goal with its figure; ``met`` is None if too few rounds measured it.
 
-        Questions that were asked on other than the report's ``processors`` have those in their name.
+        Questions that were asked on other than the report's ``processors`` have the number in their name.
         """
         elsewhere = self.processors not in {None, processors}
         figures = self.figures(rows, f" ({self.processors} processors)" if elsewhere else "")
@@ -60,7 +60,7 @@ class Goal:
         of = f"median of {len(figures)} rounds" if len(figures) > 1 else "one run"
         how = f"{of}: {what}" if figures else f"not measured: {what}"
         if figures and met is None:
-            how += f"; fewer than {MEDIAN_OF}, so nothing is said"
+            how += f"; fewer than {MEDIAN_OF}: too few to decide"
         sign = "<=" if self.at_most else ">="
         return {
             "goal": self.goal,
@@ -78,7 +78,7 @@ class Goal:
         }
 
 
-# -- what limits them: text of the page, each with the benchmark that shows it ------------------------------------
+# -- what keeps figures below their bars: text of the page, with the benchmark that shows it ------------------------
 
 _THREAD = (
     "The worker's own thread is the limit: fetching, decoding and writing take most of the elapsed time, and the server"
@@ -278,7 +278,7 @@ ASKED = {
     )
     for processors in (2, 4)
 }
-"""By number of processors, the questions that its goals are about."""
+"""By number of processors, the questions of its goals."""
 
 
 def judge(rows: Sequence[Row], runs: Sequence[Row]) -> list[dict[str, Any]]:

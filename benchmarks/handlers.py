@@ -29,7 +29,7 @@ PLACED = f"INSERT INTO {KIND.name} ({', '.join(COLUMNS)}) VALUES ({', '.join(['%
 
 
 class Base(DeclarativeBase):
-    """What the ORM needs."""
+    """The ORM's base class."""
 
 
 class Row(Base):
@@ -100,17 +100,17 @@ STYLES = {
 
 
 def handling(group: str, *, handle: Any) -> Pipeline:
-    """One style."""
+    """A pipeline with this handler."""
     return Pipeline(group, topics=KIND.name, value=Json(KIND.record), handle=handle)
 
 
 def appending(group: str) -> Pipeline:
-    """The sink."""
+    """A pipeline with the sink."""
     return Pipeline(group, topics=KIND.name, value=Json(KIND.record), sinks=[Append(KIND.name)])
 
 
 def main() -> None:
-    """Every style."""
+    """Measure every style."""
     rounds, calls = (2, 2) if arguments(__doc__).parse_args().quick else (7, 3)
     fresh_table()
     subjects: dict[str, Callable[[], Any]] = {"Append": Unit(appending, SIZE)}

@@ -2,14 +2,13 @@
 
 python benchmarks/latency.py [--seconds N] [--rates 1,100,10000] [--quick]
 
-Each record carries the time right before it was given to the producer, by the machine's monotonic clock; one process
-produces them evenly, one process works. Without linger; from 1,000 a second on with a linger of 1 ms, and with 10 ms of
+Each record carries the time right before it was given to the producer, by the machine's monotonic clock. One process
+produces records evenly, another is the worker. From 1,000 a second on the producer lingers 1 ms, and sends 10 ms of
 records to one partition after the other, as the client does with records without a key: otherwise each record would be
-a request, and the broker the bottleneck. A row counts as visible when its COMMIT was answered (the event
-``Committed``): COMMIT's answer comes when others see it. Separate rounds check that with a reader, which queries the
-table for new rows as fast as it can and notes when it first saw each: ``reader_step`` is the time between two of its
-queries. Rows are matched by partition and offset. Every record counts, except those of the first second (plans, caches,
-the first fetch). Each row also has how long the broker took to answer the producer.
+a request, and the broker the bottleneck. A row counts as visible when its COMMIT was answered (event ``Committed``),
+because others see it then. Separate rounds check that with a reader, which queries the table for new rows as fast as it
+can: ``reader_step`` is the time between two queries. Rows are matched by partition and offset. Records of the first
+second do not count (plans, caches, the first fetch). Rows also have the broker's time to answer the producer.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ WARM = 1.0  # seconds at the start that do not count
 
 
 class Reader(threading.Thread):
-    """Queries for new rows all the time, and notes when it saw each first."""
+    """Queries for new rows continuously, and notes when it first saw each."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(daemon=True)
@@ -66,7 +65,7 @@ def visible(worker: BenchProcess) -> dict[int, tuple[list[int], list[float]]]:
 
 
 def run(stage: Stage, rate: int, seconds: float, *, read: bool) -> None:
-    """One worker, one producer, at one rate; with the reader or without."""
+    """Measure one worker and one producer at this rate; ``read``: with the reader."""
     stage.fresh_table(key="id", more=', partition integer, "offset" bigint')
     topic, name = stage.topic(f"latency-{rate}-{'read' if read else 'plain'}", PARTITIONS), f"{rate:,} a second"
     records, linger = max(10, round(rate * seconds)), 1 if rate >= 1000 else 0

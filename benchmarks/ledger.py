@@ -1,8 +1,7 @@
-"""What the ledger costs: the same pipeline with its two statements, and without them, alternately in one process.
+"""What the ledger costs: one pipeline with hold and advance, and without them, alternately in one process.
 
-Without: a ``Ledger`` whose hold and advance send nothing, so that rows are committed and offsets are not. All else is
-the same, claims included. BENCH_BATCH is the number of records in a transaction, BENCH_LIMIT the number of records in
-each measurement.
+Without them rows are committed and offsets are not; everything else is equal, claims included. BENCH_BATCH is the
+number of records in a transaction, BENCH_LIMIT the number of records in each measurement.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ PAIRS = 5
 
 
 def turn(kind: type[Ledger]) -> Run:
-    """All records once, with this ledger."""
+    """Move all records once, with this ledger."""
     running.Ledger = kind  # type: ignore[attr-defined]  # the one that Worker makes
     fresh_table()
     run = work(pipeline, LIMIT)
@@ -31,7 +30,7 @@ def turn(kind: type[Ledger]) -> Run:
 
 
 def main() -> None:
-    """Measure in pairs; the one that is first in a pair is second in the next."""
+    """Measure in pairs, in alternating order."""
     upgrade()
     turn(Ledger)  # imports, the ledger's tables in cache
     runs: dict[type[Ledger], list[Run]] = {Ledger: [], Silent: []}

@@ -1,6 +1,6 @@
 """The hand-written loop: consume, decode, COPY, commit the database, then commit Kafka. At least once.
 
-As the client's documentation recommends: manual commits after processing; ``fetch.queue.backoff.ms`` as low as ours.
+Manual commits after processing, as the client's documentation recommends; ``fetch.queue.backoff.ms`` as in the library.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a report says about the machine and its load, without names that identify it."""
+"""Describes the machine and its load for a report, without names that identify it."""
 
 from __future__ import annotations
 

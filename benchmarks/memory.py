@@ -2,11 +2,11 @@
 
 python benchmarks/memory.py [--records N] [--poison N] [--modes append,upsert,...] [--quick]
 
-The resident size of the worker's process, read at each commit: the first one, after a million records, the end, the
-peak (the kernel's count, if it has one), and the growth per million after the first, by least squares. ``append`` and
-``upsert`` (each account ten times) write every record; ``poisoned`` variants dead-letter one record in ``--poison``.
-The backlog is there before the worker starts, so that the client's queue is always full. Rows and dead letters are
-counted at the end.
+The resident size of the worker's process is read at each commit. Rows have the first size, the sizes after a million
+records and at the end, the peak (the kernel's, if known), and the growth per million records after the first million,
+by least squares. ``append`` and ``upsert`` (each account ten times) write every record; ``poisoned`` variants
+dead-letter one record in ``--poison``. The backlog is complete before the worker starts, so that the client's queue is
+always full. Rows and dead letters are counted at the end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def peak(worker: BenchProcess, seen: int) -> int:
 
 
 def run(stage: Stage, mode: str, topic: str, options: Any) -> None:
-    """One worker over all records."""
+    """Measure one worker on all records."""
     sink, _, is_poisoned = mode.partition(" ")
     poison, records = options.poison if is_poisoned else 0, options.records
     stage.fresh_table(key="account" if sink == "upsert" else "")

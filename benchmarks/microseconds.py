@@ -1,8 +1,8 @@
 """Where each microsecond of an append goes: the client by stage, the server's backend, the broker; and the ceiling.
 
 Stages are functions that process a chunk or a transaction, so that timing them costs little in comparison. Each has the
-elapsed time and the processor time of the worker's thread, without that of the stages inside it. For the servers'
-processes only processor time is read, which needs BENCH_BROKER_PID and BENCH_POSTGRES_PID, as ``run.py`` sets them.
+elapsed time and the processor time of the worker's thread, without the stages inside it. For the servers' processes
+only processor time is read, which needs BENCH_BROKER_PID and BENCH_POSTGRES_PID, as ``run.py`` sets them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Stopwatch:
         self.reset()
 
     def reset(self) -> None:
-        """From now on."""
+        """Start from zero."""
         self.spent = {stage: [0.0, 0.0] for stage in STAGES}
         self._began = perf_counter(), thread_time()
 
@@ -95,11 +95,11 @@ class Servers:
         self.reset()
 
     def reset(self) -> None:
-        """From now on."""
+        """Start from zero."""
         self._before = {process.pid: _used(process) for process, _ in self._all()}
 
     def read(self) -> dict[str, float]:
-        """Seconds since then."""
+        """Seconds since the last reset."""
         seconds = {"the server's backend": 0.0, "the rest of Postgres": 0.0, "the broker": 0.0}
         for process, what in self._all():
             seconds[what] += _used(process) - self._before.get(process.pid, 0.0)
@@ -119,7 +119,7 @@ def _used(process: psutil.Process) -> float:
 
 
 def measure() -> tuple[Run, dict[str, list[float]], dict[str, float]]:
-    """One worker, all records: the run, seconds by stage of its thread, processor seconds of the servers."""
+    """Run one worker; returns the run, its thread's seconds by stage, and the servers' processor seconds."""
     stopwatch, servers = Stopwatch(), Servers()
     for stage, place in STAGES.items():
         stopwatch.watch(stage, place)
@@ -147,7 +147,7 @@ def measure() -> tuple[Run, dict[str, list[float]], dict[str, float]]:
 
 
 def main() -> None:
-    """Print a row for each stage, and one for the whole with what it implies."""
+    """Print a row for each stage, and a row for all of it with the ceilings."""
     run, spent, servers = measure()
     seconds = run.ended - run.began
     subject = {"subject": "profile", "table": KIND.name, "key": KEYED, "records": run.records}

@@ -1,8 +1,8 @@
 """A worker with ``Append``, observed by operators (``on``) or not (``off``): what monitoring costs. Exactly once.
 
-``on``: metrics are counted and collected each second, and each second the worker writes its own row and a sample of its
-positions, which it does every 10 and 60 seconds by default, and mirrors its positions to Kafka, by default every 5.
-``off``: no metrics, no samples, no mirror, one row at the start.
+``on``: each second metrics are collected, and the worker writes its row and a sample of its positions (by default every
+10 and 60 seconds) and mirrors its positions to Kafka (by default every 5). ``off``: no metrics, no samples, no mirror,
+and the worker's row only at the start.
 """
 
 from __future__ import annotations

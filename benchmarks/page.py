@@ -2,11 +2,10 @@
 
 python benchmarks/page.py bench-report.json
 
-``docs/internals/benchmarks.md`` has all of it: the text between ``<!-- bench:NAME -->`` and ``<!-- /bench -->`` is
-replaced, the prose around it is not changed. ``docs/performance.md`` has a selection: a marker there names its rows,
-``<!-- rates: append ÷ floor; loop -->`` by rate and ratio, ``<!-- figures: latency: 100 a second [latency_p50_ms] -->``
-by their figures; in both, a question's case comes after a colon. Plots and a copy of the report go to ``docs/assets``.
-A test checks that pages, plots and that copy agree.
+``docs/internals/benchmarks.md`` has all rows: the text between ``<!-- bench:NAME -->`` and ``<!-- /bench -->`` is
+replaced. ``docs/performance.md`` has the rows that its markers name: ``<!-- rates: append ÷ floor; loop -->`` with rate
+and ratio, ``<!-- figures: latency: 100 a second [latency_p50_ms] -->`` with these figures; a question's case comes
+after a colon. Plots and a copy of the report go to ``docs/assets``. A test checks that pages, plots and copy agree.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ PLOTS: Mapping[str, tuple[str, str, Sequence[str]]] = {
 }
 """By name: the group, the title, and the questions of other groups that are shown, too."""
 BESIDE: Mapping[str, Sequence[str]] = {"workers": ("append", "append, 2 workers")}
-"""By group: which questions of other groups its table has too, on any number of processors."""
+"""By group: the questions of other groups that its table has, too, on any number of processors."""
 
 
 def render(report: Row, text: str) -> str:
@@ -89,7 +88,7 @@ def _guarantee(line: Row) -> str:
 
 
 def with_verdicts(report: Row) -> Row:
-    """The report with summary and goals computed from its rows, by the questions and goals of today."""
+    """The report with summary and goals computed from its rows, by the present questions and goals."""
     rows, runs = report["rows"], report["runs"]
     suffixes = ["", *{f" ({run['cores_used']} processors)" for run in runs}]
     against = {
@@ -101,7 +100,7 @@ def with_verdicts(report: Row) -> Row:
 
 
 def shown(report: Row) -> str:
-    """The report as it is stored: a row a line."""
+    """The report as text, with one row per line."""
     rows = ",\n".join(json.dumps(row) for row in report["rows"])
     rest = {name: value for name, value in report.items() if name != "rows"}
     return json.dumps(rest, indent=1)[:-2] + f',\n "rows": [\n{rows}\n ]\n}}\n'
@@ -119,7 +118,7 @@ _LEFT = {"ratios within a round", "what it is", "figures", "how", ""}
 
 
 def _setting(report: Row) -> str:
-    """A line for each machine with its servers and versions, with the runs on it."""
+    """A line for each machine: its servers, versions and runs."""
     runs: dict[str, list[str]] = {}
     for run in report["runs"]:
         machine, versions = run["machine"], run["versions"]
@@ -143,7 +142,7 @@ def _goals(report: Row) -> str:
 
 
 def goals_table(goals: Sequence[Row]) -> str:
-    """Each goal with its figure, and whether that meets it; then what limits those that are not met."""
+    """A table of goals and figures, then what limits the missed goals."""
     tables = ""
     for processors in dict.fromkeys(goal["processors"] for goal in goals):
         mine = [goal for goal in goals if goal["processors"] == processors]
@@ -202,7 +201,7 @@ def _chosen_rates(lines: Sequence[Row], choices: Sequence[str]) -> str:
 
 
 def _chosen_figures(lines: Sequence[Row], choices: Sequence[str]) -> str:
-    """A row for each of the questions' cases, with the figures that the choices name: the same for all."""
+    """A row for each chosen case, with the figures that the choices name, equal in all of them."""
     rows, head = [], list[str]()
     for choice in choices:
         if (parts := _FIGURES.fullmatch(choice)) is None:

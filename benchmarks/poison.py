@@ -3,8 +3,8 @@
 python benchmarks/poison.py [--records N] [--rounds N] [--only SUBJECT] [--shares 1000,100] [--quick]
 
 One worker over the demo's flights. One record in N is made bad by ``row=`` or the handler, is found, and becomes a dead
-letter. ``of_clean`` is the rate's ratio to the clean one of the same subject and round; both figures are medians of the
-rounds. Machines are shared and noisy: compare the rows of one run.
+letter. ``of_clean`` is the ratio to the rate without bad records, of the same subject and round; rate and ratio are
+medians of the rounds. Machines are shared and noisy: compare the rows of one run.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from stage import Stage, arguments, say, servers
 
 SHARES = (0, 100_000, 1_000, 100, 10)  # 0: none
 SUBJECTS = {
-    "Append, row= raises": "set aside before it reaches the server",
+    "Append, row= raises": "dead-lettered before it reaches the server",
     "Append, CHECK": "the server names the line",
-    "Append, foreign key": "the server names nothing: found by halves",
+    "Append, foreign key": "the server names nothing: found by bisecting",
     "handler, Poison named": "the handler names the record",
-    "handler, CHECK": "nobody names it: found by halves",
+    "handler, CHECK": "the handler names nothing: found by bisecting",
 }
 COLUMNS = Flight.__struct_fields__
 PARTITIONS = 6
@@ -80,7 +80,7 @@ def pipeline(subject: str, share: int, group: str) -> Pipeline:
 
 def measure(subject: str, share: int, stage: Stage, records: int) -> float:
     """Records per second of one worker until every record is passed; checks rows and dead letters."""
-    logging.getLogger("seekpoint.events").setLevel(logging.ERROR)  # a line per dead letter is not what is measured
+    logging.getLogger("seekpoint.events").setLevel(logging.ERROR)  # a log line per dead letter would be measured, too
     engine = create_engine(stage.url)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as tx:
         table.drop(tx, checkfirst=True)

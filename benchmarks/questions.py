@@ -17,9 +17,9 @@ GROUPS = {
     "upserts": "upserts by how many keys are in the table already; ready rows by the same SQL; settings; sums",
     "peers": "Flink, Kafka Connect, Pathway, Quix Streams, Spark",
     "operations": "claims, commits, status, bad records, latency, topic ids, rebalances, slow databases, bloat, memory",
-    "workers": "how many workers until the server is full",
-    "ledger": "what the ledger's two statements cost, and what operators look at",
-    "records": "100 B, 1 KB, and the flights' 20 columns",
+    "workers": "how many workers the server can use",
+    "ledger": "what the ledger's two statements and monitoring cost",
+    "records": "records of 100 B and 1 KB, and flights of 20 columns",
     "handlers": "handler styles, one record per transaction, columnar",
     "delays": "5 ms more for each round trip to the broker, or to the database",
     "reloads": "staging a rebuilt table, seconds under the lock, verify, and what a row costs on the way",
@@ -39,7 +39,7 @@ GUARANTEES = {
     "accumulate.py": "exactly once",
     "upsert_sql.py": "none",
 }
-"""Of the scripts that do not print it themselves."""
+"""The guarantees of scripts that do not print one."""
 
 LABELS = {
     "append": "Seekpoint append",
@@ -64,15 +64,15 @@ LABELS = {
     "pathway": "Pathway",
     "quix": "Quix Streams",
 }
-"""By how a question's name begins, the longer names first."""
+"""By the beginning of a question's name; longer names come first."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One question; of ``limit`` records (None: all that the topic has), ``share`` of the run's records in the topic.
+    """One question. It reads ``limit`` records (None: all) of a topic that has ``share`` of the run's records.
 
     ``cases``: the script prints several rows, which differ in their mode. ``against`` names the questions that it is
-    compared with, in the same round; with ``cases``, its own cases. ``rounds`` is None if the run sets the number.
+    compared with in a round; with ``cases``, its own cases. ``rounds`` is None if the run sets the number.
     ``broker_delay`` and ``database_delay`` (seconds) are not None if the connection goes through a proxy.
     ``has_servers``: the script starts its own servers. ``own_options``: the script takes ``--quick``.
     ``in_service``: Python's garbage collector runs as often as by default; else rarely, as under ``seekpoint run``.
@@ -281,7 +281,7 @@ def chosen(only: Collection[str], *, quick: bool = False) -> list[Question]:
     Raises LookupError for an unknown name.
     """
     if unknown := set(only) - set(GROUPS) - set(QUESTIONS):
-        raise LookupError(f"no group and no question is called {', '.join(sorted(unknown))}: --list names them")
+        raise LookupError(f"no group or question is called {', '.join(sorted(unknown))}: --list names them")
     return [
         question
         for question in QUESTIONS.values()
@@ -290,7 +290,7 @@ def chosen(only: Collection[str], *, quick: bool = False) -> list[Question]:
 
 
 def with_bases(questions: Collection[Question]) -> list[Question]:
-    """These, and those that they are compared with, in the registry's order."""
+    """These questions and their bases, in the registry's order."""
     names = {question.name for question in questions}
     wanted = names | {base for question in questions if not question.cases for base in question.against}
     return [question for question in QUESTIONS.values() if question.name in wanted]

@@ -2,12 +2,12 @@
 
 python benchmarks/rebalance.py [--rounds N] [--rate N] [--protocols eager,cooperative,consumer] [--quick]
 
-Six partitions under a steady load. For each partition that moves: the *pause*, from its revocation (Kafka's callback;
-if the owner leaves, its decision to drain; if it is killed, the kill) to the new owner's first commit; and the
-*standstill*, from the old owner's last commit of it to that one. For each that stays with its owner: the longest time
-between two of its commits meanwhile, and the same figure of a quiet second. Heartbeats are as given (librdkafka's
-default is 3 s, a broker's for group.protocol=consumer 5 s), sessions 6 s (default 45 s): they decide how soon a member
-learns of a change, and how late a crash is noticed. At the end every record must be in the table once.
+Six partitions are under a steady load. A moved partition's *pause* lasts from its revocation (Kafka's callback, the
+decision to drain, or the kill) to the new owner's first commit, its *standstill* from the old owner's last commit to
+the same commit. For a partition that stays, rows have the longest time between two commits during the change, and in a
+quiet second. Heartbeats (librdkafka's default is 3 s, the broker's for group.protocol=consumer 5 s) decide how soon a
+member learns of a change, sessions of 6 s (default 45 s) how late a crash is noticed. At the end every record must be
+in the table once.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class ChangeTimes:
     staying: list[float] = field(default_factory=list)
     quiet: list[float] = field(default_factory=list)
     whole: list[float] = field(default_factory=list)  # from the change to the last partition's first commit
-    given_back: list[float] = field(default_factory=list)  # of those that were revoked and given back
+    given_back: list[float] = field(default_factory=list)  # pauses of partitions that were revoked and given back
 
 
 class Group:
-    """The members of one group, and what they committed."""
+    """The members of one group, and their commits."""
 
     def __init__(self, stage: Stage, order: dict[str, Any]) -> None:
         self._stage, self._order = stage, order
@@ -59,7 +59,7 @@ class Group:
         return member
 
     def settled(self, since: float, members: list[BenchProcess]) -> None:
-        """Wait until all partitions are committed by these members alone, each by one, and each member has some."""
+        """Wait until exactly one of these members commits each partition, and each member has some."""
         deadline, wait = monotonic() + 90, threading.Event()
         while monotonic() < deadline:
             now = monotonic()
@@ -93,7 +93,7 @@ def gaps(times: list[float]) -> list[float]:
 def measure(
     group: Group, change: float, until: float, leaver: BenchProcess | None, times: ChangeTimes, *, killed: bool
 ) -> None:
-    """What the change cost each partition."""
+    """Add each partition's times to ``times``."""
     firsts = []
     for partition, commits in group.commits().items():
         before = [(time, member) for time, member in commits if time < change]
@@ -122,7 +122,7 @@ def measure(
 
 
 def _quiet(before: list[tuple[float, int]], change: float) -> list[float]:
-    """The commits of the quiet time, and the one before it: on busy cores there may be fewer than two in a second."""
+    """The commits of the quiet time and the last one before, because a second on busy cores may have fewer than two."""
     times = [time for time, _ in before]
     return [time for time, following in pairwise([*times, change]) if following > change - QUIET]
 
@@ -157,7 +157,7 @@ def play(group: Group, times_by_change: dict[str, ChangeTimes], rounds: int) -> 
 
 
 def run(stage: Stage, protocol: str, options: Any) -> None:
-    """One protocol, and a row for each kind of change."""
+    """Measure one protocol; prints a row for each kind of change."""
     stage.fresh_table()
     topic = stage.topic(f"rebalance-{protocol}", PARTITIONS)
     classic = {"session.timeout.ms": 6000, "heartbeat.interval.ms": options.heartbeat_ms}
@@ -202,9 +202,9 @@ def run(stage: Stage, protocol: str, options: Any) -> None:
 def main() -> None:
     """Each protocol in turn."""
     parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, help="of a join, a leave, a join and a kill (5; quick: 1)")
+    parser.add_argument("--rounds", type=int, help="rounds of join, leave, join and kill (5; quick: 1)")
     parser.add_argument("--rate", type=int, default=3_000, help="records per second")
-    parser.add_argument("--heartbeat-ms", type=int, default=500, help="of classic members, and of the broker's own")
+    parser.add_argument("--heartbeat-ms", type=int, default=500, help="heartbeats of classic members and the broker")
     parser.add_argument("--protocols", default=",".join(PROTOCOLS))
     options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.quick else 5)

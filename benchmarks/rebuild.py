@@ -1,4 +1,4 @@
-"""What the questions about reloads share: a group that has applied the whole topic, without a worker.
+"""Shared by the questions about reloads: a group that has applied the whole topic, without a worker.
 
 The live table is written by SQL, and the ledger's positions are set to the topic's ends: for a reload it is as if
 workers had applied the records, and two million rows take seconds.
@@ -32,7 +32,7 @@ def pipeline() -> Pipeline:
 
 @contextmanager
 def ledger() -> Iterator[Engine]:
-    """The ledger's tables, and a new group's name in the environment."""
+    """Create the ledger's tables; put a new group's name into the environment."""
     os.environ[GROUP] = f"bench-{secrets.token_hex(4)}"
     engine = create_engine(URL)
     try:

@@ -1,4 +1,4 @@
-"""Seconds under the lock, by strategy and by how much has changed; and the steps before it.
+"""Seconds under the lock, by strategy and by how much has changed, and of the steps before the lock.
 
 python benchmarks/reloads.py [--quick]
 
@@ -32,7 +32,7 @@ CHANGED = (0, 1, 10, 100)  # percent
 
 
 def fill(percent: int) -> None:
-    """The table as older code left it."""
+    """Create the table as older code left it."""
     source = kinds.expect(KIND, DSN, RECORDS)
     with psycopg.connect(DSN, autocommit=True) as connection:
         connection.execute(f"CREATE TABLE {KIND.name} (id bigint PRIMARY KEY, amount bigint)".encode())
@@ -58,7 +58,7 @@ class Steps:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time one."""
+        """Time one step."""
         began = time.monotonic()
         yield
         self.seconds[f"{name}_seconds"] = round(time.monotonic() - began, 3)
@@ -106,7 +106,7 @@ def verify(engine: Engine) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Every case."""
+    """Measure every case."""
     arguments(__doc__).parse_args()
     cases: list[tuple[str, str, int]] = [
         *(("merge", "any keys", percent) for percent in CHANGED),

@@ -56,7 +56,7 @@ def spread(numbers: Sequence[float]) -> list[float]:
 
 
 def summary(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> list[Row]:
-    """A line for each question and case; ``against`` names what it is compared with: questions, or its own cases."""
+    """A line for each question and case; ``against`` names the questions or cases that it is compared with."""
     lines = []
     for (question, case), several in by_key(rows).items():
         good = [row for row in several if "skipped" not in row]
@@ -84,7 +84,7 @@ def summary(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> list[R
 
 
 def _figures(good: Sequence[Row]) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """The medians of all other figures that are numbers in each row; and least and most of those that differ."""
+    """The medians of all other figures that are numbers, and the least and most of figures that differ."""
     names = [name for name in good[-1] if name not in _NO_FIGURES and all(_is_number(row.get(name)) for row in good)]
     several = {name: [row[name] for row in good] for name in names}
     medians = {name: round(statistics.median(values), 4) for name, values in several.items()}

@@ -1,13 +1,12 @@
-"""Asks the questions, round by round, on its own broker and Postgres; medians, ratios, ``bench-report.json``.
+"""Asks the questions round by round, on a new broker and Postgres; writes medians and ratios to a report.
 
 python benchmarks/run.py [--only core,peers] [--only "append, key"] [--quick] [--records N] [--rounds N] [--resume FILE]
 python benchmarks/run.py --only goals --processors 0,1 [--plan]    the questions of the goals for two processors
 
-Group after group is asked, in the order of --list. Subjects are interleaved: each round asks every chosen question of
-the group once, and with them the questions that they are compared with, so that a ratio never spans two rounds. The
-report is written after every row. ``--resume`` continues a report: with the rounds or the questions that it lacks.
-``--processors`` pins servers and subjects. The exit code is 1 if a subject failed, 0 if all ran, or were peers that
-cannot be set up here.
+Groups are asked in the order of --list. Each round asks every chosen question of the group once, and the questions
+that they are compared with, so that a ratio never spans two rounds. The report is written after every row. ``--resume``
+continues a report with the rounds or questions that it lacks. ``--processors`` pins servers and subjects. The exit code
+is 1 if a subject failed; a peer that cannot be set up here is skipped.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--only", default=[], help="groups and questions, or goals: their questions; repeatable", action="append"
+        "--only", default=[], help="groups and questions, or `goals` for their questions; repeatable", action="append"
     )
     parser.add_argument(
         "--quick", action="store_true", help="fewer records; without --only, the core rows in under three minutes"
@@ -71,10 +70,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="(5 for the core, small transactions and upserts; 3 for others)")
     parser.add_argument("--kind", default="payments", choices=("payments", "flights"), help="the core's records")
     parser.add_argument("--processors", type=_processors, metavar="0,1", help="servers and subjects share these")
-    parser.add_argument("--plan", action="store_true", help="show what would be asked and how long it takes, and end")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="a report to continue; it is written back")
+    parser.add_argument("--plan", action="store_true", help="show the plan and an estimate of its time, and exit")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="the report to continue, which is overwritten")
     parser.add_argument("--output", type=Path, help="bench-report.json")
-    parser.add_argument("--list", action="store_true", help="show groups and questions, and end")
+    parser.add_argument("--list", action="store_true", help="show groups and questions, and exit")
     options = parser.parse_args()
     options.records = options.records or (QUICK_RECORDS if options.quick else RECORDS)
     options.output = options.output or options.resume or Path("bench-report.json")
@@ -96,7 +95,7 @@ def _options() -> argparse.Namespace:
 
 
 def _parts(argument: str) -> list[str]:
-    """The names in an argument, which are separated by commas; a question's name may contain some."""
+    """The comma-separated names in an argument; a question's name may contain commas."""
     return [argument] if argument in QUESTIONS else [part for part in argument.split(",") if part]
 
 
@@ -129,7 +128,7 @@ class Session:
         self.missing = {q.name: self._missing(q) for q in options.chosen}
         for run in self._runs:
             if (run["machine"], run["records"], run["kind"]) != (here, options.records, options.kind):
-                raise SystemExit(f"{options.resume} is from another machine, or of other records: begin a new one")
+                raise SystemExit(f"{options.resume} is from another machine, or of other records: begin a new report")
 
     def _missing(self, question: Question) -> int:
         """The number of missing rounds; 0 for a question that could not be set up."""

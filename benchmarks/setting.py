@@ -1,4 +1,4 @@
-"""The settings from the environment: servers, and what is to be moved. ``run.py`` sets them for every question."""
+"""The settings from the environment: servers, and the records to move. ``run.py`` sets them for every question."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCH = int(os.environ.get("BENCH_BATCH", "10000"))  # records of a transaction
 KEYED = os.environ.get("BENCH_KEY", "0") == "1"  # the table has a primary key
 PARALLELISM = int(os.environ.get("BENCH_PARALLELISM", "1"))  # workers, slots, tasks or threads
 IS_SYNCHRONOUS = os.environ.get("BENCH_SYNCHRONOUS", "1") == "1"  # synchronous_commit
-IS_SERVICE = os.environ.get("BENCH_SERVICE", "0") == "1"  # the worker's process has the collector's own thresholds
+IS_SERVICE = os.environ.get("BENCH_SERVICE", "0") == "1"  # Python's garbage collector keeps its default thresholds
 STORED = int(os.environ.get("BENCH_STORED", "10000000"))  # rows of the table for payments_spread
 
 

@@ -26,7 +26,7 @@ class Progress:
 
     @contextmanager
     def asking(self, n: int, question: Question) -> Iterator[None]:
-        """While one question runs."""
+        """Show one question while it runs."""
         self._label = f"round {n} of {self._rounds}: {question.name}"
         began = time.monotonic()
         with self._console.status(f"{self._label} ({self.remaining()})"):
@@ -35,7 +35,7 @@ class Progress:
         self.skip()
 
     def skip(self) -> None:
-        """Remove the next question from those that are left."""
+        """Remove the next question from the plan."""
         self._left.pop(0)
 
     def tell(self, row: Row) -> None:

@@ -33,7 +33,7 @@ PIECE = 16 * 1024
 
 
 class Narrow:
-    """A proxy that carries ``rate`` bytes a second to the server, and answers without a limit. ``carried`` counts."""
+    """A proxy that carries ``rate`` bytes a second to the server, and any number back; ``carried`` counts the bytes."""
 
     def __init__(self, host: str, port: int) -> None:
         self._server, self._open = (host, port), True
@@ -63,7 +63,7 @@ class Narrow:
                     self._wait(len(data))
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
-        except OSError:  # one side is gone: so is the other
+        except OSError:  # one side is closed: close the other
             source.close()
             target.close()
 
@@ -85,7 +85,7 @@ class Narrow:
 
 @contextmanager
 def narrow(stage: Stage) -> Iterator[tuple[Narrow, str]]:
-    """Such a proxy, and the database's URL through it."""
+    """A Narrow proxy, and the database's URL through it."""
     url = make_url(stage.url)
     assert url.host, "the database's URL needs a host"
     line = Narrow(url.host, url.port or 5432)
@@ -115,7 +115,7 @@ def consume(stage: Stage, topic: str, records: int) -> float:
 
 
 def run(stage: Stage, mode: str, topic: str, records: int, **order: Any) -> tuple[BenchProcess, dict[str, Any]]:
-    """One worker over all records; returns it, and the figures of each mode."""
+    """Run one worker on all records; returns it, and its figures."""
     stage.fresh_table()
     defaults = {"group": f"{mode}-{stage.name}", "topic": topic, "sink": "append", "kafka": KAFKA, "tell": TELL}
     with stage.start(**{**defaults, "rss": True, "stats": True, **order}) as worker:
@@ -146,7 +146,7 @@ def run(stage: Stage, mode: str, topic: str, records: int, **order: Any) -> tupl
 
 
 def throttled(stage: Stage, topic: str, options: Any) -> None:
-    """Connections that carry a share of Kafka's rate."""
+    """Measure connections that carry a share of Kafka's rate."""
     size, rate = stage.fill(topic, PARTITIONS, options.records), consume(stage, topic, options.records)
     with narrow(stage) as (line, url):
         _, free = run(stage, "wide", topic, options.records, database=url)
@@ -175,7 +175,7 @@ def throttled(stage: Stage, topic: str, options: Any) -> None:
 
 
 def delayed(stage: Stage, topic: str, options: Any) -> None:
-    """Every answer of the database comes 50 ms later."""
+    """Measure a database that answers 50 ms later."""
     url = make_url(stage.url)
     assert url.host, "the database's URL needs a host"
     with Proxy(url.host, url.port or 5432) as proxy:
@@ -187,7 +187,7 @@ def delayed(stage: Stage, topic: str, options: Any) -> None:
 
 
 def stalling(stage: Stage, options: Any) -> None:
-    """Each transaction takes longer than the group may wait for a poll."""
+    """Measure transactions that are longer than the group may wait for a poll."""
     records = 3 * 1000
     topic = stage.topic("stalling", PARTITIONS)
     stage.fill(topic, PARTITIONS, records)

@@ -44,7 +44,7 @@ NAMED = text(f"INSERT INTO {KIND.name} ({', '.join(COLUMNS)}) VALUES ({', '.join
 
 
 def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
-    """A statement per record."""
+    """Run a statement per record."""
     for record in batch:
         tx.execute(NAMED, {name: getattr(record.value, name) for name in COLUMNS})
 
@@ -111,7 +111,7 @@ class Bare:
 
 
 def pairs(size: int, on: bool) -> dict[str, tuple[Any, Any]]:
-    """With the ledger's statements, and without."""
+    """Each subject with the ledger's statements, and without."""
     append, handler, bare = partial(appending, on=on), partial(handling, on=on), partial(Bare, size, on=on)
     return {
         "unit, Append": (Unit(append, size), Unit(append, size, Silent)),
@@ -150,7 +150,7 @@ def measure(size: int, on: bool, rounds: int, calls: int) -> None:
 
 
 def main() -> None:
-    """All sizes, durable and not."""
+    """Measure all sizes, synchronous and not."""
     rounds, calls = (4, 5) if arguments(__doc__).parse_args().quick else (15, 12)
     fresh_table()
     for on in (True, False):

@@ -1,7 +1,7 @@
-"""What the operational questions share: servers, the topic and the table, processes that work and feed, the JSON row.
+"""Shared by the operational questions: servers, topic and table, worker and feeder processes, the JSON row.
 
 A script that measures members of a group starts them as separate processes (``worker_process.py``), which report their
-events. Their times are from the machine's monotonic clock, so they can be compared.
+events with times of the machine's monotonic clock, so that these can be compared.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Stage:
         return full
 
     def fresh_table(self, *, key: str = "", more: str = "") -> None:
-        """An empty table, the ledger's schema, and a checkpoint, so that the server is quiet."""
+        """Create an empty table and the ledger's schema, and a checkpoint, so that the server is quiet."""
         primary = f", PRIMARY KEY ({key})" if key else ""
         with self.connect() as connection:
             connection.execute(f"DROP TABLE IF EXISTS {TABLE}".encode())
@@ -161,7 +161,7 @@ class BenchProcess(ChildProcess):
         super().__init__(start_python(str(program)), order)
 
     def reported(self, report: Report) -> None:
-        """Count what it has committed."""
+        """Count the committed offsets."""
         super().reported(report)
         self.passed += sum(end - start for _, start, end in report.get("spans", ()))
 
@@ -174,13 +174,13 @@ class BenchProcess(ChildProcess):
         return psutil.Process(self.pid)
 
     def kill_now(self) -> float:
-        """SIGKILL; returns when, in seconds."""
+        """Send SIGKILL; returns when, in seconds."""
         time = monotonic()
         self.kill()
         return time
 
     def stop(self) -> float:
-        """SIGTERM, and wait for exit code 0; returns when the signal was sent, in seconds."""
+        """Send SIGTERM and wait for exit code 0; returns when it was sent, in seconds."""
         time = monotonic()
         self.terminate()
         self.finish()

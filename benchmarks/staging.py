@@ -1,12 +1,12 @@
-"""From Kafka into a table that has no readers yet, as the first step of a reload does it; or by Spark's JDBC writer.
+"""Writes from Kafka to a table without readers: the first step of a reload, or Spark's JDBC writer.
 
 python benchmarks/staging.py local    this process reads, decodes and copies, one range after the other
 python benchmarks/staging.py pool     BENCH_PARALLELISM processes of this machine do the same
 python benchmarks/staging.py spark    Spark's tasks do the same (BENCH_PARALLELISM slots)
 python benchmarks/staging.py jdbc     Spark reads by our source, decodes, and writes by JDBC in rewritten batches
 
-Each from the request to the last commit, for the second time in its session. ``local``, ``pool`` and ``spark`` then
-complete the reload, so that the table that is checked has what they staged.
+Each is measured from the request to the last commit, the second time in its session. ``local``, ``pool`` and
+``spark`` then complete the reload, so that the checked table has the staged rows.
 """
 
 from __future__ import annotations

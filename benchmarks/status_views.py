@@ -1,5 +1,4 @@
-"""How long `seekpoint status` of a ledger and each page of the console take: 1,000 partitions of 200 groups, a month of
-samples.
+"""How long ``seekpoint status`` and each page of the console take: 1,000 partitions, 200 groups, a month of samples.
 
 python benchmarks/status_views.py [--partitions N] [--groups N] [--rounds N] [--quick]
 
@@ -39,7 +38,7 @@ ANALYZE {s}.partition_offset"""
 
 
 def fill(tx: Connection, schema_name: str, *, groups: int, partitions: int, month: int = MONTH) -> None:
-    """Rows as workers leave them: each partition of one group, ten records after its position, ``month`` samples."""
+    """Fill the ledger as workers do: each partition with one group, a lag of ten records, and ``month`` samples."""
     values = {"groups": groups, "partitions": partitions, "month": month}
     for statement in FILL.split(";"):
         used = {name: value for name, value in values.items() if f":{name}" in statement}
@@ -95,7 +94,7 @@ def run(stage: Stage, partitions: int, groups: int, rounds: int, month: int) -> 
 
 
 def main() -> None:
-    """The command line."""
+    """Measure one ledger."""
     parser = arguments(__doc__)
     parser.add_argument("--partitions", type=int, help="partitions of all groups (1000; quick: 100)")
     parser.add_argument("--groups", type=int, help="groups in the ledger (200; quick: 20)")

@@ -1,4 +1,4 @@
-"""What the subjects share: their table, the clock and the one JSON row."""
+"""Shared by the subjects: their table, the clock and the one JSON row."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ COPY = f"COPY {KIND.name} ({', '.join(COLUMNS)}) FROM STDIN".encode()
 
 
 def fresh_table(*, key: bool = KEYED) -> None:
-    """An empty table and a quiet server."""
+    """Create an empty table on a quiet server."""
     kinds.fresh(KIND, DSN, key=key)
 
 
 def check(subject: str, rows: int, *, stored: int = 0) -> None:
-    """AssertionError unless the table has ``rows`` rows more than ``stored``, each equal to its record."""
+    """Raise AssertionError unless the table has ``rows`` more rows than ``stored``, each equal to its record."""
     with psycopg.connect(DSN) as connection:
         counts = connection.execute(f"SELECT count(*) FROM {KIND.name}".encode()).fetchone()
     assert counts is not None

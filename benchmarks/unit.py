@@ -1,6 +1,6 @@
-"""A worker's unit of work without a worker: one partition, and records that are made here; all else as in a worker.
+"""A worker's unit of work without a worker: one partition, and records that are made here.
 
-Also the same without the ledger's two statements, to measure what those cost.
+``Silent`` leaves out the ledger's two statements, to measure their cost.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Unit:
 
     def __init__(self, make: Callable[[str], Pipeline], size: int, kind: type[Ledger] = Ledger) -> None:
         pipeline = make(f"unit-{secrets.token_hex(4)}")
-        # Without the ledger's statements nothing else would set it.
+        # Without the ledger's statements nothing else would set synchronous_commit.
         options = f"-c synchronous_commit={'on' if pipeline.synchronous_commit else 'off'}"
         engine = create_engine(URL, connect_args={"options": options})
         schema.upgrade(engine)

@@ -56,7 +56,7 @@ def main() -> None:
     fill(options.conflicts, large=options.large)
     details: dict[str, Any] = {"key": True, "conflicts_percent": 80 if options.large else options.conflicts}
     if options.large:
-        assert LIMIT == RECORDS, "all records or none: BENCH_LIMIT is not for this question"
+        assert LIMIT == RECORDS, "BENCH_LIMIT cannot be used with --large"
         measure(
             "upsert", "Upsert, 20 % new", pipeline, stored=STORED, added=RECORDS // 5, stored_rows=STORED, **details
         )

@@ -1,7 +1,7 @@
-"""The ceiling of an upsert: ready rows by the statements of the sink itself, nothing consumed, nothing decoded.
+"""The ceiling of an upsert: ready rows by the sink's own statements, nothing consumed, nothing decoded.
 
 python benchmarks/upsert_sql.py [--conflicts PERCENT]    PERCENT of the rows find a row of their key
-python benchmarks/upsert_sql.py --study                  what helps, and what costs: shuffled keys, all of them stored
+python benchmarks/upsert_sql.py --study                  settings that help or cost: shuffled keys, all stored
 
 Each transaction has BENCH_BATCH rows: COPY into the sink's temporary table, then its merge.
 """
@@ -85,7 +85,7 @@ CASES = (
 
 
 def study() -> None:
-    """Each case in each round, in turn; a JSON row per case and round."""
+    """Measure each case in each round; prints a JSON row for each."""
     lines = ready_lines()
     for n in range(ROUNDS):
         chosen = random.Random(n).sample(lines, min(STUDIED, len(lines)))

@@ -2,7 +2,7 @@
 
 python benchmarks/value_types.py
 
-One process, all kinds alternate, the best of ROUNDS, because other load only makes a round slower.
+All kinds alternate in one process. The best of ROUNDS counts, because other load only makes a round slower.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RECORDS, ROUNDS = 100_000, 5
 
 
 class Exact(msgspec.Struct, frozen=True, gc=False):
-    """The amount is a number with all its digits."""
+    """A payment whose amount is a number with all its digits."""
 
     id: int
     account: int
@@ -62,7 +62,7 @@ KINDS: dict[str, Any] = {
 
 
 def seconds_of(codec: Json[Any], values: Sequence[bytes]) -> float:
-    """Processor time to decode all of them once."""
+    """Processor seconds to decode all values once."""
     began = process_time()
     for _ in map(codec.plain, values):
         pass

@@ -4,9 +4,9 @@ python benchmarks/wait.py [--seconds N] [--rounds N] [--committers N ...] [--wai
 
 Committers, each a process with its own partition, move their row by one offset per transaction. Waiters, threads of one
 process, each wait ten times a second for an offset that is not there yet. Measured: how long after COMMIT's answer a
-waiter knew of it (p50, p99), the committers' transactions per second, and the waiters' share of a processor. Offsets of
-the paced rounds come every 20 ms per partition, as after a click; the others as fast as the server takes them. Machines
-are shared and noisy: compare the rows of one run.
+wait ended (p50, p99), the committers' transactions per second, and the waiters' share of a processor. Offsets of paced
+rounds come every 20 ms per partition, as after a click; others as fast as the server takes them. Machines are shared
+and noisy: compare the rows of one run.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Listener:
         """Wait until the position is past the offset."""
         with self._news:
             if not self._news.wait_for(lambda: self._at[number] > offset, 2):
-                raise NotApplied(Partition(TOPIC, number), offset, None, "not heard of it within 2 s")
+                raise NotApplied(Partition(TOPIC, number), offset, None, "no notification within 2 s")
 
     def close(self) -> None:
         """Stop listening."""
@@ -103,7 +103,7 @@ class Listener:
 
 @contextmanager
 def way(name: str, server: PostgresServer, committers: int, waiters: int) -> Iterator[Wait | None]:
-    """How this round's waiters wait."""
+    """The wait function of this round; None without waiters."""
     if name == "told":
         listener = Listener(server.dsn, committers)
         yield listener.wait
@@ -122,7 +122,7 @@ def _look(ledger: Ledger, number: int, offset: int) -> None:
 
 
 def wait(how: Wait, shared: Shared, latencies: list[float]) -> None:
-    """One waiter: a partition at random, an offset a little ahead of it."""
+    """Run one waiter, on random partitions and offsets a little ahead of them."""
     stop, times, done = shared
     chance = random.Random()
     while not stop.is_set():
@@ -139,7 +139,7 @@ def wait(how: Wait, shared: Shared, latencies: list[float]) -> None:
 
 
 def run(name: str, server: PostgresServer, *, committers: int, waiters: int, pace: float, seconds: float) -> Row:
-    """One round."""
+    """Measure one round."""
     with psycopg.connect(server.dsn, autocommit=True) as connection:
         connection.execute("UPDATE seekpoint.partition_offset SET next_offset = 0")
         connection.execute("CHECKPOINT")
@@ -170,7 +170,7 @@ def run(name: str, server: PostgresServer, *, committers: int, waiters: int, pac
 
 
 def percentiles(latencies: list[float]) -> Row:
-    """Milliseconds from COMMIT's answer to the waiter's."""
+    """Milliseconds from COMMIT's answer to the end of the wait."""
     if len(latencies) < 100:
         return {}
     cuts = statistics.quantiles(latencies, n=100)
@@ -178,7 +178,7 @@ def percentiles(latencies: list[float]) -> Row:
 
 
 def prepare(url: str, partitions: int) -> None:
-    """The ledger, with a row for each partition."""
+    """Create the ledger with a row for each partition."""
     engine = create_engine(url)
     schema.upgrade(engine)
     every = {Partition(TOPIC, n): 0 for n in range(partitions)}

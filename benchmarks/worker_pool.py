@@ -28,7 +28,7 @@ Make = Callable[[str], Pipeline]
 
 
 class Run(NamedTuple):
-    """What a worker did, and when by the machine's monotonic clock: from its first record to its last commit."""
+    """A worker's figures from its first record to its last commit, by the machine's monotonic clock."""
 
     began: float
     ended: float
@@ -120,7 +120,7 @@ def measure(
 
 
 def _work_together(make: Make) -> list[Run]:
-    """Every worker reads a fixed share of the partitions, so that no rebalance is measured."""
+    """Run workers on fixed shares of the partitions, so that no rebalance is measured."""
     spawn = multiprocessing.get_context("spawn")
     ends, group = kinds.ends(KIND, BROKERS), f"bench-{secrets.token_hex(4)}"
     start = spawn.Barrier(PARALLELISM)

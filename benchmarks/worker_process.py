@@ -1,4 +1,4 @@
-"""A process of the operational questions: a worker that reports its events, or a feeder that produces at a pace.
+"""A process of the operational questions: a worker that reports its events, or a feeder that produces records.
 
 The order is one line of JSON. A worker: ``group``, ``topic``, ``sink`` (``append``, ``upsert``, ``sleep``),
 ``kafka`` and ``limits`` to add, ``tell`` (the events' names), ``later`` (report them at the end, so that nothing is
@@ -35,7 +35,7 @@ ACCOUNTS = 1_000_000
 
 
 class Order(msgspec.Struct, frozen=True, gc=False):
-    """One record; ``made`` is when, by the machine's monotonic clock, in nanoseconds."""
+    """One record; ``made`` is its time by the machine's monotonic clock, in nanoseconds."""
 
     id: int
     made: int
@@ -78,7 +78,7 @@ class BenchReporter(Reporter):
             self._kept.append(event)
 
     def flush(self) -> None:
-        """Report what was kept."""
+        """Report the kept events."""
         for event in self._kept:
             self.report(type(event).__name__, event)
 

@@ -2,9 +2,9 @@
 
 ``insert`` and ``upsert``: Debezium's JDBC sink; ``-unnest``: with the option that its documentation names for speed.
 ``aiven-*``: Aiven's, which is published only as source; it runs if BENCH_AIVEN_PLUGIN names a folder with its jars.
-JSON without a schema becomes rows by the converter's own option ``schema.content``, so the topic is the plain one.
+The converter's option ``schema.content`` gives JSON without a schema its types, so the plain topic is read.
 
-Warmed: a first connector of the same kind fills a second table, in the same worker; the second connector counts.
+To warm up, a first connector of the same kind fills a second table in the same worker; the second connector counts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Mode:
 
 
 def run(trial: Trial, *, mode: Mode) -> Measured:
-    """``parallelism`` tasks, batches of ``batch`` records."""
+    """Run ``parallelism`` tasks, with batches of ``batch`` records."""
     kinds.fresh(trial.kind, trial.dsn, key=mode.upsert, warm=True)
     folder = Folder("peer-connect")
     try:

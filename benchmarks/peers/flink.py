@@ -1,6 +1,6 @@
 """Flink, one JVM: SQL from Kafka to JDBC (append, upsert), and a DataStream job with XA (exactly once). Both tables.
 
-Warmed: the same job runs first into a second table, in the same JVM; the second run counts.
+To warm up, the job first runs into a second table in the same JVM; the second run counts.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from seekpoint.testing.servers.process import Folder
 CHECKPOINT = 1000  # milliseconds; with XA, rows appear a checkpoint at a time
 TYPES = {"bigint": "BIGINT", "integer": "INT", "smallint": "SMALLINT"}  # the rest is text, which the database reads
 HEAP = "2g"
-_OPEN = ("java.lang", "java.util", "java.net", "java.nio", "java.util.concurrent")  # what Flink's own scripts open
+_OPEN = ("java.lang", "java.util", "java.net", "java.nio", "java.util.concurrent")  # packages that Flink's scripts open
 
 
 def run(trial: Trial, *, mode: str) -> Measured:
-    """``parallelism`` slots, batches of ``batch`` rows."""
+    """Run ``parallelism`` slots, with batches of ``batch`` rows."""
     if mode == "xa":
         _prepared_allowed(trial)
     kinds.fresh(trial.kind, trial.dsn, key=mode == "upsert", warm=True)
@@ -89,7 +89,7 @@ def _prepared_allowed(trial: Trial) -> None:
     with psycopg.connect(trial.dsn) as connection:
         row = connection.execute("SHOW max_prepared_transactions").fetchone()
     if row is None or int(row[0]) < 2 * trial.parallelism + 2:
-        raise SkippedError("XA needs a server with max_prepared_transactions above 0: ask by benchmarks/run.py")
+        raise SkippedError("XA needs a server with max_prepared_transactions above 0: use benchmarks/run.py")
 
 
 def _forget_prepared(trial: Trial) -> None:

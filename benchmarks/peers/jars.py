@@ -1,6 +1,6 @@
 """Class paths of the peers that run in Java: found by name in ``locks/NAME.jars``, fetched once, checked by SHA-256.
 
-In the same way, and into the same cache folder, as the broker's jars (:mod:`seekpoint.testing.servers.jars`).
+They are fetched like the broker's jars, into the same cache folder (:mod:`seekpoint.testing.servers.jars`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def classpath(name: str) -> list[Path]:
 
 
 def version(name: str, artifact: str) -> str:
-    """The version that ``locks/NAME.jars`` has of this artifact."""
+    """The artifact's version in ``locks/NAME.jars``."""
     for line in (LOCKS / f"{name}.jars").read_text(encoding="ascii").splitlines():
         _, name_in_line, number = line.split()[1].split(":")
         if name_in_line == artifact:
@@ -54,12 +54,12 @@ def version(name: str, artifact: str) -> str:
 
 
 def joined(jars: list[Path]) -> str:
-    """For ``-cp``."""
+    """The argument of ``-cp``."""
     return os.pathsep.join(map(str, jars))
 
 
 def compiled(java: Path, source: Path, jars: list[Path], into: Path) -> Path:
-    """``source`` compiled against ``jars``, by a compiler in a jar, so that a Java runtime is enough."""
+    """The folder with ``source``, compiled by a compiler in a jar, so that a Java runtime is enough."""
     command = [str(java), "-jar", str(classpath("compiler")[0]), "-17", "-nowarn", "-proc:none"]
     command += ["-cp", joined(jars), "-d", str(into), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,10 +1,10 @@
-"""The kinds of records, their topics and tables; and whether a table holds what it should.
+"""The kinds of records, their topics and tables, and the check of a table's rows.
 
 ``payments``: six columns, 159 bytes of JSON, the shape on which the goals are measured; ``payments_100b`` and
 ``payments_1kb`` are the same with notes of other lengths, ``payments_spread`` has ids for an upsert into a table of
 STORED rows. ``totals``: two numbers, for tables of many rows. ``flights``: 20 columns, about 330 bytes. All have six
-partitions. What a table should hold is written by COPY into the schema ``expected``, once, and compared by count and by
-one checksum over all columns.
+partitions. The expected rows are written once by COPY into the schema ``expected``, and compared by count and one
+checksum over all columns.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def payments(records: int, *, note: int = NOTE, id_of: Callable[[int], int] = in
 
 
 def spread_id(number: int) -> int:
-    """One in five is new to a table of STORED rows, the others are spread over it; up to STORED no id comes twice."""
+    """The n-th id: one in five is new to a table of STORED rows; up to STORED no id comes twice."""
     return STORED + number if number % 5 == 0 else number * 7_368_787 % _PRIME or _PRIME
 
 
@@ -115,7 +115,7 @@ class Kind:
     record: type[msgspec.Struct]
     table: Table
     key: str
-    times: str  # how Python's strptime would read its times
+    times: str  # the format of its times for strptime
     make: Callable[[int], Iterator[Any]]
 
     @property
@@ -186,7 +186,7 @@ def send(brokers: str, topic: str, records: Iterable[Mapping[str, Any]]) -> None
         while True:
             try:
                 producer.produce(topic, **record)
-            except BufferError:  # the client's queue is full: let some of it go first
+            except BufferError:  # the client's queue is full: wait until it has sent some
                 producer.poll(0.1)
             else:
                 producer.poll(0)
@@ -195,7 +195,7 @@ def send(brokers: str, topic: str, records: Iterable[Mapping[str, Any]]) -> None
 
 
 def ends(kind: Kind, brokers: str) -> dict[int, int]:
-    """Where each partition of the topic ends."""
+    """The end offset of each partition."""
     consumer = Consumer({"bootstrap.servers": brokers, "group.id": "ends", "log_level": 0})
     try:
         offsets = {}
@@ -207,7 +207,7 @@ def ends(kind: Kind, brokers: str) -> dict[int, int]:
 
 
 def expect(kind: Kind, dsn: str, records: int) -> str:
-    """The qualified name of the table that has what the topic has; it is made if it does not exist."""
+    """The qualified name of the table with the expected rows, made if it is missing."""
     name = f"{EXPECTED}.{kind.name}_{records}"
     with psycopg.connect(dsn) as connection:
         row = connection.execute("SELECT to_regclass(%s)", [name]).fetchone()
@@ -223,7 +223,7 @@ def expect(kind: Kind, dsn: str, records: int) -> str:
 
 
 def fresh(kind: Kind, dsn: str, *, key: bool = False, warm: bool = False, alter: tuple[str, ...] = ()) -> None:
-    """An empty table and a quiet server; with ``key`` a primary key, with ``warm`` a second one, ``NAME_warm``.
+    """Create an empty table on a quiet server; ``key``: with a primary key; ``warm``: and a table ``NAME_warm``.
 
     ``alter`` are changes for a peer that cannot write into the table as it is.
     """
@@ -239,10 +239,10 @@ def fresh(kind: Kind, dsn: str, *, key: bool = False, warm: bool = False, alter:
 
 
 def verify(kind: Kind, dsn: str, records: int, renamed: Mapping[str, str] | None = None, *, part: bool = False) -> None:
-    """AssertionError unless the table holds each record once, in every column.
+    """Raise AssertionError unless the table holds each record once, in every column.
 
     ``renamed`` are columns that a peer had to rename. With ``part`` the table may lack records and have other rows:
-    the rows that are records must be equal to them.
+    only rows with the id of a record must be equal to it.
     """
     with psycopg.connect(dsn) as connection:
         name = expect(kind, dsn, records)

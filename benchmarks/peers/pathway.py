@@ -13,13 +13,15 @@ from peers.processes import job, said, started
 from peers.trial import Measured, Trial, play
 from peers.watch import watch
 
-AUTOCOMMIT = 500  # milliseconds that one of its minibatches takes
+AUTOCOMMIT = 500  # milliseconds of a minibatch
 RENAMED = {"id": "event_id"}
 
 
 def run(trial: Trial, *, snapshot: bool) -> Measured:
-    """One process of ``parallelism`` threads. Its first minibatch may hold much of the topic, so the clock starts
-    before it: at ``pw.run()``."""
+    """Run one process of ``parallelism`` threads.
+
+    The clock starts at ``pw.run()``, because the first minibatch may have much of the topic.
+    """
     doubles = tuple(
         f"ALTER COLUMN {column} TYPE double precision"
         for column, type_ in trial.kind.columns.items()

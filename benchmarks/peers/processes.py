@@ -36,7 +36,7 @@ def job(environment: str, script: str, settings: Mapping[str, Any]) -> tuple[lis
 
 
 def answer(environment: str, script: str, settings: Mapping[str, Any], **env: str) -> dict[str, Any]:
-    """Run such a script to its end; returns the JSON of its last line."""
+    """Run a :func:`job` to its end; returns the JSON of its last line."""
     command, variables = job(environment, script, settings)
     done = subprocess.run(
         command,

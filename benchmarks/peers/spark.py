@@ -48,7 +48,7 @@ def dump(trial: Trial, path: Path) -> None:
 
 
 def run(trial: Trial, *, upsert: bool) -> Measured:
-    """One write of the whole DataFrame by a session that wrote it before, into another table."""
+    """Write the DataFrame by a session that has already written it to another table."""
     java = find_java()
     if (
         "jdk.incubator.vector@"

@@ -1,4 +1,4 @@
-"""What the peers share: the servers' addresses, the records to move, and the one JSON row."""
+"""Shared by the peers: the servers' addresses, the records to move, and the one JSON row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SkippedError(Exception):
 
 
 class PeerError(Exception):
-    """The peer ran and did not do what it should; the message ends with its last lines."""
+    """The peer failed; the message ends with its last lines."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Measured:
-    """``records`` in ``seconds``; if the table was watched, rows of the first sight are not counted."""
+    """``records`` were moved in ``seconds``; at a watched table, without the first rows that it saw."""
 
     version: str
     seconds: float

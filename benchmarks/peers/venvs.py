@@ -36,7 +36,7 @@ def interpreter(name: str) -> Path:
 
 
 def version(name: str, package: str) -> str:
-    """The version that ``locks/NAME.txt`` has of this package."""
+    """The package's version in ``locks/NAME.txt``."""
     for line in (LOCKS / f"{name}.txt").read_text(encoding="ascii").splitlines():
         if line.startswith(f"{package}=="):
             return line.split(" ")[0].removeprefix(f"{package}==")

@@ -18,7 +18,7 @@ PATIENCE = 90.0  # seconds without a new page after which a peer counts as stuck
 
 @dataclass(frozen=True)
 class Seen:
-    """``records`` became visible in ``seconds``; ``last``: when, by the wall clock; ``cpu_seconds`` of the process."""
+    """``records`` became visible in ``seconds``, the last at ``last`` (wall clock); ``cpu_seconds`` of the process."""
 
     seconds: float
     records: int
@@ -29,10 +29,9 @@ class Seen:
 def watch(trial: Trial, child: Child, *, table: str | None = None, all_of_it: bool = False) -> Seen:
     """Watch until the table has every record.
 
-    The rows of the first sight are not counted, so start-up is left out. While the table grows only its size is
+    The first rows that it sees are not counted, so start-up is left out. While the table grows only its size is
     queried, which costs the server almost nothing; exact counts begin near the end. Raises PeerError if the process
-    ends early or the table stops growing; also if all rows appear at once, unless ``all_of_it`` says that another
-    clock knows the start.
+    ends early, the table stops growing, or all rows appear at once, unless ``all_of_it``: another clock has the start.
     """
     name = sql.Identifier(table or trial.kind.name)
     with psycopg.connect(trial.dsn, autocommit=True) as connection:

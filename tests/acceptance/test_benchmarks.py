@@ -68,7 +68,7 @@ def test_a_run_reports_rows_ratios_and_goals_and_can_be_resumed(tmp_path: Path) 
 def test_what_there_is_no_question_of_is_said(tmp_path: Path) -> None:
     done = run(tmp_path, "--only", "nonsense")
     assert done.returncode == 2
-    assert "no group and no question is called nonsense" in done.stderr
+    assert "no group or question is called nonsense" in done.stderr
 
 
 def test_a_report_of_other_records_cannot_be_resumed(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_report_of_other_records_cannot_be_resumed(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(json.dumps({"rows": [], "runs": [earlier_run]}), encoding="utf-8")
     done = run(tmp_path, "--only", "floor", "--resume", "other.json")
     assert done.returncode != 0
-    assert "begin a new one" in done.stderr
+    assert "begin a new report" in done.stderr
 
 
 def test_a_plan_names_what_the_goals_need_and_asks_nothing(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ JOB: dict[str, Any] = json.loads(os.environ["JOB"])
 
 
 def main() -> None:
-    """The loop."""
+    """Run the loop."""
     consumer = KafkaConsumer(
         JOB["topic"],
         bootstrap_servers=JOB["brokers"],

@@ -14,7 +14,7 @@ TYPES = {"bigint": int, "integer": int, "smallint": int}
 
 
 def main() -> None:
-    """The dataflow."""
+    """Run the dataflow."""
     columns: dict[str, str] = JOB["columns"]
     fields = {name: pw.column_definition(dtype=TYPES.get(type_, str) | None) for name, type_ in columns.items()}
     fields["event_id"] = pw.column_definition(dtype=int)

@@ -13,7 +13,7 @@ JOB: dict[str, Any] = json.loads(os.environ["JOB"])
 
 
 def main() -> None:
-    """The application."""
+    """Run the application."""
     database = JOB["database"]
     application = Application(
         broker_address=JOB["brokers"],

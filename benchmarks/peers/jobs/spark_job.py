@@ -8,7 +8,7 @@ import os
 import time
 from typing import Any
 
-# By name, because only this script's environment has it; the one in which types are checked may have another, or none.
+# By name, because the environment in which types are checked may have another pyspark, or none.
 sql: Any = importlib.import_module("pyspark.sql")
 f: Any = importlib.import_module("pyspark.sql.functions")
 JOB: dict[str, Any] = json.loads(os.environ["JOB"])

@@ -70,10 +70,10 @@ class Runs:
             return Driver(self.engine, self.schema, run_of(row), self.limits)
 
     def abort(self, id: UUID, reason: str) -> Run:  # noqa: A002
-        """End an open run and drop what it staged; tables and positions do not change. Waits for a running step.
+        """End an open run and drop its staged tables; live tables and positions stay. Waits for a running step.
 
-        Raises ReloadOver if it has already ended, ConfigError if it does not exist. What cannot be dropped now, because
-        a task is still writing, is left to :meth:`sweep`.
+        Raises ReloadOver if the run has already ended, ConfigError if it does not exist. A table that a task is still
+        writing to is dropped by a later :meth:`sweep`.
         """
         with self._begin(self.limits.transaction_age) as tx:
             closed = tx.execute(RELOAD_RUN["close"], run=id, state="aborted", error=storable(reason)).one_or_none()
@@ -85,16 +85,16 @@ class Runs:
         return self.get(id)
 
     def drop(self, id: UUID) -> bool:  # noqa: A002
-        """Drop what an ended run has left; returns whether nothing remains. Raises ReloadOver for an open run."""
+        """Drop an ended run's staged tables; returns whether all are dropped. Raises ReloadOver for an open run."""
         run = self.get(id)
         if run.is_open:
             raise ReloadOver(f"run {id} is {run.state}: finish or abort it first")
         return run.swept or sweep(self.engine, self.schema, run)
 
     def sweep(self, gone_after: timedelta = timedelta(days=1)) -> Sequence[UUID]:
-        """Mark runs without a heartbeat for this long as failed, and drop what ended runs have left.
+        """Mark runs without a heartbeat for ``gone_after`` as failed, and drop the staged tables of ended runs.
 
-        Returns the runs of which nothing remains; what is still in use is dropped by a later sweep.
+        Returns the runs that have no tables left; tables in use are dropped by a later sweep.
         """
         with self._begin() as tx:
             for row in tx.execute(RELOAD_RUN["gone"], age=gone_after).all():
@@ -121,7 +121,7 @@ class Runs:
         return run_of(row)
 
 
-WAIT = 0.3  # seconds for a table's lock; sessions that queue after it wait as long
+WAIT = 0.3  # seconds to wait for a table's lock; other sessions that queue for the table wait as long
 _TABLES = text(
     "SELECT c.relname FROM pg_class c WHERE c.relnamespace = to_regnamespace(quote_ident(:schema)) "
     "AND c.relkind IN ('r', 'p') ORDER BY c.relname"
@@ -136,9 +136,9 @@ _DROP_TABLE = "DROP TABLE IF EXISTS {table}"
 def sweep(engine: Engine, schema: str, run: Run) -> bool:
     """Drop a run's staging schema; returns whether nothing of it remains.
 
-    Each table is dropped in a separate transaction, because dropping thousands in one needs all their locks at once.
-    A table, and so the schema, remains while a task writes to it, or while another user's object (a view, a function
-    of its rows) depends on a swapped table; those objects are never dropped.
+    Each table is dropped in a separate transaction: one transaction for thousands would need all their locks at once.
+    A table, and so the schema, remains while a task writes to the table, or while a user's view or function depends
+    on it, as on the old table after a swap. Such objects are never dropped.
     """
     with transaction(engine, schema) as tx:
         tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()
@@ -154,7 +154,7 @@ def sweep(engine: Engine, schema: str, run: Run) -> bool:
 
 
 def drop_attempts(engine: Engine, schema: str, run: Run) -> None:
-    """Drop what the tasks staged once it is in the rebuilt tables, because it takes as much space as they do."""
+    """Drop the attempt rows once they are in the rebuilt tables, because they take as much space again."""
     with transaction(engine, schema) as tx:
         attempts = {row.table_name for row in tx.execute(RELOAD_RUN["staged"], run=run.id)}
         tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()
@@ -177,9 +177,9 @@ def _run(engine: Engine, schema: str, command: ident.Composed) -> bool:
 
 @contextmanager
 def ending(runs: Runs, driver: Driver, reason: str) -> Iterator[None]:
-    """Abort the driver's run if the block leaves it open, and drop what it staged; not if another driver continues it.
+    """Abort the driver's run if the block leaves it open, and drop its staged tables.
 
-    If that fails, the error gets a note.
+    A run that another driver has taken over stays open. If the abort fails, the block's error gets a note.
     """
     run = driver.run.id
     try:
@@ -187,7 +187,7 @@ def ending(runs: Runs, driver: Driver, reason: str) -> Iterator[None]:
     except BaseException as error:
         try:
             _end(runs, driver, reason)
-        except Exception as failed:  # noqa: BLE001 -- the database is away, perhaps for the same reason
+        except Exception as failed:  # noqa: BLE001 -- raise the block's error: it may have the same cause
             remedy = f"`seekpoint reload abort {run} --reason ...`"
             add_note(error, f"run {run} may still be open ({one_line(failed)}): end it with {remedy}")
         raise

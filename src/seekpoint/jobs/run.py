@@ -70,12 +70,12 @@ class Run:
 
     @property
     def is_of_frames(self) -> bool:
-        """Whether the run rebuilds a SparkPipeline's tables, by its schema's name."""
+        """Whether the run rebuilds a SparkPipeline's tables, as its schema's name shows."""
         return is_of_frames(self.staging_schema)
 
     @property
     def kind(self) -> str:
-        """The kind of run in messages."""
+        """The run's kind in messages: "reload" or the strategy."""
         return "reload" if self.strategy in PUBLISHING else self.strategy
 
 
@@ -94,7 +94,7 @@ class StagedPosition:
 
 
 def position_of(row: Row[Any], *, end: int) -> StagedPosition:
-    """A run's initial position for a row of ``partition_offset``: the first offset that its group has applied."""
+    """A run's initial position in the partition of a ``partition_offset`` row: the group's first applied offset."""
     partition, first = Partition(row.topic, row.partition), row.first_offset
     return StagedPosition(row.consumer_group, partition, row.topic_id, first, end, first, row.epoch, row.resets)
 
@@ -115,7 +115,7 @@ def this_driver() -> str:
 
 
 class Tx(SchemaConnection):
-    """A transaction of a run, on the ledger's tables and those of its staging schema."""
+    """A transaction on the ledger's tables and on those of a run's staging schema."""
 
     connection: HandlerConnection
 
@@ -140,7 +140,7 @@ class Tx(SchemaConnection):
 
 
 class Step(Tx):
-    """The transaction of one step of a run. ``run`` is its row at the beginning of the step."""
+    """The transaction of one step of a run. ``run`` is the run's row at the beginning of the step."""
 
     def __init__(self, tx: Tx, run: Run) -> None:
         super().__init__(tx.connection, tx.schema)
@@ -155,7 +155,7 @@ class Step(Tx):
         return self.execute(RELOAD_RUN["offsets"], groups=list(self.run.groups)).all()
 
     def advance(self, ends: Mapping[tuple[str, Partition], int]) -> None:
-        """Advance the run's positions, in the transaction that adds the rows."""
+        """Advance the run's positions to ``ends``, in the transaction that adds the rows."""
         ordered = sorted(ends)
         self.execute(
             RELOAD_RUN["advance_positions"],
@@ -190,13 +190,13 @@ def transaction(
     connection.put_back()
 
 
-# -- a batch job pauses its group and is its partitions' owner ------------------------------------------------------
+# -- a batch job pauses its group and owns the group's partitions ---------------------------------------------------
 
 
 def release_groups(connection: Connection, schema: str, run: UUID, groups: Sequence[str], reason: str) -> None:
-    """Release the groups in the transaction that ends a batch job, so that workers continue where the job ended.
+    """Resume the groups of a batch job and release its claims, in the transaction that ends the job.
 
-    A pause by another actor stays. Does nothing for runs of other jobs.
+    A group that another actor has paused stays paused. Does nothing for runs of other kinds.
     """
     for group in sorted(groups):
         scope = GroupConnection(connection, schema, group)
@@ -212,7 +212,7 @@ def release_groups(connection: Connection, schema: str, run: UUID, groups: Seque
 class Driver:
     """Carries out the steps of a run, until another driver takes it over.
 
-    ``run`` is the row as of the last step. ``notes`` describe what a merge may change in other tables.
+    ``run`` is the run's row as of the last step. ``notes`` describe a merge's possible changes to other tables.
     """
 
     notes: tuple[str, ...] = ()
@@ -225,11 +225,11 @@ class Driver:
     def step(
         self, *states: str, isolation: str = "READ COMMITTED", before: Callable[[Tx], object] | None = None
     ) -> Iterator[Step]:
-        """One step: a transaction that locks the run's row, allowed in these states and to the newest driver.
+        """One step: a transaction of the newest driver that locks the run's row, in one of these ``states``.
 
         ``before`` is called in the transaction before the row is locked, so that it blocks no other step.
-        Raises ReloadOver, with nothing written, if the run has ended or another driver took it over. Raises
-        ReloadRefused, which ends the run, if the staged tables were lost or a publication has them.
+        Raises ReloadOver, with nothing written, if the run is in another state or another driver took it over. Raises
+        ReloadRefused, which ends the run, if a crash emptied the staged tables or a publication has them.
         """
         wait = self.limits.transaction_age
         with transaction(self.engine, self.schema, lock_wait=wait, isolation=isolation) as tx:
@@ -299,9 +299,9 @@ class Driver:
     def ending(
         self, ends: tuple[type[Exception], ...], refusal: Callable[[Exception], Exception | None]
     ) -> Iterator[None]:
-        """End the run and store the reason, if an error would recur under every driver.
+        """End the run and store the reason, if the block raises an error that would recur under every driver.
 
-        That is one of ``ends``, or an error for which ``refusal`` returns another one, raised in its place.
+        Those are the classes ``ends``, and errors that ``refusal`` translates: the returned error is raised instead.
         """
         try:
             yield

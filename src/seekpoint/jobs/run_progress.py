@@ -26,9 +26,9 @@ _IDLE = (
 
 @dataclass(frozen=True, slots=True)
 class PartitionProgress:
-    """One partition of a run. ``next`` is its position, ``end`` its snapshot offset, ``live`` the group's position.
+    """One partition of a run. ``next`` is the run's position, ``live`` the group's, ``end`` the snapshot offset.
 
-    ``staged``: the number of offsets that tasks have committed and that are not yet in a rebuilt table.
+    ``staged`` is the number of offsets that tasks have staged and no rebuilt table has yet.
     """
 
     group: str
@@ -92,7 +92,7 @@ def progress_of(engine: Engine, schema: str, id: UUID) -> RunProgress:  # noqa: 
 def _covered(
     rows: Sequence[Row[tuple[object, ...]]], done: Mapping[tuple[str, Partition], int]
 ) -> Mapping[tuple[str, Partition], int]:
-    """The number of offsets that attempts cover after the positions in ``done``; overlaps count once.
+    """By partition, how many offsets after the positions in ``done`` are staged; overlaps count once.
 
     ``rows`` are ordered by offset.
     """

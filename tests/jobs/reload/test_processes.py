@@ -215,10 +215,10 @@ def test_a_caller_that_stops_iterating_ends_the_processes(
 
 @pytest.mark.long("other ends of the processes")
 def test_what_cannot_be_sent_is_refused(orders_group: OrdersGroup, applied_pipeline: Callable[[str], str]) -> None:
-    with pytest.raises(ConfigError, match=r"processes must be 0 \(stage in this one\) or more, got -1"):
+    with pytest.raises(ConfigError, match=r"processes must be 0 \(stage in this process\) or more, got -1"):
         orders_group.reload(processes=-1)
     name = applied_pipeline(PLAIN)
-    with pytest.raises(ConfigError, match="both say who reads the log"):
+    with pytest.raises(ConfigError, match="give stager= or processes=, not both"):
         orders_group.reload(processes=2, stager=orders_group.reload()._stager)
     with pytest.raises(ConfigError, match="at least 1, got 0"):
         orders_group.reload(range_records=0)

@@ -1,4 +1,4 @@
-"""Batch jobs: apply the log from the stored offsets to its stable ends, like a worker with one long transaction."""
+"""Batch jobs: apply the log from the stored to the end offsets, like a worker with one long transaction."""
 
 from seekpoint.jobs.batch.batch import BatchJob
 from seekpoint.jobs.batch.reprocess import RunDeadLetter

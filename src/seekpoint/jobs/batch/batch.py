@@ -1,4 +1,4 @@
-"""A batch from its opening to its last transaction; a driver that takes over the run resumes it."""
+"""Carries out a batch from its opening to its last transaction; another driver can take it over."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from seekpoint.worker.import_by_name import load_pipeline
 
 
 class BatchJob:
-    """Applies the new records of a pipeline's topics as one job: from the stored offsets to the stable ends of the log.
+    """Applies the new records of a pipeline's topics as one job: from the stored offsets to the end offsets.
 
     Rows, dead letters and offsets become visible together, as in one long transaction of a worker. ``pipeline`` is an
     object or ``module:name``, with sinks and without a handler; ``kafka`` is the workers' configuration. ``stager``
     reads the log (by default in this process). The batch pauses the group while it runs; workers then resume at the new
-    offsets. ``max_records`` limits the number of offsets of a new batch, shared by its partitions. The constructor does
-    no I/O.
+    offsets. ``max_records`` limits the number of offsets of a new batch, over all partitions. The constructor does no
+    I/O.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class BatchJob:
         ``pause`` stops running workers before their next commit; they resume afterwards. Without it, a group with
         workers is refused. ``reason`` is stored with the run.
 
-        Raises BatchRefused with its reasons, TopicRecreated, RangeLost, TooManyDeadLetters (then nothing is written and
-        the workers resume), ReloadOver, and what a claim raises. Any other error also ends the run if nothing was
-        staged yet. If something was staged, or the database does not answer, the run stays open and its group paused.
-        In each case the error's note names the run, for :meth:`take_over` or ``Runs.abort``.
+        After BatchRefused, TopicRecreated, RangeLost and TooManyDeadLetters nothing is written and the workers resume.
+        Also raises ReloadOver, and the errors of a claim. Any other error ends the run, too, if nothing was staged yet;
+        otherwise, or if the database does not answer, the run stays open and its group paused. The error's note names
+        the run, for :meth:`take_over` or ``Runs.abort``.
         """
         brokers = Brokers(self.kafka, self.pipeline, self.limits.kafka_timeout, self._max_records)
         if (nothing := self._nothing_new(brokers)) is not None:
@@ -127,13 +127,14 @@ class BatchJob:
     ) -> BatchDone:
         """Apply ``[from_offset, to_offset)`` of a partition again, while workers run; the group's position stays.
 
-        An open run over the same range is resumed, and a range that a run has applied is refused, unless ``restart``.
+        Without ``restart``, an open run over the same range is resumed, and a range that a run has applied is refused.
         ``accept_repeats`` permits changes by repeated records: duplicate rows (Append), older values (an Upsert that
         does not know which row is newer), and inserts of rows that were deleted since. A record that fails becomes a
-        dead letter of the run. Records in the group's dead letters and lost ranges are left out.
+        dead letter of the run. Records of the group's dead letters and lost ranges are left out.
 
-        Raises BatchRefused for these cases, and unless log start <= from < to <= the group's position; ConfigError for
-        an unknown partition and without a reason; HandlerOutdated, GroupPaused, ClusterChanged; else as :meth:`run`.
+        Raises BatchRefused for a refused range or change, and unless log start <= from < to <= the group's position;
+        ConfigError for an unknown partition and without a reason; HandlerOutdated, GroupPaused, ClusterChanged; and the
+        errors of :meth:`run`.
         """
         required("reason", reason)
         partition = Partition(*partition)
@@ -181,7 +182,7 @@ class BatchJob:
         return self._steps.end(driver)
 
     def _nothing_new(self, brokers: Brokers) -> BatchDone | None:
-        """The empty result if the group has read everything; checked without a lock. Raises SchemaMismatch."""
+        """The empty result if the group has applied everything, else None; takes no lock. Raises SchemaMismatch."""
         with transaction(self.engine, self.schema) as tx:
             check(tx.connection, self.schema)
         stored = {position.partition: (position.topic_id, position.next_offset) for position in self._positions()}
@@ -217,12 +218,12 @@ class BatchJob:
 
     @contextmanager
     def _ending(self, driver: Driver) -> Iterator[None]:
-        """End the run and release the group, with nothing written, on an error that would recur under every driver."""
+        """End the run and release the group, on an error that would recur for every driver or if nothing is staged."""
 
         try:
             with driver.ending(ENDS_RUN, refusal):
                 yield
-        except ReloadOver:  # there is nothing to end: another driver has the run, or it has ended
+        except ReloadOver:  # nothing to end: the run has ended, or another driver has it
             raise
         except Exception as error:
             if driver.run.is_open:

@@ -28,16 +28,16 @@ def folded_path(staging: Staging, target: Target) -> Path:
 
 
 def by_sink(tx: Tx, source: PipelineSource) -> list[Target]:
-    """The tables that the pipeline writes, one per sink, in the order of the sinks."""
+    """One target for each sink of the pipeline, in the order of the sinks."""
     tables = [replace(target, feeds=(feed,)) for target in targets(tx.connection, [source]) for feed in target.feeds]
     return sorted(tables, key=lambda target: target.feeds[0].number)
 
 
 def fold(driver: Driver, source: PipelineSource, rows_of: RowsOf = StagedRows) -> None:
-    """Check that each range is staged once, and dedupe rows of Upserts, in a transaction that uses no live table.
+    """Check that every range is staged, and dedupe or aggregate rows by key, without using a live table.
 
-    Does nothing if a range is missing: late attempts of a previous driver, with other bounds, may have been chosen
-    instead of ours. ``rows_of`` finds the rows. Raises ReloadRefused if rows are missing, and TooManyDeadLetters.
+    Does nothing if a range is missing: an attempt that a previous driver's task committed late, over other offsets, may
+    have replaced ours. ``rows_of`` finds the rows. Raises ReloadRefused if rows are missing, and TooManyDeadLetters.
     """
     with driver.step("staging") as tx:
         staging = Staging(tx.run.staging_schema)
@@ -92,7 +92,7 @@ def _aggregate(tx: Tx, path: Path, target: Target, staged: StagedRows) -> None:
 
 
 def check_limits(tx: Tx, staging: Staging, pipeline: Pipeline, done: Coverage) -> None:
-    """Raise TooManyDeadLetters if the batch exceeds the pipeline's limits, at which a worker would stop."""
+    """Raise TooManyDeadLetters if the batch exceeds the pipeline's DeadLetterLimits: a worker would stop, too."""
     limits = pipeline.dead_letter_limits
     failed = sum(row.dead_letters for row in done.chosen)
     passed = failed + sum(row.records for row in done.chosen)
@@ -109,10 +109,10 @@ def check_limits(tx: Tx, staging: Staging, pipeline: Pipeline, done: Coverage) -
 
 
 def _longest_streak(tx: Tx, staging: Staging, chosen: Sequence[Staged]) -> tuple[Partition, int, int]:
-    """The most records in a row that failed: their partition, first offset, and how many."""
+    """The longest streak of failed records: partition, first offset and number of records."""
     partitions = list(dict.fromkeys(attempt.partition for attempt in chosen))
     passed, before = dict.fromkeys(partitions, 0), list[int]()
-    for attempt in chosen:  # of each partition in the order of offsets
+    for attempt in chosen:  # in the order of offsets within a partition
         before.append(passed[attempt.partition])
         passed[attempt.partition] += attempt.records + attempt.dead_letters
     [(place, offset, count)] = rows(

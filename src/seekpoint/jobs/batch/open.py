@@ -40,8 +40,8 @@ def open_claims(
 ) -> Claims:
     """Pause the group and claim these partitions, as a worker would; the claims are valid from COMMIT on.
 
-    A group that is already paused stays so. Otherwise the run pauses it; without ``pause`` only if no worker owns a
-    partition. Waits for the workers' running transactions.
+    A group that is already paused stays paused. Otherwise the run pauses it, and ``pause`` is needed if workers own
+    partitions. Waits for the workers' running transactions.
 
     Raises BatchRefused, TopicRecreated, ClusterChanged, HandlerOutdated, StandbyRequired, DeclarationDiffers,
     KafkaUnavailable, ConfigError.
@@ -94,7 +94,7 @@ def _keep_workers_away(
 
 
 def require_no_held_keys(scope: GroupConnection, pipeline: Pipeline, ids: Mapping[str, UUID]) -> None:
-    """Raise BatchRefused if open dead letters may block records behind their key, which only workers check."""
+    """Raise BatchRefused if open dead letters may block later records of their keys: only workers block those."""
     if not pipeline.keep_key_order:
         return
     held = scope.execute(BATCH["held_keys"], topic_ids=list(ids.values())).scalar_one()
@@ -144,7 +144,7 @@ def insert_batch(
 
 
 def stale(tx: Tx, run: UUID, claims: Claims) -> list[str]:
-    """Return why the run's ranges no longer begin at the group's positions: these were advanced or reset."""
+    """Return why the run cannot be resumed: its ranges no longer begin at the group's positions."""
     return [
         f"{position.partition}: group {position.group!r} is now at offset {claims[position.partition].next_offset}, "
         f"but the batch began at {position.first_offset}: run another one"
@@ -154,7 +154,7 @@ def stale(tx: Tx, run: UUID, claims: Claims) -> list[str]:
 
 
 class Brokers:
-    """Asks the brokers as a worker with this ``kafka`` mapping does; ``partitions`` and ``ids`` are current.
+    """Queries the brokers as a worker with this ``kafka`` mapping does; ``ids`` are the topics' ids.
 
     Raises KafkaUnavailable, and ConfigError for a topic that does not exist or a mapping that no consumer accepts.
     """
@@ -194,9 +194,9 @@ class Brokers:
     def plan(
         self, claims: Mapping[Partition, Claim], last: Mapping[Partition, int] | None = None
     ) -> dict[Partition, int]:
-        """The end of each partition's range, at most ``last``; equal to its start if there is nothing new.
+        """The end of each partition's range, at most ``last``; the range's start if there is nothing new.
 
-        Raises RangeLost if the log does not have the position.
+        Raises RangeLost if the log does not have the claimed position.
         """
         group = self._pipeline.group
         ends = {partition: edge.offset for partition, edge in self._readable.ends(claims).items()}

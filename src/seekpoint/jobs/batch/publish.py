@@ -51,9 +51,9 @@ def publish(
     """Write the rows, advance the offsets, resume the workers and close the run, in one transaction (I1).
 
     A rolled-back attempt (a lost connection, a lock timeout) is repeated; after an unknown commit the run's row is read
-    first. ``leader_epochs`` are stored with the positions. ``rows_of`` finds the staged rows; ``is_recorded``: each
-    range becomes a row of ``admin_action``. Raises Fenced if a partition was claimed or reset since, ReloadOver, and
-    the last error.
+    first. ``leader_epochs`` are stored with the positions, and with ``is_recorded`` each range as a row of
+    ``admin_action``. ``rows_of`` finds the staged rows. Raises Fenced if a partition was claimed or reset since
+    ``claims``, ReloadOver, and the last error.
     """
 
     def step() -> None:
@@ -114,7 +114,7 @@ def _hold(tx: Step, scope: GroupConnection, driver: Driver, pipeline: Pipeline, 
     scope.execute(GROUPS["lock"]).one()
     positions = tx.positions()
     held = [claims[position.partition] for position in positions]
-    # Not a worker's application name: a claim that waits for these rows may terminate an abandoned worker's session.
+    # Not a worker's application name: a claim that waits for these rows may terminate sessions of abandoned workers.
     settings = Settings(f"seekpoint-batch {driver.run.id.hex[:8]} {scope.group}"[:63], True, 0.0)
     transaction = hold(scope, [Expected(claim, claim.next_offset) for claim in held], settings)
     require_no_held_keys(scope, pipeline, {position.partition.topic: position.topic_id for position in positions})
@@ -191,7 +191,7 @@ def totals(tx: Step, source: PipelineSource, rows_of: RowsOf = StagedRows) -> Ma
     for target in by_sink(tx, source):
         written[target.name] += staged.counts(target)
     offsets = {str(position.partition): position.end_offset for position in tx.positions()}
-    if tx.run.strategy == "reprocess":  # a reprocess moves no position: show the group's
+    if tx.run.strategy == "reprocess":  # a reprocess moves no position: show the group's positions
         offsets = {str(Partition(row.topic, row.partition)): row.next_offset for row in tx.offsets()}
     return {
         "records": sum(attempt.records + attempt.dead_letters for attempt in chosen),

@@ -77,7 +77,9 @@ def open_range(
     tx: Tx, source: PipelineSource, brokers: Brokers, range_: tuple[Partition, int, int], run: UUID, *, restart: bool,
     actor: str, reason: str,
 ) -> UUID:  # fmt: skip
-    """Return the open run over exactly this range, or open ``run``. Concurrent callers get the same run.
+    """Return the open run over exactly this range, or open ``run``; ``restart`` replaces the open run.
+
+    Concurrent callers get the same run.
 
     Raises BatchRefused unless log start <= from < to <= the group's position, and without ``restart`` for a range that
     a run has applied; ConfigError for an unknown partition; HandlerOutdated, GroupPaused, ClusterChanged,
@@ -150,7 +152,7 @@ def lock_range(tx: Step, scope: GroupConnection, pipeline: Pipeline) -> None:
 
 
 def keep_run_dead_letters(tx: Step) -> None:
-    """Store the failed records, complete, as the run's dead letters, because the group's position is past them."""
+    """Store the complete failed records as dead letters of the run, because the group's position is past them."""
     columns = [column.name for column in reprocess_dead_letter.c if column.name not in {"run", "dead_lettered_at"}]
     execute(
         tx.connection,
@@ -163,6 +165,6 @@ def keep_run_dead_letters(tx: Step) -> None:
 
 
 def dead_letters_of(tx: Step) -> tuple[RunDeadLetter, ...]:
-    """The first dead letters of a reprocess."""
+    """The first ``SHOWN`` dead letters of a reprocess."""
     rows = tx.execute(BATCH["reprocess_dead_letters"], run=tx.run.id, most=SHOWN)
     return tuple(RunDeadLetter(*tuple(row)) for row in rows)

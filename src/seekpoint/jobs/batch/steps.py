@@ -31,9 +31,9 @@ ROUNDS = 3  # attempts to stage missing ranges before the batch gives up
 class BatchDone:
     """The result of a batch. ``run`` is its id; None if nothing was new and nothing was changed.
 
-    ``records`` were passed, ``dead_letters`` of them dead-lettered. ``rows`` counts by table the rows that records
-    made; an Upsert writes fewer, because it dedupes by key. ``offsets``: ``topic/partition`` to the next offset.
-    ``failures`` are the first 100 dead letters of a reprocess, which are not among the group's.
+    ``records`` counts the passed records, ``dead_letters`` those of them that were dead-lettered. ``rows`` counts the
+    records' rows by table, before an Upsert dedupes them by key. ``offsets`` maps ``topic/partition`` to the next
+    offset. ``failures`` are the first 100 dead letters of a reprocess, which the group does not have.
     """
 
     run: UUID | None
@@ -59,8 +59,8 @@ class BatchDone:
 class BatchSteps:
     """The steps of a batch after its opening. ``rows_of`` finds the rows that ``stager`` has staged.
 
-    ``is_recorded``: each range becomes a row of admin_action. ``leader_epochs`` are those of the ends of the logs, from
-    before the rows were read; None: they are asked for before the first range is staged.
+    ``is_recorded``: each range becomes a row of admin_action. ``leader_epochs`` are the log ends' epochs from before
+    the rows were read; if None, the brokers are asked before the first range is staged.
     """
 
     source: PipelineSource
@@ -77,8 +77,8 @@ class BatchSteps:
 
         Raises BatchRefused, what staging raises, Fenced, ReloadOver.
         """
-        # Also for a run that another driver has begun. If the log was rewritten since that driver read it, this goes
-        # unnoticed, as it would without an epoch; if it is rewritten later, that is noticed.
+        # Also asked for a run that another driver has begun: a rewrite of the log since that driver read it stays
+        # unnoticed, as it would without an epoch, but a later rewrite is noticed.
         leader_epochs = end_epochs(self.kafka, claims) if self.leader_epochs is None else self.leader_epochs
         if driver.run.state == "opened":
             begin_staging(driver, [self.source])
@@ -95,7 +95,7 @@ class BatchSteps:
         publish(driver, self.source, claims, leader_epochs, rows_of=self.rows_of, is_recorded=self.is_recorded)
 
     def end(self, driver: Driver) -> BatchDone:
-        """Return the published batch's result, and drop what it staged."""
+        """Return the published batch's result, and drop its staged tables."""
         try:
             with transaction(driver.engine, driver.schema) as tx:
                 done = BatchDone(driver.run.id, **totals(Step(tx, driver.run), self.source, self.rows_of))
@@ -110,7 +110,7 @@ class BatchSteps:
 
 
 def refusal(error: Exception) -> BatchRefused | None:
-    """The refusal that ends the batch; None for an error that may not recur under the next driver."""
+    """The BatchRefused that replaces ``error`` and ends the run; None if the next driver may not get the error."""
     if isinstance(error, ReloadRefused):
         return BatchRefused(error.reasons)
     if isinstance(error, Fenced):

@@ -120,10 +120,9 @@ class Archive:
         """Files that crashed exports of this ledger have left: neither the manifest nor a Delta table names them.
 
         Younger files are excluded, because an export may be about to commit them; so are files whose age the storage
-        does not know, unless ``older_than`` is 0. A file that only the Delta table
-        names is no stray: the next export adds it to the manifest. Files of runs that this ledger has not recorded
-        belong to another database. Raises ConfigError if there is a Delta table and the extra ``delta`` is not
-        installed.
+        does not know, unless ``older_than`` is 0. The next export adds a file that only the Delta table names to the
+        manifest. Files of runs that this ledger has not recorded belong to another database. Raises ConfigError if
+        there is a Delta table and the extra ``delta`` is not installed.
         """
         from seekpoint.jobs.export.delta import files_of_table  # noqa: PLC0415 -- pyarrow
         from seekpoint.jobs.export.files import range_of  # noqa: PLC0415
@@ -168,7 +167,7 @@ def manifest_of(archive: Archive) -> AbstractContextManager[Tx]:
 class ArchivedReader:
     """Reads ranges of a log whose beginning is in ``archive``; without an archive, only from the log.
 
-    Records in both are read from the log. ``kafka`` is the workers' configuration. The constructor does no I/O.
+    Records that both have are read from the log. ``kafka`` is the workers' configuration. The constructor does no I/O.
     """
 
     def __init__(self, kafka: Mapping[str, Any], archive: Archive | None = None) -> None:

@@ -28,7 +28,7 @@ FORMATS = ("parquet", "delta")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What one export has added to its archive. ``offsets`` are the archive's end offsets by partition."""
+    """The files and records that an export has added. ``offsets`` are the archive's end offsets by partition."""
 
     run: UUID
     files: int
@@ -166,7 +166,7 @@ class Export:
     def _of(self, position: Position, chain: Sequence[Entry], log_start: int) -> Iterator[Range]:
         """One partition's ranges that the archive does not have and the log still has.
 
-        A last range of which the log has nothing is added as lost.
+        If the log has nothing of the last range, it is added to the manifest as lost.
         """
         for start, end in _left(position, chain):
             lost = max(start, position.first_offset)
@@ -180,7 +180,7 @@ class Export:
                 )
             if max(start, log_start) < end:
                 yield Range(position.partition, position.topic_id, max(start, log_start), end)
-            elif is_last and lost < end:  # no later range is written that would tell the next export of the decision
+            elif is_last and lost < end:  # no later range will show the next export that the gap is accepted
                 self._give_up(Range(position.partition, position.topic_id, lost, end))
 
     def _give_up(self, range_: Range) -> None:
@@ -227,7 +227,7 @@ class Export:
         return True
 
     def _commit_to_table(self, tx: Tx, written: Written) -> bool:
-        """Add the range to the Delta table; returns False if the table was ahead, after adding that to the manifest.
+        """Add the range to the Delta table; if the table was ahead, add its files to the manifest and return False.
 
         Also checked for a range without records, because the table may have a wider range that begins with it.
         """
@@ -246,7 +246,7 @@ class Export:
 
 
 def _left(position: Position, chain: Sequence[Entry]) -> list[tuple[int, int]]:
-    """The ranges that the group has applied and the archive does not have, starting at the archive's end if earlier."""
+    """The ranges before the position that the archive lacks, from its end or the first offset, whichever is earlier."""
     begin = min(position.first_offset, max((entry.end for entry in chain), default=position.first_offset))
     return holes(chain, begin, position.next_offset)
 

@@ -222,7 +222,7 @@ def record_batches(pieces: Iterable[Piece], schema: pa.Schema, rows: int) -> Ite
 
 
 def in_batches(pieces: Iterable[Piece], rows: int) -> Iterator[tuple[list[RawRecord], Mapping[int, Unreadable]]]:
-    """The records in order, at most ``rows`` at a time, each time with the errors of unreadable headers by offset."""
+    """The records in order, at most ``rows`` at a time, and the errors of unreadable headers by offset."""
     records: list[RawRecord] = []
     unreadable: dict[int, Unreadable] = {}
     size = 0

@@ -110,7 +110,7 @@ class CatchUp:
     def _written(self, target: Target) -> tuple[str, ...] | None:
         """The columns that the pipelines write; None if they are not known."""
         writers = (writer for tables in self._table_writers.values() for table, writer in tables if table == target)
-        # A writer without columns= knows them from its first row, and its sink's topics may have had none.
+        # A writer without columns= knows its columns only after its first row, and may not have had one.
         return next((writer.written for writer in writers if writer.written is not None), None)
 
     def _group(
@@ -144,7 +144,7 @@ class CatchUp:
         return writer.result.applied + len(writer.result.dead_letters)
 
     def _held(self, tx: Step, group: str) -> dict[tuple[str, bytes], int]:
-        """The keys of the run's dead letters with their first offsets; empty without ``keep_key_order``."""
+        """The keys of the run's dead letters, with the first offset of each; empty without ``keep_key_order``."""
         if not self._writers[group].pipeline.keep_key_order:
             return {}
         keys = rows(
@@ -175,8 +175,8 @@ class CatchUp:
     def _replayed(self, tx: Step, group: str, ids: Mapping[str, UUID]) -> list[RawRecord]:
         """Records that were left out as dead letters and have been replayed since, so that the live tables have them.
 
-        They are applied before the pass's records, because a replay was applied at an earlier position; with
-        ``keep_key_order`` no record of its key was applied in between.
+        They are applied before the pass's records, because they were replayed at earlier positions; with
+        ``keep_key_order`` no other record of the key was applied in between.
         """
         out, live = self._staging.left_out, dead_letter.c
         is_same = [

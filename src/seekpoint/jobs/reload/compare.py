@@ -37,10 +37,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One table's comparison. ``missing`` rows are not in the live table and should be; ``extra`` rows should not.
+    """One table's comparison. ``missing`` rows are only in the rebuilt table, ``extra`` rows only in the live one.
 
-    ``inputs`` are those that its frames join: rebuilt rows contain their present values, live rows the values at the
-    time of each micro-batch.
+    ``inputs`` are the tables that its frames join: rebuilt rows contain the inputs' present values, live rows the
+    values at the time of each micro-batch.
     """
 
     table: str
@@ -174,9 +174,9 @@ def _compare(tables: StagingTables, *, is_exact: bool) -> Difference:
 
 
 def _keep_seen(tables: StagingTables) -> None:
-    """Store which transactions, not older than the snapshot's oldest open one, wrote rows that this snapshot sees.
+    """Store the transactions whose rows this snapshot sees, from the snapshot's oldest open transaction on.
 
-    With them the merge finds the rows that were written since. The oldest open transaction alone would not do: it may
+    The merge uses them to find rows that were written since. The oldest open transaction alone is not enough: it may
     be in another database and open for hours. The rows' xmin is used because a snapshot does not list subtransactions.
     """
     tables.run(

@@ -41,7 +41,7 @@ from seekpoint.postgres.sqlstates import (
 )
 
 IDLE = 3.0  # seconds that the brokers may send nothing while all workers wait
-LONG_TRIES = 5  # attempts that exceed the workers' maximum wait
+LONG_TRIES = 5  # attempts that exceed the workers' maximum wait, before the cut-over is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class CutOver:
 
 
 class PublishedPasses(Passes, Protocol):
-    """Brings the rebuilt tables to the groups' positions, finally while these are locked."""
+    """Brings the rebuilt tables to the groups' positions, the last time with the positions locked."""
 
     @property
     def sources(self) -> Sequence[PipelineSource]:
@@ -86,12 +86,12 @@ def cut_over(
 
     Positions do not change. Running workers are fenced at their next batch, claim again and continue; those of an older
     handler version exit as outdated. ``catch_up`` runs catch-up passes before the lock, to keep the last one short.
-    ``last_pass`` is called when the positions are locked and the run's row is not; it writes in other transactions.
+    ``last_pass`` writes in other transactions, so it is called while the positions are locked and the run's row is not.
 
     After an unknown commit the run's row is read; a rolled-back attempt (a lock timeout, a lost connection) is
     repeated. An attempt in which workers would wait longer than the plan's bounds allow is rolled back, too; after five
-    of these CutOverRefused is raised, and the run stays open. Raises ReloadRefused if the run can no longer be used,
-    ReloadOver, and the last error.
+    such attempts CutOverRefused is raised, and the run stays open. Raises ReloadRefused if the run can no longer be
+    used, ReloadOver, and the last error.
     """
     plan = plan or Plan()
     waits: list[float] = []
@@ -200,8 +200,8 @@ def _attempt(
 def _locked(driver: Driver, budget: Budget, last_pass: Callable[[Budget], object] | None) -> Iterator[Step]:
     """The cut-over's step, with the groups and their positions locked: workers wait from here on.
 
-    It locks the run's row first, as all steps do, but last if there is a ``last_pass``. That cannot deadlock, because
-    no other step of such a run locks a position.
+    It locks the run's row first, as all steps do, but with ``last_pass`` last. That cannot deadlock, because no
+    other step of such a run locks a position.
     """
 
     def lock(tx: Tx) -> None:
@@ -247,7 +247,7 @@ def _raise_versions(tx: Step) -> None:
 
 
 def _declare(tx: Step, sources: Iterable[PipelineSource]) -> None:
-    """Store what the new code does with the tables, because a reset before its first claim must know of sums (I1)."""
+    """Store how the new code writes its tables: a reset before its first claim must know which have sums (I1)."""
     for source in sources:
         group_tx = GroupConnection(tx.connection, tx.schema, source.group)
         new = Jsonb(declared(source.pipeline))
@@ -260,9 +260,9 @@ _EDIT = ("edited_value", "edited_at", "edited_by", "edited_reason")
 
 
 def take_over_dead_letters(tx: Tx, staging: Staging) -> None:
-    """Insert the run's dead letters into the group's; one that the group already has is reopened (I4).
+    """Insert the run's dead letters into the group's; a dead letter that the group already has is reopened (I4).
 
-    If it was replayed with an edited value, the run has applied that value: both the log's value and the edit stay.
+    If it was replayed with an edited value, the run has applied that value: the stored value and the edit are kept.
     """
     inserted = [column.name for column in dead_letter.columns if column.name not in {*_OWN, *_EDIT}]
     resets = {"dead_lettered_at": "clock_timestamp()", "replays": "0"}
@@ -286,8 +286,8 @@ def take_over_dead_letters(tx: Tx, staging: Staging) -> None:
 def took_effect(driver: Driver, error: BaseException) -> bool:
     """Whether an unknown commit took effect, according to the run's row; False if ``error`` is no lost connection.
 
-    Waits for a running COMMIT, except after Ctrl-C: it returns False, and the run can be resumed. Repeats the query
-    while the database cannot be reached. Raises ReloadOver, and the last error.
+    Waits for a running COMMIT, but returns False after Ctrl-C: the run can then be resumed. Repeats the query while the
+    database cannot be reached. Raises ReloadOver, and the last error.
     """
     if not connection_lost(error) or was_interrupted(error):
         return False

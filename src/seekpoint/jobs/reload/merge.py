@@ -47,7 +47,7 @@ def warm(driver: Driver, targets: Sequence[Target], progress: Callable[[int, int
 
 
 def _warm(driver: Driver, target: Target, progress: Callable[[int, int], object]) -> None:
-    """Warm some pages of the difference at a time; none if it is so large that many of its rows share a page."""
+    """Warm a few pages of the difference at a time; none if the difference is too large for index look-ups."""
     with driver.step("compared") as tx:
         staging = Staging(tx.run.staging_schema)
         tables = StagingTables(tx.connection, staging, target)
@@ -99,7 +99,7 @@ def merge(tx: Step, targets: Sequence[Target], plan: Plan, budget: Budget) -> in
     parents = [entry for entry in reversed(work) if entry[0].target in referenced]
     for entries, statements in ((children, (_DELETE,)), (work, (_UPDATE, _UPDATE_KEY, _INSERT)), (parents, (_DELETE,))):
         for tables, _, by_key in entries:
-            if by_key:  # otherwise the planner would scan both tables under the lock
+            if by_key:  # without this, the planner would scan both tables under the lock
                 _plan_by_key(tx.connection, True)
             try:
                 with tx.connection.begin_nested():
@@ -163,14 +163,14 @@ def _parents_first(connection: Connection, targets: Sequence[Target]) -> tuple[l
 
 
 def _prepared(tx: Step, tables: StagingTables, bound: Callable[[], None]) -> tuple[int, bool]:
-    """Add the keys written since the comparison; returns the number of keys, and whether to use the index.
+    """Add the keys written since the comparison to the difference; returns its size, and whether to use the index.
 
-    Added are the keys that catch-up passes have touched, and those of live rows that any session has written since: an
+    These are the keys that catch-up passes have touched, and the keys of live rows that any session has written: an
     older handler may have written keys that the newer one never touches. To find them, the whole table is read and
     counted (0.15 s per million rows).
     """
     assert tx.run.diff_xid is not None
-    # Written since the comparison: as new as its oldest open transaction, and not by a transaction that it saw.
+    # Written since the comparison: by a transaction no older than its oldest open one, and not among those it saw.
     is_late = (
         "(age(live.xmin) <= age({oldest}::xid8::xid) AND NOT EXISTS "
         "(SELECT FROM {seen} AS seen WHERE seen.xid = live.xmin::text::bigint))"
@@ -190,7 +190,7 @@ def _prepared(tx: Step, tables: StagingTables, bound: Callable[[], None]) -> tup
 
 
 def _counted(tables: StagingTables) -> tuple[int, bool]:
-    """The number of keys, and whether it is so small that index look-ups are faster."""
+    """The number of keys in the difference, and whether index look-ups are faster."""
     [(keys, total)] = tables.rows(
         "SELECT (SELECT count(*) FROM {diff}), "
         "(SELECT greatest(c.reltuples, 0)::bigint FROM pg_class c WHERE c.oid = {its})",
@@ -202,7 +202,7 @@ def _counted(tables: StagingTables) -> tuple[int, bool]:
 def _add_deleted(tables: StagingTables) -> None:
     """Add the keys of live rows that any session has deleted since the comparison; detected by counting.
 
-    Counted are only live rows that have not changed since the comparison, because a row inserted since would offset a
+    Only live rows that have not changed since the comparison are counted, because a row inserted since would offset a
     deleted one. Each of them is also in the rebuilt table or in the difference, so they cannot outnumber the rebuilt
     rows, and equal counts mean equal keys. Only touched keys are looked up one by one.
     """
@@ -235,7 +235,7 @@ _INSERT = (
 
 
 def _rewrite(tables: StagingTables, statements: Sequence[str], *, bound: Callable[[], None]) -> None:
-    """Delete, update or insert: prepared keys with the values in ``diff``, touched keys with those of rebuilt rows."""
+    """Delete, update or insert rows: the comparison's keys with ``diff``'s values, touched keys with rebuilt rows'."""
     target, columns, others = tables.target, tables.columns, tables.others
     kinds = {"extra": "extra", "different": "different", "different_key": DIFFERENT_KEY, "missing": "missing"}
     optional = {

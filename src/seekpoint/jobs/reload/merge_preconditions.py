@@ -19,7 +19,7 @@ from seekpoint.jobs.tables.targets import Target
 
 SAMPLE = 20_000  # rows that are written to measure the rate
 FEW = 100  # fewer changes are not worth a measurement
-LARGER = 1.5  # measured: a row of the live table takes longer by this factor than one of the small sample in memory
+LARGER = 1.5  # measured: a row of the live table takes longer by this factor than a row of the small sample table
 # Seconds per row if no sample can be written: all rows are deleted, or the sample table does not have the live table's
 # defaults. A guess, above the 5 to 12 µs that were measured for a changed row (docs/concepts/reload.md).
 UNSAMPLED = 20e-6
@@ -53,7 +53,7 @@ def _rate(tables: StagingTables, sample: int) -> float:
 
 
 def _seconds_a_row(tables: StagingTables, sample: int) -> float:
-    """Seconds per row, of inserts or the slower updates, on a table with the live one's columns, checks and indexes."""
+    """Seconds per row, for the slower of inserts and updates, on a table with the live columns, checks and indexes."""
     tables.run(
         "CREATE {unlogged} TABLE {rate} (LIKE {live} INCLUDING INDEXES INCLUDING GENERATED INCLUDING CONSTRAINTS)"
     )

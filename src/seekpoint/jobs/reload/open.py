@@ -29,7 +29,7 @@ from seekpoint.records import Partition, storable
 
 
 def require_strategy(strategy: str) -> None:
-    """Raise ConfigError for a strategy that does not publish what it rebuilds."""
+    """Raise ConfigError unless the strategy publishes the rebuilt rows."""
     if strategy not in PUBLISHING:
         raise ConfigError(f"strategy must be one of {', '.join(map(repr, PUBLISHING))}, got {strategy!r}")
 
@@ -49,7 +49,7 @@ def open_run(
 ) -> Driver:
     """Record a new run at the groups' current positions, or at these ``ends``; changes nothing else.
 
-    ``of_frames``: Spark rebuilds the tables. Raises ReloadRefused with every reason why they cannot be reloaded now,
+    ``of_frames``: Spark rebuilds the tables. Raises ReloadRefused with every reason why the tables cannot be reloaded,
     SchemaMismatch, KafkaUnavailable, and ConfigError for settings that no consumer accepts or an empty archive.
     """
     tables, offsets, _ = checked(
@@ -60,13 +60,13 @@ def open_run(
     with transaction(runs.engine, runs.schema) as tx:
         # One opening at a time, so that a second run for the same table finds the first.
         tx.execute(GROUPS["alone"], name=f"seekpoint reload {runs.schema}")
-        # A worker that raises a version looks for open runs under its group's lock: it sees this run, or has committed.
+        # A worker that raises a version looks for open runs under its group's lock: it has committed, or sees this run.
         known = {row.name: row for row in tx.execute(RELOAD_RUN["share_groups"], groups=groups)}
         reasons = [reason for source in sources for reason in _of_version(source, known.get(source.group))]
         if reasons := reasons + of_runs(tx, [target.name for target in tables]):
             raise ReloadRefused(reasons)
         prefix = "seekpoint_reload_"
-        if strategy in COMPARED:  # a swap publishes the tables themselves, which must not be unlogged
+        if strategy in COMPARED:  # a swap publishes the rebuilt tables themselves: they must be logged
             prefix = prefix_of(tx.connection, prefix)
         prefix += FRAMES_MARK if of_frames else ""
         versions = [known[source.group].version for source in sources]
@@ -90,7 +90,7 @@ def checked(
 ) -> tuple[Sequence[Target], Sequence[Row[Any]], int]:
     """The tables, the groups' positions and the number of open dead letters, after a check that a reload is possible.
 
-    Changes nothing. Raises as :func:`open_run` does, which checks versions and open runs again.
+    Changes nothing. Raises as :func:`open_run` does, which checks versions again, and open runs.
     """
     require_known(kafka)
     groups = [source.group for source in sources]
@@ -108,7 +108,7 @@ def checked(
         letters = _open_letters(tx, groups)
     if archive is not None:
         archive.require_known()
-    # After the positions were read: end offsets only grow, and must not be older than the positions.
+    # Read the logs after the positions: end offsets only grow, and must not be older than the positions.
     reasons += _of_logs(kafka, offsets, archive, of_frames=of_frames)
     reasons += of_compaction(kafka, sources, offsets, letters, strategy)
     if reasons:
@@ -219,8 +219,8 @@ def _of_tables(
         if strategy in COMPARED and hides_rows(tx.connection, target.path)
     ]
     return reasons + [
-        f"{target.name} has no unique key among the columns that are written, by which rows could be compared: give it "
-        "one (an Append: a unique index on its provenance= columns)"
+        f"{target.name} has no unique key among the columns that are written, so rows cannot be compared: give it one "
+        "(an Append: a unique index on its provenance= columns)"
         + ("" if strategy == "verify" else "; or --strategy swap (open(strategy='swap')), which compares nothing")
         for target in tables
         if strategy in COMPARED and not target.key
@@ -276,7 +276,7 @@ def _of_retention(row: Row[Any], log_start: int, archive: Archive | None, *, of_
 
 
 def of_runs(tx: Tx, tables: Sequence[str]) -> list[str]:
-    """Describe the open runs that have one of these tables, with the commands that end them."""
+    """Describe the open runs that rebuild one of these tables, with the commands that resume or end them."""
     return [
         f"{', '.join(sorted(shared))}: {'verify' if row.strategy == 'verify' else 'reload'} {row.id} is {row.state}, "
         f"opened by {row.actor} at {row.opened_at:%F %T}: {_ways_out(row)}"

@@ -45,7 +45,7 @@ def swap(tx: Tx, staging: Staging, target: Target) -> None:
 
 
 def _unaltered(connection: Connection, staging: Staging, target: Target) -> list[str]:
-    """The live table's indexes. Raises ReloadRefused if it was altered since the run created the rebuilt one."""
+    """The live table's index names. Raises ReloadRefused if that table was altered after the rebuilt one was made."""
     rebuilt = staging.table(target)
     live_indexes = indexes(connection, target.path)
     expected = {staging.index(target, n): (index.is_unique, index.using) for n, index in enumerate(live_indexes)}

@@ -1,4 +1,4 @@
-"""A reload from its opening to its cut-over, in steps that a driver which takes over the run can repeat."""
+"""Carries out a reload from its opening to its cut-over. A driver that takes it over can repeat any step."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import is_conflict, is_data_error
 from seekpoint.records import one_line
 
-LARGE = 200_000  # records per partition and pass: its transaction holds a snapshot, which delays vacuum
-SMALL = 2_000  # records of a catch-up pass: after one that is no larger, the cut-over may take its locks
+LARGE = 200_000  # offsets per partition and pass: a pass holds a snapshot, which delays vacuum
+SMALL = 2_000  # records: after a catch-up pass of at most this many, the cut-over may take its locks
 ENDS_RUN = (ReloadRefused, RangeLost, TopicRecreated)  # would recur under another driver
 
 ReportCallback = Callable[[Report], object]
@@ -85,7 +85,7 @@ class Reload:
         self.limits, self.actor = limits or Limits(), operator(actor)
         self.runs = Runs(self.engine, schema, self.limits)
         if stager is not None and processes:
-            raise ConfigError("stager= and processes= both say who reads the log: give one of them")
+            raise ConfigError("give stager= or processes=, not both: each decides how the log is read")
         require_width(range_records)
         self._stager = stager or LocalStager(self.engine, schema, self.kafka, self.sources, processes=processes)
         self.archive = archive
@@ -129,7 +129,7 @@ class Reload:
         return take_over(self.runs, run, self.sources, self.kafka)
 
     def stage(self, driver: Driver) -> None:
-        """Stage everything up to the snapshot offsets, build and index the tables. Raises what ends the run."""
+        """Stage the log up to the snapshot offsets, build and index the tables. Raises the error that ends the run."""
         with self._ending(driver):
             if driver.run.state == "opened":
                 begin_staging(driver, self.sources)
@@ -142,7 +142,7 @@ class Reload:
                 drop_attempts(self.engine, self.schema, driver.run)
 
     def catch_up(self, driver: Driver, passes: CatchUp) -> int:
-        """Run catch-up passes until one is small; returns the records of the last one."""
+        """Run catch-up passes until a pass is small; returns how many records the last pass read."""
         with self._ending(driver):
             pace = CatchUpProgress()
             while True:
@@ -226,7 +226,7 @@ class Reload:
     def verify(self, *, reason: str = "verify") -> Report:
         """Rebuild the tables separately and compare them with the live ones, which do not change; workers continue.
 
-        Leaves only the row of the run in the ledger, as verified (aborted if it was interrupted). Raises as
+        Only the run's row stays in the ledger, with state "verified" ("aborted" after an interruption). Raises as
         :meth:`open` does.
         """
         driver = self._open("verify", reason)

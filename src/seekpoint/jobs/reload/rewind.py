@@ -1,4 +1,4 @@
-"""A reset with rebuilt tables: rows and positions are reset to its targets in one transaction."""
+"""Resets rows and positions to the targets of a reset plan, in one transaction, by rebuilding the tables."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from seekpoint.records import Partition
 
 @dataclass(slots=True)
 class Rewind:
-    """A reset plan as part of a run: the offsets up to which tables are rebuilt, and the resets of the cut-over.
+    """A reset plan that a run carries out: tables are rebuilt up to its targets, and the cut-over resets positions.
 
-    ``done`` has these resets afterwards. The plan is not stored: if another driver takes over the run, it becomes an
+    ``done`` has the resets after the cut-over. The plan is not stored: a run that another driver takes over becomes an
     ordinary reload up to the groups' positions.
     """
 
@@ -82,7 +82,7 @@ class Rewind:
 
 
 def ending_at(rows: Sequence[Row[Any]], ends: Mapping[Key, int]) -> Sequence[Any]:
-    """The rows of positions, each limited to its end."""
+    """The positions' rows, with ``next_offset`` limited by ``ends``."""
     return [
         SimpleNamespace(
             **{

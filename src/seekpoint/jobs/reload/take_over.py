@@ -22,7 +22,7 @@ def take_over(
     """Take over an open run in its present state; its previous driver, if still alive, fails at its next step.
 
     ``of_frames``: Spark rebuilds the tables. Raises ConfigError, with the driver unchanged, if these pipelines are not
-    the run's (other groups, versions or tables) or no consumer accepts ``kafka``. Raises ReloadOver if it has ended.
+    the run's (other groups, versions or tables) or no consumer accepts ``kafka``; ReloadOver if the run has ended.
     """
     if (run := runs.get(run_id)).is_open:
         require_known(kafka)
@@ -32,7 +32,7 @@ def take_over(
                 what = f"rebuilds a Pipeline's tables: use `seekpoint reload resume {run_id}`"
             raise ConfigError(f"{run.kind} {run_id} {what}")
         require_its_versions(run, sources)
-        with transaction(runs.engine, runs.schema) as tx:  # before the take-over, which would stop the right driver
+        with transaction(runs.engine, runs.schema) as tx:  # before the take-over, which would fence the right driver
             require_code(tx, run, sources)
     driver = runs.take_over(run_id)
     if driver.run.strategy == "merge":

@@ -26,7 +26,7 @@ from seekpoint.sinks.upsert.upsert import Upsert
 
 
 class AttemptSink(Sink, SinkWriter):
-    """A sink and its writer: stages every row of an attempt. The original sink would write one row per key.
+    """Stages every row of an attempt, as both sink and writer. The original sink would write one row per key.
 
     With ``places`` each row also gets its offset and line; tombstones of an Upsert go to a separate table. Without
     ``places``, the rows of an Accumulate are aggregated by key. With ``keys`` each row gets a digest of its record's
@@ -64,8 +64,8 @@ class AttemptSink(Sink, SinkWriter):
     def keyed(self, rows: Sequence[Row], raw: RawRecord) -> Sequence[Row]:
         """Add a digest of the record's key to its rows, if the sink was made with ``keys``.
 
-        Then raises ReloadRefused for a record without a key or without a row, because compaction may have removed the
-        older records of its key. Always raises it for a record that has only some of its row's values.
+        With ``keys``, raises ReloadRefused for a record without a key or without a row, because compaction may have
+        removed the older records of its key; in any case for a record that has only some of its row's values.
         """
         if Partial in set(map(type, rows)):
             why = (
@@ -96,7 +96,7 @@ class AttemptSink(Sink, SinkWriter):
         return [(*row, offset, 0) for row, offset in zip(rows, offsets_of(raw), strict=True)] if self._places else rows
 
     def aggregate(self, connection: Connection) -> None:
-        """Aggregate the written rows by key: done here, because the tasks of a run do it in parallel."""
+        """Aggregate the written rows by key: in the tasks, because they run in parallel."""
         if self._target.sums is None or self._places:
             return
         aggregated = (self._raw[0], f"{self._raw[1]}_sums")
@@ -187,7 +187,7 @@ def attempt_sinks(
 ) -> list[AttemptSink]:
     """Create the tables of this attempt, and aim the pipeline's sinks at them; ``targets`` are its live tables.
 
-    ``rebuilds``: whole tables are made of the log, so that sinks with ``compacted=True`` need the records' keys.
+    ``rebuilds``: the run rebuilds whole tables, so sinks with ``compacted=True`` need the records' keys.
     """
     live = {feed.number: target for target in targets for feed in target.feeds}
     sinks = []

@@ -45,9 +45,9 @@ class Coverage:
 
 
 def coverage(tx: Step, width: int = RANGE) -> Coverage:
-    """One attempt for each offset up to the snapshot offsets, and tasks of this width for offsets without one.
+    """Choose an attempt for each offset up to the snapshot offsets; offsets without one become tasks of this ``width``.
 
-    Attempts overlap if their width differs or a task was slow; those are chosen that leave the fewest offsets missing.
+    Attempts overlap if drivers used different widths or a task was slow. The choice leaves the fewest offsets missing.
     """
     by_place = groupby(all_staged(tx, tx.run.id), lambda attempt: attempt.place)
     staged = {place: list(attempts) for place, attempts in by_place}
@@ -127,9 +127,9 @@ def consolidate(driver: Driver, sources: Sequence[PipelineSource]) -> None:
 
 
 def check_dead_letters(tx: Tx, staging: Staging, done: Coverage) -> None:
-    """Raise ReloadRefused if a record failed in one attempt and not in the chosen one.
+    """Raise ReloadRefused if a record failed in another attempt and not in the chosen one.
 
-    It would be both a row and a dead letter.
+    The record would be both a row and a dead letter.
     """
     counted = rows(tx.connection, "SELECT count(*) FROM {t}", t=(staging.schema, dead_letter.name))[0][0]
     reported = sum(row.dead_letters for row in done.chosen)
@@ -183,7 +183,7 @@ def _take_out(
 def _refused(
     tx: Step, staging: Staging, tables: Sequence[Target], staged: StagedRows
 ) -> dict[tuple[tuple[str, Partition], int], psycopg.Error]:
-    """The records whose rows are refused, in all tables; if there are none, the tables have their indexes."""
+    """The records whose rows a constraint refuses, in all tables; if there are none, the tables keep the indexes."""
     bad: dict[tuple[tuple[str, Partition], int], psycopg.Error] = {}
     with tx.connection.begin_nested() as savepoint:
         for target in tables:
@@ -201,7 +201,7 @@ def make_all_indexes(connection: Connection, staging: Staging, target: Target) -
     """Create the live table's indexes and their constraints on the rebuilt one, under names of the run."""
     for n, index in enumerate(indexes(connection, target.path)):
         if index.is_unique and not index.is_enforced:
-            continue  # invalid: rows may be equal in it. It was created since the opening, so the cut-over is refused
+            continue  # rows may be equal in it; it was created since the opening, so the cut-over is refused
         statements = Statements(connection, name=name(staging.index(target, n)), table=staging.table(target))
         unique, using = ident.SQL("UNIQUE" if index.is_unique else ""), ident.SQL(index.using)
         statements.run("CREATE {unique} INDEX {name} ON {table} {using}", unique=unique, using=using)

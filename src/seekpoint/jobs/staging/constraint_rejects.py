@@ -1,4 +1,4 @@
-"""Rows that the live table's constraints refuse because of other rows: their records are dead-lettered."""
+"""Dead-letters records whose rows the live table's constraints refuse because of other rows."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def refused_records(
     placed: Callable[[], Composable],
     make: Callable[[], None] | None,
 ) -> dict[_Key, psycopg.Error]:
-    """The records whose rows the live table's constraints refuse, with the error; of two rows with one key, the later.
+    """The records whose rows the live table's constraints refuse, with the error.
 
-    ``placed`` returns a query of the chosen rows with partition, offset and line. ``make`` creates the rebuilt table's
-    indexes; by default only the unique ones are created.
+    Of two rows with one key, the later is refused. ``placed`` returns a query of the chosen rows with partition, offset
+    and line. ``make`` creates the rebuilt table's indexes; by default only the unique ones are created.
     """
     table = staging.table(target)
     broken = [key for key in references(tx.connection, staging, target, targets) if breaks(tx.connection, table, key)]
@@ -103,9 +103,9 @@ def _dangling(tx: Tx, known: Path, key: ForeignKey) -> dict[_Key, psycopg.Error]
 
 
 def _repeated(tx: Tx, target: Target, known: Path, unique: Sequence[Composable]) -> dict[_Key, psycopg.Error]:
-    """The records that an earlier row's key refuses: inserts the rows in log order into a table with these indexes.
+    """The records with a key that an earlier row has.
 
-    Postgres decides which keys are equal.
+    Rows are inserted in log order into a table with these indexes, so that Postgres decides which keys are equal.
     """
     sieve = Statements(
         tx.connection,
@@ -164,7 +164,7 @@ class Rejects:
         return {*bad, *self.block(tx, staging)}
 
     def block(self, tx: Step, staging: Staging) -> set[tuple[Place, int]]:
-        """Dead-letter the staged records after a dead letter of their key; returns them."""
+        """Dead-letter the staged records that follow a dead letter of their key; returns them."""
         blocked: set[tuple[Place, int]] = set()
         for position in tx.positions():
             if (pipeline := self._pipelines[position.group]).keep_key_order:

@@ -69,7 +69,7 @@ def require_no_resets(
 
 
 def distance(positions: Mapping[Key, StagedPosition], offsets: Sequence[Row[Any]]) -> int:
-    """The number of records by which these offsets are ahead of the rebuilt tables."""
+    """The number of offsets by which the rebuilt tables lag behind these positions."""
     known = {key: position.next_offset for key, position in positions.items()}
     ahead: list[int] = [row.next_offset - known.get(key_of(row), row.first_offset) for row in offsets]
     return sum(max(lead, 0) for lead in ahead)
@@ -78,7 +78,7 @@ def distance(positions: Mapping[Key, StagedPosition], offsets: Sequence[Row[Any]
 def add_positions(tx: Step, rows: Sequence[Row[Any]]) -> None:
     """Add partitions that are new to the groups: their rebuild starts at the first applied offset.
 
-    Raises ReloadRefused if an operator has already reset one: no run has recorded what that reset passed over.
+    Raises ReloadRefused if an operator has already reset one: the run has not stored which offsets that reset skipped.
     """
     if reset := [row for row in rows if row.resets]:
         reasons = [

@@ -41,7 +41,7 @@ class LocalStager:
         processes: int = 0,
     ) -> None:
         if processes < 0:
-            raise ConfigError(f"processes must be 0 (stage in this one) or more, got {processes}")
+            raise ConfigError(f"processes must be 0 (stage in this process) or more, got {processes}")
         self._engine, self._schema, self._kafka = engine, schema, kafka
         self._sources, self._processes = {source.group: source for source in sources}, processes
 
@@ -135,7 +135,7 @@ class _WorkerProcess:
         self._tell(task)
 
     def answer(self) -> Staged | None:
-        """What the process has staged; None if it died. Raises the process's error."""
+        """The attempt that the process has staged; None if it crashed. Raises the process's error."""
         self.task = None
         try:
             kind, payload = self.pipe.recv()

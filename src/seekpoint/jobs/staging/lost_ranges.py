@@ -1,4 +1,4 @@
-"""Finds the offsets of lost ranges that no worker has applied, before or after the range was recorded."""
+"""Finds the offsets of lost ranges that no worker has applied, neither before nor after the range was recorded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Reset:
 def not_applied(
     lost: Sequence[Lost], resets: Sequence[Reset], ids: Mapping[Partition, UUID], firsts: Mapping[Partition, int]
 ) -> Iterator[tuple[Partition, Span]]:
-    """The spans of these lost ranges that were not applied, of topics with these ``ids``.
+    """The parts of the lost ranges that no worker has applied, of topics with these ``ids``.
 
     ``resets`` are in order of time; ``firsts`` are the first applied offsets before any reset.
     """
@@ -70,7 +70,7 @@ def not_applied(
 
 
 def _applied(resets: Iterable[Reset], first: int, since: datetime | None) -> Iterator[Span]:
-    """The spans read between two resets and after the last one; only since the topic was recreated at ``since``."""
+    """The spans read between resets and after the last reset, without those before a topic's recreation (``since``)."""
     begin = first if since is None else None
     applied: list[Span] = []
     for reset in resets:

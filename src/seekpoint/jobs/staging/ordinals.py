@@ -1,4 +1,4 @@
-"""Ordinals of records among those that an attempt has read: offsets have gaps, so they do not show records in a row."""
+"""Numbers the records that an attempt reads: offsets have gaps, so they do not show which records are adjacent."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def nothing_left_out(_: RawRecord) -> bool:
 
 @dataclass(slots=True)
 class WriteResult:
-    """Counts of ``applied`` records and of each sink's ``rows``; ``dead_letters`` could not be applied, by offset."""
+    """The number of ``applied`` records, each sink's number of ``rows``, and the ``dead_letters`` by offset."""
 
     rows: list[int]
     applied: int = 0
@@ -44,8 +44,8 @@ class RecordWriter:
     """Writes one pipeline's records to the tables that its sinks are aimed at.
 
     ``seen`` is called after each savepoint with the written records and their rows. ``held`` maps a topic and key to
-    the offset of its first dead letter, and later records of the key are blocked; it needs records in log order.
-    ``blocks_later``: they are blocked once all ranges are staged.
+    the offset of the key's first dead letter, and later records of the key are blocked; records must be in log order.
+    ``blocks_later``: such records are blocked after all ranges are staged.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class RecordWriter:
             self._flush()
 
     def _decode(self, piece: Piece, left_out: LeftOut) -> tuple[Sequence[RawRecord], Sequence[Row] | None]:
-        """The records to apply and a row for each; None for the rows if they were added to the waiting records."""
+        """The records to apply and a row for each; no rows (None) if the records were added to the waiting ones."""
         wanted = piece.records if left_out is nothing_left_out else [raw for raw in piece.records if not left_out(raw)]
         if self._held:
             wanted = [raw for raw in wanted if not self._holds(raw)]
@@ -178,7 +178,7 @@ class RecordWriter:
 def dead_letter_of(pipeline: Pipeline, raw: RawRecord, failed: Failed, *, is_ordered: bool = False) -> NewDeadLetter:
     """The failed record as a dead letter, without retries. Raises ReloadRefused if the policy is to stop.
 
-    ``is_ordered``: no later record of its key is applied. Without it, a record whose key order matters is refused too.
+    ``is_ordered``: later records of its key are not applied. Otherwise a record with a key is refused if order matters.
     """
     failure = Failure.of(failed.error, failed.cause)
     if pipeline.on_poison is OnPoison.STOP:

@@ -86,7 +86,7 @@ class Stager(Protocol):
     """Stages ranges, in this process or in others."""
 
     def stage(self, run: Run, tasks: Sequence[Task]) -> Iterable[Staged]:
-        """Stage each task at least once; yields each result when it is done. Raises what ends the run."""
+        """Stage each task at least once; yields each committed attempt. Raises the error that ends the run."""
 
 
 def begin_staging(driver: Driver, sources: Sequence[PipelineSource]) -> None:
@@ -176,20 +176,20 @@ def edited(records: Sequence[RawRecord], edits: Edits) -> Sequence[RawRecord]:
 
 
 def leave_out(tx: Tx, staging: Staging, group: str, ranges: Ranges) -> None:
-    """Store which records of these ranges are dead letters now: they have no rows."""
+    """Store which records of these ranges are dead letters now, so that they make no rows."""
     dead_letters = dead_letters_within(tx, group, ranges)
     if dead_letters:
         parameters = [row._asdict() | {"consumer_group": group} for row in dead_letters]
-        # If the driver crashed before it merged a pass of frames, the pass is repeated and they are stored already.
+        # If the driver crashed before it merged a pass of frames, the pass is repeated and its rows are stored already.
         tx.connection.execute(postgresql.insert(staging.left_out).on_conflict_do_nothing(), parameters)
 
 
 def lost_within(
     tx: Tx, group: str, ranges: Mapping[Partition, tuple[UUID, int, int]]
 ) -> Iterator[tuple[Partition, Span]]:
-    """The lost ranges, without the offsets that were applied nevertheless.
+    """The lost ranges, without the offsets that workers have applied nevertheless.
 
-    ``ranges`` hold the topic's id, the first offset that the group has applied, and the end.
+    ``ranges`` have the topic's id, the first offset that the group has applied, and the end.
     """
     resets = [
         Reset(Partition(row.topic, row.partition), row.from_offset, row.to_offset, row.at, row.takes_back)
@@ -211,10 +211,10 @@ def stage_range(
 ) -> Staged:
     """Stage one range of the pipeline's group: decode its records and write their rows to tables of this attempt.
 
-    One transaction; the returned value is also stored in ``reload_staged``. May be repeated, also concurrently. A
-    single sink's rows go through one COPY; if the database refuses a row, the range is read again in parts to find it.
-    Raises ReloadOver if the run is not staging, ReloadRefused for a record that ends it, and what reading the range
-    raises.
+    One transaction writes the rows and stores the returned value in ``reload_staged``. It may be repeated, also
+    concurrently. A single sink's rows go through one COPY; if the database refuses a row, the range is read again and
+    written in parts to find it. Raises ReloadOver if the run is not staging, ReloadRefused for a record that ends the
+    run, and the errors of reading the range.
     """
 
     def attempt(write: Callable[[RecordWriter, Iterable[Piece], LeftOut], WriteResult]) -> Staged:
@@ -258,7 +258,7 @@ def _attempt(
     edits = edits_within(tx, pipeline.group, {range_.partition: (range_.topic_id, range_.start, range_.end)})
     pieces = with_edits(ArchivedReader.of(kafka, now.archive, tx.connection.engine).read(range_), edits)
     ordinals = Ordinals()
-    if not rebuilds:  # a reload has no limits, so nothing asks for the ordinals
+    if not rebuilds:  # a reload has no dead-letter limits, which the ordinals are for
         pieces = ordinals.counted(pieces, left_out)
     result = write(writer, pieces, left_out)
     keep_dead_letters(tx, staging, pipeline, result.dead_letters, {range_.partition.topic: range_.topic_id})
@@ -304,8 +304,7 @@ def require_staging(tx: Tx, run_id: UUID, states: Sequence[str] = STAGING) -> No
 def require_code(tx: Tx, run_: Run, sources: Sequence[PipelineSource]) -> None:
     """Raise ConfigError if this code is not the run's: other groups, handler versions or tables.
 
-    Called before a run is taken over, so that a driver with the right code can still do that, and by each task, which
-    knows one group.
+    Called by each task, which knows one group; and before a take-over, which would fence a driver with the right code.
     """
     wanted, kind = dict(zip(run_.groups, run_.version_to, strict=True)), run_.kind
     for source in sources:

@@ -215,14 +215,14 @@ class RowsOf(Protocol):
 def _kept(
     target: Target, columns: Sequence[str], branches: Sequence[Composable], also: Sequence[str] = ()
 ) -> Composable:
-    """The newest row of each key, without keys whose newest is a tombstone; with the columns ``also``."""
+    """A query of each key's newest row, without keys whose newest row is a tombstone; with the columns ``also``."""
     return ident.SQL("SELECT {} FROM ({}) AS newest WHERE NOT {}").format(
         names([*columns, *also]), _newest(target, columns, branches), name(DELETED)
     )
 
 
 def _newest(target: Target, columns: Sequence[str], branches: Sequence[Composable]) -> Composable:
-    """The newest row or tombstone of each key, or its first row if the sink keeps the first.
+    """A query of each key's newest row or tombstone, or of its first row if the sink keeps the first.
 
     The newest row has the highest ``order_by=`` value, or else the highest offset. Offsets of different partitions are
     not comparable: without ``order_by=``, a key in several partitions has no defined newest row, neither here nor in

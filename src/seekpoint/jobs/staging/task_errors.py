@@ -82,7 +82,7 @@ def report_task_error(engine: Engine, schema: str, run_id: UUID, job: str, error
 def task_errors(tx: Tx, staging_schema: str, job: str) -> list[SeekpointError]:
     """The errors that tasks of this job have reported, in order.
 
-    By job, because a task of a cancelled job may report its error while the run's next job is staging.
+    Errors of other jobs are left out: a task of a cancelled job may report one while the run's next job is staging.
     """
     if not is_there(tx.connection, table := (staging_schema, _TABLE)):
         return []

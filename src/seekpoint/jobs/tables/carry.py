@@ -1,8 +1,8 @@
 """Carries owner, grants, triggers, policies, views and so on from a live table to the rebuilt one that replaces it.
 
-Everything is a statement generated from the catalogs, with schema-qualified names. Settings that must precede the rows
-(storage parameters, statistics targets) are applied when the rebuilt table is created, the rest after the rename: the
-live table's name then means the rebuilt one.
+The catalogs are queried for statements with schema-qualified names. Settings that must precede the rows (storage
+parameters, statistics targets) are applied when the rebuilt table is created, the rest after the rename, when the live
+table's name means the rebuilt one.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.sinks.base import ORIGINS
 from seekpoint.sinks.catalog import quoted
 
-# From and to the tables, their partitions, and the tables that inherit from them. A key of a partitioned table also has
-# a row per partition, with conparentid set. conenforced is read through to_jsonb: older servers do not have that column
-# and enforce every key.
+# Foreign keys from and to the tables, their partitions, and the tables that inherit from them. A key of a partitioned
+# table also has a row per partition, with conparentid set. conenforced is read through to_jsonb: older servers do not
+# have that column and enforce every key.
 _FOREIGN_KEYS = text(
     """
     WITH RECURSIVE own (name, oid) AS (
@@ -48,10 +48,10 @@ _ACTIONS = {"c": "CASCADE", "n": "SET NULL", "d": "SET DEFAULT"}
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """A foreign key from table ``child`` to table ``parent``; ``of`` and ``to`` are these tables if the run has them.
+    """A foreign key from ``child`` to ``parent``; ``of`` and ``to`` are the run's targets for them, or None.
 
-    ``on_delete`` and ``on_update`` are actions that change rows. ``is_whole``: it is not a partition's part of another
-    key; ``is_checked``: Postgres enforces it on the table ``of`` itself.
+    ``on_delete`` and ``on_update`` are actions that change rows. ``is_whole``: not a partition's part of another key;
+    ``is_checked``: Postgres enforces it on the table ``of`` itself.
     """
 
     name: str
@@ -141,7 +141,7 @@ def _may_repeat(connection: Connection, target: Target, pipeline: Pipeline) -> b
 
 
 def _distinct(target: Target, pipeline: Pipeline) -> list[set[str]]:
-    """Columns in which no two rows of an Append can be equal: numbers that are drawn, and the record's origin."""
+    """Columns in which no two rows of an Append can be equal: numbers from a sequence, and the record's origin."""
     sinks = [feed.sink for feed in target.feeds]
     codecs = pipeline.codecs.items()
     written = [sink.expected([codec for topic, codec in codecs if sink.takes(topic)]) for sink in sinks]
@@ -166,7 +166,7 @@ def breaks(connection: Connection, table: Path, reference: ForeignKey) -> int:
 def check_references(connection: Connection, staging: Staging, target: Target, keys: Sequence[ForeignKey]) -> None:
     """Enforce the live table's foreign keys on the rebuilt table, with a trigger.
 
-    A foreign key to a live table would prevent deletes of its referenced rows.
+    A real foreign key to a live table would prevent deletes of the referenced rows.
     """
     if not keys:
         return

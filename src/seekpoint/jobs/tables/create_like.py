@@ -64,11 +64,12 @@ def make_like(
     also: Composable | None = None,
     before_triggers: bool = False,
 ) -> None:
-    """Create the table, empty and without indexes; ``also`` are further columns.
+    """Create an empty table like ``live``, without indexes; ``also`` are further columns.
 
-    ``before_triggers``: its rows are completed by the live table's BEFORE triggers later, and checked only there.
-    It has new sequences, whose names begin with ``prefix``. If it ``replaces`` the live table, they start at the live
-    ones' next numbers; otherwise their numbers are not used, and defaults that call users' functions are left out.
+    Its sequences are new, and their names begin with ``prefix``. If the table ``replaces`` the live one, they start at
+    the live sequences' next numbers; otherwise their numbers are not used, and defaults that call users' functions are
+    left out. ``before_triggers``: the live table's BEFORE triggers complete the rows later, so rows are not checked
+    here.
     """
     completed = before_triggers and connection.execute(_IS_COMPLETED, {"name": quoted(*live)}).scalar_one()
     run(
@@ -188,9 +189,9 @@ def _settings(connection: Connection, sequence: str) -> Row[Any]:
 
 
 def _next(connection: Connection, sequence: str, settings: Row[Any]) -> int:
-    """The next number of a sequence.
+    """The next number of a sequence, or the start of an exhausted one.
 
-    For an exhausted sequence its start: a cycling one continues there, any other raises an error after the swap.
+    A cycling sequence continues there; any other raises an error after the swap.
     """
     last, called = position(connection, ident.SQL(sequence))
     start: int = last + settings.seqincrement if called else last

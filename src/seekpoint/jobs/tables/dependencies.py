@@ -12,10 +12,11 @@ from seekpoint.jobs.tables.staging_schema import UNLOGGED
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.sinks.catalog import quoted
 
-DDL_WAIT = 300  # milliseconds for a swap's lock: sessions that queue after it wait as long
+DDL_WAIT = 300  # milliseconds to wait for a swap's lock: other sessions that queue for the table wait as long
 
 
-# What a swap does not carry over (see carry.py). A BEFORE trigger may change rows, and did not run for rebuilt ones.
+# Objects and properties that a swap does not carry over (see carry.py). A BEFORE trigger is one of them, because it may
+# change rows and did not run for the rebuilt ones.
 _TIES = text(
     f"""
     {DEPENDANTS}
@@ -147,7 +148,7 @@ def prefix_of(connection: Connection, otherwise: str) -> str:
 
 
 def unidentified(connection: Connection, target: Target) -> list[str]:
-    """Return why a merge could not change the live table's rows: published without a replica identity."""
+    """Return why a merge could not change the live table's rows: it is published without a replica identity."""
     publications = connection.execute(_UNIDENTIFIED, {"name": quoted(*target.path)}).scalar()
     if publications is None:
         return []

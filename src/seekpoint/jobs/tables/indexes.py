@@ -1,4 +1,4 @@
-"""The indexes of a table in a fixed order, in which a rebuilt table's are created and compared with the live ones."""
+"""The indexes of a table, in the fixed order in which rebuilt indexes are created and compared with live ones."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from seekpoint.sinks.catalog import quoted
 
 OFFSET, LINE = "seekpoint offset", "seekpoint line"  # the record's offset, and the row's index among its rows
 PLACE = "seekpoint place"  # the row's partition, as an index into StagedRows.places
-ROWS = "seekpoint rows"  # the number of rows that were added up in this one
+ROWS = "seekpoint rows"  # the number of rows that were added up in this row
 KIND = "seekpoint kind"  # the kind of a difference
 KEY = "seekpoint key"  # a digest of the record's key, for sinks with compacted=True
 

@@ -33,7 +33,7 @@ def aggregated(target: Target, rows: Composable) -> Composable:
 
 
 def different(target: Target, columns: Sequence[str], left: str, right: str, *, is_exact: bool) -> Composable:
-    """A condition: two rows of one key differ; unless ``is_exact``, sums of floats by more than the tolerance."""
+    """A condition: two rows of one key differ; sums of floats by more than the tolerance, unless ``is_exact``."""
     sink = target.sums
     assert sink is not None
     known = _columns(target)

@@ -88,7 +88,7 @@ class Target:
     @property
     def inexact_key(self) -> tuple[str, ...]:
         """The key's columns whose equal values may differ in their bytes (citext, numeric); a merge sets them."""
-        if self.sums is not None:  # a sum keeps the spelling of its first record, which is not defined
+        if self.sums is not None:  # sums keep the key as some record spelled it: which one is not defined
             return ()
         able = {column.name for column in self.columns if not (column.is_exact or column.is_generated)}
         return tuple(column for column in self.key if column in able)
@@ -112,7 +112,7 @@ class Target:
 
     @property
     def sums(self) -> Accumulate | None:
-        """The Accumulate that writes the table, or None: if there are several, they add to the same columns."""
+        """The Accumulate that writes the table, or None. If several do, they add to the same columns."""
         sink = self.feeds[0].sink
         return sink if isinstance(sink, Accumulate) else None
 

@@ -20,7 +20,7 @@ _chance = random.SystemRandom()  # has no state that forked workers would share
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waits that double from ``initial`` to ``ceiling`` seconds; each is random between half of it and all of it.
+    """Waits that double from ``initial`` up to ``ceiling`` seconds, each randomly shortened by up to a half.
 
     The jitter keeps workers that failed together from retrying together.
     """
@@ -29,11 +29,11 @@ class Backoff:
     ceiling: float = 30.0
 
     def wait(self, attempt: int, chance: random.Random = _chance) -> float:
-        """Seconds after the n-th attempt (from 1); the first wait is at most ``initial``."""
+        """Seconds to wait after the n-th attempt (from 1); at most ``initial`` after the first."""
         return min(self.initial * 2.0 ** min(attempt - 1, 100), self.ceiling) * (0.5 + chance.random() / 2)
 
     def waits(self, chance: random.Random = _chance) -> Iterator[float]:
-        """The waits after the first, second, ... attempt; endless."""
+        """The waits after each attempt, without end."""
         return (self.wait(attempt, chance) for attempt in count(1))
 
 
@@ -47,7 +47,7 @@ def pause(attempt: int, backoff: Backoff = SHORT) -> None:
 
 
 def longer_pause(attempt: int) -> None:
-    """Wait after the n-th attempt (from 1) that took too long: a second, then twice as long each time."""
+    """Wait after the n-th attempt (from 1) that took too long: about a second, doubling up to 20 s."""
     pause(attempt, _LONG)
 
 
@@ -59,9 +59,9 @@ def retried(
     backoff: Backoff = SHORT,
     stopping: threading.Event | None = None,
 ) -> T:
-    """Return what ``step`` returns; repeat it after transient errors. Raises the last of them, and others at once.
+    """Call ``step`` and return its result; retry it after transient errors, up to ``tries`` calls.
 
-    Setting ``stopping`` ends a wait, and no further attempt follows.
+    Raises the last of these errors, and any other at once. Setting ``stopping`` ends the wait and the retries.
     """
     for attempt in range(1, tries):
         try:

@@ -1,10 +1,10 @@
 """Every event that a worker announces, as a frozen value: for logs, health, metrics, tests and crash points.
 
-Observers get every event, in order, on the worker's thread: ``Worker(..., observe=[print])``. Two come from other
-threads: ``MembershipRenewed`` from the heartbeat's, and ``WorkerStopped`` from a timer's if ``stop(grace=)`` gave the
-worker up, perhaps while another event is handled. The events of one transaction are ``ChunkRead`` (its first
-records), ``BatchOpened, Held, ChunkRead…, Applied, Advanced, Committed``; the chaos suite kills the process inside an
-observer to stop a worker at a named step.
+Observers get every event, in order, on the worker's thread: ``Worker(..., observe=[print])``. Two events come from
+other threads: ``MembershipRenewed`` from the heartbeat's; and ``WorkerStopped`` from a timer's if ``stop(grace=)`` gave
+up the worker, perhaps while an observer handles another event. One transaction announces ``ChunkRead`` (its first
+records), then ``BatchOpened, Held, ChunkRead…, Applied, Advanced, Committed``. The chaos suite kills the process inside
+an observer, at one of these steps.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from seekpoint.records import Failure, Partition, Span, State, error_attribute, 
 
 logger = logging.getLogger("seekpoint.events")
 
-MOST_KINDS = 10_000  # kinds of log lines whose last time is kept
+MOST_KINDS = 10_000  # kinds of log lines whose last time is remembered
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """``at`` is the monotonic clock, in seconds. Every subclass is a frozen dataclass, made by keyword."""
+    """One event, a frozen dataclass with keyword arguments. ``at`` is monotonic time in seconds."""
 
     level: ClassVar[int] = logging.DEBUG
-    log_pause: ClassVar[float] = 0.0  # least seconds between two log lines of this kind
-    text: ClassVar[str] = ""  # what happened, with fields in braces ({again}: in ``wait`` seconds); "": all fields
+    log_pause: ClassVar[float] = 0.0  # seconds between two log lines of one kind, at least
+    text: ClassVar[str] = ""  # the message, with fields in braces ({again}: the next attempt); "": list all fields
     at: float = field(default_factory=monotonic, repr=False, compare=False)
 
     def __init_subclass__(cls) -> None:
@@ -45,7 +45,7 @@ class Event:
         return f"{type(self).__name__}: {message}" if message else type(self).__name__
 
     def _message(self) -> str:
-        """What happened, without the event's name."""
+        """The message without the event's name."""
         values = self.as_fields()
         if not self.text:
             return ", ".join(f"{name} {value}" for name, value in values.items())
@@ -54,11 +54,11 @@ class Event:
         return self.text.format(**shown, again=f"; again in {wait:.1f} s" if wait else "")
 
     def as_fields(self) -> dict[str, Any]:
-        """Its fields as plain values (texts, numbers, lists, dicts), for logs and other systems."""
+        """The event's fields as plain values (texts, numbers, lists, dicts), for logs and other systems."""
         return {attribute.name: _plain(getattr(self, attribute.name)) for attribute in fields(self) if attribute.repr}
 
     def log_kind(self) -> Hashable | None:
-        """The kind that has one log line in ``log_pause`` seconds; None if each event has one."""
+        """The kind of which one event is logged in ``log_pause`` seconds; None if every event is logged."""
         return type(self).__name__ if self.log_pause else None
 
 
@@ -123,8 +123,8 @@ class StartDelayed(Event):
 class Started(Event):
     """The worker runs: brokers and database have answered, and the ledger's schema is at the right revision.
 
-    ``tables`` are those that sinks and handler write, each with its schema, by the engine's ``schema_translate_map``
-    and the session's search path. Empty if a lock kept the worker from reading them.
+    ``tables`` are the tables that sinks and handler write, each with its schema, which ``schema_translate_map`` and the
+    search path determine; empty if a lock kept the worker from finding them.
     """
 
     level = logging.INFO
@@ -140,8 +140,8 @@ class Started(Event):
 class PoolerDetected(Event):
     """The database answers through a connection pooler: the worker prepares no statements and keeps no temporary table.
 
-    Announced once, before ``Started``. ``announced`` is the backend pid that was sent at the connect, ``answering`` the
-    one that ran a statement.
+    Announced once, before ``Started``. ``announced`` is the backend pid that was sent on connecting, ``answering`` that
+    of the backend that ran a statement.
     """
 
     level = logging.INFO
@@ -151,9 +151,9 @@ class PoolerDetected(Event):
 
 
 class OnStandby(Event):
-    """A reload to this worker's version is open: it waits outside the group until that run has ended.
+    """A reload to this worker's version is open: the worker waits outside the group until the reload has ended.
 
-    Announced again when the run's state has changed.
+    Announced again when its state has changed.
     """
 
     level = logging.INFO
@@ -164,9 +164,9 @@ class OnStandby(Event):
 
 
 class StandbyEnded(Event):
-    """The run that the standby waited for has ended in ``state``, and the worker joins the group.
+    """The reload that the standby waited for has ended in ``state``, and the worker joins the group.
 
-    ``error`` is why it failed or was aborted: then the claim raises the version as it would without a run.
+    ``error`` says why the reload failed or was aborted; the worker's claim then raises the group's version itself.
     """
 
     level = logging.INFO
@@ -179,9 +179,9 @@ class StandbyEnded(Event):
 
 
 class DeclarationRefused(Event):
-    """The group writes a topic's records to other tables: the worker waits outside the group until they match.
+    """The group writes a topic's records to other tables than this worker, which waits outside until they match.
 
-    ``stored`` are the group's tables, ``declared`` this worker's. Announced again when they have changed.
+    ``stored`` are the group's tables, ``declared`` this worker's. Announced again when the tables have changed.
     """
 
     level = logging.WARNING
@@ -193,7 +193,7 @@ class DeclarationRefused(Event):
 
 
 class Draining(Event):
-    """A stop was asked for; the open batch is finished first."""
+    """The worker was asked to stop, and finishes the open batch first."""
 
     level = logging.INFO
     text = "the batch in hand is finished first"
@@ -212,7 +212,7 @@ class WorkerStopped(Event):
 
     @property
     def is_aborted(self) -> bool:
-        """Whether a signal ended it at once (Ctrl-C at the start, or a second signal): no failure."""
+        """Whether a signal ended the worker at once (Ctrl-C at the start, or a second signal): no failure."""
         return isinstance(self.error, KeyboardInterrupt)
 
 
@@ -220,7 +220,7 @@ class WorkerStopped(Event):
 
 
 class Assigned(Event):
-    """Kafka assigned partitions; nothing is read before they are claimed and active."""
+    """Kafka assigned partitions; they are not read before they are active."""
 
     level = logging.INFO
     text = "{partitions}"
@@ -290,7 +290,7 @@ class Paused(Event):
 
 
 class BatchOpened(Event):
-    """The first records were read; no statement was sent yet."""
+    """A transaction's first records were read; no statement was sent yet."""
 
     attempt: int
 
@@ -308,7 +308,7 @@ class ChunkRead(Event):
 
 
 class Applied(Event):
-    """Sinks and handler are done; the offsets are not yet advanced, and the last answers may be outstanding."""
+    """Sinks and handler are done; offsets are not yet advanced, and the server's last answers may be outstanding."""
 
     records: int
 
@@ -320,7 +320,7 @@ class Advanced(Event):
 
 
 class Committed(Event):
-    """Rows and offsets became visible together (I1). ``rows``: how many rows sinks were given, by table."""
+    """Rows and offsets became visible together (I1). ``rows`` counts the rows given to sinks, by table."""
 
     spans: tuple[Span, ...]
     records: int
@@ -331,7 +331,7 @@ class Committed(Event):
 class SessionReplaced(Event):
     """A handler had changed its database session beyond the transaction: the connection was closed after COMMIT.
 
-    ``changed`` says what: settings by name, temporary tables, locks. Logged once a minute.
+    ``changed`` names the settings, temporary tables or locks. Logged once a minute.
     """
 
     level = logging.WARNING
@@ -344,7 +344,7 @@ class SessionReplaced(Event):
 class WriteStrategyChanged(Event):
     """An ``Upsert`` writes large transactions with another write strategy from now on: ``"copy"`` or ``"stage"``.
 
-    ``rows`` is the size of the first one; ``conflicts`` counts how often COPY into the table met an existing key.
+    ``rows`` is the size of the first of them; ``conflicts`` counts how often COPY into the table met an existing key.
     """
 
     sink: str
@@ -354,10 +354,10 @@ class WriteStrategyChanged(Event):
 
 
 class LagSampled(Event):
-    """The lag by partition, stopped ones too: offsets up to the last stable one.
+    """Each partition's lag, stopped ones too, in offsets up to the last stable offset.
 
-    In partitions ``not_due``, the next record is delayed or scheduled for retry. ``unknown`` are those whose lag is not
-    known: the position is past the log's end, the topic is not the one that was read, or no broker answers for its log.
+    ``not_due`` are partitions whose next record is delayed or scheduled for retry. ``unknown`` are those whose lag is
+    not known: the position is past the log's end, the topic is another one, or no broker answers for its log.
     """
 
     lag: Mapping[Partition, int]
@@ -422,12 +422,12 @@ class DeadLettered(Event):
     key: bytes | None = field(default=None, repr=False, compare=False)
 
     def log_kind(self) -> Hashable | None:
-        """The key of a blocked record; each other dead letter has a log line."""
+        """The key of a blocked record; None for other dead letters: each is logged."""
         return (self.partition, self.key) if self.state is State.BLOCKED else None
 
 
 class SingleRecordAttempt(Event):
-    """A record is about to be tried in a separate transaction; ``attempt`` counts this one, and is stored already."""
+    """A record is about to be tried in a separate transaction; the ledger has stored this ``attempt`` already."""
 
     partition: Partition
     offset: int
@@ -448,7 +448,7 @@ class CrashSuspected(Event):
 
 
 class SuspectPartAttempt(Event):
-    """A part of a suspect range is about to be applied in a separate transaction; its end is stored already."""
+    """A part of a suspect range is about to be applied in a separate transaction; the ledger has stored its end."""
 
     partition: Partition
     start: int
@@ -456,14 +456,14 @@ class SuspectPartAttempt(Event):
 
 
 class SuspectsLeft(Event):
-    """``left`` offsets of the suspect range remain; 0: it was passed, or the crashing record was found."""
+    """``left`` offsets of the suspect range remain; 0: it was passed, or its crashing record was found."""
 
     partition: Partition
     left: int
 
 
 class Refused(Event):
-    """The batch was fenced: nothing was written."""
+    """A transaction was fenced: nothing of it was written."""
 
     level = logging.WARNING
     text = "{reason}"
@@ -471,7 +471,7 @@ class Refused(Event):
 
 
 class ClaimLost(Event):
-    """Another process has the claim now."""
+    """Another process has the claim, or the offset was reset."""
 
     level = logging.WARNING
     text = "{partition}: another process has the claim now, or the offset was reset"
@@ -479,7 +479,7 @@ class ClaimLost(Event):
 
 
 class Resynced(Event):
-    """The ledger's position is not the worker's; reading resumes at the ledger's.
+    """The ledger's position differs from the worker's, and reading resumes at the ledger's.
 
     ``cause``: ``reply lost`` (the ledger is ahead: an unanswered COMMIT took effect) or ``rolled back``
     (the ledger is at an earlier position: a failover, or a crash without synchronous commit, lost commits).
@@ -513,7 +513,7 @@ class DatabaseTrouble(Event):
 class StatusNotStored(Event):
     """Rows that only operators read (workers, samples, declarations) are not stored; the worker is not affected.
 
-    Announced once, until something is stored again.
+    Announced once, until storing succeeds.
     """
 
     level = logging.WARNING
@@ -522,9 +522,9 @@ class StatusNotStored(Event):
 
 
 class OtherCommits(Event):
-    """Kafka holds commits under the group's name that no mirror wrote: another consumer has, or had, this name.
+    """Kafka has commits of this group that no mirror wrote: another consumer uses, or used, the group's name.
 
-    The positions are the ledger's in any case. Announced once for each partition, before a mirror replaces them.
+    Only the ledger's positions count. Announced once for each partition, before a mirror replaces its commit.
     """
 
     level = logging.WARNING
@@ -536,9 +536,9 @@ class OtherCommits(Event):
 
 
 class MirrorFailed(Event):
-    """The positions are not committed to Kafka, for display; the worker is not affected.
+    """The positions cannot be committed to Kafka for display; the worker is not affected.
 
-    Announced at the third failure in a row (a rebalance refuses commits, too), and once until a commit succeeds.
+    Announced at the third failure in a row (a rebalance refuses commits, too), and not again until a commit succeeds.
     """
 
     level = logging.WARNING
@@ -578,7 +578,7 @@ Observer = Callable[[Event], None]
 
 
 def checked(observe: Any) -> tuple[Observer, ...]:
-    """Check ``observe=``. Raises ConfigError for an observer that takes no event, or is an async function."""
+    """Check ``observe=`` and return its observers. Raises ConfigError for a class or an async function among them."""
     if callable(observe) or isinstance(observe, str | Mapping) or not isinstance(observe, Iterable):
         raise ConfigError(f"observe= takes a list of functions, e.g. observe=[print], got {observe!r}")
     observers = tuple(observe)
@@ -593,7 +593,7 @@ def checked(observe: Any) -> tuple[Observer, ...]:
 
 
 class Announcer:
-    """Passes every event to the observers and to the log ``seekpoint.events``: one sentence, after the group's name.
+    """Passes every event to the observers, and logs it to ``seekpoint.events`` as the group's name and a sentence.
 
     The log record has the event's fields, its name (``event``) and the ``group`` as attributes (``extra``).
 
@@ -603,15 +603,15 @@ class Announcer:
     def __init__(self, observers: Sequence[Observer] = (), *, group: str = "") -> None:
         self._observers, self._group = checked(observers), group
         self._has_ended = False
-        self._logged: dict[Hashable, float] = {}  # when one of this kind was logged last
+        self._logged: dict[Hashable, float] = {}  # by kind: when it was logged last
 
     def end(self, event: Event) -> None:
-        """Announce this as the last event: later ones, of a thread that was given up, are dropped."""
+        """Announce the last event; later ones, from a thread that was given up, are dropped."""
         self(event)
         self._has_ended = True
 
     def add(self, observer: Observer) -> None:
-        """Add an observer; it gets later events."""
+        """Add an observer, which gets all later events."""
         self._observers = (*self._observers, observer)
 
     def __call__(self, event: Event) -> None:

@@ -22,17 +22,17 @@ from seekpoint.worker.open_batch import OpenBatch
 logger = logging.getLogger("seekpoint.tracing")
 
 LINKS = 32  # links of one span, at most
-LOOKED_AT = 1000  # records whose headers are searched for them
+LOOKED_AT = 1000  # records of one transaction whose headers are searched for links
 
 
 class Tracing:
-    """Makes one consumer span for each transaction: ``Worker(…, tracing=Tracing())``.
+    """Creates one consumer span for each transaction: ``Worker(…, tracing=Tracing())``.
 
     ``tracer_provider`` is the global one by default. The span is current inside handlers, so spans of SQLAlchemy's and
-    of HTTP clients' instrumentation become its children. It is linked to the spans in the headers of its records, as
-    the global propagator reads them: up to 32, of the first 1,000 records. Names follow the semantic conventions for
-    messaging. A transaction that was rolled back has the status ERROR and the error's class as ``error.type``; no key,
-    value, header or text of an error is in a span. An exception of the tracer is logged and ignored.
+    of HTTP clients' instrumentation become its children. It links to the spans that produced its records: up to 32,
+    which the global propagator finds in the headers of the first 1,000 records. Names follow OpenTelemetry's semantic
+    conventions for messaging. A transaction that was rolled back has the status ERROR and the error's class as
+    ``error.type``. Spans contain no key, value, header or error text. An exception of the tracer is logged and ignored.
     """
 
     def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
@@ -40,7 +40,7 @@ class Tracing:
 
     @contextmanager
     def transaction(self, pipeline: Pipeline[Any, Any], batch: OpenBatch, attempt: int) -> Iterator[None]:
-        """The block in which one attempt applies and commits the batch."""
+        """Trace the block in which one attempt applies and commits the batch."""
         links = _Links()
         if (span := self._begin(pipeline, batch, attempt, links)) is None:
             yield
@@ -96,7 +96,7 @@ class Tracing:
 def _end(span: Span, batch: OpenBatch, links: _Links, error: BaseException | None = None) -> None:
     try:
         if span.is_recording():
-            for link in links.new_of(batch):  # of records that were read since it began
+            for link in links.new_of(batch):  # for records that were read after the span began
                 span.add_link(link.context)
         if error is not None:
             span.set_attribute("error.type", _type_of(error))
@@ -107,14 +107,14 @@ def _end(span: Span, batch: OpenBatch, links: _Links, error: BaseException | Non
 
 
 def _type_of(error: BaseException) -> str:
-    """The class of the error itself, or of the driver's."""
+    """The class of the error, or of the driver's error that SQLAlchemy has wrapped."""
     while isinstance(error, TransactionFailed | Failed):
         error = error.error
     return type(error_attribute(error, "orig") or error).__qualname__
 
 
 class _Links:
-    """Finds the producers' spans of one transaction's records, each once."""
+    """Finds the spans that produced one transaction's records, each once."""
 
     def __init__(self) -> None:
         self._known: set[tuple[bytes | None, ...]] = set()
@@ -122,7 +122,7 @@ class _Links:
         self._looked_at = 0
 
     def new_of(self, batch: OpenBatch) -> Iterator[Link]:
-        """Links to the spans of records that were not searched before."""
+        """Links to the spans of records that no earlier call has searched."""
         records = islice(chain.from_iterable(batch.buffer.replay()), self._looked_at, LOOKED_AT)
         return self._links(records)
 

@@ -189,7 +189,7 @@ def test_a_range_past_an_open_transaction_is_stuck(log: Log) -> None:
     assert log.read(name, 0, 5) == list(range(5))
     seen: list[int] = []
     began = monotonic()
-    with pytest.raises(RangeStuck, match="an open transaction ends what can be read at 5") as stuck:
+    with pytest.raises(RangeStuck, match="because of an open transaction, the log can be read only up to 5") as stuck:
         drain(read_range(log.kafka, log.range(name, 0, 8), idle=5), seen)
     assert monotonic() - began < 25
     assert seen == list(range(5))
@@ -398,7 +398,7 @@ def test_a_follower_passes_aborted_records_and_markers(log: Log) -> None:
         assert by_partition(follower.read_to({at: 7})) == {}
         assert by_partition(follower.read_to({at: 8})) == {}
         producer = in_transactions(log.broker, name, (2, None))
-        with pytest.raises(RangeStuck, match="an open transaction ends what can be read at 8"):
+        with pytest.raises(RangeStuck, match="because of an open transaction, the log can be read only up to 8"):
             list(follower.read_to({at: 10}, idle=0.5))
         producer.abort_transaction(30)
 

@@ -1,9 +1,9 @@
 """One Kafka consumer: its rebalance callbacks assign nothing; the worker's loop assigns, at the ledger's positions.
 
 Tested against Apache Kafka under the eager, the cooperative and the KIP-848 protocol. Callbacks only record: an
-exception raised in one loses records and makes ``close()`` hang. One thread at a time uses the consumer;
-:meth:`Client.renew_membership`, :meth:`Client.committed` and :meth:`Client.is_answered` may be called from others, and
-:meth:`Client.close` from the one that gives a worker up.
+exception in a callback loses records and makes ``close()`` hang. One thread at a time uses the consumer; other threads
+may call :meth:`Client.renew_membership`, :meth:`Client.committed`, :meth:`Client.is_answered` and, to give up a worker,
+:meth:`Client.close`.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ OnRevoked = Callable[[list[Partition], bool], None]
 
 
 class Client:
-    """The operations on a consumer that a worker needs, with one behaviour under every group protocol."""
+    """The operations on a consumer that a worker needs; they behave alike under every group protocol."""
 
     def __init__(self, consumer: Consumer, config: Mapping[str, Any]) -> None:
         self._consumer = consumer
         self._in_use = threading.Lock()
-        self._asking = threading.Lock()  # held while another thread asks: the client must not be freed then
+        self._asking = threading.Lock()  # held during another thread's request: the client must not be freed then
         self._eager = is_eager(config)
         self._paused: set[Partition] = set()
         self.contact = monotonic()  # when the group last saw us poll
@@ -107,8 +107,8 @@ class Client:
                 assigned = self._assigned(_named(partitions))
                 self._consumer.incremental_unassign([_TopicPartition(*partition) for partition in assigned])
         except KafkaException as error:
-            # close() runs the callback of a revocation that preceded an exceeded max.poll.interval.ms only after the
-            # client has ended: nothing is assigned then.
+            # If max.poll.interval.ms was exceeded after a revocation, close() runs the revocation's callback only when
+            # the client has ended: nothing is assigned then.
             if error.args[0].code() != ENDED:
                 raise
 
@@ -141,11 +141,11 @@ class Client:
             for partition in fresh:
                 if partition in sought:
                     self._seek(sought[partition])
-                # Right after its seek: if the broker answers before the resume, the client begins up to a second later.
+                # Right after the seek: if the broker answered before the resume, reading would begin up to 1 s late.
                 self._consumer.resume([_TopicPartition(*partition)])  # a pause outlives revocation and re-assignment
 
     def _pause_unassigned(self, partitions: list[_TopicPartition]) -> None:
-        """Pause partitions that may never have been assigned; the client pauses only those that it knows."""
+        """Pause partitions that may never have been assigned; the client pauses only partitions that it knows."""
         if partitions:
             self._consumer.position(partitions)  # makes them known
             self._consumer.pause(partitions)
@@ -157,9 +157,9 @@ class Client:
             self._consumer.pause(paused)
 
     def _seek(self, position: _TopicPartition) -> None:
-        """Seek; retries for some milliseconds, while the client ends the previous fetch.
+        """Seek, and retry while the client ends the previous fetch, which takes some milliseconds.
 
-        The client raises _STATE meanwhile, mostly if the partition was being read.
+        Until then the client raises _STATE, mostly if the partition was being read.
         """
         pause, deadline = threading.Event(), monotonic() + SEEK_TIMEOUT
         while True:
@@ -187,7 +187,7 @@ class Client:
             self._consumer.incremental_unassign([_TopicPartition(*partition) for partition in assigned])
 
     def _assigned(self, partitions: Collection[Partition]) -> list[Partition]:
-        """Those of ``partitions`` that the client has assigned now."""
+        """Those ``partitions`` that are assigned to the client now."""
         assigned = set(_named(self._consumer.assignment()))
         return [partition for partition in partitions if partition in assigned]
 
@@ -206,7 +206,7 @@ class Client:
                 self._seek(_at(partition, *read_positions[partition]))
 
     def continue_reading(self, read_positions: Mapping[Partition, tuple[int, int | None]]) -> None:
-        """After a rebalance: read what is still assigned at once, from (offset, leader epoch of the record before it).
+        """Resume reading at once after a rebalance, at (offset, leader epoch of the record before it).
 
         Under an incremental protocol the client stops fetching all partitions around a callback, throws its buffers
         away, and resumes at its next check, up to a second later. A seek makes it check at once.
@@ -262,12 +262,10 @@ class Client:
         return None
 
     def committed(self, partitions: Collection[Partition], timeout: float) -> dict[Partition, Commit] | None:
-        """The group's commits in Kafka, for display; None if it does not answer within ``timeout`` seconds.
+        """The group's commits in Kafka, for display; None if Kafka does not answer within ``timeout`` seconds.
 
-        Neither waits for the thread that reads nor delays it.
-
-        The consumer asks, not an admin client: after an admin client has asked for commits, librdkafka 2.16 aborts the
-        process if the broker goes away and comes back.
+        It may run during a read, and does not delay it. It does not use an admin client: after an admin client has
+        asked for commits, librdkafka 2.16 aborts the process if the broker goes away and comes back.
         """
         with self._asking:
             if self._is_closed:
@@ -279,7 +277,7 @@ class Client:
         return None if any(offset.error is not None for offset in offsets) else commits_of(offsets)
 
     def is_answered(self, topic: str, timeout: float) -> bool:
-        """Whether a broker answers this client's metadata request for a topic; waits as :meth:`committed` does."""
+        """Whether a broker answers this client's metadata request for a topic within ``timeout`` seconds."""
         with self._asking:
             if self._is_closed:
                 return True
@@ -329,16 +327,16 @@ class InstanceInUse(Exception):  # noqa: N818 -- control: the consumer is closed
 class HeartbeatRefused(KafkaException):
     """The brokers refused a heartbeat as an invalid request, and the client has given up.
 
-    librdkafka up to 2.16 may send one under KIP-848 when it rejoins after exceeding max.poll.interval.ms (its issue
-    5541).
+    Under KIP-848, librdkafka up to 2.16 may send such a heartbeat when it rejoins after exceeding max.poll.interval.ms
+    (its issue 5541).
     """
 
 
 def raise_if_fatal(error: KafkaError) -> None:
     """Raise errors that the client cannot recover from: fatal errors and missing rights.
 
-    Raises HeartbeatRefused if a new client may recover; InstanceInUse under KIP-848 while the session of a killed
-    member has not ended (the classic protocol gives its partitions to the new member at once).
+    Raises HeartbeatRefused if a new client may recover. Under KIP-848, raises InstanceInUse until a killed member's
+    session has ended; the classic protocol gives its partitions to the new member at once.
     """
     if error.code() == FATAL and _IN_USE in error.str():
         raise InstanceInUse(
@@ -393,7 +391,7 @@ def raw_record(message: Any) -> RawRecord:
 
 
 def readable(message: Any) -> tuple[RawRecord, Unreadable | None]:
-    """Convert a message to a plain value; if its headers cannot be read, without them, and with the error."""
+    """Convert a message to a plain value; if its headers cannot be read, it has none, and the error is returned."""
     try:
         return raw_record(message), None
     except Unreadable as error:
@@ -403,10 +401,10 @@ def readable(message: Any) -> tuple[RawRecord, Unreadable | None]:
 def lazy_records(
     messages: list[Message], partition: Partition | None
 ) -> tuple[LazyRecords, list[tuple[RawRecord, Unreadable]]]:
-    """Convert messages (no errors) to lazy records; returns also those whose headers cannot be read, with the error.
+    """Convert messages (no errors) to lazy records; also returns the records with unreadable headers, and the errors.
 
-    Headers are read now, before any record is applied. ``partition`` is that of all messages, None if there are
-    several. The messages are kept only if Python's garbage collector runs rarely, because it visits each of them.
+    Headers are read now, before any record is applied. ``partition`` is the partition of all messages, None if they
+    have several. Messages are kept only if Python's garbage collector runs rarely, because it visits each of them.
     """
     many: Any = messages
     count, headers, failures = len(many), *_headers(many)
@@ -433,8 +431,8 @@ class MessageColumns(NamedTuple):
     """Messages of one partition, field by field, in their order.
 
     ``kinds`` are the client's timestamp types, ``times`` milliseconds; ``epochs`` are leader epochs, None if the broker
-    does not report them. ``headers`` are None for a message without headers and for one whose headers cannot be read;
-    ``unreadable`` has the indexes of the latter.
+    does not report them. ``headers`` are None for a message without headers or with unreadable ones; ``unreadable`` has
+    the indexes of messages with unreadable headers.
     """
 
     offsets: list[int]
@@ -471,7 +469,7 @@ def _times_and_epochs(kind: Any, messages: list[Any]) -> tuple[list[int | None],
 
 
 def _headers(messages: list[Any]) -> tuple[list[Any], dict[int, BaseException]]:
-    """Every message's headers, and by index the errors of those that cannot be read. Reads each message once."""
+    """Every message's headers, and the errors of unreadable headers by index. Reads each message once."""
     headers: list[Any] = []
     failures: dict[int, BaseException] = {}
     if not messages:
@@ -479,7 +477,7 @@ def _headers(messages: list[Any]) -> tuple[list[Any], dict[int, BaseException]]:
     unread = map(type(messages[0]).headers, messages)  # called from C, for the same reason as _HEADERS
     while True:
         try:
-            headers.extend(unread)  # a failure leaves in the list what came before it
+            headers.extend(unread)  # a failure leaves the headers before it in the list
         except UNREADABLE as error:
             failures[len(headers)] = error
             headers.append(None)
@@ -499,7 +497,7 @@ def _named(partitions: Collection[_TopicPartition]) -> list[Partition]:
 
 
 def _quiet(callback: _Callback) -> _Callback:
-    """Log exceptions of a callback: one that escaped would lose records and make close() hang."""
+    """Log a callback's exceptions: an exception that escaped would lose records and make close() hang."""
 
     def guarded(consumer: Consumer, partitions: list[_TopicPartition]) -> None:
         try:

@@ -1,6 +1,6 @@
-"""Reads the offsets that groups have committed in Kafka, and writes some to show the ledger's positions there.
+"""Reads the offsets that groups have committed in Kafka, and commits the ledger's positions there for display.
 
-No position is read back from a mirror's commit: it may be older than the ledger's, or belong to transactions that a
+A mirror's commit is never read back as a position: it may be older than the ledger's, or belong to transactions that a
 failover lost.
 """
 
@@ -37,12 +37,12 @@ class Commit:
 
     @classmethod
     def mirror(cls, offset: int, leader_epoch: int | None, epoch: int) -> Self:
-        """The commit for a position of the ledger; ``epoch`` is that of its claim."""
+        """The mirror's commit of a ledger position; ``epoch`` is the claim's."""
         return cls(offset, leader_epoch, f"{MIRROR} epoch={epoch}")
 
     @property
     def is_mirror(self) -> bool:
-        """Whether a mirror wrote it."""
+        """Whether a mirror wrote this commit."""
         return self.metadata.split(" ", 1)[0] == MIRROR
 
     def at(self, partition: Partition) -> TopicPartition:
@@ -59,12 +59,12 @@ def shown_offset(committed: int | None) -> str:
 def read_commits(
     identity: Identity, group: str, partitions: Collection[Partition] | None = None
 ) -> dict[Partition, Commit]:
-    """A group's commits, for these partitions or for all; without those that have none. Raises KafkaUnavailable.
+    """A group's commits, for these partitions or for all; partitions without a commit are left out.
 
-    Raises it also if an open transaction is about to replace one. With ``partitions=None``, a partition whose first
-    commit is in an open transaction is missing: name the partitions that count.
+    Raises KafkaUnavailable, also if an open transaction is about to replace a commit. With ``partitions=None``, a
+    partition whose first commit is in an open transaction is left out: name the partitions that count.
 
-    For commands and the start of a worker; a running one uses :meth:`seekpoint.kafka.client.Client.committed`.
+    For commands and a worker's start; a running worker uses :meth:`seekpoint.kafka.client.Client.committed`.
     """
     named = (
         None
@@ -110,7 +110,7 @@ def commits_of(answers: Iterable[TopicPartition]) -> dict[Partition, Commit]:
 
 
 def write_commits(identity: Identity, group: str, commits: Mapping[Partition, Commit]) -> None:
-    """Write the commits of a group that has no members. Raises Fenced if it has members; KafkaUnavailable."""
+    """Write commits of a group without members. Raises Fenced if it has members, and KafkaUnavailable."""
     requests = [ConsumerGroupTopicPartitions(group, [commit.at(partition) for partition, commit in commits.items()])]
 
     def send(client: AskingClient, timeout: float) -> Wait[None]:

@@ -21,7 +21,7 @@ OWNED: Mapping[str, tuple[Any, str]] = {
     "auto.offset.reset": ("error", "an operator decides about offsets that Kafka no longer has; none is skipped (I4)"),
     "enable.partition.eof": (True, "the end of a partition moves the offset over trailing control records (I3)"),
 }
-"""Keys that are ours: key -> (value, why)."""
+"""The keys that we force: key -> (value, reason)."""
 
 DEFAULTS: Mapping[str, Any] = {
     # By default librdkafka waits 1000 ms after its queue was full before it fetches again; the worker would be idle.
@@ -68,8 +68,8 @@ def require_mapping(kafka: Any) -> None:
 def consumer_config(config: Mapping[str, Any], *, group: str) -> dict[str, Any]:
     """The configuration for a ``confluent_kafka.Consumer`` whose positions are in the ledger.
 
-    Takes librdkafka's own keys. Forces those that exactly once depends on, and raises ConfigError with the reason if
-    ``config`` has another value; sets defaults for ``client.id`` and the keys of ``DEFAULTS``.
+    Takes librdkafka's keys. Forces the keys that exactly once depends on, and raises ConfigError with the reason if
+    ``config`` has another value. Sets defaults for ``client.id`` and the keys of ``DEFAULTS``.
     """
     require_mapping(config)
     if not (config.get("bootstrap.servers") or config.get("metadata.broker.list")):
@@ -102,7 +102,7 @@ def consumer_config(config: Mapping[str, Any], *, group: str) -> dict[str, Any]:
 def is_eager(config: Mapping[str, Any]) -> bool:
     """Whether each rebalance revokes all partitions (eager protocol); else assignments change incrementally.
 
-    The client does not report its protocol, and refuses the calls of the other one.
+    The client does not report its protocol, and refuses the other protocol's calls.
     """
     if str(config.get("group.protocol", "classic")).lower() == "consumer":
         return False
@@ -119,7 +119,7 @@ def admin_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Sparing(logging.Filter):
-    """Passes one line of each kind every ten seconds, with the number left out: an outage repeats them for hours."""
+    """Passes one log line of a kind every ten seconds, with the number left out: an outage repeats lines for hours."""
 
     PAUSE = 10.0  # seconds
 
@@ -145,7 +145,7 @@ _SPARING = Sparing()
 
 
 def make_consumer(config: Mapping[str, Any], **callbacks: Any) -> Consumer:
-    """Make a consumer. Raises ConfigError, with librdkafka's message, for a key or value that it does not know.
+    """Make a consumer. Raises ConfigError, with librdkafka's message, for a key or value that librdkafka refuses.
 
     librdkafka's log lines go to the logger ``seekpoint.kafka.client``, a few of each kind (:class:`Sparing`), unless
     the configuration has a ``logger``.

@@ -14,7 +14,7 @@ from seekpoint.errors import ConfigError
 from seekpoint.kafka.ranges import Range, read_range
 from seekpoint.records import Partition, RawRecord
 
-SAMPLE = 100  # offsets of each topic's longest range that are read for the mean size
+SAMPLE = 100  # offsets read from each topic's longest range, to estimate the mean size
 
 
 def require_max_records(max_records: int | None) -> None:
@@ -26,8 +26,8 @@ def require_max_records(max_records: int | None) -> None:
 def first_records(ranges: Sequence[Range], max_records: int | None) -> list[Range]:
     """The first offsets of the ranges, ``max_records`` in total; None: the whole ranges.
 
-    Each partition gets the same share, and what a shorter one does not need goes to the others, so that
-    a partition with much to read delays no other. A partition's ranges must be in the order of their offsets.
+    Partitions get equal shares, so that a long partition delays no other; if a short partition needs less, the others
+    share the rest. A partition's ranges must be in the order of their offsets.
     """
     widths: dict[Partition, int] = {}
     for range_ in ranges:
@@ -54,7 +54,7 @@ def require_max_bytes(max_bytes: int | None) -> None:
 
 
 def sampled_sizes(kafka: Mapping[str, Any], ranges: Sequence[Range]) -> dict[str, float]:
-    """About how many bytes an offset of each topic takes: the mean over the next ones of its longest range.
+    """Estimate each topic's bytes per offset: the mean over the next offsets of its longest range.
 
     Raises as :func:`read_range` does.
     """
@@ -69,7 +69,7 @@ def sampled_sizes(kafka: Mapping[str, Any], ranges: Sequence[Range]) -> dict[str
 
 
 def size_of(record: RawRecord) -> int:
-    """The bytes of its key, value and headers."""
+    """The bytes of a record's key, value and headers."""
     headers = sum(len(name) + len(value or b"") for name, value in record.headers)
     return len(record.key or b"") + len(record.value or b"") + headers
 
@@ -77,7 +77,7 @@ def size_of(record: RawRecord) -> int:
 def first_bytes(ranges: Sequence[Range], sizes: Mapping[str, float], max_bytes: int) -> list[Range]:
     """The first offsets of the ranges (one per partition), about ``max_bytes`` in total by these mean ``sizes``.
 
-    Shares are those of :func:`first_records`. If no share has room for a record, the longest range gives its first one.
+    Shares are those of :func:`first_records`. If no share has room for a record, the longest range gets one offset.
     """
     widths = {range_: range_.records_at_most * sizes[range_.partition.topic] for range_ in ranges}
     if sum(widths.values()) <= max_bytes:

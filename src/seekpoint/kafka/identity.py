@@ -1,8 +1,8 @@
-"""Asks for ids of topics and cluster. An id that is asked for after a read proves which topic was read (I4).
+"""Asks for the ids of topics and cluster. A topic id that is asked for after a read proves which topic was read (I4).
 
-A topic that was deleted and created again is read at the old offset without an error under every protocol; only
-its id differs. An id is never used twice, so the answer to a question that was sent after a read proves that everything
-up to that read was read under that id.
+Under every protocol, a topic that was deleted and created again is read at the old offset without an error; only its id
+differs. Ids are never used twice, so an id that the brokers report after a read is the id under which all records up to
+that read were read.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class KafkaRefused(KafkaUnavailable):
 
 
 class Answer:
-    """A request for topics' ids that was sent; ``result()`` waits for the answer. By default, for no topics.
+    """A request for topics' ids (by default none) that was sent; ``result()`` waits for the answer.
 
-    ``asked_at`` is a time (``time.monotonic``) before it was sent.
+    ``asked_at`` is a time (``time.monotonic``) before the request was sent.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Answer:
         try:
             return {} if self._question is None else _existing(sorted(self.topics), self._question)
         except KafkaUnavailable:
-            self.asked_at = -math.inf  # no other transaction may use it
+            self.asked_at = -math.inf  # no other transaction may use this answer
             raise
 
     def known(self) -> dict[str, UUID | None]:
@@ -82,7 +82,7 @@ class _Reason:
     """The last error that the client reported: refused, not resolved, no handshake ...
 
     It has no reference to the client: a reference cycle would leave the client to the garbage collector, which may run
-    on one of the client's threads, and a client that is freed there ends the process.
+    on one of the client's threads. A client that is freed there ends the process.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Identity:
     def __init__(self, config: Mapping[str, Any], timeout: float) -> None:
         self._why = _Reason()
         self._questions = Questions(config, self._why.note)
-        self._last = Answer()  # the last one of ask_after()
+        self._last = Answer()  # the last answer of ask_after()
         self.timeout = timeout
         self._servers = config.get("bootstrap.servers") or config.get("metadata.broker.list")
 
@@ -122,8 +122,8 @@ class Identity:
     def question_to_leaders(self, topics: Collection[str], send: Send[T]) -> Question[T]:
         """Send a question that goes to the leaders of these topics' partitions.
 
-        A client that no broker has answered yet describes the topics first: if it looks for leaders while it connects,
-        it looks again only after 3 s.
+        A client that no broker has answered yet describes the topics first: if it looked for leaders while connecting,
+        it would look again only after 3 s.
         """
         names = sorted(topics)
 
@@ -153,9 +153,9 @@ class Identity:
         return Answer(names, self.question(send), asked_at)
 
     def ask_after(self, read_by: float, topics: Collection[str], also: Collection[str] = ()) -> Answer:
-        """An answer asked for after ``read_by``, the time by which records of these topics had been read.
+        """An answer about these topics, asked for after ``read_by``, when their records had been read.
 
-        Reuses the last answer if it fits; otherwise asks again, for the topics of ``also``, too.
+        Reuses the last answer if it is late enough and covers the topics; otherwise asks again, also about ``also``.
         """
         if self._last.asked_at <= read_by or not self._last.topics.issuperset(topics):
             self._last = self.ask({*topics, *also})

@@ -32,7 +32,7 @@ def members(identity: Identity, groups: Collection[str]) -> dict[str, list[Membe
 
 
 def rebalancing(identity: Identity, groups: Collection[str]) -> dict[str, list[Member]]:
-    """The members, by group, of each group that is rebalancing and waits for them; empty if no broker answers."""
+    """The members of each group that is rebalancing and waits for its members; empty if no broker answers."""
     try:
         described = _describe(identity, groups)
     except KafkaUnavailable:
@@ -43,7 +43,7 @@ def rebalancing(identity: Identity, groups: Collection[str]) -> dict[str, list[M
 def _describe(
     identity: Identity, groups: Collection[str]
 ) -> dict[str, tuple[ConsumerGroupState | None, list[Member]] | None]:
-    """State and members; None if this client may not ask. Raises KafkaUnavailable."""
+    """Each group's state and members; None if this client may not ask. Raises KafkaUnavailable."""
     if not groups:
         return {}
 

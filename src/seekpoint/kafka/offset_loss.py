@@ -16,7 +16,7 @@ from seekpoint.records import Partition
 def classify(
     group: str, positions: Mapping[Partition, int], watermarks: Watermarks, moves: Mapping[Partition, str]
 ) -> dict[Partition, OffsetLost]:
-    """Why each position of the group was refused; ``moves`` describe resets that set it. Raises KafkaUnavailable."""
+    """The error of each refused position of the group; ``moves`` describe resets to it. Raises KafkaUnavailable."""
     starts, ends = watermarks.starts(list(positions)), watermarks.ends(list(positions))
     return {
         partition: lost(group, partition, offset, (starts[partition], ends[partition]), moves.get(partition))
@@ -46,15 +46,15 @@ def lost(
         cause = "the log was truncated, or belongs to other brokers" if move is None else move
         why = f"it is past the end of the log ({end.offset}): {cause}"
         choices = (
-            f"go back: {remedies.accept_lost(group, partition, end.offset, log)} reads what is written from now on",
+            f"go back: {remedies.accept_lost(group, partition, end.offset, log)} reads only new records",
             "check that these are the brokers that were read before",
         )
     else:
         why = (
             "the log was truncated before it and written again (the leader epoch stored with it is unknown or older): "
-            "what was applied may not be what the log holds now"
+            "the records that were applied may not be those that the log has now"
         )
-        log_end = None  # where it was truncated is not known: it has grown since
+        log_end = None  # the log has grown since it was truncated: where it ended then is not known
         accept = remedies.accept_truncated(group, partition)
         choices = (f"accept: {accept} continues where the log was truncated, and records the range up to here",)
         elsewhere = f"read again: {other}, with an offset before the truncation"

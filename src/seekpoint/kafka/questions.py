@@ -1,8 +1,8 @@
-"""Sends questions to the brokers with an admin client; one that is not answered soon is sent again by a new client.
+"""Sends questions to the brokers with an admin client; a new client repeats a question that is not answered soon.
 
 A broker that was away for longer than ``broker.session.timeout.ms`` answers that there are no brokers, until it has
 rejoined. librdkafka (2.10 and later) then forgets all brokers, and may never connect to one again (its issue 5301).
-A client does not show that it is in this state: only a new one helps.
+A client does not show that it is in this state: only a new client helps.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def is_answer(error: KafkaException | TimeoutError) -> bool:
 
 
 def in_background(call: Callable[..., T], *arguments: Any, **options: Any) -> Future[T]:
-    """Call it on a new thread: on this one, a call into the client would delay signals until it returns."""
+    """Run the call on a new thread: on this thread, a call into the client would delay signals until it returns."""
     answer: Future[T] = Future()
 
     def run() -> None:
@@ -97,10 +97,10 @@ Send = Callable[[AskingClient, float], Wait[T]]  # sends a question, and gives t
 
 
 class Question(Generic[T]):
-    """One question that was sent to the brokers, which have ``timeout`` seconds from when :meth:`answer` is called.
+    """A question that was sent to the brokers, which have ``timeout`` seconds from the call of :meth:`answer`.
 
     A client that was answered before gets ``PATIENCE`` seconds, because it may have forgotten its brokers. Then a new
-    client asks, with the time that is left: it may have to resolve names, and to authenticate.
+    client gets the rest of the time: it may have to resolve names, and to authenticate.
     """
 
     def __init__(self, questions: Questions, send: Send[T], timeout: float) -> None:
@@ -135,7 +135,7 @@ class Question(Generic[T]):
 
 
 class Questions:
-    """Sends questions. ``on_error`` gets the errors that the client reports; it must not refer to this object.
+    """Sends questions. ``on_error`` gets the errors that the client reports, and must not refer to this object.
 
     A client that is freed on one of its own threads ends the process. The last reference to it may be in a traceback,
     which the garbage collector may free on any thread, so a replaced client is kept until the next one is replaced.

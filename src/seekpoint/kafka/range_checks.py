@@ -44,10 +44,10 @@ def require_known(kafka: Mapping[str, Any]) -> None:
 
 
 def end_epochs(kafka: Mapping[str, Any], partitions: Collection[Partition]) -> dict[Partition, int | None]:
-    """The leader epochs at the ends of the logs, None where the brokers report none. Raises KafkaUnavailable.
+    """The leader epochs at the ends of the logs, None if the brokers report none. Raises KafkaUnavailable.
 
-    No record before these ends has a later epoch. If the epoch is stored with an earlier position, it later shows
-    whether the log was truncated and written again.
+    No record before these ends has a later epoch. Stored with an earlier position, the epoch shows later whether the
+    log was truncated and written again.
     """
     return {partition: edge.leader_epoch for partition, edge in RangeChecks(kafka).readable.ends(partitions).items()}
 
@@ -74,7 +74,7 @@ class RangeChecks:
         return self._identity.ask(topics)
 
     def check(self, answer: Answer, partition: Partition, topic_id: UUID, position: int) -> None:
-        """Raise TopicRecreated, or RangeLost if the topic was deleted, unless the answer is ``topic_id``."""
+        """Raise TopicRecreated if the topic has another id than ``topic_id``, RangeLost if it was deleted."""
         answered_id = answer.result()[partition.topic]
         if answered_id == topic_id:
             return
@@ -146,8 +146,8 @@ class RangeChecks:
             )
         elif readable < end:
             why = (
-                f"an open transaction ends what can be read at {readable}. Plan with stable_ends(), or wait until it "
-                "is committed or times out (kafka-transactions.sh finds and aborts it)"
+                f"because of an open transaction, the log can be read only up to {readable}. Plan with stable_ends(), "
+                "or wait until it is committed or times out (kafka-transactions.sh finds and aborts it)"
             )
         else:
             why = (

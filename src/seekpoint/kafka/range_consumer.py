@@ -1,4 +1,4 @@
-"""The consumer of a job: assigned at its ranges, and replaced if no broker answers it any more."""
+"""The consumer of a job: assigned to the job's ranges, and replaced if no broker answers it any more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from seekpoint.records import Partition
 
 
 class RangeConsumer:
-    """Reads these partitions through its ``client``, without a group. Close it."""
+    """Reads partitions without a group, through its ``client``. Close it."""
 
     def __init__(self, checks: RangeChecks, positions: Mapping[Partition, int]) -> None:
         self._checks = checks
@@ -26,9 +26,10 @@ class RangeConsumer:
         self.client.assign({partition: (offset, None) for partition, offset in positions.items()}, {})
 
     def is_replaced(self, topic: str, positions: Mapping[Partition, int]) -> bool:
-        """Replace the client, to continue at these positions, if brokers answer another client and not this one.
+        """Replace the client if brokers answer another client but not this one; returns whether it did.
 
-        See :mod:`seekpoint.kafka.questions`. Raises KafkaUnavailable if they answer neither.
+        The new one continues at these positions. See :mod:`seekpoint.kafka.questions`. Raises KafkaUnavailable if
+        brokers answer neither.
         """
         self._checks.ask([topic]).result()
         if self.client.is_answered(topic, ASK):

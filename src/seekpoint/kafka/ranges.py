@@ -1,9 +1,9 @@
 """Bounded ranges of a log, from one offset to another, as jobs read them: check, split among tasks, read.
 
-No group is joined, nothing is committed, and both ends are numbers from the ledger. A range ends at a record or an end
-of the log at or past ``end``, never by a count, so gaps left by compaction, aborted transactions and control records
-do no harm. Records count only once the iteration has ended without an error: reading a recreated topic raises none, and
-only its id differs (see ``identity``).
+No group is joined, nothing is committed, and both ends are numbers from the ledger. A range is read until a record or
+the log's end is at or past ``end``, not by a count, so gaps left by compaction, aborted transactions and control
+records do no harm. Records count only once the iteration has ended without an error: only its last check shows that the
+topic was recreated (see ``identity``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from seekpoint.records import Partition, RawRecord
 
 CHUNK = 500  # records at a time: more is slower
 IDLE = 30.0  # seconds without a message after which a range is given up
-AT_END = 3.0  # the same once brokers report that the log ends before the range, which may be outdated
+AT_END = 3.0  # the same once brokers report that the log ends before the range; their report may be outdated
 KEPT = 10_000  # records past the end that a RangeFollower holds for later, per partition
 
 
@@ -51,7 +51,7 @@ class Range:
 
     @property
     def records_at_most(self) -> int:
-        """Its width; compaction, aborted transactions and control records leave fewer records."""
+        """Its number of offsets; compaction, aborted transactions and control records leave fewer records."""
         return self.end - self.start
 
     def cut(self, width: int) -> Iterator[Range]:
@@ -67,7 +67,7 @@ class Range:
 class Piece:
     """Some records in the order of their partitions' offsets; ``unreadable`` are those whose headers cannot be read.
 
-    A worker treats unreadable ones as poison records; so should the caller.
+    A worker treats unreadable records as poison; so should the caller.
     """
 
     records: Sequence[RawRecord]
@@ -155,8 +155,8 @@ def _read(
 class RangeFollower:
     """A consumer that stays assigned between two reads, so that reading a few new records takes milliseconds.
 
-    ``positions`` are where to begin; ``topic_ids`` the ids of the topics. It is assigned once, when it is made, and
-    prefetches. Use it from one thread, and close it (or use ``with``).
+    It begins at ``positions``; ``topic_ids`` are the topics' ids. The constructor assigns the partitions, and the
+    client prefetches. Use it from one thread, and close it (or use ``with``).
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class RangeFollower:
         self.reassign(positions)
 
     def reassign(self, positions: Mapping[Partition, int]) -> None:
-        """Continue at these positions: the stored ones, after a transaction was rolled back."""
+        """Continue at these positions: the stored positions, after a transaction was rolled back."""
         if unknown := sorted({partition.topic for partition in positions} - self._ids.keys()):
             raise ConfigError(f"the ids of the topics {', '.join(unknown)} are missing: name them in topic_ids=")
         self._positions = dict(positions)
@@ -179,15 +179,15 @@ class RangeFollower:
 
     @property
     def positions(self) -> dict[Partition, int]:
-        """The positions at which the next :meth:`read_to` begins: after everything that was returned."""
+        """The positions at which the next :meth:`read_to` begins: after all returned records."""
         return dict(self._positions)
 
     def read_to(self, ends: Mapping[Partition, int], *, chunk: int = CHUNK, idle: float = IDLE) -> Iterator[Piece]:
         """The records from the positions to ``ends``, in pieces of several partitions; other partitions do not move.
 
-        ``idle``: seconds without a message, and for each question about the topics. As with :func:`read_range`, records
-        count only once the iteration has ended without an error, and it raises the same errors.
-        After an error, or if you drop the iteration, continue with :meth:`reassign`.
+        ``idle`` limits, in seconds, the wait for a message and for each answer about the topics. As with
+        :func:`read_range`, records count only once the iteration has ended without an error, and it raises the same
+        errors. After an error, or if you drop the iteration, continue with :meth:`reassign`.
         """
         if unknown := sorted(ends.keys() - self._positions.keys()):
             raise ConfigError(
@@ -292,14 +292,14 @@ class RangeFollower:
 
 
 class _IdleLimit:
-    """How long nothing may arrive: ``idle`` seconds, and less once the brokers report that the log ends here."""
+    """Limits the time without a record: ``idle`` seconds, less once the brokers report that the log ends here."""
 
     def __init__(self, idle: float) -> None:
         self._idle = idle
         self.renew()
 
     def renew(self) -> None:
-        """A record has arrived: start again."""
+        """Start again, because a record has arrived."""
         self._until = monotonic() + self._idle
 
     def shorten(self) -> None:
@@ -316,7 +316,7 @@ class _IdleLimit:
 
 
 def stable_ends(kafka: Mapping[str, Any], partitions: Collection[Partition]) -> dict[Partition, int]:
-    """The highest end that a range may have: after the last record that a worker with this mapping can read now.
+    """The highest end of a range of each partition: after the last record that a worker with this mapping can read now.
 
     That is the last stable offset, unless the mapping says ``read_uncommitted``. Raises KafkaUnavailable.
     """
@@ -348,13 +348,13 @@ def _piece(messages: list[Message], partition: Partition | None = None) -> Piece
 
 SMALLEST = 300_000  # offsets, about half a second of reading: a task costs 0.1 s before its first record
 LEAST = 20_000  # offsets: with fewer, a task's fixed cost exceeds what an idle slot loses
-MOST_TASKS = 1_000  # keeps the schedule, and what the tasks stage, small
+MOST_TASKS = 1_000  # more would make the schedule, and the number of staged parts, large
 
 
 def check_ranges(kafka: Mapping[str, Any], ranges: Collection[Range]) -> None:
-    """Ask the brokers before the first range is read whether all can be read; empty ranges always can.
+    """Check with the brokers, before the first range is read, that all can be read; empty ranges always can.
 
-    Raises RangeLost (the log begins later), RangeStuck (what can be read ends earlier), TopicRecreated,
+    Raises RangeLost (the log begins later), RangeStuck (its readable part ends earlier), TopicRecreated,
     KafkaUnavailable.
     """
     nonempty = [range_ for range_ in ranges if range_.start < range_.end]
@@ -380,15 +380,15 @@ def check_ranges(kafka: Mapping[str, Any], ranges: Collection[Range]) -> None:
                 partition,
                 range_.start,
                 range_.end,
-                f"what can be read now ends at {end}. Use that as the end: the requested end is after an open "
+                f"the log can be read only up to {end} now. Use that as the end: the requested end is after an open "
                 "transaction, the log was truncated, or the end comes from other brokers",
             )
 
 
 def task_size(width: int, *, range_records: int = SMALLEST, slots: int = 1, most: int = MOST_TASKS) -> int:
-    """How many offsets a task gets at most, out of ``width``: ``range_records``.
+    """The most offsets of one task, if ``width`` offsets are divided: ``range_records``.
 
-    Fewer if that would give fewer tasks than ``slots``, down to :data:`LEAST`; more if it gave more than ``most``.
+    Fewer, down to :data:`LEAST`, if there would be fewer tasks than ``slots``; more if they would exceed ``most``.
     """
     spread = max(-(-width // max(slots, 1)), LEAST)
     return max(min(range_records, spread), -(-width // max(most, 1)), 1)
@@ -397,9 +397,9 @@ def task_size(width: int, *, range_records: int = SMALLEST, slots: int = 1, most
 def split_ranges(
     ranges: Collection[Range], *, range_records: int = SMALLEST, slots: int = 1, most: int = MOST_TASKS
 ) -> list[list[Range]]:
-    """The ranges, divided into tasks of about :func:`task_size`.
+    """Divide the ranges into tasks of about :func:`task_size` offsets.
 
-    No offset is left out, and none is in two tasks; tasks take the ranges in order of partition and offset.
+    Each offset is in exactly one task; tasks are in the order of partition and offset.
     """
     width = sum(range_.records_at_most for range_ in ranges)
     size = task_size(width, range_records=range_records, slots=slots, most=most)

@@ -1,4 +1,4 @@
-"""Asks for start and end offsets of logs, and resolves StartAt. Ends are the last stable offset: what can be read."""
+"""Asks for start and end offsets of logs, and resolves StartAt. By default, a log's end is its last stable offset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Edge(NamedTuple):
-    """An end of a log: the offset, and the leader epoch there (None if the broker does not report it)."""
+    """A log's start or end: its offset, and the leader epoch there (None if the broker does not report it)."""
 
     offset: int
     leader_epoch: int | None
@@ -35,22 +35,22 @@ class Edge(NamedTuple):
 
 
 class Watermarks:
-    """Asks for the ends of logs; with an admin client, so that no pending fetch delays the answer."""
+    """Asks for starts and ends of logs with an admin client, so that no pending fetch delays the answer."""
 
     def __init__(self, identity: Identity, *, committed: bool = True) -> None:
         self._identity = identity
         self._isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
 
     def starts(self, partitions: Collection[Partition]) -> dict[Partition, Edge]:
-        """The first offset that is still in the log."""
+        """The first offset that is still in each log."""
         return self._ask(dict.fromkeys(partitions, _EARLIEST))
 
     def ends(self, partitions: Collection[Partition], *, skip: bool = False) -> dict[Partition, Edge]:
-        """The offset after the last record that can be read. ``skip``: without those for which no broker answers."""
+        """The offset after each log's last readable record. ``skip``: leave out logs for which no broker answers."""
         return self._ask(dict.fromkeys(partitions, _LATEST), skip=skip)
 
     def logs(self, partitions: Collection[Partition]) -> dict[Partition, tuple[int, int]]:
-        """First and stable end offset of each log; without those for which no broker answers."""
+        """First and end offset of each log, without logs for which no broker answers."""
         starts = self._ask(dict.fromkeys(partitions, _EARLIEST), skip=True)
         ends = self._ask(dict.fromkeys(starts, _LATEST), skip=True)
         return {partition: (starts[partition].offset, end.offset) for partition, end in ends.items()}
@@ -75,7 +75,7 @@ class Watermarks:
         return edges
 
     def resolve(self, topic: str, start: StartAt, group: str) -> dict[Partition, int]:
-        """The first position of every partition of ``topic``, as numbers. Raises KafkaUnavailable."""
+        """The first position of every partition of ``topic``. Raises KafkaUnavailable, ConfigError."""
         count = self._identity.known([topic]).get(topic)
         if count is None:  # it existed a moment ago, when its id was answered
             raise KafkaUnavailable(f"topic {topic!r} is unknown to the broker that was asked")
@@ -107,7 +107,7 @@ class Watermarks:
         """The first offset whose record has a timestamp at or after ``time``; the end of the log if none has."""
         milliseconds = -(
             (_EPOCH - time.astimezone(UTC)) // timedelta(milliseconds=1)
-        )  # rounded up: not a record before the time
+        )  # rounded up, or a record before the time could be the first
         offsets = self.at_times(dict.fromkeys(partitions, milliseconds))
         late = [partition for partition, offset in offsets.items() if offset is None]
         return {partition: offset for partition, offset in offsets.items() if offset is not None} | _offsets(
@@ -121,7 +121,7 @@ class Watermarks:
         return {partition: None if edge.offset < 0 else edge.offset for partition, edge in edges.items()}
 
     def _committed(self, partitions: Collection[Partition], group: str) -> dict[Partition, int]:
-        """Kafka's committed offsets of the group, imported once (I6). Raises ConfigError for those of a mirror."""
+        """Kafka's committed offsets of the group, imported once (I6). Raises ConfigError if one is a mirror's."""
         commits = read_commits(self._identity, group, partitions)
         if mirrored := sorted(partition for partition, commit in commits.items() if commit.is_mirror):
             raise ConfigError(

@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class Abort:
-    """Ends what runs on this thread with KeyboardInterrupt; a signal handler calls it with the reason.
+    """Interrupts the worker's thread with KeyboardInterrupt; a signal handler calls it with the reason.
 
-    While :meth:`run` runs an event loop, its task is cancelled first, and KeyboardInterrupt is raised when it ends. A
-    task that catches CancelledError, or does not await, delays that.
+    While :meth:`run` runs an event loop, the loop's task is cancelled first, and KeyboardInterrupt is raised when the
+    task ends. A task that catches CancelledError, or does not await, delays that.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Abort:
         self._task: asyncio.Task[Any] | None = None  # the task that the loop runs; None before its first step
 
     def __call__(self, reason: str) -> None:
-        """Raise KeyboardInterrupt, or cancel the event loop's task if one runs."""
+        """Raise KeyboardInterrupt; if an event loop runs, cancel its task instead."""
         if not self._has_loop:
             raise KeyboardInterrupt(reason)
         self._reason = reason

@@ -1,7 +1,7 @@
 """Applies one batch through sinks and handler, inside the transaction that advances its offsets.
 
-There are three ways. A small batch of one ``Append`` is closed before BEGIN; its rows are sent with hold and advance
-(:func:`small_batch`). Otherwise, with exactly one sink and no handler, rows stream into the open COPY: a chunk is
+There are three ways. A small batch for one ``Append`` is closed before BEGIN, and its rows are sent with hold and
+advance (:func:`small_batch`). Otherwise, with one sink and no handler, rows stream into the open COPY: a chunk is
 decoded while the server works on the previous one. In all other cases the batch is closed first; sinks write in
 declared order, then the handler runs. If records fail, the batch is applied in parts (:mod:`seekpoint.worker.parts`).
 """
@@ -51,8 +51,7 @@ class SmallBatch(NamedTuple):
 def small_batch(tx: HandlerConnection, writers: PipelineWriters, batch: OpenBatch, mode: Mode) -> SmallBatch | None:
     """Decode a batch that closes with few records; None if it must be applied step by step. Sends nothing.
 
-    Only on the first attempt, and if every record is to be applied: dead letters, stops and attempts need further
-    statements.
+    It must be the first attempt, and apply every record: dead letters, stops and attempts need further statements.
     """
     if (
         not _keeps_locks(writers)

@@ -1,4 +1,4 @@
-"""Async handlers: each worker has one event loop, on its thread, which runs only while a handler does."""
+"""Runs async handlers: each worker has an event loop, on its thread, which runs only while a handler does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def callable_handler(
     """Yield the pipeline's handler as a plain function; an async handler runs in an event loop of this block.
 
     ``resources=`` are entered before the first batch, and exited at the end of the block; then tasks that still run in
-    the loop are cancelled. ``abort`` ends what runs in the loop.
+    the loop are cancelled. ``abort`` cancels the running task.
     """
     handle: Any = pipeline.handle
     if handle is None or not is_async(handle):
@@ -135,10 +135,10 @@ async def _hold(
 
 
 def _misuse(error: RuntimeError | MissingGreenlet) -> str | None:
-    """What the handler did wrong, if the error is asyncio's or SQLAlchemy's; asyncio has no classes for these."""
+    """What the handler did wrong, by the error's message: asyncio has no classes for these errors. None: unknown."""
     message = str(error)
     if isinstance(error, MissingGreenlet):
-        reason = message.partition(". ")[0]  # what follows is SQLAlchemy's advice
+        reason = message.partition(". ")[0]  # without SQLAlchemy's advice
         return (
             f"used the connection without await ({reason}): await the methods of tx; pass plain functions to "
             "tx.run_sync(); load related ORM objects in the query, with selectinload()"
@@ -154,7 +154,7 @@ def _misuse(error: RuntimeError | MissingGreenlet) -> str | None:
 
 
 async def _end(before: set[asyncio.Task[Any]]) -> list[str]:
-    """Cancel tasks started since ``before``, also by ending tasks, and wait for them; returns the coroutines' names."""
+    """Cancel and await all tasks not in ``before``, also ones that they start; returns the coroutines' names."""
     ended: list[asyncio.Task[Any]] = []
     while tasks := asyncio.all_tasks() - before:
         for task in tasks:

@@ -1,4 +1,4 @@
-"""How many records a handler's next transaction takes: learned from how long the last ones took."""
+"""Learns from the last transactions' times how many records a handler's next transaction takes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ GROWTH = 2  # from one transaction to the next, at most
 class BatchSize:
     """The limits of the next batch, so that its transaction takes about ``Limits.transaction_target`` seconds.
 
-    A handler's time per record is not known before it has run, and may be that of a call to another service. Without
-    ``adapts``, for streaming sinks, the limits stay as they are: COPY takes microseconds a record.
+    A handler's time per record is not known before it has run, and may include a call to another service. Without
+    ``adapts``, for streaming sinks, the limits stay as they are: COPY takes microseconds per record.
     """
 
     def __init__(self, limits: Limits, *, adapts: bool) -> None:
@@ -31,7 +31,7 @@ class BatchSize:
         return self.limits.batch_records
 
     def committed(self, records: int, seconds: float) -> None:
-        """Learn from a committed batch. A small one says nothing about larger ones, unless it was slow."""
+        """Learn from a committed batch. A small batch says nothing about larger ones, unless it was slow."""
         if not self.adapts or not records:
             return
         target = self._configured.transaction_target
@@ -40,7 +40,7 @@ class BatchSize:
             self._take(min(fitting, GROWTH * records))
 
     def ended(self, records: int) -> None:
-        """After a transaction that was ended by its age: the next one has at most half its records."""
+        """Give the next batch at most half the records, because this transaction was ended by its age."""
         if self.adapts:
             self._take(min(self.records, records // 2))
 
@@ -66,8 +66,8 @@ class BatchSize:
 def ended_by_age(error: BaseException, seconds: float, age: float) -> BaseException | None:
     """The error in the chain that shows that the transaction was ended by its age; None if none does.
 
-    The server gives the reason only to a running statement. A later one finds the connection closed, a late commit is
-    fenced, and a handler may wrap the error in another.
+    The server gives the reason only to a running statement. A later statement finds the connection closed, a late
+    commit is fenced, and a handler may wrap the error in another.
     """
     cause: BaseException | None = error
     for _ in range(10):

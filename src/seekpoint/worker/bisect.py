@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 FEW = 2  # from this number of failures in a batch on, the distance between them is used
 SHARE = 4  # parts per distance between two failures: longer parts fail too often, shorter ones cost round trips
 NAMED_SHARE = 1  # the same if errors name the record: a part then fails once, not at each step of a search
-CALM = 8  # after this many distances without a failure no more are expected; a batch may be shorter than one distance
+CALM = 8  # after this many distances without a failure, no more failures are expected; they may span many batches
 FEW_STRIDES = 8  # after the first failure, the first part is at least the rest divided by this
 LEAST = 16  # records of one part, at least
 
@@ -23,7 +23,7 @@ E = TypeVar("E")
 class PartFailure(NamedTuple, Generic[E]):
     """Why a part failed. ``named``: the indexes of the failed records, if the error names them.
 
-    ``was_cancelled``: a statement took too long; ``waited``: because of a lock, and not because of its size.
+    ``was_cancelled``: a statement took too long; ``waited``: because it waited for a lock, not because of its size.
     """
 
     error: E
@@ -51,10 +51,10 @@ Admitted = Callable[[range, bool], Sequence[int]]
 
 
 class StatementSize:
-    """How many records one statement may write; None: any number. Learned from statements that took too long.
+    """Learns how many records one statement may write: ``most``, None for any number.
 
-    It doubles after a number of full parts in time, because a timeout may have had another cause; less often after
-    twice as many took too long again.
+    A statement that took too long halves it. After ``FIRST`` full parts in time it doubles, because a timeout may have
+    another cause; if that takes too long again, it doubles after twice as many parts, up to ``LAST``.
     """
 
     FIRST, LAST = 8, 1024  # full parts before it doubles
@@ -73,7 +73,7 @@ class StatementSize:
         self.most, self._clean, self._has_grown = max(1, too_many // 2), 0, False
 
     def written(self, records: int) -> None:
-        """A part was written in time."""
+        """Learn that a part was written in time."""
         if self.most is None or records < self.most:
             return
         self._clean += 1
@@ -84,7 +84,7 @@ class StatementSize:
 
 
 class Strides:
-    """How many records to apply at once: learned from how far apart the failures come, from batch to batch."""
+    """Learns from the distance between failures, over many batches, how many records to apply at once."""
 
     def __init__(self) -> None:
         self._stride: int | None = None  # records per part; None: all that is left
@@ -95,7 +95,7 @@ class Strides:
 
     @property
     def expects_failures(self) -> bool:
-        """Whether the next batch should begin in parts: failures come often, or a whole one takes too long."""
+        """Whether the next batch should begin in parts: failures come often, or a whole batch takes too long."""
         return self._stride is not None or self._size.most is not None
 
     def begin(self, total: int) -> None:
@@ -112,7 +112,7 @@ class Strides:
         self._size.written(records)
 
     def failed(self, indexes: Sequence[int], resume_at: int, too_many: int | None, *, is_named: bool = False) -> None:
-        """Learn that the records at these indexes failed (none: a part does only as a whole), and where it resumes.
+        """Learn which records failed (no indexes: a part fails only as a whole), and where the search resumes.
 
         ``is_named``: the error named them.
         """
@@ -149,8 +149,8 @@ def bisect(
     """Apply ``n`` records except those that fail; yields each failure, and resumes after it.
 
     ``run`` applies the records of these indexes, all or none, and returns why they failed, or None. ``admitted`` leaves
-    out those of a part that are not to be applied; its second argument says whether the part was run before. ``known``
-    is the failure of all of them together, if that is known.
+    out a part's records that are not to be applied; its second argument says whether the part was run before. ``known``
+    is the failure of all records together, if it is known.
     """
     strides = strides or Strides()
     strides.begin(n)

@@ -19,10 +19,10 @@ DOUBT = 1.0  # the same, once the client has reported an error
 
 
 def patience(config: Mapping[str, Any]) -> float:
-    """Seconds for each of two questions to the consumer's brokers.
+    """The time limit, in seconds, of each of two questions to the consumer's brokers.
 
-    Together they take longer than the client's longest wait before it reconnects (its jitter adds at most half); and
-    each may have to wait until the same broker has answered a fetch.
+    Together they outlast the client's longest wait before it reconnects (its jitter adds at most half); and each may
+    have to wait until the same broker has answered a fetch.
     """
     reconnects = float(config["reconnect.backoff.max.ms"]) / 1000
     return 1.0 + reconnects + int(config.get("fetch.wait.max.ms", 500)) / 1000
@@ -41,7 +41,7 @@ class BrokersBack:
 
     @property
     def is_answered(self) -> bool:
-        """Whether a broker has answered since this was made. A question without an answer is asked again."""
+        """Whether a broker has answered. A question without an answer is asked again."""
         if not self._answer.done():
             return False
         if self._answer.exception() is None:
@@ -56,7 +56,7 @@ class BrokersBack:
 class ConsumerCheck:
     """Detects that no broker answers the consumer, although brokers answer another client.
 
-    A consumer that returned a message lately is not checked.
+    A consumer that has returned a message lately is not checked.
     """
 
     def __init__(self, client: Client, identity: Identity, topics: Collection[str], timeout: float) -> None:
@@ -92,7 +92,7 @@ class ConsumerCheck:
         if answer.result():
             self._answered_at, self._failures = monotonic(), 0
             return
-        if self._client.heard > self._asked_at:  # it was busy, and is asked again if there is a doubt
+        if self._client.heard > self._asked_at:  # the consumer was busy, and is asked again if in doubt
             self._failures = 0
             return
         self._failures += 1

@@ -1,4 +1,4 @@
-"""The limits on dead letters, as a streak and as a share of the records: a worker at a limit stops."""
+"""Stops a worker that dead-letters more records than a limit allows: in a row, or as a share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FailedByOffset = Mapping[Partition, Mapping[int, NewDeadLetter]]
 
 @dataclass(frozen=True, slots=True)
 class BatchCounts:
-    """What one batch adds: the streaks after it, how many records it passed, and how many of them failed."""
+    """The counts of one batch: the streaks after it, the records that it passed, and how many of them failed."""
 
     consecutive: ConsecutiveFailures
     passed: int
@@ -34,7 +34,7 @@ class DeadLetterLimitCheck:
         self._passed = self._failed = 0
 
     def check(self, batch: BatchResult, applied: int) -> BatchCounts:
-        """What the batch adds, not counted yet. Raises TooManyDeadLetters: then nothing of it may be committed."""
+        """The batch's counts, not counted yet. Raises TooManyDeadLetters: then nothing of it may be committed."""
         dead_letters = [dead_letter for dead_letter in batch.dead_letters if dead_letter.state is not State.BLOCKED]
         if not dead_letters and self._consecutive.is_empty:
             return BatchCounts(self._consecutive, applied, 0)

@@ -1,6 +1,6 @@
-"""A batch's records, decoded, with their rows for each sink.
+"""Decodes a batch's records, and makes their rows for each sink.
 
-A record that cannot be decoded or shaped into a row never reaches the server: the failure policy decides at once.
+A record that cannot be decoded, or made into a row, never reaches the server: the failure policy decides at once.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Rows = tuple[Row, ...]
 
 
 class DecodedRecord(NamedTuple):
-    """A record, decoded, with its rows for each sink. ``record`` is the raw one if no code reads it."""
+    """A decoded record, with its rows for each sink. ``record`` is the raw record if its rows are known already."""
 
     raw: RawRecord
     record: AnyRecord
     rows: Sequence[Rows]
 
 
-# A chunk's raw records; its rows, if they were made all at once; else each record, decoded.
+# A chunk's raw records; its rows, if they were made all at once; else its decoded records.
 DecodedChunk = tuple[Sequence[RawRecord], Sequence[Row] | None, Sequence[DecodedRecord]]
 
 
@@ -75,9 +75,9 @@ def decoded_chunks(
     batch: OpenBatch,
     rows_of: Callable[[Sequence[RawRecord]], Sequence[Row] | None],
 ) -> Iterator[DecodedChunk]:
-    """Each chunk, decoded: its rows at once, if values alone make them; else its records, one by one."""
+    """Decode each chunk: make its rows at once if they need only the values, else decode record by record."""
     for raw in chunks:
-        decoded = decode_each(writers, raw, batch, batch.admitted)  # lazy: begins when its records are asked for
+        decoded = decode_each(writers, raw, batch, batch.admitted)  # lazy: begins when it is iterated
         rows = None if batch.buffer.unreadable else rows_of(raw)
         yield raw, rows, [] if rows is not None else [*decoded]
 

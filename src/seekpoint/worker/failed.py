@@ -1,4 +1,4 @@
-"""How records failed in one attempt, and how the next one applies the batch."""
+"""How records failed in one attempt, and how the next attempt applies the batch."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _ROW = re.compile(r"\(\d+,\d+\)")  # a row's place, as the server writes it in a
 
 
 class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by parts
-    """One of the records to be written failed; none of them is written.
+    """One of the records to be written failed, and none is written.
 
-    ``named`` are the records that failed; empty if they are not known. Unless ``fault`` is DATA, perhaps no record is
+    ``named`` are the records that failed; empty if they are not known. If ``fault`` is not DATA, perhaps no record is
     at fault. ``sink`` is the index of the sink whose rows were refused; None for the handler, or if not known.
-    ``blamed`` has each record's error by its id, if there are several.
+    ``blamed`` has the errors by record id, if there are several.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by pa
 
     @property
     def is_of_before_alter(self) -> bool:
-        """Whether the statement may have been prepared before an ALTER: on another connection, it may succeed."""
+        """Whether the statement may have been prepared before an ALTER, and may succeed on another connection."""
         return self.cause is Cause.DATABASE and may_be_of_before_alter(self.error)
 
     @property
     def may_be_of_input(self) -> bool:
-        """Whether a value may have caused the error: then an Upsert retries by COPY, whose errors name the row."""
+        """Whether a value may have caused the error: then an Upsert tries COPY next, whose errors name the row."""
         return self.fault is Fault.PROGRAM and self.sink is not None and may_be_of_input(sqlstate(self.error))
 
     @property
@@ -76,8 +76,8 @@ class Mode:
     """How one attempt applies its batch.
 
     ``is_bisecting``: in parts, to find the records that fail. ``checks_deferred``: each part checks deferred
-    constraints, because one of them refused COMMIT. ``failed``: how the whole batch failed on the previous attempt; it
-    is not tried as a whole again.
+    constraints, because one of them refused COMMIT. ``failed``: how the whole batch failed on the previous attempt; the
+    whole is not tried again.
     """
 
     attempt: int = 1

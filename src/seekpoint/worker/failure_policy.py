@@ -1,6 +1,6 @@
 """Decides what happens to a failed record: it is retried, dead-lettered or skipped, or its partition stops.
 
-The policy is only here; bisecting finds the records, and their transaction records the decision.
+Only this module has the policy; bisecting finds the records, and their transaction stores the decision.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecor
 from seekpoint.worker.assignment.backlog import RetryLater
 from seekpoint.worker.open_batch import Outcome
 
-# Records that failed for these are never passed, whatever the policy: the next ones may fail for the same reason.
+# Records that failed for these causes are never passed, whatever the policy: the next ones may fail, too.
 NEVER_PASSED = frozenset({Cause.TRANSIENT, Cause.PROGRAM})
 
 _chance = random.SystemRandom()  # has no state that forked workers would share
@@ -32,8 +32,8 @@ class CrashingRecord(Exception):  # noqa: N818 -- named after what the record di
 def fail(pipeline: Pipeline, outcome: Outcome, raw: RawRecord, error: BaseException, cause: Cause) -> None:
     """Take the record out of the batch, as the pipeline's policy says.
 
-    If it has attempts left, the partition's part ends before the record, which is scheduled for retry. Poison
-    under ``STOP``, and errors that may not be the record's fault, stop the partition there. Otherwise the record
+    If the record has attempts left, the partition's part of the batch ends before it, and it is scheduled for retry.
+    Poison under ``STOP``, and errors that may not be the record's fault, stop the partition there. Otherwise the record
     becomes a dead letter with the batch (I4).
     """
     partition = Partition(raw.topic, raw.partition)

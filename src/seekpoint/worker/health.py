@@ -22,18 +22,18 @@ MARGIN = 0.1  # of Limits.transaction_age: by then the server has ended the tran
 class Health:
     """A worker's state at one moment; values are copies, safe to keep.
 
-    ``live``: its thread runs, and users' code (handler, ``row=``, codec) has not been running for longer than 1.1 times
-    ``Limits.transaction_age`` (answer a liveness probe with it). Waits for Kafka, locks, a server that does not answer
-    or a retry, and outside the group, do not count. ``stuck`` is that time in seconds if it is too long, else None.
-    ``ready``: it is in the group, and nothing is in trouble. ``stale``: no commit for a minute although it is in
-    trouble, or records wait or are in a batch (only this shows a database that never answers). ``lag`` counts offsets
-    up to the last stable one, by partition, as of the last sample, stopped ones too; ``lag_unknown`` has those whose
-    lag is not known: the position is past the log's end, or the topic is not the one that was read. ``trouble`` says
-    what is wrong now, ``stopped`` which partitions wait for a decision, ``retrying`` which wait for a record's next
-    attempt, and for which record; ``delayed`` which wait until their next record is old enough; ``suspects`` how many
-    offsets are left that may hold a crashing record, and are applied in small parts. Records that wait as declared do
-    not make a worker stale. ``standby`` says why the worker waits outside the group: a reload to its version, or its
-    tables.
+    ``live``: the worker's thread runs, and users' code (handler, ``row=``, codec) has run for at most 1.1 times
+    ``Limits.transaction_age``; answer a liveness probe with it. Waiting does not count: for Kafka, a lock, a server
+    that does not answer, a retry, or outside the group. ``stuck``: how many seconds users' code has run if that is too
+    long, else None. ``ready``: the worker is in the group, without trouble. ``stale``: no commit for a minute, although
+    there is trouble, an open batch, or records that could be applied (not delayed ones, nor retries); nothing else
+    shows a database that never answers. ``trouble`` says what is wrong now, ``standby`` why the worker waits outside
+    the group: a reload to its version, or its tables.
+
+    By partition: ``lag``, in offsets up to the last stable offset, as of the last sample, stopped partitions too;
+    ``stopped``, why it waits for a decision; ``retrying``, the record whose next attempt it waits for; ``suspects``,
+    how many offsets are left that may contain a crashing record. ``lag_unknown`` are the partitions whose lag is not
+    known (see ``LagSampled``), ``delayed`` those that wait until their next record is old enough.
     """
 
     live: bool = False
@@ -69,7 +69,7 @@ class HealthBoard:
         self._stopwatch, self._allowed = stopwatch or Stopwatch(), allowed * (1 + MARGIN)
         self._lock = threading.Lock()
         self._stale_after = stale_after
-        self._health = Health()  # without what each commit changes, which follows
+        self._health = Health()  # without the fields that each commit changes, which follow
         self._positions: dict[Partition, int] = {}
         self._records = self._transactions = 0
         self._last_commit: float | None = None

@@ -14,7 +14,7 @@ class Heartbeat:
     """Renews the group membership from a separate thread while one transaction takes long, up to a deadline.
 
     ``max_poll`` is ``max.poll.interval.ms`` in seconds. Consuming zero messages renews the membership and runs no
-    callback, so a rebalance waits meanwhile, at most ``Limits.transaction_age`` seconds.
+    callback, so a rebalance waits meanwhile, for ``Limits.transaction_age`` seconds at most.
     """
 
     def __init__(self, client: Client, max_poll: float, deadline: float, announce: Announcer) -> None:

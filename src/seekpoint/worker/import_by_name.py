@@ -22,10 +22,10 @@ _EXPECTED = "a Pipeline, a Worker, or a function without arguments that returns 
 
 
 def load(target: str, *, from_here: bool = False) -> Pipeline | Worker:
-    """Import ``module`` and return its pipeline or worker ``name``; ``from_here`` looks in the current directory first.
+    """Import the pipeline or worker that ``module:name`` names; ``from_here`` looks in the current directory first.
 
-    Commands use ``from_here``; a task finds what is on its process's path.
-    Raises ConfigError if there is no such pipeline or worker, and whatever the module itself raises.
+    Commands use ``from_here``; tasks import from their process's path. Raises ConfigError if there is no such pipeline
+    or worker, and whatever the module itself raises.
     """
     attribute = imported(target, from_here=from_here)
     if isinstance(attribute, Pipeline | Worker):
@@ -58,7 +58,7 @@ def load_pipeline(target: str, *, from_here: bool = False) -> Pipeline:
 
 
 def imported(target: str, *, from_here: bool = False) -> Any:
-    """Import ``module`` and return its attribute ``name``, whatever it is. Raises ConfigError if there is none."""
+    """Import the attribute that ``module:name`` names, whatever it is. Raises ConfigError if there is none."""
     module_name, _, name = target.partition(":")
     if not module_name or not name:
         raise ConfigError(f"{target!r} is not module:name, e.g. billing.ingest:orders")

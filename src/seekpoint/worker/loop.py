@@ -1,4 +1,4 @@
-"""The loop: maintain the assignment, read, commit, back off. Records and partitions meet here."""
+"""The worker's loop: maintains the assignment, reads, commits, and backs off after errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ POLL = 0.2  # seconds: how long a quiet loop waits for a record before it makes 
 CLOSE = 10.0  # seconds for the client to leave the group
 AWAY = 1.0  # the same if Kafka has not answered the last commit: the client would wait for the answer
 REJOIN = 5.0  # seconds before joining the group again with a group.instance.id that another member has
-SETTLED = 1.0  # seconds after that until the id counts as free: a refusal takes a round trip
+SETTLED = 1.0  # seconds after joining until the id counts as free: a refusal takes a round trip
 LEAVE = 3.0  # seconds for the client to leave the group, if the worker is given up
 _TROUBLES = (events.KafkaTrouble, events.DatabaseTrouble, events.CodecTrouble, events.Paused)
 REPEAT = 10.0  # seconds before the same error of the client is announced again
@@ -83,7 +83,7 @@ class Loop:
         self._config = consumer_config(kafka, group=pipeline.group)
         self._partitions = partitions
         self._stopwatch, self._abort = stopwatch or Stopwatch(), abort
-        self._tables: tuple[str, ...] = ()  # those that are written, each with its schema
+        self._tables: tuple[str, ...] = ()  # the written tables, each with its schema
         self._trouble: events.Event | None = None
         self._rejoins_at = 0.0  # when to join the group again with an id that another member had
         self._announced_at: dict[int, float] = {}  # the client's errors of this trouble, by code
@@ -116,7 +116,7 @@ class Loop:
         """Work until ``stopping`` is set, finishing the batch in hand. Raises errors that a retry would not fix."""
         error: BaseException | None = None
         self._thread = threading.get_ident()
-        self._ledger.draw_owner()  # not when the worker was made: a fork in between makes two processes
+        self._ledger.draw_owner()  # not in the constructor: a fork in between makes two processes
         try:
             if self._start():
                 with callable_handler(self._pipeline, self._stopwatch, self._abort) as self._handler:
@@ -152,7 +152,7 @@ class Loop:
             self._assignment.client.close(LEAVE)
 
     def _live(self) -> None:
-        """Work in the group; outside it, wait until an open reload to this version has ended, or until tables match."""
+        """Work in the group; wait outside it while a reload to this version is open, or declared tables differ."""
         standby = Standby(self._ledger, self._pipeline.topics, self._announce, self._stopping)
         met: StandbyRequired | DeclarationDiffers | None = None  # a claim's refusal, after the check had passed
         while standby.until_free(met):
@@ -271,7 +271,7 @@ class Loop:
             self._assignment.client.close(LEAVE)
             return
         try:
-            with suppress(Exception):  # another worker finds the request abandoned then
+            with suppress(Exception):  # then another worker finds the request abandoned
                 self._requests.close(hand_back=not has_failed)
             has_answered = self._mirror.finish()
             self._assignment.leave(leave_within if has_answered else AWAY)
@@ -288,7 +288,7 @@ class Loop:
             self._mirror.answered(error, offsets)
 
     def _on_client_error(self, opened: object, error: Any) -> None:
-        """Announce the same error once in ``REPEAT`` seconds: unreachable brokers cause dozens a second."""
+        """Announce each kind of error once in ``REPEAT`` seconds: unreachable brokers cause dozens a second."""
         if opened is not self._opened:
             return
         if self._is_open:

@@ -13,7 +13,7 @@ from seekpoint.kafka.commits import Commit
 from seekpoint.records import Partition
 from seekpoint.worker.assignment import Resources, WorkerAssignment
 
-EVERY = 5.0  # seconds between two commits, at least
+EVERY = 5.0  # seconds between two commits; fewer if Limits.lag_check is lower
 ANSWER = 5.0  # seconds that a separate thread waits for the group's commits before it asks again
 LAST = 2.0  # seconds that an ending worker waits for the answer to its last commit
 AGAIN = 600.0  # seconds after which unchanged positions are committed again, because Kafka deletes old commits
@@ -23,7 +23,7 @@ TRIES = 3  # failures in a row before one is announced, because commits are also
 class Mirror:
     """Commits positions to Kafka if ``is_on``, and always warns of other consumers' commits.
 
-    It commits the claims' positions, which Postgres has committed, also after a reset to an earlier one. It raises
+    It commits the claims' positions, which Postgres has committed, also after a reset to an earlier position. It raises
     nothing, waits for no answer, and no decision depends on Kafka's commits. A partition's position is committed only
     after Kafka has returned the partition's previous commit.
     """
@@ -33,7 +33,7 @@ class Mirror:
         self._every = min(EVERY, resources.ledger.limits.lag_check)
         self._assignment, self._is_on = assignment, is_on
         self._next = self._again_at = 0.0
-        self._checked: set[Partition] = set()  # Kafka has answered what commits there were before ours
+        self._checked: set[Partition] = set()  # partitions whose commits before ours Kafka has returned
         self._question: _Question | None = None
         self._sent: dict[Partition, Commit] = {}
         self._is_pending = False
@@ -41,7 +41,7 @@ class Mirror:
         self._error: str | None = None  # to be announced
 
     def maintain(self, now: float) -> None:
-        """If it is due, commit positions that have moved, and ask for the commits of new partitions."""
+        """Commit positions that have moved, and ask for the commits of new partitions, if that is due."""
         try:
             self._maintain(now)
         except Exception as error:  # noqa: BLE001 -- whatever it is, offsets and rows do not depend on it
@@ -80,7 +80,7 @@ class Mirror:
             self._client.read(1, remaining)
 
     def answered(self, error: Any, offsets: list[Any]) -> None:
-        """The client's callback for a commit, on any thread: only records."""
+        """Record the answer to a commit; the client calls it, on any thread."""
         self._is_pending = False
         failed = error or next((offset.error for offset in offsets if offset.error is not None), None)
         if failed is None:

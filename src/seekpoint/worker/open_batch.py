@@ -31,7 +31,7 @@ from seekpoint.worker.assignment.chunk import Chunk, Read, chain
 CHUNK = 500  # records per draw: small chunks stay in the processor's cache
 
 Draw = Callable[[], Chunk[RawRecord] | None]
-Ask = Callable[[float, set[str]], Answer]  # about topics whose records were read until that time
+Ask = Callable[[float, set[str]], Answer]  # asks for the ids of topics whose records were read until that time
 Place = tuple[Partition, int]  # a record's partition and offset
 DeadKeys = Mapping[tuple[Partition, bytes], int]  # the offset of the first open dead letter of each key
 
@@ -43,8 +43,8 @@ def _nothing() -> None:
 class Buffer:
     """The records of one transaction: drawn while it is open, replayed until its outcome is known.
 
-    :meth:`chunks` first repeats what was read before, then draws more without waiting, until the limits, an empty queue
-    or a rebalance closes the buffer. So each retry gets the same records again.
+    :meth:`chunks` first repeats records that were read before, then draws more without waiting, until the limits, an
+    empty queue, a rebalance or a stop closes the buffer. So each retry gets the same records again.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class Buffer:
         self.unreadable: dict[Place, Exception] = {}  # records whose headers could not be read
         self.reads: dict[Partition, Read] = {}
         self.closed = False  # nothing more will be drawn
-        self.topic_ids: Answer | None = None  # as the brokers answer after the last read, before COMMIT
-        self.held: frozenset[Partition] | None = None  # by the open transaction, the only ones it reads; None before
+        self.topic_ids: Answer | None = None  # the brokers' answer to a question after the last read
+        self.held: frozenset[Partition] | None = None  # locked partitions, the only ones to read; None before hold
         self._keep(first)
 
     def _keep(self, chunk: Chunk[RawRecord]) -> None:
@@ -118,7 +118,7 @@ class Buffer:
     def drop(self, partitions: set[Partition]) -> None:
         """Leave out the records of these partitions, because they were refused.
 
-        Records of them that are drawn later were read from the ledger's positions, and belong to the batch.
+        Records of these partitions that are drawn later begin at the ledger's positions, and belong to the batch.
         """
         self._kept = [
             [record for record in records if (record.topic, record.partition) not in partitions]
@@ -129,14 +129,14 @@ class Buffer:
             self.reads.pop(partition, None)
 
     def close(self) -> None:
-        """Draw nothing more, and get an answer about the topics' ids that was asked for after the last read."""
+        """Draw nothing more, and ask for the topics' ids as of the last read."""
         if not self.closed:
             self.closed = True
             self.topic_ids = self._ask(self._read_by, self._topics)
         self._draw = _nothing  # breaks a cycle, which would keep the records until the garbage collector runs
 
     def ask_again(self) -> None:
-        """Ask for the topics' ids again: there was no answer."""
+        """Ask for the topics' ids again, because there was no answer."""
         self.topic_ids = self._ask(monotonic(), self._topics)
 
     @property
@@ -164,9 +164,9 @@ class Buffer:
 
 
 class Outcome:
-    """What happens to the records that are not applied.
+    """The records of a batch that are not applied, and why.
 
-    ``ends``: before which record one partition's part ends, and whether the partition stops there or retries it.
+    ``ends``: the record before which a partition's part of the batch ends, to stop there or to retry that record.
     ``tries``: how often a record was tried before this batch. A dead letter is passed without being applied.
     """
 
@@ -178,7 +178,7 @@ class Outcome:
         self._keys: dict[tuple[Partition, bytes], int] | None = None
 
     def end_at(self, end: PoisonStop | RetryLater) -> None:
-        """End the partition's part before this offset; the earliest offset counts."""
+        """End the partition's part of the batch before this offset; the earliest offset counts."""
         before = self.ends.get(end.partition)
         if before is None or end.offset < before.offset:
             self.ends[end.partition] = end
@@ -192,7 +192,7 @@ class Outcome:
             self._keys[key] = min(record.offset, self._keys.get(key, record.offset))
 
     def block_keys(self, keys: DeadKeys) -> None:
-        """With ``keep_key_order``: block each key after its first open dead letter as of the transaction's begin."""
+        """With ``keep_key_order``: block each key after its first open dead letter, as of the transaction's start."""
         self._keys = dict(keys)
         for position, dead_letter in list(self._dead_letters.items()):
             if dead_letter.state is State.BLOCKED:
@@ -271,7 +271,7 @@ def moves(buffer: Buffer, outcome: Outcome) -> list[Move]:
 
 
 def move_of(partition: Partition, buffer: Buffer, outcome: Outcome) -> Move:
-    """The batch's move of one partition; its ``to_offset`` may be where it began."""
+    """The batch's move of one partition; it may pass no offset."""
     read, end = buffer.reads[partition], outcome.ends.get(partition)
     if end is None:
         return read.move()
@@ -286,7 +286,7 @@ def move_of(partition: Partition, buffer: Buffer, outcome: Outcome) -> Move:
 
 @dataclass(slots=True)
 class OpenBatch:
-    """The records of one transaction while it is open, and what is known about them before they are applied.
+    """The records of one transaction while it is open, and how they are applied.
 
     ``is_single``: a single-record attempt. ``is_transient``: the record's earlier attempt failed with a transient
     error. ``suspects``: the suspect range of which this batch is a part.
@@ -300,7 +300,7 @@ class OpenBatch:
 
     @property
     def is_ordinary(self) -> bool:
-        """Whether it is neither a single-record attempt nor a part of a suspect range: its size is a batch's."""
+        """Whether it is neither a single-record attempt nor a part of a suspect range, which are small on purpose."""
         return not self.is_single and self.suspects is None
 
     def closes_within(self, records: int, size: int) -> bool:
@@ -325,7 +325,7 @@ class OpenBatch:
         return self.outcome.admits(record, self.buffer.unreadable)
 
     def admitted(self, records: Iterable[RawRecord]) -> Iterator[RawRecord]:
-        """The records to apply; each is checked only when it is asked for, because an earlier one may have failed."""
+        """The records to apply; each is checked only when it is drawn, because an earlier one may have failed."""
         for record in records:
             if not self.outcome.is_filtering or self.admits(record):
                 yield record
@@ -343,7 +343,7 @@ class OpenBatch:
     def note(self, error: BaseException) -> None:
         """Add to the error which batch it ended, and whether anything of it may have been written."""
         note = f"while applying {', '.join(map(str, self.spans)) or 'an empty batch'}"
-        if not isinstance(error, HandlerMisuse) and not connection_lost(error):  # else it may have been, all or in part
+        if not isinstance(error, HandlerMisuse) and not connection_lost(error):  # else it may have been written
             note += "; nothing of this batch was written, and it is read again from there"
         add_note(error, note)
 
@@ -377,7 +377,7 @@ class BatchResult:
 
     @classmethod
     def of(cls, batch: OpenBatch, written: Written) -> BatchResult:
-        """The result of a batch, from what was written of it."""
+        """The result of a batch, with the counts of what was written."""
         buffer, outcome = batch.buffer, batch.outcome
         batch_moves = moves(buffer, outcome)
         ends = {partition: end for partition, end in outcome.ends.items() if partition in buffer.reads}

@@ -1,7 +1,7 @@
 """Applies a batch in parts, under savepoints, to find the records that fail by bisection.
 
 A program error or a transient error is blamed on a record only if another record could be applied; else it ends the
-attempt. If none has been applied yet, some are tried one by one, and rolled back.
+attempt. If no record has been applied yet, some are tried one by one, and rolled back.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def apply_parts(
 
 
 def check_deferred(tx: HandlerConnection) -> None:
-    """Check deferred constraints as COMMIT would, and defer them again, as later parts may need that.
+    """Check deferred constraints as COMMIT would, and defer them again for later parts.
 
     Raises Failed for a violation.
     """
@@ -143,7 +143,7 @@ class Parts:
         self._pipeline = writers.pipeline
         self.applied = 0
         self.rows = [0] * len(writers.sinks)
-        self._proven: set[int | None] = set()  # sinks that wrote a row of an applied record; None: any was applied
+        self._proven: set[int | None] = set()  # sinks that wrote a row of an applied record; None: a record was applied
 
     def admitted(self, part: range, again: bool) -> Sequence[int]:
         """The records of a part to apply; before its first run, only stops and blocked keys can exclude some."""
@@ -207,7 +207,7 @@ class Parts:
         return Cause.PROGRAM  # no other record to compare with: the record or the program is at fault
 
     def _sink(self, failed: Failed) -> int | None:
-        """Which sink must have written another record; None: any applied record counts."""
+        """The sink that must have written another record before this one is blamed; None: any applied record counts."""
         return failed.sink if failed.fault is Fault.PROGRAM else None
 
     def _others(self, raws: Sequence[RawRecord], failed: Failed) -> list[DecodedRecord]:

@@ -22,7 +22,7 @@ class Reader:
     """Reads chunks of due records from the scheduler, and of new ones from the client.
 
     While a transaction waits for the server, :meth:`read_ahead` reads chunks that the same batch or a later one gets
-    from :meth:`read`, in order. ``is_ending``: nothing more is to be read.
+    from :meth:`read`, in order. ``is_ending``: whether the worker stops.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class Reader:
         self._failed: BaseException | None = None  # an error of reading ahead
 
     def read(self, most: int, wait: float, held: frozenset[Partition] | None = None) -> Chunk[RawRecord] | None:
-        """Up to ``most`` records, due ones first; waits up to ``wait`` seconds for a first one. None: there is none.
+        """Up to ``most`` records, due ones first, or None; waits up to ``wait`` seconds for the first record.
 
-        With ``held``, only of these partitions: the next batch begins with other partitions' records that were read.
+        With ``held``, only records of these partitions; other records that were read begin the next batch.
         """
         if self._failed is not None:
             failed, self._failed = self._failed, None
@@ -53,7 +53,7 @@ class Reader:
             return self._kept(most, held)
         room, due, scheduler = min(CHUNK, most), None, self._assignment.scheduler
         if scheduler:
-            # Each gets half of the room, so that neither due records nor new ones keep the others out.
+            # Due records and new ones get half of the room each, so that neither keeps the other out.
             self._due_first = not self._due_first
             due = scheduler.due(room // 2 + self._due_first, held)
             room -= len(due)
@@ -72,7 +72,7 @@ class Reader:
         return self._assignment.partitions.has_revoked or self._is_ending()
 
     def _new(self, most: int, wait: float, held: frozenset[Partition] | None) -> Chunk[RawRecord]:
-        """Up to ``most`` new records. For small batches more are read at once, and the rest is kept.
+        """Up to ``most`` new records. For small batches, more are read at once, and the rest is kept.
 
         While records are kept, the client is still polled, so that rebalances run.
         """
@@ -109,8 +109,8 @@ class Reader:
     def read_ahead(self) -> bool:
         """Read one more chunk without waiting, and decode it; False if there is none, or none may be read now.
 
-        Reading ahead has the limits of a batch. The next :meth:`read` raises its errors and SystemExit; errors of a
-        codec are raised when the records are applied.
+        It reads one batch ahead at most. The next :meth:`read` raises its errors and SystemExit; errors of a codec are
+        raised when the records are applied.
         """
         if not self._may_read_ahead():
             return False
@@ -153,7 +153,7 @@ class Reader:
         return chunk if len(chunk) else None
 
     def _readable(self, new: Chunk[Any]) -> Chunk[RawRecord]:
-        """The messages as lazy records; finds those whose headers cannot be read."""
+        """Convert messages to lazy records, and note the errors of unreadable headers."""
         if not len(new):
             return Chunk([], {})
         self._announce(events.ChunkRead(records=len(new)))

@@ -18,7 +18,7 @@ Trouble = events.DatabaseTrouble | events.KafkaTrouble | events.Bisecting
 
 
 class TopicIdMismatch(Exception):  # noqa: N818 -- control: rolls the transaction back
-    """The topics of these partitions are not those that were claimed; None if an id is unknown now."""
+    """The topics of these partitions are not the claimed ones; None instead of a stop if an id is unknown now."""
 
     def __init__(self, mismatches: Mapping[Partition, PartitionStopped | None]) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class RunAgain(NamedTuple):
 
 
 class Isolate(NamedTuple):
-    """Apply the batch in parts, to find the records that fail; ``named`` are known already, each with its error.
+    """Apply the batch in parts, to find the records that fail; ``named`` are known already, with their errors.
 
     ``known``: the whole batch fails with this error, and need not be tried again. ``checks_deferred``: a deferred
     constraint has refused COMMIT.
@@ -47,9 +47,9 @@ class Isolate(NamedTuple):
 
 
 class DropPartitions(NamedTuple):
-    """Leave partitions out and run the others again: those of ``mismatches``, or those that the ledger refuses.
+    """Leave out the partitions of ``mismatches``, or those that the ledger refuses, and run the others again.
 
-    ``gives_up``: give up if the ledger refuses none, because the batch was then refused repeatedly for no reason.
+    ``gives_up``: give up if the ledger refuses none, because the batch was refused repeatedly without a reason.
     """
 
     reason: str = ""
@@ -91,7 +91,7 @@ def _of_refused(refused: SentRowsFailed | CommitRefused, attempt: Mode, *, is_la
         recovery = _of_failed(
             Failed(error, Cause.DATABASE, fault=fault), is_first=attempt.attempt == 1, is_last=is_last
         )
-        # The batch is tried again as a whole, by COPY: that may succeed, and its error names the record.
+        # The whole batch is tried again, by COPY: that may succeed, and its error names the record.
         return recovery._replace(known=None) if isinstance(recovery, Isolate) else recovery
     if is_transient(error) and not is_last:
         return RunAgain(events.DatabaseTrouble(error=error))
@@ -99,14 +99,14 @@ def _of_refused(refused: SentRowsFailed | CommitRefused, attempt: Mode, *, is_la
 
 
 def _of_any(error: Exception, *, is_last: bool) -> Recovery:
-    """Whether the same transaction may succeed when it is run again at once."""
+    """Run the same transaction again at once if it may succeed then; else give up."""
     if is_last or not (is_transient(error) or sqlstate(error) == STALE_PLAN):
         return GiveUp()
     return RunAgain(events.DatabaseTrouble(error=error), reconcile=connection_lost(error))
 
 
 def _of_failed(failed: Failed, *, is_first: bool, is_last: bool) -> Recovery:
-    """Recover from an error for which a record may be at fault; applying the batch in parts shows whether one is.
+    """Recover from an error that may be a record's fault; applying the batch in parts shows whether it is.
 
     After a transient error, the whole batch is tried again first.
     """

@@ -1,4 +1,4 @@
-"""Handlers of SIGTERM and SIGINT for the length of a block."""
+"""Installs handlers of SIGTERM and SIGINT for the length of a block."""
 
 from __future__ import annotations
 

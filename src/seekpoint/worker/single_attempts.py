@@ -21,7 +21,10 @@ from seekpoint.worker.unit_of_work import Committer
 
 
 class SingleAttempts:
-    """Tries what the scheduler of one assignment gives, one by one. ``keeps_claims``: the worker was given up."""
+    """Tries the records and suspect parts that the scheduler gives, one by one.
+
+    ``keeps_claims``: whether the worker was given up.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class SingleAttempts:
         record, tries = single.tried.record, single.tried.tries
         partition, offset = single.claim.partition, record.offset
         is_transient = single.tried.attempt is not None and single.tried.attempt.then == TRANSIENT
-        # is_single: a failure is this record's, and no second call searches for it.
+        # is_single: a failure is this record's, so it is not searched for.
         batch = self._batch(
             single.chunk, Outcome({(partition, offset): tries}), is_single=True, is_transient=is_transient
         )

@@ -29,7 +29,7 @@ class Standby:
     def until_free(self, known: Reason | None = None) -> bool:
         """Wait until a claim would be accepted; False if the worker was stopped before.
 
-        ``known`` is why a claim was refused. Waits for a database that does not answer. Raises HandlerOutdated if this
+        ``known`` is why a claim was refused. Waits if the database does not answer. Raises HandlerOutdated if this
         worker's declaration was replaced.
         """
         announced, wait = None, 0.0

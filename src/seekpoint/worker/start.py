@@ -1,4 +1,4 @@
-"""Checks what can be wrong before a worker joins its group, and waits for servers that do not answer."""
+"""Checks schema, tables and topics before a worker joins its group; waits for servers that do not answer."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _BAD_VALUE = re.compile(r'\binvalid (?:"?\w+"? value\b|value for parameter)')
 
 
 class StartChecks:
-    """The checks before a worker's first record. ``tables`` are those that it writes, each with its schema."""
+    """The checks before a worker's first record. ``tables``: the tables that it writes, each with its schema."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class StartChecks:
                 return False
 
     def _check(self) -> None:
-        """Check everything that can be wrong before the first record; each error is one sentence."""
+        """Check schema, tables, topics and partitions once; each error is one sentence."""
         with first_connection(self._ledger.engine) as connection:
             check(connection, self._ledger.schema)
             if (detected := pooler.detect(connection)) is not None:
@@ -128,9 +128,9 @@ class StartChecks:
                 )
 
     def _counts(self, identity: Identity) -> Mapping[str, int]:
-        """How many partitions each topic has. Raises ConfigError for one that stays unknown.
+        """How many partitions each topic has. Raises ConfigError for a topic that stays unknown.
 
-        A broker that has just started answers so even for topics that exist.
+        A broker that has just started may not know topics that exist.
         """
         for pause in UNKNOWN:
             counts = identity.known(self._pipeline.topics)

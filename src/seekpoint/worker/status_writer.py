@@ -37,11 +37,10 @@ class _Status:
 
 
 class StatusWriter:
-    """Writes a worker's row, samples of its positions and of their logs, and what its pipeline declares (by topic).
+    """Writes a worker's row, samples of its positions and logs, and its pipeline's declarations by topic.
 
-    ``in_hand`` describes the transaction that the worker's thread is in, if it shows no status for long.
-    A status that is not written before the next one comes is dropped. The worker's thread announces the first of
-    consecutive errors.
+    ``in_hand`` describes the open transaction, if the worker's thread shows no status for long. A status that is not
+    written before the next one comes is dropped. The worker's thread announces the first of consecutive errors.
     """
 
     def __init__(
@@ -58,8 +57,8 @@ class StatusWriter:
         self._process = WorkerProcess(socket.gethostname(), os.getpid(), client_id, version("seekpoint"))
         self._ledger, self._watermarks, self._announce = ledger, watermarks, announce
         self._poll_replay_requests, self._in_hand = poll_replay_requests, in_hand
-        self._state = "running"  # the one that was written last
-        self._declared = dict(declared)  # by topic; those that are not stored yet
+        self._state = "running"  # the state that was written last
+        self._declared = dict(declared)  # by topic; declarations that are not stored yet
         self._every, self._sample_every = ledger.limits.lag_check, ledger.limits.sample_positions
         self._show_at = self._write_at = self._sample_at = self._prune_at = 0.0
         self._has_claimed = False
@@ -79,7 +78,7 @@ class StatusWriter:
         return now >= self._show_at
 
     def show(self, state: str, partitions: Collection[Partition], now: float, trouble: str | None = None) -> None:
-        """Have the worker's state stored. ``partitions`` are those that it has claimed and whose topics are known."""
+        """Have the worker's state stored. ``partitions`` are its claimed partitions whose topics are known."""
         is_first_claim = bool(partitions) and not self._has_claimed
         self._has_claimed = self._has_claimed or is_first_claim
         # More often until the first claim, to write soon after it.
@@ -135,14 +134,14 @@ class StatusWriter:
         return None
 
     def _await(self) -> tuple[_Status | None, bool]:
-        """The next status, None if none was shown for long; and whether the worker ends."""
+        """The next status, or None if the worker showed none for long; and whether the worker ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._next is not None or self._has_ended, min(2 * self._every, RENEWAL))
             status, self._next = self._next, None
             return status, self._has_ended
 
     def _write_in_hand(self, tables: StatusTables) -> None:
-        """Renew the worker's row while its thread is in a long transaction, or it counts as gone after a minute."""
+        """Renew the worker's row during a long transaction, or the worker counts as gone after a minute."""
         if (in_hand := self._in_hand()) is not None:
             tables.seen(self._state, in_hand)
 

@@ -14,7 +14,7 @@ class Tracer(Protocol):
     """Creates a span for each transaction, on the worker's thread: :class:`seekpoint.tracing.Tracing`."""
 
     def transaction(self, pipeline: Pipeline[Any, Any], batch: OpenBatch, attempt: int) -> AbstractContextManager[None]:
-        """The block in which one attempt applies and commits the batch; it must not suppress exceptions."""
+        """Trace the block in which one attempt applies and commits the batch; must not suppress exceptions."""
 
     def __call__(self, event: Event) -> None:
         """Receive one event; a transaction's events come within its block."""

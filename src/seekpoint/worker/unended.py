@@ -1,4 +1,4 @@
-"""The message about a worker that has not ended within its grace period: what has not returned, and its line."""
+"""Writes the message about a worker that has not ended within its grace period: which code runs, at which line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def shown_user_code(pipeline: Pipeline) -> str:
 
 
 def unended(group: str, user_code: str | None, thread: int, grace: float, *, is_open: bool) -> str:
-    """The message. ``user_code`` is the user's code that runs now, if any; ``is_open``: it has joined its group."""
+    """The message. ``user_code`` is the user's code that runs now, if any; ``is_open``: the worker is in its group."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 -- its documented name
     line = running_line(frame) if frame is not None else None
     place = "" if line is None else f", and is at {line}"

@@ -50,13 +50,13 @@ class PartitionOwner(Protocol):
     """Knows which partitions are active: the assignment of a worker, or fixed claims of the test kit."""
 
     def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
-        """What the transaction holds: the batch's partitions where it begins, and others at their position."""
+        """The claims and positions that hold must find; the batch's partitions are expected at its start."""
 
     def accept(self, moved: Iterable[Claim]) -> None:
-        """Take the claims over, after COMMIT."""
+        """Take over the moved claims, after COMMIT."""
 
     def reconcile(self, starts: Mapping[Partition, int]) -> set[Partition]:
-        """After a refusal: compare with the ledger; returns the partitions to drop from the batch."""
+        """Compare with the ledger after a refusal; returns the partitions to drop from the batch."""
 
     def topic_id_mismatches(
         self, answer: Answer, partitions: Iterable[Partition]
@@ -64,7 +64,7 @@ class PartitionOwner(Protocol):
         """The partitions whose topic is not the one that was claimed; None if its id is unknown now."""
 
     def stop_or_reclaim(self, stops: Mapping[Partition, PartitionStopped | None]) -> None:
-        """Stop reading these partitions; those without a stop only until the brokers know their topics again."""
+        """Stop these partitions; those without a stop are claimed again when the brokers know their topics again."""
 
     def schedule_retry(self, retry: RetryLater, records: Sequence[RawRecord], position: int) -> None:
         """Keep a partition's records until the first one, which failed, is due again."""
@@ -115,9 +115,9 @@ class Committer:
     def commit(self, batch: OpenBatch) -> None:
         """Apply the batch exactly once, or raise with nothing of it written.
 
-        Refused partitions are dropped from it, and the others are held again without them. After a COMMIT without an
-        answer or a transient error, the same transaction runs again from the kept records: hold finds out whether it
-        took effect already. If a record may be at fault, the next attempt searches for it.
+        Refused partitions are dropped from it, and the others are held again without them. After a transient error, or
+        a COMMIT without an answer, the same transaction runs again from the kept records: hold finds out whether the
+        COMMIT took effect. If a record may be at fault, the next attempt searches for it.
         """
         self._open = monotonic(), batch
         try:
@@ -126,7 +126,7 @@ class Committer:
             self._open = None
 
     def in_hand(self) -> str | None:
-        """How long the batch in hand has taken, and its records; None between two. May be called from any thread."""
+        """How long the open batch has taken, and its number of records; None if none is open. For any thread."""
         if (in_hand := self._open) is None:
             return None
         began, batch = in_hand
@@ -298,7 +298,7 @@ class Committer:
             self._dead_letters.insert(tx, dead_letters, topic_ids, self._pipeline.version)
 
     def _record_suspect_part(self, tx: HandlerConnection, result: BatchResult) -> None:
-        """Record which part of a suspect range is tried next, in this part's transaction, which saves one for each."""
+        """Record the next part of a suspect range in this part's transaction, which saves a transaction for each."""
         if (suspects := result.batch.suspects) is None:
             return
         suspects.noted = -1
@@ -311,7 +311,7 @@ class Committer:
             self._ledger.record_suspects(tx, [SuspectNote(read.claim, suspects.end, part_end)])
 
     def _record_attempts(self, tx: HandlerConnection, result: BatchResult) -> None:
-        """Store the record that a partition waits for or stopped at, how often it was tried, and when it is retried."""
+        """Store which record a partition waits for or stopped at, how often it was tried, and when it is retried."""
         notes, suspects = [], []
         ends: list[PoisonStop | RetryLater] = [*result.stops.values(), *result.retries.values()]
         for end in ends:

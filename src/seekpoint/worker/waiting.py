@@ -1,4 +1,4 @@
-"""Waiting for the server: the worker reads ahead meanwhile, and the time does not count as user code's."""
+"""Waits for the server: the worker reads ahead meanwhile, and the time does not count as user code's."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _ready(events: int) -> Ready:
 def waiting(
     stopwatch: Stopwatch, meanwhile: Work | None = None
 ) -> Callable[[psycopg.Connection[Any]], Callable[..., Any]]:
-    """A function that returns a connection's ``wait``, which does ``meanwhile`` and is not counted by the stopwatch."""
+    """Return a function from a connection to its ``wait``, which does ``meanwhile`` and is not counted."""
 
     def wait_of(driver: psycopg.Connection[Any]) -> Callable[..., Any]:
         wait: Any = driver.wait if meanwhile is None else partial(work_while_waiting, driver, meanwhile)

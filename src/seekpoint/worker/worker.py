@@ -36,11 +36,10 @@ logger = logging.getLogger("seekpoint.worker.worker")
 class Worker:
     """Applies a pipeline's records exactly once, as one member of its group.
 
-    ``engine`` is a URL or sync ``Engine`` on ``postgresql+psycopg``; ``kafka`` librdkafka's own configuration,
-    passed through except for the keys that exactly once depends on. ``partitions=[(topic, number), ...]`` reads a
-    fixed list without a group. ``observe`` gets every event, on the worker's thread (``MembershipRenewed`` on the
-    heartbeat's, ``WorkerStopped`` on a timer's if ``grace`` is over). Scale with more workers in more processes, not
-    with threads.
+    ``engine`` is a URL or sync ``Engine`` on ``postgresql+psycopg``; ``kafka`` is librdkafka's configuration, passed
+    through except for the keys that exactly once depends on. ``partitions=[(topic, number), ...]`` reads a fixed list
+    without a group. ``observe`` gets every event, on the worker's thread (``MembershipRenewed`` on the heartbeat's,
+    ``WorkerStopped`` on a timer's if ``grace`` is over). Scale with more workers in more processes, not with threads.
 
     ``tracing=Tracing()`` creates a span for each transaction (:class:`seekpoint.tracing.Tracing`); by default there
     are none.
@@ -51,7 +50,7 @@ class Worker:
     pass the time that the error names as ``accept_forgotten`` to begin again at StartAt, as a new group.
 
     With ``mirror=True`` it also commits its positions to Kafka, after they are committed in Postgres and at most every
-    five seconds, so that tools show the group's lag. Nothing is read back from there.
+    five seconds (``Limits.lag_check``, if less), so that tools show the group's lag. Nothing is read back from Kafka.
 
     The constructor does no I/O; clients and connections are made in the thread that runs the worker. A worker runs
     once. Raises ConfigError if the declaration, the engine or the configuration contradict each other.
@@ -109,7 +108,7 @@ class Worker:
 
     @property
     def engine(self) -> Engine:
-        """The engine of its ledger and its tables, for jobs of the same pipeline, too."""
+        """The engine of the ledger and the tables, which jobs of the pipeline use, too."""
         return self._ledger.engine
 
     @property

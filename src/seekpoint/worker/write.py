@@ -45,7 +45,7 @@ def write(
 def stream(
     tx: HandlerConnection, writers: PipelineWriters, chunks: Iterable[DecodedChunk], batch: OpenBatch
 ) -> Written:
-    """Write the rows of the only sink, as the chunks come."""
+    """Write the rows of a pipeline's only sink, as the chunks come."""
     [sink], [writer] = writers.pipeline.sinks, writers.sinks
     applied = count = 0
     with _blaming(sink, 0, _written(writers, batch)), writer.open(tx) as opened:
@@ -58,7 +58,7 @@ def stream(
 
 
 def _written(writers: PipelineWriters, batch: OpenBatch) -> Iterator[RawRecord]:
-    """The record of each row that was streamed; lazy, and decoded again, because decoded records are not kept."""
+    """The record of each streamed row; lazy, and decoded again, because decoded records are not kept."""
     for raw in batch.buffer.replay():
         for decoded in decode_each(writers, raw, batch, batch.admitted):
             yield from repeat(decoded.raw, len(decoded.rows[0]))
@@ -124,7 +124,7 @@ def _handle(
 
 
 def _require_nothing(name: str, returned: object) -> None:
-    """Raise HandlerMisuse for anything but None or the result of a statement."""
+    """Raise HandlerMisuse if the handler returned anything but None or the result of a statement."""
     if returned is not None and not isinstance(returned, StatementResult):
         if inspect.iscoroutine(returned) or inspect.isgenerator(returned):
             returned.close()  # otherwise Python reports later that it was never awaited
@@ -145,21 +145,21 @@ def _is_kept_off(error: BaseException) -> bool:
 
 
 def poisons(error: BaseException) -> list[Poison]:
-    """The error if it is Poison, or the leaves of a group if all of them are; otherwise none."""
+    """The error if it is Poison, or the errors of a group if all of them are Poison; else none."""
     leaves = _leaves(error)
     poison = [leaf for leaf in leaves if isinstance(leaf, Poison)]
     return poison if len(poison) == len(leaves) else []
 
 
 def _leaves(error: BaseException) -> list[BaseException]:
-    """The errors of a group, and of groups in it; of anything else, itself."""
+    """The errors of a group and of groups in it; for any other error, the error itself."""
     if not isinstance(error, BaseExceptionGroup):
         return [error]
     return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
 
 
 def _of_database(error: BaseException) -> BaseException:
-    """The first error of an exception group (from asyncio.TaskGroup) of only database errors; else the error itself."""
+    """The first error of an exception group if it has only database errors (asyncio.TaskGroup); else the error."""
     leaves = _leaves(error)
     return leaves[0] if all(map(is_database_error, leaves)) else error
 
@@ -176,7 +176,7 @@ def _poisoned(error: BaseException, poison: Sequence[Poison], records: Sequence[
 
 
 def _named(poison: Poison, records: Sequence[DecodedRecord]) -> list[RawRecord]:
-    """The records of the batch that it names. Raises HandlerMisuse if it names only others: retries would not end."""
+    """The batch's records that it names. Raises HandlerMisuse if it names only others: retries would not end."""
     if not poison.records:
         return []
     names = {getattr(record, "id", None) for record in poison.records}

@@ -168,7 +168,7 @@ def test_an_end_that_cannot_be_read_yet_is_refused_before_a_task_waits_for_it(
 ) -> None:
     name = archived_group.filled(5)
     end_it = in_transactions(archived_group.brokers, name, (3, None))
-    with pytest.raises(RangeStuck, match="what can be read now ends at 5"):
+    with pytest.raises(RangeStuck, match="the log can be read only up to 5 now"):
         rows_of(archived_group, spark, end={(name, 0): 8})
     assert len(rows_of(archived_group, spark)) == 5
     end_it.abort_transaction(30)

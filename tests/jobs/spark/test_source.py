@@ -204,7 +204,7 @@ def test_bounds_that_do_not_fit_are_refused_where_the_frame_is_made(source: Sour
     assert f"assign names {name}/7, for which group" in source.refused(
         **source.of_group, assign=json.dumps({name: [7]})
     )
-    assert "what can be read now ends at 5" in source.refused(subscribe=name, endingOffsets=spark_json(name, 6, 0))
+    assert "log can be read only up to 5 now" in source.refused(subscribe=name, endingOffsets=spark_json(name, 6, 0))
     assert f"got {name}/0 [4, 3): swap or correct its ends" in source.refused(
         subscribe=name, startingOffsets=spark_json(name, 4, 0), endingOffsets=spark_json(name, 3, 0)
     )

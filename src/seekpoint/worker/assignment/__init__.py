@@ -1,4 +1,4 @@
-"""From Kafka's assignment to a claimed, active partition, and back."""
+"""Claims and activates the partitions that Kafka assigns, and releases them."""
 
 from seekpoint.worker.assignment.assignment import Assignment
 from seekpoint.worker.assignment.chunk import Chunk, Read

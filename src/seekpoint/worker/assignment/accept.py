@@ -32,7 +32,7 @@ def accept_messages(partitions: AssignedPartitions, messages: Iterable[Message],
 
 
 def _runs(messages: list[Message]) -> Iterator[tuple[tuple[str | None, int | None] | None, list[Message]]]:
-    """Consecutive messages of one partition, with the partition; all messages, with None, if some are not records.
+    """Runs of one partition's messages, each with the partition; all messages, with None, if some are not records.
 
     Runs are long: the client returns a broker's answer partition by partition.
     """
@@ -125,7 +125,7 @@ class _Accepted:
         self._announce(events.ChunkRead(records=stored))
 
     def _in_stream(self, message: Message) -> None:
-        """Act on an error or the end of a partition, in place of a record."""
+        """Act on an error, or a partition's end, that came in place of a record."""
         error: Any = message.error()
         partition = Partition(message.topic() or "", -1 if (n := message.partition()) is None else n)
         active = self._partitions.active.get(partition)
@@ -142,10 +142,10 @@ class _Accepted:
 
 
 def _is_of_this_assignment(active: ActivePartition, offset: int | None) -> bool:
-    """Whether a refused offset belongs to this assignment; the client may report one of an earlier assignment late.
+    """Whether a refused offset belongs to this assignment; the client may report an earlier assignment's offset late.
 
     A truncation is reported without an offset, and only if the client had a leader epoch to compare.
     """
     if offset is None:
         return active.claim.leader_epoch is not None or active.read_position > active.claim.next_offset
-    return offset >= active.read_position  # it is later if the log has no records in between
+    return offset >= active.read_position  # greater if the log has no records in between

@@ -27,8 +27,8 @@ class Assignment:
 
     ``consumer`` is a ``confluent_kafka.Consumer`` made with :func:`seekpoint.consumer_config`; ``kafka`` is the same
     configuration, for the admin client that asks for topic ids. With ``partitions=[(topic, number), ...]`` there is
-    no group: the ledger alone decides who owns them, and the newest claim wins. Leaving the ``with`` block releases
-    the claims and closes the consumer.
+    no group: the ledger alone decides who owns a partition, and the newest claim wins. Leaving the ``with`` block
+    releases the claims and closes the consumer.
     """
 
     def __init__(
@@ -78,15 +78,15 @@ class Assignment:
     def lag(self) -> tuple[dict[Partition, int], frozenset[Partition]]:
         """Each partition's lag in offsets, stopped ones too; and the partitions whose lag is not known.
 
-        It is not known if the position is past the log's end, the topic is not the one that was read, or no broker
-        answers for its log. Raises KafkaUnavailable if none answers for any active partition.
+        A lag is not known if the position is past the log's end, the topic is not the one that was read, or no broker
+        answers for the log. Raises KafkaUnavailable if no broker answers for any active partition.
         """
         return self._worker.lag()
 
     def accept_poll(self, messages: Iterable[Message]) -> Chunk[Message]:
-        """Take the messages of each ``consume`` call, and return those to apply; apply no others.
+        """Return which messages of a ``consume`` call to apply; call it after each, and apply no others.
 
-        Drops stale messages, acts on what the callbacks recorded (releases, claims, activates), and notices resets.
+        Drops stale messages; releases, claims and activates the partitions that callbacks recorded; notices resets.
         Raises ClusterChanged, HandlerOutdated, KafkaUnavailable, and database errors unchanged; after any of them
         the next call claims everything again.
         """
@@ -102,7 +102,7 @@ class Assignment:
         """Advance the offsets past these chunks, in your transaction; call it before your own statements.
 
         Asks for the topics' ids, then holds and advances. Raises Fenced (nothing may be written; call
-        :meth:`resync`), TopicRecreated, KafkaUnavailable. Give the result to :meth:`accept` after COMMIT.
+        :meth:`resync`), TopicRecreated, KafkaUnavailable. Pass the result to :meth:`accept` after COMMIT.
         """
         reads = chain(chunks)
         answer = self._worker.identity.ask_after(
@@ -118,11 +118,11 @@ class Assignment:
         return self._ledger.advance(tx, [read.move() for read in reads.values()], transaction)
 
     def accept(self, moved: Iterable[Claim]) -> None:
-        """After COMMIT: take over the claims that :meth:`advance` returned."""
+        """Take over the claims that :meth:`advance` returned; call it after COMMIT."""
         self._worker.accept(moved)
 
     def resync(self) -> None:
-        """After an exception around COMMIT: read the positions from the ledger, and resume reading there.
+        """Resume reading at the ledger's positions; call it after an exception around COMMIT.
 
         If the database does not answer, a later :meth:`accept_poll` claims everything again.
         """

@@ -1,4 +1,4 @@
-"""One partition's records that were read and may not be applied yet, in order. No I/O, and no clock.
+"""One partition's records that were read and may not be applied yet, in order. No I/O; callers pass the time.
 
 A record waits because it is not old enough (``delay``), is scheduled for retry, or is in a suspect range, which is
 tried in small parts. No record overtakes the head.
@@ -26,9 +26,9 @@ _AT_ONCE = float("-inf")
 
 
 class Moment(NamedTuple):
-    """Now, in seconds: waits use the monotonic clock; a timestamp is compared with the wall clock once, when read.
+    """A time by two clocks, in seconds: ``steady`` for waits, ``wall`` to compare with a timestamp when it is read.
 
-    So a change of the wall clock does not change a wait that has begun.
+    So setting the wall clock changes no wait that has begun.
     """
 
     steady: float
@@ -76,7 +76,7 @@ class SuspectRange:
     def of(cls, start: int, end: int, crashed_end: int | None, total: int) -> SuspectRange:
         """The range from ``start``; ``total`` is the length of all ranges that were claimed together.
 
-        Together they are divided into about ``PARTS`` parts, unless these would be longer than ``SINGLE``.
+        A part has ``total / PARTS`` offsets, at most ``SINGLE``, unless the range would have more than ``PARTS`` parts.
         """
         step = max(-(-(end - start) // PARTS), min(SINGLE, -(-total // PARTS)), 1)
         if crashed_end is None:
@@ -85,7 +85,7 @@ class SuspectRange:
         return cls(end, step, crashed_end, 1 if width <= SINGLE else -(-width // PARTS))
 
     def step_at(self, offset: int) -> int:
-        """How many offsets are tried at once from this one; 1: record by record."""
+        """How many offsets, from this one on, are tried at once; 1: record by record."""
         return self.inner if offset < self.crashed_end else self.step
 
     def part_end(self, offset: int) -> int:
@@ -95,7 +95,7 @@ class SuspectRange:
 
 
 class Try(NamedTuple):
-    """A record for a single-record attempt; ``attempt`` is its recorded attempt, None if it is only a suspect."""
+    """A record for a single-record attempt; ``attempt`` is the recorded attempt, None for a suspect without one."""
 
     record: RawRecord
     start: int
@@ -205,7 +205,7 @@ class Backlog:
         return self._attempt if self._attempt is not None and self._attempt.offset == head.offset else None
 
     def _suspects_at(self, head: RawRecord) -> SuspectRange | None:
-        """The suspect range that the record is in."""
+        """The suspect range, if it contains the record."""
         return self.suspects if self.suspects is not None and head.offset < self.suspects.end else None
 
     def expire(self) -> None:
@@ -234,7 +234,7 @@ class Backlog:
         return records
 
     def _give_rest(self, records: list[RawRecord], most: int, steady: float) -> None:
-        """Give more records, none of which needs a single-record attempt: checks only when each is due."""
+        """Give further due records, if no attempt and no suspect range is left to check."""
         queue = self._queue
         while queue and len(records) < most and queue[0][0] <= steady:
             records.append(self._pop())

@@ -1,4 +1,4 @@
-"""Messages that were read, with the positions before and after them, and the claim they were read under."""
+"""Messages that were read, with the positions before and after them, and the claim under which they were read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Read:
-    """A read of one partition: the claim it was made under, and the read position before and after (I3)."""
+    """A read of one partition: the claim, and the read positions before and after it (I3)."""
 
     claim: Claim
     start: int
@@ -36,8 +36,8 @@ class Read:
 class Chunk(Sequence[T], Generic[T]):
     """Messages that may be applied, and the reads that move the ledger past them, from :meth:`Assignment.accept_poll`.
 
-    ``messages`` are all of them, in order; ``unreadable`` are those whose headers the client could not read, with the
-    error. ``read_by`` is a time (``time.monotonic``) by which all of them had been read.
+    ``messages`` are in order; ``unreadable`` are the messages whose headers the client could not read, with the error.
+    ``read_by`` is a time (``time.monotonic``) by which all messages had been read.
     """
 
     __slots__ = ("messages", "read_by", "reads", "unreadable")
@@ -60,7 +60,7 @@ class Chunk(Sequence[T], Generic[T]):
         return iter(self.messages)
 
     def and_then(self, other: Chunk[T]) -> Chunk[T]:
-        """Join both; in a partition that both have, the second must begin where the first ends."""
+        """Join both chunks; in a partition that both have, the second must begin where the first ends."""
         unreadable, read_by = [*self.unreadable, *other.unreadable], max(self.read_by, other.read_by)
         return Chunk([*self, *other], chain((self, other)), unreadable, read_by=read_by)
 

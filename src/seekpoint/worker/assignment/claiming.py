@@ -22,7 +22,7 @@ from seekpoint.worker.assignment.resources import Resources
 from seekpoint.worker.assignment.scheduler import Scheduler
 
 # A broker that has lost the controller answers from old metadata until it is fenced, after 9 s by default
-# (broker.session.timeout.ms); one that has just started, for a shorter time. A topic unknown for longer was deleted.
+# (broker.session.timeout.ms); a broker that has just started, for less time. A topic unknown for longer was deleted.
 UNKNOWN_FOR = 10.0  # seconds
 UNKNOWN_ANSWERS = 5  # at least, in that time
 

@@ -1,4 +1,4 @@
-"""Which partitions a transaction locks: those it is likely to read, because it locks no further row later."""
+"""Chooses the partitions that a transaction locks: those it is likely to read, because it locks no row later."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class HeldPartitions:
         return [partition for partition in set(first).union(*self._moved) if partition in active]
 
     def moved(self, partitions: Iterable[Partition]) -> None:
-        """Note what a committed transaction moved."""
+        """Note which partitions a committed transaction moved."""
         self._moved.append(frozenset(partitions))
         self._all = max(0, self._all - 1)
 
     def closed_by_another(self, *, is_full: bool) -> None:
-        """Note that a chunk of a partition that was not held closed the batch."""
+        """Note that a chunk of partitions that were not held closed the batch."""
         if is_full:
             self._all = LATELY

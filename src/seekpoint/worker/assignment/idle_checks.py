@@ -31,7 +31,7 @@ class IdleChecks:
         self._next = 0.0
 
     def check_idle_partitions(self, now: float) -> None:
-        """Run every check, if they are due."""
+        """Run the checks, if they are due."""
         every = self._ledger.limits.idle_check
         if now < self._next:
             return

@@ -1,4 +1,4 @@
-"""The state of every assigned partition: claiming, active or stopped; leaving after Kafka revoked it.
+"""The state of every assigned partition: claiming, active or stopped; leaving, after it was revoked.
 
 All transitions are here::
 
@@ -29,12 +29,12 @@ from seekpoint.worker.assignment.states import ActivePartition, ClaimingPartitio
 class AssignedPartitions:
     """The state of every assigned partition, and the client kept in step with it. Does not use the ledger.
 
-    A partition that Kafka revoked while it was active is leaving: no more of it is read, the open batch may have its
+    A partition that Kafka revoked while it was active is leaving: it is not read any more, the open batch may have its
     records, and its claim is released after that batch. If it is assigned again meanwhile, it is claiming, too.
 
-    ``kept`` has the chunks that wait for the next batch; ``backlogged`` are the active partitions that have a backlog,
-    in the order in which the scheduler reads them; ``out_of_range`` has the offset that the broker refused for an
-    active partition, None if it named none.
+    ``kept`` has the chunks that wait for the next batch. ``backlogged`` are the active partitions with a backlog, in
+    the order in which the scheduler reads them. ``out_of_range`` has the offset of each active partition that the
+    broker refused, None if it named no offset.
     """
 
     def __init__(self, client: Client, announce: Announcer) -> None:
@@ -42,7 +42,7 @@ class AssignedPartitions:
         self._active: dict[Partition, ActivePartition] = {}
         self._stopped: dict[Partition, StoppedPartition] = {}
         self._leaving: dict[Partition, ActivePartition] = {}
-        self._released: list[Claim] = []  # no longer this worker's; still to be released in the ledger
+        self._released: list[Claim] = []  # claims to release in the ledger
         self._backlogged: dict[Partition, ActivePartition] = {}
         self._out_of_range: dict[Partition, int | None] = {}
         self.kept = KeptChunks()
@@ -54,7 +54,7 @@ class AssignedPartitions:
         self.out_of_range: Mapping[Partition, int | None] = MappingProxyType(self._out_of_range)
 
     def owned(self, partition: Partition) -> ActivePartition | None:
-        """The partition if its records may be in the open batch: active or leaving."""
+        """The partition, if it is active or leaving: the open batch may have its records."""
         return self._active.get(partition) or self._leaving.get(partition)
 
     def all_owned(self) -> Mapping[Partition, ActivePartition]:
@@ -134,7 +134,7 @@ class AssignedPartitions:
             self._active.pop(partition, None)
 
     def claim_again(self, partition: Partition, claim: Claim | None, not_before: float = 0.0) -> None:
-        """Stop reading, and claim again; release a leaving partition, because a claim would fence its new owner."""
+        """Stop reading, and claim again; a leaving partition is released: claiming it would fence its new owner."""
         if self._leaving.pop(partition, None) is not None:
             self._release(claim)
             return
@@ -144,7 +144,7 @@ class AssignedPartitions:
         self._claiming[partition] = ClaimingPartition(not_before, known=claim)
 
     def postpone(self, partitions: Iterable[Partition], until: float, *, is_stalled: bool = False) -> None:
-        """Claim these partitions not before ``until``; ``is_stalled``: another transaction holds their rows."""
+        """Do not claim these partitions before ``until``; ``is_stalled``: another transaction holds their rows."""
         for partition in partitions:
             before = self._claiming[partition]
             self._claiming[partition] = ClaimingPartition(until, before.stalled or is_stalled, before.known)
@@ -168,7 +168,7 @@ class AssignedPartitions:
         self._announce(events.PartitionStopped(partition=partition, error=stop))
 
     def suspend(self) -> None:
-        """Read nothing, stay in the group, claim everything again later."""
+        """Stop reading, stay in the group, and claim everything again later."""
         self._release_leaving()
         claims = {partition: state.claim for partition, state in self._active.items()}
         self.deactivate(list(claims))
@@ -194,13 +194,13 @@ class AssignedPartitions:
         active.is_paused = False
 
     def pause(self, partitions: Collection[Partition]) -> None:
-        """Pause reading these: their backlogs are full."""
+        """Pause these partitions, because their backlogs are full."""
         self._client.pause(partitions)
         for partition in partitions:
             self._active[partition].is_paused = True
 
     def resume(self, partitions: Collection[Partition]) -> None:
-        """Resume reading these partitions. One that is out of range cannot seek: it is assigned again when decided."""
+        """Resume reading these partitions; those out of range cannot seek, and are assigned again once decided."""
         readable = [partition for partition in partitions if partition not in self._out_of_range]
         self._client.resume(
             {
@@ -212,11 +212,11 @@ class AssignedPartitions:
             self._active[partition].is_paused = False
 
     def refused(self, partition: Partition, offset: int | None) -> None:
-        """Note that the broker refused this offset of an active partition; None if it did not name one."""
+        """Note that the broker refused this offset of an active partition; None if it named no offset."""
         self._out_of_range[partition] = offset
 
     def decided(self, partitions: Iterable[Partition]) -> None:
-        """Forget the offsets of these partitions that the broker refused."""
+        """Forget which offsets of these partitions the broker refused."""
         for partition in partitions:
             self._out_of_range.pop(partition, None)
 

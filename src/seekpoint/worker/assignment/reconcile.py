@@ -1,6 +1,6 @@
 """Compares stored rows with active partitions after a refusal, or a COMMIT without an answer (I2, I3, I6).
 
-``classify`` returns one of five cases, from values alone; ``Reconciler`` acts on it.
+``classify`` returns one of five cases, without I/O; ``Reconciler`` acts on it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from seekpoint.worker.assignment.states import ActivePartition
 class ReconcileCase(Enum):
     """How a partition's stored position compares with the expected one; only LOST means another claim."""
 
-    IN_STEP = auto()  # where the batch begins, or where the reader is: the same records may be tried again
+    IN_STEP = auto()  # at the start of the batch, or at the reader's position: the same records may be tried again
     COMMITTED_UNSEEN = auto()  # after the expected one: a COMMIT took effect, but its answer was lost
     ROLLED_BACK = auto()  # before a confirmed commit: a failover lost that commit
     AHEAD = auto()  # unchanged, but the reader is ahead of it: records that it had read were dropped
@@ -50,14 +50,14 @@ class Reconciler:
         self.reset_backoff()
 
     def reset_backoff(self) -> None:
-        """After progress: make the wait after the next lost claim short again."""
+        """Note progress, which makes the wait after the next lost claim short again."""
         self._lost = 0  # claims lost since the last progress
 
     def reconcile(self, starts: Mapping[Partition, int]) -> set[Partition]:
         """Lock the ledger's rows and compare with them; returns the partitions to drop from the batch.
 
-        ``starts`` is where the batch in hand begins. A partition that is in step may be tried again; every other one is
-        read again from the ledger's position, or claimed again.
+        The batch in hand begins at ``starts``. A partition that is in step may be tried again; every other one is read
+        again from the ledger's position, or claimed again.
         """
         owned = self._partitions.all_owned()
         rows = self._ledger.positions_of(owned)
@@ -72,7 +72,7 @@ class Reconciler:
                 self.claim_lost(active.claim, row)
                 continue
             claimed, expected = active.claim.next_offset, active.position if start is None else start
-            if row.next_offset == active.position:  # the reader is where the ledger is, and continues
+            if row.next_offset == active.position:  # the reader is at the ledger's position, and continues
                 active.reached(row.next_offset, row.leader_epoch)
             elif standing is not ReconcileCase.IN_STEP and (claim := self._reread(active.claim, row)) is not None:
                 fresh[partition] = claim
@@ -104,7 +104,7 @@ class Reconciler:
     def claim_lost(self, claim: Claim, row: Position | None) -> None:
         """Stop reading at once; claim again if Kafka still assigns the partition to this consumer.
 
-        Raises Fenced if there is no group: there, the newest claim wins.
+        Without a group, the newest claim wins: raises Fenced unless the position was reset.
         """
         partition = claim.partition
         self._announce(events.ClaimLost(partition=partition))

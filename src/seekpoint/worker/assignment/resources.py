@@ -1,4 +1,4 @@
-"""The objects that the parts of one consumer's assignment share: client, ledger, brokers, events."""
+"""The objects that all classes of one consumer's assignment share: client, ledger, brokers, events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which delayed or failed records may be applied now, over all active partitions."""
+"""Decides which delayed or failed records of the active partitions may be applied now."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Scheduler:
     def suspects(self, claims: Iterable[Claim]) -> dict[Partition, SuspectRange]:
         """The suspect ranges of partitions whose owners crashed, if there were records to read.
 
-        A range's end is recorded once: as far as the crashed owners can have read. Raises KafkaUnavailable.
+        A range's end, up to which the crashed owners can have read, is recorded once. Raises KafkaUnavailable.
         """
         if (retry := self._retry) is None:
             return {}
@@ -138,7 +138,7 @@ class Scheduler:
         )
 
     def schedule_retry(self, retry: RetryLater, records: Sequence[RawRecord], position: int) -> None:
-        """Put back a partition's records from ``retry.offset`` on; they are next when the wait is over."""
+        """Put back a partition's records from ``retry.offset`` on; they come next when the wait is over."""
         placed = self._partitions.active.get(retry.partition)
         if placed is None or placed.position != records[-1].offset + 1:
             return  # the partition was activated again since, and reads from the ledger's position
@@ -209,7 +209,7 @@ class Scheduler:
         return None
 
     def note_left(self, partition: Partition, *, is_found: bool = False) -> None:
-        """Announce how many suspects a partition has left; none once its crashing record was found."""
+        """Announce how many suspects a partition has left: none once its crashing record is found."""
         placed = self._partitions.active.get(partition)
         backlog = None if placed is None else placed.backlog
         if placed is None or backlog is None or backlog.suspects is None:
@@ -253,7 +253,7 @@ class Scheduler:
         return max(LEAST_RECORDS, limits.batch_records // shares), max(LEAST_BYTES, limits.batch_bytes // shares)
 
     def record_due_by(self) -> None:
-        """Record when records whose timestamps lie in the future are due. Raises Fenced."""
+        """Store in the ledger when records with future timestamps are due. Raises Fenced."""
         if self._delay is None:
             return
         now, notes = Moment.now(), []
@@ -266,7 +266,7 @@ class Scheduler:
             self._ledger.record_attempts_alone(notes)
 
     def not_due(self) -> frozenset[Partition]:
-        """The partitions whose next record is not due yet: their lag is intended."""
+        """The partitions whose next record is not due yet, so that their lag is intended."""
         now = Moment.now()
         return frozenset(partition for partition, _, backlog in self._open() if backlog.wait(now))
 

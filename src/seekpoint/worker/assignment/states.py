@@ -41,7 +41,7 @@ class ActivePartition:
 
     @property
     def last_epoch(self) -> int | None:
-        """The leader epoch of the record before the read position; None if it is not known (open batch)."""
+        """The leader epoch of the record before the read position; None if it is not known, as during a batch."""
         if self.backlog is not None and len(self.backlog):
             return self.leader_epoch
         return self.claim.leader_epoch if self.read_position == self.claim.next_offset else None
@@ -52,7 +52,7 @@ class ActivePartition:
         return self.end is not None and self.end > self.read_position == self.position
 
     def committed(self, claim: Claim) -> None:
-        """Take over a claim after its COMMIT; the advance has removed the ledger's notes on records before it."""
+        """Take over a claim after its COMMIT; the advance has removed the ledger's notes on passed records."""
         self.claim, self.quiet_since = claim, monotonic()
         if self.unreadable:
             self.unreadable = {
@@ -66,11 +66,11 @@ class ActivePartition:
         self.claim, self.read_position, self.end = claim, claim.next_offset, None
 
     def reached(self, offset: int, leader_epoch: int | None) -> None:
-        """Take over the ledger's position, which is the reader's: a COMMIT whose answer was lost took effect."""
+        """Take over the ledger's position, which equals the reader's: a COMMIT without an answer took effect."""
         self.claim = replace(self.claim, next_offset=offset, leader_epoch=leader_epoch)
 
     def put_back(self, records: Sequence[RawRecord]) -> None:
-        """Note that these records, if they were read last, are in the backlog again."""
+        """Note that these records are in the backlog again, if they were the last ones read."""
         if self.read_position == records[-1].offset + 1:
             self.leader_epoch = records[-1].leader_epoch
 
@@ -96,7 +96,7 @@ class StoppedPartition:
     def is_over(self, token: UUID | None, stored: UUID | None, now: UUID | None) -> bool:
         """Whether to claim it again: the row has another token, or the topic has another id or is known again.
 
-        ``stored`` is the topic's id in the row, ``now`` the one that the brokers answer; None if there is none.
+        ``stored`` is the topic's id in the row, ``now`` the brokers' answer; None if there is no id.
         """
         decided = token is not None and token != self.stop.token
         if decided or now is None or isinstance(self.stop, TopicRecreated):

@@ -1,8 +1,7 @@
 """The partitions of one consumer, as a worker uses them: claimed, read from the ledger's offsets, released.
 
-Callbacks of Kafka's client only record; :meth:`WorkerAssignment.maintain` acts. A partition is *claiming* (assigned,
-not yet claimed), *active* (claimed, read from the ledger's offset on) or *stopped* (claimed, not read until an operator
-decides). Kafka's assignment is a hint; the ledger decides who owns a partition (I2, I6).
+Callbacks of Kafka's client only record; :meth:`WorkerAssignment.maintain` acts. Kafka's assignment is a hint; the
+ledger decides who owns a partition (I2, I6).
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from seekpoint.worker.assignment.states import ActivePartition
 class WorkerAssignment:
     """One consumer's partitions, in step with Kafka's assignment and with the ledger.
 
-    With ``partitions`` there is no group: the ledger alone decides who owns them, and the newest claim wins. With a
-    ``pipeline``, records that may not be applied yet are kept back, and given by ``scheduler`` when they are due.
+    With ``partitions`` there is no group: the ledger alone decides who owns a partition, and the newest claim wins.
+    With a ``pipeline``, ``scheduler`` holds back records that may not be applied yet, and gives them when they are due.
     """
 
     def __init__(
@@ -72,11 +71,7 @@ class WorkerAssignment:
         return bool(self.partitions.claiming)
 
     def lag(self) -> tuple[dict[Partition, int], frozenset[Partition]]:
-        """Each partition's lag in offsets, stopped ones too; and the partitions whose lag is not known.
-
-        It is not known if the position is past the log's end, the topic is not the one that was read, or no broker
-        answers for its log. Raises KafkaUnavailable if none answers for any active partition.
-        """
+        """Each partition's lag, and the partitions whose lag is not known: as ``Assignment.lag``."""
         active = {partition: state.position for partition, state in self.active.items()}
         # A partition without a leader must not hide the lag of the others.
         ends = self._watermarks.ends(list(active), skip=True)
@@ -120,7 +115,7 @@ class WorkerAssignment:
             self.partitions.assign_fixed(self._fixed)
 
     def leave(self, deadline: float = 10.0) -> None:
-        """Release every claim and leave the group; the next owners read again what was not committed.
+        """Release every claim and leave the group; the next owners read uncommitted records again.
 
         After ``deadline`` seconds the client is closed in the background.
         """
@@ -149,8 +144,7 @@ class WorkerAssignment:
     def keep_others(self, chunk: Chunk[RawRecord], held: frozenset[Partition], *, is_full: bool) -> Chunk[RawRecord]:
         """Return the records of held partitions; keep the others for the start of the next batch.
 
-        Locking a further row while others are held could deadlock two workers. ``is_full``: the client returned as many
-        messages as it was asked for.
+        Locking a further row while others are held could deadlock two workers. ``is_full``: the client may have more.
         """
         if chunk.reads.keys() <= held:
             return chunk
@@ -158,7 +152,7 @@ class WorkerAssignment:
         return self.partitions.keep_others(chunk, held)
 
     def closed_by_another(self, *, is_full: bool) -> None:
-        """Note that a chunk of partitions that the transaction does not hold closed its batch."""
+        """Note that a chunk of partitions that the transaction does not hold has closed its batch."""
         self._held.closed_by_another(is_full=is_full)
 
     def schedule_retry(self, retry: RetryLater, records: Sequence[RawRecord], position: int) -> None:
@@ -193,8 +187,8 @@ class WorkerAssignment:
     def _store_stops(self, *, is_last: bool = False) -> None:
         """Store the stops that the ledger does not have yet, for operators.
 
-        A row that another session has locked must not block the other partitions: it is tried again each
-        ``Limits.idle_check``, and once more at the end (``is_last``).
+        A row that another session has locked must not block the other partitions: it is tried again every
+        ``Limits.idle_check`` seconds, and once more at the end (``is_last``).
         """
         now = monotonic()
         new = [
@@ -211,14 +205,14 @@ class WorkerAssignment:
         except Exception as error:
             if not is_transient(error):
                 raise
-            return  # it is tried again; if the database does not answer, other statements raise that, too
+            return  # it is tried again; if the database does not answer, other statements raise the error
         for state in new:
             state.is_stored = state.stop.partition not in locked
 
     # -- around a transaction -------------------------------------------------------------------------
 
     def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
-        """What hold must find: the batch's partitions where it begins, other held ones at their position."""
+        """The claims and positions that hold must find; the batch's partitions are expected at its start."""
         owned = self.partitions.all_owned()
         held = self._held.of(starts, owned)
         return [
@@ -226,7 +220,7 @@ class WorkerAssignment:
         ]
 
     def accept(self, moved: Iterable[Claim]) -> None:
-        """Take the claims over, after COMMIT."""
+        """Take over the moved claims, after COMMIT."""
         moved = list(moved)
         self._held.moved(claim.partition for claim in moved)
         for claim in moved:
@@ -236,13 +230,13 @@ class WorkerAssignment:
         self._reconciler.reset_backoff()
 
     def reconcile(self, starts: Mapping[Partition, int]) -> set[Partition]:
-        """After a refusal: compare with the ledger; returns the partitions to drop from the batch."""
+        """Compare with the ledger after a refusal; returns the partitions to drop from the batch."""
         return self._reconciler.reconcile(starts)
 
     def topic_ids(self, read_by: float, topics: Collection[str]) -> Answer:
         """An answer about the ids of these topics, asked for after ``read_by``, when their records had been read.
 
-        If the brokers are asked, it is also for the topics of kept records, whose transactions can then use the answer.
+        A new question also names the topics of kept records, so that their transactions can use the answer.
         """
         return self.identity.ask_after(read_by, topics, also=self.partitions.kept.topics)
 

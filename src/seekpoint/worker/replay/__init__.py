@@ -1,1 +1,1 @@
-"""Dead letters selected, replayed and discarded; ``seekpoint.admin`` is the public module."""
+"""Selects, replays and discards dead letters; ``seekpoint.admin`` is the public module."""

@@ -100,7 +100,7 @@ class Discarded:
 class Edited:
     """The outcome of an edit or its undo, with the dead letter as it was before; ``refusal`` is None if it was done.
 
-    ``value`` is the one that a replay then applies.
+    ``value`` is what a replay applies after it.
     """
 
     dead_letter: DeadLetter
@@ -143,7 +143,7 @@ class DeadLetterAdmin:
     ) -> Iterator[DeadLetter]:
         """Dead letters in the order of topic, partition and offset, without their values (``get`` has them).
 
-        ``after`` is the previous page's last one.
+        ``after`` is the last dead letter of the previous page.
         """
         return chosen_dead_letters(self._dead_letters, where, limit, after)
 
@@ -156,7 +156,7 @@ class DeadLetterAdmin:
         return self._dead_letters.get(id)
 
     def first_of_key(self, dead_letter: DeadLetter) -> DeadLetter | None:
-        """The first open dead letter of its key, without its value; None for a null key, or if none is open."""
+        """The first open dead letter of the same key, without its value; None for a null key, or if none is open."""
         with self.ledger.begin() as tx:
             first = self._dead_letters.first_open_of_key(tx.connection, dead_letter)
         return None if first is None else open_at(self._dead_letters, dead_letter, first)
@@ -167,7 +167,7 @@ class DeadLetterAdmin:
             yield portable(self.get(dead_letter.id), self.ledger.group)
 
     def plan_discard(self, chosen: Chosen) -> tuple[Discarded, ...]:
-        """What a discard of these dead letters would do, without doing it."""
+        """What :meth:`discard` would do with these dead letters; changes nothing."""
         return tuple(
             Discarded(without_payload(dead_letter), None if dead_letter.is_open else closed(dead_letter).reason)
             for dead_letter in chosen_dead_letters(self._dead_letters, chosen)
@@ -192,7 +192,7 @@ class DeadLetterAdmin:
             raise ConfigError("a discard needs a reason: pass reason='...'")
         done: list[Discarded] = []
         closing = [without_payload(dead_letter) for dead_letter in chosen_dead_letters(self._dead_letters, chosen)]
-        # Of the request, without those that will be refused; None once it is in the history.
+        # The request's dead letters that will not be refused; None once the request is in the history.
         among: Sequence[DeadLetter] | None = [
             dead_letter
             for dead_letter in closing
@@ -213,9 +213,9 @@ class DeadLetterAdmin:
     def edit(self, id: int, value: bytes, *, reason: str) -> Edited:  # noqa: A002
         """Give an open dead letter's record another value, which its replay applies; the log's value is kept.
 
-        It replaces the value of an earlier edit. Reloads, verifications and batches after the replay apply the edited
-        value, too. A dead letter that is not open is refused. Raises ConfigError if no reason is given, or the group
-        has no dead letter with that id.
+        A later edit replaces the value. Reloads, verifications and batches after the replay apply the edited value,
+        too. A dead letter that is not open is refused. Raises ConfigError if no reason is given, or the group has no
+        dead letter with that id.
         """
         return self._edit(id, value, reason)
 
@@ -290,9 +290,9 @@ def group_of(engine: Engine | URL | str, id: int, *, schema: str = DEFAULT_SCHEM
 
 
 def portable(dead_letter: DeadLetter, group: str) -> dict[str, Any]:
-    """Every field of the dead letter. Bytes are ``{"base64": …}``, with ``"text"`` if they are UTF-8.
+    """Every field of the dead letter, for JSON. Bytes are ``{"base64": …}``, with ``"text"`` if they are UTF-8.
 
-    Headers are pairs of name and value, in order, with duplicates; names are bytes, too: some are not UTF-8.
+    Headers are pairs of name and value, in order, with duplicates; names are bytes, too (some are not UTF-8).
     Times are ISO 8601.
     """
     return {field.name: portable_value(getattr(dead_letter, field.name)) for field in fields(dead_letter)} | {
@@ -303,7 +303,7 @@ def portable(dead_letter: DeadLetter, group: str) -> dict[str, Any]:
 
 
 def portable_value(value: Any) -> Any:
-    """A field's value as ``portable`` has it."""
+    """Convert a field's value for :func:`portable`."""
     match value:
         case bytes():
             encoded = {"base64": b64encode(value).decode("ascii")}

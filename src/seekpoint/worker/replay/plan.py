@@ -15,9 +15,9 @@ Key = tuple[str, int, UUID, bytes]  # of one partition, under one topic id
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A chosen dead letter, without value and tracebacks; ``refusal``: why it would not be replayed, or None.
+    """A planned dead letter, without value and tracebacks; ``refusal``: why it would not be replayed, or None.
 
-    ``after``: it was not chosen, but follows the dead letter with this id, the first of its key.
+    ``after``: None if it was chosen; else the id of the first dead letter of its key, which it follows.
     """
 
     dead_letter: DeadLetter
@@ -26,7 +26,7 @@ class Planned:
 
 
 def key_of(dead_letter: DeadLetter) -> Key | None:
-    """What identifies the records whose order is kept; None for a null key."""
+    """The key whose records are replayed in order, with its partition; None for a null key."""
     if dead_letter.key is None:
         return None
     return dead_letter.topic, dead_letter.partition, dead_letter.topic_id, dead_letter.key
@@ -35,10 +35,9 @@ def key_of(dead_letter: DeadLetter) -> Key | None:
 def in_key_order(
     dead_letters: DeadLetters, planned: Sequence[Planned], keeps_order: Callable[[DeadLetter], bool]
 ) -> tuple[Planned, ...]:
-    """The plan that keeps key order, sorted by topic, partition and offset.
+    """The plan in key order, sorted by topic, partition and offset.
 
-    A dead letter is refused if an earlier one of its key is not replayed; those that follow the first of a key are
-    added.
+    Refuses a dead letter if an earlier one of its key is not replayed, and adds those that follow the first of a key.
     """
     return tuple(sorted(_in_key_order(dead_letters, planned, keeps_order), key=lambda entry: rank(entry.dead_letter)))
 

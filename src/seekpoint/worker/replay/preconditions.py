@@ -15,7 +15,7 @@ from seekpoint.records import Cause, State
 
 
 def keeps_order(pipeline: Pipeline, dead_letter: DeadLetter) -> bool:
-    """Whether records of its key are replayed in order: the pipeline keeps key order, or this one was blocked."""
+    """Whether records of its key are replayed in order: the pipeline keeps key order, or the record was blocked."""
     return dead_letter.key is not None and (pipeline.keep_key_order or dead_letter.state is State.BLOCKED)
 
 
@@ -60,7 +60,7 @@ def replay_refusal(dead_letter: DeadLetter, position: Position | None) -> Fenced
         return Fenced(f"{name}: the position is before it, at {position.next_offset}, so it will be read again")
     if dead_letter.cause is Cause.DECODE and dead_letter.error.startswith(f"{Unreadable.__name__}: "):
         return Fenced(
-            # Without its error, which quotes them: refusals are shown where contents of records are not.
+            # Without the stored error, which quotes the headers: refusals must not show contents of records.
             f"{name} is incomplete: its headers cannot be read, and were not stored. Produce the record again with "
             "other headers, and discard this one"
         )

@@ -57,16 +57,16 @@ class Summary:
 
 
 class DeadLetterReplay(DeadLetterAdmin):
-    """The dead letters of a pipeline's group, and the pipeline to apply them with.
+    """Replays the dead letters of a pipeline's group with that pipeline.
 
     A dead letter is applied as a worker applies a batch of one record, in one durable transaction that also closes
-    it, with actor and reason. Its partition's row is locked first: a worker's batch there, a rewind and another
-    operator come before it or after it, and it is applied once. If it fails again, the transaction is rolled back, and
-    the dead letter stays open with both errors.
+    it, with actor and reason. Its partition's row is locked first, so it is applied once: a worker's batch, a rewind
+    and other operators' changes come before or after. If it fails again, the transaction is rolled back, and the
+    dead letter stays open with both errors.
 
-    With key order, dead letters of one key are replayed in the order of their offsets, and the others follow the first
-    one, one transaction each, until none is open or one fails. If a running worker blocks records of the key faster
-    than they are replayed, the replay does not end: pause the group meanwhile.
+    With key order, a replay of a key's first dead letter continues with the others in the order of their offsets, one
+    transaction each, until none is open or one fails. If a running worker blocks records of the key faster than they
+    are replayed, the replay does not end: pause the group meanwhile.
 
     A paused group is refused (GroupPaused) unless ``while_paused`` says that the pause is yours; dead letters of a
     topic that was recreated since are always refused (Fenced).
@@ -90,9 +90,9 @@ class DeadLetterReplay(DeadLetterAdmin):
         self.pipeline, self.while_paused = pipeline.taken(), while_paused
 
     def plan(self, chosen: Chosen = Where()) -> tuple[Planned, ...]:  # noqa: B008 -- immutable
-        """What a replay of these dead letters would do, in the order in which they would be replayed; changes nothing.
+        """What a replay of these dead letters would do, in replay order; changes nothing.
 
-        It includes dead letters that follow the first of their key. Raises errors that would end the whole replay.
+        Includes dead letters that follow the first of their key. Raises errors that would end the whole replay.
         """
         with self.ledger.begin() as tx:
             group = tx.execute(GROUPS["read"]).one_or_none()
@@ -110,9 +110,9 @@ class DeadLetterReplay(DeadLetterAdmin):
     def replay(self, id: int, *, reason: str = REASON, progress: Progress | None = None) -> Replayed:  # noqa: A002
         """Replay one dead letter, and those blocked after it (``followers``); ``failure`` says if it failed again.
 
-        Raises Fenced if it is no longer open (with who closed it, when and why), or if another one of its key comes
-        first (with that one's id); ConfigError if the group has none with that id; and errors of pipeline, group or
-        database.
+        Raises Fenced if it is no longer open (with who closed it, when and why), or if another dead letter of its key
+        comes first (with the other's id); ConfigError if the group has none with that id; and errors of pipeline, group
+        or database.
         """
         with self._replayer() as replayer:
             first, following = replayer.replay(id, storable(reason))
@@ -130,11 +130,11 @@ class DeadLetterReplay(DeadLetterAdmin):
         reason: str = REASON,
         progress: Progress | None = None,
     ) -> Summary:
-        """Replay these in the order of topic, partition and offset, one transaction each.
+        """Replay these dead letters in the order of topic, partition and offset, one transaction each.
 
         With key order, one that fails again or is refused blocks the later ones of its key, and no others. Dead letters
         that are added meanwhile are not replayed, except those of a blocked key. ``progress`` is called after each
-        with its outcome, how many are done, and how many there are.
+        with its outcome, the number done, and the number known.
 
         Raises errors that end the whole replay (see :class:`DeadLetterReplay`); dead letters applied before that stay
         applied, and a note of the error counts them.

@@ -37,7 +37,7 @@ from seekpoint.worker.write import write
 
 
 def as_worker(tx: Connection, limits: Limits, before: Mapping[str, str]) -> str:
-    """Set the session as a worker does for its handler; the transaction, whose id it returns, stays durable.
+    """Set the session as a worker does for its handler; returns the transaction's id. The COMMIT stays durable.
 
     ``before`` is the result of :func:`session_of`.
     """
@@ -54,7 +54,7 @@ def session_of(tx: Connection) -> dict[str, str]:
 class Replayed:
     """The outcome for a dead letter: applied and closed, failed again (``failure``) or refused (``refusal``).
 
-    ``dead_letter`` is as it was before, without value and tracebacks. ``followers`` are those of its key after it.
+    ``dead_letter`` is as it was before, without value and tracebacks. ``followers`` are later outcomes of its key.
     """
 
     dead_letter: DeadLetter
@@ -81,8 +81,8 @@ class _Attempt:
 class Replayer:
     """Replays dead letters of one group with one pipeline, one transaction each.
 
-    ``handler`` is the pipeline's handler as a plain function (`worker.async_handler`).
-    The history gets one row for all dead letters of a request, ``among``, committed with the first that is applied.
+    ``handler`` is the pipeline's handler as a plain function (`worker.async_handler`). ``among`` are all dead letters
+    of the request: the history gets one row for them, committed with the first that is applied.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Replayer:
         self._stopwatch, self._stopping = stopwatch or Stopwatch(), stopping
 
     def replay(self, id: int, reason: str) -> tuple[Replayed, int | None]:  # noqa: A002 -- the column's name
-        """Apply a dead letter and close it, together (I1); if it fails again, it stays open with the new error.
+        """Apply and close a dead letter in one transaction (I1); if it fails again, it stays open with the new error.
 
         Also returns the offset of the next open dead letter of its key, if it was applied and key order is kept.
 

@@ -23,11 +23,11 @@ from seekpoint.worker.replay.replay_one import Replayer
 from seekpoint.worker.waiting import Stopwatch, waiting
 
 MOST, SECONDS = 100, 1.0  # dead letters, and time, between two batches
-LOCK_WAIT = 0.2  # seconds to wait for another worker's batch of the partition; then it is tried after the next batch
+LOCK_WAIT = 0.2  # seconds to wait for another worker's batch of the partition; the next try is after the next batch
 REFUSALS = 100  # refusals of a request that are kept; further ones are only counted
-STORE_WAIT = 1.0  # seconds for the request's own row
-# A started request has failed when its worker was not seen for this number of our own intervals, and at least these
-# seconds: its worker's interval may be longer than ours, but it is seen at least every 20 seconds.
+STORE_WAIT = 1.0  # seconds to wait for a lock on the request's row
+# A started request is abandoned if its worker was not seen for ABANDONED of our intervals, and LEAST_AGE seconds: the
+# worker's interval may be longer than ours, but it is seen at least every 20 seconds.
 ABANDONED, LEAST_AGE = 6, 60.0
 NO_WORKER = "the worker ended before the replay did: check which dead letters are left, and request them again"
 OUTDATED = (
@@ -69,9 +69,9 @@ class RequestedReplays:
     def check(self, ledger: Ledger | None = None) -> None:
         """Look for a request to take, and for a pause; fail requests that are outdated, or whose worker has crashed.
 
-        ``ledger`` is the status thread's, with a separate connection. Stores that the worker of the request in hand is
-        alive. Raises an error in storing a request. Does nothing for a worker that was given up: its thread may never
-        return, so other workers find its request abandoned.
+        ``ledger`` is the status thread's, with a separate connection. With a request in hand, stores that this worker
+        is alive. Raises the last error of :meth:`work`. Does nothing for a worker that was given up: its thread may
+        never return, so other workers find its request abandoned.
         """
         if self._wire.is_cut:
             return
@@ -99,7 +99,7 @@ class RequestedReplays:
         return not is_claiming or self._is_paused or self._current.state != "started"
 
     def work(self) -> None:
-        """Take a request, replay the next part of the one in hand, or hand it back while the group is paused.
+        """Take a request, replay the next part of the request in hand, or hand it back while the group is paused.
 
         Raises no error: an error that ends a replay fails the request, not the worker.
         """
@@ -140,7 +140,7 @@ class RequestedReplays:
         self._store(request)
 
     def _take(self) -> _Request | None:
-        """Take a request; commits before its first record, so that a crashing one is not replayed at each start."""
+        """Take a request, and commit that first, so that a crashing record is not replayed at each start."""
         with self._ledger.begin(lock_wait=STORE_WAIT) as tx:
             parameters = {"version": self._ledger.version, "owner": self._ledger.owner}
             row = tx.execute(REPLAY_REQUEST["take_request"], **parameters).one_or_none()
@@ -218,7 +218,7 @@ class _Request:
         except GroupPaused:
             self.state = "requested"
         except Exception as error:  # noqa: BLE001 -- user code, or an unreachable server: batches do not depend on it
-            if is_transient(error) and not is_timeout(error):  # what takes too long would take as long again
+            if is_transient(error) and not is_timeout(error):  # a statement that timed out would time out again
                 return sqlstate(error) != LOCK_NOT_AVAILABLE
             self.state, self.error = "failed", one_line(error)
         else:
@@ -227,9 +227,9 @@ class _Request:
         return False
 
     def _replay_first(self, replayer: Replayer) -> None:
-        """Replay the first dead letter left; the next one of its key, which it blocked, becomes the first."""
+        """Replay the first dead letter left; then the next open one of its key becomes the first."""
         first = self._left[0]
-        if first in self._tried:  # it followed another one of its key
+        if first in self._tried:  # replayed already, after another one of its key
             self._left.popleft()
             return
         try:

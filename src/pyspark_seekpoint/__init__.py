@@ -1,7 +1,7 @@
 """Makes ``spark.read.format("seekpoint")`` known: Spark imports each module ``pyspark_*`` and takes its DefaultSource.
 
-Spark does that once in a session. A module that cannot be imported then hides all such sources, with only a warning in
-the log: so this one imports nothing that could be missing, and the source's own imports wait until it is used.
+Spark does that once in a session. If a module cannot be imported, Spark finds none of them and only logs a warning. So
+this module imports nothing that could be missing; the source's other imports wait until it is used.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """Records of Kafka between two positions, the ledger's tables, and a stream's sink: ``docs/spark/source.md``.
+    """The source and sink ``seekpoint`` for records and for the ledger's tables: ``docs/spark/source.md``.
 
-    :meth:`schema`, which Spark calls when a DataFrame is made, plans what is read; the source is pickled with that
-    plan, and each query on the DataFrame uses it.
+    Spark calls :meth:`schema` when a DataFrame is made; that plans the read. The source is pickled with the plan, which
+    each query on the DataFrame uses.
     """
 
     _planned: Planned | None = None
@@ -30,7 +30,7 @@ class DefaultSource(DataSource):
         return "seekpoint"
 
     def schema(self) -> StructType | str:
-        """The columns. Raises ConfigError for wrong options, and what asking the ledger and the brokers raises."""
+        """The columns. Raises ConfigError for wrong options, and the errors of ledger and brokers."""
         from seekpoint.jobs.spark.read_plan import PLAN  # noqa: PLC0415 -- see above
         from seekpoint.jobs.spark.source import planned  # noqa: PLC0415 -- see above
 
@@ -39,7 +39,7 @@ class DefaultSource(DataSource):
         return self._planned.schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 -- ours is the only one
-        """The reader of what was planned. Raises ConfigError for given columns, because the options determine them."""
+        """The reader of the planned read. Raises ConfigError for given columns: the options determine them."""
         from seekpoint.errors import ConfigError  # noqa: PLC0415 -- see above
 
         planned, self._planned = self._planned, None

@@ -1,14 +1,14 @@
-"""Spark at the offsets that the ledger holds.
+"""Spark at the ledger's offsets.
 
 ``spark.read.format("seekpoint")`` needs no import: Spark finds it by name. This module adds:
 
-- :func:`read`: a group's records as a DataFrame, by this process's engine or URL.
+- :func:`read`: a group's records as a DataFrame; only this process needs the database.
 - :func:`ledger`, :func:`dead_letters`, :func:`runs`: the ledger's tables as DataFrames.
 - :func:`bounds`: options that pin the offsets which a DataFrame of the source reads.
 - :class:`SparkStager`: the ranges of a reload or a batch, staged by Spark's tasks instead of one process.
 - :class:`SparkWriter`: the files of an export, written by Spark's tasks.
 - :class:`SparkPipeline`, :class:`Frame`, :func:`run`: a pipeline of DataFrames between topics and tables, exactly once.
-- :func:`verify`: compares the tables of such a pipeline with what its frames make of the log.
+- :func:`verify`: compares the tables of such a pipeline with the rows that its frames make from the log.
 - :func:`reload`: rebuilds these tables from the log and publishes them at the stored offsets; :func:`plan_reload`
   shows what it would do.
 - :func:`foreach_batch`: runs such a pipeline in an existing query, as the function of its ``foreachBatch``.

@@ -235,10 +235,10 @@ NOT_ADDED: dict[str, tuple[Make, str]] = {
     "a negated sum": (lambda r, _: _grouped(_amounts(r), -F.sum("n")), "it aggregates by"),
     "a function in pandas": (
         lambda r, _: _amounts(r).groupBy("topic").agg(_added("n").alias("n")), "it aggregates by"),
-    "half of a sum": (lambda r, _: _grouped(_amounts(r)).withColumn("n", F.col("n") / 2), "it computes .* from a sum"),
-    "bits of a sum": (lambda r, _: _grouped(_amounts(r)).withColumn("n", F.bitwise_not("n")), "it computes .* from a"),
+    "half of a sum": (lambda r, _: _grouped(_amounts(r)).withColumn("n", F.col("n") / 2), "it computes .* from the"),
+    "bits of a sum": (lambda r, _: _grouped(_amounts(r)).withColumn("n", F.bitwise_not("n")), "it computes .* from"),
     "a part of the group by a sum": (
-        lambda r, _: _grouped(_amounts(r)).withColumn("topic", F.col("n").cast("string")), "it computes .* from a sum"),
+        lambda r, _: _grouped(_amounts(r)).withColumn("topic", F.col("n").cast("string")), "it computes .* from the"),
     "a filter by a sum": (lambda r, _: _grouped(_amounts(r)).where("n > 1"), "after groupBy .operator Filter"),
     "a join after": (lambda r, d: _grouped(_amounts(r)).join(d, "topic"), "after groupBy .operator Join"),
     "sums of sums": (lambda r, _: _grouped(_grouped(_amounts(r))), "it aggregates rows"),

@@ -286,7 +286,7 @@ def test_a_function_that_makes_another_plan_later_is_refused_then(
         calls.append(1)
         return summed(records) if len(calls) == 1 else summed(records).limit(1)
 
-    with pytest.raises(FrameFailed, match=r"operator GlobalLimit.*not so at the start"):
+    with pytest.raises(FrameFailed, match=r"operator GlobalLimit.*the plan has changed since the start"):
         apply(orders_group, spark, adding(orders_group, changing))
     assert totals(orders_group) == {}
 

@@ -130,7 +130,7 @@ def test_without_a_group_it_reads_what_sparks_kafka_source_would(source: Source)
     assert source.offsets(subscribe=name, **bounds(frame)) == first + second, "the same is read again"
     assert bounds(frame.where("offset > 5").select("offset")) == bounds(frame)
     for several in (frame.union(source.frame(subscribe=name)), frame.crossJoin(source.frame(subscribe=name))):
-        with pytest.raises(ConfigError, match="a union or a join of several reads, and each has its own bounds"):
+        with pytest.raises(ConfigError, match="a union or a join of several reads, each with its own bounds"):
             bounds(several)
     both = {"startingOffsets": spark_json(name, -2, 2), "endingOffsets": spark_json(name, 6, -1)}
     assert source.offsets(subscribe=name, **both) == [(0, 4), (0, 5), (1, 2), (1, 3), (1, 4)]

@@ -94,7 +94,7 @@ def test_a_module_that_only_the_driver_has_is_missing_there(
         _write(here, alone, f"from {made.reload.sources[0].name.split(':')[0]} import orders\n")
         made = Job(made.orders_group, spark, f"{alone}:orders")
     driver = made.opened()
-    with pytest.raises(ConfigError, match=rf"on the executor \S+: .*{alone}.*Executors need what"):
+    with pytest.raises(ConfigError, match=rf"on the executor \S+: .*{alone}.*Executors need the modules"):
         list(made.stager.stage(driver.run, made.tasks(driver)))
     assert made.reload.runs.get(driver.run.id).state == "staging", "the run goes on with the right modules"
 
@@ -266,7 +266,7 @@ def test_passwords_are_given_by_name(spark: SparkSession, monkeypatch: pytest.Mo
     assert "hunter2" not in str(refused.value)
     with pytest.raises(ConfigError, match="passphrase' would be in the job's plan"):
         SparkStager(spark, {**kafka, "sasl.oauthbearer.assertion.private.key.passphrase": "hunter2"})
-    with pytest.raises(ConfigError, match="is no URL"):
+    with pytest.raises(ConfigError, match="is not a URL"):
         SparkStager(spark, kafka, database="hunter2")
     SparkStager(spark, kafka, database="postgresql://me@127.0.0.1/x")
     monkeypatch.delenv("SEEKPOINT_DATABASE_URL", raising=False)

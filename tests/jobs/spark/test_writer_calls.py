@@ -106,7 +106,7 @@ COLUMNS: dict[str, tuple[dict[str, DataType | None], str]] = {
     "no offset": ({"offset": None}, "needs the record's topic, partition, offset in its rows, and offset is not"),
     "another offset": ({"offset": LongType()}, "are not those of spark.readStream.format('seekpoint')"),
     "another topic": ({"topic": IntegerType()}, "are not those of spark.readStream.format('seekpoint')"),
-    "another partition": ({"partition": StringType()}, "its column 'partition' is string: keep the record's column"),
+    "another partition": ({"partition": StringType()}, "'partition' is string, and the record's is an integer"),
     "a type that the table does not hold": ({"amount": StringType()}, "'amount'"),
     "a column that the table does not have": ({"price": LongType()}, '"price"'),
 }

@@ -1,1 +1,1 @@
-"""DataFrames between topics and tables: micro-batches of a SparkPipeline at the ledger's offsets."""
+"""Runs, verifies and reloads SparkPipelines, in micro-batches that begin at the ledger's offsets."""

@@ -1,4 +1,4 @@
-"""Checks a pipeline's frames before anything is read: their plans merge, and their columns fit the tables."""
+"""Checks, before anything is read, that the plans of a pipeline's frames merge and their columns match the tables."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from seekpoint.sinks.base import ORIGINS, TableSink
 
 @dataclass(frozen=True, slots=True)
 class BoundRows:
-    """Rows of a DataFrame whose columns were checked: ``written`` maps them to the columns of the sink's table.
+    """A DataFrame's rows for a sink, with checked columns. ``written`` maps the DataFrame's columns to the table's.
 
     ``types`` are the Spark types of the DataFrame's columns. ``has_places``: each row has its record's partition and
-    offset; ``has_topics``: also its topic, as there are several. ``aggregates``: rows are sums of several records.
+    offset; ``has_topics``: also the topic, because there are several. ``aggregates``: rows aggregate records.
     ``name`` begins messages.
     """
 
@@ -45,7 +45,7 @@ class BoundFrame(BoundRows):
     frame: Frame
 
     def rows(self, records: DataFrame, inputs: Mapping[str, DataFrame]) -> DataFrame:
-        """The function's result for these records. Raises FrameFailed if it raises, or returns other columns."""
+        """The function's result for these records. Raises FrameFailed if it fails, or its columns or types change."""
         rows = rows_of(self.name, self.frame, records, inputs)
         wanted = [column for column, _ in self.written]
         if missing := [column for column in wanted if column not in rows.columns]:
@@ -60,11 +60,13 @@ class BoundFrame(BoundRows):
         return rows
 
     def require_merging(self, rows: DataFrame) -> None:
-        """Raise FrameFailed if the plan has changed since the start and does not merge."""
+        """Raise FrameFailed if the plan does not merge, or does not aggregate as it did at the start."""
         try:
             aggregates = _require_merging(self.name, rows, self.sink)
         except ConfigError as error:
-            raise FrameFailed(f"{error.text} (not so at the start: return the same plan each time)") from error
+            raise FrameFailed(
+                f"{error.text} (the plan has changed since the start: return the same plan each time)"
+            ) from error
         if aggregates is not self.aggregates:
             raise FrameFailed(f"{self.name} aggregates only sometimes: return the same plan each time")
 
@@ -72,7 +74,7 @@ class BoundFrame(BoundRows):
 def bind(
     pipeline: SparkPipeline, records: DataFrame, inputs: Mapping[str, DataFrame]
 ) -> tuple[list[BoundFrame], Pipeline]:
-    """The frames of a pipeline, and a Pipeline with their sinks. ``records`` and ``inputs`` have no rows.
+    """Check a pipeline's frames on empty DataFrames; returns the frames, and a Pipeline with their sinks.
 
     Raises ConfigError if a plan does not merge or columns do not match, and FrameFailed if a function raises.
     """
@@ -117,7 +119,7 @@ def _bound(pipeline: SparkPipeline, key: str, records: DataFrame, inputs: Mappin
 def bound_rows(
     name: str, declared: TableSink, schema: StructType, topics: Sequence[str], *, aggregates: bool = False
 ) -> BoundRows:
-    """Rows with these columns, from records of these topics. Raises ConfigError if they do not match the sink."""
+    """Bind rows with these columns to their sink. Raises ConfigError if the columns do not match the sink."""
     has = schema.names
     if len(set(has)) < len(has):
         raise ConfigError(f"{name} has a column twice: {', '.join(has)}; rename or drop one of them")
@@ -158,7 +160,8 @@ def _has_places(name: str, sink: TableSink, types: Mapping[str, DataType], topic
         for column in ("partition", "offset"):
             if not isinstance(types[column], IntegerType | LongType):
                 raise ConfigError(
-                    f"{name}: its column {column!r} is {types[column].simpleString()}: keep the record's column"
+                    f"{name}: its column {column!r} is {types[column].simpleString()}, and the record's is an integer: "
+                    f"keep the record's {column}, and give other values another column name"
                 )
         return True
     if getattr(sink, "order_by", None) is None:

@@ -1,4 +1,4 @@
-"""A SparkPipeline with a Spark session, a database and brokers: checked frames, inputs, and the plan of its tasks."""
+"""Binds a SparkPipeline to a Spark session, a database and brokers: checks its frames and inputs, and plans tasks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class BoundPipeline:
         self.kafka = resolved(carried)
         self.engine = postgres_engine(database.value() if isinstance(database, Env) else database)
         name = pipeline if isinstance(pipeline, str) else None
-        if not self.declared.is_raw and not isinstance(pipeline, str):  # executors decode
+        if not self.declared.is_raw and not isinstance(pipeline, str):  # executors import it to decode
             name = name_of(pipeline)
         self._name = name or ""
         self.plan: dict[str, Any] = {

@@ -55,7 +55,7 @@ ARROW = pa.schema(
     [files.SCHEMA.field(name) for name in ("topic", "partition", "offset", "timestamp", "key", "value")]
     + [pa.field("headers", _HEADERS)]
 )
-"""These columns in Arrow's batches."""
+""":data:`SCHEMA` as an Arrow schema."""
 
 _SIMPLE: Mapping[Any, DataType] = {
     pa.int32(): IntegerType(),

@@ -1,4 +1,4 @@
-"""Imports a SparkPipeline by name, and finds the name of an object, by which executors import it."""
+"""Imports a SparkPipeline by name; finds the name under which executors import a pipeline object."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def load_spark_pipeline(target: str, *, from_here: bool = False) -> SparkPipelin
 
 
 def name_of(pipeline: SparkPipeline) -> str:
-    """The pipeline's name as ``module:name``. Raises ConfigError if it is in no module that executors can import.
+    """The pipeline's name as ``module:name``. Raises ConfigError if no module that executors can import defines it.
 
     The module of a frame's function is preferred, because other modules may import far more.
     """
@@ -30,7 +30,7 @@ def name_of(pipeline: SparkPipeline) -> str:
             if value is pipeline:
                 return f"{module_name}:{name}"
     raise ConfigError(
-        f"Spark's executors decode the records of {pipeline!r}, but no module that they can import has it: put it into "
-        "a module (shop.py), and give it as 'shop:sales' or import it from there; or leave value= out, and decode in "
+        f"Spark's executors import {pipeline!r} to decode its records, but no module that they can import has it: move "
+        "it to a module (shop.py), and pass 'shop:sales' or import it from there; or leave value= out, and decode in "
         "the frames"
     )

@@ -117,7 +117,7 @@ class FrameDriver:
         return {str(row.partition): row.next_offset for row in self._positions()}
 
     def _positions(self) -> list[Position]:
-        """The group's positions, without topics that the pipeline no longer reads, whose owner may never change."""
+        """The group's positions in the pipeline's topics; in other topics the owner may never change."""
         return [row for row in self.ledger.read() if row.partition.topic in self.topics]
 
     def may_pass(self, error: Exception) -> bool:
@@ -133,16 +133,16 @@ class FrameDriver:
     def catch_up(self, planned: Sequence[Range]) -> None:
         """Apply the records of these ranges that the ledger has not passed.
 
-        Raises RangeLost if one begins after the ledger's position, TopicRecreated for another topic id.
+        Raises RangeLost if a range begins after the ledger's position, TopicRecreated for another topic id.
         """
         while self.step({range_.partition: range_.end for range_ in planned}, planned) is not None:
             pass
 
     def step(self, ends: Mapping[Partition, int] | None = None, planned: Sequence[Range] = ()) -> BatchDone | None:
-        """Run one micro-batch, at most up to ``ends``; None if nothing is new and nothing was changed.
+        """Run one micro-batch, at most up to ``ends``; returns None if there are no new records.
 
         Raises Fenced, with nothing written, if another driver or worker has claimed the partitions, or an operator has
-        reset or paused them. Raises FrameFailed, GroupPaused, and what a claim and reading the log raise.
+        reset or paused them. Raises FrameFailed, GroupPaused, and the errors of a claim and of reading the log.
         """
         brokers = self._brokers()
         try:
@@ -160,7 +160,7 @@ class FrameDriver:
             raise
 
     def _within_bytes(self, planned: Mapping[Partition, int], max_bytes: int) -> dict[Partition, int]:
-        """The ends of ranges with about ``max_bytes``."""
+        """The ends of the partitions' ranges, reduced to about ``max_bytes`` in total."""
         ranges = [
             Range(partition, claim.topic_id, claim.next_offset, planned[partition])
             for partition, claim in sorted(self._claims.items())
@@ -197,8 +197,8 @@ class FrameDriver:
             if tokens.get(partition) != claim.token:
                 raise Fenced(f"{partition} was claimed, reset or paused since this driver claimed it")
         wanted = [partition for partition in brokers.partitions if partition not in held]
-        # Earlier claims are kept until these are granted, and granted ones even if others are refused: end() releases
-        # them, so that the next claim does not count a crash.
+        # Earlier claims are kept until the new ones are granted, and granted claims even if others are refused: end()
+        # releases them all, so that the next claim does not count a crash.
         claimed(self.ledger, brokers, wanted, self._claims.update, self.stopping.wait)
         if not self._is_current:
             self._claims = {partition: self._claims[partition] for partition in brokers.partitions}

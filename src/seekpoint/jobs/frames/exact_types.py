@@ -1,4 +1,4 @@
-"""Which Spark types a table's column holds exactly. Others are refused, with the cast to write."""
+"""Checks whether a table's column holds a Spark type exactly; a refusal names the cast to write."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _to_zone(column: ColumnType, allowed: Conversions) -> bool:
 
 
 def misfit(name: str, kind: DataType, column: ColumnType, allowed: Conversions) -> str | None:
-    """The remedy if the table's column does not hold the type of the frame's column ``name`` exactly; else None."""
+    """The remedy for a frame's column ``name`` that the table's column does not hold exactly; None if it does."""
     if _holds(kind, column, allowed):
         return None
     ways = []

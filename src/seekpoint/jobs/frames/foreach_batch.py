@@ -1,4 +1,4 @@
-"""Applies a SparkPipeline in a query's ``foreachBatch``: the ledger, not the checkpoint, decides what is new."""
+"""Applies a SparkPipeline in a query's ``foreachBatch``: new records are those that the ledger has not passed."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def foreach_batch(
     """A function for ``writeStream.foreachBatch`` that applies a SparkPipeline to a stream's records, exactly once.
 
     The stream must be ``spark.readStream.format("seekpoint")`` of the pipeline's topics without further operators:
-    select and filter in the frames. Of each micro-batch's ranges, records that the ledger has passed are skipped; the
-    rest is read, and its rows and offsets are committed in one transaction. A checkpoint may therefore be lost or old,
-    and of two queries at once the newer one owns the partitions and fences the other.
+    select and filter in the frames. Each micro-batch skips records that the ledger has passed, and commits the rows and
+    offsets of the others in one transaction. So a checkpoint may be lost or old, and of two queries the newer one
+    fences the other.
 
-    ``pipeline``, ``database``, ``schema`` and ``limits`` are as for :func:`run`; a transaction passes at most
-    ``max_records`` offsets. ``spark`` is the session that starts the query, by default the active one. Brokers and
-    their settings are the stream's.
+    ``pipeline``, ``database``, ``schema`` and ``limits`` are as for :func:`run`. With ``max_records`` a micro-batch
+    becomes several transactions of at most that many offsets. ``spark`` is the session that starts the query, by
+    default the active one. Brokers are the stream's.
 
-    The query fails, and the positions stay, with ConfigError for a DataFrame that is not the source's; with RangeLost
-    if a micro-batch begins after the ledger's position, so that records would be lost; and with what :func:`run`
-    raises, including GroupPaused. After a restart it continues at the ledger's positions.
+    The query fails, and the positions stay, with ConfigError if the DataFrame is of another source; with RangeLost if a
+    micro-batch begins after the ledger's position, so that records would be lost; and with the errors of :func:`run`,
+    including GroupPaused. A restarted query continues at the ledger's positions.
     """
     require_max_records(max_records)
     with required("Spark needs pyspark", "spark"):
@@ -80,8 +80,8 @@ class ForeachBatch:
         batch = planned(frame)
         if batch is None:
             raise ConfigError(
-                f"foreach_batch({self._pipeline!r}) needs a stream of spark.readStream.format('seekpoint'), and this "
-                "DataFrame is of another source: change its format"
+                f"foreach_batch({self._pipeline!r}) takes micro-batches of spark.readStream.format('seekpoint'), and "
+                "this DataFrame is a batch read: pass the function to the stream's writeStream.foreachBatch"
             )
         query = self._query()
         if query.runId != self._run:

@@ -35,7 +35,7 @@ class StagedFrame:
 
 
 class FrameRows(StagedRows):
-    """The rows of frames, by the index of their sink. The rows contain their record's place and offset."""
+    """The staged rows, by the index of the frame's sink. Rows contain the place and offset of their record."""
 
     def __init__(
         self,

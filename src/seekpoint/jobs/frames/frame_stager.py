@@ -40,7 +40,7 @@ LOG_SECONDS = 10.0  # seconds between two log lines about a running job
 
 
 class FrameStager:
-    """Stages the rows of frames, and provides them to a batch's steps. Make one for each micro-batch.
+    """Stages the frames' rows of one micro-batch, and provides them to the batch's steps.
 
     ``on_check`` is called repeatedly while a job runs, and may raise.
     """
@@ -53,7 +53,7 @@ class FrameStager:
         self._staged: dict[int, StagedFrame] = {}
 
     def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
-        """Stage the rows of all these ranges; yields the attempt of each. Raises FrameFailed, naming the ranges."""
+        """Stage the rows of these ranges; yields an attempt per part of a range. Raises FrameFailed with the ranges."""
         if not tasks:
             return
         plan = {**self._plan, "run": str(run.id), "job": f"seekpoint-{uuid4().hex}"}
@@ -79,7 +79,7 @@ class FrameStager:
 
     @property
     def tables(self) -> list[str]:
-        """The tables of these attempts, in the run's schema."""
+        """The names of the attempts' tables in the run's schema."""
         return [attempt.name for frame in self._staged.values() for attempt in frame.attempts]
 
     def _write(self, plan: Mapping[str, Any], ranges: Sequence[Range]) -> None:
@@ -195,7 +195,7 @@ class FrameStager:
 
 
 def rows_plan(frame: BoundRows, path: tuple[str, str], ranges: Sequence[Range]) -> RowsPlan:
-    """The plan for tasks that write these rows, made of records of these ranges, to this table."""
+    """The plan for tasks that write the frame's rows, for records of these ranges, to the table at ``path``."""
     spans: dict[Partition, tuple[int, int]] = {}
     for range_ in ranges:
         start, end = spans.get(range_.partition, (range_.start, range_.end))
@@ -218,5 +218,5 @@ def rows_plan(frame: BoundRows, path: tuple[str, str], ranges: Sequence[Range]) 
 
 
 def places_of(ranges: Sequence[Range]) -> list[Partition]:
-    """The partitions of these ranges, in the order of their places."""
+    """The partitions of these ranges, sorted: the index of a partition is its *place*."""
     return sorted({range_.partition for range_ in ranges})

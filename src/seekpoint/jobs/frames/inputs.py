@@ -1,4 +1,4 @@
-"""The inputs of frames: tables of the same database, read by Spark's tasks in one snapshot that the driver holds.
+"""The inputs of frames: tables of the ledger's database, which tasks read in one snapshot that the driver holds.
 
 Thus all tasks of a micro-batch, and all their attempts, see the same rows. A snapshot does not protect against
 statements that rewrite a table's files (TRUNCATE, ALTER TABLE, CLUSTER, REFRESH MATERIALIZED VIEW), so each task also
@@ -70,8 +70,8 @@ _COLUMNS = text(
     """
 )
 # The tables that the transaction has locked, including those of views, without indexes. In a snapshot a task sees old
-# rows of pg_class, but these functions read current ones. They fail for relations that are dropped meanwhile, so the
-# materialized CTE makes sure that they are only called for relations that this transaction has locked.
+# rows of pg_class, but pg_relation_filenode and pg_get_indexdef read current ones. These functions fail for dropped
+# relations, so the materialized CTE makes sure that they are only called for relations that the transaction has locked.
 _FILES = text(
     """
     WITH own AS MATERIALIZED (
@@ -129,7 +129,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A table that frames join: the name of their argument, its path, and its columns with Spark types."""
+    """A table that frames join. ``name`` is the parameter of their functions, ``path`` the schema and the table."""
 
     name: str
     path: tuple[str, str]
@@ -151,7 +151,7 @@ class Input:
 
 
 class InputSource(TaskSource):
-    """The data source ``seekpoint-input``, created by :class:`Input`. A task reads a range of pages, or all."""
+    """The data source ``seekpoint-input``, created by :class:`Input`. Tasks read ranges of pages, or all."""
 
     format = "seekpoint-input"
 
@@ -171,11 +171,11 @@ class InputSource(TaskSource):
 
 @contextmanager
 def exported(engine: Engine, schema: str, inputs: Sequence[Input]) -> Iterator[tuple[Mapping[str, Any], Connection]]:
-    """Export a snapshot for other sessions, valid during the block; yields its part of a plan, and a connection in it.
+    """Export a snapshot that tasks can use during the block; yields a part of their plan, and a connection in it.
 
-    The plan has the snapshot's name, and each input's files from before the snapshot. No input is locked during the
-    block: otherwise a task would wait for a TRUNCATE that waits for the block, forever. Raises ConfigError for a column
-    that no longer exists or has another type, and if the role may not read an input.
+    That part has the snapshot's name, and each input's files from before the snapshot. No input is locked during the
+    block: otherwise a TRUNCATE would wait for the block, and a task for the TRUNCATE, forever. Raises ConfigError for a
+    column that no longer exists or has another type, and if the role may not read an input.
     """
     files = {input_.name: _files_now(engine, schema, input_) for input_ in inputs}
     with transaction(engine, schema, isolation=REPEATABLE_READ) as tx:
@@ -215,7 +215,7 @@ def _files(connection: Connection) -> Files:
 
 
 def described(connection: Connection, argument: str, *path: str, only: Collection[str] | None = None) -> Input:
-    """The table as defined now, with all columns or ``only`` these.
+    """The table as it is defined now, with all columns or those in ``only``.
 
     Raises ConfigError if it does not exist, and for a column type that Spark does not hold exactly.
     """

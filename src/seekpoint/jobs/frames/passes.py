@@ -33,7 +33,7 @@ from seekpoint.ledger.sql import RELOAD_RUN
 from seekpoint.ledger.tables import dead_letter, reload_staged
 from seekpoint.records import Partition, State
 
-MAX_COMPARISONS = 3  # comparisons that the group's positions overtake, before these are locked
+MAX_COMPARISONS = 3  # comparisons without a lock: they fail if the group's positions move meanwhile
 MAX_OFFSETS = 1_000_000  # offsets per partition and pass: Spark caches the records if several frames read them
 
 
@@ -68,7 +68,7 @@ class FramePasses:
     def make_tables(self) -> None:
         """Create the empty rebuilt tables, unless a previous driver has created them.
 
-        They have the live tables' unique indexes, which the merging of rows needs, and for a swap all of their indexes.
+        They have the live tables' unique indexes, which merging rows needs; for a swap, all indexes.
         """
         with self._driver.step(*FRAMES_STAGING) as tx:
             staging = Staging(tx.run.staging_schema)
@@ -94,10 +94,10 @@ class FramePasses:
                 remember_columns(tx.connection, table, tuple(dict.fromkeys(written)))
 
     def catch_up(self, on_check: Callable[[], object] | None = None) -> int:
-        """Run one pass; returns by how many offsets the group was ahead when it began.
+        """Run one pass; returns the number of offsets that the group was ahead when the pass began.
 
         ``on_check`` is called after each heartbeat while Spark's jobs run, and may raise. Raises ReloadRefused if the
-        run can no longer be used, FrameFailed, and what staging raises.
+        run can no longer be used, FrameFailed, and the errors of staging.
         """
         with self._driver.step(*FRAMES_STAGING) as tx:
             ahead, ranges = self._ranges(tx)
@@ -120,18 +120,18 @@ class FramePasses:
         return ahead
 
     def follow(self) -> None:
-        """Run passes until one is small. Raises ReloadRefused if they do not shrink."""
+        """Run passes until one has at most :data:`SMALL` offsets. Raises ReloadRefused if passes do not shrink."""
         pace = CatchUpProgress()
         while (ahead := self.catch_up()) > SMALL:
             pace.require_shrinking(ahead)
 
     def last_pass(self, budget: Budget) -> None:
-        """Bring the tables to positions that the caller has locked, within its budget. Raises OverBudget."""
+        """Run passes up to positions that the caller has locked. Raises OverBudget if the budget is spent."""
         while self.catch_up(lambda: budget.left):
             pass
 
     def compare(self, state: str) -> Report:
-        """Compare with the live tables at the group's positions, which are locked for a pass if they keep moving."""
+        """Compare with the live tables at the group's positions. Locks the positions for a pass if they keep moving."""
         for _ in range(MAX_COMPARISONS):
             try:
                 return prepare(self._driver, self, (state,))
@@ -147,9 +147,9 @@ class FramePasses:
         return tx.offsets()
 
     def apply(self, tx: Step, offsets: Sequence[Row[Any]], *, idle: float = 0.0) -> int:  # noqa: ARG002 -- reads no log
-        """Check that the tables are at these offsets; Spark's tasks could not apply records in this transaction.
+        """Check that the tables are at these offsets; returns 0, because only Spark's tasks apply records.
 
-        Raises PositionsMoved if they are not, and ReloadRefused if the run can no longer be used.
+        Raises PositionsMoved if the tables are not, and ReloadRefused if the run can no longer be used.
         """
         if distance(positions_up_to(tx, offsets, [self._source]), offsets):
             raise PositionsMoved
@@ -160,7 +160,7 @@ class FramePasses:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the group's positions until :meth:`apply` has found the tables at them."""
+        """Lock the group's positions until :meth:`apply` has found the tables at these positions."""
         with self._hold:
             wait = self._driver.limits.transaction_age
             tx = self._hold.enter_context(transaction(self._bound.engine, self._driver.schema, lock_wait=wait))
@@ -179,7 +179,7 @@ class FramePasses:
             end = min(row.next_offset, position.next_offset + MAX_OFFSETS)
             if end > position.next_offset:
                 ranges.append(Range(position.partition, position.topic_id, position.next_offset, end))
-            start = max(position.next_offset, position.end_offset)  # begin_staging did it up to the snapshot offset
+            start = max(position.next_offset, position.end_offset)  # begin_staging stored those before end_offset
             if end > start:
                 late[position.partition] = (position.topic_id, start, end)
         if late:
@@ -242,8 +242,8 @@ class FramePasses:
         for row in tx.execute(differing.where(staged.run == tx.run.id, staged.dead_letters != counted).limit(1)):
             reason = (
                 f"{row.topic}/{row.partition} [{row.from_offset}, {row.to_offset}): {row.dead_letters} records failed "
-                "in one attempt at it, and others in another attempt: the codec does not decode the same records each "
-                "time. Fix it, and open another run"
+                "in one attempt at this range, and others in another: the codec does not decode the same records each "
+                "time. Fix the codec, and open another run"
             )
             raise ReloadRefused([reason])
 

@@ -1,6 +1,6 @@
-"""Checks whether a DataFrame's plan merges, from the analyzed plan in the text of EXPLAIN EXTENDED.
+"""Checks whether a DataFrame's plan merges (see :class:`Frame`), from the analyzed plan that EXPLAIN EXTENDED prints.
 
-The text is Spark's only public access to a plan, and Spark Connect also has it. Unknown operators are refused.
+That text is Spark's only public form of a plan, and Spark Connect has it, too. Unknown operators are refused.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def analyzed_plan(rows: DataFrame) -> Operator:
 
 
 def _reasons(plan: Operator, *, is_last: bool) -> Iterator[str]:
-    """Yield why the plan's result for two ranges may differ from its results for each of them.
+    """Yield the reasons why the plan's result for two ranges may differ from its results for each range.
 
     ``is_last``: no operator above this one uses the values of its columns.
     """
@@ -176,10 +176,10 @@ def _refusal(name: str) -> str:
 
 
 def analyzed(explained: str) -> Operator | None:
-    """Parse the analyzed plan in EXPLAIN's text; None if there is none. Raises ConfigError for lines out of order."""
+    """Parse the analyzed plan in EXPLAIN's text; None if there is none. Raises ConfigError for an incomplete plan."""
     text, is_whole = analyzed_text(explained)
     if text and not is_whole:
-        raise ConfigError("Spark has cut the text of its plan: leave spark.sql.maxPlanStringLength at its default")
+        raise ConfigError("Spark has truncated its plan: leave spark.sql.maxPlanStringLength at its default")
     lines = text.splitlines()
     root = next((number for number, line in enumerate(lines) if line.startswith("Project [")), None)
     if root is None:
@@ -208,11 +208,11 @@ def analyzed(explained: str) -> Operator | None:
 
 
 def _refer(operator: Operator, queries: dict[str, Operator]) -> None:
-    """Add the query of WITH to the inputs of an operator that refers to it."""
+    """Remember a query that WITH defines, or add it to the inputs of an operator that refers to it."""
     number = operator.text.split(",")[0].strip()
     if operator.name == "CTERelationRef":
         if number not in queries:
-            raise ConfigError(f"its plan refers to an unknown query of WITH: {operator.text.strip()!r}")
+            raise ConfigError(f"its plan reads an undefined query of WITH ({number}): write the query without WITH")
         operator.inputs.append(queries[number])
     elif operator.name == "CTERelationDef":
         queries[number] = operator

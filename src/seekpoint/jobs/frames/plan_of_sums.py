@@ -49,7 +49,7 @@ def require_adding(frame: str, rows: DataFrame, sink: Accumulate) -> bool:
 
 
 def _origins(plan: Operator) -> dict[str, str] | None:
-    """The origin of each attribute, in order; None if the plan does not aggregate the records."""
+    """The origin of each output column, in order; None if the plan does not aggregate the records."""
     if not plan.reads_records:
         raise ConfigError(STRANGE_ROWS)
     if not _aggregates(plan):
@@ -64,8 +64,8 @@ def _origins(plan: Operator) -> dict[str, str] | None:
         return _united([_origins(branch) for branch in plan.inputs])
     if plan.name != "Project" and plan.name not in _PASSING:
         raise ConfigError(
-            f"its plan uses the sums after groupBy (operator {plan.name}), which are those of one micro-batch: compute "
-            "before groupBy, or when you read the table. After groupBy only select and rename columns"
+            f"its plan uses the sums after groupBy (operator {plan.name}), but they are sums of one micro-batch: "
+            "compute before groupBy, or when you read the table. After groupBy only select and rename columns"
         )
     below = _origins(plan.inputs[0])
     assert below is not None
@@ -124,8 +124,8 @@ def _projected(plan: Operator, below: Mapping[str, str]) -> dict[str, str]:
         if origin is None:
             if by_chance(expression) or any(by_id.get(id_) != GROUP for id_ in _ID.findall(expression)):
                 raise ConfigError(
-                    f"it computes {_shown(expression)} from a sum, which is that of one micro-batch: compute before "
-                    "groupBy, or when you read the table"
+                    f"it computes {_shown(expression)} from the sum of one micro-batch: compute before groupBy, or "
+                    "when you read the table"
                 )
             origin = GROUP
         origins[column] = origin

@@ -56,7 +56,7 @@ _PLACE = pa.schema([ARROW.field(name) for name in RECORD])
 
 
 class RecordsSource(TaskSource):
-    """The data source ``seekpoint-records``, created by ``FrameStager``. A task is some ranges, one after another."""
+    """The data source ``seekpoint-records``, created by ``FrameStager``. A task reads ranges one after another."""
 
     format = RECORDS
 
@@ -114,7 +114,7 @@ def _read(engine: Engine, plan: Plan, range_: Range, decoder: RawDecoder) -> Ite
 
 
 def decoded(pipeline: SparkPipeline, records: Sequence[RawRecord]) -> pa.Table:
-    """These records as a table with the DataFrame's columns, without undecodable ones."""
+    """Decode these records to a table with the DataFrame's columns; skips undecodable records."""
     decoder = RawDecoder() if pipeline.is_raw else Decoder(pipeline, OnPoison.SKIP)
     batch, _ = decoder.batch(records, {})
     return pa.Table.from_batches([batch])
@@ -126,7 +126,7 @@ class RawDecoder:
     def batch(
         self, records: Sequence[RawRecord], unreadable: Mapping[int, Unreadable]
     ) -> tuple[pa.RecordBatch, list[NewDeadLetter]]:
-        """The records as a batch, and those that cannot be decoded."""
+        """The records as a batch, and dead letters of those that cannot be decoded."""
         return columns_of(records, unreadable, ARROW), []
 
     def keep(self, tx: Any, staging: Staging, failed: Sequence[NewDeadLetter], range_: Range) -> None:
@@ -134,7 +134,7 @@ class RawDecoder:
 
 
 class Decoder(RawDecoder):
-    """Decodes values into the columns of their fields. Raises codec errors that no record caused."""
+    """Decodes values into the columns of their fields. Raises errors of the codec that no record caused."""
 
     def __init__(self, declared: SparkPipeline, on_poison: OnPoison | None = None) -> None:
         self._pipeline: Pipeline[Any, Any] = aimed_pipeline(declared.pipeline, [])

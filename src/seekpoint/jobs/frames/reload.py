@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from seekpoint.jobs.frames.bound_pipeline import BoundPipeline
     from seekpoint.jobs.frames.passes import FramePasses
 
-MAX_WAIT = 30.0  # seconds: the stream's COMMIT waits while Spark runs the last pass
+MAX_WAIT = 30.0  # seconds that the stream's COMMIT may wait while Spark runs the last pass
 
 
 class FrameReload:
-    """A reload of one SparkPipeline, from its opening to its cut-over; a driver that takes over the run can repeat it.
+    """Plans, opens, takes over and carries out reload runs of one SparkPipeline.
 
-    ``bound`` must be bound. ``compared`` is called with the changes of a merge before they are published.
+    ``bound`` is already bound. ``compared`` is called with the changes of a merge before they are published.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FrameReload:
         return planned(self._bound, self.runs, strategy, self.bounds)
 
     def open(self, strategy: str = "merge", *, actor: str | None = None, reason: str = "reload") -> Driver:
-        """Record a new run at the group's current positions. Raises ReloadRefused with every reason."""
+        """Record a new run at the group's current positions. Raises ReloadRefused with every reason against it."""
         require_strategy(strategy)
         return open_run(
             self.runs,
@@ -75,7 +75,7 @@ class FrameReload:
         )
 
     def take_over(self, run: UUID) -> Driver:
-        """Take over an open run in its present state. Raises ConfigError for one of other pipelines, ReloadOver."""
+        """Take over an open run in its present state. Raises ReloadOver; ConfigError for another pipeline's run."""
         return take_over(self.runs, run, [self._bound.source], self._bound.kafka, of_frames=True)
 
     def run(self, driver: Driver) -> CutOver:
@@ -160,7 +160,7 @@ def reload(
     one end. Records that are dead letters now have no rows; records that this code cannot decode become dead letters
     of the group. Inputs are read as they are now: :func:`plan_reload` lists the tables that join them.
 
-    ``resume`` is the id of a run that was left open by a crash or a transient error; it continues with the same code.
+    ``resume`` is the id of a run that was left open by a crash or a transient error; the code must be the same.
     ``compared``, ``max_deletes``, ``allow_cascades`` and ``allow_inheritance`` are those of
     :class:`~seekpoint.jobs.reload.Reload`, the other arguments those of :func:`run`.
 
@@ -222,7 +222,7 @@ def bound_pipeline(
     database: Env | str,
     schema: str,
 ) -> Iterator[BoundPipeline]:
-    """The pipeline, bound to a session and its servers for the block. Raises as :meth:`BoundPipeline.bind` does."""
+    """Bind the pipeline to a session and its servers for the block. Raises as :meth:`BoundPipeline.bind` does."""
     with required("Spark needs pyspark", "spark"):
         from seekpoint.jobs.frames.bound_pipeline import BoundPipeline  # noqa: PLC0415 -- pyspark
     bound = BoundPipeline(spark, pipeline, kafka, database=database, schema=schema)

@@ -28,7 +28,7 @@ _ROWS = text("SELECT CAST(nullif(reltuples, -1) AS bigint) FROM pg_class WHERE o
 class PlannedTable:
     """A table to rebuild: its sink, its approximate number of rows (None if it was never analyzed), and its inputs.
 
-    ``inputs`` are those that its frames join: rebuilt rows contain the values at the time of the reload, live rows
+    ``inputs`` are tables that its frames join: rebuilt rows contain their values at the time of the reload, live rows
     those at the time of each micro-batch.
     """
 
@@ -40,10 +40,10 @@ class PlannedTable:
 
 @dataclass(frozen=True, slots=True)
 class ReloadPlan:
-    """The plan of a reload. ``offsets``: ``topic/partition`` to the first offset and the one after the last.
+    """The plan of a reload. ``offsets`` maps ``topic/partition`` to the first offset and the end offset.
 
-    ``records`` is the number of offsets, of which ``dead_letters`` have no rows. ``notes`` describe what a merge may
-    change in other tables.
+    ``records`` is the number of these offsets; ``dead_letters`` of them have no rows. ``notes`` describe changes that a
+    merge may cause in other tables.
     """
 
     group: str

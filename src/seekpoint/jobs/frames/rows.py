@@ -47,11 +47,11 @@ _ANSWER = pa.schema([("attempt", pa.string()), ("rows", pa.int64()), ("ending", 
 class RowsPlan:
     """A task's plan for writing one frame's rows.
 
-    ``table`` is the live one; ``columns`` maps the frame's columns to the table's, of which ``needed`` must not be
-    null. ``types`` are the Spark types of the frame's columns. ``ranges`` are those of the micro-batch, as (topic,
-    partition, start, end), in the order of their places; None if rows do not have their record's partition and offset.
-    ``has_topics``: rows also have its topic. ``is_placed``: the attempt's table stores place and offset. ``sums`` are
-    columns to add up; ``is_aggregated``: the frame has already aggregated them.
+    ``table`` is the live table. ``columns`` maps the frame's columns to the table's; those in ``needed`` must not be
+    null. ``types`` are the Spark types of the frame's columns. ``ranges`` are the micro-batch's, as (topic, partition,
+    start, end); the index of a range is the *place* of its rows. None: rows have no partition and offset.
+    ``has_topics``: rows also have the topic. ``is_placed``: the attempt's table stores place and offset.
+    ``sums`` are columns to add up; ``is_aggregated``: the frame has already aggregated them.
     """
 
     frame: str
@@ -100,7 +100,7 @@ def attempts(answers: Iterable[Any]) -> list[FrameAttempt]:
 
 
 def _write(run: Mapping[str, Any], plan: RowsPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """One task of a frame. An error that ends the run is an answer, because Spark would repeat a task that raises."""
+    """Run one task of a frame; yields its answer: also for an error, because Spark would repeat a task that raises."""
     attempt, ending = write(run, plan, batches)
     if attempt is None and ending is None:
         return
@@ -114,7 +114,7 @@ def write(
     batches: Iterator[pa.RecordBatch],
     chosen: Callable[[Tx], Callable[[pa.RecordBatch], pa.RecordBatch]] = lambda _: lambda batch: batch,
 ) -> tuple[FrameAttempt | None, str | None]:
-    """Write the rows of one task; returns the attempt, or the error that ends the run, or neither without rows.
+    """Write the rows of one task; returns the attempt or the error that ends the run, and neither if there are no rows.
 
     ``chosen`` is called in the attempt's transaction, and returns a function that filters the rows of each batch.
     """
@@ -152,7 +152,7 @@ def _attempt(tx: Tx, run: UUID, plan: RowsPlan, batches: Iterable[pa.RecordBatch
 
 
 def _unknown() -> None:
-    """The columns of Python rows, which are not used here."""
+    """Return no columns for Python rows, because all rows here are Arrow's."""
 
 
 @contextmanager
@@ -204,7 +204,7 @@ def _require_finite(plan: RowsPlan, batch: pa.RecordBatch) -> None:
 
 
 def places(plan: RowsPlan, ranges: Sequence[tuple[str, int, int, int]], batch: pa.RecordBatch) -> Any:
-    """The place of each row's partition. Raises FrameFailed for a row of a record outside the micro-batch."""
+    """The index in ``ranges`` of each row's record. Raises FrameFailed for a record outside the micro-batch."""
     partition, offset = batch.column("partition").cast(pa.int64()), batch.column("offset")
     topic = batch.column("topic") if plan.has_topics else None
     place: Any = pa.nulls(batch.num_rows, pa.int64())
@@ -230,7 +230,7 @@ def places(plan: RowsPlan, ranges: Sequence[tuple[str, int, int, int]], batch: p
 def _by_topic(
     ranges: Sequence[tuple[str, int, int, int]],
 ) -> dict[str, list[tuple[int | None, int | None, int | None]]]:
-    """The place, start and end of every partition by topic, as a list by partition number; None without a range."""
+    """The place, start and end of each range, by topic and partition number; Nones for a partition without a range."""
     topics: dict[str, list[tuple[int | None, int | None, int | None]]] = {}
     for place, (topic, partition, start, end) in enumerate(ranges):
         spans = topics.setdefault(topic, [])

@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 class FramesDone:
     """The result of a run of a SparkPipeline, over all its micro-batches.
 
-    ``records`` were passed, ``dead_letters`` of them dead-lettered. ``rows`` counts by table the rows that frames made;
-    an Upsert writes fewer, because it dedupes by key. ``offsets``: ``topic/partition`` to the next offset.
+    ``records`` is the number of passed records, ``dead_letters`` of them dead-lettered. ``rows`` has the number of rows
+    that frames made, by table; an Upsert dedupes them by key. ``offsets`` maps ``topic/partition`` to its position.
     """
 
     micro_batches: int
@@ -72,22 +72,22 @@ def run(
 ) -> FramesDone:
     """Apply the new records of a SparkPipeline's topics, exactly once: each micro-batch is one transaction.
 
-    As a stream, a micro-batch begins ``trigger`` seconds after the previous one began, or at once if more records are
-    waiting, until ``stop`` is set; the running micro-batch is finished. ``available_now=True`` applies the records that
+    A stream begins a micro-batch ``trigger`` seconds after the previous one began, or at once if more records are
+    waiting; it ends after the running micro-batch when ``stop`` is set. ``available_now=True`` applies the records that
     can be read at the beginning, and returns. A micro-batch passes at most ``max_records`` offsets, and about
     ``max_bytes``, estimated from a sample of each topic's next records. There is no checkpoint: each micro-batch begins
     at the ledger's positions. ``pipeline`` is an object or ``module:name``; ``kafka`` is the workers' configuration,
     with :class:`Env` for passwords; ``database`` names the environment variable with the ledger's URL.
 
-    Drivers may crash, and several may run at once: the newest one owns the partitions, and the others raise Fenced. A
-    stream waits while database or brokers do not answer, and while its group is paused; after a reset it continues at
-    the new positions.
+    Drivers may crash, and several may run at once: the newest owns the partitions, the others raise Fenced. A stream
+    waits while database or brokers do not answer, and while its group is paused; after a reset it continues at the new
+    positions.
 
     Raises ConfigError, before anything is read, if a frame does not merge or its columns do not match its table;
     FrameFailed, naming the ranges, if a frame raises or makes rows that cannot be written: nothing of that micro-batch
     is written, and its partitions are stopped. Raises BatchRefused for a record that cannot be decoded if ``on_poison``
     is "stop", TooManyDeadLetters, RangeLost, TopicRecreated, HandlerOutdated; with ``available_now`` also GroupPaused,
-    and what brokers and database raise.
+    and errors of brokers and database.
     """
     require_max_records(max_records)
     require_max_bytes(max_bytes)
@@ -136,7 +136,7 @@ def _stream(driver: FrameDriver, trigger: float) -> FramesDone:
     while not driver.stopping.is_set():
         began, state, trouble = monotonic(), "running", None
         try:
-            if fenced is not None and driver.is_owned_elsewhere():  # before a claim, which would take them back
+            if fenced is not None and driver.is_owned_elsewhere():  # a claim would fence that owner
                 raise fenced
             fenced = None
             if (batch := driver.step()) is not None:

@@ -1,8 +1,8 @@
 """Spark's sink ``seekpoint``: publishes a stream's rows with the group's offsets, in one transaction. Imports pyspark.
 
-For each micro-batch that the source has planned, Spark makes a writer in a process on the driver's machine and pickles
-it for the tasks: that begins the micro-batch. It ends with :meth:`StreamWriter.commit`, called in another process with
-the messages of the tasks.
+For each micro-batch that the source has planned, Spark makes a writer in a process on the driver's machine. The
+micro-batch begins when Spark pickles this writer for the tasks, and ends when another process calls
+:meth:`StreamWriter.commit` with the tasks' messages.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ def stream_writer(options: Mapping[str, str], schema: StructType, *, overwrite: 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A begun micro-batch, for its tasks and its commit.
+    """A micro-batch that has begun, as its tasks and its commit need it.
 
-    ``run`` is None, and nothing is claimed, if the ledger has passed all of its ranges. ``leader_epochs`` are those of
-    the ends of the logs, from before the tasks read.
+    ``run`` is None, and nothing is claimed, if the ledger has passed all ranges. ``leader_epochs`` are those at the
+    logs' ends before the tasks read.
     """
 
     ranges: tuple[Range, ...]
@@ -116,7 +116,7 @@ class Begun:
 
     @property
     def ends(self) -> dict[Partition, int]:
-        """Each partition's position after the micro-batch: the end of its range, unless it is already past it."""
+        """Each partition's position after the micro-batch: its range's end, or the claimed position if later."""
         planned = {range_.partition: range_.end for range_ in self.ranges}
         claims = self.by_partition.items()
         return {partition: max(planned.get(partition, 0), claim.next_offset) for partition, claim in claims}
@@ -124,7 +124,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """A task's message: what it has committed to the run's tables, or the error that ends the run."""
+    """A task's message to the commit: its committed attempt, the error that ends the run, or neither without rows."""
 
     begun: Begun
     attempt: FrameAttempt | None = None
@@ -132,7 +132,7 @@ class Written(WriterCommitMessage):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Begins a micro-batch when it is pickled for the tasks, and publishes it. The constructor does no I/O."""
+    """Begins a micro-batch when Spark pickles the writer; publishes it at the commit. The constructor does no I/O."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
@@ -160,10 +160,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return group.begin(begun)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 -- Spark's
-        """Publish rows and offsets in one transaction. Raises Fenced if another owner has claimed the group since."""
+        """Publish rows and offsets in one transaction. Raises Fenced if another owner has claimed the group."""
         begun, written = _begun(messages)
         if begun is None:
-            raise ConfigError("Spark commits a micro-batch that no task has reported writing: start the query again")
+            raise ConfigError("Spark commits a micro-batch without a message from any task: start the query again")
         if begun.run is not None:
             with self._group(begun) as group:
                 group.publish(begun, written)
@@ -171,7 +171,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             _raise_ending(written)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 -- Spark's
-        """Drop what was staged; if no task has answered, the group's next micro-batch drops it."""
+        """Drop the staged rows; if no task has answered, the group's next micro-batch drops them."""
         begun, _ = _begun(messages)
         if begun is not None and begun.run is not None:
             with self._group(begun) as group:
@@ -187,9 +187,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 class RowsWriter(DataSourceStreamArrowWriter):
-    """Writes the rows of one task, in an executor, for records that the ledger has not passed.
+    """Writes one task's rows, in an executor, without rows of records that the ledger has passed.
 
-    ``run`` describes run and servers to tasks; ``plan`` says how rows are written.
+    ``run`` describes the run and the servers; ``plan`` says how rows are written.
     """
 
     def __init__(self, begun: Begun, run: Mapping[str, Any], plan: RowsPlan) -> None:
@@ -208,7 +208,7 @@ class RowsWriter(DataSourceStreamArrowWriter):
 
 
 class WrittenGroup:
-    """The group that a sink writes for, as used in one process on the driver's machine."""
+    """Begins, publishes and aborts micro-batches of a sink's group, in one process on the driver's machine."""
 
     def __init__(self, engine: Engine, options: SinkOptions, schema: StructType, begun: Begun) -> None:
         self._engine, self._options, self._limits = engine, options, Limits()
@@ -231,7 +231,7 @@ class WrittenGroup:
     def begin(self, begun: Begun) -> tuple[Any, ...]:
         """Claim the partitions and open the micro-batch's run; returns the arguments of :class:`RowsWriter`.
 
-        Raises RangeLost if a range begins after the ledger's position, and what a claim raises.
+        Raises RangeLost if a range begins after the ledger's position, and the errors of a claim.
         """
         plan = rows_plan(self._rows, self._checked_table(), begun.ranges)
         positions = {row.partition: (row.topic_id, row.next_offset) for row in self._ledger.read()}
@@ -241,7 +241,7 @@ class WrittenGroup:
         starts = {range_.partition: range_.start for range_ in begun.ranges}
 
         def start(topic: str) -> dict[Partition, int]:
-            """A new group begins where the query does; a partition that was added since its plan, at offset 0."""
+            """A new group's positions: the query's start offsets; 0 for partitions added since the query planned."""
             return {partition: starts.get(partition, 0) for partition in brokers.partitions if partition.topic == topic}
 
         claims: dict[Partition, Claim] = {}
@@ -268,10 +268,10 @@ class WrittenGroup:
         return replace(begun, run=driver.run.id), run, plan
 
     def publish(self, begun: Begun, messages: Sequence[Written]) -> None:
-        """Publish the rows that these messages name, with the offsets. Raises what publishing raises."""
+        """Publish the rows of the attempts in these messages, and the offsets. Raises as :func:`publish_run` does."""
         claims, driver = begun.by_partition, self._driver(begun)
         if driver is None:
-            raise Fenced("another query, driver or worker has claimed the group since, and dropped what was staged")
+            raise Fenced("another query, driver or worker has claimed the group meanwhile, and dropped the staged rows")
         stager = _ByMessages(self._engine, self._options.schema, self._rows, begun.ranges, messages)
         steps = BatchSteps(
             self._source,
@@ -298,7 +298,7 @@ class WrittenGroup:
         release(self._ledger, begun.claims)
 
     def _checked_table(self) -> tuple[str, str]:
-        """The table, after a check of ledger, columns and privileges. Raises ConfigError and SchemaMismatch."""
+        """Check ledger, columns and privileges; returns the table's path. Raises ConfigError and SchemaMismatch."""
         with transaction(self._engine, self._options.schema) as tx:
             check(tx.connection, self._options.schema)
             self._source.pipeline.check_tables(tx.connection)
@@ -308,7 +308,7 @@ class WrittenGroup:
         return tables[0].path
 
     def _driver(self, begun: Begun) -> Driver | None:
-        """The driver of the micro-batch's run; None if that no longer exists."""
+        """The driver of the micro-batch's run; None if the run no longer exists."""
         assert begun.run is not None
         with transaction(self._engine, self._options.schema) as tx:
             run = tx.get_run(begun.run)
@@ -316,7 +316,7 @@ class WrittenGroup:
 
 
 class _ByMessages:
-    """Provides the rows that tasks have written to a batch's steps at the commit: every range counts as staged."""
+    """Provides the tasks' rows to the batch's steps at the commit. Every range counts as staged."""
 
     def __init__(
         self, engine: Engine, schema: str, rows: BoundRows, ranges: Sequence[Range], messages: Sequence[Written]
@@ -339,7 +339,7 @@ class _ByMessages:
     def rows(
         self, connection: Connection, staging: Staging, sources: Sequence[PipelineSource], chosen: Sequence[Staged], /
     ) -> FrameRows:
-        """The rows that the messages name."""
+        """The rows of the attempts that the messages name."""
         return FrameRows(connection, staging, sources, chosen, self._staged)
 
 
@@ -360,7 +360,7 @@ def _is_passed(range_: Range, position: tuple[UUID, int] | None) -> bool:
 
 
 def _places(plan: RowsPlan, batch: pa.RecordBatch) -> pa.Array:
-    """The place of each row's partition. Raises FrameFailed for a row of a record outside the micro-batch."""
+    """As :func:`places`; FrameFailed also names the planned ranges."""
     try:
         return places(plan, plan.ranges or (), batch)
     except FrameFailed as error:
@@ -399,6 +399,6 @@ def _new(begun: Begun, plan: RowsPlan, tx: Tx) -> Callable[[pa.RecordBatch], pa.
 
 
 class _Offset(NamedTuple):
-    """An offset with the attribute of a record that a :data:`LeftOut` predicate uses."""
+    """A record with only its offset, because a :data:`LeftOut` predicate reads nothing else."""
 
     offset: int

@@ -50,11 +50,11 @@ class TaskTrouble(Exception):  # noqa: N818 -- is_trouble() looks for the name i
 
 
 class InputChanged(TaskTrouble):
-    """An input's table was rewritten after the snapshot: its rows can be read in a new one."""
+    """An input's table was rewritten after the snapshot: its rows can be read in a new snapshot."""
 
 
-#: Parts of Spark's messages if a task raised TaskTrouble, or if a Python process is gone: that of a task, or one that
-#: plans a data source, for which Spark's driver reports the error of its pipe or socket (``PythonWorkerFactory``).
+#: Parts of Spark's messages after TaskTrouble, or after the end of a Python process that runs a task or plans a data
+#: source. For the latter, Spark's driver reports the error of its pipe or socket (``PythonWorkerFactory``).
 _TROUBLES = (
     TaskTrouble.__name__,
     InputChanged.__name__,

@@ -60,7 +60,7 @@ def claimed(
 
     ``start`` returns the first positions in a topic that is new to the group, by default the pipeline's StartAt.
 
-    Raises Fenced if ``wait``, called while a partition is locked, returns true; the errors of a claim; a refusal.
+    Raises Fenced if ``wait`` returns true while a partition is locked, PartitionStopped, and the errors of a claim.
     """
     wanted, is_announced = list(partitions), False
     while wanted:
@@ -155,7 +155,7 @@ def open_run(
 def publish_run(driver: Driver, steps: BatchSteps, claims: Claims, within: str, frames: Sequence[str]) -> None:
     """Stage and publish the opened run; after an error, end it and drop what it has staged.
 
-    ``within`` names the ranges and ``frames`` the frames, in messages. Raises what the steps raise; Fenced, and
+    ``within`` names the ranges and ``frames`` the frames, in messages. Raises the errors of the steps, Fenced, and
     FrameFailed if the database refuses rows.
     """
     try:
@@ -171,7 +171,7 @@ def publish_run(driver: Driver, steps: BatchSteps, claims: Claims, within: str, 
 def abandon(driver: Driver, error: BaseException) -> None:
     """End the run; if the database does not answer, the group's next claim ends it.
 
-    Raises Fenced if another driver has ended it and dropped its tables, which then caused the error.
+    Raises Fenced if another driver has ended the run: ``error`` was then caused by dropped tables.
     """
     with suppress(DBAPIError, psycopg.Error, KafkaUnavailable):
         if driver.run.is_open:
@@ -206,7 +206,7 @@ def shown_ranges(claims: Claims, ends: Mapping[Partition, int]) -> str:
 
 
 def _refused(within: str, frames: Sequence[str], error: Exception) -> Exception | None:
-    """The error that ends the run instead of this one; None if it may not recur in the next micro-batch."""
+    """The error that ends the run instead of ``error``; None if ``error`` may not recur in the next micro-batch."""
     if isinstance(error, Fenced):
         return None
     if is_data_error(error):

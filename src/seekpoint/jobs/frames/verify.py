@@ -46,9 +46,9 @@ def verify(
     are now; a table's :class:`Difference` lists them in ``inputs``. The arguments are those of :func:`run`;
     ``progress`` is called with the current activity, the number of records done, and their total (0 if unknown).
 
-    Leaves only the row of the run in the ledger, as verified (aborted if it was interrupted). Raises ReloadRefused with
+    Only the run's row stays in the ledger, as verified, or aborted after an interruption. Raises ReloadRefused with
     every reason why the tables cannot be compared now, ConfigError and FrameFailed as :func:`run` does, RangeLost,
-    TopicRecreated, and what brokers, database and Spark raise.
+    TopicRecreated, and the errors of brokers, database and Spark.
     """
     with required("Spark needs pyspark", "spark"):
         from seekpoint.jobs.frames.bound_pipeline import BoundPipeline  # noqa: PLC0415 -- pyspark

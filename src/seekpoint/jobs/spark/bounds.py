@@ -1,4 +1,4 @@
-"""Resolves where a read of Spark's source begins and ends: offsets of the ledger, of the brokers, or given ones."""
+"""Resolves where a read of Spark's source begins and ends, to offsets from the ledger, the brokers or the options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from seekpoint.records import Partition
 
 
 class Bounds:
-    """Resolves the options' bounds. ``snapshot`` is that of the options' group, None without a group."""
+    """Resolves the options' bounds. ``snapshot`` is the state of the options' group, None without a group."""
 
     def __init__(self, options: SourceOptions, snapshot: GroupSnapshot | None) -> None:
         self._options, self._snapshot = options, snapshot
@@ -143,9 +143,9 @@ class Bounds:
 
     @cached_property
     def _log(self) -> RangeChecks:
-        """The checks, once the topics are known to be the ledger's.
+        """The brokers' answers, after a comparison with the ledger.
 
-        Raises TopicRecreated if they are not, and ConfigError if the ledger does not have all partitions.
+        Raises TopicRecreated for another topic id, and ConfigError if the ledger does not have all partitions.
         """
         if self._snapshot is not None:
             answer = self._checks.ask(self._topics)
@@ -162,7 +162,8 @@ class Bounds:
         if missing := [partition for partition in added if partition not in self.positions]:
             raise ConfigError(
                 f"the ledger has no offset of {missing[0]} for group {group!r}, which has not read it yet: start a "
-                "worker once, name the others in assign, or end at the group's position (endingOffsets=ledger)"
+                "worker once, name the other partitions in assign, or end at the group's position "
+                "(endingOffsets=ledger)"
             )
 
     def _starts(self, partitions: Collection[Partition]) -> dict[Partition, int]:
@@ -187,7 +188,7 @@ class Bounds:
 
 
 def group_ledger(options: SourceOptions) -> Ledger | None:
-    """The ledger of the options' group, with the database URL of the option's variable; None without a group."""
+    """The ledger of the options' group, at the URL in the option's environment variable; None without a group."""
     if options.group is None:
         return None
     return Ledger(options.database.value(), options.group, schema=options.schema)

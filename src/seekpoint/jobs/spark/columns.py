@@ -141,7 +141,7 @@ _SCHEMAS = {
 
 
 def raw_records(batch: Any) -> list[tuple[RawRecord, bool]]:
-    """The records of a batch with headers, as a worker gets them, each with whether its headers can be read."""
+    """The batch's records as a worker gets them, and whether the headers of each can be read. Needs ``headers``."""
     names = ("topic", "partition", "offset", "timestamp_ms", "key", "value")
     fields = [batch.column(name).to_pylist() for name in names]
     headers, epochs = batch.column("headers").to_pylist(), batch.column("leader_epoch").to_pylist()
@@ -150,7 +150,7 @@ def raw_records(batch: Any) -> list[tuple[RawRecord, bool]]:
 
 
 def with_dead_letters(batch: Any, offsets: Collection[int], mode: str) -> Any:
-    """The batch without dead letters, with only them, with the column ``dead_letter`` added, or unchanged."""
+    """The batch by ``mode``: without dead letters, with only them, with the column ``dead_letter``, or unchanged."""
     if mode == "include" or (mode == "exclude" and not offsets):
         return batch
     is_dead = pc.is_in(batch.column("offset"), value_set=pa.array(offsets, pa.int64()))

@@ -59,7 +59,7 @@ class _Reader(DataSourceReader):
         self._source, self._plan = source, plan
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One partition per task; without tasks an empty one, because Spark would otherwise create one."""
+        """One partition per task; without tasks one empty task, because Spark would pass None."""
         tasks, self._tasks = self._tasks, []  # so that each task is sent only its part of the plan
         return [InputPartition(task) for task in tasks or [[]]]
 
@@ -68,9 +68,9 @@ class _Reader(DataSourceReader):
 
 
 class MessageSource(TaskSource):
-    """A source whose tasks write, and whose rows are messages about what was written.
+    """A source whose tasks write data, and whose rows are messages about the data.
 
-    A task returns an error that ends the run as a message: if the task raised it, Spark would repeat it in vain.
+    A task returns an error that ends the run as a message: if it raised the error, Spark would repeat the task in vain.
     """
 
     columns = StructType().add("message", StringType()).add("ending", StringType())
@@ -111,7 +111,7 @@ class ExportSource(MessageSource):
 
 
 class StagingSource(MessageSource):
-    """The data source ``seekpoint-staging``, created by ``SparkStager``. A task is some ranges, each with its group."""
+    """The data source ``seekpoint-staging``, created by ``SparkStager``. A task stages ranges, each with its group."""
 
     format = "seekpoint-staging"
 

@@ -27,7 +27,7 @@ _VALUE = "value"
 
 
 class TypedValue:
-    """Decodes ``value`` with the codecs of the pipeline that ``name`` imports, for records of these topics.
+    """Decodes ``value`` with the codecs of the pipeline ``name`` (``module:name``), for records of these topics.
 
     ``reads_records``: a codec reads more of a record than its value, such as headers. Raises ConfigError if the
     pipeline does not read one of the topics, or its codecs do not declare the type of values.
@@ -57,7 +57,7 @@ class TypedValue:
         self._arrow = arrow_schema(StructType([StructField(_VALUE, self.type)])).field(0).type
 
     def batch(self, raw: Any) -> Any:
-        """The batch with ``value`` decoded. Raises Poison, naming the record, for one that cannot be decoded.
+        """The batch with ``value`` decoded. Raises Poison for a record that cannot be decoded.
 
         ``raw`` must have headers if ``reads_records`` is true. Raises CodecUnavailable.
         """

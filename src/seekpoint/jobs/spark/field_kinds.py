@@ -1,4 +1,4 @@
-"""Column types of a codec's fields for which Arrow alone would derive the type from the values."""
+"""Column types of a codec's fields, fixed also for Decimal and UUID, whose type Arrow would derive from the values."""
 
 from __future__ import annotations
 

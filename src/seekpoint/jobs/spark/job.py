@@ -46,7 +46,7 @@ class SparkJob:
             context.setJobGroup(self._tag, f"seekpoint: {self._shown}", interruptOnCancel=True)
 
     def tasks(self) -> tuple[int, int]:
-        """The number of completed tasks and of all tasks in jobs with its tag; zeros if Spark does not report them."""
+        """The numbers of completed tasks and of all tasks of this job; zeros if Spark does not report them."""
         context = context_of(self._spark)
         if context is None:
             return 0, 0
@@ -63,7 +63,7 @@ class SparkJob:
             context.cancelJobGroup(self._tag)
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to this many seconds; returns whether the job is over. Raises its error, or its remedy if known."""
+        """Wait up to ``seconds``; returns whether the job is over. Raises its error, or ConfigError with a remedy."""
         if not wait([self._answer], seconds).done:
             return False
         if (error := self._answer.exception()) is not None:

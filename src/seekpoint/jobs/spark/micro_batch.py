@@ -1,7 +1,7 @@
-"""The ranges of a stream's micro-batch: stored in a file by the source's process, read by the driver on that machine.
+"""The ranges of a stream's micro-batch, in a file: the source's process writes it, the driver on that machine reads it.
 
-Spark passes only rows to the function of ``foreachBatch``. The file adds where each range begins and ends, also for
-ranges without rows; its path is in the metadata of the column ``offset``.
+Spark passes only rows to the function of ``foreachBatch``, and a range may have no rows. The file's path is in the
+metadata of the column ``offset``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STREAM = "stream"
 
 
 class MicroBatch(msgspec.Struct, frozen=True):
-    """A planned micro-batch: one range per partition; ``whole``: of all partitions of its topics.
+    """A planned micro-batch: one range per partition. ``whole``: it has all partitions of its topics.
 
     ``kafka`` is the result of :func:`portable`.
     """
@@ -54,7 +54,7 @@ def new_path() -> str:
 
 
 class MicroBatches:
-    """Stores each micro-batch of a stream over the previous one. This process locks the file until it ends."""
+    """Stores the latest micro-batch of a stream in a file, which this process locks until it ends."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -81,7 +81,7 @@ class MicroBatches:
                 ) from None
             if self._is_in_place(file):
                 return file
-            # A query that ended between the two calls had removed it: a plan in it would never be found.
+            # A query that ended between open and flock has removed this file: the driver would not find a plan in it.
             file.close()
 
     def _is_in_place(self, file: BinaryIO) -> bool:
@@ -99,7 +99,7 @@ class MicroBatches:
 
 
 def planned(frame: DataFrame) -> MicroBatch | None:
-    """The plan of the micro-batch that this DataFrame has; None for a DataFrame of a batch read.
+    """The micro-batch that this DataFrame reads; None for a DataFrame of a batch read.
 
     Raises ConfigError for a DataFrame without the source's column ``offset``.
     """
@@ -120,11 +120,11 @@ def take_plan(path: str) -> MicroBatch | None:
 
 
 def source_metadata(frame: DataFrame) -> dict[str, Any]:
-    """The source's metadata of a DataFrame. Raises ConfigError for one without the source's column ``offset``."""
+    """The source's metadata in a DataFrame. Raises ConfigError if its column ``offset`` is not the source's."""
     metadata = next((field.metadata for field in frame.schema if STREAM in field.metadata), None)
     if metadata is None:
         raise ConfigError(
-            "the DataFrame does not have the column offset of seekpoint's source, which stores the bounds: pass the "
-            "DataFrame as it was before that column was dropped or computed"
+            "the DataFrame does not have the column offset of seekpoint's source, which stores the bounds: pass a "
+            "DataFrame of that source, as it was before the column was dropped or computed"
         )
     return metadata

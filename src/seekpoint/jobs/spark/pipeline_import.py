@@ -10,11 +10,12 @@ from seekpoint.worker.import_by_name import load_pipeline
 
 
 def import_pipeline(name: str) -> Pipeline:
-    """Import the pipeline from this executor's modules. Raises ConfigError, which names a missing one and the host."""
+    """Import the pipeline in this executor. Raises ConfigError, which names a missing module and the host."""
     try:
         return load_pipeline(name)
     except (ConfigError, ModuleNotFoundError) as error:
         raise ConfigError(
-            f"on the executor {gethostname()}: {error}. Executors need what {name} imports: add it to the session "
-            "(spark.submit.pyFiles), install it in their Python, or import nothing there that only the driver has"
+            f"on the executor {gethostname()}: {error}. Executors need the modules that {name} imports: add them to "
+            "the session (spark.submit.pyFiles), install them in the executors' Python, or remove imports of "
+            "modules that only the driver has"
         ) from error

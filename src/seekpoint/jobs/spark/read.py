@@ -140,7 +140,7 @@ def _offsets(name: str, bound: Offsets | str | None, known: Collection[Partition
 
 
 def require_this_python(spark: SparkSession) -> None:
-    """Raise ConfigError for a session that would fail with "exited unexpectedly", or cannot start its Python.
+    """Raise ConfigError if the session's Python workers run another Python, or theirs does not exist.
 
     Workers of a local session must run this Python. In a cluster Spark plans a data source in a process on the driver's
     machine, with the path of the executors' Python, so that path must also exist there.

@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """A read of records. ``bounds`` has each partition's range, ``tasks`` the parts of them that are read.
+    """A read of records. ``bounds`` has each partition's range, ``tasks`` the parts of these ranges that are read.
 
     ``kafka`` is the result of :func:`portable`; ``dead_letters`` is the option's value; ``decode`` names the pipeline
     whose codec decodes values.
@@ -71,7 +71,7 @@ class ReadPlan:
 
     @classmethod
     def from_json(cls, text: str) -> ReadPlan:
-        """The plan of :meth:`to_json`'s text."""
+        """Parse a plan that :meth:`to_json` has made."""
         return msgspec.json.decode(text, type=cls)
 
 
@@ -98,22 +98,22 @@ def plan_of(options: Mapping[str, str]) -> ReadPlan:
 
 
 def _snapshot(source: SourceOptions) -> GroupSnapshot | None:
-    """The state of the options' group, with the database URL of the option's variable; None without a group."""
+    """The state of the options' group in the ledger; None without a group."""
     if (ledger := group_ledger(source)) is None:
         return None
     try:
         moments = {bound.moment for bound in (source.start, source.end) if bound.moment is not None}
         return read_snapshot(ledger, source.topics, moments)
-    except ConfigError as error:  # a stream may begin before its group
+    except ConfigError as error:  # a stream may begin before its group has positions
         raise OnlyForStreams(error.text) from error
     finally:
         ledger.engine.dispose()
 
 
 def applied_parts(snapshot: GroupSnapshot, ranges: Sequence[Range], dead_letters: str) -> list[Part]:
-    """The parts of the ranges to read: ``exclude`` leaves out records that the group has not applied.
+    """The parts of the ranges to read: ``exclude`` leaves out the group's present dead letters and lost ranges.
 
-    Those are its present dead letters and lost ranges. ``only`` reads from a partition's first dead letter to its last.
+    ``only`` reads from a partition's first dead letter to its last.
     Raises ConfigError if ``exclude`` would begin before the group's first offset, or include a record that was applied
     with an edited value.
     """
@@ -180,7 +180,7 @@ def _part(range_: Range, dead_letters: Sequence[int]) -> Part:
 
 
 def divided(parts: Sequence[Part], source: SourceOptions) -> list[list[Part]]:
-    """Divide the parts into tasks by ``maxRecordsPerPartition`` and ``minPartitions``, or about one per partition.
+    """Divide the parts into tasks by ``maxRecordsPerPartition`` and ``minPartitions``, else about one per partition.
 
     Raises ConfigError for more than :data:`MAX_TASKS_BY_OPTIONS` tasks.
     """

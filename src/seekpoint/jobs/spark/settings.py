@@ -91,7 +91,7 @@ def _has_password(url: str) -> bool:
     try:
         parsed = make_url(url)
     except ArgumentError:
-        raise ConfigError("database= is no URL: postgresql://user@host:5432/database") from None
+        raise ConfigError("database= is not a URL: write postgresql://user@host:5432/database") from None
     return bool(parsed.password or any("password" in key for key in parsed.query))  # also libpq's sslpassword
 
 
@@ -147,6 +147,6 @@ def carried_range(range_: Range) -> list[Any]:
 
 
 def range_of(carried: Sequence[Any]) -> Range:
-    """The range of :func:`carried_range`'s list."""
+    """Parse a list that :func:`carried_range` has made."""
     topic, number, topic_id, start, end = carried
     return Range(Partition(topic, number), UUID(topic_id), start, end)

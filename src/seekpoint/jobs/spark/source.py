@@ -23,7 +23,7 @@ from seekpoint.jobs.spark.source_options import OnlyForStreams, StreamOptions, s
 
 
 class Planned(Protocol):
-    """What a DataFrame of the source reads; pickled with the DataFrame's plan."""
+    """The planned read of a DataFrame of the source; pickled with the DataFrame's plan."""
 
     def schema(self) -> StructType | str:
         """The columns, as a StructType or as SQL names and types."""
@@ -33,7 +33,7 @@ class Planned(Protocol):
 
 
 def planned(options: Mapping[str, str]) -> Planned:
-    """Plan a read with these options. Raises ConfigError, and what asking the ledger and the brokers raises."""
+    """Plan a read with these options. Raises ConfigError, and the errors of ledger and brokers."""
     if (text := options.get(PLAN)) is not None and len(options) == 1:
         return PlannedRecords(ReadPlan.from_json(text))
     if (table := table_of(options)) is not None:
@@ -90,7 +90,7 @@ class RecordReader(DataSourceReader):
         return {"_plan": self._plan}  # sent to every task, so without the other tasks' parts
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One partition per task; without tasks an empty one, because Spark would otherwise create one."""
+        """One partition per task; without tasks one empty task, because Spark would pass None."""
         return [InputPartition(task) for task in self._tasks or [[]]]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

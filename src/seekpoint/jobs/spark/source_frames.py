@@ -44,18 +44,19 @@ def bounds(frame: DataFrame) -> dict[str, str]:
     """The options ``startingOffsets`` and ``endingOffsets``, as Spark's JSON, that read the frame's records again.
 
     They are the offsets in its plan: ``ledger``, ``latest`` or a time was resolved when the DataFrame was made. In the
-    function of ``foreachBatch`` they are those of the micro-batch. Raises ConfigError for a DataFrame without the
-    source's column ``offset``, for a stream, which has no bounds, and for a DataFrame of several reads.
+    function of ``foreachBatch`` they are those of the micro-batch. Raises ConfigError for a stream, for a
+    DataFrame of several reads, and for a DataFrame without the source's column ``offset``.
     """
     if frame.isStreaming:
-        raise ConfigError("a stream has no bounds: ask in the function of foreachBatch, for its micro-batch")
+        raise ConfigError("a stream has no bounds: call bounds() in the function of foreachBatch, with its DataFrame")
     if (batch := planned(frame)) is not None:
         return {"startingOffsets": spark_json(batch.starts), "endingOffsets": spark_json(batch.ends)}
     metadata = source_metadata(frame)
     explained = str(frame.sparkSession.sql("EXPLAIN EXTENDED SELECT 1 FROM {frame}", frame=frame).collect()[0][0])
     if len(_READ.findall(analyzed_text(explained)[0])) > 1:
         raise ConfigError(
-            "the DataFrame is a union or a join of several reads, and each has its own bounds: ask those DataFrames"
+            "the DataFrame is a union or a join of several reads, each with its own bounds: call bounds() with the "
+            "DataFrame of each read"
         )
     return {name: metadata[name] for name in ("startingOffsets", "endingOffsets")}
 
@@ -68,7 +69,7 @@ def _table(spark: SparkSession, table: str, database: str, schema: str) -> DataF
 def source_frame(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     """A DataFrame of the source with these options.
 
-    If another module ``pyspark_*`` cannot be imported, Spark does not find the source by name, and it is registered.
+    Registers the source if Spark does not find it by name, because another module ``pyspark_*`` cannot be imported.
     """
     from pyspark_seekpoint import DefaultSource  # noqa: PLC0415 -- imports pyspark
 

@@ -101,7 +101,7 @@ class OnlyForStreams(ConfigError):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """The options of a stream. The start of ``source`` is used for its first micro-batch only, and the end never.
+    """The options of a stream. Only its first micro-batch uses the start of ``source``; the end is never used.
 
     A micro-batch reads at most ``most`` offsets; if there are fewer than ``least``, it waits up to ``delay`` seconds.
     """
@@ -211,7 +211,7 @@ def _seconds(option: str, text: str | None) -> float:
 
 
 def _checked(options: Mapping[str, str]) -> dict[str, str]:
-    """The options under their documented names. Raises ConfigError for unknown ones and for those of CREATE TABLE."""
+    """The options under their documented names. Raises ConfigError for unknown options and options of CREATE TABLE."""
     if any(key.lower().startswith("option.") for key in options):
         raise ConfigError(
             "Spark does not pass the options of CREATE TABLE to a Python source when the table is read: write "
@@ -302,7 +302,7 @@ def _assigned(text: str) -> frozenset[Partition]:
 
 
 def _bound(options: Mapping[str, str], side: str, group: str | None, default: Bound) -> Bound:
-    """The bound of this side, from the one option that is given, or the default."""
+    """The bound of this side (``starting`` or ``ending``) from its option, or the default."""
     parsers: dict[str, Callable[[str, str, str | None], Bound]] = {
         f"{side}Timestamp": _time,
         f"{side}OffsetsByTimestamp": _times,

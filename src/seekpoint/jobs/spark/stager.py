@@ -40,8 +40,8 @@ class SparkStager:
     variables. Spark repeats a failed task as often as it is configured to (``local[2]``: never; ``local[2,4]``: up to
     4 attempts). A task stages at most ``range_records`` offsets; fewer, down to 20,000, if there would otherwise be
     fewer tasks than slots. ``copy_sessions`` is the maximum number of tasks, each with one database session: a small
-    server gains nothing from more sessions than it has cores. Staging ends with an error if the cluster provides no
-    executor for ``patience`` seconds, because it has died or is full.
+    server gains nothing from more sessions than it has cores. Staging fails if the cluster provides no executor for
+    ``patience`` seconds.
     """
 
     def __init__(

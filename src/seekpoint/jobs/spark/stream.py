@@ -58,7 +58,7 @@ class RecordStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last = self._positions.ends(self._first or StreamPosition({}, {}))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 -- Spark's name
-        """The end of the next micro-batch; ``start`` if it would be smaller than the minimum and may still wait."""
+        """The end of the next micro-batch; ``start`` if nothing is new, or while the minimum is awaited."""
         position = StreamPosition.from_json(start)
         self._ended = ends = self._ends(position)
         added = self._positions.added(position, ends.offsets)

@@ -21,7 +21,7 @@ from seekpoint.records import Partition
 class StreamPosition(NamedTuple):
     """The next offset of each partition, and each topic's id.
 
-    ``first_offsets`` are those of partitions that the previous position does not have, stored so that a repeated
+    ``first_offsets`` has the start offsets of partitions that are new since the previous position, so that a repeated
     micro-batch begins at the same offsets.
     """
 
@@ -66,7 +66,7 @@ class StreamPositions:
         self._options = options
 
     def first(self) -> StreamPosition:
-        """Where the first micro-batch begins. Raises what asking the ledger and the brokers raises."""
+        """The position at which the first micro-batch begins. Raises the errors of ledger and brokers."""
         bounds = Bounds(replace(self._options, topics=self._topics), None)
         if self._options.start.kind != "ledger":
             return StreamPosition(bounds.offsets(self._options.start), bounds.topic_ids)

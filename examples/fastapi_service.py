@@ -24,7 +24,7 @@ from seekpoint import Append, Json, Pipeline, Worker
 
 
 class Order(msgspec.Struct):
-    """What a record holds, and a row of ``orders``."""
+    """A record's value, and a row of ``orders``."""
 
     id: int
     item: str

@@ -30,7 +30,7 @@ COUNT = text(
 
 
 def count(tx: Connection, messages: Iterable[Message]) -> None:
-    """Add these sentences' words; called after the offsets were moved, in the same transaction."""
+    """Count these sentences' words; called after the offsets were advanced, in the same transaction."""
     words = Counter(word for message in messages for word in (message.value() or b"").decode().split())
     if words:
         tx.execute(COUNT, [{"word": word, "seen": seen} for word, seen in sorted(words.items())])
@@ -71,7 +71,7 @@ def run(
 
 
 def main() -> None:
-    """Until SIGTERM or Ctrl-C."""
+    """Run until SIGTERM or Ctrl-C."""
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())

@@ -34,7 +34,7 @@ class Order(msgspec.Struct):
 
 
 def entries_of(orders: Batch[Order, bytes | None]) -> list[dict[str, object]]:
-    """Pure, and so testable without any server."""
+    """A pure function, which tests can call without a server."""
     entries: list[dict[str, object]] = []
     for order in orders:
         if order.value.amount < 0:
@@ -44,7 +44,7 @@ def entries_of(orders: Batch[Order, bytes | None]) -> list[dict[str, object]]:
 
 
 def post(tx: Connection, orders: Batch[Order, bytes | None]) -> None:
-    """Runs in the transaction that moves the offsets."""
+    """Runs in the transaction that advances the offsets."""
     tx.execute(insert(entries_table), entries_of(orders))
 
 

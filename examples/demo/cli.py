@@ -52,11 +52,11 @@ def demo_poison(
     seed: Annotated[int | None, typer.Option(help="Seed of the choice of broken records.", show_default="2013")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Apply the flights, one record in 1,000 broken: these are dead-lettered and replayed with a fixed handler.
+    """Apply the flights, with one record in 1,000 broken, and replay the dead letters with a fixed handler.
 
     Starts both servers and removes them at the end, measures the same pipeline on sound records first, compares table
     and dead letters with the input row by row, and writes poison-report.json. Exits with 1 if a row differs, if a
-    record that kills its process was not dead-lettered, or if anything is lost or there twice.
+    record that kills its process was not dead-lettered, or if a record is lost or applied twice.
     """
     with explained():
         from demo.flights import RECORDS  # noqa: PLC0415
@@ -80,11 +80,11 @@ def demo_reload(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild the table of 336,776 flights twice, by each strategy, while workers and a producer continue.
+    """Rebuild the table of 336,776 flights twice, once by each strategy, while workers and a producer continue.
 
     Starts both servers and removes them at the end, kills a worker in the middle of each reload, reads the table all
     the time, compares it with the log by `verify` and in plain Python, and writes reload-report.json. Exits with 1 if a
-    read saw two versions or other rows than the ledger's offsets say, or if a row differs.
+    read saw two versions or rows that do not match the ledger's offsets, or if a row differs.
     """
     with explained():
         from demo.flights import RECORDS  # noqa: PLC0415

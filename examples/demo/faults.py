@@ -1,4 +1,4 @@
-"""The workers' faults, step by step. Each step waits until it sees the state that it needs, none for a fixed time."""
+"""Kills and freezes workers, step by step. Each step waits for the state that it needs, none for a fixed time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OpenTransaction:
 
 @dataclass(slots=True)
 class Outcome:
-    """What happened, counted from what was seen and not from what was tried."""
+    """Counts of the faults that were observed, not of those that were attempted."""
 
     kills: int = 0
     kills_in_transaction: int = 0
@@ -52,7 +52,7 @@ class Outcome:
 
 
 class Script:
-    """Runs the faults in order, each with a share of the records in flight."""
+    """Injects the faults in order, each with a share of the records in flight."""
 
     def __init__(self, pool: WorkerPool, feed: Feed, database: Engine, share: int, tell: Callable[[str], None]) -> None:
         self._pool, self._feed, self._database, self._share = pool, feed, database, share
@@ -112,7 +112,7 @@ class Script:
         self._expect_refusal(worker)
 
     def _freeze_in_transaction(self, name: str) -> None:
-        """Freeze a worker inside its transaction: the other one's claim waits for it, but not for long."""
+        """Freeze a worker inside its transaction: the other worker's claim waits for that, but not long."""
         worker = self._halted(name, "Applied")
         open_ = open_transaction(self._database, worker)
         if open_ is None:
@@ -132,7 +132,7 @@ class Script:
         )
 
     def _outlive(self, zombie: WorkerProcess) -> float:
-        """Freeze it until the other one has claimed its partitions and continued; returns how many seconds passed."""
+        """Freeze a worker until the other one has claimed its partitions and continued; returns how long that took."""
         pool, heir = self._pool, self._pool.other(zombie.name)
         inheritance = list(zombie.active)
         position = pool.committed_of(inheritance)
@@ -150,9 +150,9 @@ class Script:
         self._say(f"froze {zombie.name} with {having}; {heir} took over and continued after {waited:.1f} s")
 
     def _expect_refusal(self, zombie: WorkerProcess) -> None:
-        """Let the zombie continue with what it was about to do.
+        """Let the zombie continue until it is fenced.
 
-        If the server has ended its connection, it asks the ledger before it writes again, and may not be refused.
+        If the server has ended its connection, it asks the ledger before it writes, so nothing may be refused.
         """
         refusals, commits, claims_lost = len(zombie.refusals), zombie.commits, zombie.claims_lost
         zombie.thaw()

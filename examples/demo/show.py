@@ -15,7 +15,7 @@ from demo.wire import create_topic
 from demo.worker_pool import WorkerPool
 from seekpoint import schema
 
-# Small batches make many transactions to be killed in; the timeouts make faults short, and no others are changed.
+# Small batches make many transactions in which to kill; the timeouts make faults short. No other settings are changed.
 LIMITS = {"batch_records": 2_000, "claim_wait": 1.0, "transaction_age": 5.0}
 TIMES = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 400}
 

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from seekpoint.errors import SeekpointError
 
-Heard = Callable[[int, int], None]  # partition and offset that a record was given
+Heard = Callable[[int, int], None]  # called with a record's partition and offset
 
 
 def create_topic(bootstrap: str, topic: str, partitions: int) -> None:

@@ -1,4 +1,4 @@
-"""The worker processes, seen from the demo: started, stopped at a step, killed, frozen, and listened to."""
+"""Starts worker processes, halts them at a step, kills and freezes them, and follows their reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DemoFailed(NotReached, SeekpointError):  # noqa: N818 -- named after what 
 
 
 class WorkerProcess(ChildProcess):
-    """One worker process, and its state by its reports. ``heard`` is called with each report."""
+    """One worker process, and its state as of its last report. ``heard`` is called with each report."""
 
     failure = DemoFailed
 
@@ -35,7 +35,7 @@ class WorkerProcess(ChildProcess):
     ) -> None:
         self.name, self._log, self._heard = name, log, heard
         self.owner = ""
-        self.active: dict[int, int] = {}  # partition -> position, of what it reads now
+        self.active: dict[int, int] = {}  # partition -> position, for the partitions that it reads now
         self.commits = self.claims_lost = 0
         self.refusals: list[str] = []
         self.troubles: list[str] = []
@@ -44,7 +44,7 @@ class WorkerProcess(ChildProcess):
         super().__init__(start_python("-m", program, stderr=log), order, changed=changed)
 
     def reported(self, report: Report) -> None:  # noqa: C901 -- a case for each event
-        """Update its state."""
+        """Update the worker's state."""
         match report["event"]:
             case "Started":
                 self.owner = report["owner"]
@@ -70,22 +70,22 @@ class WorkerProcess(ChildProcess):
         self._heard(self, report)
 
     def on_end(self) -> None:
-        """It reads nothing any more."""
+        """The worker reads no partitions any more."""
         self.active.clear()
 
     def kill(self) -> int:
-        """SIGKILL: the demo expects its end."""
+        """SIGKILL the worker, and expect its end."""
         self.expected_to_end = True
         return super().kill()
 
     def freeze(self) -> None:
-        """SIGSTOP: it does nothing any more, and does not notice."""
+        """SIGSTOP: the worker does nothing any more, and does not notice."""
         super().freeze()
         with self.changed:
             self.active.clear()  # other workers will claim what it still believes to own
 
     def terminate(self) -> None:
-        """SIGTERM: it finishes its batch, releases and leaves; returns at once."""
+        """SIGTERM: the worker finishes its batch, releases and ends; returns at once."""
         self.expected_to_end = True
         super().terminate()
 
@@ -118,11 +118,11 @@ class WorkerPool:
         return self._workers[name]
 
     def other(self, name: str) -> WorkerProcess:
-        """The one that is not called ``name``."""
+        """The worker that is not called ``name``."""
         return next(worker for known, worker in self._workers.items() if known != name)
 
     def start(self, name: str) -> None:
-        """Start a process under this name; an earlier one must be dead."""
+        """Start a process under this name; an earlier one must have ended."""
         log = self._folder / f"{name}.log"
         self._workers[name] = WorkerProcess(
             name, self._order, self._changed, log, program=self.program, heard=self._heard
@@ -135,7 +135,7 @@ class WorkerPool:
         self.wait("both workers to share the partitions", lambda: self.settled)
 
     def stop(self) -> list[int]:
-        """SIGTERM all, and wait until they are gone; returns their exit codes."""
+        """SIGTERM all, and wait until they have ended; returns their exit codes."""
         for worker in self._workers.values():
             worker.terminate()
         self.wait("the workers to drain and leave", lambda: all(m.has_ended for m in self._workers.values()))
@@ -159,7 +159,7 @@ class WorkerPool:
         return sum(self.ends.values())
 
     def committed_of(self, partitions: Iterable[int]) -> int:
-        """Committed records of some partitions."""
+        """Committed records of these partitions."""
         return sum(self.ends.get(partition, 0) for partition in partitions)
 
     @property
@@ -178,7 +178,7 @@ class WorkerPool:
         return "\n".join(lines)
 
     def wait(self, what: str, until: Callable[[], bool], patience: float = PATIENCE) -> None:
-        """Wait for a change that makes ``until`` true; raises DemoFailed when it does not come, or a worker dies."""
+        """Wait until ``until()`` is true. Raises DemoFailed if it does not become true in time, or if a worker ends."""
         deadline = monotonic() + patience
         with self._changed:
             while not until():

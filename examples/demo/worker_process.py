@@ -1,4 +1,4 @@
-"""The program of one worker process: an ordinary worker that reports its events, and stops where the demo sets a break.
+"""The program of one worker process: an ordinary worker that reports its events, and halts where the demo sets a break.
 
 Started by :mod:`demo.worker_pool`. The first order is the configuration.
 """

@@ -1,8 +1,7 @@
 """Payments by an external provider, in two ways: effects outside of this database, made safe by an idempotency key.
 
-A topic says which payouts are due; an external provider pays them. Both ways may send the provider the same payout
-twice: it is paid once because of the key that is sent with it (``keys``), and because the provider does a key's work
-only once (``provider``).
+A topic says which payouts are due; an external provider pays them. Both ways may send the provider a payout twice. It
+is paid once, because it is sent with a key (``keys``), and the provider pays only once for each key (``provider``).
 
 - ``call``: the handler calls the provider, and stores the receipt in the transaction that advances the offset.
 - ``outbox``: the handler stores the payout in that transaction; ``relay`` sends what is stored.

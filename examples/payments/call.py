@@ -22,11 +22,11 @@ from seekpoint import Batch, Json, Pipeline, Poison, Record
 from .keys import Payout, keys
 
 RECEIPT = text("INSERT INTO receipts VALUES (:key, :account, :cents, :receipt) ON CONFLICT (key) DO NOTHING")
-PASSING = {408, 409, 425, 429}  # client errors by number that are temporary: the same call may succeed later
+PASSING = {408, 409, 425, 429}  # HTTP's temporary client errors: the same call may succeed later
 
 
 def pay(http: httpx.Client, key: str, record: Record[Payout, Any]) -> str:
-    """Call once, and return the receipt. An answer that will not change is the record's fault; others are retried."""
+    """Call once, and return the receipt. Raises Poison for an answer that will not change; other errors are retried."""
     answer = http.post("/payouts", json=msgspec.to_builtins(record.value), headers={"Idempotency-Key": key})
     if answer.is_client_error and answer.status_code not in PASSING:
         raise Poison(f"the provider refuses it: {answer.status_code} {answer.text}", record)

@@ -1,8 +1,8 @@
 """The idempotency key of a record: its topic's id, its partition, its offset.
 
-``record.id`` has the topic's *name*. If a topic is deleted and created again, other records have the same names and
-offsets, and a receiver that knows those keys would refuse them: payouts that never happen. The topic's id is another
-one then. It is in the ledger's row, which this transaction has locked.
+``record.id`` has the topic's *name*. If a topic is deleted and created again, new records have old names and offsets,
+and a receiver that knows these keys would never pay them. So the key has the topic's id, which is another one then. The
+id is in the ledger's row, which this transaction has locked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from seekpoint import Batch, Record
 
 
 class Payout(msgspec.Struct):
-    """What a record of the topic holds."""
+    """A record's value."""
 
     account: str
     cents: int

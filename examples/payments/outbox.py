@@ -1,6 +1,6 @@
 """The outbox: the handler stores what is to be sent, in the transaction that advances the offset.
 
-What is rolled back is never sent; what is committed is sent by the relay, at least once.
+Rows that are rolled back are never sent; the relay sends committed rows at least once.
 
 ::
 

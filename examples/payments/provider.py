@@ -49,7 +49,7 @@ def accept(tx: Connection, key: str | None, body: bytes) -> Answer:
 
 
 def serve(engine: Engine, on_done: Callable[[str | None, bytes], None] | None = None) -> ThreadingHTTPServer:
-    """A server on a free port of this machine; ``on_done`` is called when the work is done and not yet answered."""
+    """A server on a free port of this machine; ``on_done`` is called after COMMIT, before the call is answered."""
 
     class Payouts(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

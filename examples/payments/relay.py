@@ -1,8 +1,8 @@
-"""The relay: sends the rows of the outbox and marks them as sent. At least once, always with the same key.
+"""The relay: sends each row of the outbox at least once, always with the same key, and marks it as sent.
 
-Start as many as you like: each takes a row that no other has locked. A row that cannot be sent now is tried again
-after 1, 2, 4 … seconds, 5 minutes at most; others are sent meanwhile, so the order is not guaranteed. A row that the
-provider refuses for good is kept with its error, and not tried again.
+Start as many relays as you like: each takes a row that no other has locked. A row that cannot be sent now is tried
+again after 1, 2, 4 … seconds, 5 minutes at most; other rows are sent meanwhile, so the order is not guaranteed. A row
+that the provider refuses for good is kept with its error, and not tried again.
 """
 
 from __future__ import annotations

@@ -12,6 +12,6 @@ CREATE TABLE outbox (
 );
 CREATE INDEX ON outbox (due_at) WHERE due_at IS NOT NULL;
 
--- In the provider's database: one row for each key that it has done the work of, and the work.
+-- In the provider's database: one row for each key whose payout was paid, and the payouts.
 CREATE TABLE inbox (key text PRIMARY KEY, body jsonb NOT NULL, receipt text NOT NULL);
 CREATE TABLE paid (receipt text NOT NULL, account text NOT NULL, cents bigint NOT NULL);

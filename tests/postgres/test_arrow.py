@@ -291,7 +291,7 @@ def test_columns_that_are_named_are_taken_and_must_be_there(sink_tables: SinkTab
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        (pa.table([[1], [2]], names=["id", "id"]), "names a column twice: id, id"),
+        (pa.table([[1], [2]], names=["id", "id"]), "has two columns of one name: id, id"),
         (pa.table({}), "the table has no columns"),
     ],
 )

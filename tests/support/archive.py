@@ -1,4 +1,4 @@
-"""Support for tests of exports: a group whose positions are set by hand, a topic, an archive in a folder."""
+"""Support for tests of exports: a group whose positions a test sets, a topic, and an archive in a folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.log_changes import trim
 
 @dataclass(frozen=True)
 class ArchivedGroup:
-    """One group, its servers, and an archive of its own."""
+    """One group, its servers, and an archive."""
 
     engine: Engine
     brokers: str
@@ -33,7 +33,7 @@ class ArchivedGroup:
 
     @classmethod
     def on_shared_servers(cls, get: Callable[[str], Any]) -> ArchivedGroup:
-        """``get`` gives fixtures."""
+        """A group on the shared servers; ``get`` returns fixtures."""
         names = ("seekpoint_engine", "seekpoint_broker", "seekpoint_schema", "group", "tmp_path", "topic", "produce")
         return cls(*map(get, names))
 
@@ -54,7 +54,7 @@ class ArchivedGroup:
         return ArchivedReader(self.kafka, self.archive)
 
     def filled(self, values: int | Sequence[Any], applied: int | None = None) -> str:
-        """A topic of one partition with these values (or "0", "1", ...), the first of which the group has applied."""
+        """A topic of one partition with these values (or "0", "1", ...); the first ``applied`` are applied."""
         name = self.topic()
         sent = list(map(str, range(values))) if isinstance(values, int) else values
         self.produce(name, sent)
@@ -62,7 +62,7 @@ class ArchivedGroup:
         return name
 
     def set_positions(self, topic: str, ends: Mapping[int, int], *, first: int = 0, group: str = "") -> None:
-        """The group has applied these partitions from ``first`` up to here, as far as the ledger can tell."""
+        """Set positions, as if the group had applied each partition from ``first`` to its end."""
         ledger = Ledger(self.engine, group or self.group, schema=self.schema)
         known = {at.partition for at in ledger.read()}
         ours = [Partition(topic, number) for number in ends]
@@ -87,11 +87,11 @@ class ArchivedGroup:
         return Range(Partition(topic, number), self.id_of(topic), start, end)
 
     def logged(self, topic: str, start: int, end: int, number: int = 0) -> list[RawRecord]:
-        """What the log has."""
+        """The log's records in this range."""
         return records(read_range(self.kafka, self.range(topic, start, end, number)))
 
     def archived(self, topic: str, start: int, end: int, number: int = 0) -> list[RawRecord]:
-        """What the archive has."""
+        """The archive's records in this range."""
         return records(self.archive.read_range(self.range(topic, start, end, number)))
 
     @property
@@ -99,21 +99,21 @@ class ArchivedGroup:
         return AdminClient({"bootstrap.servers": self.brokers, "log_level": 0})
 
     def trim(self, topic: str, to: int) -> None:
-        """What retention does: ``to`` is the first offset that is left."""
+        """Delete the records before ``to``, as retention does."""
         trim(self.admin, topic, to)
 
     def spans(self, topic: str, number: int = 0) -> list[tuple[int, int, int]]:
-        """The manifest's rows of a partition: from, to, records."""
+        """The manifest's rows of a partition: start, end, number of records."""
         found = self.archive.entries(topic)
         return [(e.start, e.end, e.records) for e in found if e.partition.number == number]
 
     def runs(self) -> list[UUID]:
-        """The exports that are on record."""
+        """The ids of the ledger's exports."""
         with transaction(self.engine, self.schema, self.archive.root) as tx:
             return sorted(tx.runs())
 
     def strays(self) -> list[Path]:
-        """Files on the disk that the manifest does not name."""
+        """Files in the folder that the manifest does not name."""
         known = {Path(file) for file in self.archive.files()}
         return sorted(set((self.folder / "archive").rglob("*.parquet")) - known)
 
@@ -123,5 +123,5 @@ class ArchivedGroup:
 
 
 def records(pieces: Iterable[Piece]) -> list[RawRecord]:
-    """All of their records."""
+    """The records of all pieces."""
     return [record for piece in pieces for record in piece]

@@ -1,4 +1,4 @@
-"""Work on a thread of its own, for the length of a ``with`` block."""
+"""Work on a separate thread during a ``with`` block."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class Background:
-    """Runs :meth:`_run` until ``_stop`` is set, which the end of the block does; it waits for the thread's end."""
+    """Runs :meth:`_run` on a thread; the end of the block sets ``_stop``, and waits until the thread has ended."""
 
     def __init__(self) -> None:
         self._stop = threading.Event()

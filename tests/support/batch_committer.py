@@ -1,4 +1,4 @@
-"""A worker's committer without a worker: batches are made on the spot."""
+"""A worker's committer without a worker: the test makes the batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.sink_tables import TOPIC
 
 
 class BatchCommitter:
-    """One worker's committer over as many batches as a test likes; ``first`` batches have made it know the table."""
+    """One worker's committer, for any number of batches; after ``first`` batches it knows the table."""
 
     def __init__(self, engine: Engine, schema: str, pipeline: Pipeline, partitions: int = 1) -> None:
         self.ledger = Ledger(engine, pipeline.group, schema=schema, synchronous_commit=pipeline.synchronous_commit)
@@ -42,19 +42,19 @@ class BatchCommitter:
 
     @property
     def driver(self) -> psycopg.Connection[Any]:
-        """The driver's connection of the committer."""
+        """The committer's psycopg connection."""
         connection = self.committer._session._connection
         assert connection is not None
         return connection.driver
 
     def batch(self, *values: Any, partition: int = 0) -> list[RawRecord]:
-        """The next records of a partition."""
+        """A partition's next records, with these values."""
         at = self.held.claims[Partition(TOPIC, partition)].next_offset
         given = [v if isinstance(v, bytes) else json.dumps(v).encode() for v in values]
         return [raw(v, topic=TOPIC, partition=partition, offset=at + n, leader_epoch=3) for n, v in enumerate(given)]
 
     def commit(self, records: Sequence[RawRecord]) -> list[type[events.Event]]:
-        """Apply them as one batch; returns the kinds of its events."""
+        """Apply the records as one batch; returns the types of its events."""
         reads: dict[Partition, Read] = {}
         for one in records:
             claim = self.held.claims[Partition(one.topic, one.partition)]
@@ -64,5 +64,5 @@ class BatchCommitter:
         return [type(one) for one in self.seen[mark:]]
 
     def apply(self, *values: Any) -> list[type[events.Event]]:
-        """The next records of partition 0, as one batch."""
+        """Apply the next records of partition 0 as one batch."""
         return self.commit(self.batch(*values))

@@ -1,4 +1,4 @@
-"""Support for tests of a batch, beside the group; and a batch in a process of its own, to be killed."""
+"""Support for tests of batch jobs: a job of the group, and one in a separate process that tests kill."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.reload_orders import OrdersGroup, pipeline
 
 
 def batch(orders_group: OrdersGroup, pipelines: Pipeline | str | None = None, **options: Any) -> BatchJob:
-    """A batch of the group's pipeline in version 1, or of another one."""
+    """A batch job of ``pipelines``, by default the group's in version 1."""
     made = pipelines or orders_group.pipeline(**options.pop("pipeline", {}))
     options.setdefault("engine", orders_group.engine)
     engine = options.pop("engine")
@@ -32,7 +32,7 @@ def offsets(orders_group: OrdersGroup) -> dict[str, int]:
 
 
 def paused(orders_group: OrdersGroup) -> str | None:
-    """By whom the group is paused; None where it is not."""
+    """Who has paused the group; None if it is not paused."""
     found = orders_group.execute(
         "SELECT paused_by FROM {schema}.consumer_group WHERE name = :g AND paused", g=orders_group.group
     )
@@ -40,7 +40,7 @@ def paused(orders_group: OrdersGroup) -> str | None:
 
 
 class PausingStager:
-    """A stager that does something before it hands out what was staged."""
+    """A stager that calls a function before it returns the result of a task."""
 
     def __init__(self, orders_group: OrdersGroup, then: Any, **options: Any) -> None:
         made = sources([orders_group.pipeline(**options)])
@@ -55,14 +55,14 @@ class PausingStager:
 
 
 class Batcher(JobProcess):
-    """One process. ``at="staging"`` halts in the first step of that state, ``at="turn cut_over"`` at its end."""
+    """A process with a batch job; ``at`` is where it halts, as of ``HaltedDriver``: ``staging``, ``turn cut_over``."""
 
     def __init__(self, orders_group: OrdersGroup, **options: Any) -> None:
         super().__init__("support.batch_process", orders_group, topic=orders_group.topic, **options)
 
 
 def main(what: dict[str, Any]) -> None:
-    """Run a batch to its end, or to the step at which it is to wait."""
+    """Run a batch job to its end, or to the step at which it halts."""
     engine = create_engine(what["url"])
     HaltedDriver.at = what.get("at", "")
     vars(job)["Driver"] = HaltedDriver

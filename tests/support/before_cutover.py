@@ -1,4 +1,4 @@
-"""A group whose table is settled, and a run of it just before its cut-over."""
+"""A group with applied records, and its reloads up to the cut-over."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3), gone(7), of(7, 5)]
 
 
 def applied_by(worker: Run, orders_group: OrdersGroup, records: list[Any], partition: int = 0) -> None:
-    """The worker has applied these records, too."""
+    """Produce records that the worker applies."""
     worker.reached(orders_group.topic, orders_group.put(records, partition), partition)
 
 
 def working(orders_group: OrdersGroup, records: list[Any], partition: int = 0, **options: Any) -> Run:
-    """A worker that has applied these records, and continues."""
+    """Produce records; returns a running worker that has applied them."""
     end = orders_group.put(records, partition)
     worker = orders_group.worker(**options)
     worker.reached(orders_group.topic, end, partition)
@@ -32,12 +32,12 @@ def working(orders_group: OrdersGroup, records: list[Any], partition: int = 0, *
 
 
 def settled(orders_group: OrdersGroup, records: list[Any] = FIRST, partition: int = 0, **options: Any) -> None:
-    """The records are in the table, and the worker that applied them has stopped."""
+    """Produce records, and let a worker apply them and stop."""
     working(orders_group, records, partition, **options).stop()
 
 
 def widen(orders_group: OrdersGroup, partitions: int) -> None:
-    """The group's topic has so many partitions, each with a leader."""
+    """Add partitions to the group's topic, up to this number."""
     admin = AdminClient({"bootstrap.servers": orders_group.brokers, "log_level": 0})
     add_partitions(admin, orders_group.topic, partitions)
 
@@ -46,7 +46,7 @@ def widen(orders_group: OrdersGroup, partitions: int) -> None:
 def diffed(
     reload: Reload, *, driver: Driver | None = None, strategy: str = "merge"
 ) -> Iterator[tuple[Reload, Driver, CatchUp]]:
-    """A run just before its cut-over: a new one, or the driver's."""
+    """Drive a run, new or ``driver``'s, to just before its cut-over."""
     driver = driver or reload.open(strategy=strategy)
     reload.stage(driver)
     with CatchUp(driver, reload.sources, reload.kafka) as rounds:
@@ -57,19 +57,19 @@ def diffed(
 
 
 def started(reload: Reload, **options: Any) -> tuple[Reload, Driver]:
-    """The reload, with a new run that has done nothing so far."""
+    """The reload, and the driver of a new run."""
     return reload, reload.open(**options)
 
 
 def staged(reload: Reload, **options: Any) -> tuple[Reload, Driver]:
-    """A new run up to the end of its staging."""
+    """Drive a new run to the end of its staging."""
     reload, driver = started(reload, **options)
     reload.stage(driver)
     return reload, driver
 
 
 def resume(reload: Reload, run: UUID) -> CutOver:
-    """Take a run over, and to its end."""
+    """Take over a run, and drive it to its end."""
     return reload.run(reload.take_over(run))
 
 

@@ -1,4 +1,4 @@
-"""What a browser sends to the console, without a browser."""
+"""Sends the console a browser's requests, without a browser."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOCAL = "http://localhost:8484"
 
 
 class Browser(TestClient):
-    """A browser of this machine, which sends what browsers send with forms."""
+    """A client on this machine that sends a browser's headers with forms."""
 
     def plan(self, action: str, **parameters: Any) -> dict[str, str]:
         """Ask for a plan; returns the fields of its form."""

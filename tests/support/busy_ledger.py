@@ -1,4 +1,4 @@
-"""A ledger with everything that the console has a page for, written by SQL: groups in every state."""
+"""Fills a ledger by SQL with data for every page of the console: groups in every state."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ ANALYZE {s}.position_sample"""
 
 
 def fill(engine: Engine, schema: str, groups: int = 40) -> Mapping[str, str]:
-    """Write it all; returns a path of the console for each template."""
+    """Fill the ledger; returns a path of the console for each template."""
     with engine.begin() as tx:
         for statement in _FILL.replace("{s}", f'"{schema}"').replace("{{", "{").replace("}}", "}").split(";\n"):
             given = {"groups": groups} if ":groups" in statement else {}

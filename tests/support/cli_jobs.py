@@ -1,4 +1,4 @@
-"""Support for tests of the commands for jobs: a group, a module of its pipelines, and the command called there."""
+"""Support for tests of the commands for jobs: a group, a module of its pipelines, and calls of the command."""
 
 from __future__ import annotations
 
@@ -62,29 +62,29 @@ class Terminal:
 
     @property
     def ledger(self) -> list[str]:
-        """Options for the database alone."""
+        """The options that name the database."""
         return ["--database-url", self.url, "--schema", self.orders_group.schema]
 
     @property
     def servers(self) -> list[str]:
-        """Options for both servers."""
+        """The options that name both servers."""
         return [*self.ledger, "--kafka", f"bootstrap.servers={self.orders_group.brokers}"]
 
     def run(self, *words: str, exits: int = 0) -> Result:
-        """Call the command in this process; it must exit so."""
+        """Call the command; fails unless its exit code is ``exits``."""
         return seekpoint(*words, exits=exits, width=80)
 
     def job(self, *words: str, name: str = "mended", exits: int = 0) -> Result:
-        """A command that takes a pipeline and both servers; ``words`` ends with the command's own options."""
+        """Call a command that takes a pipeline and both servers; ``words`` ends with the command's own options."""
         command, options = _split(words)
         return self.run(*command, f"{self.module}:{name}", *options, *self.servers, exits=exits)
 
     def look(self, *words: str, exits: int = 0) -> Any:
-        """A command that takes the database alone, and answers JSON."""
+        """Call a command that takes only the database; returns its JSON."""
         return json.loads(self.run(*words, *self.ledger, "--json", exits=exits).stdout)
 
     def process(self, *words: str, name: str = "mended", **env: str) -> subprocess.Popen[str]:
-        """Start the command in a process of its own."""
+        """Start the command in a separate process."""
         command, options = _split(words)
         return subprocess.Popen(
             [*COMMAND, *command, f"{self.module}:{name}", *self.servers, *options],
@@ -97,7 +97,7 @@ class Terminal:
 
 
 def wait_for_lock(orders_group: OrdersGroup, column: str, like: str) -> None:
-    """Until a session waits for a lock whose ``application_name`` or ``query`` is like this."""
+    """Wait until a session whose ``column`` is LIKE ``like`` waits for a lock."""
     waiting = f"SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND {column} LIKE :like"
     until(lambda: orders_group.execute(waiting, like=like), "a session that waits for a lock", 60)
 

@@ -1,4 +1,4 @@
-"""The command in a process of its own, which is forked: ``Forked("support.cli_process", {"words": [...]})``."""
+"""The command in a forked process: ``Forked("support.cli_process", {"words": [...]})``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``seekpoint`` as a process, and a project to call it in: a folder of modules, a database, a topic."""
+"""``seekpoint`` in a separate process, and a project in which to call it: modules, a database, a topic."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[sink], strict=
 
 
 class Process:
-    """The command as a process of its own; its stderr is read as it comes."""
+    """The command in a separate process; its output is read as it comes."""
 
     def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
         self._process = Forked("support.cli_process", {"words": arguments}, env=env)
@@ -73,7 +73,7 @@ class Process:
         return self._said["out"] + self._said["err"]
 
     def log(self) -> list[dict[str, Any]]:
-        """Each line of stderr, which is one JSON object; NaN and Infinity are none."""
+        """The JSON objects in the lines of stderr; fails for NaN and Infinity."""
 
         def refuse(constant: str) -> None:
             raise AssertionError(f"{constant} is no JSON")
@@ -88,7 +88,7 @@ class Process:
 
 @dataclass
 class Project:
-    """A folder with the user's modules, a database with the ledger, a topic: where the command is called."""
+    """A folder with a user's modules, a database with the ledger, and a topic, for calls of the command."""
 
     folder: Path
     url: str
@@ -104,7 +104,7 @@ class Project:
         self.fill(self.topic, values, **options)
 
     def start(self, *arguments: str, env: dict[str, str] | None = None) -> Process:
-        """The command as a process; it ends with the test."""
+        """Start the command in a process, which ends with the test."""
         self.started.append(Process(*arguments, env=env))
         return self.started[-1]
 
@@ -114,13 +114,13 @@ class Project:
         return seekpoint("status", self.group, *where, *more, exits=exits)
 
     def sql(self, *statements: str) -> None:
-        """Run these, with the schema's name for {schema}."""
+        """Run SQL statements, with the schema's name for {schema}."""
         with self.engine.begin() as tx:
             for statement in statements:
                 tx.execute(text(statement.format(schema=f'"{self.schema}"')))
 
     def lines(self) -> list[str]:
-        """What the worker has written."""
+        """The lines that the worker has written."""
         with self.engine.connect() as connection:
             return list(connection.execute(text(f'SELECT line FROM "{self.schema}".lines ORDER BY 1')).scalars())
 

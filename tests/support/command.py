@@ -18,7 +18,7 @@ def seekpoint(
     stdin: str | bytes = "",
     command: Any = app,
 ) -> Result:
-    """Run ``seekpoint`` with these words; it must exit so, and show no traceback of its own."""
+    """Run ``seekpoint`` with these words; fails for a traceback or another exit code than ``exits``."""
     plain = {"COLUMNS": str(width), "NO_COLOR": "1", **(env or {})}
     result = CliRunner().invoke(command, list(words), input=stdin, env=plain)
     assert result.exception is None or isinstance(result.exception, SystemExit), "no traceback for the user"

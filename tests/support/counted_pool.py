@@ -1,4 +1,4 @@
-"""Counts the connections that are taken of an engine's pool."""
+"""Counts the connections that are checked out of an engine's pool."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import Engine, event
 
 
 class CountedPool:
-    """How many connections of an engine's pool are in use at a time at most, and by which threads."""
+    """The most connections of a pool in use at one time, and the threads that used them."""
 
     def __init__(self, engine: Engine) -> None:
         self._pool: Any = engine.pool

@@ -1,9 +1,9 @@
-"""A test process that crashes fails the run, also where it has no test any more.
+"""Fails the run if a test process crashes, even after its last test.
 
-xdist 3.8 would start another process in its place, and hang: under ``--dist loadgroup`` what the crashed one had is
-handed out after the others were asked to end, one test at a time, and a process runs a test when it knows the next
-one. ``--max-worker-restart 0`` in ``pyproject.toml`` ends the run instead; the tests that then have not run are missing
-from its count. Of a process that crashes after its last test xdist only prints a line, and the exit code is 0.
+xdist 3.8 would start another process, and hang: under ``--dist loadgroup`` it distributes the crashed process's tests,
+one at a time, after the others were asked to end, and a process runs a test only when it knows the next one.
+``--max-worker-restart 0`` in ``pyproject.toml`` ends the run instead; tests that were not run are missing from its
+count. If a process crashes after its last test, xdist only prints a line, and the exit code is 0.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Handlers whose records say what becomes of them: applied, failing, or the end of the process.
+"""A handler whose records say whether they are applied, fail, or end the process.
 
-A value is ``ok``, ``fail`` (raises), ``fail 3`` (raises until three tries of it are on record), ``exit``,
-``sigkill`` or ``segfault``. Give the worker :meth:`CrashingHandler.watch` as an observer.
+A value is ``ok``, ``fail`` (raises), ``fail 3`` (raises until three attempts were reported), ``exit``, ``sigkill`` or
+``segfault``. Give the worker :meth:`CrashingHandler.watch` as an observer.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from support.recorded_rows import RecordTable
 
 
 class CrashingHandler:
-    """Writes the table, unless a record says otherwise. ``failed``: how often each (partition, offset) did."""
+    """Writes the table, unless a record fails; ``failed`` counts attempts by (partition, offset)."""
 
     def __init__(self, record_table: RecordTable) -> None:
         self._record_table = record_table
         self.failed: dict[tuple[int, int], int] = {}
 
     def watch(self, event: Event) -> None:
-        """Learn what is on record."""
+        """Note a record's attempts, as reported."""
         if isinstance(event, RetryScheduled):
             self.failed[event.partition.number, event.offset] = event.attempt
 

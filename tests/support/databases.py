@@ -1,4 +1,4 @@
-"""Databases that tests use one after the other: to drop one is to wait for a checkpoint of the whole server."""
+"""Databases that tests use one after the other, because dropping one waits for a checkpoint of the whole server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SCHEMAS = r"SELECT nspname FROM pg_namespace WHERE nspname NOT LIKE 'pg\_%' AND
 
 @contextmanager
 def new_database(dsn: str, encoding: str = "UTF8") -> Iterator[str]:
-    """URL (with its password) of an empty database, dropped at the end."""
+    """The URL (with its password) of a new database, dropped at the end."""
     name, server = f"test_{uuid4().hex}", make_url(dsn).set(drivername="postgresql")
     with psycopg.connect(server.render_as_string(hide_password=False), autocommit=True) as connection:
         connection.execute(
@@ -27,9 +27,9 @@ def new_database(dsn: str, encoding: str = "UTF8") -> Iterator[str]:
 
 
 def create_extension(engine: Engine, name: str) -> None:
-    """Create the extension in ``public``, unless it is there: it is the database's, and tests run at the same time.
+    """Create the extension in ``public`` unless it exists; safe for tests that run at the same time.
 
-    Raises SQLAlchemy's NotSupportedError where the server lacks it.
+    Raises SQLAlchemy's NotSupportedError if the server lacks it.
     """
     with engine.begin() as tx:
         tx.execute(text("SELECT pg_advisory_xact_lock(hashtext('create_extension'))"))
@@ -37,7 +37,7 @@ def create_extension(engine: Engine, name: str) -> None:
 
 
 def empty(url: str) -> None:
-    """Ends the database's sessions, drops its schemas, and resets its settings: it is as new."""
+    """End the database's sessions, drop its schemas, and reset its settings."""
     dsn = make_url(url).set(drivername="postgresql")
     writable = "-c default_transaction_read_only=off"
     with psycopg.connect(dsn.render_as_string(hide_password=False), autocommit=True, options=writable) as connection:

@@ -1,6 +1,6 @@
-"""A group that fails on chosen records, its dead letters, and people who replay them.
+"""A group that fails on chosen records, its dead letters, and their replays.
 
-Give it to a test with a fixture of its own::
+Give it to a test by a fixture::
 
     @pytest.fixture
     def dead_letter_group(seekpoint_engine: Engine, seekpoint_schema: str) -> DeadLetterGroup:
@@ -42,7 +42,7 @@ EVERY = Where(states=tuple(State))
 
 
 class Halt:
-    """Stops a handler inside its transaction; ``pid`` is its session at the server."""
+    """Halts a handler inside its transaction; ``pid`` is its session's process id."""
 
     def __init__(self) -> None:
         self.pid = 0
@@ -55,7 +55,7 @@ class Halt:
             assert self._open.wait(30), "nobody let the handler go on"
 
     def wait(self) -> None:
-        """Until the handler stands still."""
+        """Wait until the handler has halted."""
         assert self._reached.wait(30), "the handler was not reached"
 
     def open(self) -> None:
@@ -64,9 +64,9 @@ class Halt:
 
 
 class DeadLetterGroup:
-    """``bad`` holds the values that the handler refuses to take; ``on_record`` is called with each that it has written.
+    """A group whose handler fails on the values in ``bad``; ``on_record`` is called with each record that it wrote.
 
-    The table has no unique key: what was applied twice is there twice, in the order of writing.
+    The table has no unique key: a record that is applied twice has two rows, in the order of writing.
     """
 
     def __init__(self, engine: Engine, schema: str, group: str = "g", topic: str = TOPIC) -> None:
@@ -86,13 +86,13 @@ class DeadLetterGroup:
         )
 
     def create(self) -> Self:
-        """Make the table."""
+        """Create the table."""
         with self.engine.begin() as tx:
             tx.execute(CreateTable(self.table))
         return self
 
     def handle(self, tx: Connection, batch: Batch[Any, Any]) -> None:
-        """The handler."""
+        """Write records; raises ValueError for bad ones."""
         self.batches.append(batch)
         for r in batch:
             if r.value in self.bad:
@@ -109,7 +109,7 @@ class DeadLetterGroup:
             self.on_record(tx, r)
 
     def pipeline(self, **options: Any) -> Pipeline:
-        """Dead-letters what fails, at the first attempt."""
+        """A pipeline that dead-letters a record at its first failure."""
         given = {"value": Bytes(), "handle": self.handle, "on_poison": "dead_letter", "retry": Retry(attempts=1)}
         return Pipeline(self.group, topics=self.topic, **{**given, **options})
 
@@ -118,12 +118,12 @@ class DeadLetterGroup:
         return process(self.pipeline(**options), self.engine, records, schema=self.schema, collect=True)
 
     def park(self, *records: RawRecord, **options: Any) -> list[DeadLetter]:
-        """Apply records of which some are bad; returns the open dead letters."""
+        """Apply records, some of which are bad; returns the open dead letters."""
         self.process(records, **options)
         return self.open()
 
     def dead_lettered(self, *values: bytes, **options: Any) -> DeadLetter:
-        """Apply records with these values, of which ``b"b"`` fails this once; returns its dead letter."""
+        """Apply records with these values; ``b"b"`` fails this time. Returns its dead letter."""
         self.bad = {b"b"}
         (dead_letter,) = self.park(*orders(*values), **options)
         self.bad.clear()
@@ -132,7 +132,7 @@ class DeadLetterGroup:
     def new_replay(
         self, actor: str = "ada", *, engine: Any = None, transaction_age: float = 20.0, **options: Any
     ) -> DeadLetterReplay:
-        """A person at work."""
+        """A replay by ``actor``."""
         limits = Limits(transaction_age=transaction_age)
         pipeline = self.pipeline(**options)
         return DeadLetterReplay(pipeline, engine or self.engine, schema=self.schema, actor=actor, limits=limits)
@@ -156,19 +156,19 @@ class DeadLetterGroup:
         return {one.offset: one.state.value for one in self.dead_letters() if one.partition == partition}
 
     def applied(self, partition: int = 0) -> list[int]:
-        """The offsets of a partition that were applied, in the order of writing."""
+        """The applied offsets of a partition, in the order of writing."""
         c = self.table.c
         with self.engine.connect() as tx:
             return list(tx.execute(select(c.record).where(c.partition == partition).order_by(c.n)).scalars())
 
     def of_key(self, key: bytes) -> list[tuple[int, int]]:
-        """Partition and offset of what was applied of one key, in the order of writing."""
+        """Partition and offset of a key's applied records, in the order of writing."""
         c = self.table.c
         with self.engine.connect() as tx:
             return [tuple(row) for row in tx.execute(select(c.partition, c.record).where(c.key == key).order_by(c.n))]
 
     def actions(self) -> list[tuple[str, int | None, str, str]]:
-        """What people did: action, offset, actor, reason."""
+        """The rows of ``admin_action``: action, offset, actor, reason."""
         with self.engine.connect() as tx:
             rows = tx.execute(
                 text(f'SELECT action, from_offset, actor, reason FROM "{self.schema}".admin_action ORDER BY id')
@@ -177,5 +177,5 @@ class DeadLetterGroup:
 
 
 def orders(*values: bytes | None, start: int = 0, key: bytes | None = None, partition: int = 0) -> list[RawRecord]:
-    """Records with these values, one after the other."""
+    """Records with these values, at offsets from ``start``."""
     return [raw(v, topic=TOPIC, partition=partition, offset=n, key=key) for n, v in enumerate(values, start)]

@@ -1,4 +1,4 @@
-"""Debezium's events for tests: those that Debezium itself has written, and some that a test makes.
+"""Debezium's events for tests: golden events that Debezium has written, and events that a test makes.
 
 ``golden/*.jsonl`` were written by Debezium 3.5.0's embedded engine (``DebeziumEngine``, format ``Json``) and its
 Postgres connector (``pgoutput``, Postgres 18), a file for each set of settings: one line for each record of the topics,
@@ -23,7 +23,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def golden(settings: str, topic: str, *, source: str) -> list[RawRecord]:
-    """What Debezium wrote with these settings for one of the source's tables, as records of the topic."""
+    """The golden events of a source's table, written with these settings, as records of the topic."""
     lines = GOLDEN.joinpath(f"{settings}.jsonl").read_text(encoding="utf-8").splitlines()
     found = [one for one in map(json.loads, lines) if one["topic"] == source]
     return [
@@ -50,7 +50,7 @@ def golden_avro(settings: str, topic: str, *, source: str, client: Any) -> list[
 
 
 def frame(schema_id: int) -> bytes:
-    """What is in front of a payload with this schema."""
+    """The bytes before a payload with this schema."""
     return b"\0" + schema_id.to_bytes(4, "big")
 
 
@@ -59,7 +59,7 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def field(name: str, kind: str = "string", named: str | None = None, **parameters: str) -> dict[str, Any]:
-    """A field's schema."""
+    """A field's schema; ``named`` names its type."""
     made: dict[str, Any] = {"field": name, "type": kind, "optional": True}
     return made | ({"name": named} if named else {}) | ({"parameters": parameters} if parameters else {})
 
@@ -67,7 +67,7 @@ def field(name: str, kind: str = "string", named: str | None = None, **parameter
 def event(
     fields: list[dict[str, Any]], op: str, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
 ) -> bytes:
-    """An envelope with its schema."""
+    """An event in JSON, with its schema."""
     rows = [{"type": "struct", "fields": fields, "optional": True, "field": each} for each in ("before", "after")]
     schema = {"type": "struct", "fields": [*rows, field("op")], "name": "dbz.shop.t.Envelope"}
     payload = {"before": before, "after": after, "source": {"table": "t"}, "op": op, "ts_ms": 1}
@@ -75,6 +75,6 @@ def event(
 
 
 def key_of(**values: int | str) -> bytes:
-    """A record's key, without a schema of its parts."""
+    """A record's key in JSON, with its schema."""
     fields = [field(name, "int32" if isinstance(value, int) else "string") for name, value in values.items()]
     return json.dumps({"schema": {"type": "struct", "fields": fields}, "payload": values}).encode()

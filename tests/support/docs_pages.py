@@ -19,7 +19,7 @@ _LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, its text, and the line of the page where it begins."""
+    """A fenced block: its language, its text, and the line of the page at which it begins."""
 
     language: str
     text: str
@@ -38,24 +38,24 @@ def named(name: str) -> str:
 
 
 def name_of(page: Path) -> str:
-    """``docs/start.md``."""
+    """Its path, such as ``docs/start.md``."""
     return str(page.relative_to(ROOT))
 
 
 def blocks(text: str, language: str | None = None) -> list[Block]:
-    """The fenced blocks, of one language or all."""
+    """The fenced blocks of one language, or of all."""
     found = [Block(m[1], m[2], text[: m.start()].count("\n") + 1) for m in _FENCE.finditer(text)]
     return [block for block in found if language in {None, block.language}]
 
 
 def prose(text: str) -> str:
-    """The text without blocks and comments, where Markdown's links and headings are what they look like."""
+    """The text without blocks and comments, whose lines may look like headings."""
     return _COMMENT.sub("", _FENCE.sub("", text))
 
 
 @cache
 def anchors(text: str) -> set[str]:
-    """What ``#…`` may point to: each heading's slug, as GitHub makes it."""
+    """The anchors of a page: each heading's slug, as GitHub makes it."""
     found: set[str] = set()
     for heading in _HEADING.findall(prose(text)):
         plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", heading).replace("`", "")
@@ -68,12 +68,12 @@ def anchors(text: str) -> set[str]:
 
 
 def links(text: str) -> Iterator[str]:
-    """Every target of a link."""
+    """The targets of all links."""
     yield from _LINK.findall(re.sub(r"`[^`\n]*`(?!\])", "", prose(text)))
 
 
 def section(text: str, heading: str) -> str:
-    """The text below this heading, up to the next one of its own or a higher level."""
+    """The text below this heading, up to the next heading of the same or a higher level."""
     start = re.search(rf"^(#+) {re.escape(heading)}$", text, re.MULTILINE)
     assert start is not None, f"there is no heading {heading!r}"
     rest = text[start.end() :]

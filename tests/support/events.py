@@ -1,11 +1,11 @@
-"""Real workers under observation: a recorder to wait on, a gate to stop at a named step, a worker for a test's length.
+"""Workers for tests: a recorder of events to wait for, a gate that halts a worker at an event, and a worker.
 
 Use it through the fixture ``run_worker``::
 
     def test_it(run_worker, topic, produce, group):
         gate = Gate(events.Held)
         run = run_worker(Pipeline(group, topics=topic(), value=Bytes(), handle=write), observe=[gate])
-        gate.wait()        # the worker's thread stands still, in its open transaction
+        gate.wait()        # the worker's thread has halted inside its open transaction
         gate.open()
         run.seen.wait_for(events.Committed)
 """
@@ -30,7 +30,7 @@ Wanted = Callable[[Any], bool]
 
 
 class Recorder:
-    """An observer that keeps every event and lets other threads wait for one."""
+    """An observer that keeps all events, so that other threads can wait for an event."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
@@ -43,12 +43,12 @@ class Recorder:
 
     @property
     def events(self) -> list[Event]:
-        """Everything so far, in order."""
+        """All events so far, in order."""
         with self._news:
             return list(self._events)
 
     def mark(self) -> int:
-        """Now, as a number to give to ``since``."""
+        """A number for this moment, for ``since``."""
         with self._news:
             return len(self._events)
 
@@ -65,9 +65,9 @@ class Recorder:
         count: int = 1,
         timeout: float = SECONDS,
     ) -> E:
-        """The ``count``-th event of this kind for which ``where`` holds, as soon as it has happened.
+        """Wait for the ``count``-th event of this kind for which ``where`` is true, and return it.
 
-        Fails after ``timeout`` seconds, or at once when the worker has ended without it, and shows what happened.
+        Fails after ``timeout`` seconds, or at once if the worker ends before; the message has the events.
         """
         deadline = monotonic() + timeout
         at, found = since, 0
@@ -91,9 +91,9 @@ class Recorder:
 
 
 class Gate:
-    """An observer that stops the worker's thread at the first event of a kind, until it is opened.
+    """An observer that halts the worker's thread at the first event of a kind, until :meth:`open`.
 
-    ``where`` narrows it to some events. A gate stops the worker once; :meth:`close` makes it stop again.
+    Only events for which ``where`` is true count. It halts the worker once, and once more after :meth:`close`.
     """
 
     def __init__(self, kind: type[Event] | tuple[type[Event], ...], where: Wanted | None = None) -> None:
@@ -114,7 +114,7 @@ class Gate:
             raise AssertionError("nobody opened the gate")
 
     def wait(self, timeout: float = SECONDS) -> None:
-        """Until the worker waits at the gate."""
+        """Wait until the worker has halted at the gate."""
         assert self._reached.wait(timeout), f"the worker did not reach {self._kind} within {timeout} s"
 
     def open(self) -> None:
@@ -122,14 +122,14 @@ class Gate:
         self._opened.set()
 
     def close(self) -> None:
-        """Stop the worker at the next such event."""
+        """Halt the worker at the next matching event."""
         self._reached.clear()
         self._opened.clear()
         self._armed.set()
 
 
 class Run:
-    """A worker on a thread of its own, and everything it said (``seen``)."""
+    """A worker on a separate thread, and the recorder of its events, ``seen``."""
 
     def __init__(self, make: Callable[..., Worker], observe: Sequence[Observer]) -> None:
         self.seen = Recorder()
@@ -147,11 +147,11 @@ class Run:
         return self.worker.health()
 
     def ready(self) -> None:
-        """Wait until its state shows no trouble."""
+        """Wait until the worker is ready, without trouble."""
         until(lambda: self.health().ready and self.health().trouble is None, "a worker that is ready")
 
     def placed(self, count: int = 1) -> None:
-        """Wait until this many partitions are read."""
+        """Wait until ``count`` partitions were activated."""
         self.seen.wait_for(Activated, count=count)
 
     def reached(self, topic: str, offset: int, partition: int = 0) -> None:
@@ -163,19 +163,19 @@ class Run:
         self.seen.wait_for(Committed, there)
 
     def finish(self, topic: str, offset: int, partition: int = 0) -> None:
-        """Wait until it has committed up to this offset of the partition, and drain it."""
+        """Wait until the worker has committed up to this offset of the partition, and drain it."""
         self.reached(topic, offset, partition)
         self.stop()
 
     def ends_with(self, kind: type[Exception], match: str | None = None) -> None:
-        """Wait until this error has ended it: a stop that comes first would drain it."""
+        """Wait until this error has ended the worker; an earlier ``stop()`` would drain it."""
         stopped = self.seen.wait_for(WorkerStopped)
         assert isinstance(stopped.error, kind), stopped
         with pytest.raises(kind, match=match):
             self.stop()
 
     def stop(self) -> None:
-        """Drain it; raises the error that ended it early, if one did. Gates are opened first."""
+        """Open the gates and drain the worker; raises the error that ended it early, if any."""
         running, self._running = self._running, None
         for gate in self._gates:
             gate.open()

@@ -1,6 +1,6 @@
-"""An export in a process of its own, to be killed: ``Exporter`` on this side, ``main`` on the other.
+"""An export in a separate process that tests kill: ``Exporter`` in the test, ``main`` in the process.
 
-It stops at the chosen place, and prints a line when it does.
+It halts at the chosen place, and reports that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PLACES = ("planned", "in a file", "a file", "its row", "second file")
 
 
 class Exporter(JobProcess):
-    """One process, which waits at one of ``PLACES`` (or at ``table``: after the Delta table's commit)."""
+    """A process with an export that halts at one of ``PLACES`` (or at ``table``: after the Delta table's commit)."""
 
     def __init__(self, archived_group: ArchivedGroup, at: str, **options: Any) -> None:
         group = options.pop("group", archived_group.group)
@@ -80,7 +80,7 @@ PLACED: dict[str, Callable[[], None]] = {
 
 
 def main(what: dict[str, Any]) -> None:
-    """Export, up to the place."""
+    """Export, up to where it halts."""
     PLACED[what["at"]]()
     engine = create_engine(what["url"])
     archive = Archive(what["root"], engine, schema=what["schema"])

@@ -15,9 +15,9 @@ Fixtures = ParamSpec("Fixtures")
 
 
 def check_each(rows: Iterable[Row], check: Callable[[Row], object], name: Callable[[Row], object] = str) -> None:
-    """Checks every row; raises one AssertionError with the name and the failure of each that failed.
+    """Check every row; raises one AssertionError with name and failure of each row that failed.
 
-    Without rows it fails, so a table that can no longer be read is noticed.
+    It fails without rows, too, so that an unreadable table is noticed.
     """
     failures, count = [], 0
     for row in rows:
@@ -33,7 +33,7 @@ def check_each(rows: Iterable[Row], check: Callable[[Row], object], name: Callab
 def for_each(
     rows: Iterable[Row], name: Callable[[Row], object] = str
 ) -> Callable[[Callable[Concatenate[Row, Fixtures], None]], Callable[Fixtures, None]]:
-    """Makes a check of one row the test of all ``rows``, as ``check_each`` runs them.
+    """Decorate a check of one row: it becomes a test of all ``rows``.
 
     The row is the check's first parameter; the others are fixtures, which all rows share.
     """
@@ -52,7 +52,7 @@ def for_each(
 
 
 def _described(error: Exception) -> str:
-    """The error's text, or the statement that failed, with the last line of the tests where it came from."""
+    """The error's text, or the statement that failed, with the file and line of the tests that raised it."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if str(ROOT / "tests") in frame.filename]
     kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
     return f"{frames[-1].filename.removeprefix(f'{ROOT}/')}:{frames[-1].lineno}: {kind}{str(error) or frames[-1].line}"

@@ -1,4 +1,4 @@
-"""What the tests on real servers share: a worker group, the three protocols, members in processes of their own."""
+"""Fixtures of tests on real servers: worker groups, group protocols, databases, workers in separate processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def protocol(request: pytest.FixtureRequest) -> Mapping[str, Any]:
 
 @pytest.fixture(params=[*PROTOCOLS, "fixed"])
 def worker_options(request: pytest.FixtureRequest) -> WorkerOptions:
-    """A worker's options: in a group of each protocol, and without a group."""
+    """Makes a worker's options: for each group protocol, and for fixed partitions."""
 
     def options(topic: str, partitions: int) -> dict[str, Any]:
         if request.param == "fixed":
@@ -54,7 +54,7 @@ def worker_options(request: pytest.FixtureRequest) -> WorkerOptions:
 
 @pytest.fixture
 def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
-    """Tables for sinks, in a schema of the test's own."""
+    """Tables for sinks, in a schema that only this test uses."""
     return SinkTables(seekpoint_engine, seekpoint_schema)
 
 
@@ -73,7 +73,7 @@ def proxy(seekpoint_dsn: str) -> Iterator[PostgresProxy]:
 
 @pytest.fixture
 def new_engine() -> Iterator[NewEngine]:
-    """``new_engine(url, **options)`` makes an engine of the test's own; its pool is closed after the test."""
+    """``new_engine(url, **options)`` makes an engine for this test; its pool is closed after the test."""
     with ExitStack() as made:
 
         def make(url: URL | str, **options: Any) -> Engine:
@@ -86,13 +86,13 @@ def new_engine() -> Iterator[NewEngine]:
 
 @pytest.fixture
 def encoding() -> str:
-    """Of a database of the test's own; to be parametrized."""
+    """The encoding of ``database_url``; tests may parametrize it."""
     return "UTF8"
 
 
 @pytest.fixture(scope="session")
 def idle_databases(seekpoint_dsn: str) -> Iterator[Callable[[], AbstractContextManager[str]]]:
-    """Lends databases that are as new: to drop one is to wait for a checkpoint."""
+    """Lends emptied databases again, because dropping a database waits for a checkpoint."""
     with ExitStack() as made:
         idle: list[str] = []
 
@@ -110,7 +110,7 @@ def idle_databases(seekpoint_dsn: str) -> Iterator[Callable[[], AbstractContextM
 def database_url(
     seekpoint_dsn: str, encoding: str, idle_databases: Callable[[], AbstractContextManager[str]]
 ) -> Iterator[str]:
-    """URL (with its password) of an empty database."""
+    """The URL (with its password) of an empty database."""
     with idle_databases() if encoding == "UTF8" else new_database(seekpoint_dsn, encoding) as url:
         yield url
 
@@ -126,7 +126,7 @@ def registry() -> Iterator[SchemaRegistry]:
 
 @pytest.fixture(scope="session")
 def operators_account() -> Iterator[OperatorsAccount]:
-    """The account of the operators' session; written at the end where the environment names a file."""
+    """The account of the operators' session; it is written at the end if the environment names a file."""
     account = OperatorsAccount()
     yield account
     account.write()
@@ -147,7 +147,7 @@ def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def new_worker_process(knobs: Knobs) -> Iterator[Callable[..., WorkerProcess]]:
-    """``new_worker_process(**what)`` starts a worker's process; it is ended after the test."""
+    """``new_worker_process(**what)`` starts a worker's process, which is killed after the test."""
     processes: list[WorkerProcess] = []
 
     def start(**what: Any) -> WorkerProcess:
@@ -169,7 +169,7 @@ def worker_group(worker_group_on: Callable[..., WorkerGroup]) -> WorkerGroup:
 def worker_group_on(
     request: pytest.FixtureRequest, seekpoint_schema: str, group: str
 ) -> Iterator[Callable[..., WorkerGroup]]:
-    """``worker_group_on(postgres=…, kafka=…)``: a group on servers of the test's own, where they are given."""
+    """``worker_group_on(postgres=…, kafka=…)``: a group on these servers, by default the shared ones."""
     engines: list[Engine] = []
     tools = {
         "schema": seekpoint_schema,
@@ -200,7 +200,7 @@ def worker_group_on(
 
 @pytest.fixture
 def terminal(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    """A group and its module in a folder of its own, with nothing in the environment."""
+    """A group, and its module in a new folder, without Seekpoint's environment variables."""
     monkeypatch.chdir(tmp_path)
     for name in ("SEEKPOINT_DATABASE_URL", "SEEKPOINT_KAFKA_CONFIG", "SEEKPOINT_TRACEBACK"):
         monkeypatch.delenv(name, raising=False)

@@ -1,7 +1,7 @@
-"""Python processes that start in milliseconds: ``Forked`` on the test's side, ``main`` in the process that forks them.
+"""Python processes that start in milliseconds: ``Forked`` in the test, ``main`` in the process that forks them.
 
-That process imports all scripts once and then only forks: it has no thread, no connection and no lock. It ends with
-the test process.
+The forking process imports all scripts once and then only forks: it has no thread, no connection and no lock. It ends
+with the test process.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _forker = _Forker()
 
 
 class Forked:
-    """``main(what)`` of one of ``SCRIPTS`` in a process of its own; as ``subprocess.Popen`` with pipes of text.
+    """A process that runs ``main(what)`` of one of ``SCRIPTS``; like ``subprocess.Popen`` with pipes of text.
 
     It has no standard input. ``env`` is added to its environment.
     """
@@ -95,7 +95,7 @@ class Forked:
         assert self.pid, "the process that forks has ended"
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; the exit code (negative: the signal). Raises ``subprocess.TimeoutExpired``."""
+        """Wait for the exit code (negative: the signal). Raises ``subprocess.TimeoutExpired``."""
         with self._lock:
             if self.returncode is None:
                 if not select.select([self._status], [], [], timeout)[0]:
@@ -105,19 +105,19 @@ class Forked:
             return self.returncode
 
     def poll(self) -> int | None:
-        """The exit code, or None while it runs."""
+        """The exit code, or None while the process runs."""
         try:
             return self.wait(0)
         except subprocess.TimeoutExpired:
             return None
 
     def send_signal(self, number: int, /) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send the process a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -125,7 +125,7 @@ class Forked:
 
 
 def _serve(orders: socket.socket) -> Callable[[], None] | None:
-    """Fork until the tests are over. Returns None then; in each forked process, what it is to do."""
+    """Fork until the tests have ended, then return None; in a forked process, return its task."""
     wake, woken = os.pipe()
     for end in (wake, woken):
         os.set_blocking(end, False)
@@ -160,7 +160,7 @@ def _serve(orders: socket.socket) -> Callable[[], None] | None:
 
 
 def _report(statuses: dict[int, int]) -> None:
-    """Write the exit code of each process that has ended into its pipe."""
+    """Write the exit code of each process that has ended to its pipe."""
     for pid, pipe in list(statuses.items()):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -178,7 +178,7 @@ def _task(order: Mapping[str, Any]) -> Callable[[], None]:
 
 
 def main() -> None:
-    """Serve; a forked process leaves the loop and ends as any Python process does."""
+    """Serve; a forked process leaves the loop, runs its script and ends."""
     for name in (*SCRIPTS, "support.knobs"):
         import_module(name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests: they end this process by closing its socket

@@ -1,4 +1,4 @@
-"""A driver of DataFrames in a process of its own, to be killed."""
+"""A driver of DataFrames in a separate process that tests kill."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from support.reload_orders import OrdersGroup
 
 
 class FramesProcess(JobProcess):
-    """One driver over what is available now; ``at`` is where it halts, as of ``HaltedDriver``, or ``"applied"``.
+    """A driver's process, which applies the available records, and halts at ``at``.
 
-    With ``streams`` it runs until it is killed. With ``checkpoint`` it is a query that applies the pipeline by
-    ``foreach_batch``, which may halt before it claims anything, too: ``"called"``. With ``reloads`` it rebuilds
-    the tables, or resumes the run ``resume``; ``at`` may be a place of :func:`_stand_in_a_reload`, too.
+    ``at`` is a place of ``HaltedDriver``, or ``"applied"``. With ``streams`` it runs until it is killed. With
+    ``checkpoint`` it runs a query with ``foreach_batch``, which may also halt before it claims (``"called"``). With
+    ``reloads`` it rebuilds the tables, or resumes the run ``resume``; ``at`` may be a place of
+    :func:`_stand_in_a_reload`, too.
     """
 
     def __init__(self, orders_group: OrdersGroup, name: str, modules: Path, **what: Any) -> None:
@@ -27,7 +28,7 @@ class FramesProcess(JobProcess):
 
 
 def main(what: dict[str, Any]) -> None:
-    """Run it to its end, or to where it is to wait."""
+    """Run the driver to its end, or to where it halts."""
     from seekpoint.jobs.batch import steps
     from seekpoint.jobs.frames import bound_pipeline, under_claims
     from seekpoint.testing.servers.spark import start_spark
@@ -88,7 +89,7 @@ def _reload(spark: Any, what: dict[str, Any]) -> None:
 
 
 def _stand_in_a_reload(at: str) -> None:
-    """Beside the places of ``HaltedDriver``: "merging" a pass, and "locked" before the last pass."""
+    """Make a reload halt at ``HaltedDriver``'s places, when it merges a pass, or "locked", before the last pass."""
     from seekpoint.jobs import manage_runs
     from seekpoint.jobs.frames import passes
     from seekpoint.jobs.reload import open as opening
@@ -101,7 +102,7 @@ def _stand_in_a_reload(at: str) -> None:
 
 
 def _query(spark: Any, what: dict[str, Any]) -> None:
-    """A query over what is there now."""
+    """Apply the available records by a query."""
     from seekpoint.spark import Env, foreach_batch
 
     options = {"kafka.bootstrap.servers": what["brokers"], "subscribe": what["topic"], "startingOffsets": "earliest"}

@@ -1,4 +1,4 @@
-"""Kafka, Postgres, a group, a table, and workers between them: support for tests of a worker.
+"""Support for tests of a worker: Kafka, Postgres, a group, a table, and workers.
 
 Use it through the fixture ``worker_group`` (the shared servers), or ``worker_group_on(postgres=…, kafka=…)`` for
 servers that the test may break.
@@ -77,39 +77,39 @@ class WorkerGroup:
         return self.engine.url.render_as_string(hide_password=False)
 
     def notice_the_dead_soon(self) -> None:
-        """Under group.protocol=consumer the broker decides when a member is dead: for this group, soon."""
+        """Shorten the group's session timeout, which the broker sets under group.protocol=consumer."""
         wanted = {"consumer.session.timeout.ms": str(SESSION_MS), "consumer.heartbeat.interval.ms": "300"}
         entries = [ConfigEntry(n, v, incremental_operation=AlterConfigOpType.SET) for n, v in wanted.items()]
         resource = ConfigResource(ResourceType.GROUP, self.group, incremental_configs=entries)
         self.admin.incremental_alter_configs([resource])[resource].result(20)
 
     def topic(self, partitions: int = 1, **options: Any) -> str:
-        """A new topic."""
+        """Create a topic."""
         return self._make_topic(partitions, bootstrap=self._bootstrap, **options)
 
     def add_partitions(self, topic: str, partitions: int) -> None:
-        """Add partitions until the topic has so many."""
+        """Add partitions until the topic has this number."""
         add_partitions(self.admin, topic, partitions)
 
     def delete_topic(self, topic: str) -> None:
-        """Delete it, and wait until the brokers do not list it any more."""
+        """Delete the topic, and wait until the brokers do not list it any more."""
         self.admin.delete_topics([topic])[topic].result(20)
         self.wait(lambda: topic not in self.admin.list_topics(timeout=10).topics)
 
     def produce(
         self, topic: str, values: int | Iterable[Any], *, partition: int = 0, **more: Any
     ) -> list[tuple[int, int]]:
-        """Append these values, or so many records, and wait for all of them."""
+        """Produce these values, or this number of records, and wait until all are stored."""
         many = map(str, range(values)) if isinstance(values, int) else values
         return self._produce(topic, many, partition=partition, bootstrap=self.broker, **more)
 
     def log(self, values: int | Sequence[Any], partitions: int = 1) -> tuple[str, list[tuple[int, int]]]:
-        """A new topic with these values, or so many records, in each partition."""
+        """Create a topic with these values, or this number of records, in each partition."""
         name = self.topic(partitions)
         return name, [at for n in range(partitions) for at in self.produce(name, values, partition=n)]
 
     def stream(self, topic: str, partitions: int, rate: float = 500) -> Stream:
-        """Produce steadily, for the length of a ``with`` block."""
+        """Produce steadily during a ``with`` block."""
         return Stream(self.broker, topic, partitions, rate)
 
     def pipeline(self, topic: str, **options: Any) -> Pipeline:
@@ -117,19 +117,19 @@ class WorkerGroup:
         return self.record_table.pipeline(self.group, topic, **options)
 
     def worker(self, of: str | Pipeline, *, kafka: Mapping[str, Any] = QUICK, **options: Any) -> Run:
-        """A worker on a thread of its own, until the test ends."""
+        """Run a worker on a separate thread until the test ends."""
         pipeline = self.pipeline(of) if isinstance(of, str) else of
         given = {"engine": self.engine, "schema": self.schema, **options}
         return self._run_worker(pipeline, kafka={"bootstrap.servers": self.broker, **kafka}, **given)
 
     def worker_process(self, topic: str, *, kafka: Mapping[str, Any] = QUICK, **what: Any) -> WorkerProcess:
-        """A worker in a process of its own, until the test ends."""
+        """Run a worker in a separate process until the test ends."""
         servers = {"bootstrap.servers": self.broker, **kafka}
         given = {"dsn": self.dsn, "schema": self.schema, "group": self.group, "topic": topic}
         return self._new_worker_process(**{**given, "kafka": servers, **what})
 
     def sql(self, *statements: str) -> Sequence[Row[Any]]:
-        """Run these in one transaction, with the schema's name for ``{schema}``; returns the rows of the last."""
+        """Run statements in one transaction, with the schema's name for ``{schema}``; returns the last one's rows."""
         with self.engine.begin() as tx:
             done = [tx.exec_driver_sql(each.replace("{schema}", f'"{self.schema}"')) for each in statements]
             return done[-1].all() if done[-1].returns_rows else []
@@ -140,14 +140,14 @@ class WorkerGroup:
         return [tuple(row) for row in self.sql(f"SELECT {names} FROM {{schema}}.dead_letter ORDER BY 1, 2")]
 
     def killed_process(self, topic: str, **what: Any) -> WorkerProcess:
-        """A worker in a process of its own, killed where ``stop_at`` says."""
+        """Run a worker in a separate process, and kill it at ``stop_at``."""
         process = self.worker_process(topic, **what)
         process.wait_until_stopped()
         process.kill()
         return process
 
     def positions(self) -> dict[Partition, int]:
-        """What the ledger has."""
+        """The ledger's positions."""
         return {row.partition: row.next_offset for row in self.ledger.read()}
 
     def wait_for_position(self, topic: str, offset: int, partition: int = 0, timeout: float = SECONDS) -> None:
@@ -165,7 +165,7 @@ class WorkerGroup:
         run.stop()
 
     def topic_id(self, topic: str) -> UUID:
-        """The id that the brokers answer now."""
+        """The topic's id at the brokers now."""
         found = self.admin.describe_topics(TopicCollection([topic]))[topic].result(20).topic_id
         high, low = found.get_most_significant_bits(), found.get_least_significant_bits()
         return UUID(int=(high % 2**64 << 64) | low % 2**64)

@@ -1,6 +1,6 @@
-"""A proxy that reads Kafka's protocol, and answers a Metadata request with no brokers, as a broker that was away does.
+"""A proxy that reads Kafka's protocol, and can answer Metadata requests with no brokers, as a fenced broker does.
 
-A broker that was away for longer than ``broker.session.timeout.ms`` is fenced: until it is let in again, it answers
+A broker that was away for longer than ``broker.session.timeout.ms`` is fenced: until it is registered again, it answers
 with the topics, no broker and controller -1.
 """
 
@@ -21,7 +21,7 @@ _FLEXIBLE = 9  # from this version of Metadata on, lengths are variable and stru
 
 
 class KafkaProxy(Proxy):
-    """A proxy in front of one broker, whose Metadata answers it can empty."""
+    """A proxy of one broker that can remove the brokers from Metadata answers."""
 
     def __init__(self, upstream_host: str, upstream_port: int) -> None:
         super().__init__(upstream_host, upstream_port)
@@ -29,23 +29,23 @@ class KafkaProxy(Proxy):
 
     @property
     def bootstrap(self) -> str:
-        """``bootstrap.servers`` of clients that come through here."""
+        """``bootstrap.servers`` for clients that use the proxy."""
         return f"127.0.0.1:{self.port}"
 
     def empty_metadata(self, asker: Asker, count: int = 1) -> None:
-        """Answer the next Metadata requests of this asker, so many of them, with no brokers."""
+        """Answer the next ``count`` Metadata requests of such clients with no brokers."""
         self._call(self._due.update, {asker: count})
 
     def wait_emptied(self, asker: Asker) -> None:
-        """Wait until as many answers were emptied as :meth:`empty_metadata` said."""
+        """Wait until all answers that :meth:`empty_metadata` ordered were given."""
         until(lambda: self.has_emptied(asker), f"answers without brokers to a client ({asker})")
 
     def has_emptied(self, asker: Asker) -> bool:
-        """Whether as many answers were emptied as :meth:`empty_metadata` said."""
+        """Whether all answers that :meth:`empty_metadata` ordered were given."""
         return self._due[asker] <= 0
 
     def restore(self) -> None:
-        """Empty no more answers."""
+        """Change no more answers."""
         self._call(self._due.clear)
 
     # What follows runs in the loop's thread.
@@ -61,7 +61,7 @@ class KafkaProxy(Proxy):
 
 
 class KafkaLink(Link):
-    """A link that knows which answers are Metadata, and whether its client fetches records."""
+    """A link that recognizes Metadata answers, and whether its client is a consumer."""
 
     def __init__(self, proxy: KafkaProxy) -> None:
         super().__init__(proxy)
@@ -88,13 +88,13 @@ class KafkaLink(Link):
 
 
 class _Frames:
-    """The messages of one direction: each is preceded by its length."""
+    """Splits one direction's bytes into messages, each after its length."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that are complete by now."""
+        """The messages that are complete with these bytes."""
         self._buffer += data
         complete = []
         while len(self._buffer) >= 4 and len(self._buffer) >= 4 + (length := _int(self._buffer, 0, 4)):
@@ -104,7 +104,7 @@ class _Frames:
 
 
 def without_brokers(answer: bytes, version: int) -> bytes:
-    """A Metadata answer with its topics, no broker and controller -1."""
+    """The Metadata answer without brokers, with controller -1."""
     if version < _FLEXIBLE:
         raise ValueError(f"Metadata version {version}: only {_FLEXIBLE} and later are edited here")
     cursor = _Cursor(answer, 4)  # after the correlation id
@@ -126,7 +126,7 @@ def without_brokers(answer: bytes, version: int) -> bytes:
 
 @dataclass
 class _Cursor:
-    """A place in a message of a flexible version."""
+    """A position in a message of a flexible version."""
 
     data: Final[bytes]
     at: int
@@ -145,7 +145,7 @@ class _Cursor:
             shift += 7
 
     def skip_text(self) -> None:
-        """A string whose length is stored plus one; 0 is null."""
+        """Skip a string, whose length is stored plus one; 0 is null."""
         self.skip(max(self.unsigned() - 1, 0))
 
     def skip_tags(self) -> None:

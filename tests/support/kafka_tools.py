@@ -1,4 +1,4 @@
-"""Kafka's own ``kafka-consumer-groups``, of the release of the tests' broker: fetched once, as the broker is."""
+"""Runs Kafka's ``kafka-consumer-groups``, of the same release as the tests' broker; fetched once, as the broker is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIGEST = "62f3c5dd7aa3442d4c5bc6a95f86e2502178ea09de8e27f74d9563bf955e253c"
 
 
 class CommittedOffset(NamedTuple):
-    """A line of ``--describe``: the committed offset, the log's end, and the lag; None for ``-``."""
+    """A line of ``--describe``: the committed offset, the end offset, and the lag; None for ``-``."""
 
     current: int | None
     end: int | None
@@ -27,7 +27,7 @@ class CommittedOffset(NamedTuple):
 
 
 def describe(broker: str, *groups: str) -> dict[tuple[str, Partition], CommittedOffset]:
-    """What the tool shows of these groups, by group and partition."""
+    """The tool's lines about these groups, by group and partition."""
     words = [word for group in groups for word in ("--group", group)]
     found = {}
     for line in _run(broker, "--describe", *words).splitlines():
@@ -49,7 +49,7 @@ def _run(broker: str, *words: str) -> str:
 
 
 def _jar() -> str:
-    """The tool's jar. Skips the test where it cannot be had, unless SEEKPOINT_REQUIRE_KAFKA_TOOLS is set."""
+    """The tool's jar. Without it the test is skipped, or fails if SEEKPOINT_REQUIRE_KAFKA_TOOLS is set."""
     cache = jars.cache_folder()
     jar = jars._place(cache, TOOLS)
     try:

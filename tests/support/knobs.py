@@ -1,12 +1,13 @@
-"""Numbers that must not change what a test sees, drawn for each run: a result that depends on one is a fault.
+"""Knobs: numbers that must not change a test's result, drawn for each run.
 
-A seed alone draws a value for each knob: the same in all processes of the run, and in those that tests start. As many
-seeds in a row as a knob has values draw each of them once. A run draws its seed and prints it; ``SEEKPOINT_KNOBS=7``
-repeats that of seed 7, and ``none`` leaves Seekpoint's defaults. ``make soak`` takes one seed after the other.
+The seed alone decides the value of each knob, so all processes of the run, and those that tests start, have the same
+values. If a knob has n values, n seeds in a row draw each of them once. A run draws its seed and prints it;
+``SEEKPOINT_KNOBS=7`` repeats the run of seed 7, and ``none`` keeps Seekpoint's defaults. ``make soak`` takes one seed
+after the other.
 
-The fixture ``knobs`` sets the values for a test; fixtures that run workers ask for it. What a test gives explicitly
-stays as it is. A test whose subject is such a number keeps Seekpoint's default by ``@pytest.mark.pins("chunk")``. The
-end of a run says for each knob in how many tests code used the drawn value (in a test's own process).
+The fixture ``knobs`` sets the values for a test; fixtures that run workers request it. Values that a test gives
+explicitly are kept. ``@pytest.mark.pins("chunk")`` keeps Seekpoint's default in a test of that number. At the end a run
+reports in how many tests each knob's value was used (in the test's process).
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ _POOLS: Mapping[str, Mapping[str, Any]] = {
 
 
 def draw(seed: int) -> dict[str, Any]:
-    """Each knob's value in the run with this seed."""
+    """Each knob's value in a run with this seed."""
     drawn = {}
     for name, values in VALUES.items():
         block, number = divmod(seed, len(values))
@@ -81,7 +82,7 @@ def draw(seed: int) -> dict[str, Any]:
 
 
 class Knobs:
-    """The values that are set for a test, without those that it pins; ``reached``: the knobs whose value was used."""
+    """Sets the drawn values for a test; ``reached`` are the knobs whose value was used."""
 
     def __init__(self, drawn: Mapping[str, Any], patch: pytest.MonkeyPatch) -> None:
         self.drawn, self.reached = drawn, set[str]()
@@ -109,7 +110,7 @@ class Knobs:
             self._patch.setitem(place, key or name, self.drawn[name])
 
     def _wrap_uses(self) -> None:
-        """Note where a value is used; the group protocol and reading ahead are also set here."""
+        """Note where a value is used; two wrappers also set it (protocol, reading ahead)."""
         self._wrap(vars(loop), "consumer_config", self._consumer_config)
         self._wrap(Loop, "run", self._run)
         self._wrap(Reader, "read", self._read)
@@ -173,7 +174,7 @@ class Knobs:
 
     @contextmanager
     def pooled(self, engine: Engine) -> Iterator[Engine]:
-        """One worker's engine: on the same database, with a pool of its own as it was drawn; by default the given."""
+        """An engine for one worker, with the drawn kind of pool; ``engine`` itself if no pool was drawn."""
         pool = self.drawn.get("pool")
         if pool is not None:
             self.reached.add("pool")
@@ -186,14 +187,14 @@ class Knobs:
 
 
 def turn_in_child() -> None:
-    """Set, for the whole process, the values that the test which started it has."""
+    """Set the values of the test that started this process, for the whole process."""
     if _DRAWN in os.environ:
         Knobs(json.loads(os.environ[_DRAWN]), pytest.MonkeyPatch())
 
 
 @pytest.fixture
 def knobs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Knobs]:
-    """The drawn values are set while this test runs, and in processes that it starts."""
+    """Set the drawn values in the test and its processes, except those that it pins."""
     names = [name for mark in request.node.iter_markers("pins") for name in mark.args]
     pinned = {knob for name in names for knob in (BATCH if name == "batch" else [name])}
     assert pinned <= VALUES.keys(), f"pins({', '.join(sorted(pinned - VALUES.keys()))}): no knob has this name"
@@ -220,7 +221,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Report:
-    """In the process that reports: the seed, and in how many tests each knob's value was used."""
+    """Reports the seed, and in how many tests each knob's value was used."""
 
     def __init__(self, config: pytest.Config, seed: int) -> None:
         self._seed, self._tests = seed, Counter[str]()

@@ -21,9 +21,9 @@ ALONE_IN_TRANSACTION = "SELECT pg_advisory_xact_lock(hashtext('roles of a test')
 
 
 class LedgerRoles:
-    """Roles of the ledger at ``url``; their names are the test's own, since a server's databases share them.
+    """Roles of the ledger at ``url``; their names are random, since a server's databases share roles.
 
-    ``owner`` is a role that has the ledger already; without it one is made, to which the tables go.
+    ``owner`` is a role that owns the ledger already; without it a role is created, which gets the tables.
     """
 
     def __init__(self, url: URL, schema: str = DEFAULT_SCHEMA, *, owner: str | None = None) -> None:
@@ -40,7 +40,7 @@ class LedgerRoles:
             yield server
 
     def script(self, *targets: str) -> None:
-        """Run what `seekpoint db roles` prints."""
+        """Run the script that `seekpoint db roles` prints."""
         with self._server() as server:
             server.execute(role_script(schema=self.schema, names=self.names, targets=targets).encode())
 
@@ -50,24 +50,24 @@ class LedgerRoles:
             server.execute(statement.encode())
 
     def dsn(self) -> str:
-        """For psycopg, as the role that runs the test."""
+        """The URL for psycopg, of the role that runs the test."""
         return self.url.set(drivername="postgresql").render_as_string(hide_password=False)
 
     def engine(self, role: Role, **settings: str) -> Engine:
-        """An engine whose sessions are of this role, with these settings."""
+        """An engine whose sessions have this role and these settings."""
         given = " ".join(f"-c {name}={value}" for name, value in {"role": self.names[role], **settings}.items())
         connect: dict[str, Any] = {"options": given}
         return create_engine(self.url, poolclass=NullPool, connect_args=connect)
 
     def login(self, role: Role) -> URL:
-        """The URL of a new login that has the role, as a service has it."""
+        """Create a login that has the role; returns its URL."""
         name, password = f"{self.names[role]}-login", secrets.token_hex(8)
         self._logins.append(name)
         self.run(f'CREATE ROLE "{name}" LOGIN PASSWORD \'{password}\' IN ROLE "{self.names[role]}"')
         return self.url.set(username=name, password=password)
 
     def drop(self) -> None:
-        """Drop all roles, and what they own."""
+        """Drop all roles and their objects."""
         with self._server() as server:
             for name in [*self._logins, *self.names.values()]:
                 if name == self._owner:

@@ -1,4 +1,4 @@
-"""One worker's side of the protocol, without Kafka: claims, batches of numbered records, and what became of them."""
+"""One worker's use of the ledger, without Kafka: claims, batches of numbered records, and checks of their rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ applied = Table(
 
 @dataclass
 class LedgerWorker:
-    """A worker without Kafka. Records are numbers; writing one is a row ``(partition, record, by)`` in ``applied``."""
+    """A worker without Kafka. Records are numbers; to write one is to insert ``(partition, record, by)``."""
 
     ledger: Ledger
     topic: str = "t"
@@ -41,7 +41,7 @@ class LedgerWorker:
         return Partition(self.topic, number)
 
     def claim(self, *numbers: int, start: Mapping[int, int] | None = None) -> Claimed:
-        """Claim partitions and keep what was granted; a new topic starts at ``start`` (by default at 0)."""
+        """Claim partitions and keep the granted claims; a new topic starts at ``start`` (by default at 0)."""
         first = {self.at(n): offset for n, offset in (start or dict.fromkeys(numbers, 0)).items()}
         claimed = self.ledger.claim(
             map(self.at, numbers), {self.topic: self.topic_id}, cluster_id=self.cluster_id, start=lambda _: first
@@ -56,7 +56,7 @@ class LedgerWorker:
         return self.ledger.hold(tx, self.expected(*(numbers or self.claims)))
 
     def write(self, tx: Connection, number: int, start: int, end: int) -> None:
-        """The records' rows, inside the transaction."""
+        """Write the records' rows, inside the transaction."""
         rows = [{"partition": number, "record": r, "by": self.ledger.owner.hex} for r in range(start, end)]
         tx.execute(applied.insert(), rows, execution_options=in_schema(self.ledger.schema))
 
@@ -65,7 +65,7 @@ class LedgerWorker:
         return Move(claim, claim.next_offset if start is None else start, end, leader_epoch=7)
 
     def work(self, tx: Connection, ends: Mapping[int, int]) -> list[Claim]:
-        """Hold all that is claimed, write the records up to ``ends``, advance; all but COMMIT."""
+        """Hold all claims, write the records up to ``ends`` and advance, without COMMIT."""
         transaction = self.hold(tx)
         for n, end in ends.items():
             self.write(tx, n, self.claims[n].next_offset, end)
@@ -75,7 +75,7 @@ class LedgerWorker:
         self.claims |= {claim.partition.number: claim for claim in moved}
 
     def commit(self, ends: Mapping[int, int]) -> None:
-        """One whole transaction."""
+        """Write records up to ``ends`` in one transaction."""
         with self.ledger.engine.begin() as tx:
             moved = self.work(tx, ends)
         self.accept(moved)
@@ -87,7 +87,7 @@ class LedgerWorker:
         return {p.partition.number: p.next_offset for p in self.ledger.read() if p.partition.topic == self.topic}
 
     def row(self, number: int = 0) -> Any:
-        """The whole row, also what no method shows."""
+        """The partition's row with all its columns."""
         o = partition_state.c
         query = partition_state.select().where(
             o.consumer_group == self.ledger.group, o.topic == self.topic, o.partition == number
@@ -102,7 +102,7 @@ class LedgerWorker:
             return list(tx.execute(query, execution_options=in_schema(self.ledger.schema)))
 
     def exactly(self, ends: Mapping[int, int]) -> None:
-        """Each partition has this position, and each record before it was written once: none lost, none twice."""
+        """Assert these positions, and that each record before them has exactly one row."""
         with self.ledger.engine.connect() as tx:
             query = select(applied.c.partition, applied.c.record).order_by(applied.c.partition, applied.c.record)
             rows = tx.execute(query, execution_options=in_schema(self.ledger.schema))
@@ -111,29 +111,29 @@ class LedgerWorker:
 
 
 def make_table(engine: Engine, schema: str) -> None:
-    """Build the table of results in the ledger's schema."""
+    """Create the table of results in the ledger's schema."""
     with engine.begin() as tx:
         applied.create(tx.execution_options(**in_schema(schema)))
 
 
 def scalar(engine: Engine, query: str, **values: Any) -> Any:
-    """One value, read in a transaction of its own."""
+    """One value, read in a separate transaction."""
     with engine.connect() as tx:
         return tx.execute(text(query), values).scalar_one()
 
 
 def backend(tx: Connection) -> int:
-    """The process at the server's end."""
+    """The session's process id."""
     return int(tx.execute(text("SELECT pg_backend_pid()")).scalar_one())
 
 
 def waits_for_lock(engine: Engine, name: str) -> bool:
-    """Whether a session whose ``application_name`` is like this waits for a lock."""
+    """Whether a session whose ``application_name`` is LIKE ``name`` waits for a lock."""
     query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE :name"
     return bool(scalar(engine, query, name=name))
 
 
 def wait_until_blocked(engine: Engine, by: int) -> int:
-    """Until a session waits for a lock of this backend; returns its pid."""
+    """Wait until a session waits for a lock of backend ``by``; returns its pid."""
     query = "SELECT coalesce(min(pid), 0) FROM pg_stat_activity WHERE :by = ANY(pg_blocking_pids(pid))"
     return int(until(lambda: scalar(engine, query, by=by), f"a session that waits for {by}"))

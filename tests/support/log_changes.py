@@ -1,4 +1,4 @@
-"""What changes a topic's log: transactions, retention, and its end; and what is in it."""
+"""Changes a topic's log by transactions, retention and deletion, and reads it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMPACTED = {
 
 
 def in_transactions(broker: str, name: str, *batches: tuple[int, bool | None], partition: int = 0) -> Producer:
-    """Append each batch in a transaction of its own: committed, aborted, or (None) left open; returns the producer."""
+    """Produce each batch in a transaction: committed, aborted, or (None) left open; returns the producer."""
     producer = Producer({"bootstrap.servers": broker, "transactional.id": f"{name}-{uuid4()}", "log_level": 0})
     producer.init_transactions(30)
     for records, outcome in batches:
@@ -38,7 +38,7 @@ def in_transactions(broker: str, name: str, *batches: tuple[int, bool | None], p
 
 
 def messages(broker: str, topic: str, partition: int = 0) -> list[Message]:
-    """All records of a partition that are in its log now; nothing is committed."""
+    """All records that are in a partition's log now; no offset is committed."""
     config = {"bootstrap.servers": broker, "group.id": "none", "enable.auto.commit": False}
     consumer, found = Consumer({**config, "enable.partition.eof": True, "log_level": 0}), list[Message]()
     try:
@@ -52,7 +52,7 @@ def messages(broker: str, topic: str, partition: int = 0) -> list[Message]:
 
 
 def trim(admin: AdminClient, name: str, to: int, *, partition: int = 0) -> None:
-    """What retention does: ``to`` is the first offset that is left."""
+    """Delete the records before ``to``, as retention does."""
     at = TopicPartition(name, partition, to)
     admin.delete_records([at])[at].result(20)
 

@@ -1,15 +1,15 @@
-"""Which tests ``make test`` runs, and which only ``make test-all`` does: the mark ``long``.
+"""The mark ``long``: tests that ``make test`` leaves to ``make test-all``.
 
-``@pytest.mark.long`` is for a test that takes two seconds or more; one that is left to ``make test-all`` for another
-reason names it: ``@pytest.mark.long("a cluster of three brokers")``. A run lists tests with a bare mark that took less
-than a quarter of that, and fails where one took less than a fortieth: no machine is that much faster. With
-``SEEKPOINT_WALL_CLOCK=0`` it does neither. A server that is started ahead, beside other tests, is reason enough: its
-time is in no test's.
+``@pytest.mark.long`` is for a test that takes two seconds or more; a test that is left out for another reason names the
+reason: ``@pytest.mark.long("a cluster of three brokers")``. A run lists tests with a bare mark that took less than a
+quarter of two seconds, and fails if one took less than a fortieth, because no machine is that much faster. With
+``SEEKPOINT_WALL_CLOCK=0`` it does neither. A server that is started early, during other tests, is such a reason: no
+test's time includes its start.
 
-Some parameters repeat a test in other surroundings: those of :data:`SURROUNDINGS`, and those that a test names itself,
-``@pytest.mark.repeats("step")``. ``make test`` runs it in one of them, which differs from test to test. Where the
-parameters that are left are combined, each with each, it runs each value of each of them once. The other combinations
-are ``make test-all``'s.
+Some parameters only repeat a test in other surroundings: those in :data:`SURROUNDINGS`, and those that the test names
+with ``@pytest.mark.repeats("step")``. Of these repetitions ``make test`` runs one, another for each test. If the other
+parameters are combined, each with each, it runs each value of each parameter once. ``make test-all`` runs all
+combinations.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _repeated(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
-    """The items that repeat another one of the same test."""
+    """The items that only repeat another item of the same test."""
     tests: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
@@ -56,10 +56,10 @@ def _repeated(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
 
 
 def choose(cases: Sequence[Mapping[str, object]], repeating: Collection[str], draw: int) -> set[int]:
-    """Numbers of the cases that ``make test`` runs, each case given by its parameters; ``draw`` decides between equals.
+    """The numbers of the cases (given by their parameters) that ``make test`` runs; ``draw`` decides between equals.
 
-    Of cases that differ in repeating parameters alone it is one. If the others are combined each with each, every value
-    of every parameter is in one case or more; otherwise the cases are a written list, and all are chosen.
+    Of cases that differ only in repeating parameters, one is chosen. If the others are combined each with each, every
+    value of each is in a chosen case; otherwise the cases are a written list, and all are chosen.
     """
     columns = {name: _positions([case.get(name) for case in cases]) for name in cases[0]}
     alike: dict[object, list[int]] = defaultdict(list)
@@ -83,13 +83,13 @@ def choose(cases: Sequence[Mapping[str, object]], repeating: Collection[str], dr
 
 
 def _positions(values: Sequence[object]) -> list[int]:
-    """Of each value its place among the different ones; equal objects that are not the same one are different."""
+    """The number of each value among the different values, which are compared by identity."""
     places: dict[int, int] = {}
     return [places.setdefault(id(value), len(places)) for value in values]
 
 
 def _independent(columns: Iterable[list[int]]) -> list[list[int]]:
-    """The columns that vary, without those that another one determines: parameters of one ``parametrize``."""
+    """The columns that vary, without those that another column determines, as in one ``parametrize``."""
     left: list[list[int]] = []
     for column in sorted(columns, key=max, reverse=True):
         if max(column) and not any(len(set(zip(other, column, strict=True))) == len(set(other)) for other in left):
@@ -106,7 +106,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 class _Durations:
-    """Adds up what each test with a bare mark took, in the process that reports."""
+    """Adds up the seconds of each test with a bare mark, in the process that reports."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)

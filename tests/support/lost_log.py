@@ -17,7 +17,7 @@ def admin_of(worker_group: WorkerGroup) -> Admin:
 
 
 def lost_log(worker_group: WorkerGroup) -> str:
-    """A topic of ten records, of which the group has applied three, and the first five are deleted."""
+    """Make a topic of ten records, of which the group has applied three and the first five are deleted."""
     name, _ = worker_group.log(10)
     run = worker_group.worker(name, limits=OFTEN)
     run.reached(name, 10)

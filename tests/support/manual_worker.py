@@ -1,4 +1,4 @@
-"""A worker's own parts, moved by hand, and rivals that the worker does not know of."""
+"""A worker's parts, driven by the test, and rival processes that claim its partitions."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def actions(worker_group: WorkerGroup) -> list[Any]:
 
 
 def rival(worker_group: WorkerGroup, **options: Any) -> Ledger:
-    """Another process of the same group, as far as the ledger can tell."""
+    """The group's ledger with another owner, as in another process."""
     return Ledger(worker_group.engine, worker_group.group, schema=worker_group.schema, **options)
 
 
 def seize(worker_group: WorkerGroup, by: Ledger, topic: str, *numbers: int) -> None:
-    """Claim partitions that Kafka has not assigned, under the ids that the rows have."""
+    """Claim partitions for ``by`` that Kafka has not assigned, under the stored ids."""
     stored = {row.partition: row for row in by.read()}
     wanted = [Partition(topic, n) for n in numbers]
     cluster = scalar(worker_group.engine, f"SELECT cluster_id FROM {worker_group.schema}.consumer_group")
@@ -42,7 +42,7 @@ def seize(worker_group: WorkerGroup, by: Ledger, topic: str, *numbers: int) -> N
 
 
 class ManualWorker:
-    """The worker's own parts, moved by hand: to have exactly these records in one batch."""
+    """A worker's parts, driven by the test, so that a batch has exactly the wanted records."""
 
     def __init__(self, worker_group: WorkerGroup, topic: str, **kafka: Any) -> None:
         self.seen = Recorder()
@@ -63,13 +63,13 @@ class ManualWorker:
         self.held.leave()
 
     def batch(self, count: int) -> OpenBatch:
-        """One batch of exactly the next ``count`` records, of whatever partitions."""
+        """A batch of exactly the next ``count`` records, of any partitions."""
         batch = self.batch_unless_stopped(count)
         assert batch is not None, self.held.stopped
         return batch
 
     def batch_unless_stopped(self, count: int) -> OpenBatch | None:
-        """As :meth:`batch`; None where a partition stops before that."""
+        """As :meth:`batch`, but None if a partition stops before."""
         messages: list[Any] = []
         tokens: set[Any] = set()
 

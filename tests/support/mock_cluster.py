@@ -1,4 +1,4 @@
-"""librdkafka's mock cluster: a Kafka inside this process, for errors that a real broker gives only by its settings.
+"""librdkafka's mock cluster: Kafka inside this process, for errors that a real broker returns only by its settings.
 
 The brokers live in the librdkafka that confluent-kafka bundles, so nothing is installed or started.
 """
@@ -22,7 +22,7 @@ def _call(name: str, result: Any, *arguments: Any) -> Any:
 
 
 class MockCluster:
-    """A Kafka cluster of one broker on a free port, gone when the ``with`` block ends. ``bootstrap``: its address."""
+    """A Kafka cluster of one broker on a free port during a ``with`` block; ``bootstrap`` is its address."""
 
     def __init__(self) -> None:
         why = ctypes.create_string_buffer(512)
@@ -47,7 +47,7 @@ class MockCluster:
         assert _call("rd_kafka_mock_topic_create", ctypes.c_int, self._cluster, name.encode(), 1, 1) == 0
 
     def push_request_errors(self, api_key: int, errors: Sequence[int]) -> None:
-        """Answer the next requests of this kind (the protocol's number) with these error codes, one each, in order."""
+        """Answer the next requests with this API key with these error codes, one each, in order."""
         codes = (ctypes.c_int * len(errors))(*errors)
         length = ctypes.c_size_t(len(errors))
         _call("rd_kafka_mock_push_request_errors_array", None, self._cluster, ctypes.c_int16(api_key), length, codes)

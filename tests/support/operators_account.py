@@ -1,4 +1,4 @@
-"""What the operators' session found, added up over its tests: ``make operators`` writes it as operators-report.json."""
+"""Counts of the operators' session, over all its tests; ``make operators`` writes them to operators-report.json."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ REPORT = "SEEKPOINT_OPERATORS_REPORT"
 
 @dataclass
 class OperatorsAccount:
-    """``plans`` were made, or could not be; each was ``applied``, ``refused``, or had nothing to do (``unchanged``).
+    """Counts of the operators' plans: each was ``applied``, ``refused``, or had nothing to do (``unchanged``).
 
-    ``broken``: plans whose connection broke, around COMMIT or at a statement. ``rebalanced``: plans while a worker left
-    and another joined. ``obeyed``: seconds from a plan's COMMIT to the claims after it, without rebalances.
-    ``mirror_equal``: how often Kafka's own tool showed the ledger's positions.
+    ``broken`` counts plans whose connection broke, at COMMIT or at a statement; ``rebalanced`` plans while a worker
+    left and another joined. ``obeyed`` has the seconds from a plan's COMMIT to the next claims, without rebalances;
+    ``mirror_equal`` counts how often Kafka's tool showed the ledger's positions.
     """
 
     plans: int = 0
@@ -43,7 +43,7 @@ class OperatorsAccount:
     obeyed: list[float] = field(default_factory=list)
 
     def add_rows(self, found: Iterable[Any], expected: Iterable[Any]) -> None:
-        """Compare what was written with what should be, however often; raises AssertionError for a difference."""
+        """Compare written rows with the expected ones, repetitions included; raises AssertionError if they differ."""
         is_there, wanted = Counter(found), Counter(expected)
         lost, twice = wanted - is_there, is_there - wanted
         self.records += wanted.total()
@@ -53,7 +53,7 @@ class OperatorsAccount:
         assert not twice, f"{twice.total()} written too often: {sorted(twice)[:10]}"
 
     def add_mirror(self, shown: Mapping[Any, Any], ledger: Mapping[Any, Any]) -> None:
-        """Compare what Kafka's tool shows with the ledger; raises AssertionError for a difference."""
+        """Compare the positions in Kafka's tool with the ledger's; raises AssertionError if they differ."""
         if shown == ledger:
             self.mirror_equal += 1
         else:
@@ -61,7 +61,7 @@ class OperatorsAccount:
         assert shown == ledger
 
     def report(self) -> dict[str, Any]:
-        """All of it, the seconds as their median and the most."""
+        """The counts for JSON, with median and maximum of the seconds."""
         found = self.obeyed
         seconds = {"median": round(statistics.median(found), 3), "most": round(max(found), 3)} if found else {}
         return asdict(self) | {"obeyed": {"measured": len(found), **seconds}}

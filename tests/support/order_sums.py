@@ -1,4 +1,4 @@
-"""The group's orders as sums, one row for each bucket of ids, by workers and by jobs; and the plain loop to compare."""
+"""A pipeline that sums the group's orders, a row for each bucket of ids, and a plain loop that computes the same."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ orders = totals_of({group!r}, {topic!r}, {schema!r}, version={version})
 
 
 def totals(orders_group: OrdersGroup, **options: Any) -> Pipeline:
-    """The group's pipeline of the sums; version 2 doubles amounts. Makes the table, unless it is there."""
+    """The group's pipeline of the sums; version 2 doubles amounts. Creates the table unless it exists."""
     orders_group.execute(TABLE.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))
     return totals_of(orders_group.group, orders_group.topic, orders_group.schema, **options)
 
 
 def totals_of(group: str, topic: str, schema: str, *, version: int = 1, **options: Any) -> Pipeline:
-    """The pipeline of the sums of a topic."""
+    """The pipeline of a topic's sums."""
     sink = Accumulate(
         (schema, "totals"),
         key=["bucket"],
@@ -67,7 +67,7 @@ def _row(order: Order, version: int) -> dict[str, Any]:
 
 
 def expected(records: Records, by: int = 1) -> list[tuple[Any, ...]]:
-    """What a plain loop makes of these records."""
+    """The rows, computed by a plain loop; ``by`` multiplies amounts."""
     table: dict[int, list[Any]] = {}
     for key, value in records:
         row = table.setdefault(json.loads(key)["id"] % BUCKETS, [0, 0, Decimal(0), 0.0, None, None])
@@ -84,7 +84,7 @@ def expected(records: Records, by: int = 1) -> list[tuple[Any, ...]]:
 
 
 def assert_sums(orders_group: OrdersGroup, records: Records, by: int = 1) -> None:
-    """The table is what a plain loop makes of these records; floats but for their last digits."""
+    """Assert that the table has a plain loop's rows; floats may differ in their last digits."""
     found, wanted = orders_group.rows("totals", COLUMNS), expected(records, by)
     assert [row[:4] + row[5:] for row in found] == [row[:4] + row[5:] for row in wanted]
     for ours, theirs in zip(found, wanted, strict=True):

@@ -1,4 +1,4 @@
-"""As much of Postgres's wire protocol (version 3) as the proxy must read to know a statement when it passes."""
+"""The part of Postgres's wire protocol (version 3) that the proxy needs to recognize statements."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _COMMIT = re.compile(rf"(?:(?:^|;)\s*COMMIT|^\s*END){_TAIL}", re.IGNORECASE)
 
 
 class Piece(NamedTuple):
-    """A whole message of a wanted ``kind``, or (``kind`` 0) a run of bytes that only have to be passed on."""
+    """A whole message of a wanted ``kind``, or (``kind`` 0) bytes to pass on unread."""
 
     kind: int
     raw: bytes
 
 
 class Framer:
-    """Cuts one direction of a connection into pieces; all the pieces together are all the bytes fed.
+    """Cuts one direction of a connection into pieces, which together are all its bytes.
 
     Only messages whose kind is in ``wanted`` are collected; others, like the data of a COPY, are never buffered.
     """
@@ -74,13 +74,13 @@ class Framer:
 
 
 class Greeting:
-    """What the client says before messages have a kind: requests for encryption, then the startup packet."""
+    """The client's first messages, which have no kind: requests for encryption, then the startup packet."""
 
     def __init__(self) -> None:
         self._held = b""
 
     def feed(self, data: bytes) -> tuple[int, bytes]:
-        """How many requests for encryption to refuse, and what to pass on (empty while the greeting lasts)."""
+        """How many requests for encryption to refuse, and the bytes to pass on: none before the startup packet."""
         self._held += data
         refusals = 0
         while len(self._held) >= 8:
@@ -93,14 +93,14 @@ class Greeting:
 
 
 class Statements:
-    """Follows names of prepared statements and portals, so that each execution is known by its SQL."""
+    """Tracks the names of prepared statements and portals, to find the SQL of each execution."""
 
     def __init__(self) -> None:
         self._prepared: dict[bytes, str] = {}
         self._portals: dict[bytes, str] = {}
 
     def executed(self, piece: Piece) -> str | None:
-        """The SQL that this message makes the server run; None for messages that run nothing."""
+        """The SQL that this message makes the server run; None if it runs nothing."""
         body = piece.raw[5:]
         match chr(piece.kind):
             case "Q":
@@ -117,7 +117,7 @@ class Statements:
 
 
 def is_commit(sql: str) -> bool:
-    """Whether the text ends the transaction with COMMIT (COMMIT PREPARED is another matter)."""
+    """Whether the text ends the transaction with COMMIT (COMMIT PREPARED does not)."""
     return _COMMIT.search(_COMMENTS.sub(" ", sql)) is not None
 
 

@@ -1,4 +1,4 @@
-"""How the server plans a statement of the ledger, over a schema filled for it."""
+"""The server's plans of the ledger's statements, in a filled schema."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Plan = Mapping[str, Any]
 
 
 class FilledLedger(NamedTuple):
-    """A ledger with rows in it."""
+    """A filled ledger: engine and schema."""
 
     engine: Engine
     schema: str
@@ -27,7 +27,7 @@ class FilledLedger(NamedTuple):
 
 @contextmanager
 def filled_ledger(dsn: str, tables: tuple[str, ...], fill: str, analyzed: bool, **given: Any) -> Iterator[FilledLedger]:
-    """A ledger's schema with rows of ``fill``, analyzed once or never: autovacuum does not change that."""
+    """Create a ledger's schema with the rows of ``fill``, analyzed once or never; autovacuum is off."""
     engine, name = create_engine(dsn), f"plans_{secrets.token_hex(6)}"
     schema.upgrade(engine, schema=name)
     with engine.begin() as tx:
@@ -46,13 +46,13 @@ def filled_ledger(dsn: str, tables: tuple[str, ...], fill: str, analyzed: bool, 
 def plan_of(
     tx: Connection, ledger: str, query: Query, given: Mapping[str, Any], *, how: str = "ANALYZE, FORMAT JSON"
 ) -> Plan:
-    """The plan with these values; what it writes is rolled back."""
+    """The plan with these values; the caller rolls back what ANALYZE writes."""
     plan: Plan = tx.exec_driver_sql(f"EXPLAIN ({how}) {query.in_schema(ledger)}", given).scalar_one()[0]["Plan"]
     return plan
 
 
 def prepared_plan(tx: Connection, ledger: str, query: Query) -> Plan:
-    """The plan without values: psycopg prepares what is repeated."""
+    """The plan without values, as of a prepared statement."""
     if (tx.dialect.server_version_info or (0,)) < (16,):
         pytest.skip("EXPLAIN (GENERIC_PLAN) came with Postgres 16")
     text, _ = numbered(query.in_schema(ledger))
@@ -61,7 +61,7 @@ def prepared_plan(tx: Connection, ledger: str, query: Query) -> Plan:
 
 
 def scans(plan: Plan, table: str) -> Iterator[Plan]:
-    """The nodes that read a table."""
+    """The plan's nodes that read a table."""
     if plan.get("Relation Name") == table and plan["Node Type"] != "ModifyTable":
         yield plan
     for inner in plan.get("Plans", []):
@@ -69,7 +69,7 @@ def scans(plan: Plan, table: str) -> Iterator[Plan]:
 
 
 def rows_read(plan: Plan, table: str) -> int:
-    """Rows of a table that were read, those that did not fit counted."""
+    """The rows read from a table, including those that a filter removed."""
     found = list(scans(plan, table))
     assert found, plan
     return sum(
@@ -78,13 +78,13 @@ def rows_read(plan: Plan, table: str) -> int:
 
 
 def flush_counts(tx: Connection) -> None:
-    """Report what this session has counted so far."""
+    """Make the session report its statistics."""
     tx.execute(text("SELECT pg_stat_force_next_flush()"))
     tx.commit()
 
 
 def sequential_scans(engine: Engine, ledger: str, table: str) -> int:
-    """How often the server read the whole table, as it counts."""
+    """How many sequential scans of the table the server has counted."""
     query = "SELECT seq_scan FROM pg_stat_user_tables WHERE schemaname = :schema AND relname = :table"
     with engine.connect() as tx:
         flush_counts(tx)

@@ -1,4 +1,4 @@
-"""A proxy of Postgres that reads along, and breaks connections at one exact statement or COMMIT."""
+"""A proxy of Postgres that reads the protocol, and breaks connections at one exact statement or COMMIT."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class _Fault:
 
 
 class PostgresProxy(Proxy):
-    """A ``Proxy`` that reads the client's side of Postgres's protocol and can break it at one exact message.
+    """A ``Proxy`` that reads the client's messages to Postgres and can break the connection at one exact message.
 
-    ``arm()`` sets one fault for the next matching statement of any connection. It happens once; ``fired`` is set
-    and ``counts[when]`` raised after it has happened. ``counts`` also has ``statement`` and ``commit`` (executions
+    ``arm()`` sets one fault for the next matching statement of any connection. After the fault has happened, once,
+    ``fired`` is set and ``counts[when]`` increased. ``counts`` also has ``statement`` and ``commit`` (executions
     seen), ``commit_refused`` and ``delivered``. Simple and extended protocol, prepared statements and pipelines
-    are understood; an implicit commit (autocommit) is no COMMIT. Requests for TLS are refused, so the upstream
-    must let this machine in without it and the client may not insist (``sslmode=require``).
+    are understood; an implicit commit (autocommit) is no COMMIT. Requests for TLS are refused: the server must
+    accept connections without TLS, and the client not require it (``sslmode=require``).
 
-    ``in_front_of(dsn)`` builds one from a SQLAlchemy URL, and ``dsn`` is that URL through the proxy.
+    ``in_front_of(dsn)`` makes a proxy from a SQLAlchemy URL, and ``dsn`` is that URL with the proxy's address.
     """
 
     def __init__(self, upstream_host: str, upstream_port: int) -> None:
@@ -59,7 +59,7 @@ class PostgresProxy(Proxy):
 
     @classmethod
     def in_front_of(cls, dsn: str) -> Self:
-        """A proxy for the server of a SQLAlchemy URL; ``ConfigError`` unless that names exactly one host."""
+        """A proxy of the server of a SQLAlchemy URL; raises ConfigError unless the URL names exactly one host."""
         url = make_url(dsn)
         hosts = [host for host in (url.host, url.query.get("host")) if host]
         ports = [port for port in (url.port, url.query.get("port")) if port]
@@ -75,47 +75,46 @@ class PostgresProxy(Proxy):
 
     @property
     def dsn(self) -> str:
-        """The URL given to ``in_front_of``, leading through the proxy; the password is in it."""
+        """The URL given to ``in_front_of``, with its password and the proxy's address."""
         if self._url is None:
             raise ConfigError("this proxy was not made by PostgresProxy.in_front_of(dsn)")
         through = self._url.difference_update_query(["host", "port"]).set(host=HOST, port=self.port)
         return through.render_as_string(hide_password=False)
 
     def arm(self, when: When, text: str | None = None, *, skip: int = 0, session: str | None = None) -> None:
-        """Break the next matching statement, replacing what was armed before; ``fired`` is cleared.
+        """Break the next matching statement. Replaces an earlier fault, and clears ``fired``.
 
         - ``before_commit``: the COMMIT is not forwarded and both sides are cut. It has not taken effect; the
-          server rolls back, and lets go of its locks, as soon as it notices.
-        - ``after_commit``: the COMMIT is forwarded, the server's answer swallowed and the client cut. It has
+          server rolls back, and releases its locks, as soon as it notices.
+        - ``after_commit``: the COMMIT is forwarded, the server's answer dropped and the client cut. It has
           taken effect. A refused COMMIT (ROLLBACK, an error) passes through, counts as ``commit_refused``, and
-          the fault waits for the next one.
+          the fault waits for the next COMMIT.
         - ``after_commit_delayed``: the client is cut at once, and the COMMIT kept until ``deliver()``; meanwhile
           the transaction is open on the server with all its locks.
-        - ``at_statement``: both sides are cut in front of a statement whose SQL contains ``text`` (None: of any
+        - ``at_statement``: both sides are cut before a statement whose SQL contains ``text`` (None: before any
           statement, so that a test can try every ``skip``). The transaction is rolled back.
 
-        Of the first three, ``text`` means: the COMMIT of a transaction that had a statement with this text.
-        ``skip`` lets that many matches pass first. ``session``: only in a session that had a statement with this text.
+        For the three faults of COMMIT, ``text`` must be in a statement of the transaction. ``skip`` matches pass
+        first. With ``session``, the session must have had a statement with this text.
 
-        What psycopg raises is the same in all four cases, out of ``commit()`` or ``execute()``:
-        ``psycopg.OperationalError`` with ``sqlstate`` None ("server closed the connection unexpectedly"), and
-        ``connection.broken`` is true. So a COMMIT that took effect looks like one that did not.
-        SQLAlchemy wraps it as ``sqlalchemy.exc.OperationalError`` with ``connection_invalidated`` true.
+        In all four cases psycopg raises ``OperationalError`` with ``sqlstate`` None ("server closed the connection
+        unexpectedly"), and ``connection.broken`` is true: a COMMIT that took effect looks like one that did not.
+        SQLAlchemy's ``OperationalError`` has ``connection_invalidated`` true.
         """
         self._call(self._arm, _Fault(when, text, skip, session))
 
     def deliver(self, timeout: float = 10.0) -> str:
-        """Send the oldest COMMIT held back by ``after_commit_delayed`` and give the server's answer.
+        """Send the oldest COMMIT that ``after_commit_delayed`` has kept; returns the server's answer.
 
         ``"COMMIT"``; ``"ROLLBACK"``; ``"ERROR"`` and an SQLSTATE; or ``"CLOSED"`` if the server had ended the
-        connection before. Raises ``TimeoutError`` after ``timeout`` seconds, ``RuntimeError`` if none is held.
+        connection before. Raises ``TimeoutError`` after ``timeout`` seconds, ``RuntimeError`` if no COMMIT is kept.
         """
         return self._do(self._deliver(timeout))
 
     # What follows runs in the loop's thread.
 
     def meet(self, link: PostgresLink, sql: str, piece: pgwire.Piece) -> bool:
-        """Count the statement and break it if it is the one; True says: do not forward it."""
+        """Count the statement, and break it if it matches the fault; True if it must not be forwarded."""
         commit = pgwire.is_commit(sql)
         self.counts["statement"] += 1
         self.counts["commit"] += commit
@@ -182,7 +181,7 @@ class PostgresProxy(Proxy):
 
 
 class PostgresLink(Link):
-    """A link that reads along: the client's statements, and the server's answer while one is waited for."""
+    """A link that reads the client's statements, and the server's answers while one is awaited."""
 
     def __init__(self, proxy: PostgresProxy) -> None:
         super().__init__(proxy)
@@ -225,7 +224,7 @@ class PostgresLink(Link):
                 self.send_client(piece.raw)
 
     def watch_answers(self, answered: Callable[[str], bool]) -> None:
-        """Show each outcome of a statement to ``answered``, until it returns True."""
+        """Pass the outcome of each statement to ``answered``, until that returns True."""
         self._backend.wanted, self._answered = pgwire.ANSWERS, answered
 
     def ignore_answers(self) -> None:

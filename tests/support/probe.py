@@ -1,4 +1,4 @@
-"""Asking a probe."""
+"""Requests to a worker's probes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ask", "free_port", "free_ports"]
 
 
 def free_ports(count: int) -> Sequence[int]:
-    """So many free ports that follow one another, outside the range that outgoing connections draw from."""
+    """``count`` consecutive free ports, outside the range that outgoing connections draw from."""
     while True:
         ports = range(first := free_port(), first + count)
         with ExitStack() as sockets:
@@ -26,7 +26,7 @@ def free_ports(count: int) -> Sequence[int]:
 
 
 def ask(port: int, path: str, method: str = "GET") -> tuple[int, bytes]:
-    """Status and body; 0 while there is no server, or none that answers in full: it ends, or the machine is busy."""
+    """The status and body of an answer; status 0 if no server answers, or if the answer is incomplete."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request(method, path)

@@ -1,4 +1,4 @@
-"""A job in a process of its own, to be killed: ``JobProcess`` on the test's side; on the other, where it waits."""
+"""A job in a separate process that tests kill: ``JobProcess`` in the test, ``HaltedDriver`` in the process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.reload_orders import OrdersGroup
 
 
 class JobProcess(ChildProcess):
-    """One process that runs ``main`` of ``script`` on these servers; reports ``halted`` where it waits for ever."""
+    """A process that runs ``main`` of ``script`` on these servers, and reports ``halted`` when it has halted."""
 
     def __init__(self, script: str, servers: OrdersGroup | ArchivedGroup, **what: Any) -> None:
         given = {
@@ -27,14 +27,14 @@ class JobProcess(ChildProcess):
         super().__init__(Forked(script, given))
 
     def kill_where_it_waits(self) -> None:
-        """SIGKILL once it waits there."""
+        """SIGKILL the process when it has halted."""
         halted = self.reaches("halted")
         self.close()
         assert halted, self.errors
 
 
 class HaltedDriver(Driver):
-    """A driver that waits for ever at one place."""
+    """A driver that halts in the state ``at``, or in the transition to it (``turn STATE``)."""
 
     at = ""
 
@@ -50,6 +50,6 @@ class HaltedDriver(Driver):
 
 
 def halt() -> None:
-    """For ever."""
+    """Report ``halted``, and wait forever."""
     report("halted")
     threading.Event().wait()

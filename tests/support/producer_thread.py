@@ -1,4 +1,4 @@
-"""Orders that are produced while a test reloads, on a thread of their own."""
+"""Produces orders on a separate thread while a test reloads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from support.waiting import until
 
 
 class OrderProducer(Background):
-    """Produces orders on a thread of its own; ``all`` is what was produced."""
+    """Produces orders on a separate thread; ``all`` has the produced records."""
 
     def __init__(self, orders_group: OrdersGroup) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class OrderProducer(Background):
 
 
 def applied(orders_group: OrdersGroup, order_producer: OrderProducer) -> None:
-    """Wait until workers have committed all that was produced."""
+    """Wait until workers have committed all produced records."""
     passed = "SELECT sum(next_offset) FROM {schema}.partition_offset"
     until(
         lambda: orders_group.execute(passed) == [(len(order_producer.all),)],

@@ -1,6 +1,6 @@
 """A TCP proxy that breaks connections on purpose, for any protocol.
 
-It runs an event loop in a thread of its own, on a free loopback port, without encryption.
+It runs an event loop in a separate thread, on a free loopback port, without encryption.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ HOST: Final = "127.0.0.1"
 class Proxy:
     """Forwards a free loopback ``port`` to the upstream until a method injects a fault; for tests and benchmarks.
 
-    ``counts`` has what happened: ``connected``, ``cut``, ``unreachable`` (the upstream could not be reached, so
-    the client was reset). Each method returns when its work is done and may be called from any thread. Leaving
-    the ``with`` block resets what is open and raises ``RuntimeError`` if the proxy itself failed inside.
+    ``counts`` has the numbers of ``connected``, ``cut`` and ``unreachable`` connections (the upstream could not be
+    reached, so the client was reset). Methods return when their work is done, and may be called from any thread. The
+    end of the block resets open connections and raises ``RuntimeError`` if the proxy itself has failed.
     """
 
     def __init__(self, upstream_host: str, upstream_port: int) -> None:
@@ -53,7 +53,7 @@ class Proxy:
         self.close()
 
     def close(self) -> None:
-        """Reset all connections and give the port back; raises what failed inside. Closing twice is fine."""
+        """Reset all connections and free the port; raises if the proxy has failed. May be called twice."""
         if self.loop.is_closed():
             return
         self._do(self._close())
@@ -64,27 +64,27 @@ class Proxy:
             raise RuntimeError("the proxy failed inside") from self._failure
 
     def cut(self) -> int:
-        """Reset (RST) every connection on both sides and say how many; new ones are welcome."""
+        """Reset (RST) every connection on both sides, and return how many; new connections are accepted."""
         return self._do(self._cut())
 
     def refuse(self) -> None:
-        """Refuse new connections (ECONNREFUSED) and keep the port; those that are open live on."""
+        """Refuse new connections (ECONNREFUSED) and keep the port; open connections stay open."""
         self._do(self._refuse())
 
     def accept(self) -> None:
-        """Take new connections again."""
+        """Accept new connections again."""
         self._do(self._accept())
 
     def freeze(self) -> None:
-        """Go silent both ways without closing anything, as if the peer had vanished: even a FIN is swallowed.
+        """Forward nothing in both directions, not even a FIN, without closing connections.
 
-        What is sent meanwhile is delivered by ``thaw()``, as a network does when it heals; ``cut()`` loses it.
-        New connections are accepted and hear nothing.
+        ``thaw()`` delivers the bytes that were sent meanwhile, as a network does when it recovers; ``cut()`` loses
+        them. New connections are accepted and get no answer.
         """
         self._call(self._hush, True)
 
     def thaw(self) -> None:
-        """End ``freeze()`` and deliver what was held back."""
+        """End ``freeze()`` and deliver the kept bytes."""
         self._call(self._hush, False)
 
     def delay(self, seconds: float, direction: Direction | None = None) -> None:
@@ -189,7 +189,7 @@ def _bound(port: int) -> socket.socket:
 
 
 class Side(asyncio.Protocol):
-    """One socket of a link: fills one lane, is the target of the other."""
+    """One socket of a link: the source of one lane, and the target of the other."""
 
     def __init__(self, link: Link, received: Callable[[bytes], None]) -> None:
         self._link, self._received = link, received
@@ -203,12 +203,12 @@ class Side(asyncio.Protocol):
 
     @property
     def full(self) -> bool:
-        """It takes no more for now; a closed one takes everything and forgets it."""
+        """Whether it takes no more bytes for now; a closed socket drops all."""
         return self._full and self.alive
 
     @property
     def shut(self) -> bool:
-        """No socket is open: never connected, or closed by now."""
+        """Whether the socket is closed, or was never connected."""
         return self.transport is None or self.gone.done()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -250,7 +250,7 @@ class Side(asyncio.Protocol):
 
 
 class Lane:
-    """Bytes on their way in one direction, each chunk with the time it may arrive at; b"" is the end."""
+    """Bytes on their way in one direction, each chunk with its earliest time of arrival; b"" is the end."""
 
     def __init__(self, link: Link, target: Side, direction: Direction) -> None:
         self._link, self._proxy, self.target, self._direction = link, link.proxy, target, direction
@@ -265,7 +265,7 @@ class Lane:
         self.drain()
 
     def drain(self) -> None:
-        """Write what is due, and come back for the rest."""
+        """Write the chunks that are due, and schedule the rest."""
         transport, loop = self.target.transport, self._proxy.loop
         if transport is not None and self.target.alive and not self._proxy.frozen:
             while self._queue and self._queue[0][0] <= loop.time():
@@ -293,7 +293,7 @@ class Lane:
 
 
 class Link:
-    """One client's connection together with the proxy's own to the server."""
+    """One client's connection, and the proxy's connection to the server for it."""
 
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
@@ -325,11 +325,11 @@ class Link:
             self.refresh()
 
     def ended(self, side: Side) -> None:
-        """One side has said all it had to say (FIN)."""
+        """Called when one side has sent its last bytes (FIN)."""
         (self._to_server if side is self.client else self._to_client).push(b"")
 
     def lost(self, _side: Side) -> None:
-        """One side is closed: by us, or by an error that the other side shall see too."""
+        """Called when one side is closed, by the proxy or by an error that the other side shall see."""
         if not (self._to_server.finished and self._to_client.finished):
             self.drop()
         if self.client.shut and self.server.shut:
@@ -342,7 +342,7 @@ class Link:
         self.server.reset()
 
     def refresh(self) -> None:
-        """Act on what the proxy allows now: reach for the server, pass on what waits."""
+        """Connect to the server and forward waiting bytes, as far as the proxy allows it now."""
         if not self._reached and not self.proxy.frozen:
             self._reached = True
             self.proxy.reach(self)
@@ -350,7 +350,7 @@ class Link:
         self._to_client.drain()
 
     def gate(self) -> None:
-        """Read each side as fast as the other can take it; close when both have said all."""
+        """Read each side as fast as the other side takes it; close both when both have ended."""
         for side, lane in ((self.client, self._to_server), (self.server, self._to_client)):
             if self._to_server.finished and self._to_client.finished:
                 assert side.transport is not None

@@ -1,7 +1,7 @@
-"""A log of good, transient, poison and killing records, drawn from a seed; and what must have become of each.
+"""A log of good, failing, poison and crashing records, drawn from a seed, and checks of each record's outcome.
 
-Runs in this process, where a crash is an exception that is not caught, and in processes of their own, which kill
-themselves: ``python tests/support/random_failures.py '{…}'`` runs one worker until it is done, or dead.
+Workers run in this process, where a crash is an exception that nothing catches, or in processes that kill themselves:
+``python tests/support/random_failures.py '{…}'`` runs one worker until it has finished or crashed.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ COLUMNS = ("partition", "offset", "kind")
 
 
 class Died(SystemExit):
-    """Stands for the end of the process: nothing in between catches it."""
+    """Simulates a crash of the process: nothing catches it."""
 
 
 def die() -> NoReturn:
-    """In this process."""
+    """Simulate a crash in this process."""
     raise Died
 
 
 def kill_myself() -> NoReturn:
-    """In a process of its own."""
+    """Kill this process."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("still alive")
 
 
 @dataclass
 class RandomCase:
-    """Everything that a seed decides."""
+    """The log, options and crashes that a seed draws."""
 
     seed: int
     log: dict[int, list[tuple[str, str | None]]] = field(init=False)  # by partition: kind and key of each record
@@ -97,13 +97,13 @@ class RandomCase:
         return {p: len(records) for p, records in self.log.items()}
 
     def values(self, partition: int) -> list[tuple[str | None, bytes]]:
-        """Keys and values, to be produced."""
+        """Keys and values of a partition's records."""
         return [
             (key, b"{" if kind == "undecodable" else json.dumps(kind).encode()) for kind, key in self.log[partition]
         ]
 
     def pipeline(self, where: Mapping[str, Any], death: Callable[[], NoReturn], chance: random.Random) -> Pipeline:
-        """Writes every record into ``rows`` (and into ``rows_too`` where ``strategy`` is ``both``)."""
+        """A pipeline that writes each record to ``rows`` (and to ``rows_too`` if ``strategy`` is ``both``)."""
         act = partial(_act, death=death, chance=chance)
         schema = where["schema"]
 
@@ -148,7 +148,7 @@ def _act(record: AnyRecord, *, death: Callable[[], NoReturn], chance: random.Ran
 
 
 class CrashingObserver:
-    """The observer of one worker: dies at its step, passes what is stopped by hand, and ends the worker at the end."""
+    """An observer that crashes its worker at a step, skips stopped records as an operator, and ends the worker."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ def run_until_crash(
 
 @dataclass
 class StoredOutcome:
-    """What the database holds in the end."""
+    """Rows, dead letters and positions at the end."""
 
     rows: list[tuple[int, int]]
     rows_too: list[tuple[int, int]]
@@ -222,7 +222,7 @@ class StoredOutcome:
 
     @classmethod
     def read(cls, engine: Engine, schema: str, group: str) -> StoredOutcome:
-        """In one snapshot."""
+        """Read all in one snapshot."""
         with engine.connect().execution_options(isolation_level="REPEATABLE READ") as tx:
             tx.exec_driver_sql(f'SET search_path = "{schema}"')
 
@@ -247,7 +247,7 @@ class StoredOutcome:
             return found
 
     def judge(self, random_case: RandomCase, deaths: int) -> None:
-        """Each record is applied, a dead letter, or passed by an operator, once; rows are in order, also per key."""
+        """Assert that each record is applied, dead-lettered or skipped by an operator once; rows are in order."""
         assert self.positions == random_case.ends, "everything is passed"
         log = {(p, o): one for p, records in random_case.log.items() for o, one in enumerate(records)}
         ended, wanted = Counter([*self.rows, *self.dead_letters, *self.passed]), Counter(list(log))
@@ -282,7 +282,7 @@ class StoredOutcome:
             assert deaths >= 2, f"{kind} at {at} stopped its partition after {deaths} deaths"
 
     def _judge_keys(self, log: Mapping[tuple[int, int], tuple[str, str | None]]) -> None:
-        """No record is applied after an open dead letter of its key, and only records after one are blocked."""
+        """Assert that records after an open dead letter of their key are dead letters, and no others blocked."""
         dead: set[tuple[int, str]] = set()
         for (p, o), (_, key) in sorted(log.items()):
             if key is None:
@@ -298,7 +298,7 @@ class StoredOutcome:
 
 
 def main(what: Mapping[str, Any]) -> None:
-    """One worker in this process, which may kill itself."""
+    """Run one worker in this process, which may kill itself."""
     engine = create_engine(what["dsn"])
     run_until_crash(RandomCase(what["seed"]), what["number"], what, engine, kill_myself)
     engine.dispose()

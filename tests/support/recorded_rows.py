@@ -1,7 +1,7 @@
-"""What every test of a worker compares in the end: the records that went in, and the rows that came out.
+"""The records and rows that tests of workers compare at the end.
 
-``RecordTable`` is a table without a unique key: a record that is applied twice is two rows, and ``n`` keeps the order
-of writing. ``Stream`` produces steadily on a thread of its own and remembers what the broker acknowledged;
+``RecordTable`` is a table without a unique key: a record that is applied twice has two rows, and ``n`` keeps the order
+of writing. ``Stream`` produces steadily on a separate thread and remembers the records that the broker acknowledged;
 ``Transactions`` does so in transactions.
 """
 
@@ -25,7 +25,7 @@ Stored = Iterable[tuple[int, int]]
 
 
 class Entry(msgspec.Struct):
-    """A row of the table, as a value: its producer knows where the record will be."""
+    """A row of the table as a record's value; the producer knows its offset."""
 
     topic: str
     partition: int
@@ -34,7 +34,7 @@ class Entry(msgspec.Struct):
 
 
 class RecordTable:
-    """The table of one test, how pipelines write it, and what it must hold."""
+    """The table of one test, pipelines that write it, and a check of its rows."""
 
     def __init__(self, engine: Engine, schema: str) -> None:
         self.engine, self.schema = engine, schema
@@ -49,14 +49,14 @@ class RecordTable:
         )
 
     def create(self) -> Self:
-        """Make the table."""
+        """Create the table."""
         with self.engine.begin() as tx:
             tx.execute(CreateTable(self.table))
         return self
 
     @property
     def sink(self) -> Append:
-        """Rows stream into the open COPY."""
+        """A sink that writes the table."""
         return Append(
             (self.schema, "book"),
             columns=["topic", "partition", "offset", "value"],
@@ -70,7 +70,7 @@ class RecordTable:
             tx.execute(insert(self.table), rows)
 
     def refusing(self, is_bad: Callable[[Any], bool]) -> Callable[[Connection, Batch[str, Any]], None]:
-        """A handler that names the records that are bad as poison, and otherwise writes the table."""
+        """A handler that raises Poison for bad records, and otherwise writes the table."""
 
         def handle(tx: Connection, batch: Batch[str, Any]) -> None:
             if bad := [record for record in batch if is_bad(record)]:
@@ -80,7 +80,7 @@ class RecordTable:
         return handle
 
     def pipeline(self, group: str, topics: str | Iterable[str], *, entries: bool = False, **options: Any) -> Pipeline:
-        """A pipeline that writes this table: by COPY, unless ``handle`` is given; ``entries``: values are its rows."""
+        """A pipeline that writes this table by a sink, unless ``handle`` is given; ``entries``: values are its rows."""
         if entries:
             sink: Append[Entry, Any] = Append((self.schema, "book"))
             return Pipeline(group, topics=topics, value=codecs.Json(Entry), sinks=[sink], **options)
@@ -96,7 +96,7 @@ class RecordTable:
             return [(partition, offset) for partition, offset in found]
 
     def assert_holds(self, topic: str, stored: Stored) -> None:
-        """Each of these records exactly once, nothing else, and in order within each partition."""
+        """Assert that these records are there, each exactly once, in order within each partition."""
         expected, found = Counter(stored), Counter(written := self.written(topic))
         assert not (expected - found), f"lost: {sorted((expected - found).elements())[:10]}"
         assert not (found - expected), f"twice, or from nowhere: {sorted((found - expected).elements())[:10]}"
@@ -106,7 +106,7 @@ class RecordTable:
 
 
 class Stream(Background):
-    """Produces ``rate`` records a second, round and round the partitions, for the length of a ``with`` block."""
+    """Produces ``rate`` records a second, to one partition after the other, during a ``with`` block."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, rate: float = 500) -> None:
         super().__init__()
@@ -149,10 +149,10 @@ class Stream(Background):
 
 
 class Transactions(Background):
-    """Produces ``rate`` records a second in transactions of ten, for the length of a ``with`` block; aborts each fifth.
+    """Produces ``rate`` records a second in transactions of ten, during a ``with`` block; aborts every fifth.
 
-    ``stored`` has the records of a transaction before its end, so before any consumer can read them; none of the
-    aborted ones.
+    ``stored`` gets the records of a transaction before its COMMIT, so before a consumer can read them, and no records
+    of aborted transactions.
     """
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, rate: float = 500) -> None:

@@ -1,7 +1,7 @@
-"""Support for tests of a reload: orders in a topic, a worker that keeps them in tables, and that code, fixed.
+"""Support for tests of a reload: orders in a topic, and two versions of a pipeline that writes them to tables.
 
-A record is ``{"id": 7, "amount": 3, "at": 12}``; ``None`` with the key ``{"id": 7}`` deletes. The worker of version 1
-doubles nothing; version 2 doubles every amount.
+A record is ``{"id": 7, "amount": 3, "at": 12}``; ``None`` with the key ``{"id": 7}`` deletes. Version 1 stores amounts
+unchanged; version 2 doubles them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from support.events import Run
 
 
 class Order(msgspec.Struct):
-    """One order, as it is in the topic."""
+    """A record's value: one order."""
 
     id: int
     amount: int
@@ -33,25 +33,25 @@ class Order(msgspec.Struct):
 
 
 class OrderKey(msgspec.Struct):
-    """The key of its record."""
+    """A record's key: the order's id."""
 
     id: int
 
 
 def of(id: int, amount: int = 1, at: int = 0) -> tuple[str, str | None]:  # noqa: A002
-    """A record's key and value."""
+    """The key and value of an order's record."""
     return json.dumps({"id": id}), json.dumps({"id": id, "amount": amount, "at": at})
 
 
 def gone(id: int) -> tuple[str, str | None]:  # noqa: A002
-    """A tombstone."""
+    """A tombstone's key and value."""
     return json.dumps({"id": id}), None
 
 
 def pipeline(
     group: str, topic: str, schema: str, *, version: int = 1, kind: str = "upsert", **options: Any
 ) -> Pipeline:
-    """The group's pipeline; version 2 doubles amounts, and refuses those above 1,000."""
+    """The group's pipeline; version 2 doubles amounts, and fails above 1,000."""
 
     def row(record: Any) -> dict[str, Any]:
         order = record.value
@@ -110,7 +110,7 @@ CREATE INDEX ON {schema}.orders (amount);
 
 @dataclass(frozen=True)
 class OrdersGroup:
-    """One group, its topic, its tables and its servers."""
+    """One group with its topic, tables and servers."""
 
     engine: Engine
     brokers: str
@@ -122,7 +122,7 @@ class OrdersGroup:
 
     @classmethod
     def on_shared_servers(cls, get: Callable[[str], Any]) -> OrdersGroup:
-        """A group of its own with tables beside the ledger's, and a topic of two partitions; ``get`` gives fixtures."""
+        """A new group with tables in the ledger's schema and a topic of two partitions; ``get`` returns fixtures."""
         return cls._made(get, get("seekpoint_engine"), get("run_worker"))
 
     @classmethod
@@ -157,7 +157,7 @@ class OrdersGroup:
         worker.stop()
 
     def reload(self, pipelines: Sequence[Pipeline | str] = (), **options: Any) -> Reload:
-        """A reload that only the test's subject can refuse: bounds are wide where a test does not give them."""
+        """A reload with wide limits, unless the test gives narrower ones."""
         version = options.pop("version", 2)
         options = {"max_wait": 60.0, "max_deletes": 1.0} | options
         return Reload(
@@ -197,13 +197,13 @@ class OrdersGroup:
         return int(self.execute("SELECT version FROM {schema}.consumer_group")[0][0])
 
     def schemas(self) -> list[str]:
-        """The staging schemas of this ledger's runs that are there."""
+        """The existing staging schemas of this ledger's runs."""
         there = "SELECT staging_schema FROM {schema}.reload_run WHERE to_regnamespace(staging_schema) IS NOT NULL"
         return [row[0] for row in self.execute(there)]
 
 
 def doubled(records: Sequence[tuple[str, str | None]], by: int = 2) -> list[tuple[int, int, int]]:
-    """What version 2's table holds after these records."""
+    """Version 2's rows after these records; ``by`` is its factor."""
     table: dict[int, tuple[int, int, int]] = {}
     for key, value in records:
         id_: int = json.loads(key)["id"]
@@ -216,7 +216,7 @@ def doubled(records: Sequence[tuple[str, str | None]], by: int = 2) -> list[tupl
 
 
 def orders_group_on(request: pytest.FixtureRequest, postgres: PostgresServer) -> OrdersGroup:
-    """A group on a server of the test's own, which the test may break."""
+    """A group on a Postgres that the test may break."""
     get = request.getfixturevalue
     engine = create_engine(postgres.url, pool_pre_ping=True)
     schema.upgrade(engine, schema=get("seekpoint_schema"))

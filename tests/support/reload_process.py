@@ -1,7 +1,6 @@
-"""A reload in a process of its own, to be killed: ``Reloader`` on this side, ``main`` on the other.
+"""A reload in a separate process that tests kill: ``Reloader`` in the test, ``main`` in the process.
 
-It waits, its transaction open, at the chosen place: at the first step of a state, or at the transition to one; and
-prints a line when it does.
+It halts, with its transaction open, at the first step of a state, or in the transition to a state, and reports that.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from support.reload_orders import OrdersGroup, pipeline
 
 
 class Reloader(JobProcess):
-    """One process. ``at="staged"`` halts in the first step of that state, ``at="turn cut_over"`` at its end."""
+    """A process with a reload; ``at`` is where it halts, as of ``HaltedDriver``: ``staged``, ``turn cut_over``."""
 
     def __init__(self, orders_group: OrdersGroup, run: UUID, **options: Any) -> None:
         super().__init__("support.reload_process", orders_group, topic=orders_group.topic, run=str(run), **options)
 
 
 def main(what: dict[str, Any]) -> None:
-    """Drive the run to its end, or to the place at which it is to wait."""
+    """Drive the run to its end, or to where it halts."""
     engine = create_engine(what["url"])
     made = pipeline(what["group"], what["topic"], what["schema"], version=what.get("version", 2))
     reload = Reload(

@@ -1,4 +1,4 @@
-"""A worker of two groups, or the operator who replaces one by the other, in a process of its own: to be killed."""
+"""A worker of one of two groups, or the operator who replaces one by the other, in a process that tests kill."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ STEPS = ("waiting", "paused", "exchanging", "committing", "done")
 
 
 class ReplaceProcess(ChildProcess):
-    """One process. With ``stop_at`` one of ``STEPS``, the operator's stops itself there (SIGSTOP)."""
+    """One process; the operator's stops itself (SIGSTOP) at ``stop_at``, one of ``STEPS``."""
 
     def __init__(self, **what: Any) -> None:
         super().__init__(Forked("support.replace_process", what))
 
 
 def main(what: Mapping[str, Any]) -> None:
-    """Run a worker until SIGTERM or until it is outdated; or replace the group."""
+    """Run a worker until SIGTERM or until it is outdated, or replace the group."""
     (_work if what["role"] == "worker" else _replace)(what)
 
 

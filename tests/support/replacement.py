@@ -1,6 +1,6 @@
-"""Two groups that read one topic into tables of the same names, each into its schema: one is to replace the other.
+"""Two groups that read one topic into tables of the same names, each in its schema, so that one replaces the other.
 
-The rows say which version of the handler wrote them. A record that is applied twice is two entries, and counts twice.
+Each row has the handler version that wrote it. A record that is applied twice has two entries, and counts twice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TABLES = """
 
 
 def handler(version: int) -> Any:
-    """What this version writes. A value that begins with ``bad`` and its number is poison to it."""
+    """The handler of this version. Values that begin with ``bad`` and the version's number are poison."""
 
     def handle(tx: Connection, batch: Batch[str, Any]) -> None:
         records = list(batch)
@@ -63,7 +63,7 @@ def engine_into(dsn: str, schema: str) -> Engine:
 
 
 class Replacement:
-    """Two groups on the servers of ``worker_group``: that group writes ``live``, the other one ``next``."""
+    """Two groups on the servers of ``worker_group``: that group writes to ``live``, the other group to ``next``."""
 
     def __init__(self, worker_group: WorkerGroup, live: str, following: str, partitions: int = 2) -> None:
         self.worker_group, self.live, self.next = worker_group, live, following
@@ -74,20 +74,20 @@ class Replacement:
         self.admin = Admin(worker_group.engine, schema=worker_group.schema)
 
     def worker(self, group: str, version: int) -> Run:
-        """A worker of the group, on a thread."""
+        """Run a worker of the group on a thread."""
         schema = self.live if group == self.old else self.next
         made = pipeline(group, self.topic, version)
         return self.worker_group.worker(made, engine=self.engines[schema], limits=OFTEN)
 
     def process(self, group: str, version: int) -> Mapping[str, Any]:
-        """A worker of the group as the parameters of a process."""
+        """The parameters for a process with a worker of the group."""
         schema = self.live if group == self.old else self.next
         what = {"role": "worker", "dsn": self.worker_group.dsn, "schema": self.worker_group.schema, "group": group}
         kafka = {"bootstrap.servers": self.worker_group.broker, **KAFKA}
         return what | {"topic": self.topic, "version": version, "into": schema, "kafka": kafka}
 
     def produce(self, *values: str) -> None:
-        """These values, in each partition."""
+        """Produce these values to each partition."""
         for partition in range(self.partitions):
             self.worker_group.produce(self.topic, values, partition=partition)
 
@@ -98,10 +98,10 @@ class Replacement:
         return self.admin.replace_group(self.plan(), **{"reason": "a test", "wait": 60.0, **options})
 
     def versions(self) -> tuple[set[int], set[int]]:
-        """The handler versions whose rows are live, and those in the other schema; both accounted for (I1, I4).
+        """The handler versions of the rows in the live and in the other schema; checks all rows (I1, I4).
 
-        In one snapshot: each record before a group's position, without those of its dead letters, has one entry in the
-        group's schema, and counts once.
+        In one snapshot, each record before a group's position, except its dead letters, must have one entry in the
+        group's schema, and count once.
         """
         with self.worker_group.engine.connect().execution_options(isolation_level="REPEATABLE READ") as tx:
             return self._versions(tx, self.old, self.live), self._versions(tx, self.new, self.next)
@@ -132,12 +132,12 @@ class Replacement:
             return {row.partition: row.next_offset for row in tx.execute(query, {"g": group})}
 
     def wait_for(self, group: str, offset: int) -> None:
-        """Until the group has this position in every partition."""
+        """Wait until the group has this position in every partition."""
         self.worker_group.wait(lambda: self.positions(group) == dict.fromkeys(range(self.partitions), offset))
 
 
 def make_worker(what: Mapping[str, Any], observe: list[Any]) -> tuple[Worker, Engine]:
-    """The worker of :meth:`Replacement.process`, and the engine that is to be disposed of."""
+    """Make the worker of :meth:`Replacement.process`, and its engine, which the caller disposes of."""
     engine = engine_into(what["dsn"], what["into"])
     made = pipeline(what["group"], what["topic"], what["version"])
     worker = Worker(

@@ -1,4 +1,4 @@
-"""What a connection sends: its statements, and how often it waited for its server (libpq writes down every message)."""
+"""Records a connection's statements, and counts its round trips, from libpq's trace of all messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANSWERS = ("ReadyForQuery", "CopyInResponse", "CopyOutResponse")  # what a clien
 
 @contextmanager
 def overheard(engine: Engine) -> Iterator[set[str]]:
-    """The texts of all statements that the engine runs meanwhile."""
+    """The texts of all statements that the engine runs during the block."""
     texts: set[str] = set()
 
     def note(_connection: Any, _cursor: Any, text: str, *_: Any) -> None:
@@ -40,14 +40,14 @@ def overheard(engine: Engine) -> Iterator[set[str]]:
 
 @dataclass
 class RoundTrips:
-    """``count`` round trips; known when the block is left."""
+    """``count`` round trips; it is set at the end of the block."""
 
     count: int = 0
 
 
 @contextmanager
 def trips(driver: psycopg.Connection[Any]) -> Iterator[RoundTrips]:
-    """Count the round trips of this connection while the block lasts."""
+    """Count the round trips of this connection during the block."""
     trips = RoundTrips()
     with TemporaryFile() as file:
         driver.pgconn.trace(file.fileno())

@@ -1,6 +1,6 @@
-"""A schema registry over HTTP that a test may stop, start, and make answer anything; and messages to put into it.
+"""A schema registry over HTTP that tests can stop, start and give any answer; and Protobuf messages for it.
 
-As much of the API as Confluent's client needs: register, look up by id and by GUID, the latest version.
+It has the part of the API that Confluent's client needs: register, look up by id and by GUID, the latest version.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TYPES = descriptor_pb2.FieldDescriptorProto
 
 
 class SchemaRegistry:
-    """Schemas by id, on a port of its own; ``answer`` is (status, body) for every question, None for the truth."""
+    """A registry on a separate port. ``answer``, if set, is the (status, body) of each answer."""
 
     def __init__(self) -> None:
         self.schemas: list[dict[str, Any]] = []
@@ -31,7 +31,7 @@ class SchemaRegistry:
 
     @property
     def url(self) -> str:
-        """Where it is, or will be again."""
+        """The URL, also while it is stopped."""
         return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
@@ -46,7 +46,7 @@ class SchemaRegistry:
                 registry.respond(self)
 
             def log_message(self, *_: Any) -> None:
-                """Nothing is printed."""
+                """Print nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
         self._server.daemon_threads = True
@@ -61,7 +61,7 @@ class SchemaRegistry:
             server.server_close()
 
     def respond(self, request: BaseHTTPRequestHandler) -> None:
-        """One answer, and the end of its connection: one that was kept open would outlive ``stop()``."""
+        """Answer a request, and close its connection, because an open connection would outlive ``stop()``."""
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         self.asked.append(request.path)
         self.headers.append(dict(request.headers))
@@ -136,7 +136,7 @@ def shop() -> dict[str, Any]:
 def message_class(full_name: str) -> Any:
     """The class that protoc would generate from a message with one field, ``int64 id``, and this full name.
 
-    Capitalised parts are messages, each within the one before; the others are the package.
+    Capitalised parts are messages, each inside the one before; the others are the package.
     """
     parts = full_name.split(".")
     messages = [part for part in parts if part[0].isupper()]

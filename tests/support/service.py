@@ -1,4 +1,4 @@
-"""One worker's transactions, one batch after another, on a host's engine."""
+"""One worker's transactions, one batch after another, on the engine of a service."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Handle = Callable[[Connection, Batch[Any, Any]], Any]
 
 
 class Service:
-    """A host's engine of one connection, and one worker's transactions, one batch after another."""
+    """A service's engine of one connection, and functions that apply batches on it."""
 
     def __init__(self, sink_tables: SinkTables, engine: Engine, group: str) -> None:
         self.sink_tables, self.engine, self.group = sink_tables, engine, group
@@ -37,7 +37,7 @@ class Service:
         self.clear = ""
 
     def run(self, handle: Handle | None, *batches: list[str], **options: Any) -> None:
-        """Each batch in a transaction of its own, on whatever connection the worker has."""
+        """Apply each batch in a separate transaction, on the worker's connection."""
 
         def counted(tx: Connection, batch: Batch[Any, Any]) -> None:
             self.backends.append(driver(tx).info.backend_pid)
@@ -65,11 +65,11 @@ class Service:
             committer.close()
 
     def insert(self, tx: Connection, batch: Batch[Any, Any]) -> None:
-        """A row per record, named without its schema or with it."""
+        """Insert a row per record."""
         tx.execute(text(f"INSERT INTO {self.t} VALUES (:id, :v)"), [{"id": r.offset, "v": r.value} for r in batch])
 
     def changed(self) -> list[tuple[str, ...]]:
-        """What the connections were replaced for."""
+        """The changes for which connections were replaced."""
         return [one.changed for one in self.seen if isinstance(one, events.SessionReplaced)]
 
 
@@ -78,7 +78,7 @@ class _Base(DeclarativeBase):
 
 
 class Row(_Base):
-    """A row of ``t``, whose schema is the one that is translated from ``here``."""
+    """A row of ``t``, in the schema to which ``schema_translate_map`` maps ``here``."""
 
     __tablename__ = "t"
     __table_args__ = ({"schema": "here"},)

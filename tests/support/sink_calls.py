@@ -1,6 +1,6 @@
-"""The sink's writer as Spark calls it, without Spark: pickled for tasks, and made again for the commit.
+"""Calls the sink's writer as Spark does, without Spark: pickled for tasks, and made again for the commit.
 
-``SinkProcess`` does that in a process of its own, to be killed.
+``SinkProcess`` does that in a separate process that tests kill.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DATABASE = "SEEKPOINT_TEST_SPARK_DATABASE"
 class SinkCalls:
     """Micro-batches of one query, whose source has planned ``[start, end)`` of each of two partitions.
 
-    Rows are of the records of partition 0 alone, and each of their columns is the offset.
+    Only records of partition 0 have rows; all columns of a row are its offset.
     """
 
     def __init__(self, brokers: str, schema: str, group: str, topic: str) -> None:
@@ -42,7 +42,7 @@ class SinkCalls:
 
     @property
     def columns(self) -> StructType:
-        """Those of the rows."""
+        """The rows' columns."""
         columns = StructType().add("topic", StringType()).add("partition", IntegerType())
         columns = columns.add("offset", LongType(), metadata={STREAM: self.path})
         for name in ("id", "amount", "at", "topic_offset"):
@@ -50,51 +50,51 @@ class SinkCalls:
         return columns
 
     def writer(self, columns: StructType | None = None) -> StreamWriter:
-        """One of those that Spark makes of the options and columns."""
+        """A writer as Spark makes it from the options and columns."""
         return stream_writer.stream_writer(self.options, columns or self.columns, overwrite=False)
 
     def plan(self, start: int, end: int, *, whole: bool = True) -> None:
-        """What the source does before Spark makes a writer."""
+        """Store a micro-batch's plan, as the source does."""
         topic_id = topic_ids(self.kafka, [self.topic])[self.topic]
         assert topic_id is not None
         ranges = [Range(Partition(self.topic, number), topic_id, start, end) for number in (0, 1)]
         self.source.store(MicroBatch(ranges, whole=whole, kafka=self.kafka))
 
     def pickled(self, columns: StructType | None = None) -> RowsWriter:
-        """What Spark pickles for the tasks; twice, as it does."""
+        """The tasks' copy of a writer, pickled twice, as Spark does."""
         writer = self.writer(columns)
         dumps(writer)  # type: ignore[no-untyped-call]
         tasks: RowsWriter = loads(dumps(writer))  # type: ignore[no-untyped-call]
         return tasks
 
     def tasks(self, start: int, end: int) -> RowsWriter:
-        """The tasks' writer of a micro-batch that is planned now."""
+        """Plan a micro-batch; returns its tasks' writer."""
         self.plan(start, end)
         return self.pickled()
 
     def rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """A row for each of these records."""
+        """A row for each record in ``[start, end)``."""
         offset = pa.array(range(start, end), pa.int64())
         topic = pa.array([self.topic] * len(offset))
         columns = {"topic": topic, "partition": pa.array([0] * len(offset), pa.int32()), "offset": offset}
         yield pa.record_batch(columns | dict.fromkeys(("id", "amount", "at", "topic_offset"), offset))
 
     def apply(self, start: int, end: int) -> None:
-        """All of a micro-batch; one of its tasks has no row, and one is run twice."""
+        """Apply a micro-batch; one task has no rows, and one runs twice."""
         tasks = self.tasks(start, end)
         tasks.write(self.rows(start, end))
         self.commit([tasks.write(self.rows(start, end)), tasks.write(iter(()))])
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """What Spark does when all tasks have answered."""
+        """Commit as Spark does when all tasks have ended."""
         sent = [loads(dumps(message)) for message in messages]  # type: ignore[no-untyped-call]
         self.writer().commit(sent, 0)
 
 
 class SinkProcess(JobProcess):
-    """One micro-batch of ``[start, end)``; ``at`` is where it halts, as of ``HaltedDriver``.
+    """A process that applies a micro-batch of ``[start, end)``, and halts at ``at``.
 
-    Or ``called``: before it claims; ``written``: when its tasks have; ``applied``: after the COMMIT.
+    ``at`` is a place of ``HaltedDriver``, or ``called`` (before it claims), ``written`` or ``applied`` (after COMMIT).
     """
 
     def __init__(self, orders_group: OrdersGroup, start: int, end: int, at: str) -> None:
@@ -102,7 +102,7 @@ class SinkProcess(JobProcess):
 
 
 def main(what: dict[str, Any]) -> None:
-    """Run it to where it is to wait."""
+    """Apply the micro-batch, up to where it halts."""
     os.environ[DATABASE] = what["url"]
     HaltedDriver.at = what["at"]
     for module in (stream_writer, under_claims):

@@ -1,6 +1,6 @@
-"""A schema with the ledger in it and a test's own tables beside it, and pipelines that are run over them.
+"""A schema with the ledger and a test's tables, and functions that apply records to them.
 
-Give it to a test with a fixture of its own::
+Give it to a test by a fixture::
 
     @pytest.fixture
     def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
@@ -84,14 +84,14 @@ _TYPES = "CREATE TYPE mood AS ENUM ('good', 'so-so'); CREATE DOMAIN short AS var
 
 
 class Order(msgspec.Struct):
-    """A record's value, or a row."""
+    """A record's value, and a row."""
 
     id: int
     note: str | None = None
 
 
 class SinkTables:
-    """Tables, what they hold, and the ledger's positions."""
+    """Tables, functions that fill and read them, and the ledger's positions."""
 
     def __init__(self, engine: Engine, schema: str) -> None:
         self.engine, self.schema = engine, schema
@@ -103,24 +103,24 @@ class SinkTables:
             tx.exec_driver_sql(statement.replace("%", "%%"))
 
     def create(self, body: str, name: str = "t") -> tuple[str, str]:
-        """Make a table; returns its path, as ``Append`` takes it."""
+        """Create a table; returns its path, as ``Append`` takes it."""
         quoted = name.replace('"', '""')
         self.sql(f'CREATE TABLE "{quoted}" ({body})')
         return self.schema, name
 
     def append(self, body: str, /, *, name: str = "t", **options: Any) -> Append:
-        """Make a table and a sink that writes it."""
+        """Create a table, and return a sink that writes it."""
         return Append(self.create(body, name), **options)
 
     def rows(self, *columns: str, name: str = "t") -> list[tuple[Any, ...]]:
-        """What the table holds, in the order of these columns."""
+        """These columns of the table's rows, sorted by them."""
         with self.engine.connect() as tx:
             chosen: list[ColumnElement[Any]] = [column(c) for c in columns]
             found = tx.execute(select(*chosen).select_from(table(name, schema=self.schema)).order_by(*chosen))
             return [tuple(row) for row in found]
 
     def value(self, expression: str, name: str = "t") -> Any:
-        """One expression over the table's only row."""
+        """An expression's value over the table's only row."""
         with self.engine.connect() as tx:
             quoted = tx.dialect.identifier_preparer
             return tx.execute(
@@ -138,13 +138,13 @@ class SinkTables:
 
 
 def of_test(sink_tables: SinkTables, kind: str) -> str:
-    """The type as a table of this schema names it, where it is none of Postgres's; makes the test's own types."""
+    """Create the test's types; returns the name of the type ``kind``, with the schema if it is one of them."""
     sink_tables.sql(_TYPES)
     return f'"{sink_tables.schema}".{kind}' if kind in {"mood", "short"} else kind
 
 
 def with_enums(sink_tables: SinkTables) -> SinkTables:
-    """Makes enums whose labels are a Python enum's values (``mood``), its names (``named``), or both (``either``)."""
+    """Create enums whose labels are a Python enum's values (``mood``), its names (``named``), or both (``either``)."""
     sink_tables.sql(
         "CREATE TYPE mood AS ENUM ('in-transit', 'done'); CREATE TYPE named AS ENUM ('IN_TRANSIT', 'DONE');"
         "CREATE TYPE either AS ENUM ('IN_TRANSIT', 'DONE', 'in-transit', 'done')"
@@ -153,12 +153,12 @@ def with_enums(sink_tables: SinkTables) -> SinkTables:
 
 
 def orders(*values: bytes | None, partition: int = 0, start: int = 0) -> list[RawRecord]:
-    """Records with these values, one after the other."""
+    """Records with these values, at offsets from ``start``."""
     return [raw(v, topic=TOPIC, partition=partition, offset=n) for n, v in enumerate(values, start)]
 
 
 def stopped_at(done: Processed, partition: int, offset: int) -> PartitionStopped:
-    """The stop of this partition; fails unless it is at this offset and its message has that and the choices."""
+    """The stop of this partition; fails unless it is at this offset, and its message has the offset and the choices."""
     stop = done.stopped[Partition(TOPIC, partition)]
     assert stop.offset == offset
     assert str(stop).startswith(f"{TOPIC}/{partition} stopped at offset {offset}: ")
@@ -171,7 +171,7 @@ _writers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def writer_of(sink: Any) -> Any:
-    """The sink's writer, always the same one: what a worker would have learned."""
+    """The sink's writer, one for all calls, so that it keeps its caches as in a worker."""
     return _writers.setdefault(sink, sink.writer())
 
 

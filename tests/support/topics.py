@@ -1,4 +1,4 @@
-"""Topics on the shared broker, and the clients that a process's tests share: each client costs it and the broker."""
+"""Topics on the shared broker, and the clients that a process's tests share, because each client is expensive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DELETED_AT_ONCE = 25  # one request for so many topics costs the broker as much
 
 
 class SharedBroker:
-    """The broker of all tests, as one process uses it."""
+    """One process's clients of the broker that all tests share."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
@@ -28,20 +28,20 @@ class SharedBroker:
         self._deletions: list[Future[None]] = []
 
     def producer(self, topic: str) -> Producer:
-        """A client to produce with: a new one where the topic may have been created again since the last call."""
+        """The shared producer; a new one for a topic that may have been created again since the last call."""
         if topic in self._produced:
             return new_producer(self.bootstrap)
         self._produced.add(topic)
         return self._producer
 
     def delete(self, topic: str) -> None:
-        """Delete the topic, later and together with others; tests do not wait for it."""
+        """Delete the topic later, together with others, so that tests do not wait for it."""
         self._unused.add(topic)
         if len(self._unused) >= _DELETED_AT_ONCE:
             self._delete()
 
     def close(self) -> None:
-        """Delete what is left, and wait for all deletions."""
+        """Delete the remaining topics, and wait for all deletions."""
         if self._unused:
             self._delete()
         for deletion in self._deletions:
@@ -56,14 +56,14 @@ class SharedBroker:
 
 @contextmanager
 def shared_broker(bootstrap: str) -> Iterator[SharedBroker]:
-    """The broker at this address, for the length of the run."""
+    """The broker at this address, during the run."""
     broker = SharedBroker(bootstrap)
     yield broker
     broker.close()
 
 
 def new_producer(bootstrap: str) -> Producer:
-    """A client to produce with, whose records are stored in the order in which they are given."""
+    """A producer whose records are stored in the order in which they are produced."""
     # With more than one request in flight, what a leader refuses is stored after records that were sent later. An
     # idempotent producer would be sure of it, and is half a second late.
     order = {"max.in.flight.requests.per.connection": 1}
@@ -73,7 +73,7 @@ def new_producer(bootstrap: str) -> Producer:
 def create_topic(admin: AdminClient, name: str, partitions: int, config: Mapping[str, str]) -> None:
     """Create a topic, and return when every partition has a leader that answers.
 
-    A broker is named as the leader before it has become it. What it refuses until then is sent again after a pause, and
+    Metadata names a broker as leader before it accepts records. A refused record is sent again after a pause, and
     stored after records that were sent meanwhile.
     """
     order = NewTopic(name, partitions, 1, config=dict(config))
@@ -82,9 +82,9 @@ def create_topic(admin: AdminClient, name: str, partitions: int, config: Mapping
 
 
 def add_partitions(admin: AdminClient, name: str, partitions: int) -> None:
-    """Add partitions until the topic has so many, and return when each has a leader that answers.
+    """Add partitions until the topic has this number, and return when each has a leader that answers.
 
-    Otherwise a new client may learn the old count for a moment, and refuse to produce to the others.
+    Otherwise a new client might get the old number, and refuse to produce to the new partitions.
     """
     admin.create_partitions([NewPartitions(name, partitions)])[name].result(20)
     _wait_for_leaders(admin, name, partitions)

@@ -1,7 +1,7 @@
-"""Poolers in transaction mode: the real PgBouncer where the machine has one, and a small one that runs everywhere.
+"""Poolers in transaction mode: the real PgBouncer if the machine has it, and a small pooler that runs everywhere.
 
-Both give each transaction the server connection that was idle for the longest time, so that two transactions of one
-client rarely share one. Neither knows prepared statements (PgBouncer did not before 1.21).
+Both give each transaction the server connection that was idle for the longest time, so that two transactions of a
+client rarely share a connection. Neither supports prepared statements (PgBouncer did not before 1.21).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ UNPACKED = ROOT / ".venv" / "pgbouncer" / "root"
 
 
 def pgbouncer() -> str | None:
-    """The path of the program: the machine's, or of Debian's package, which `make pgbouncer` unpacks; else None."""
+    """The path of PgBouncer: the machine's, or that of Debian's package, which `make pgbouncer` unpacks; else None."""
     folders = [os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", str(UNPACKED / "usr" / "sbin")]
     return shutil.which("pgbouncer", path=os.pathsep.join(folders))
 
 
 def _reachable(program: Path, folder: Path) -> tuple[Path, dict[str, str]]:
-    """The program, and the environment that it needs: what was unpacked is copied to where any user may read it."""
+    """The program and its environment; an unpacked program is copied to where any user may read it."""
     if UNPACKED not in program.parents:
         return program, dict(os.environ)
     shutil.copytree(UNPACKED / "usr", folder / "usr", symlinks=True)
@@ -52,7 +52,7 @@ def _reachable(program: Path, folder: Path) -> tuple[Path, dict[str, str]]:
 
 @contextmanager
 def run_pgbouncer(dsn: str, size: int = POOL_SIZE) -> Iterator[str]:
-    """A PgBouncer in front of the server of a SQLAlchemy URL; gives the URL through it."""
+    """PgBouncer for the server of a SQLAlchemy URL; yields the URL with its address."""
     program, url, port = pgbouncer(), make_url(dsn), free_port()
     assert program is not None
     user = _unprivileged()  # PgBouncer refuses to run as root, too
@@ -88,7 +88,7 @@ def _await(url: URL, child: Child) -> None:
 
 
 def in_each_session(dsn: str, query: LiteralString, size: int = POOL_SIZE) -> list[tuple[Any, ...]]:
-    """What this query answers in each session of the pooler, which has them all open after this call."""
+    """The query's result in each session of the pooler, all of which are open after this call."""
     with ExitStack() as stack:
         found = []
         for _ in range(size):
@@ -98,9 +98,9 @@ def in_each_session(dsn: str, query: LiteralString, size: int = POOL_SIZE) -> li
 
 
 class TransactionPooler:
-    """A pooler of the tests' own: a server connection for each transaction, taken from the front of a queue.
+    """The tests' pooler: gives each transaction a server connection from the front of a queue.
 
-    Clients are let in without a password, and are answered a process number of the pooler's own. No TLS.
+    Clients need no password, and get a process number that the pooler chooses. No TLS.
     """
 
     def __init__(self, dsn: str, size: int = POOL_SIZE) -> None:
@@ -118,12 +118,12 @@ class TransactionPooler:
 
     @property
     def url(self) -> str:
-        """The server's URL, through the pooler."""
+        """The server's URL with the pooler's address."""
         port = self._listening.getsockname()[1]
         return self._url.set(host="127.0.0.1", port=port).render_as_string(hide_password=False)
 
     def close(self) -> None:
-        """End everything."""
+        """Close all connections."""
         self._listening.close()
         for each in list(self._open):
             with suppress(OSError):
@@ -133,7 +133,7 @@ class TransactionPooler:
     # -- server connections ---------------------------------------------------------------------------------
 
     def _connect(self) -> socket.socket:
-        """A connection that libpq has signed in; from here on we speak for it."""
+        """The socket of a connection that libpq has authenticated."""
         dsn = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
         with psycopg.connect(dsn, autocommit=True) as connection:
             assert not connection.pgconn.ssl_in_use, "the tests' pooler knows no TLS"
@@ -200,7 +200,7 @@ class TransactionPooler:
 
 
 class _Client:
-    """One client, and the server connection that it has while a transaction is open."""
+    """One client, and its server connection while a transaction is open."""
 
     def __init__(
         self,
@@ -283,7 +283,7 @@ class _Messages:
 
 
 def _readable(watched: Sequence[socket.socket]) -> list[socket.socket]:
-    """Those that can be read, at least one. Not by ``select``: it knows the first 1,024 files of a process alone."""
+    """Wait until some sockets can be read, and return them. ``select`` handles only a process's first 1,024 files."""
     poll = select.poll()
     for each in watched:
         poll.register(each, select.POLLIN)
@@ -297,7 +297,7 @@ def _message(kind: str, body: bytes) -> bytes:
 
 @contextmanager
 def run_own(dsn: str, size: int = POOL_SIZE) -> Iterator[str]:
-    """The tests' own pooler in front of the server of a SQLAlchemy URL; gives the URL through it."""
+    """The tests' pooler for the server of a SQLAlchemy URL; yields the URL with its address."""
     pooler = TransactionPooler(dsn, size)
     try:
         yield pooler.url

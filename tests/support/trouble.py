@@ -1,10 +1,10 @@
-"""A partition's trouble, put on record by hand, as a worker that is gone would have left it."""
+"""SQL that stores a partition's trouble, as a worker that has ended would have left it."""
 
 from __future__ import annotations
 
 
 def put_trouble(schema: str, where: str = "true", /, **columns: str) -> str:
-    """The statement that sets these columns, each an expression over ``o``, for all positions where it is true."""
+    """The statement that sets these columns, by expressions over the position ``o``, where ``where`` is true."""
     names, values = ", ".join(columns), ", ".join(columns.values())
     again = ", ".join(f"{name} = excluded.{name}" for name in columns)
     return (
@@ -15,7 +15,7 @@ def put_trouble(schema: str, where: str = "true", /, **columns: str) -> str:
 
 
 def put_stop(schema: str, kind: str, offset: str, where: str = "true", *, message: str = "m") -> str:
-    """The statement for a stop in front of this offset, an expression; nothing can be chosen."""
+    """The statement that stores a stop at ``offset``, an expression, without choices."""
     return put_trouble(
         schema,
         where,

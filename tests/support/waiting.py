@@ -1,4 +1,4 @@
-"""Waiting for what no event announces."""
+"""Polls for conditions that no event announces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SECONDS = 30.0  # a deadline for what takes milliseconds, or a rebalance or a ba
 
 
 def until(condition: Callable[[], Any], what: str, timeout: float = SECONDS) -> Any:
-    """Wait until the condition's answer is true; returns the answer."""
+    """Wait until ``condition()`` is true, and return its result."""
     pause, deadline = threading.Event(), monotonic() + timeout
     while not (answer := condition()):
         assert monotonic() < deadline, f"not within {timeout} s: {what}"

@@ -1,4 +1,4 @@
-"""A worker in a real process, to be killed, frozen and drained: ``WorkerProcess`` on this side, ``main`` on the other.
+"""A worker in a process that tests kill, freeze and drain: ``WorkerProcess`` in the test, ``main`` in the process.
 
 The process runs ``Worker.run()`` in its main thread and reports each event.
 """
@@ -23,11 +23,11 @@ from support.recorded_rows import RecordTable
 
 
 class WorkerProcess(ChildProcess):
-    """One process. ``stop_at=("Held", 3)`` makes it stop itself (SIGSTOP) at its third such event.
+    """A process with a worker. ``stop_at=("Held", 3)`` makes it stop itself (SIGSTOP) at its third Held event.
 
-    ``handle="blocks"`` gives it a handler that never returns, ``"awaits"`` an async one, ``"slow"`` one that waits for
-    the database, ``"crashing"`` one that follows its records. ``retry={...}``, ``delay=seconds``, ``on_poison=`` and
-    ``version=`` go to its pipeline; so does ``entries=True``, for values that are rows.
+    ``handle="blocks"`` gives it a handler that never returns, ``"awaits"`` such an async one, ``"slow"`` one that
+    waits for the database, ``"crashing"`` a CrashingHandler. ``retry={...}``, ``delay=seconds``,
+    ``on_poison=`` and ``version=`` go to its pipeline; so does ``entries=True``, for values that are rows.
     """
 
     def __init__(self, **what: Any) -> None:
@@ -39,13 +39,13 @@ class WorkerProcess(ChildProcess):
 
 
 def _blocks(tx: Connection, batch: Batch[str, Any]) -> None:
-    """A handler that comes back only by an exception."""
+    """A handler that ends only by an exception."""
     _report_signals()
     threading.Event().wait(60)
 
 
 async def _awaits(tx: AsyncConnection, batch: Batch[str, Any]) -> None:
-    """One that does so within a statement."""
+    """An async handler of that kind, inside a statement."""
     _report_signals()
     await tx.execute(text("SELECT pg_sleep(600)"))
 

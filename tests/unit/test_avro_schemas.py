@@ -156,15 +156,15 @@ def test_what_only_confluents_deserializer_reads_is_refused_if_its_default_needs
     data = encoded(client, SMALL, {"id": 5})
     assert latest.decode(raw(data, topic="t")) == {"id": 5}
     encoded(client, json.loads(with_default(DAY, 1)), {"id": 5, "more": date(2024, 1, 1)})
-    with pytest.raises(ConfigError, match=r"latest schema needs .* gives the default of Small\.more as JSON has it"):
+    with pytest.raises(ConfigError, match=r"latest schema needs .* the default of Small\.more as its JSON value"):
         Avro(registry=lambda: client, options={"use.latest.version": True}).decode(raw(data, topic="t"))
-    with pytest.raises(ConfigError, match=r"these options need .*Small\.more as JSON has it"):
+    with pytest.raises(ConfigError, match=r"these options need .*Small\.more as its JSON value"):
         Avro(
             registry=lambda: client, schema=with_default(DAY, 1), options={"use.latest.version": True}
         ).decode(raw(data, topic="t"))  # fmt: skip
     serialize = AvroSerializer(client, ruled(client, "r-value", SMALL), conf={"auto.register.schemas": False})
     checked = serialize({"id": 5}, SerializationContext("r", MessageField.VALUE))
-    with pytest.raises(ConfigError, match=r"rules of the record's schema need .*Small\.more as JSON has it"):
+    with pytest.raises(ConfigError, match=r"rules of the record's schema need .*Small\.more as its JSON value"):
         Avro(registry=lambda: client, schema=with_default(DAY, 1)).decode(raw(checked, topic="r"))
     with pytest.raises(ConfigError, match=r"record_name='type': rules of the record's schema need Confluent"):
         Avro(registry=lambda: client, record_name="type").decode(raw(checked, topic="r"))

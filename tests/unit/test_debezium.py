@@ -86,8 +86,8 @@ def test_a_value_is_what_the_schema_says(schema: dict[str, Any], sent: Any, valu
         (field("v", "int64", TIME + "NanoTimestamp"), 1, "not whole microseconds"),
         (field("v", "int64", TIME + "MicroTimestamp"), 2**62, "field 'v'"),
         (field("v", "int64", TIME + "MicroTime"), -1, "not a time of day"),
-        (field("v", "bytes", DATA + "Bits"), "AQE=", "how many there are"),
-        (field("v", "bytes", DECIMAL), "AQE=", "without the parameter 'scale'"),
+        (field("v", "bytes", DATA + "Bits"), "AQE=", "how many bits there are"),
+        (field("v", "bytes", DECIMAL), "AQE=", "needs the parameter 'scale'"),
         (field("v", "struct", DATA + "Unheard"), {}, "Seekpoint cannot read values of io.debezium.data.Unheard"),
     ],
 )

@@ -205,7 +205,7 @@ def test_a_schema_without_connects_names_is_refused(client: SchemaRegistryClient
 
 
 def test_wrong_declarations_are_refused(client: SchemaRegistryClient) -> None:
-    with pytest.raises(ConfigError, match="with registry= the schemas say it"):
+    with pytest.raises(ConfigError, match="with registry= the schemas have the types"):
         Debezium(registry="http://127.0.0.1", types={})
     with pytest.raises(ConfigError, match="registry= takes a URL"):
         Debezium(registry=Avro(registry="http://127.0.0.1"))  # type: ignore[arg-type]

@@ -631,10 +631,10 @@ def test_credentials_are_in_no_error(registry: SchemaRegistry) -> None:
         (lambda: Avro(registry=5), "got int"),  # type: ignore[call-overload]
         (lambda: Avro(registry={}), "begins with http://"),
         (lambda: Protobuf(Small, registry=None), "give the class that protoc generated"),
-        (lambda: Avro(registry="mock://", options={"schema.id.deserializer": len}), "the codec sets this itself"),
+        (lambda: Avro(registry="mock://", options={"schema.id.deserializer": len}), "the codec sets this option"),
         (
             lambda: Protobuf(SHOP["Order"], registry="mock://", options={"subject.name.strategy.type": "RECORD"}),
-            "the codec sets this itself",
+            "the codec sets this option",
         ),
         (lambda: Avro(registry="mock://", schema="{").decode(raw(FRAMED)), r"Avro\(registry='mock://'\)"),
         (lambda: Avro(registry="mock://", options={"x": 1}).decode(raw(FRAMED)), "Unrecognized properties: x"),

@@ -1,7 +1,7 @@
-"""``make demo-poison``: the same flights, about one in a thousand broken, and nothing is lost.
+"""``make demo-poison``: applies the same flights, about one in a thousand broken, and loses none.
 
 Two workers apply them with a handler that has bugs: some records are refused, some fail for a while, two kill their
 process. At the end dead letters are replayed with the handler fixed, and every record is accounted for.
-:mod:`~demo.poison.show` performs it, :mod:`~demo.poison.kinds` says what is broken and
-how, :mod:`~demo.poison.handling` is the pipeline, and :mod:`~demo.poison.judge` compares.
+:mod:`~demo.poison.show` performs the demo, :mod:`~demo.poison.kinds` breaks records,
+:mod:`~demo.poison.handling` is the pipeline, and :mod:`~demo.poison.judge` compares.
 """

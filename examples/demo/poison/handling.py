@@ -61,7 +61,7 @@ def _column(plain: Column[Any]) -> Column[Any]:
 
 
 def make_table(name: str) -> Table:
-    """The flights' columns, in their order, with types, lengths and constraints."""
+    """A table with the flights' columns, in their order, with types, lengths and constraints."""
     return Table(
         name,
         MetaData(),
@@ -75,7 +75,7 @@ _ARRAYS = {SmallInteger: "smallint", Integer: "integer", BigInteger: "bigint", S
 
 
 def _insert(table: Table) -> TextClause:
-    """All rows in one statement. Text is not cast to varchar, because a cast truncates what the column refuses."""
+    """A statement that inserts all rows. Text is not cast to varchar: a cast truncates text that the column refuses."""
     columns = ", ".join(table.c.keys())
     arrays = ", ".join(f"CAST(:{c.name} AS {_ARRAYS[type(c.type)]}[])" for c in table.c)
     return text(f"INSERT INTO {table.name} ({columns}) SELECT * FROM unnest({arrays})")
@@ -93,7 +93,7 @@ class Desk:
         self.write(tx, [mended(record) for record in batch])
 
     def write(self, tx: Connection, notices: Sequence[Flight]) -> None:
-        """One statement, whatever the number of rows."""
+        """Write all rows by one statement."""
         columns = zip(*map(self._row, notices), strict=True)
         tx.execute(self._insert, dict(zip(self._names, map(list, columns), strict=True)))
 
@@ -120,7 +120,7 @@ def mended(record: Record[Notice, bytes | None]) -> Flight:
 
 
 class Outages:
-    """An external service, which fails for some records until they were delayed once or twice.
+    """Simulates an external service that fails for some records until they were delayed once or twice.
 
     Its state is in files, because another process may read the record again. It observes the worker's events.
     """
@@ -134,7 +134,7 @@ class Outages:
             self._file(event.partition.number, event.offset).write_text(str(event.attempt), encoding="utf-8")
 
     def ask(self, record: Record[Notice, bytes | None], times: int) -> None:
-        """Raise TimeoutError until the record was delayed so often."""
+        """Raise TimeoutError until the record was delayed ``times`` times."""
         file = self._file(record.partition, record.offset)
         if not file.exists() or int(file.read_text(encoding="utf-8")) < times:
             raise TimeoutError(f"the external service did not answer for {record.id}")

@@ -1,4 +1,4 @@
-"""What became of every record: the table and the dead letters compared with what was sent, row by row."""
+"""Compares the table and the dead letters, row by row, with the records that were sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from seekpoint.records import Cause, State
 
 @dataclass(slots=True)
 class Fate:
-    """What became of the records of one kind. ``said`` is the error of one of their dead letters."""
+    """How many records of one kind had each outcome. ``said`` is the error of one of their dead letters."""
 
     made: int = 0
     applied: int = 0
@@ -33,9 +33,9 @@ class Fate:
 class Verdict:
     """The result. ``applied``, ``parked`` and ``skipped`` are records; ``strange`` are rows that belong to no flight.
 
-    ``parked`` are open dead letters; ``set_aside`` all dead letters, ``replayed`` included. A record is lost if its row
-    or its dead letter differs from what was sent, and there twice if it is applied and has an open dead letter, too.
-    ``wrong`` lists all other faults.
+    ``parked`` are open dead letters; ``set_aside`` all, ``replayed`` included. A record is lost if neither
+    its row nor its dead letter is what was sent. ``twice`` counts surplus rows, surplus dead letters, and applied
+    records with an open dead letter. ``wrong`` lists all other faults.
     """
 
     records: int = 0
@@ -61,7 +61,7 @@ def judge(
     broken: Mapping[int, Sent],
     tries: Mapping[str, int],
 ) -> Verdict:
-    """Compare what is in the database with all that was sent, in the order of the flights' ids.
+    """Compare the database with the records that were sent; ``flights`` are in the order of their ids.
 
     ``broken`` are the broken records, by the flight's id; ``tries`` is how often a record was delayed, by its tag.
     """
@@ -78,7 +78,7 @@ def weigh(
     broken: Mapping[int, Sent],
     tries: Mapping[str, int],
 ) -> Verdict:
-    """The comparison itself: rows in the order of their ids, dead letters in any."""
+    """Compare rows, in the order of their ids, and dead letters with the flights."""
     verdict = Verdict(fates={kind.name: Fate() for kind in KINDS})
     states = _weigh_letters(letters, broken, verdict)
     for flight, copies, equal in matched(rows, flights):
@@ -142,7 +142,7 @@ def _difference(letter: DeadLetter, sent: Sent) -> str | None:
 
 
 def _complaint(letter: DeadLetter, sent: Sent) -> str | None:
-    """How a dead letter differs from what its kind must become; None if it does not."""
+    """How a dead letter differs from the one that its kind must have; None if it does not."""
     kind = sent.kind
     if letter.cause is not kind.cause or letter.sqlstate != kind.sqlstate or kind.error not in letter.error:
         return f"it has another error: {letter.cause}, {letter.sqlstate}, {letter.error}"

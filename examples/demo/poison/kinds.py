@@ -24,9 +24,9 @@ class Kind:
     """One way to break a record.
 
     ``damage`` gets the flight's values and the id of an earlier flight of its carrier, and returns the record's value.
-    ``cause``, ``sqlstate`` and ``error`` are what its dead letter must have; without a cause it is applied in the end,
-    without a replay. ``number`` is how many are made, None for a share of what is left. ``outages`` is how often it is
-    delayed before it passes. ``kills``: it ends its process.
+    The dead letter must have ``cause``, ``sqlstate`` and ``error``; a record without a cause is applied in the end,
+    without a replay. ``number`` is how many records are broken so, None for a share of the rest. ``outages`` is how
+    often the record is delayed before it is applied. ``kills``: the record ends its process.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Kind:
 
     @property
     def is_undecodable(self) -> bool:
-        """Whether no handler will ever see it, fixed or not."""
+        """Whether no handler gets the record, not even the fixed one."""
         return self.cause is Cause.DECODE
 
 
@@ -83,17 +83,17 @@ class Sent:
     offset: int = -1
 
     def heard(self, partition: int, offset: int) -> None:
-        """Note where the brokers have stored it."""
+        """Note where the brokers have stored the record."""
         self.partition, self.offset = partition, offset
 
     @property
     def tag(self) -> str:
-        """Its name among the records of its topic."""
+        """A name for the record within its topic."""
         return f"{self.partition}-{self.offset}"
 
 
 def tail(records: int) -> int:
-    """How many of the last records have the crashing ones among them, whose neighbours are applied one by one."""
+    """How many records at the end contain the crashing ones, whose neighbours are applied one by one."""
     return max(300, records // 100)
 
 

@@ -23,9 +23,9 @@ class Report:
     """The demo's results.
 
     ``seconds`` is from the first poisoned record produced to the last dead letter replayed, crashes included. The
-    rates are records per second of either run, end to end, from the first one produced to the last one committed, of
-    all records but the last hundredth, where the crashing records are: what they cost is not in the rates.
-    ``clean_rows`` and ``clean_records`` are those of the clean run; ``replayed`` is what the replay returned.
+    rates are records per second of each run, from the first record produced to the last one committed. They leave out
+    the records at the end, which contain the crashing ones. ``clean_rows`` and ``clean_records`` are those of the clean
+    run; ``replayed`` is the number that the replay returned.
     """
 
     verdict: Verdict

@@ -104,7 +104,7 @@ class Stage:
     # -- afterwards -----------------------------------------------------------------------------------
 
     def judge(self) -> Verdict:
-        """Compare what is in the database now with what was sent."""
+        """Compare the database with the records that were sent."""
         return judge(
             self.engine,
             self.table,
@@ -159,7 +159,7 @@ class Stage:
 
 
 def _run(pool: SupervisedPool, wire: Wire, notices: Notices, until: int) -> float:
-    """Send these, and wait until ``until`` records are passed in all; returns how many seconds that took."""
+    """Send the notices, and wait until ``until`` records in all are passed; returns the seconds that took."""
     began = monotonic()
     for flight, value, sent in notices:
         heard = None if sent is None else sent.heard

@@ -1,4 +1,4 @@
-"""The worker processes under a supervisor: one that is killed by a record is started again, at once."""
+"""The worker processes under a supervisor: a worker that a record kills is started again at once."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ table = Table(
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One way to compute what a flight costs; ``sql`` is the same for a row, for the reader."""
+    """One way to compute what a flight costs; ``sql`` computes the same from a row, for the reader."""
 
     cents: Callable[[Flight], int]
     sql: str
@@ -90,7 +90,7 @@ def make_pipeline(version: int) -> Pipeline:
         value=Json(Flight),
         sinks=[Append(TABLE, columns=_COLUMNS, row=row, provenance={"offset": "topic_offset"})],
         version=version,
-        # The demo kills workers from outside, and no record must be suspected: a high limit of crashes.
+        # A high crash limit, because the demo kills workers, and no record must be suspected.
         retry=Retry(crashes=1_000),
     )
 

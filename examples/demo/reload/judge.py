@@ -1,4 +1,4 @@
-"""The table computed again in plain Python, from what was produced and where it went, at the ledger's offsets."""
+"""Computes the table again in plain Python, from the records before the ledger's offsets, and compares."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OFFSETS = text(f"SELECT partition, next_offset FROM seekpoint.partition_offset 
 
 
 def expected(log: Log, offsets: Mapping[int, int], version: int) -> Iterator[Priced]:
-    """The rows that the records before these offsets make, in the order of their ids."""
+    """The rows of the records before these offsets, in the order of their ids."""
     cents = VERSIONS[version].cents
     rows = [(log[partition][offset], offset) for partition, end in offsets.items() for offset in range(end)]
     rows.sort(key=lambda row: row[0].id)
@@ -24,9 +24,9 @@ def expected(log: Log, offsets: Mapping[int, int], version: int) -> Iterator[Pri
 
 
 def compare(engine: Engine, log_to: Callable[[Mapping[int, int]], Log], version: int) -> Comparison:
-    """Compare the table with what it must be, row by row and column by column, as of one moment.
+    """Compare the table, row by row and column by column, with the computed rows, as of one moment.
 
-    ``log_to`` gives the records before the offsets of that moment, partition by partition.
+    ``log_to`` returns the records before the offsets of that moment, by partition.
     """
     comparison = Comparison()
     with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:

@@ -22,7 +22,7 @@ Log = Mapping[int, Mapping[int, Flight]]  # partition -> offset -> flight
 
 
 class Load:
-    """Produces flights, and remembers which went where. The block's end stops it."""
+    """Produces flights, and remembers the offset of each. The end of the block stops it."""
 
     def __init__(self, bootstrap: str, year: Sequence[Flight]) -> None:
         self._wire = Wire(bootstrap, TOPIC)
@@ -37,7 +37,7 @@ class Load:
         self._error: BaseException | None = None
 
     def send(self, count: int, progress: Callable[[int], None] = lambda _: None) -> None:
-        """Produce the next ``count``, and wait until the broker has them."""
+        """Produce the next ``count`` flights, and wait until the broker has them."""
         self._send(count, progress)
         self._wire.flush()
 
@@ -47,7 +47,7 @@ class Load:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop producing, and wait until the broker has all; raises the error that ended the producing before."""
+        """Stop producing, and wait until the broker has all flights; raises the error that ended producing early."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -56,7 +56,7 @@ class Load:
         self._wire.flush()
 
     def log_to(self, ends: Mapping[int, int], patience: float) -> Log:
-        """What was sent, complete up to these offsets: a worker may have a record before the producer's report comes.
+        """The flights that were sent, all before these offsets: workers may commit before the producer's reports come.
 
         Raises DemoFailed if a report is missing after ``patience`` seconds.
         """
@@ -90,7 +90,7 @@ class Load:
     def _send(self, count: int, progress: Callable[[int], None] = lambda _: None) -> None:
         for _ in range(count):
             flight = next(self._flights)
-            # Carrier and number: enough keys for all partitions to have about the same.
+            # Carrier and number: enough keys for all partitions to get about the same number of records.
             self._wire.send(self._encode(flight), f"{flight.carrier}{flight.flight}", heard=partial(self._keep, flight))
             self.sent += 1
             progress(self.sent)
@@ -101,7 +101,7 @@ class Load:
             self._heard.notify_all()
 
     def _behind(self, ends: Mapping[int, int]) -> int | None:
-        """A partition with missing reports. They come in order, and no other producer writes to the topic."""
+        """A partition with missing reports, or None. Reports come in order, and no one else writes to the topic."""
         return next((partition for partition, end in ends.items() if len(self._log[partition]) < end), None)
 
 

@@ -34,7 +34,7 @@ POLL = text(
 
 @dataclass(frozen=True, slots=True)
 class Polls:
-    """How often the table was read, and how often it was not what the ledger said at that moment."""
+    """How often the table was read, and how often it did not match the ledger at that moment."""
 
     polls: int = 0
     torn: int = 0
@@ -45,7 +45,7 @@ class Polls:
 
 
 def complaint(row: Row[tuple[int, ...]], before: int) -> str | None:
-    """What is wrong with one answer; ``before`` is how many rows the last one had."""
+    """What is wrong with an answer, or None; ``before`` is the number of rows in the last answer."""
     if row.of_version != row.rows:
         return f"{row.rows - row.of_version:,} of {row.rows:,} rows are not of version {row.version}"
     if (row.rows, row.sum) != (row.due, row.sum_due):
@@ -85,7 +85,7 @@ class Reader:
     def once_more(self, patience: float) -> bool:
         """Wait until a poll has begun and ended after this call; False if none has after ``patience`` seconds."""
         with self._turn:
-            wanted = self._polls + 2  # the one that runs may have begun before
+            wanted = self._polls + 2  # the running poll may have begun before
             return self._turn.wait_for(lambda: self._polls >= wanted or self._error is not None, patience)
 
     def _read(self) -> None:

@@ -20,11 +20,11 @@ FEWEST = 10  # polls in one reload: fewer prove nothing
 class Reloaded:
     """One reload. ``rows`` are those of the table when it was compared, after the cut-over.
 
-    ``differences`` are rows: those that ``verify`` finds afterwards, and those that differ from what plain Python
-    computes. ``worker_pause_seconds`` is the longest time without progress of a partition, from the middle of the run
-    until the new version's workers had taken over all of them; ``kill_pause_seconds`` the longest before, while the
-    killed worker's session timed out. ``staging_rows_per_second`` counts from the request to the last range, with the
-    start of Spark's processes. ``applied`` are records that workers committed meanwhile.
+    ``differences`` are rows: those that ``verify`` finds afterwards, and those that differ from the rows that plain
+    Python computes. ``worker_pause_seconds`` is the longest time without progress of a partition, from the middle of
+    the run until the new version's workers had taken over all partitions; ``kill_pause_seconds`` the longest before,
+    while the killed worker's session timed out. ``staging_rows_per_second`` counts from the request to the last range,
+    Spark's start included. ``applied`` are records that workers committed meanwhile.
     """
 
     strategy: str
@@ -51,14 +51,14 @@ class Reloaded:
         return self.differences_by_verify + self.differences_by_python
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, the totals' names first."""
+        """The values for JSON, the totals' names first."""
         first = ("strategy", "rows", "torn_reads", "polls", "differences")
         every = asdict(self) | {"differences": self.differences}
         return {key: _rounded(every[key]) for key in (*first, *(key for key in every if key not in first))}
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with it."""
+        """What is wrong with the reload."""
         checks = [
             (self.torn_reads, f"{self.torn_reads:,} of {self.polls:,} reads saw a torn table"),
             (self.polls < FEWEST, f"the table was read only {self.polls} times, which proves nothing"),

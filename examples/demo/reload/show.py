@@ -54,7 +54,7 @@ Tell = Callable[[str], None]
 
 
 def rate_of(records: int) -> int:
-    """Records a second while the demo runs, by the records that the table begins with: fewer on a small table.
+    """Records a second to produce while the demo runs; fewer if the table begins with few records.
 
     At the full rate a table of 5,000 rows grows to many times its size, and each poll and comparison reads all of it.
     """
@@ -99,13 +99,13 @@ def _spark(master: str, database: str) -> Iterator[SparkSession]:
 
 
 class Timed:
-    """A stager, and how fast it was."""
+    """Measures how fast a stager stages."""
 
     def __init__(self, stager: Stager) -> None:
         self._stager, self.rows, self.seconds = stager, 0, 0.0
 
     def stage(self, run: Run, tasks: Sequence[Task]) -> Iterable[Staged]:
-        """Stage by the stager that is timed."""
+        """Stage by the measured stager."""
         began = monotonic()
         for staged in self._stager.stage(run, tasks):
             self.rows += sum(staged.rows)
@@ -161,7 +161,7 @@ class Stage:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Tables, the first two workers, the flights of the year in the table, and the producer."""
+        """Create tables, start the first two workers, apply the flights of the year, and start the reader."""
         schema.upgrade(self.engine)
         table.metadata.create_all(self.engine)
         create_topic(self._pair.kafka.bootstrap, TOPIC, PARTITIONS)
@@ -191,7 +191,7 @@ class Stage:
         self._exit_codes = self.pool.stop()
 
     def reload(self, strategy: str, version: int) -> None:
-        """Reload once, kill a worker in the middle, and compare the table in both ways afterwards."""
+        """Reload once, kill a worker in the middle, and compare the table by ``verify`` and in plain Python."""
         began, applied, polls = monotonic(), self.pool.committed, self.reader.count
         timed, moved = Timed(self._stager(strategy, version)), Moved()
         reload = Reload(
@@ -295,7 +295,7 @@ class Stage:
         )
 
     def _kill(self, name: str, tell: Tell) -> Killed:
-        """SIGKILL a worker in mid-transaction, whatever the reload does then; wait until its partitions continue."""
+        """SIGKILL a worker inside a transaction, at any step of the reload; wait until its partitions continue."""
         pool, worker = self.pool, self.pool[name]
         worker.break_at("Applied")
         pool.wait(f"worker {name} to reach Applied", lambda: worker.at_break == "Applied")

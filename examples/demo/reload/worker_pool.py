@@ -30,12 +30,12 @@ class VersionedPool(WorkerPool):
             self.start(name)
 
     def outdate(self, names: Sequence[str]) -> None:
-        """From now on these may end, because a newer version takes over."""
+        """Expect these workers to end, because a newer version takes over."""
         for name in names:
             self[name].expected_to_end = True
 
     def wait_outdated(self, names: Sequence[str]) -> None:
-        """Wait until these have exited as outdated. Raises DemoFailed if one ends in another way."""
+        """Wait until these workers have exited as outdated. Raises DemoFailed if one ends in another way."""
         self.wait(
             f"workers {' and '.join(names)} to exit as outdated",
             lambda: all(self[name].has_ended for name in names),
@@ -48,7 +48,7 @@ class VersionedPool(WorkerPool):
                 )
 
     def rested(self, what: str) -> float:
-        """Wait until every partition has advanced once more; returns the longest wait of one."""
+        """Wait until every partition has advanced once more; returns the longest pause of a partition."""
         self.awaited = set(range(self._partitions))
         self.wait(f"every partition to advance {what}", lambda: not self.awaited)
         with self._changed:

@@ -1,4 +1,4 @@
-"""The drivers' processes, seen from the demo: started, killed with all that belongs to them, and watched by SQL."""
+"""Starts the drivers' processes, kills them with all their child processes, and reads their progress by SQL."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class DriverProcess(ChildProcess):
         super().__init__(process, {**order, "folder": str(self.folder)})
 
     def close(self) -> None:
-        """SIGKILL to its Python, its Java and the processes of its tasks; its folder is deleted."""
+        """SIGKILL the driver's Python, its Java and the processes of its tasks, and delete its folder."""
         with suppress(psutil.NoSuchProcess):
             for process in [psutil.Process(self.pid), *self.children()]:
                 with suppress(psutil.NoSuchProcess):
@@ -52,13 +52,13 @@ class DriverProcess(ChildProcess):
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def children(self) -> list[psutil.Process]:
-        """The processes that it has started; none if it has ended."""
+        """The processes that the driver has started; none if it has ended."""
         with suppress(psutil.NoSuchProcess):
             return psutil.Process(self.pid).children(recursive=True)
         return []
 
     def kill_tasks(self) -> int:
-        """SIGKILL to the Python processes of its executors; returns how many were hit."""
+        """SIGKILL the Python processes of the driver's executors; returns how many were killed."""
         hit = 0
         for process in self.children():
             with suppress(psutil.Error):

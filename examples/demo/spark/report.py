@@ -15,7 +15,7 @@ KILLS = 2  # of drivers
 
 @dataclass(slots=True)
 class Outcome:
-    """What happened, counted from what was seen and not from what was tried."""
+    """Counts of the faults that were observed, not of those that were attempted."""
 
     drivers: int = 0
     kills: int = 0
@@ -28,7 +28,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The demo's results. ``sums`` are the number of rows, and how many of them differ."""
+    """The demo's results. ``sums`` is the number of rows with sums, and how many of them differ."""
 
     comparison: Comparison
     sums: tuple[int, int]

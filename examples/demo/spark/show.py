@@ -98,7 +98,7 @@ def _described(pair: Pair) -> dict[str, str]:
 
 
 class Script:
-    """Runs the faults in order, each with a share of the records. Each step waits for what it needs to see."""
+    """Injects the faults in order, each with a share of the records. Each step waits for the state that it needs."""
 
     def __init__(self, drivers: Drivers, feed: Feed, engine: Engine, share: int, tell: Tell) -> None:
         self._drivers, self._feed, self._engine, self._share, self._tell = drivers, feed, engine, share, tell
@@ -127,7 +127,7 @@ class Script:
         return self._drivers.start(name)
 
     def _progress(self, driver: DriverProcess) -> int:
-        """Wait until one more micro-batch is applied; returns how many records are."""
+        """Wait until one more micro-batch is applied; returns the number of applied records."""
         before = self._drivers.applied
         self._drivers.wait(driver, "a micro-batch to be applied", lambda: self._drivers.applied > before)
         return self._drivers.applied

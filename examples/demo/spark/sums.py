@@ -1,4 +1,4 @@
-"""The sums computed again in plain Python, from the file, and compared with the table row by row."""
+"""Computes the sums again in plain Python, from the file, and compares them with the table row by row."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Sums:
 
 
 def expected(flights: Iterable[Flight], airlines: Mapping[str, str]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
-    """The table's rows: airline and month, to the other columns."""
+    """The other columns of each row of the table, by airline and month."""
     rows: dict[tuple[Any, ...], Sums] = {}
     for flight in flights:
         if (airline := airlines.get(flight.carrier)) is not None:
@@ -45,7 +45,7 @@ def expected(flights: Iterable[Flight], airlines: Mapping[str, str]) -> dict[tup
 
 
 def differing(engine: Engine, flights: Iterable[Flight], airlines: Mapping[str, str]) -> tuple[int, int]:
-    """How many rows the table has, and how many of table and recomputation differ."""
+    """How many rows the table has, and how many rows differ from the computed ones."""
     with engine.connect() as connection:
         rows = connection.execute(select(sums)).all()
     table = {(row.airline, row.month): tuple(row[2:]) for row in rows}

@@ -1,9 +1,9 @@
-"""Codecs: from bytes to values. JSON, text, bytes, CloudEvents, Debezium's events, or any callable.
+"""Codecs turn bytes into values: JSON, text, bytes, CloudEvents, Debezium's events, or any callable.
 
 A codec is a callable ``bytes -> V``, or an object with ``decode(record) -> V`` for formats that need the
-whole record (headers, topic). Null never reaches a callable: a null key is None; a null value (a tombstone)
-is poison unless the codec declares ``tombstones=True``, and is then None. Any exception of a codec makes its
-record a poison record, except CodecUnavailable: a service that the codec needs does not answer, and the worker waits.
+whole record (headers, topic). A callable never gets null: a null key is None; a null value (a tombstone) is None
+if the codec declares ``tombstones=True``, and poison otherwise. Any exception of a codec makes its record a poison
+record, except CodecUnavailable: a service that the codec needs does not answer, so the worker waits.
 Do not use ``pickle.loads``: a producer of the topic could run code.
 """
 

@@ -1,6 +1,6 @@
-"""Apache Arrow's IPC formats: a record holds a table, of any number of rows.
+"""Apache Arrow's IPC formats: a record's value is a table of any number of rows.
 
-Needs the extra: ``arrow``. Like every codec it loads nothing before its first record.
+Needs the extra ``arrow``. pyarrow is imported at the first record.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from seekpoint.errors import ConfigError, needs_extra
 
 __all__ = ["Arrow"]
 
-FILE = b"ARROW1"  # what Arrow's file format begins with
+FILE = b"ARROW1"  # the first bytes of Arrow's file format
 
 
 class Arrow:
     """Decode Arrow's stream format, or its file format, into a ``pyarrow.Table``.
 
-    With ``schema`` the table has these columns, in this order and of these types: others are left out, types are cast
-    if no value is lost. Without it, the table is as it was written. With ``tombstones=True`` a null value decodes to
-    None.
+    With ``schema`` the table gets the schema's columns, order and types: other columns are left out, and values are
+    cast if none is changed. Without it, the table is as it was written. With ``tombstones=True`` a null value decodes
+    to None.
 
-    A record that is in neither format, is malformed (offsets, UTF-8 and dictionaries are validated), lacks a column or
-    cannot be cast is a poison record.
+    A record is poison if it is in neither format, is malformed (offsets, UTF-8 and dictionaries are validated), lacks a
+    column or cannot be cast.
     """
 
     def __init__(self, schema: Any = None, *, tombstones: bool = False) -> None:
@@ -49,7 +49,7 @@ PROTOCOLS = ("__arrow_c_stream__", "__arrow_c_array__")  # of the Arrow PyCapsul
 
 
 def is_table(kind: type) -> bool:
-    """Whether values of this type are whole tables."""
+    """Whether values of this type are Arrow tables."""
     return any(hasattr(kind, name) for name in PROTOCOLS)
 
 
@@ -62,7 +62,7 @@ def as_table(columns: Any) -> Any:
 def required() -> Any:
     """The module pyarrow. Raises ConfigError if it is not installed."""
     try:
-        import pyarrow as pa  # noqa: PLC0415 -- a declaration does without
+        import pyarrow as pa  # noqa: PLC0415 -- declaring a codec does not need it
     except ImportError as error:
         raise needs_extra("columns need pyarrow", "arrow", error) from error
     return pa

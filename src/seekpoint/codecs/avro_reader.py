@@ -1,7 +1,7 @@
 """The fast path of Avro: fastavro's reader, which also converts defaults and adds records' names.
 
-It reads each schema without rules, once Confluent's deserializer has asked the registry for it. If rules or options
-need Confluent's deserializer, a codec that needs converted defaults or records' names raises ConfigError.
+It is used for schemas without rules, once Confluent's deserializer has fetched them. That neither converts defaults nor
+adds names: if rules or options need it, a codec that needs one of the two raises ConfigError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Read = Callable[[bytes, int], Any]
 class AvroReader:
     """Makes the fast path for a frame. ``is_short``: no option makes Confluent's deserializer do more than decode.
 
-    Raises ValueError for a reader's schema with a default that its type cannot hold.
+    Raises ValueError if a default in the reader's schema does not fit its type.
     """
 
     def __init__(self, client: RegistryClient, schema: str | None, record_name: str | None, is_short: bool) -> None:
@@ -44,10 +44,10 @@ class AvroReader:
                 self._latest.add(schema.schema_str)
 
     def _refuse(self, converted: list[str], why: str) -> None:
-        """Raise ConfigError if Confluent's deserializer would not convert defaults, or not add records' names."""
+        """Raise ConfigError if the codec needs converted defaults or records' names: Confluent's cannot make them."""
         if converted:
             raise ConfigError(
-                f"{why} Confluent's deserializer, which gives the default of {converted[0]} as JSON has it, not "
+                f"{why} Confluent's deserializer, which returns the default of {converted[0]} as its JSON value, not "
                 "converted to its type: declare the field without a default, or with the default null"
             )
         if self._record_name is not None:
@@ -56,7 +56,7 @@ class AvroReader:
             )
 
     def shorten(self, frame: bytes, data: bytes, value: Any) -> Short | None:
-        """The fast path for data with this frame, or None. Raises ConfigError if the codec cannot do without it."""
+        """The fast path for data with this frame; None if it is ruled out, or ConfigError if the codec needs it."""
         schema = self._client.written_with(schema_id(frame))
         if not self._is_short:
             return None
@@ -73,7 +73,7 @@ class AvroReader:
         return self._reader(schema.schema_str, others)
 
     def _others(self, schema: Any) -> list[str]:
-        """The schemas that this one refers to, each after those that it refers to itself."""
+        """The schemas that ``schema`` needs, each after those that it needs itself."""
         schemas: dict[tuple[str, int], str] = {}
 
         def add(referring: Any) -> None:
@@ -114,7 +114,7 @@ class AvroReader:
 
 
 def _read(schema: Any, reader: Any, wrap: bool, data: bytes, begin: int, *, names: bool = False) -> Any:
-    """The value. With ``names``, a record from a union of several is a tuple of its name and the record."""
+    """Read one value. With ``names``, a record from a union of several record types is a tuple (name, record)."""
     value = schemaless_reader(
         BytesIO(data[begin:]), schema, reader, return_record_name=names, return_record_name_override=names
     )

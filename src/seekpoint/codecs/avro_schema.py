@@ -1,4 +1,4 @@
-"""Avro schemas for fastavro, with what it lacks: converted defaults, and three logical types.
+"""Avro schemas for fastavro, which lacks converted defaults and three logical types.
 
 fastavro fills a field that the writer did not have with the default's JSON value: "1" for a decimal, a number for a
 date. It reads a uuid on fixed(16) as bytes, and timestamps in nanoseconds as numbers.
@@ -36,7 +36,7 @@ def _uuid(data: bytes, _written: Any = None, _read: Any = None) -> UUID:
     return UUID(bytes=data)
 
 
-# Under names that only Seekpoint uses: the registration is global, and other Avro readers of the process keep theirs.
+# Registered under names that only Seekpoint uses: LOGICAL_READERS is global, and other code may use fastavro, too.
 OURS: Mapping[tuple[str, str], Callable[..., Any]] = {
     ("fixed", "uuid"): _uuid,
     ("long", "timestamp-nanos"): _timestamp_nanos,
@@ -47,10 +47,10 @@ for (_kind, _logical), _read in OURS.items():
 
 
 def parsed(schema: str, others: Sequence[str] = (), *, ours: bool = False, in_a_record: bool = False) -> Any:
-    """The schema as fastavro parses it; ``others`` are schemas that it refers to, each after those that it needs.
+    """Parse the schema with fastavro; ``others`` are schemas that it refers to, each after the schemas that it needs.
 
-    ``ours``: with our names for the logical types that we read. ``in_a_record``: as the only field of a record, which
-    has the same bytes. fastavro would parse any other schema again for each value, and not find a union's references.
+    ``ours``: logical types in ``OURS`` get our names. ``in_a_record``: the schema becomes the only field of a record,
+    whose bytes are the same; fastavro parses a schema that is no record for each value, and a union without references.
     """
     prepare: Callable[[Any], Any] = _with_our_names if ours else lambda loaded: loaded
     named: Named = {}
@@ -65,8 +65,8 @@ def parsed(schema: str, others: Sequence[str] = (), *, ours: bool = False, in_a_
 class ReaderSchema:
     """A reader's schema whose defaults are Python values (Decimal, bytes, date), as if they had been decoded.
 
-    Raises ValueError for a default that its type cannot hold. ``converted`` names the fields whose default differs from
-    its JSON value; ``shared``: a default is a list or dict, which fastavro gives to all records.
+    Raises ValueError if a default does not fit its type. ``converted`` names the fields whose default differs from its
+    JSON value; ``shared``: a default is a list or dict, one object that fastavro gives to all records.
     """
 
     def __init__(self, schema: str, others: Sequence[str] = (), *, in_a_record: bool = False) -> None:
@@ -89,7 +89,7 @@ def _loaded(schema: str) -> Any:
 
 
 def _with_our_names(schema: Any) -> Any:
-    """The schema with our names for the logical types that we read."""
+    """The schema with our names for the logical types in ``OURS``."""
     if isinstance(schema, list):
         return [_with_our_names(branch) for branch in schema]
     if not isinstance(schema, dict):
@@ -191,7 +191,7 @@ def _simple(kind: str, schema: Any, default: Any) -> Any:
 
 
 def copied(value: Any) -> Any:
-    """A copy of the value's lists and dicts, because all records share those of a default."""
+    """Copy the value's lists and dicts: those of a default are shared by all records."""
     if isinstance(value, dict):
         return {key: copied(part) for key, part in value.items()}
     return [copied(part) for part in value] if isinstance(value, list) else value
@@ -200,7 +200,7 @@ def copied(value: Any) -> Any:
 def with_names(value: Any, key: str, name: str | None) -> Any:
     """The value with records' names under ``key``; fastavro returns a union's records as tuples (name, record).
 
-    ``name`` is the whole value's, if it is a record. Raises ValueError if a record has a field ``key``.
+    ``name`` is that of ``value`` itself, if it is a record. Raises ValueError if a record has a field ``key``.
     """
     if isinstance(value, tuple):
         name, value = value

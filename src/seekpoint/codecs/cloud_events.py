@@ -27,7 +27,7 @@ _time = msgspec.json.Decoder(datetime)
 class Event(msgspec.Struct, Generic[D], frozen=True, kw_only=True):
     """A CloudEvent: its attributes, and its data as the inner codec decodes it. ``time`` is aware.
 
-    ``extensions`` has all other attributes, as text: a structured event's numbers and booleans as JSON writes them.
+    ``extensions`` has all other attributes as text; numbers and booleans of a structured event are JSON.
     """
 
     id: str
@@ -44,14 +44,14 @@ class Event(msgspec.Struct, Generic[D], frozen=True, kw_only=True):
 class CloudEvent(Generic[E_co]):
     """Decode a CloudEvent 1.0 into an :class:`Event`, whose data ``inner`` decodes.
 
-    Both of Kafka's content modes, record by record: binary (attributes in headers ``ce_…``, the data is the value) and
-    structured (the value is the whole event in JSON). An event without data is poison unless ``inner`` declares
-    ``tombstones=True``; its data is None then. A record without a value and without attributes is a tombstone: poison
-    unless ``tombstones=True``, and then None. The specification: CloudEvents 1.0.2, Kafka Protocol Binding and JSON
-    Event Format.
+    Each record may be in either of Kafka's content modes: binary (attributes in headers ``ce_…``, the value is the
+    data) or structured (the value is the whole event in JSON). The data of an event without data is None if ``inner``
+    declares ``tombstones=True``; otherwise the record is poison. A record with neither value nor attributes is a
+    tombstone: None with ``tombstones=True``, otherwise poison. Specification: CloudEvents 1.0.2, Kafka Protocol Binding
+    and JSON Event Format.
 
-    A record that is not a CloudEvent, lacks a required attribute, has another version, or a structured format other
-    than JSON is a poison record.
+    A record is poison if it is no CloudEvent, lacks a required attribute, has another version, or is structured in a
+    format other than JSON.
     """
 
     @overload
@@ -98,14 +98,14 @@ def _structured(record: RawRecord, content: str) -> tuple[dict[str, str], bytes 
     if record.value is None:
         raise Poison(f"a null value with the content type {content}", record)
     if _media_type(content) != f"{_STRUCTURED}+json":
-        raise ValueError(f"the content type is {content}: of structured events only {_STRUCTURED}+json is supported")
+        raise ValueError(f"the content type is {content}: structured events must be {_STRUCTURED}+json")
     members = _envelope.decode(record.value)
     data = _data_of(members)
     return {name: _text(value) for name, value in members.items() if bytes(value) != b"null"}, data
 
 
 def _data_of(members: dict[str, msgspec.Raw]) -> bytes | None:
-    """Take the data out: a JSON value as it was written, text as its characters, base64 as its bytes."""
+    """Remove the data from ``members`` and return its bytes: JSON as written, text as UTF-8, base64 decoded."""
     plain, encoded = members.pop("data", None), members.pop("data_base64", None)
     if encoded is not None:
         if plain is not None:
@@ -130,7 +130,7 @@ def _text(value: msgspec.Raw) -> str:
 
 
 def _aware(text: str) -> datetime:
-    """The time that an RFC 3339 text means. Raises ValueError, also without an offset from UTC."""
+    """Parse a time in RFC 3339. Raises ValueError if it is malformed or has no offset from UTC."""
     moment = _time.decode(msgspec.json.encode(text))
     if moment.tzinfo is None:
         raise ValueError(f"time {text!r} has no offset from UTC")

@@ -1,4 +1,4 @@
-"""The protocols of codecs, and the functions by which a pipeline decodes values and keys."""
+"""The protocols of codecs, and the functions that decode a pipeline's values and keys with them."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ class BytesDecoder(Protocol[V_co]):
     """
 
     def __call__(self, data: bytes, /) -> V_co:
-        """The value. Any exception makes the record a poison record."""
+        """Decode a value. Any exception makes the record a poison record."""
 
 
 @runtime_checkable
 class RecordCodec(Protocol[V_co]):
-    """A codec that sees the whole record, null values included.
+    """A codec that gets whole records, also those with a null value.
 
-    If it has ``decode_key(record)``, that is called to decode keys.
+    Keys are decoded by ``decode_key(record)``, if it has that, else by ``decode``.
     """
 
     def decode(self, record: RawRecord, /) -> V_co:
-        """The decoded value (or key). Any exception but CodecUnavailable makes the record a poison record."""
+        """Decode a value (or key). Any exception but CodecUnavailable makes the record a poison record."""
 
 
 Codec = BytesDecoder[V] | RecordCodec[V]
 
 
 def _check(codec: Any) -> None:
-    """Raise ConfigError for likely mistakes that would fail at every record."""
+    """Raise ConfigError for likely mistakes with which every record would fail."""
     if isinstance(codec, type) and (hasattr(codec, "decode") or issubclass(codec, Json | Text | Bytes | str)):
         examples: dict[type, str] = {str: "Text()", bytes: "Bytes()"}
         example = examples.get(codec, f"{codec.__name__}(...)")
@@ -78,7 +78,7 @@ def value_decoder(codec: Codec) -> Callable[[RawRecord], Any]:
 
 
 def plain_decoder(codec: Codec) -> Callable[[bytes], Any] | None:
-    """A function from a value's bytes to the value, called for many records; None if the codec sees whole records."""
+    """The fastest function from a value's bytes to the value; None if the codec needs whole records."""
     if isinstance(codec, RecordCodec):
         return None
     return codec.plain if type(codec) is Json else codec

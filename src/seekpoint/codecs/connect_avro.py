@@ -1,7 +1,7 @@
-"""Kafka Connect's data in Avro, as AvroConverter writes it: the schema in the form of Connect's JSON converter.
+"""Reads Kafka Connect's data in Avro, as AvroConverter writes it, with the schema as JsonConverter would write it.
 
-AvroConverter keeps a Connect type's name and parameters as properties of the Avro type. Values are read without Avro's
-logical types, which it adds to some Connect types: `connect_values` converts them by these names, as those in JSON.
+AvroConverter stores a Connect type's name and parameters as properties of the Avro type. Avro's logical types, which it
+adds to some of them, are ignored: `connect_values` converts values by the Connect type's name, as it does for JSON.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from fastavro import parse_schema, schemaless_reader
 from seekpoint.codecs.avro_reader import Read
 from seekpoint.codecs.connect_values import Schema
 
-# How AvroConverter names structs without a name, with a number from the second on, and entries of maps.
+# AvroConverter's names of structs that have no name (the second one gets a number, too) and of entries of maps.
 _DEFAULT = "io.confluent.connect.avro.ConnectDefault"
 _ENTRY = "io.confluent.connect.avro.MapEntry"
-# Numbers in 32 bits have another name than in JSON, where they are texts already.
+# JsonConverter says "float", not "float32": in JSON such numbers have the fewest digits already, and stay as they are.
 _KINDS = {"record": "struct", "fixed": "bytes", "float": "float32"}
 Named = dict[str, Any]
 
 
 def connect_reader(written: str) -> tuple[Schema, Read]:
-    """The schema as the JSON converter would write it, and a function that reads values.
+    """The schema as JsonConverter would write it, and a function that reads values.
 
-    Raises ValueError if AvroConverter has left the names of Connect's types out.
+    Raises ValueError if the schema lacks the names of Connect's types.
     """
     named: Named = {}
     field = {"name": "value", "type": json.loads(written, object_hook=_without_logical_type)}
-    # In a record, so that the value may be of any type; the bytes are the same. Without a namespace: types that have
-    # none would be in it.
+    # A record around the value lets it be of any type; the bytes are the same. The record has no namespace, because
+    # types without one would inherit it.
     schema = parse_schema({"type": "record", "name": "seekpoint_value", "fields": [field]}, named)
     connect = _connect(schema["fields"][0]["type"], named)  # type: ignore[call-overload,index]
     return connect, partial(_read, schema)
@@ -48,7 +48,7 @@ def _without_logical_type(loaded: dict[str, Any]) -> dict[str, Any]:
 
 
 def _connect(schema: Any, named: Named) -> Schema:
-    """The Connect schema of an Avro type; of a union, that of its only type besides null."""
+    """The Connect schema of an Avro type; a union of null and one type has that type's schema."""
     if isinstance(schema, list):
         kinds = [branch for branch in schema if branch != "null"]
         return _connect(kinds[0], named) if len(kinds) == 1 else {"type": "union"}

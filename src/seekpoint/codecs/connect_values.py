@@ -1,7 +1,7 @@
-"""Converts values of Kafka Connect's JSON and Avro converters by their field's schema: exactly, or not at all.
+"""Converts values that JsonConverter or AvroConverter wrote, by their field's schema: exactly, or not at all.
 
-Names of types are Connect's (``org.apache.kafka.connect.data.…``) and Debezium's (``io.debezium.…``). Without a name,
-the field's plain type decides. Bytes are base64 texts in JSON, and bytes in Avro.
+Names of types are Connect's (``org.apache.kafka.connect.data.…``) and Debezium's (``io.debezium.…``). If a type has no
+name, its plain type decides. Bytes are base64 texts in JSON, and bytes in Avro.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 
 import msgspec
 
-Schema = Mapping[str, Any]  # of a field, as the JSON converter writes it; of Avro: `connect_avro`
+Schema = Mapping[str, Any]  # a field's schema as JsonConverter writes it; `connect_avro` makes it from Avro's
 Convert = Callable[[Any], Any]
 
 
 class Unavailable:
-    """A value that the source did not send, because an update did not change it (TOAST). No driver writes it."""
+    """A value that the source did not send, because an update did not change it (TOAST). psycopg cannot write it."""
 
     def __repr__(self) -> str:
         return "UNAVAILABLE"
 
 
 class Unreadable:
-    """A value that cannot be read exactly, and why. A record fails only if a sink writes it."""
+    """A value that cannot be converted exactly, and why. Its record fails only if a sink writes it."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -45,13 +45,13 @@ _TEXTS: set[str | bytes] = {  # placeholders of texts, bytea, and hstore as JSON
     f'{{"{_PLACEHOLDER}":"{_PLACEHOLDER}"}}',
 }
 _OTHERS: list[Any] = [[_PLACEHOLDER], [*_PLACEHOLDER.encode()], {_PLACEHOLDER: _PLACEHOLDER}]  # of arrays, hstore
-_EPOCH, _DAY = date(1970, 1, 1), 86_400_000_000
-_MOMENT = datetime(1970, 1, 1)  # of times without a zone
+_EPOCH, _DAY = date(1970, 1, 1), 86_400_000_000  # _DAY in microseconds
+_MOMENT = datetime(1970, 1, 1)  # the epoch of times without a zone
 _in_32_bits = Struct("f").pack
 
 
 def row_converter(schema: Schema) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """A function that converts a row by this schema; fields that the schema does not have stay as they are.
+    """A function that converts a row by this schema; fields that are not in the schema are not converted.
 
     A value that cannot be converted becomes an :class:`Unreadable`.
     """
@@ -76,7 +76,7 @@ def schema_named(field: str, kind: str | Schema) -> Schema:
 
 
 def converter(schema: Schema) -> Convert | None:
-    """A function that converts values other than null; None if they stay as JSON has them."""
+    """A function that converts the field's values, except null; None if they need no conversion."""
     name, kind = schema.get("name") or "", schema.get("type")
     if name in _NAMED:
         return _NAMED[name](schema)
@@ -103,7 +103,7 @@ def _array(items: Schema) -> Convert | None:
 
 
 def _map(schema: Schema) -> Convert:
-    """Converts an object, or the pairs (in Avro records) that the converters write if the keys are not strings."""
+    """A function that converts a map: an object, or (if keys are not strings) pairs, which are records in Avro."""
     key, value = (converter(schema.get(part) or {}) or _as_is for part in ("keys", "values"))
 
     def convert(entries: Any) -> Any:
@@ -134,14 +134,14 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 def _float32(value: float) -> float:
-    """The shortest number that is this one in 32 bits, as the JSON converter writes it: 0.1, not 0.100000001490116."""
+    """The number with the fewest digits that has these 32 bits, as JsonConverter writes it: 0.1, not 0.10000000149."""
     bits = _in_32_bits(value)
     texts = (float(f"{value:.{digits}g}") for digits in (6, 7, 8, 9))
     return next((number for number in texts if _in_32_bits(number) == bits), value)
 
 
 def _decimal(unscaled: str | bytes, scale: int) -> Decimal:
-    """A Decimal with all digits of Connect's bytes: a whole number, most significant byte first."""
+    """A Decimal with all digits of Connect's bytes, which are a big-endian whole number."""
     number = int.from_bytes(_bytes(unscaled), "big", signed=True)
     digits = tuple(map(int, str(abs(number))))
     return Decimal((int(number < 0), digits, -scale))
@@ -150,7 +150,7 @@ def _decimal(unscaled: str | bytes, scale: int) -> Decimal:
 def _scaled(schema: Schema) -> Convert:
     parameters = schema.get("parameters") or {}
     if "scale" not in parameters:
-        return _refused("a Decimal without the parameter 'scale': give it with types=, {'parameters': {'scale': '2'}}")
+        return _refused("Decimal needs the parameter 'scale': add {'parameters': {'scale': '2'}} to its type in types=")
     scale = int(parameters["scale"])
     return lambda value: _decimal(value, scale)
 
@@ -158,7 +158,7 @@ def _scaled(schema: Schema) -> Convert:
 def _bits(schema: Schema) -> Convert:
     length = int((schema.get("parameters") or {}).get("length", 2**31 - 1))
     if length == 2**31 - 1:
-        return _refused("bits without a length: of a bit varying column, the event does not say how many there are")
+        return _refused("the event does not say how many bits there are, as for a bit varying column without a length")
     return lambda value: format(int.from_bytes(_bytes(value), "little"), f"0{length}b")
 
 
@@ -192,7 +192,7 @@ def _moment(unit: int) -> Convert:
 
 
 def _local(value: str) -> str:
-    """A time without a zone, to which Debezium has added a Z."""
+    """Remove the Z that Debezium adds to a time without a zone."""
     return value.removesuffix("Z")
 
 

@@ -1,4 +1,4 @@
-"""Debezium's change events in JSON or Avro: the envelope or the flattened row, with values converted by its schema."""
+"""Decodes Debezium's change events, envelopes or flattened rows in JSON or Avro; converts values by their schema."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seekpoint.records import RawRecord
 
 Row = Mapping[str, Any]
 Op = Literal["c", "r", "u", "d", "t"]
-Event = tuple[Schema | None, Any, Convert]  # its schema, if it has one, its payload, and what converts its rows
+Event = tuple[Schema | None, Any, Convert]  # an event's schema, its payload, and the converter of its rows
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _plain = msgspec.json.Decoder(float_hook=json_number)
@@ -43,9 +43,9 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 class Debezium:
     """Decode Debezium's change events into a :class:`Change`; a tombstone into None. Also for ``key=``.
 
-    Events are in JSON, or with ``registry`` in Avro, as AvroConverter writes them: a URL, a configuration or a
-    function, as for :class:`seekpoint.codecs.registry.Avro`. If the registry does not answer, decoding raises
-    CodecUnavailable: the worker waits, and no record fails. The values are the same in both formats.
+    Events are in JSON, or with ``registry`` in Avro, as AvroConverter writes them; both give the same values. The
+    registry is a URL, a configuration or a function, as for :class:`seekpoint.codecs.registry.Avro`. If it does not
+    answer, decoding raises CodecUnavailable: the worker waits, and no record fails.
 
     Values are converted by the event's schema (``schemas.enable``): times, decimals, bits, JSON, arrays. A value that
     cannot be converted exactly is an ``Unreadable``, which no sink writes. For JSON without schemas, ``types`` maps
@@ -67,7 +67,7 @@ class Debezium:
             raise ConfigError(f"Debezium: types= maps columns to the names of their types, got {types!r}")
         if registry is not None and types is not None:
             raise ConfigError(
-                "Debezium: types= is for JSON without schemas; with registry= the schemas say it: leave it out"
+                "Debezium: types= is for JSON without schemas; with registry= the schemas have the types: remove types="
             )
         self._avro = None if registry is None else _AvroEvents(registry)
         self.registry, self.flattened = registry, flattened
@@ -81,7 +81,7 @@ class Debezium:
         return f"Debezium({', '.join([*registry, *(['flattened=True'] if self.flattened else [])])})"
 
     def decode(self, record: RawRecord, /) -> Change | None:
-        """A record's change, None for a tombstone. Raises Poison or ValueError for other records, CodecUnavailable."""
+        """Decode a change; None for a tombstone. Raises CodecUnavailable; Poison or ValueError for any other record."""
         if record.value is None:
             return None
         schema, payload, convert = self._event(record, record.value, "value")
@@ -106,7 +106,7 @@ class Debezium:
             raise ValueError("in a schema registry's wire format, not JSON: give Debezium(registry=...)")
         members = _members.decode(data) if data.lstrip()[:1] == b"{" else {}
         framed = bytes(members["schema"]) if members.keys() == {"schema", "payload"} else b""
-        if framed.startswith(b"{"):  # else they may be columns of a flattened row
+        if framed.startswith(b"{"):  # otherwise `schema` and `payload` may be columns of a flattened row
             if framed not in self._compiled:
                 schema: Schema = msgspec.json.decode(framed)
                 self._compiled[framed] = schema, row_converter(_row_of(schema))
@@ -115,8 +115,8 @@ class Debezium:
         if self._declared is None:
             raise Poison(
                 "the event has no schema, so the types of its numbers and texts are not known: set "
-                "value.converter.schemas.enable=true (and key.converter…) in the connector; or declare the columns, "
-                "Debezium(types={'at': 'io.debezium.time.MicroTimestamp'}), types={} if all are of their JSON types"
+                "value.converter.schemas.enable=true (and key.converter…) in the connector; or declare columns with "
+                "Debezium(types={'at': 'io.debezium.time.MicroTimestamp'}), types={} if no value needs a conversion"
             )
         payload = _plain.decode(members["payload"] if framed == b"null" else data)
         return None, payload, self._declared
@@ -134,7 +134,7 @@ class Debezium:
             raise Poison(f"op is {op!r}, which is not a change of a row", record)
         before, after = payload.get("before"), payload.get("after")
         if (after is None) == (op in {"c", "r", "u"}):
-            raise Poison(f"op is {op!r}, and 'after' is {'missing' if after is None else 'there'}", record)
+            raise Poison(f"op is {op!r}, but 'after' is {'missing' if after is None else 'not null'}", record)
         return Change(
             op=op,
             before=None if before is None else convert(before),
@@ -161,7 +161,7 @@ class Debezium:
 
 
 class _AvroEvents(RegistryCodec[Event]):
-    """Events as AvroConverter writes them: values without logical types, which their Connect types convert."""
+    """Decodes events that AvroConverter wrote: ignores logical types, and converts values by their Connect types."""
 
     def __init__(self, registry: Registry) -> None:
         check(registry)
@@ -204,13 +204,13 @@ class _AvroEvents(RegistryCodec[Event]):
 
 
 def _row_of(schema: Schema) -> Schema:
-    """The schema of the rows in this event: of ``after`` in an envelope, else its own."""
+    """The schema of the event's rows: that of ``after`` in an envelope, else the event's schema."""
     fields: Sequence[Schema] = schema.get("fields") or ()
     return next((field for field in fields if field.get("field") == "after" and field.get("type") == "struct"), schema)
 
 
 def _require_change_of_a_row(schema: Schema | None, payload: Any, record: RawRecord) -> None:
-    """Raise Poison, which names the event, for schema changes, transaction metadata and heartbeats."""
+    """Raise Poison for schema changes, transaction metadata and heartbeats; the message names the event."""
     name = str((schema or {}).get("name") or "")
     is_dict = isinstance(payload, dict)
     if "SchemaChange" in name or (is_dict and payload.keys() >= {"source", "tableChanges"}):
@@ -224,7 +224,7 @@ def _require_change_of_a_row(schema: Schema | None, payload: Any, record: RawRec
 
 
 def is_envelope(value: Any) -> bool:
-    """Whether the value is an envelope that another codec has decoded."""
+    """Whether the value is a Change, or an envelope that another codec has decoded."""
     if isinstance(value, Mapping) and value.keys() == {"schema", "payload"}:
         value = value["payload"]
     return isinstance(value, Change) or (isinstance(value, Mapping) and value.keys() >= _ENVELOPE)

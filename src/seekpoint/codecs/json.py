@@ -1,4 +1,4 @@
-"""JSON, decoded and validated in one pass by msgspec; into models of Pydantic, by Pydantic."""
+"""JSON, decoded and validated in one pass by msgspec, or by Pydantic into its models."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ V_co = TypeVar("V_co", covariant=True)
 
 
 class JsonFloat(float):
-    """A float that keeps the digits of the JSON number it was decoded from: ``text``.
+    """A float that keeps, in ``text``, the digits of the JSON number from which it was decoded.
 
-    Sinks write the digits, and ``str`` returns them; other code sees a float. It is made for numbers without a declared
+    Sinks write the digits, and ``str`` returns them; other code sees a float. It is used for numbers without a declared
     type, and only if a float would lose digits: ``20.50``, ``0.1234567890123456789``.
     """
 
     text: str
 
     def __new__(cls, text: str) -> Self:
-        """The float of a JSON number. Raises ValueError for a number beyond a float's range."""
+        """Make the float of a JSON number. Raises ValueError for a number beyond a float's range."""
         number = super().__new__(cls, text)
         if isinf(number):
             raise ValueError("Number out of range")
@@ -43,7 +43,7 @@ class JsonFloat(float):
 
 
 def json_number(text: str) -> float:
-    """A plain float if that has the same digits, else a JsonFloat."""
+    """The number as a float if that has the same digits, else as a JsonFloat."""
     if len(text) < _TEXT and (text[-1] != "0" or text[-2] == ".") and "e" not in text and "E" not in text:
         return float(text)
     return JsonFloat(text)
@@ -55,10 +55,10 @@ _parse = msgspec.json.Decoder(float_hook=json_number).decode
 class Json(Generic[V_co]):
     """Decode JSON into ``type``: a Struct, dataclass, attrs class, TypedDict, model or builtin; by default into dicts.
 
-    Pydantic validates its models and dataclasses, and types that contain them, with its messages; msgspec validates all
-    other types. Raises ``msgspec.ValidationError`` (a poison record) if the bytes do not fit the type. With
-    ``tombstones=True`` a null value decodes to None. A fraction without a declared type is a float that keeps its
-    digits for the sinks (:class:`JsonFloat`); a field of type ``Decimal`` has them all, in a model, too.
+    Pydantic validates its models and dataclasses, and types that contain them; msgspec validates all other types.
+    Raises ``msgspec.ValidationError`` (a poison record) if the bytes do not fit the type. With ``tombstones=True`` a
+    null value decodes to None. A fraction without a declared type is a float that keeps its digits for the sinks
+    (:class:`JsonFloat`); a field of type ``Decimal``, also of a model, has all digits.
     """
 
     @overload
@@ -90,7 +90,7 @@ _LONE = re.compile(
 
 
 def explained(error: BaseException, data: bytes | None) -> BaseException:
-    """The error of decoding these bytes; a better one if a lone surrogate is the cause."""
+    """The error that decoding ``data`` raised; a clearer one if a lone surrogate is the cause."""
     if not isinstance(error, msgspec.DecodeError) or str(error) != _TRUNCATED:
         return error
     if data is None or (surrogate := _LONE.search(data)) is None:
@@ -98,7 +98,7 @@ def explained(error: BaseException, data: bytes | None) -> BaseException:
     try:
         msgspec.json.decode(data[: surrogate.start()] + b"?" + data[surrogate.end() :])
     except msgspec.DecodeError as other:
-        if str(other) == _TRUNCATED:  # this one is not the cause, or there are more
+        if str(other) == _TRUNCATED:  # without this surrogate the error is the same: another cause, or more of them
             return error
     text = surrogate[0].decode("ascii")
     return msgspec.DecodeError(f"a lone surrogate {text} at byte {surrogate.start()}: UTF-8 has no code for it")

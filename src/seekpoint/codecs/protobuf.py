@@ -1,4 +1,4 @@
-"""Protobuf messages as plain values: dicts of their fields, and Python types for well-known messages.
+"""Converts Protobuf messages to plain values: dicts of their fields, and Python types for well-known messages.
 
 Unlike in the JSON mapping, bytes, times and 64-bit integers do not become text.
 """
@@ -30,7 +30,7 @@ def plain(message: Any) -> Any:
 
 @cache
 def _reader_of(descriptor: Descriptor) -> Reader:
-    """The reader of messages of this kind, made once."""
+    """The reader of messages with this descriptor, made once."""
     if (known := WELL_KNOWN.get(descriptor.full_name)) is not None:
         return known
     fields = tuple((field.name, field.has_presence, _reader(field)) for field in descriptor.fields)

@@ -1,4 +1,4 @@
-"""Decodes JSON and validates it by Pydantic, but keeps the digits of numbers that Pydantic would drop."""
+"""Decodes JSON and validates it with Pydantic, but keeps digits of numbers that Pydantic would drop."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import msgspec
 
 from seekpoint.errors import ConfigError
 
-#: The number of a value's errors that a message names.
+#: How many of a value's errors a message names.
 _NAMED = 5
-# Types in Pydantic's schemas that take numbers with any digits. From JSON, Pydantic makes a float first.
+# Types in Pydantic's schemas that could keep all digits of a number; but Pydantic makes a float of JSON's number first.
 _OF_DIGITS = frozenset({"decimal", "any", "json"})
-# Types that strict=True treats alike, whether the value comes from JSON or from Python.
+# Types for which strict=True accepts the same values from JSON and from Python.
 _STRICT_ALIKE = frozenset({"int", "str", "float", "bool"})
-# Types that are text in JSON: in a union with one, Pydantic treats a Python str differently than text in JSON.
+# Types that are text in JSON: in a union with one of them, Pydantic treats a Python str differently than text in JSON.
 _OF_TEXT = frozenset({
     "bytes", "date", "datetime", "time", "timedelta", "uuid", "decimal", "enum", "url",
     "multi-host-url", "complex", "json-or-python", "lax-or-strict",
 })  # fmt: skip
-# Parts of Pydantic's schemas that do not matter for validation.
+# Parts of Pydantic's schemas that do not affect validation.
 _ASIDE = frozenset({"metadata", "serialization", "computed_fields", "default", "function", "expected"})
 
 
 def model_decoder(kind: Any, parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     """A function from the bytes of JSON to a value of the type, which raises ``msgspec.ValidationError``.
 
-    Pydantic reads a JSON number into a Decimal, or into Any, through a float: 20.50 becomes 20.5. If a type has fields
-    like these, ``parse`` decodes the JSON and keeps the digits, and Pydantic validates the Python values. Raises
-    ConfigError if Pydantic has no validator for the type, or validates JSON and Python values of it differently.
+    Pydantic reads a JSON number into a Decimal, or into Any, through a float: 20.50 becomes 20.5. If the type has such
+    fields, ``parse`` decodes the JSON and keeps the digits, and Pydantic validates the Python values. Raises
+    ConfigError if Pydantic has no validator for the type, or validates its JSON and its Python values differently.
     """
     adapter = _adapter(kind)
     parts = [*_parts(adapter.core_schema)]
@@ -61,7 +61,7 @@ def _adapter(kind: Any) -> Any:
 
 
 def _explained(validate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap ``validate``: its error has all messages and paths of fields in one line, without the record's values."""
+    """Wrap ``validate`` so that its error is one line of messages with fields' paths, without the record's values."""
     from pydantic import ValidationError  # noqa: PLC0415
 
     def validated(data: Any) -> Any:
@@ -87,7 +87,7 @@ def _path(places: tuple[int | str, ...]) -> str:
 
 
 def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """Each schema within Pydantic's schema of a type."""
+    """Pydantic's schema of a type, and each schema inside it."""
     if isinstance(schema, Mapping):
         yield schema
         for name, part in schema.items():
@@ -103,7 +103,7 @@ def _extra(part: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _of_json_alone(part: Mapping[str, Any]) -> str | None:
-    """The part of this schema that Pydantic validates differently in JSON and in Python values; else None."""
+    """Name what Pydantic validates differently in JSON and in Python values; None if there is no difference."""
     if part.get("strict") is True and part.get("type") not in _STRICT_ALIKE:
         return "strict=True"
     if part.get("val_json_bytes") not in (None, "utf8"):
@@ -114,7 +114,7 @@ def _of_json_alone(part: Mapping[str, Any]) -> str | None:
 
 
 def _of_text(choice: Any) -> str | None:
-    """The type of a union's choice, if JSON has it as text. A choice may be a tuple with a label."""
+    """The type of a union's choice if it is text in JSON, else None. A choice may be a tuple with a label."""
     schema = choice[0] if isinstance(choice, tuple) else choice
     while "function" in schema and "schema" in schema:
         schema = schema["schema"]

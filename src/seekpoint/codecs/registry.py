@@ -41,7 +41,7 @@ Decode = Callable[[bytes, RawRecord, str], Any]  # from the wire format, its rec
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 OURS = ("schema.id.deserializer",)
 _CHECKING = INDIFFERENT | {"validate"}  # options that do not change the record's JSON
-SHORTEST = {0: 5, 1: 17}  # bytes of a schema's id and of its GUID, by their first byte
+SHORTEST = {0: 5, 1: 17}  # the length of a schema's id (first byte 0) and of its GUID (first byte 1)
 
 
 class _OfJson(TypedDict):
@@ -70,7 +70,7 @@ class _OfMessage(_OfType):
 
 
 class RegistryCodec(ABC, Generic[V_co]):
-    """The base of all formats: wire format, null values, conversion to ``type``, and one deserializer per process."""
+    """Base class of the formats: wire format, null values, conversion to ``type``, one deserializer per process."""
 
     def __init__(
         self,
@@ -80,11 +80,11 @@ class RegistryCodec(ABC, Generic[V_co]):
         options: Mapping[str, Any],
     ) -> None:
         if reserved := sorted(set(options) & {*OURS, *self._ours()}):
-            raise ConfigError(f"options={{{reserved[0]!r}: ...}}: the codec sets this itself: leave it out")
+            raise ConfigError(f"options={{{reserved[0]!r}: ...}}: the codec sets this option itself: remove it")
         if type is not None:
             self._convert = _converter(type)
         self.registry, self.type, self.tombstones, self.options = registry, type, tombstones, dict(options)
-        self._decoder: tuple[int, Decode] | None = None  # with the process that made it: no connection survives a fork
+        self._decoder: tuple[int, Decode] | None = None  # with its process's id: connections do not survive a fork
 
     def __repr__(self) -> str:
         return self._show(None if self.type is None else getattr(self.type, "__name__", str(self.type)))
@@ -128,10 +128,10 @@ class RegistryCodec(ABC, Generic[V_co]):
 
     @abstractmethod
     def _open(self) -> Decode:
-        """Confluent's deserializer, made in this process, with the fast path around it."""
+        """Make Confluent's deserializer in this process, with the fast path around it."""
 
     def _plain(self, value: Any) -> Any:
-        """The value in the form from which it is converted to ``type``."""
+        """The decoded value in the form that is then converted to ``type``."""
         return value
 
     def _ours(self) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ class RegistryCodec(ABC, Generic[V_co]):
             topic_subject_name_strategy,
         )
 
-        # The client's default strategy asks for each topic's associations, which few registries have.
+        # The client's default strategy asks the registry for each topic's associations; few registries support them.
         named = "subject.name.strategy" in self.options or "subject.name.strategy.type" in self.options
         subject = {} if named else {"subject.name.strategy": topic_subject_name_strategy}
         return {**subject, **self.options, "schema.id.deserializer": prefix_schema_id_deserializer}
@@ -162,20 +162,20 @@ class RegistryCodec(ABC, Generic[V_co]):
 class Avro(RegistryCodec[V_co]):
     """Decode Avro in a schema registry's wire format into ``type``, or into dicts.
 
-    ``registry`` is a URL, the configuration of Confluent's ``SchemaRegistryClient``, or a function that returns one of
-    them, or a client; it is called at the first record. ``type`` is a msgspec Struct, dataclass, TypedDict or builtin
-    type. ``schema`` is the reader's schema (JSON): records written with another one are resolved to it, as Avro
-    defines; without it, values have the shape they were written with. ``options`` go to ``AvroDeserializer``.
-    With ``record_name="type"``, the dict of the whole record, and of each record from a union of several, has the
-    record's full name as ``"type"``, by which msgspec chooses among tagged Structs.
+    ``registry`` is a URL, the configuration of Confluent's ``SchemaRegistryClient``, or a function, called at the first
+    record, that returns a URL, a configuration or a client. ``type`` is a msgspec Struct, dataclass, TypedDict or
+    builtin type. ``schema`` is the reader's schema (JSON): records written with another schema are resolved to it, as
+    Avro defines; without it, values have the shape they were written with. ``options`` go to ``AvroDeserializer``.
+    With ``record_name="type"``, the outermost record, and each record from a union of several record types, has its
+    full name under ``"type"``, so that msgspec can choose among tagged Structs.
 
     decimal is ``Decimal``, timestamps are aware and in UTC, local timestamps naive, both cut to microseconds; date,
     time and uuid are Python's. Defaults of the reader's schema are converted in the same way.
     With ``tombstones=True`` a null value decodes to None. As ``key=`` of a pipeline it decodes keys.
 
-    A record that is not in the wire format, has a schema that the registry does not know or that another codec reads
-    (JSON Schema, Protobuf), or does not fit the type is a poison record. If the registry does not answer, decoding
-    raises CodecUnavailable: the worker waits, and no record fails.
+    A record is poison if it is not in the wire format, does not fit the type, or has a schema that the registry does
+    not know or that is for another codec (JSON Schema, Protobuf). If the registry does not answer, decoding raises
+    CodecUnavailable: the worker waits, and no record fails.
     """
 
     @overload
@@ -223,11 +223,11 @@ class JsonSchema(RegistryCodec[V_co]):
     """Decode JSON in a schema registry's wire format into ``type``, or into dicts, after a check against its schema.
 
     ``registry``, ``options`` (for ``JSONDeserializer``), ``tombstones`` and errors are as in :class:`Avro`. A record is
-    checked against the schema that it was written with, or against ``schema``; one that does not fit is a poison
-    record, and its error names the place. ``options={"validate": False}`` leaves the check out. Numbers keep their
-    digits, as in :class:`seekpoint.Json`.
+    checked against ``schema``, by default the schema that it was written with. A record that does not fit is poison,
+    and the error names the field. ``options={"validate": False}`` leaves the check out. Numbers keep their digits, as
+    in :class:`seekpoint.Json`.
 
-    With ``type``, schemas with rules, and options that migrate, are refused (ConfigError), because they make a dict.
+    Schemas with rules, and options that migrate, always give dicts; with ``type`` they raise ConfigError.
     """
 
     @overload
@@ -254,7 +254,7 @@ class JsonSchema(RegistryCodec[V_co]):
         self.schema = schema
         if type is not None and (unusable := sorted(set(options) - _CHECKING)):
             raise ConfigError(
-                f"{self!r}: options={{{unusable[0]!r}: ...}}: this option makes dicts: leave the type out"
+                f"{self!r}: values are dicts with the option {unusable[0]!r}: leave the type out, or remove the option"
             )
 
     def _open(self) -> Decode:
@@ -304,7 +304,7 @@ class JsonSchema(RegistryCodec[V_co]):
 
 
 def _say_where(read: Decode, data: bytes, record: RawRecord, field: str) -> Any:
-    """As ``read``, but the error of a value that does not fit its schema names the place; Confluent's does not."""
+    """Call ``read``; if a value does not fit its schema, the error names the field, which Confluent's does not."""
     try:
         return read(data, record, field)
     except Exception as error:
@@ -319,8 +319,8 @@ class Protobuf(RegistryCodec[V_co]):
     """Decode Protobuf in a schema registry's wire format into ``message``, a generated class, or into ``type``.
 
     ``registry``, ``options`` (for ``ProtobufDeserializer``), ``tombstones`` and errors are as in :class:`Avro`. A
-    record that was written as a message of another full name (package, enclosing messages, name) is a poison record,
-    because its bytes could be read as this one. With ``registry=None`` no request is sent, and the name is not checked.
+    record is poison if its message's full name (package, enclosing messages, name) is another one: its bytes might be
+    read as this message. With ``registry=None`` no request is sent, and the name is not checked.
 
     ``type`` is ``dict``, or a type to which msgspec converts a dict of the message's fields. In this dict a field with
     presence is None if it was not set; enums are names; ``Timestamp`` is aware and in UTC, cut to microseconds;
@@ -383,7 +383,7 @@ class Protobuf(RegistryCodec[V_co]):
         return Frames(long, protobuf_frame, shorten)
 
     def _checked(self, subject: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """The strategy, with a check of the written message's name: any bytes can be read as any message."""
+        """Add a check of the message's name to the subject strategy: a message's bytes may be read as another one."""
         descriptor = self.message.DESCRIPTOR
 
         def named(context: Any, written: str | None) -> Any:
@@ -403,9 +403,9 @@ class Protobuf(RegistryCodec[V_co]):
 
 
 def _framed(record: RawRecord, data: bytes, field: str) -> bytes:
-    """The data with the schema's id in front, if a header has it: the same bytes as in the other wire format."""
+    """Put the schema's id in front of the data if it is in a header, as in the wire format without headers."""
     name = f"__{field}_schema_id"
-    for header, value in reversed(record.headers):  # the last one counts, as for the serializers in Java
+    for header, value in reversed(record.headers):  # the last header counts, as in Confluent's Java client
         if header == name and value is not None:
             if len(value) < SHORTEST.get(value[0] if value else -1, len(value) + 1):
                 raise ValueError(f"the header {name} holds no schema id: {value[:20]!r}")

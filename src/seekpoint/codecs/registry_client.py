@@ -1,7 +1,7 @@
 """The client of a schema registry: classifies its errors, and keeps credentials out of messages.
 
-Confluent's deserializers ask for schemas while they decode. "There is no such schema" is an error of the record. If
-there is no answer, CodecUnavailable is raised: no record is to blame, and the request is sent again.
+Confluent's deserializers ask for schemas while they decode. The answer that a schema does not exist is an error of the
+record. No answer raises CodecUnavailable: the record is not the cause, and the worker repeats the request.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from seekpoint.errors import CodecUnavailable, ConfigError, needs_extra
 
 Registry = str | Mapping[str, Any] | Callable[[], Any]
 
-# By default the client waits forever. Few retries: it sleeps between them in an open transaction, a worker does not.
+# The client's default is no timeout. One retry: the client waits for it inside the open transaction, a worker outside.
 DEFAULTS = {"timeout": 10, "max.retries": 1, "retries.wait.ms": 100}
 _OF_A_SCHEMA = frozenset({"get_schema", "get_schema_by_guid"})
-_CODECS = {"AVRO": "Avro", "JSON": "JsonSchema", "PROTOBUF": "Protobuf"}  # of `codecs.registry`, by kind
-LARGEST_ID = 2**31 - 1  # ids are an int in the registry: for a larger one it answers "page not found"
+_CODECS = {"AVRO": "Avro", "JSON": "JsonSchema", "PROTOBUF": "Protobuf"}  # classes in `codecs.registry`, by kind
+LARGEST_ID = 2**31 - 1  # ids have 32 bits in the registry, which answers "page not found" for a larger number
 SCHEMES = ("http://", "https://", "mock://")
 
 _SECRET = re.compile(r"password|secret|token|user\.info|credential", re.IGNORECASE)
@@ -29,7 +29,7 @@ _USERINFO = re.compile(r"//([^/@]*(?:@[^/@]*)*)@")
 
 
 def shown(registry: Registry | None) -> str:
-    """A registry's address as it may be shown: without credentials."""
+    """The registry's address without credentials, for messages."""
     if registry is None:
         return "None"
     if callable(registry):
@@ -60,11 +60,11 @@ def check(registry: Registry) -> None:
 
 
 def connect(registry: Registry, kind: str, otherwise: str | None = None) -> RegistryClient:
-    """A client for this process, for schemas of this kind (AVRO, JSON, PROTOBUF).
+    """Make a client in this process, for schemas of this kind (AVRO, JSON, PROTOBUF).
 
-    ``otherwise``: what to do about records of another kind, if not to decode them with the codec of that kind.
+    ``otherwise`` is the advice in errors of records of another kind; by default, to use that kind's codec.
 
-    Raises ConfigError if it cannot be made.
+    Raises ConfigError if the client cannot be made.
     """
     try:
         from confluent_kafka.schema_registry import SchemaRegistryClient  # noqa: PLC0415 -- a declaration needs none
@@ -78,7 +78,7 @@ def connect(registry: Registry, kind: str, otherwise: str | None = None) -> Regi
     secrets = _secrets(conf)
     try:
         client = SchemaRegistryClient.new_client(conf)
-    except Exception as error:  # noqa: BLE001 -- a ValueError, a TypeError, or whatever certificates raise
+    except Exception as error:  # noqa: BLE001 -- a ValueError, a TypeError, or an error of certificates
         message = _without(secrets, str(error))
         raise ConfigError(f"registry={shown(endpoint)}: {type(error).__name__}: {message}") from None
     return RegistryClient(client, shown(endpoint), secrets, kind, otherwise)
@@ -90,7 +90,7 @@ def missing(error: ImportError) -> ConfigError:
 
 
 class RegistryClient:
-    """Wraps the client for a deserializer: the same calls, with errors classified as a record's or the registry's."""
+    """Wraps a deserializer's client: has its methods, and classifies errors as the record's or the registry's."""
 
     def __init__(self, client: Any, where: str, secrets: tuple[str, ...], kind: str, otherwise: str | None) -> None:
         self._client, self._where, self._secrets, self._kind = client, where, secrets, kind
@@ -99,7 +99,7 @@ class RegistryClient:
         self.latest: list[Any] = []  # subjects' latest schemas that were asked for, each once
 
     def written_with(self, schema_id: int | str) -> Any:
-        """The schema of this id or GUID; None if it is not known, or differs between subjects."""
+        """The schema with this id or GUID; None if it was not fetched yet, or differs between subjects."""
         return self._schemas.get(schema_id)
 
     def __getattr__(self, name: str) -> Any:
@@ -109,12 +109,12 @@ class RegistryClient:
         return partial(self._schema if name in _OF_A_SCHEMA else self._ask, name, attribute)
 
     def _schema(self, name: str, call: Callable[..., Any], number: int | str, *args: Any, **options: Any) -> Any:
-        """The schema that a record was written with. Raises LookupError for a record that another codec reads.
+        """The schema that a record was written with.
 
-        Its bytes could otherwise be decoded to a wrong value.
+        Raises LookupError if it is of another kind than the codec's: the bytes might be decoded to a wrong value.
         """
         if isinstance(number, int) and number > LARGEST_ID:
-            raise LookupError(f"{number} is not a schema id: no schema registry's serializer has written the record")
+            raise LookupError(f"{number} is not a schema id: the record was not written by a registry's serializer")
         schema = self._ask(name, call, number, *args, **options)
         if schema.schema_type != self._kind:
             otherwise = self._otherwise or f"decode its topic with {_CODECS.get(schema.schema_type, 'another codec')}"
@@ -145,21 +145,21 @@ class RegistryClient:
         raise CodecUnavailable(
             f"no answer from the schema registry at {self._where}: {_without(self._secrets, message)}",
             lambda: self._again(name, call, *args, **options),
-        ) from None  # its text may hold a secret
+        ) from None  # the cause's text may hold a secret
 
     def _again(self, *question: Any, **options: Any) -> None:
-        """Send the same request again; any answer will do. Raises CodecUnavailable, ConfigError."""
+        """Repeat a request; any answer will do. Raises CodecUnavailable, ConfigError."""
         try:
             self._ask(*question, **options)
         except (CodecUnavailable, ConfigError):
             raise
-        except Exception:  # noqa: BLE001 -- about the record: it is raised again when that is decoded
+        except Exception:  # noqa: BLE001 -- the record's error, which is raised again when the record is decoded
             return
 
     def _classified(self, name: str, args: tuple[Any, ...], error: Any) -> Exception | None:
         """Classify an error answer: an error of the record, of the configuration, or (None) of the service.
 
-        A status without a code of the registry (40403 and the like) comes from a gateway, and is not about a schema.
+        A status without one of the registry's codes, such as 40403, comes from a gateway, and is not about a schema.
         """
         status, code = error.http_status_code, error.error_code
         message = _without(self._secrets, str(error))
@@ -186,7 +186,7 @@ def _secrets(conf: Mapping[str, Any]) -> tuple[str, ...]:
         for credential in credentials:
             password = credential.partition(":")[2]
             secrets |= {credential, unquote(credential), password, unquote(password)}
-            secrets.add(b64encode(unquote(credential).encode()).decode())  # as it goes into the header
+            secrets.add(b64encode(unquote(credential).encode()).decode())  # as in the Authorization header
     return tuple(sorted(secrets - {""}, key=len, reverse=True))
 
 

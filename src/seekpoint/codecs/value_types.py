@@ -1,7 +1,7 @@
-"""The fields of the types of values and rows: their names, and their types as msgspec describes them.
+"""Describes the types of values and rows: the names and types of their fields, as ``msgspec.inspect`` does.
 
 msgspec describes Structs, dataclasses, attrs classes and TypedDicts. Pydantic's models and dataclasses are described
-here in the same terms, without importing Pydantic: a program that uses one has imported it.
+here in the same terms, without importing Pydantic: a program that has a model has imported it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def field_names(kind: type) -> tuple[str, ...] | None:
 
 
 def is_model(kind: Any) -> bool:
-    """Whether it is a model or dataclass of Pydantic with named fields."""
+    """Whether ``kind`` is a model or dataclass of Pydantic with named fields."""
     return isinstance(kind, type) and hasattr(kind, _PYDANTIC) and not _is_root(kind)
 
 
@@ -85,7 +85,7 @@ def _hints(kind: Any) -> Mapping[str, Any]:
 
 
 def type_info(kind: Any) -> inspect.Type:
-    """The type as ``msgspec.inspect`` describes it; a model of Pydantic as a dataclass with its fields.
+    """Describe the type as ``msgspec.inspect`` does; a model of Pydantic is described as a dataclass.
 
     Raises TypeError, ValueError or NameError for a type that msgspec does not know.
     """
@@ -93,7 +93,7 @@ def type_info(kind: Any) -> inspect.Type:
 
 
 def _described(kind: Any, within: frozenset[Any]) -> inspect.Type:
-    """The description of a type. ``within`` are the classes around it: inside itself a class is described as Any."""
+    """Describe a type. ``within`` are the classes around it, each of which is described as Any inside itself."""
     kind = getattr(kind, "__value__", kind)
     origin = get_origin(kind)
     if origin is Annotated:
@@ -149,7 +149,7 @@ def _plain(kind: Any) -> Any:
 
 
 def _constrained(info: inspect.Type, metadata: Iterable[Any]) -> inspect.Type:
-    """The description with the bounds that Pydantic's metadata gives an integer."""
+    """Add the bounds in Pydantic's metadata to the description of an integer."""
     if isinstance(info, inspect.UnionType):  # ``int | None`` with bounds of the int
         return inspect.UnionType(tuple(_constrained(kind, metadata) for kind in info.types))
     if not isinstance(info, inspect.IntType):

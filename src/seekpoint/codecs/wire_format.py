@@ -1,4 +1,4 @@
-"""The registry's wire format, and a fast path for records whose frame (the schema's id) was decoded before.
+"""The registry's wire format, and a fast path for records whose frame (the schema's id) was seen before.
 
 The first record with a topic, field and frame goes through Confluent's deserializer, which asks the registry. If the
 result depends only on bytes and schema (no rules, no migrations), the format's parser reads later ones directly, in a
@@ -15,15 +15,15 @@ from seekpoint.errors import CodecUnavailable, ConfigError
 from seekpoint.records import RawRecord, numbered
 
 Long = Callable[[bytes, RawRecord, str], Any]  # framed data, its record, "key" or "value"; through Confluent's
-Short = Callable[[bytes, int], Any]  # framed data, and where in it the payload begins
-Frame = Callable[[bytes], int]  # how many bytes of the data are its frame; 0: not known
+Short = Callable[[bytes, int], Any]  # framed data, and the index at which the payload begins
+Frame = Callable[[bytes], int]  # the length of the data's frame in bytes; 0: not in the wire format
 
 ID, GUID = 5, 17  # bytes before the payload; the first is 0 before an id, 1 before a GUID
 INDIFFERENT = frozenset({"subject.name.strategy", "subject.name.strategy.type", "subject.name.strategy.conf"})
 
 
 class Frames:
-    """Decodes framed data; ``shorten`` makes the fast path for a frame, and checks it with the first value decoded."""
+    """Decodes framed data; ``shorten`` makes the fast path for a frame, and checks it against a decoded value."""
 
     def __init__(self, long: Long, frame: Frame, shorten: Callable[[bytes, bytes, Any], Short | None]) -> None:
         self._long, self._frame, self._shorten = long, frame, shorten
@@ -41,7 +41,7 @@ class Frames:
                 return short(data, begin)
             except Exception:
                 self._long(data, record, field)  # raises Confluent's error, which users can look up
-                raise  # it would return a value without what only the fast path converts
+                raise  # it would return a value that lacks the fast path's conversions
         value = self._long(data, record, field)
         if begin and key not in self._short:
             try:
@@ -54,7 +54,7 @@ class Frames:
 
 
 def _require_frame(data: bytes, field: str) -> None:
-    """Raise ValueError for data too short for the format: Confluent's errors are then those of struct and uuid."""
+    """Raise ValueError for data that is too short; Confluent's deserializer would raise errors of struct or uuid."""
     if not data or (data[0] == 0 and len(data) <= ID) or (data[0] == 1 and len(data) < GUID):
         raise ValueError(
             f"the {field} has {numbered(len(data), 'byte')}, too few for a schema registry's wire format, which is a "
@@ -63,14 +63,14 @@ def _require_frame(data: bytes, field: str) -> None:
 
 
 def avro_frame(data: bytes) -> int:
-    """How many bytes are in front of an Avro payload."""
-    if len(data) <= ID:  # Confluent's deserializer refuses it, whatever it is
+    """The length of the frame before an Avro or JSON payload, or 0."""
+    if len(data) <= ID:  # Confluent's deserializer refuses data of this length
         return 0
     return ID if data[0] == 0 else GUID if data[0] == 1 and len(data) >= GUID else 0
 
 
 def protobuf_frame(data: bytes) -> int:
-    """How many bytes are in front of a message: the schema's id, and the path to the message in the schema."""
+    """The length of a message's frame: the schema's id, and the path to the message in the schema."""
     begin = avro_frame(data)
     if not begin or begin == len(data):
         return 0
@@ -101,5 +101,5 @@ def schema_id(frame: bytes) -> int | str:
 
 
 def is_plain(schema: Any) -> bool:
-    """Whether decoding needs the schema's own text alone: no rules to run, no other schema."""
+    """Whether decoding needs only this schema's text: no rules, and no other schema."""
     return schema is not None and not schema.references and schema.rule_set is None

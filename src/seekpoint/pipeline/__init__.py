@@ -1,1 +1,1 @@
-"""What a pipeline declares: topics, codecs, sinks or a handler, and its failure policy. Needs no server."""
+"""The declaration of a pipeline: topics, codecs, sinks or a handler, and failure policy. Needs no server."""

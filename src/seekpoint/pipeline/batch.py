@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Batch(Sequence[Record[V_co, K_co]]):
-    """The records of one transaction. Partitions may interleave; within each, order is the log's."""
+    """The records of one transaction, each partition's in the log's order; partitions may be mixed."""
 
     __slots__ = ("_records", "spans")
 

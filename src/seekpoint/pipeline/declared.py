@@ -1,4 +1,4 @@
-"""What a pipeline declares, as plain values: stored by its workers, and read by operators who do not have its code."""
+"""A pipeline's declaration as plain values, which its workers store for operators who do not have its code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seekpoint.pipeline.sink import Sink
 
 
 def declared(pipeline: Pipeline, *, read_uncommitted: bool = False) -> dict[str, dict[str, Any]]:
-    """For each topic: its sinks and their kind, handler, version, policies, and in words what weakens the guarantee.
+    """Describe each topic: sinks and their kind, handler, version, policies, and sentences on weaker guarantees.
 
     ``read_uncommitted``: the Kafka client reads records of aborted transactions, too.
     """
@@ -20,7 +20,7 @@ def declared(pipeline: Pipeline, *, read_uncommitted: bool = False) -> dict[str,
 
 
 def declared_sums(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
-    """As :func:`declared`, for the topics whose records are added to sums."""
+    """Describe, as :func:`declared` does, the topics whose records are added to sums."""
     return {
         topic: declaration
         for topic, declaration in declared(pipeline).items()
@@ -57,7 +57,7 @@ def _sink(sink: Sink) -> dict[str, Any]:
 
 
 def _weakens(pipeline: Pipeline, sinks: list[Sink], read_uncommitted: bool) -> Iterator[str]:
-    """Sentences about the limits of the guarantee, and about what an operator should know before a reset."""
+    """Sentences about limits of the guarantee, and about effects of a reset."""
     if read_uncommitted:
         yield "records of aborted transactions are applied: isolation.level is read_uncommitted"
     if pipeline.on_poison is OnPoison.SKIP:
@@ -65,10 +65,10 @@ def _weakens(pipeline: Pipeline, sinks: list[Sink], read_uncommitted: bool) -> I
     if not pipeline.synchronous_commit:
         yield "a crash of Postgres takes back the last commits, rows and offsets together: synchronous_commit is off"
     if pipeline.handle is not None:
-        yield "what the handler does outside its transaction may happen more than once"
+        yield "effects of the handler outside its transaction may happen more than once"
     for sink in sinks:
         if sink.aggregates:
-            yield f"sums would count twice after a backward reset, which is refused for them: {', '.join(sink.tables)}"
+            yield f"a backward reset is refused, because sums would count records twice: {', '.join(sink.tables)}"
         elif sink.guarded is None:
             yield f"records that are read again after a backward reset are written twice: {', '.join(sink.tables)}"
         elif not sink.guarded and not sink.keeps_first:

@@ -35,11 +35,11 @@ class Frame:
     records must have the same result as writing its rows for both ranges together.
     So ``Append`` and ``Upsert`` take plans that work row by row and keep the columns "partition" and "offset" (with
     several topics "topic", too): filters, expressions, explode, unions, joins with other data. ``Accumulate`` also
-    takes one ``groupBy`` of their rows with sum, count, min and max. A plan that does not merge is refused before
+    takes one ``groupBy`` over such a plan, with sum, count, min and max. A plan that does not merge is refused before
     anything is read.
 
-    These columns identify a row's record. They are not written unless ``columns=`` of the sink names them;
-    ``provenance=`` writes them under other names. Every other column is written, or only those of ``columns=``.
+    Kafka's columns identify a row's record, and are not written unless ``columns=`` of the sink names them;
+    ``provenance=`` writes them under other names. All other columns are written, or only those in ``columns=``.
 
     Raises ConfigError for a function with other parameters, and for a sink that makes rows from records (``row=``).
     """
@@ -61,7 +61,7 @@ class Frame:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the parameters after the records: inputs of the pipeline. Raises ConfigError for others."""
+        """The function's other parameters, its inputs. Raises ConfigError if one cannot be passed by name."""
         try:
             parameters = [*inspect.signature(self.function).parameters.values()]
         except (TypeError, ValueError) as error:
@@ -99,14 +99,14 @@ def _check_sink(frame: str, sink: Any) -> None:
 class SparkPipeline:
     """Declares what Spark does with some topics' records: DataFrames between topics and tables, exactly once.
 
-    ``group`` names the offsets in the ledger. ``topics`` is a name, or several. ``frames`` has a :class:`Frame` for
-    each table, by a name for messages. ``value`` is a codec of a Struct, dataclass or TypedDict: the records' DataFrame
-    has its fields as columns, and Kafka's topic, partition, offset, timestamp, key and headers; a record that it
-    cannot decode is a poison record (``on_poison``). Without ``value`` the DataFrame has Kafka's columns as they are,
-    with the value's bytes, and every record is a row. ``version``, ``start``, ``on_poison``
-    and ``dead_letter_limits`` are as for :class:`~seekpoint.Pipeline`. ``inputs`` are tables or views of the ledger's
-    database that frames join, by the names of the functions' parameters: all tasks of a micro-batch read them in one
-    snapshot, taken when it begins.
+    ``group`` names the offsets in the ledger. ``topics`` is a name, or several. ``frames`` maps names, which messages
+    use, to a :class:`Frame` for each table. ``value`` is a codec of a Struct, dataclass or TypedDict: the records'
+    DataFrame has the fields as columns, and Kafka's topic, partition, offset, timestamp, key and headers; a record that
+    the codec cannot decode is poison (``on_poison``). Without ``value`` the DataFrame has Kafka's columns as they are,
+    with the value's bytes, and every record is a row. ``version``, ``start``, ``on_poison`` and
+    ``dead_letter_limits`` are as for :class:`~seekpoint.Pipeline`. ``inputs`` maps parameters of the functions to
+    tables or views of the ledger's database, to be joined: all tasks of a micro-batch read them in one snapshot, taken
+    at its beginning.
 
     All frames' rows, dead letters and offsets of a micro-batch are committed in one transaction. If there is a codec,
     executors import the pipeline by its name (``module:name``). Raises ConfigError if the declaration contradicts
@@ -150,7 +150,7 @@ class SparkPipeline:
 
     @property
     def group(self) -> str:
-        """The group of its offsets."""
+        """The group of the stored offsets."""
         return self.pipeline.group
 
     @property

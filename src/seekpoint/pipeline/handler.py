@@ -17,7 +17,7 @@ def shown_handler(handle: object) -> str:
 
 
 def is_async(handle: object) -> bool:
-    """Whether it is an async function, or an object with an async ``__call__``."""
+    """Whether ``handle`` is an async function, or an object with an async ``__call__``."""
     return inspect.iscoroutinefunction(handle) or inspect.iscoroutinefunction(getattr(handle, "__call__", None))  # noqa: B004
 
 
@@ -45,7 +45,7 @@ def check_handler(pipeline: str, handle: object, resources: object) -> None:
 
 
 def _makes_context(resources: object) -> bool:
-    """Whether it is a function, but not one that must be decorated first; a context manager itself is not."""
+    """Whether ``resources`` is a function that is neither a context manager nor an undecorated generator."""
     undecorated = (inspect.isasyncgenfunction, inspect.isgeneratorfunction, inspect.iscoroutinefunction)
     return (
         callable(resources)

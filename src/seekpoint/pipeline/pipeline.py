@@ -1,7 +1,7 @@
 """The declaration ``Pipeline``: topics, codecs, sinks, handler and policies of a group.
 
-No I/O, no engine, no secrets: worker, command line and tests import it by name. Importing this
-module needs neither a database driver nor a Kafka client.
+It does no I/O and holds no engine and no secrets: workers, the command line and tests import it by name. Importing
+this module needs neither a database driver nor a Kafka client.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ class Pipeline(Generic[V, K]):
     of ``sinks`` and ``handle`` (or the decorator :meth:`handler`) is required: sinks write in their order, then
     ``handle(tx, batch)`` runs with the transaction's SQLAlchemy connection, everything in one transaction with the
     offset (I1).
-    ``writes`` are the tables that the handler writes, by name or mapped class. ``version`` is the
-    handler's version: once a worker of a higher one has claimed, workers of older ones exit as outdated. ``start`` is
-    the first position of a topic that the group has not read.
+    ``writes`` are the tables that the handler writes, by name or mapped class. ``version`` is the handler's version:
+    once a worker of a higher version has claimed, workers of lower versions exit as outdated. ``start`` is the first
+    position of a topic that the group has not read.
 
-    A record whose handler raises is retried as ``retry`` says; one that can never be applied is a poison
-    record. ``on_poison="stop"``: its partition stops before it, earlier records are committed, other partitions
+    A record whose handler raises is retried as ``retry`` says; a record that can never be applied is poison.
+    ``on_poison="stop"``: its partition stops before it, earlier records are committed, other partitions
     continue; with ``strict=True`` a stopped partition ends the worker. ``"dead_letter"``: the transaction that passes
-    its offset stores it in the ledger's table ``dead_letter``; ``"skip"``: the same, without its value. If it exceeds
-    ``dead_letter_limits``, the worker stops. ``keep_key_order=True``: later records of a dead letter's key are
+    its offset stores it in the ledger's table ``dead_letter``; ``"skip"``: it is stored there without its value. Beyond
+    ``dead_letter_limits`` the worker stops. ``keep_key_order=True``: later records of a dead letter's key are
     dead-lettered, too, to be replayed in order (always on with an ``Upsert`` that cannot decide which row is newer).
-    ``delay``: a record is handled no earlier than its timestamp plus this.
+    ``delay``: a record is handled no earlier than its timestamp plus ``delay``.
 
     ``synchronous_commit=False`` is safe here: a crash of Postgres loses rows and offset together, and Kafka still has
     the records. It is not safe if other systems act on rows that they have read before the crash.
@@ -166,7 +166,7 @@ class Pipeline(Generic[V, K]):
     @overload
     def handler(self, function: Handler[V, K | None]) -> Handler[V, K | None]: ...
     def handler(self, function: Any) -> Any:
-        """Set the handler, as a decorator: the same as ``handle=``. Returns the function as it is.
+        """Decorate the function that is the handler, instead of ``handle=``. Returns it unchanged.
 
         Raises ConfigError if the pipeline has a handler or is in use, or if the function cannot be a handler.
         """
@@ -187,7 +187,7 @@ class Pipeline(Generic[V, K]):
     def taken(self) -> Self:
         """Mark the pipeline as in use, so that no handler can be added. Workers, jobs and commands call it first.
 
-        Raises ConfigError if no sink or handler takes the records, or those of a topic.
+        Raises ConfigError if no sink or handler takes the records of a topic.
         """
         if self.handle is None:
             if not self.sinks:
@@ -213,7 +213,7 @@ class Pipeline(Generic[V, K]):
         return tuple(sorted({*self.writes, *(table for sink in self.sinks for table in sink.tables)}))
 
     def tables_by_topic(self, translate: Translation | None = None) -> dict[str, tuple[str, ...]]:
-        """The tables that each topic's records are written to, by sinks that take it and by the handler, as declared.
+        """The tables that sinks and handler declare to write, by the topics whose records they take.
 
         ``translate`` is the engine's ``schema_translate_map``, which applies to the handler's statements; sinks write
         the table that they name.
@@ -255,7 +255,7 @@ class Pipeline(Generic[V, K]):
             if relation not in tables:
                 raise ConfigError(
                     f"{self!r}: writes={name!r}: relation {relation!r} does not exist; create the table, or correct "
-                    "its name (with its schema, where the search_path does not have it)"
+                    "its name (with its schema, if the search_path does not have it)"
                 )
         return {name: tables[relation] for name, relation in names.items()}
 
@@ -325,7 +325,7 @@ def _several(name: str, argument: Iterable[T], kind: type) -> tuple[T, ...]:
         example = argument.__name__ if name == "writes" else f'{argument.__name__}("table")'
         raise ConfigError(f"{name}={argument.__name__}: that is the class; write {name}=[{example}]")
     if _is(argument, kind) or not _is(argument, Iterable):
-        raise ConfigError(f"{name}= takes several: write {name}=[{argument!r}]")
+        raise ConfigError(f"{name}= takes a sequence: write {name}=[{argument!r}]")
     return tuple(argument)
 
 

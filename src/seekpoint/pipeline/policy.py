@@ -124,7 +124,7 @@ class OnPoison(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """When a record whose handler raised is tried again, and how often.
+    """How often, and when, a record is tried again after its handler raised.
 
     A record is tried ``attempts`` times in all; then it is a poison record. The wait after the n-th failure is
     ``wait_initial * multiplier ** (n - 1)`` seconds, at most ``wait_max``; the share ``jitter`` of each wait is
@@ -136,8 +136,8 @@ class Retry:
     claim is held. They count as an attempt only if a single record raises them while others are applied; after its
     last attempt its partition stops.
 
-    ``crashes``: after this many owners in a row have crashed without progress, the next one applies their records in
-    small parts. A record whose single-record attempts have crashed the process that many times is poison.
+    ``crashes``: after this many owners in a row have crashed without progress, the next owner applies their records in
+    small parts. A record whose single-record attempts have crashed the process this many times is poison.
     """
 
     attempts: int = 5
@@ -177,10 +177,10 @@ class Retry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterLimits:
-    """When a worker stops, instead of turning a whole topic into dead letters; None sets no limit.
+    """Stops a worker before it turns a whole topic into dead letters; None sets no limit.
 
-    ``consecutive`` dead-lettered or skipped records in a row in one partition; or more than the share ``ratio`` of the
-    last ``window`` records that this worker passed. Records that are blocked behind their key are not counted.
+    The limits are ``consecutive`` dead-lettered or skipped records in a row of one partition, and the share ``ratio``
+    of the last ``window`` records that the worker passed. Records that are blocked behind their key are not counted.
     """
 
     consecutive: int | None = 100
@@ -197,7 +197,7 @@ class DeadLetterLimits:
 
 
 def _is_number(number: object) -> TypeGuard[int | float]:
-    """Whether it is a number, but not a bool, which is an int in Python."""
+    """Whether it is an int or float, but no bool, which is an int in Python."""
     return isinstance(number, int | float) and not isinstance(number, bool)
 
 

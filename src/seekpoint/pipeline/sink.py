@@ -33,20 +33,20 @@ class Writer(Protocol):
     """An open sink, which takes rows."""
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Take rows. Raises RowRefused for an error of the n-th row written since the sink was opened."""
+        """Write rows. Raises RowRefused if the database refuses a row written since the sink was opened."""
 
 
 class SinkWriter(Protocol[V_contra, K_contra]):
-    """Writes a sink's rows for one worker, in all its transactions; it keeps what it learns about rows and table.
+    """Writes a sink's rows in all transactions of one worker; it may cache facts about rows and table.
 
-    Inherit from this class to write your own: methods that you may leave out have a default. ``keeps_locks``: none of
-    its statements releases a lock of the transaction, as ROLLBACK TO does.
+    Inherit from this class to write your own; optional methods have a default. ``keeps_locks``: no statement of the
+    writer releases a lock of the transaction, as ROLLBACK TO does.
     """
 
     keeps_locks: bool = False
 
     def rows(self, record: Record[V_contra, K_contra]) -> Iterable[Row]:
-        """The rows that one record becomes, the same ones at each call."""
+        """The rows of one record; each call returns equal rows."""
         ...
 
     def open(self, tx: Connection) -> AbstractContextManager[Writer]:
@@ -54,22 +54,22 @@ class SinkWriter(Protocol[V_contra, K_contra]):
         ...
 
     def value_rows(self, values: Sequence[V_contra]) -> list[Row] | None:  # noqa: ARG002 -- the default
-        """One row for each value, as ``rows`` makes it from the record; None if it needs whole records."""
+        """One row for each value, as ``rows`` makes it from the record; None if rows need whole records."""
         return None
 
     def count(self, rows: Sequence[Row]) -> int:
-        """How many rows of the table these are."""
+        """How many rows of the table ``rows`` are."""
         return len(rows)
 
     def statements(self, tx: Connection) -> Callable[[Sequence[Row]], Sequence[Any] | None] | None:  # noqa: ARG002 -- the default
-        """A function from few rows to statements, which are sent with the ledger's; None if ``open`` has to write.
+        """A function from a few rows to statements, which are sent with the ledger's; None if ``open`` must write.
 
-        Called only with ``keeps_locks``. Sends nothing. The function may return None, too.
+        Called only with ``keeps_locks``; sends nothing. The function may return None: ``open`` writes then, too.
         """
         return None
 
     def strategy_changed(self) -> WriteStrategyChanged | None:
-        """After COMMIT: the event if rows are written by another strategy than at the last call."""
+        """Called after COMMIT: the event if the write strategy has changed since the last call, else None."""
         return None
 
 
@@ -77,8 +77,8 @@ class SinkWriter(Protocol[V_contra, K_contra]):
 class Sink(Protocol[V_contra, K_contra]):
     """Declares a table that records are written to, inside the transaction that moves the offset.
 
-    It holds the declaration, and nothing that a worker learns, so workers of one process may share it. Inherit from
-    this class to write your own: methods that you may leave out have a default.
+    It holds no state of a worker, so workers of one process may share it. Inherit from this class to write your own;
+    optional methods have a default.
     """
 
     @property
@@ -125,8 +125,8 @@ class Sink(Protocol[V_contra, K_contra]):
 class RowRefused(Exception):  # noqa: N818 -- control: the caller raises the cause for the row's record
     """The database refused one row: the ``line``-th (from 1) written since the sink was opened.
 
-    ``line`` is None if the database does not name the row: foreign keys are checked after the last one, and the
-    server's messages may be in another language.
+    ``line`` is None if the row is not known: foreign keys are checked after the last row, and the server's messages may
+    be in another language.
     """
 
     def __init__(self, line: int | None, cause: Exception) -> None:

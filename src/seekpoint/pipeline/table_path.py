@@ -1,4 +1,4 @@
-"""Tables as users name them: by a name, by its parts, or by what SQLAlchemy maps to them."""
+"""Tables as users name them: a string, a tuple of its parts, a SQLAlchemy Table or a mapped class."""
 
 from __future__ import annotations
 

@@ -19,10 +19,10 @@ PROCESS_EXITS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 class PipelineWriters(Generic[V, K]):
-    """One worker's decoders and writers for a pipeline; only this worker uses what they learn.
+    """One worker's decoders and writers for a pipeline; only this worker uses their caches.
 
     ``handler`` is called with the transaction and the batch: the pipeline's, or the function that runs an async one.
-    ``by_value`` is the only sink's writer, if there is no handler, it takes every topic, and keys need no decoding.
+    ``by_value`` is the sink's writer if there is no handler and one sink, which takes every topic, and keys are bytes.
     """
 
     def __init__(self, pipeline: Pipeline[V, K], handler: Callable[[Any, Batch[V, K]], object] | None = None) -> None:
@@ -39,7 +39,7 @@ class PipelineWriters(Generic[V, K]):
         self._plain: dict[str, Any] = {topic: plain_decoder(codec) for topic, codec in pipeline.codecs.items()}
         self._key = key_decoder(pipeline.key)
         is_only = pipeline.handle is None and len(self.sinks) == 1 and all(map(all, self._taking.values()))
-        is_bytes = isinstance(pipeline.key, Bytes)  # other keys may be undecodable
+        is_bytes = isinstance(pipeline.key, Bytes)  # decoding other keys may fail
         self.by_value = self.sinks[0] if is_only and is_bytes else None
 
     def rows(self, record: Record[V, K | None]) -> list[tuple[Row, ...]]:
@@ -47,7 +47,7 @@ class PipelineWriters(Generic[V, K]):
         return [() if writer is None else tuple(writer.rows(record)) for writer in self._taking[record.topic]]
 
     def decode(self, raw: RawRecord) -> Record[V, K | None]:
-        """A record with key and value decoded; raises what the codecs raise."""
+        """Decode a record's key and value; raises what the codecs raise."""
         return Record(
             raw.topic,
             raw.partition,
@@ -63,13 +63,13 @@ class PipelineWriters(Generic[V, K]):
         """The decoded values of many records; raises what a codec raises."""
         if isinstance(raw, LazyRecords) and raw.topic is not None:
             plain, values = self._plain[raw.topic], raw.values
-            if plain is not None and all(values):  # no nulls, nor empty values, which are rare
+            if plain is not None and all(values):  # no nulls; an empty value, which is rare, takes the slower way, too
                 return list(map(plain, values))
         decoders = self._values
         return [decoders[record.topic](record) for record in raw]
 
     def streamed_rows(self, raw: Sequence[RawRecord]) -> Sequence[Row] | None:
-        """As ``rows_at_once``; but the first call after ``prepare`` returns the rows that it made."""
+        """As ``rows_at_once``, but the first call after ``prepare`` returns the rows that ``prepare`` made."""
         if isinstance(raw, LazyRecords) and raw.rows is not None:
             prepared, raw.rows = raw.rows, None  # frees them when they are written
             return prepared
@@ -94,5 +94,5 @@ class PipelineWriters(Generic[V, K]):
             return sink.value_rows(values)
         except (CodecUnavailable, ConfigError, *PROCESS_EXITS):
             raise
-        except BaseException:  # noqa: BLE001 -- raised again, with its record, one by one
+        except BaseException:  # noqa: BLE001 -- raised again, with its record, when they are decoded one by one
             return None

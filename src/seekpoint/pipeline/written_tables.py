@@ -22,14 +22,14 @@ WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relpersistence <> 't'
 
 
 def translated(name: str, translation: Translation) -> str:
-    """The table that a handler's statement writes if it names this one."""
+    """The table that a handler's statement writes if it names ``name``."""
     schema, dot, table = name.rpartition(".")
     schema_now = translation.get(schema if dot else None)
     return name if schema_now is None else f"{schema_now}.{table}"
 
 
 def with_schemas(tx: Connection, names: Sequence[str]) -> dict[str, str]:
-    """The tables of these names, each with its schema; names that are not tables on this connection are left out."""
+    """Each table's name with its schema, by ``names``; names that are no tables on this connection are left out."""
     if not names:
         return {}
     schemas, _, tables = zip(*(name.rpartition(".") for name in names), strict=True)

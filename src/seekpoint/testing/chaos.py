@@ -1,4 +1,4 @@
-"""Runs a pipeline's handler and tables under faults, which must leave the same rows as a run without faults."""
+"""Runs a pipeline under faults, and checks that its tables get the rows of a run without faults."""
 
 from __future__ import annotations
 
@@ -69,17 +69,17 @@ def check_exactly_once(
 ) -> Survived:
     """Check that a pipeline writes each record exactly once, in ``runs`` runs with random faults.
 
-    First the records, made by :func:`raw`, are applied in one transaction; then, in each run, in small transactions
-    of random sizes, interrupted by crashes before and after COMMIT, connections lost before COMMIT is sent and after it
-    took effect, and partitions that another worker gets after they were read. A run ends when each position is after
-    the last record; then rows of the tables and dead letters must be those of the first run. So it finds writes by
-    another connection, state that survives a rollback, and rows that depend on the batch.
+    First the records, made by :func:`raw`, are applied in one transaction. Each run then applies them in small
+    transactions of random sizes, with faults: crashes before and after COMMIT, connections that are lost before COMMIT
+    is sent or after it took effect, and partitions that another worker claims after they were read. At the end of a
+    run, rows of the tables and dead letters must be those of the first transaction. The check finds writes by another
+    connection, state that survives a rollback, and rows that depend on the batch.
 
     ``tables`` are by default those of the sinks and of ``writes=``. They must be empty, and are emptied before each run
     (``TRUNCATE … RESTART IDENTITY``) and at the end: use tables of this test only. ``prepare`` is called with the
     connection that has emptied them, to insert rows that the handler needs. Columns in ``ignore`` may differ, such as a
-    ``serial`` or a time. A function that returns the pipeline is called again after each crash, for handlers
-    that keep state. The ledger gets a separate schema, which is dropped at the end.
+    ``serial`` or a time. If ``pipeline`` is a function, it is called again after each crash, for handlers that keep
+    state. The ledger gets a separate schema, which is dropped at the end.
 
     Raises AssertionError, which names the difference, the faults before it, and the ``seed`` that repeats them;
     ConfigError for tables that are not known, do not exist or are not empty; what the handler raises.
@@ -93,7 +93,7 @@ def check_exactly_once(
     database = postgres_engine(engine)
     try:
         rows = _Tables(database, make(), tables, ignore, prepare=prepare)
-        rows.reset()  # if the server refuses that, nothing is written
+        rows.reset()  # first: if the server refuses TRUNCATE, nothing was written yet
         try:
             counts = _checked(make, list(records), rows, runs, seed)
         finally:
@@ -193,7 +193,7 @@ class _Tables:
         return Counter(repr(tuple(row[number] for number in kept)) for row in result)
 
     def reset(self, prepare: Callable[[Connection], object] | None = None) -> None:
-        """Remove all rows, and insert those of ``prepare``, by default the check's.
+        """Remove all rows, and call ``prepare``, by default the caller's, to insert some.
 
         Raises AssertionError if another session has locked a table, and does not release it.
         """
@@ -208,7 +208,7 @@ class _Tables:
                 raise
             raise AssertionError(
                 f"{', '.join(self.names)}: another session has used a table for {_LOCK_WAIT} s in an open transaction: "
-                "write by the handler's tx, or end the transactions of other connections"
+                "write through the handler's tx, or end the transactions of other connections"
             ) from error
 
 
@@ -225,13 +225,13 @@ def _dead_letters(engine: Engine, name: str) -> Counter[str]:
 
 
 class _State(NamedTuple):
-    """What a run has left: the rows of each table, and dead letters."""
+    """The rows of each table, and the dead letters, after a run."""
 
     rows: Mapping[str, Counter[str]]
     dead_letters: Counter[str]
 
     def difference(self, other: _State) -> str:
-        """In words, where the other state differs; empty if it does not."""
+        """Describe the first difference; empty if there is none."""
         pairs = [(name, rows, other.rows[name]) for name, rows in self.rows.items()]
         for name, expected, rows in [*pairs, ("the dead letters", self.dead_letters, other.dead_letters)]:
             if rows != expected:
@@ -243,11 +243,11 @@ class _State(NamedTuple):
 
 
 class _Crash(BaseException):
-    """Ends a transaction as the end of its process does: no handler of Exception sees it."""
+    """Ends a transaction as a crash of its process does: no ``except Exception`` catches it."""
 
 
 class _Faults:
-    """Makes the planned fault happen in a transaction, once; ``happened`` is the one that did."""
+    """Injects the planned fault into a transaction, once; ``happened`` is the fault that was injected."""
 
     def __init__(self, watcher: Ledger) -> None:
         self._watcher = watcher
@@ -261,9 +261,9 @@ class _Faults:
         self._planned, self._committing, self.happened = fault, {}, ""
 
     def __call__(self, event: events.Event) -> None:
-        """An observer of the transaction's events."""
+        """Observe the transaction's events."""
         if isinstance(event, events.BatchOpened):
-            self._committing = {}  # it may have those of an attempt whose COMMIT was refused
+            self._committing = {}  # spans may be left of an attempt whose COMMIT was refused
         if isinstance(event, events.Advanced):
             self._committing = {span.partition: span.start for span in event.spans}
         if isinstance(event, events.Refused):
@@ -276,13 +276,13 @@ class _Faults:
         self.happened, self._planned = self._planned, ""
 
     def before_commit(self, _connection: Connection) -> None:
-        """A listener of the engine. Raises OperationalError in place of sending COMMIT."""
+        """Called by the engine: raises OperationalError instead of sending COMMIT."""
         if self._committing and self._planned == _LOST:
             self._happens()
             raise psycopg.OperationalError("the connection was lost before COMMIT was sent")
 
     def _is_unanswered(self) -> bool:
-        """Called when a statement has been sent: whether it is the COMMIT that gets no answer."""
+        """Called after a statement was sent: whether it is the COMMIT whose answer is to be lost."""
         return bool(self._committing) and self._planned == _UNANSWERED
 
     def _at_commit(self) -> bool:
@@ -344,7 +344,7 @@ class _Run:
             self._transaction(partitions, self._next_fault())
 
     def _next_fault(self) -> str:
-        """Each fault once, and once none, in a random order, then again; the next run continues with the rest."""
+        """Draw a fault or none: each once, in a random order, before any comes again, also across runs."""
         if not self._planned:
             self._planned += ["", *FAULTS]
             self._chance.shuffle(self._planned)
@@ -379,14 +379,14 @@ class _Run:
     def _read(self, claims: Mapping[Partition, Claim]) -> list[RawRecord]:
         """Some of the next records of each partition, in a random order of partitions."""
         logs = []
-        for partition, claim in sorted(claims.items()):  # in one order, for the seed
+        for partition, claim in sorted(claims.items()):  # sorted, so that the seed alone decides
             log = (record for record in self._logs[partition] if record.offset >= claim.next_offset)
             logs.append(list(islice(log, self._chance.randint(1, _MOST))))
         self._chance.shuffle(logs)
         return [record for log in logs for record in log]
 
     def _applied_by_another(self, partitions: Sequence[Partition]) -> None:
-        """Another worker gets one of the partitions, and applies some of its records."""
+        """Let another worker claim one of the partitions, and apply some of its records."""
         other, faults = self._new_process(), _Faults(self._process.ledger)
         claims = claimed(other.ledger, [self._chance.choice(partitions)], self._firsts)
         self.counts["transactions"] += 1

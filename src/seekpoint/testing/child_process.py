@@ -36,7 +36,7 @@ class NotReached(AssertionError):  # noqa: N818 -- named after what happened, li
 
 
 class Started(Protocol):
-    """What a ``ChildProcess`` needs of ``subprocess.Popen`` with pipes of text."""
+    """The part of ``subprocess.Popen``, with pipes of text, that a ``ChildProcess`` uses."""
 
     pid: int
 
@@ -78,8 +78,8 @@ def start_python(
 class ChildProcess:
     """A process that reports events, one JSON object per line, and can be waited for, frozen and killed.
 
-    ``changed`` is notified at each report; give the same one to several processes to wait for any of them. A subclass
-    may override :meth:`reported` and :meth:`on_end`, which run on a reader thread that holds ``changed``.
+    ``changed`` is notified at each report; processes that share it can be awaited together. A subclass may override
+    :meth:`reported` and :meth:`on_end`, which run on a reader thread that holds ``changed``.
     """
 
     failure: type[NotReached] = NotReached  # what its methods raise; a subclass may raise its own kind
@@ -149,7 +149,7 @@ class ChildProcess:
     def on_end(self) -> None:
         """Called once, after the process has ended and its last report was read."""
 
-    # -- what it has reported -------------------------------------------------------------------------------
+    # -- reports and state ----------------------------------------------------------------------------------
 
     @property
     def pid(self) -> int:
@@ -168,7 +168,7 @@ class ChildProcess:
 
     @property
     def errors(self) -> str:
-        """What the process has written to stderr, unless stderr is a file; and to stdout, other than reports."""
+        """The process's output on stderr, unless that is a file, and its lines on stdout that are no reports."""
         return "".join(self._errors)
 
     def tail(self) -> str:
@@ -183,7 +183,7 @@ class ChildProcess:
     def wait_until(self, reached: Callable[[], T], what: str, timeout: float = 60.0) -> T:
         """Wait until ``reached()`` is true, and return it.
 
-        Raises NotReached after ``timeout`` seconds, and at once if the process has ended without it.
+        Raises NotReached after ``timeout`` seconds, and at once if the process ends before.
         """
         deadline = monotonic() + timeout
         with self.changed:
@@ -197,9 +197,9 @@ class ChildProcess:
     def wait_for(
         self, event: str, where: Callable[[Report], bool] | None = None, *, count: int = 1, timeout: float = 60.0
     ) -> Report:
-        """Wait for the ``count``-th report of this event (of those for which ``where`` is true), and return it.
+        """Wait for the ``count``-th report of this event for which ``where`` is true, and return it.
 
-        Raises NotReached after ``timeout`` seconds, and at once if the process has ended without it.
+        Raises NotReached after ``timeout`` seconds, and at once if the process ends before.
         """
 
         def nth_report() -> Report | None:
@@ -211,7 +211,7 @@ class ChildProcess:
         return report
 
     def reaches(self, *events: str, timeout: float = 300.0) -> bool:
-        """Wait for any of these events; False if the process ends without it. Raises NotReached at the timeout."""
+        """Wait for any of these events; False if the process ends before. Raises NotReached at the timeout."""
         names = set(events)
 
         def there() -> bool:
@@ -220,7 +220,7 @@ class ChildProcess:
         self.wait_until(lambda: there() or self.has_ended, f"any of {', '.join(events)}", timeout)
         return there()
 
-    # -- what is done to it ---------------------------------------------------------------------------------
+    # -- orders and signals ---------------------------------------------------------------------------------
 
     def order(self, **order: Any) -> None:
         """Send an order; raises NotReached if the process has ended."""
@@ -265,13 +265,13 @@ class ChildProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the system reports it as stopped (SIGSTOP)."""
+        """Whether the system reports the process as stopped (SIGSTOP)."""
         import psutil  # noqa: PLC0415 -- the rest of this module needs only the standard library
 
         return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
 
     def wait_until_stopped(self, timeout: float = 30.0) -> None:
-        """Wait until the system reports it as stopped; raises NotReached after ``timeout`` seconds."""
+        """Wait until the system reports the process as stopped; raises NotReached after ``timeout`` seconds."""
         deadline, pause = monotonic() + timeout, threading.Event()
         while not self.is_stopped:
             if monotonic() > deadline:
@@ -290,12 +290,12 @@ class ChildProcess:
         return code
 
     def close(self) -> None:
-        """Kill it if it runs; its pipes are closed at its end."""
+        """Kill the process if it runs; its end closes the pipes."""
         self.kill()
 
 
 def _report_in(line: str) -> Report | None:
-    """The report in a line of the process's output, None if the line is none."""
+    """The report in a line of the process's output; None for any other line."""
     try:
         values = json.loads(line)
     except ValueError:
@@ -316,7 +316,7 @@ def report(event: str, **values: Any) -> None:
 
 
 def receive() -> dict[str, Any]:
-    """The next order; ends this process if its parent has ended."""
+    """Read the next order; ends this process if its parent has ended."""
     if not (line := sys.stdin.readline()):
         os._exit(1)
     order: dict[str, Any] = json.loads(line)

@@ -34,9 +34,9 @@ def assert_frames_merge(
     """Check ``cuts`` times that frames make the same rows from all records and from pieces cut at random places.
 
     ``records`` are made by :func:`raw`, each with another offset; those that cannot be decoded are left out. A plan
-    that a run refuses at its start is refused here, too (ConfigError). This finds what no plan shows: a Python function
-    that depends on other rows, or on their number. ``inputs`` are DataFrames for those of the pipeline. Needs neither
-    database nor brokers.
+    that a run refuses at its start is refused here, too (ConfigError). The check finds what no plan shows: a Python
+    function that depends on other rows, or on their number. ``inputs`` has a DataFrame for each input of the pipeline.
+    Needs neither database nor brokers.
 
     Raises AssertionError, which names the frame, the cut, the rows that differ, and the ``seed`` that repeats it.
     """
@@ -73,7 +73,7 @@ def _check(records: Sequence[RawRecord]) -> None:
 
 
 def _cut(records: Sequence[RawRecord], chance: random.Random) -> Iterator[list[RawRecord]]:
-    """The records in two to five pieces, each with the next ones of every partition; some may be empty."""
+    """Cut the records into two to five pieces, each with the next records of every partition; some may be empty."""
     count = chance.randint(2, 5)
     pieces: list[list[RawRecord]] = [[] for _ in range(count)]
     by_partition: dict[Partition, list[RawRecord]] = {}

@@ -13,14 +13,14 @@ from psycopg.pq import ConnStatus, ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn
 from sqlalchemy import Engine, event
 
-_MOST_IDLE = 12  # per process, and as many more that its current test has closed; the server allows 300
+_MOST_IDLE = 12  # per process, plus as many that the current test has closed; the server allows 300
 
 
 class IdleSessions:
     """Lends sessions that earlier tests have closed, reset by ``DISCARD ALL``, each in a new connection.
 
-    A session that a test closes is lent only to later tests, so a test never gets the same one twice. If it is closed
-    within a transaction, it ends on the server, too, and so does each one after the first twelve that a test closes.
+    A session that a test closes is lent only to later tests, so a test never gets a session twice. A session that is
+    closed within a transaction ends on the server, too, as does each after the first twelve that a test closes.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class IdleSessions:
         event.listen(engine, "do_connect", self._connect)
 
     def next_test(self) -> None:
-        """Lend the sessions that were closed so far."""
+        """Lend the sessions that were closed so far from now on."""
         while self._closed and len(self._idle) < _MOST_IDLE:
             self._idle.append(self._closed.pop())
         _finish(self._closed)
@@ -44,7 +44,7 @@ class IdleSessions:
         _finish(self._closed)
 
     def keep(self, session: PGconn) -> bool:
-        """Keep the session for the next test. False if its state cannot be reset, or if there are enough."""
+        """Keep the session for the next test. False if its state cannot be reset, or if enough are kept."""
         if len(self._closed) >= _MOST_IDLE:
             return False
         if session.transaction_status != TransactionStatus.IDLE or session.pipeline_status != PipelineStatus.OFF:
@@ -55,7 +55,7 @@ class IdleSessions:
         return True
 
     def _connect(self, _dialect: object, _record: object, arguments: Sequence[Any], parameters: dict[str, Any]) -> Any:
-        """SQLAlchemy's event: the connection to use."""
+        """Called by SQLAlchemy: the connection to use, or None."""
         context = parameters.get("context")
         plain = {name: value for name, value in parameters.items() if name != "context"}
         self._parameters = self._parameters or plain
@@ -94,7 +94,7 @@ class _Connection(psycopg.Connection[Any]):
 
 
 def _is_quiet(session: PGconn) -> bool:
-    """Whether the server has sent nothing since: when it ends a session, it sends the reason."""
+    """Whether the server has not ended the session: it would have sent the reason."""
     poll = select.poll()
     poll.register(session.socket, select.POLLIN)
     return session.status == ConnStatus.OK and not poll.poll(0)

@@ -115,12 +115,12 @@ def process(
     """Apply raw records through the real unit of work: claim, hold, sinks and handler, advance, COMMIT.
 
     Offsets of one partition must rise. The first call stores each partition's first position; records below the stored
-    position are left out, as after a restart: calling it twice applies them once. A poison record is in
-    ``dead_letters``, or stops its partition, as the pipeline's policy says: then the records before it are applied, and
-    the stop is raised (the first of several), or with ``collect=True`` returned in ``stopped``. If a record fails
-    with an error after which a worker would wait and retry, the records before it are applied, too, and the handler's
-    exception is raised. Raises what a worker would raise, and ConfigError for records that no log could hold, or of
-    topics that the pipeline does not read.
+    position are left out, as after a restart: a second call with the same records applies none. The pipeline's policy
+    decides about a poison record: it is in ``dead_letters``, or it stops its partition, and the records before it are
+    applied. The first such stop is raised, or with ``collect=True`` all are in ``stopped``. If a record fails with an
+    error after which a worker would wait and retry, the records before it are applied, and the handler's exception is
+    raised. Raises what a worker would raise, and ConfigError for records that no log could hold, or of topics that the
+    pipeline does not read.
     """
     raw_records = list(records)
     logs = grouped(pipeline.taken(), raw_records)
@@ -159,7 +159,7 @@ def claimed(
 ) -> Mapping[Partition, Claim]:
     """Claim the partitions, which begin at ``firsts`` if they have no position.
 
-    Raises the refusal of a partition, or Fenced if one is locked; then none stays claimed.
+    Raises the refusal of a partition, or Fenced if one is locked; no partition stays claimed then.
     """
     claims = ledger.claim(
         partitions,
@@ -183,7 +183,7 @@ def apply_chunk(
     observe: Iterable[Observer],
     meanwhile: Work | None = None,
 ) -> None:
-    """Apply the chunk in one transaction under these claims; ``meanwhile`` is done while the server is awaited."""
+    """Apply the chunk in one transaction under these claims; ``meanwhile`` is called while the server is awaited."""
     with callable_handler(pipeline) as handler:
         writers = PipelineWriters(pipeline, handler)
         committer = Committer(held.ledger, writers, held, Announcer(tuple(observe)), meanwhile=meanwhile)
@@ -272,7 +272,7 @@ def _lazy(records: list[RawRecord]) -> LazyRecords:
 
 
 def same_topics(_read_by: float, _topics: set[str]) -> Answer:
-    """No broker is asked: the topics are the ones that were claimed."""
+    """Answers without a broker that the topics are the claimed ones."""
     return Answer()
 
 

@@ -14,7 +14,7 @@ from seekpoint import schema
 from seekpoint.ledger.schema_revision import HEAD
 from seekpoint.ledger.tables import metadata
 
-_ANY_SCHEMA = "ANY SCHEMA"  # a name that must be quoted, so that each of its places in the script can be found
+_ANY_SCHEMA = "ANY SCHEMA"  # a name that must be quoted, so that each occurrence in the script can be replaced
 _MOST_BYTES = 4_000_000  # of all tables: beyond that, deleted rows would slow down the tests that follow
 _LOCK_TIMEOUT = "10s"
 
@@ -77,7 +77,7 @@ SELECT ({signature}), ARRAY({drops}), (SELECT coalesce(sum(bytes), 0) FROM sized
 
 
 class _State(NamedTuple):
-    """What a test has left in the schema."""
+    """The schema as a test has left it."""
 
     signature: str
     drops: list[str]
@@ -105,7 +105,7 @@ class LedgerSchema:
         self._is_checked = False
 
     def lend(self) -> str:
-        """The schema's name, for a test that may change the schema without :meth:`prepare` and :meth:`empty`."""
+        """The schema's name. The test may change the schema without a :meth:`prepare` or :meth:`empty`."""
         self._is_checked = False
         return self._name
 
@@ -135,7 +135,7 @@ class LedgerSchema:
             raise
 
     def _empty(self) -> None:
-        pristine, self._signature, self._is_checked = self._signature, None, False  # if this fails: new tables
+        pristine, self._signature, self._is_checked = self._signature, None, False  # after a failure: new tables
         state = self._state()
         if state.signature != pristine or state.bytes > _MOST_BYTES:
             self._execute(_drop(self._name))
@@ -147,7 +147,7 @@ class LedgerSchema:
 
     @property
     def is_made(self) -> bool:
-        """Whether there are tables to remove, also those that could not be emptied."""
+        """Whether there are tables to remove, including those that could not be emptied."""
         return self._signature is not None or bool(self._locked)
 
     def remove(self, dsn: str) -> None:
@@ -211,7 +211,7 @@ def _any_script() -> str:
 
 
 def _clean(name: str, state: _State) -> list[Composed]:
-    """Statements that delete all rows, children first, and reset the revision: tests of refusals store another one."""
+    """Statements that delete all rows, children first, and reset the revision, which tests of refusals change."""
     tables = [table.name for table in reversed(metadata.sorted_tables) if table.name in state.tables]
     deletes = [SQL("DELETE FROM {}").format(Identifier(name, table)) for table in tables]
     revision = SQL("UPDATE {} SET version_num = {head} WHERE version_num <> {head}")

@@ -4,14 +4,14 @@
 - ``seekpoint_broker``: the ``bootstrap.servers`` of a Kafka broker.
 - ``seekpoint_schema``: the name of a schema that only this test uses now.
 - ``seekpoint_engine``: an engine, with the ledger's tables in that schema, without rows. After the test the schema is
-  emptied, and what the test made in it is dropped: the tables are created once for each process of the run.
-- ``seekpoint_url``: the database's URL with that schema first in the search path: tables that a test creates, and a
-  pipeline's sinks and handler write, by this URL without naming a schema belong to the test.
+  emptied, and objects that the test made in it are dropped; each process of the run creates the tables once.
+- ``seekpoint_url``: the database's URL with that schema first in the search path: tables without a schema's name, of
+  the test, of sinks and of handlers, are the test's.
 
-Each server is started when a test first asks for it, once for the run, also for many workers of pytest-xdist; servers
-that are given (``SEEKPOINT_TEST_DSN``, ``SEEKPOINT_TEST_BROKERS``) are used instead. If a server cannot be started, its
-tests are skipped, or with ``CI=true`` fail. With ``SEEKPOINT_REQUIRE_SERVERS=1`` both servers are started before the
-first test, and the run ends if one cannot be.
+Each server is started once for the run, also under pytest-xdist, when a test first asks for it; servers that are given
+(``SEEKPOINT_TEST_DSN``, ``SEEKPOINT_TEST_BROKERS``) are used instead. If a server cannot be started, its tests are
+skipped, or with ``CI=true`` fail. With ``SEEKPOINT_REQUIRE_SERVERS=1`` both servers are started before the first test,
+and the run ends if that fails.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Servers:
         return server.url if isinstance(server, PostgresServer) else server.bootstrap
 
     def serve(self) -> tuple[str, int, str]:
-        """Host, port and key at which workers ask for addresses (see :class:`_Elsewhere`)."""
+        """Host, port and key with which workers ask for addresses (see :class:`_Elsewhere`)."""
         if self._listener is None:
             self._key = secrets.token_hex(16)
             # All workers ask at once. Beyond the backlog, which is 1 by default, the kernel drops a connection that the
@@ -149,7 +149,7 @@ def _progress(config: pytest.Config) -> Callable[[str], None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """pytest-xdist's hook: tell a worker where to ask."""
+    """pytest-xdist's hook: give a worker the address."""
     servers = node.config.stash[_SERVERS]
     node.workerinput["seekpoint_servers"] = servers.serve()
 
@@ -190,7 +190,7 @@ def _address(config: pytest.Config, kind: str) -> str:
 
 
 def with_search_path(url: URL, schema: str) -> str:
-    """The URL with this schema and ``public`` as search path, in addition to its own options."""
+    """Add options to the URL that set the search path to this schema and ``public``."""
     path = f"-c search_path={schema},public"
     options = f"{url.query['options']} {path}" if "options" in url.query else path
     return url.update_query_dict({"options": options}).render_as_string(hide_password=False)
@@ -222,7 +222,7 @@ def seekpoint_broker(pytestconfig: pytest.Config) -> str:
 def _ledger_schema(pytestconfig: pytest.Config) -> Iterator[LedgerSchema]:
     ledger_schema = LedgerSchema()
     yield ledger_schema
-    if ledger_schema.is_made:  # not through a fixture of the tests, such as a proxy, which may have ended
+    if ledger_schema.is_made:  # by the server's address, because a fixture's proxy in front of it may have ended
         ledger_schema.remove(_libpq(_address(pytestconfig, "postgres")))
 
 

@@ -1,7 +1,7 @@
-"""The load and the checks: a producer that remembers, a reader that reads all the time, and the table from the records.
+"""The load and the checks: a producer that remembers its records, and a reader that checks the table all the time.
 
-Keys belong to one partition, so what the table holds at any two offsets is the sum of what two logs hold there: each
-single read is checked exactly, by the offsets that it saw.
+Each key belongs to one partition, so the table's counts and sums are those of the partitions' logs, added up: the
+reader checks each read exactly, at the offsets that it saw.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAUSE = 0.02
 
 @dataclass
 class Log:
-    """What was produced to one partition, and what the table holds of it after each record."""
+    """A partition's records, and the number and sum of its rows after each record."""
 
     records: list[tuple[int, int | None, int]] = field(default_factory=list)  # id, amount (None: a tombstone), at
     counts: list[int] = field(default_factory=lambda: [0])
@@ -35,7 +35,7 @@ class Log:
     alive: dict[int, int] = field(default_factory=dict)
 
     def add(self, id_: int, amount: int | None, at: int) -> None:
-        """One more record."""
+        """Add a record."""
         before = self.alive.pop(id_, None)
         if amount is not None:
             self.alive[id_] = amount
@@ -44,7 +44,7 @@ class Log:
         self.counts.append(len(self.alive))
 
     def table(self, end: int) -> dict[int, tuple[int, int]]:
-        """The rows of the records before this offset, by the code of version 1."""
+        """Version 1's rows of the records before this offset, by id."""
         rows: dict[int, tuple[int, int]] = {}
         for id_, amount, at in self.records[:end]:
             if amount is None:
@@ -55,7 +55,7 @@ class Log:
 
 
 class Load(Background):
-    """A producer on a thread of its own; ``logs`` are what it produced."""
+    """Produces on a separate thread; ``logs`` has the records of each partition."""
 
     def __init__(self, bootstrap: str, topic: str, chance: Random) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Load(Background):
         self.stop()
 
     def stop(self) -> None:
-        """No more records; returns when the broker has acknowledged all."""
+        """Stop producing, and wait until the broker has acknowledged all records."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -83,7 +83,7 @@ class Load(Background):
             self.produce(RATE)
 
     def produce(self, count: int) -> None:
-        """So many records, some of which delete."""
+        """Produce ``count`` records, some of them tombstones."""
         for _ in range(count):
             partition = self._chance.randrange(PARTITIONS)
             log = self.logs[partition]
@@ -103,7 +103,7 @@ class Load(Background):
         return check
 
     def differing(self, rows: Sequence[tuple[int, int, int, int]], ends: Sequence[int], version: int) -> list[str]:
-        """What is wrong with the table at these offsets."""
+        """The differences of the rows from the logs before these offsets."""
         wanted: dict[int, tuple[int, int, int]] = {}
         for log, end in zip(self.logs, ends, strict=True):
             wanted |= {id_: (amount * version, at, version) for id_, (amount, at) in log.table(end).items()}
@@ -116,7 +116,7 @@ class Load(Background):
         ]
 
     def wrong_totals(self, totals: Sequence[tuple[int, int, int]], ends: Sequence[int], version: int) -> list[str]:
-        """What is wrong with the sums at these offsets."""
+        """The differences of the sums from the logs before these offsets."""
         wanted: dict[int, tuple[int, int]] = {}
         for log, end in zip(self.logs, ends, strict=True):
             for id_, amount, _ in log.records[:end]:
@@ -132,7 +132,7 @@ class Load(Background):
 
 @dataclass(frozen=True)
 class Target:
-    """Where everything is."""
+    """Servers, schema, group and topic."""
 
     dsn: str
     schema: str
@@ -141,7 +141,7 @@ class Target:
     kafka: Mapping[str, Any]
 
     def query(self, text: str) -> sql.Composed:
-        """With the schema's and the group's names."""
+        """The query with schema and group for ``{s}`` and ``{g}``."""
         names = {"s": sql.Identifier(self.schema), "g": sql.Literal(self.group)}
         return sql.SQL(text).format(**names)
 
@@ -155,7 +155,7 @@ READ = (
 
 
 class Reader(Background):
-    """Reads the table all the time, in one statement with the offsets; ``torn`` are the reads that do not add up."""
+    """Reads table and offsets all the time, in one statement; ``torn`` are reads that do not match the records."""
 
     def __init__(self, target: Target, load: Load) -> None:
         super().__init__()

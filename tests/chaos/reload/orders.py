@@ -1,8 +1,8 @@
-"""The pipeline of the reload chaos, imported by name: version N multiplies each amount by N, and writes N beside it.
-A second table has sums: each record counts 1, a tombstone -1.
+"""The pipeline of the reload chaos, imported by name: version N multiplies each amount by N, and stores N as factor.
 
-``RELOAD_CHAOS`` in the environment has the version and the group; and, in a driver, where its tasks leave their process
-ids, so that they can be killed. Tasks take their time with the first records, or nothing would hit them.
+A second table has sums: each record counts 1, a tombstone -1. ``RELOAD_CHAOS`` in the environment has the version and
+the group; in a driver also the folder for its tasks' process ids, by which they are killed. Tasks are slow with their
+first records, so that a kill hits them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _seen = 0
 
 
 def orders() -> Pipeline:
-    """The pipeline, as the environment says."""
+    """The pipeline that the environment describes."""
     what = json.loads(os.environ["RELOAD_CHAOS"])
     version, marks, driver = what["version"], what.get("marks"), os.environ.get("RELOAD_CHAOS_DRIVER")
     is_task = marks is not None and str(os.getpid()) != driver

@@ -47,7 +47,7 @@ COMPUTED = (
 
 @dataclass(frozen=True)
 class Plan:
-    """One round, as it was drawn."""
+    """One round of the schedule."""
 
     number: int
     strategy: str
@@ -56,7 +56,7 @@ class Plan:
 
 
 def draw_schedule(seed: int, rounds: int, stagers: Sequence[str] = STAGERS) -> list[Plan]:
-    """The rounds: every strategy about as often as the others, in any order; stagers alternate."""
+    """Draw the rounds: strategies equally often (or one off), in any order; stagers alternate."""
     chance = Random(seed)
     drawn: list[str] = []
     while len(drawn) < rounds:
@@ -66,7 +66,7 @@ def draw_schedule(seed: int, rounds: int, stagers: Sequence[str] = STAGERS) -> l
 
 @dataclass
 class Counts:
-    """What truly happened."""
+    """Counts of faults and checks."""
 
     killed: Counter[str] = field(default_factory=Counter)  # drivers, workers, on standby, tasks, postgres
     reloads: Counter[str] = field(default_factory=Counter)
@@ -77,7 +77,7 @@ class Counts:
 
 
 class ReloadChaos:
-    """One group, its topic and table, its workers, a producer and a reader."""
+    """Reloads one group's tables under load, reads and faults."""
 
     def __init__(
         self, postgres: PostgresServer, bootstrap: str, seed: int, show: Callable[[str], None] = print
@@ -136,7 +136,7 @@ class ReloadChaos:
             return start(order, {**JAVA, "RELOAD_CHAOS": json.dumps(variables), DATABASE: self._postgres.url})
 
     def _start_workers(self, version: int, word: str) -> list[ChildProcess]:
-        """A pool of this version, each of which has reported this word."""
+        """Start workers, and wait until each has reported ``word``, or that its standby ended."""
         pool = [self._start("worker", version) for _ in range(WORKERS)]
         for process in pool:
             if not process.reaches(word, "StandbyEnded", "outdated"):
@@ -146,7 +146,7 @@ class ReloadChaos:
     # -- a round ----------------------------------------------------------------------------------------------
 
     def round(self, plan: Plan) -> None:
-        """One reload to the next version, from its opening to the checks."""
+        """Reload to the next version, from opening the run to the checks."""
         began, chance, to = monotonic(), Random(plan.seed), self.version + 1
         older, driver = self._pool, self._drive(plan, to, None)
         run = driver.wait_for("driving", timeout=300)["run"]
@@ -177,7 +177,7 @@ class ReloadChaos:
         return driver
 
     def _bring_through(self, plan: Plan, to: int, run: str, driver: ChildProcess, chance: Random) -> int:
-        """The run to its end, by as many drivers as it takes; one or two are killed. Returns how many it took."""
+        """Drive the run to its end; kill one or two of its drivers. Returns how many drivers it took."""
         victims = chance.randint(1, 2)
         for number in range(1, 16):
             if driver.reaches("driving"):
@@ -207,7 +207,7 @@ class ReloadChaos:
             return row[0], row[1]
 
     def _take_over(self, older: Sequence[ChildProcess], newer: Sequence[ChildProcess]) -> None:
-        """The older workers end by themselves, and the newer ones continue."""
+        """Wait until the older workers are outdated, and the newer ones active."""
         for process in older:
             if process.ended(300) != OUTDATED:  # the killed ones were replaced
                 raise NotReached(f"a worker of version {self.version} did not end as outdated: {process.tail()}")
@@ -218,7 +218,7 @@ class ReloadChaos:
     # -- the faults ---------------------------------------------------------------------------------------------
 
     def _inject_faults(self, chance: Random, older: list[ChildProcess], newer: list[ChildProcess], to: int) -> None:
-        """Kill an older worker, one on standby, and Postgres, in any order; killed workers are replaced."""
+        """Kill an older worker, a worker on standby, and Postgres, in any order; killed workers are replaced."""
         kills: list[Callable[[], None]] = [
             lambda: self._kill_worker("workers", older, chance.randrange(WORKERS), to - 1),
             lambda: self._kill_worker("workers on standby", newer, chance.randrange(WORKERS), to),
@@ -248,7 +248,7 @@ class ReloadChaos:
             self.counts.killed["postgres"] += 1
 
     def _kill_first_task(self, driver: ChildProcess, marks: Path) -> None:
-        """Kill the first task that a driver sets to work, by its process's id."""
+        """Kill the first task of a driver that has left its process id in ``marks``."""
         while driver.is_alive:
             for mark in marks.iterdir() if marks.exists() else ():
                 try:
@@ -265,7 +265,7 @@ class ReloadChaos:
     # -- the checks -------------------------------------------------------------------------------------------
 
     def compare(self) -> int:
-        """Compare the whole table with what Python makes of the records before the offsets of the same snapshot."""
+        """Compare the tables with rows computed from the records, in one snapshot; returns the number of rows."""
         with self._connect() as connection:
             row = connection.execute(self.target.query(COMPUTED)).fetchone()
         assert row is not None
@@ -279,7 +279,7 @@ class ReloadChaos:
         return len(rows)
 
     def compare_at_end(self) -> None:
-        """Let the workers apply all that was produced, and compare once more."""
+        """Let the workers apply all records, and compare once more."""
         self.load.stop()
         ends, deadline, pause = [len(log.records) for log in self.load.logs], monotonic() + 180, threading.Event()
         query = self.target.query("SELECT " + OFFSETS)

@@ -1,4 +1,4 @@
-"""A worker or a reload's driver in a process of its own; reports what happens."""
+"""A worker or a reload's driver in a separate process, which reports its progress."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DATABASE = "RELOAD_CHAOS_DATABASE"  # the environment variable with the database
 
 
 def start(order: Mapping[str, Any], env: Mapping[str, str]) -> ChildProcess:
-    """``worker`` or ``driver``, as the order's ``kind`` says, in a process with these variables."""
+    """Start ``worker`` or ``driver``, as the order's ``kind`` says, in a process with these variables."""
     return ChildProcess(start_python("-m", "chaos.reload.reload_process", env=env), order)
 
 
@@ -47,7 +47,7 @@ def worker(what: Mapping[str, Any]) -> None:
 
 
 def driver(what: Mapping[str, Any]) -> None:
-    """Open a run, or take one, and bring it to its end; begins at the next order."""
+    """Open a run, or take one over, and drive it to its end after the next order."""
     os.environ["RELOAD_CHAOS_DRIVER"] = str(os.getpid())  # its own rows are not a task's
     words: set[str] = set()
 

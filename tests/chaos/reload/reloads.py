@@ -15,7 +15,7 @@ from seekpoint.testing.servers.pair import start_pair
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Reload a live table again and again, while its processes are killed.")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, required=True)

@@ -1,4 +1,4 @@
-"""A whole run, and its account."""
+"""Runs and reports the reload chaos."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KILLED = ("drivers", "workers", "workers on standby", "tasks", "postgres")
 
 @dataclass(frozen=True)
 class Account:
-    """What happened, in numbers. ``passed`` only if every kind of fault truly happened and nothing is wrong."""
+    """The counts of a run. ``passed`` only if every kind of fault happened and nothing is wrong."""
 
     seed: int
     rounds: int
@@ -41,11 +41,11 @@ class Account:
 
     @property
     def passed(self) -> bool:
-        """Whether it proves anything, and nothing is wrong."""
+        """Whether all faults happened, the table was read, and nothing is wrong."""
         return not (self.findings or self.never or self.torn or self.differences) and self.polls > 0
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The account as lines."""
         killed = ", ".join(f"{count} {kind}" for kind, count in self.killed.items())
         return [
             f"{self.rounds} reloads ({', '.join(f'{n} {how}' for how, n in sorted(self.reloads.items()))})",
@@ -59,7 +59,7 @@ class Account:
         ]
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Write the account as JSON."""
         values: dict[str, Any] = {**vars(self), "passed": self.passed}
         path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
@@ -73,7 +73,7 @@ def run(
     stagers: Sequence[str] = STAGERS,
     show: Callable[[str], None] = print,
 ) -> Account:
-    """Play so many rounds, or up to the first that does not come to its end."""
+    """Run ``rounds`` rounds, or up to the first that fails."""
     began, played = monotonic(), 0
     with ReloadChaos(postgres, bootstrap, seed, show) as chaos:
         findings = chaos.counts.findings

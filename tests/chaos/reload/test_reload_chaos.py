@@ -1,4 +1,4 @@
-"""The schedule and the checks of the reload chaos, which itself is ``tests/chaos/reload/reloads.py``."""
+"""Tests of the reload chaos's schedule and checks; ``tests/chaos/reload/reloads.py`` runs the chaos."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_schedule_is_the_same_for_the_same_seed_and_fair(rounds: int) -> None:
 
 
 def test_the_log_agrees_with_the_table_computed_from_it() -> None:
-    """What single reads are compared with is what the table computed from the records has, after each record."""
+    """After each record, the counts and sums that single reads are compared with are those of the computed table."""
     log = Log()
     for at, (id_, amount) in enumerate([(1, 5), (2, 7), (1, None), (1, None), (2, 1), (3, 4)]):
         log.add(id_, amount, at)

@@ -1,7 +1,7 @@
-"""One stream of DataFrames, whose drivers and tasks are killed round by round, while records arrive.
+"""Kills drivers and tasks of a stream of DataFrames, round by round, while records arrive.
 
-After each round the tables are compared with the positions in one snapshot; at the end with a plain loop over all
-records.
+After each round the tables' counts are compared with the positions in one snapshot; at the end all rows with those
+that a plain loop computes.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ SELECT (SELECT coalesce(sum(next_offset), 0) FROM {schema}.partition_offset), (S
 
 @dataclass(frozen=True)
 class Plan:
-    """One round, as it was drawn: ``share`` of its records are applied when the fault comes."""
+    """One round of the schedule: the fault comes when ``share`` of the round's records are applied."""
 
     number: int
     fault: str
@@ -88,7 +88,7 @@ class Plan:
 
 
 def draw_schedule(seed: int, rounds: int) -> list[Plan]:
-    """Every fault about as often as the others, in any order."""
+    """Draw the rounds: faults equally often (or one off), in any order."""
     chance, faults = Random(seed), list[str]()
     while len(faults) < rounds:
         faults += chance.sample(FAULTS, len(FAULTS))
@@ -132,7 +132,7 @@ class StreamChaos:
     # -- a round --------------------------------------------------------------------------------------------------
 
     def round(self, plan: Plan) -> None:
-        """Produce, wait until some of it is applied, do the fault, and compare."""
+        """Produce, wait until a share is applied, inject the fault, and compare."""
         before = self.produced
         self._produce()
         target = before + int((self.produced - before) * plan.share)
@@ -161,7 +161,7 @@ class StreamChaos:
                 newer.close()
 
     def _kill_tasks(self, driver: ChildProcess) -> None:
-        """SIGKILL to the Python processes that run tasks of the driver's session; the stream continues to the end."""
+        """SIGKILL Python processes that run the driver's tasks, and wait until the stream has applied all records."""
         hit = 0
         for process in psutil.Process(driver.pid).children(recursive=True):
             with suppress(psutil.Error):
@@ -173,7 +173,7 @@ class StreamChaos:
         self._await(driver, self.produced)
 
     def finish(self) -> None:
-        """One more driver applies the rest; then each table is compared with a plain loop."""
+        """Let one more driver apply the rest, and compare all rows with a plain loop's."""
         driver = self._driver(streams=False)
         try:
             until(lambda: driver.exit_code is not None, "the last driver ends", PATIENCE)
@@ -190,7 +190,7 @@ class StreamChaos:
 
     @property
     def produced(self) -> int:
-        """How many records there are."""
+        """How many records were produced."""
         return sum(map(len, self.records))
 
     def _all(self) -> Iterator[tuple[int, int, int]]:
@@ -201,12 +201,12 @@ class StreamChaos:
         return int(row[0]), int(row[1]), int(row[2])
 
     def _found(self, finding: str) -> None:
-        """Something is wrong: shown now, and at the end."""
+        """Record a failure, and show it."""
         self.findings.append(finding)
         self.show(f"FAILED: {finding}")
 
     def _await(self, driver: ChildProcess, count: int) -> None:
-        """Wait until so many records are passed; a driver that ends before is a finding."""
+        """Wait until ``count`` records are passed; record a failure if the driver ends before."""
         until(
             lambda: self._at_once()[0] >= count or driver.exit_code is not None,
             f"{count} records are passed, seed {self.seed}",
@@ -239,14 +239,14 @@ class StreamChaos:
 
 
 class _Servers:
-    """What a process is given: the group's servers, and the schema's name without quotes."""
+    """The group's servers, with the schema's name without quotes, as a process takes them."""
 
     def __init__(self, orders_group: OrdersGroup, name: str) -> None:
         self.engine, self.brokers, self.schema, self.group = orders_group.engine, orders_group.brokers, name, name
 
 
 def expected_sales(records: Sequence[tuple[int, int, int]]) -> list[tuple[str, int, int, int, int]]:
-    """What a plain loop makes of these records."""
+    """The rows of ``sales``, computed by a plain loop."""
     table: dict[str, list[int]] = {}
     for id_, amount, at in records:
         row = table.setdefault(f"r{id_ % 100 % 3}", [0, 0, at, at])
@@ -255,7 +255,7 @@ def expected_sales(records: Sequence[tuple[int, int, int]]) -> list[tuple[str, i
 
 
 def run(postgres: PostgresServer, bootstrap: str, *, rounds: int, seed: int, show: Callable[[str], None]) -> list[str]:
-    """Play so many rounds, and return what is wrong."""
+    """Run ``rounds`` rounds, and return the failures."""
     with StreamChaos(postgres, bootstrap, seed, show) as chaos:
         for plan in draw_schedule(seed, rounds):
             chaos.round(plan)

@@ -14,7 +14,7 @@ from seekpoint.testing.servers.pair import start_pair
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Kill drivers and tasks of a stream of DataFrames again and again.")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, required=True)

@@ -1,4 +1,4 @@
-"""The schedule and the recomputation of the chaos of DataFrames, which itself is ``tests/chaos/spark/streams.py``."""
+"""Tests of the stream chaos's schedule and recomputation; ``tests/chaos/spark/streams.py`` runs the chaos."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks: a sampler that looks at snapshots while faults happen, and the account at the end of each round.
+"""The checks: a sampler that checks snapshots while faults happen, and the account at the end of each round.
 
 They read the database directly, never through a proxy, and share no code with the library.
 """
@@ -63,11 +63,11 @@ ORDER BY name
 
 
 class Sampler(Background):
-    """Checks the prefix in one read-only snapshot after the other, for the length of a ``with`` block (O2).
+    """Checks rows against positions in one read-only snapshot after the other, during a ``with`` block (O2).
 
-    In every snapshot, for each partition, the rows are exactly the offsets from ``base`` (where the round began)
-    up to the ledger's position; with ``has_sums`` the sums are those of the rows. ``may_fall``: whether a position may
-    go back in this round (O4). ``alarm`` is called with every violation.
+    In every snapshot, each partition's rows must be exactly the offsets from ``base``, where the round began, up to the
+    ledger's position; with ``has_sums`` the sums must be those of the rows. ``may_fall``: a position may go back in
+    this round (O4). ``alarm`` is called with every violation.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Sampler(Background):
 
     @property
     def applied(self) -> int:
-        """How many records the ledger has passed, as of the last snapshot."""
+        """The sum of the ledger's positions, as of the last snapshot."""
         return sum(self.positions.values())
 
     def _run(self) -> None:
@@ -139,7 +139,7 @@ class Sampler(Background):
 
 @dataclass
 class Account:
-    """The end of a round: every record that was produced against every row (O1, O3)."""
+    """The comparison of all produced records with all rows, at the end of a round (O1, O3)."""
 
     records: int
     lost: list[str] = field(default_factory=list)
@@ -149,7 +149,7 @@ class Account:
 
     @property
     def differing(self) -> list[str]:
-        """Everything that is not as it must be, as lines."""
+        """All differences, as lines."""
         return [*self.lost, *self.twice, *self.disorder, *self.sums]
 
 
@@ -160,7 +160,7 @@ def positions(connection: psycopg.Connection[Any], topic: str) -> dict[int, int]
 
 
 def wrong_sums(connection: psycopg.Connection[Any], topic: str) -> list[str]:
-    """The sums that are not those of the rows, as lines."""
+    """The sums that differ from those of the rows, as lines."""
     return [
         f"sums of {topic} {name}: {records} records, offsets {offsets}; its rows are {count} with {total}"
         for name, records, offsets, count, total in connection.execute(WRONG_SUMS, [topic, topic])
@@ -175,7 +175,7 @@ def account(
     *,
     has_sums: bool = False,
 ) -> Account:
-    """Compare rows and log: each offset in ``[low, high)`` once, nothing else, in the log's order; and the sums."""
+    """Check that each offset in ``[low, high)`` has one row, in the log's order, that no others do, and the sums."""
     numbers = sorted(low)
     ranges = [numbers, [low[n] for n in numbers], [high[n] for n in numbers], topic]
     made = Account(sum(high[n] - low[n] for n in numbers))

@@ -1,4 +1,4 @@
-"""Faults that affect every worker: the servers, the group's membership, the operator's hand."""
+"""Faults that affect every worker: of the servers, in the group's membership, by an operator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE starts_
 
 
 def postgres_killed(context: FaultContext, fault: Fault) -> Injected:
-    """The whole server dies by kill -9, and comes back with what it had flushed."""
+    """Kill Postgres by SIGKILL, and start it again with the data that it had flushed."""
     return _killed(context, context.environment.pair.postgres, "DatabaseTrouble")
 
 
@@ -51,7 +51,7 @@ def postgres_killed_async(context: FaultContext, fault: Fault) -> Injected | Non
 
 
 def postgres_frozen(context: FaultContext, fault: Fault) -> Injected:
-    """The server hangs in the middle of what it does, and continues later."""
+    """Freeze Postgres for a session timeout."""
     return _frozen(context, context.environment.pair.postgres, SESSION_MS / 1000)
 
 
@@ -66,19 +66,19 @@ def _frozen(context: FaultContext, server: PostgresServer | KafkaServer, seconds
 
 
 def broker_killed(context: FaultContext, fault: Fault) -> Injected:
-    """The broker dies by kill -9, and comes back with its log."""
+    """Kill the broker by SIGKILL, and start it again with its log."""
     return _killed(context, context.environment.pair.kafka, "KafkaTrouble")
 
 
 def broker_frozen(context: FaultContext, fault: Fault) -> Injected:
-    """The broker hangs for longer than a session."""
+    """Freeze the broker for longer than a session timeout."""
     return _frozen(context, context.environment.pair.kafka, 1.5 * SESSION_MS / 1000)
 
 
 def metadata_emptied(context: FaultContext, fault: Fault) -> Injected:
-    """The broker answers several times that there are no brokers, as one does that was away.
+    """Answer several times that there are no brokers, as a broker does that was away.
 
-    To the consumers, or to the workers' other clients.
+    The answers go to the consumers, or to the workers' other clients.
     """
     mark, at, proxy = context.log.mark(), monotonic(), context.environment.kafka_proxy
     asker: Asker = "consumer" if fault.early else "other"
@@ -91,7 +91,7 @@ def metadata_emptied(context: FaultContext, fault: Fault) -> Injected:
 
 
 def join(context: FaultContext, fault: Fault) -> Injected:
-    """One more worker comes, gets its share and writes; then one of the old ones leaves."""
+    """Let one more worker join and commit; then let an older worker leave."""
     log = context.log
     mark, at = log.mark(), monotonic()
     leaving = context.pool.victim(fault.victim)
@@ -105,7 +105,7 @@ def join(context: FaultContext, fault: Fault) -> Injected:
 
 
 def leave(context: FaultContext, fault: Fault) -> Injected:
-    """A worker is asked to end: it drains, and the others take over without waiting for a session to expire."""
+    """SIGTERM a worker: it drains, and the others take over without waiting for its session to expire."""
     victim, mark = context.pool.victim(fault.victim), context.log.mark()
     at, held = monotonic(), frozenset(victim.active)
     _drained(context, victim.name)
@@ -163,7 +163,7 @@ def _thaw_all(context: FaultContext) -> None:
 
 
 def rewind(context: FaultContext, fault: Fault) -> Injected:
-    """Rewind a running worker by some records, and delete the rows after the new position with it."""
+    """Rewind a running worker by some records, and delete their rows, in one transaction."""
     log, owner = context.log, context.pool.victim(fault.victim)
     number = min(owner.active)
     topic, ledger = context.environment.topic, _ledger(context)
@@ -187,7 +187,7 @@ def rewind(context: FaultContext, fault: Fault) -> Injected:
 
 
 def _rebuild_sums(tx: Connection, topic: str, partition: int) -> None:
-    """Compute the sums of the rows again that are left: of this partition, which no worker has, and of all of them."""
+    """Compute the sums of the remaining rows again: those of this partition, which no worker has, and the total."""
     rows = f"""
         UPDATE {SUMS} SET (records, offsets, lowest, highest) = (
             SELECT count(*), coalesce(sum("offset"), 0), min("offset"), max("offset") FROM {TABLE}
@@ -200,7 +200,7 @@ def _rebuild_sums(tx: Connection, topic: str, partition: int) -> None:
 
 
 def pause(context: FaultContext, fault: Fault) -> Injected:
-    """The group is paused under load: no worker commits until it is resumed."""
+    """Pause the group under load, check that no worker commits, and resume it."""
     log, ledger = context.log, _ledger(context)
     mark, at = log.mark(), monotonic()
     ledger.pause(reason="chaos", actor="chaos")

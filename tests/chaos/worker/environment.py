@@ -1,4 +1,4 @@
-"""A pair of servers that may be broken, the table of results, and one worker pool after the other."""
+"""A pair of servers that faults may break, the table of results, and one worker pool after the other."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ CREATE TABLE {SUMS} (topic text, name text, records bigint CHECK (records >= 0),
 
 
 class Environment:
-    """The servers and everything that lives as long as the run; use it in a ``with`` block.
+    """The servers and all else that lives as long as the run; use it in a ``with`` block.
 
-    ``folder`` has what the workers write to stderr; it is kept where the run fails.
+    ``folder`` has the workers' output on stderr; it is kept if the run fails.
     """
 
     def __init__(self) -> None:
@@ -81,13 +81,13 @@ class Environment:
         )
 
     def connect(self) -> psycopg.Connection[Any]:
-        """A connection of our own, past all proxies."""
+        """A connection to Postgres that uses no proxy."""
         return psycopg.connect(self.dsn, autocommit=True, connect_timeout=5)
 
     # -- pools ----------------------------------------------------------------------------------------
 
     def lead(self, plan: PoolPlan) -> WorkerPool:
-        """The pool for this plan, at full size and ready: the one that is here, or a new one on a new topic."""
+        """The pool for this plan, at full size and ready: the current pool, or a new one on a new topic."""
         if self.pool is not None and self.pool.plan != plan:
             self.pool.disband()
             self.pool = None
@@ -114,7 +114,7 @@ class Environment:
     # -- the log and the table ------------------------------------------------------------------------
 
     def ends(self) -> dict[int, int]:
-        """Where the topic's log ends: what was produced, as the broker has it."""
+        """The end offsets of the topic's partitions, as the broker has them."""
         latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         asked = {TopicPartition(self.topic, n): latest for n in range(PARTITIONS)}
         deadline, pause = monotonic() + 20, threading.Event()
@@ -129,7 +129,7 @@ class Environment:
                 pause.wait(0.1)
 
     def settle(self, ends: Mapping[int, int]) -> None:
-        """The rows were checked: begin the next round with an empty table and short logs."""
+        """Empty tables and event log after a round; the next one begins at these offsets."""
         with self.connect() as connection:
             connection.execute(f"TRUNCATE {TABLE}, {SUMS}; DELETE FROM seekpoint.dead_letter")
         self.base = dict(ends)

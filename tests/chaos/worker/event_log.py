@@ -32,7 +32,7 @@ class WorkerEvent:
 
 
 class EventLog:
-    """Every event of the round, of all workers; ``totals`` counts the whole run's, by name."""
+    """All workers' events of the round; ``totals`` counts the events of the whole run, by name."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -44,7 +44,7 @@ class EventLog:
         self._events: list[WorkerEvent] = []
 
     def add(self, event: WorkerEvent) -> None:
-        """Called by the readers; the caller holds ``changed``."""
+        """Add an event; the caller holds ``changed``."""
         self._events.append(event)
         self.totals[event.name] += 1
         if event.name == "Committed":
@@ -55,7 +55,7 @@ class EventLog:
         self.changed.notify_all()
 
     def _time_careful(self, event: WorkerEvent) -> None:
-        """A suspect range begins with the first owner that has it, and ends with whichever owner passes its end."""
+        """Add up the time of suspect ranges, from the first owner that reports one until an owner passes its end."""
         if event.name == "CrashSuspected":
             self._careful.setdefault(event["partition"], (event.at, event["until"]))
         elif event.name == "SuspectsLeft" and event["left"] == 0:
@@ -70,12 +70,12 @@ class EventLog:
         self.careful_seconds += at - since
 
     def accident(self, what: str) -> None:
-        """A worker ended without a fault that ends it; the caller holds ``changed``."""
+        """Note that a worker ended without a fault that ends it; the caller holds ``changed``."""
         self.accidents.append(what)
         self.changed.notify_all()
 
     def alarm(self, what: str) -> None:
-        """A check failed: threads that wait stop waiting."""
+        """Note a failed check; waiting threads raise NotReached."""
         with self.changed:
             if len(self.accidents) < 20:
                 self.accident(what)
@@ -87,17 +87,17 @@ class EventLog:
                 raise NotReached("; ".join(self.accidents))
 
     def mark(self) -> int:
-        """Now, as a number for ``since``."""
+        """A number for this moment, for ``since``."""
         with self.changed:
             return len(self._events)
 
     def since(self, mark: int) -> list[WorkerEvent]:
-        """The events from then on."""
+        """The events after this mark."""
         with self.changed:
             return self._events[mark:]
 
     def clear(self) -> None:
-        """Forget the round's events; the totals stay."""
+        """Drop the round's events; the totals are kept."""
         with self.changed:
             self._events.clear()
 
@@ -110,7 +110,7 @@ class EventLog:
         self, name: str | tuple[str, ...], *, by: str | None = None, since: int,
         where: Callable[[WorkerEvent], bool] | None = None, seconds: float = SECONDS,
     ) -> WorkerEvent:  # fmt: skip
-        """The first such event since ``since``; raises NotReached at the deadline or when a worker ends by accident."""
+        """Wait for the first matching event since ``since``; raises NotReached at the deadline or an accident."""
         names = (name,) if isinstance(name, str) else name
         at, deadline = since, monotonic() + seconds
         with self.changed:
@@ -122,14 +122,14 @@ class EventLog:
                 self._wait(deadline, f"{by or 'any worker'} to say {' or '.join(names)}")
 
     def until(self, true: Callable[[], bool], what: str, seconds: float = SECONDS) -> None:
-        """Wait until ``true()``, which is asked at every event."""
+        """Wait until ``true()``, which is called after every event."""
         deadline = monotonic() + seconds
         with self.changed:
             while not true():
                 self._wait(deadline, what)
 
     def until_records(self, count: int, seconds: float) -> None:
-        """Wait until so many more records were committed."""
+        """Wait until ``count`` more records were committed."""
         goal = self.records + count
         self.until(lambda: self.records >= goal, f"{count} more records to be committed", seconds)
 

@@ -1,4 +1,4 @@
-"""What a fault has to work with, and what it answers when it has truly happened."""
+"""The parameter and the result of the functions that inject faults."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ EVERY = frozenset(range(PARTITIONS))
 
 @dataclass(frozen=True)
 class Injected:
-    """A fault that truly happened: when (monotonic), and whose work it interrupted.
+    """A fault that happened: when (monotonic clock), and which partitions it interrupted.
 
-    ``over``: when the cause was gone; commits before it were still under way, and are no recovery.
+    ``over`` is when its cause ended; earlier commits are no recovery.
     """
 
     at: float
@@ -45,18 +45,18 @@ class FaultContext:
         return self.environment.log
 
     def records(self, count: int) -> None:
-        """Wait until so many more records were committed."""
+        """Wait until ``count`` more records were committed."""
         self.log.until_records(count, SECONDS)
 
     def lull(self, count: int, seconds: float) -> None:
-        """Wait for so many more records, or so long where no worker commits any more."""
+        """Wait until ``count`` more records were committed, or for ``seconds`` if fewer are."""
         try:
             self.log.until_records(count, seconds)
         except NotReached:
             self.log.calm()
 
     def taken_over(self, partitions: Collection[int], *, of: WorkerProcess, since: int, working: bool = False) -> None:
-        """Wait until others have claimed all these partitions; ``working``: until they commit to one, too."""
+        """Wait until other workers have claimed all these partitions; ``working``: and have committed to one."""
 
         def by_another(event: WorkerEvent) -> bool:
             return event.worker != of.name and event["partition"] in left
@@ -69,7 +69,7 @@ class FaultContext:
             self.log.wait("Committed", since=since, where=lambda s: s.worker != of.name and bool(moved(s) & taken))
 
     def hush(self, seconds: float) -> None:
-        """Wait until no worker has committed for so long: what was stopped has really stopped."""
+        """Wait until no worker has committed for ``seconds``, so that a freeze has taken effect."""
         pause, began, deadline = threading.Event(), monotonic(), monotonic() + SECONDS
         while True:
             last = max([began, *(s.at for s in self.log.since(0)[-200:] if s.name == "Committed")])
@@ -80,7 +80,7 @@ class FaultContext:
             pause.wait(0.05)
 
     def recovered(self, injected: Injected) -> float:
-        """Wait until every partition that was struck is written again; seconds since the injected."""
+        """Wait until every interrupted partition is committed to again; returns the seconds since the fault."""
 
         def written(event: WorkerEvent) -> bool:
             return event.at > max(injected.at, injected.over) and bool(moved(event) & left)
@@ -94,5 +94,5 @@ class FaultContext:
 
 
 def moved(committed: WorkerEvent) -> set[int]:
-    """The partitions that a Committed event moved."""
+    """The partitions that a Committed event has advanced."""
     return {partition for partition, _, _ in committed["spans"]}

@@ -3,8 +3,8 @@
 python tests/chaos/worker/freezes.py --freezes 30 --seed N
 
 Clients have librdkafka's own settings, and workers their default limits. A broker that was frozen for longer than
-``broker.session.timeout.ms`` (nine seconds) answers that there are no brokers until it is let in again. A consumer
-that forgot them is replaced; where it cannot leave its group, the group waits for it until its session ends.
+``broker.session.timeout.ms`` (nine seconds) answers that there are no brokers until it is registered again. A consumer
+that has dropped all brokers is replaced; if it cannot leave its group, the group waits until its session ends.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SESSION = 45.0  # librdkafka's session.timeout.ms: a group waits as long for a c
 
 
 class Commits:
-    """When each worker has committed last, and has replaced its consumer last; an observer for each."""
+    """When each worker last committed, and last replaced its consumer, as observers report it."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
@@ -61,7 +61,7 @@ class Commits:
         self._changed = threading.Condition()
 
     def of(self, name: str) -> Callable[[events.Event], None]:
-        """An observer of this worker."""
+        """The observer of worker ``name``."""
 
         def note(event: events.Event) -> None:
             if isinstance(event, events.Committed):
@@ -75,12 +75,12 @@ class Commits:
         return note
 
     def replaced(self, since: float) -> set[str]:
-        """The workers that have replaced their consumer since then."""
+        """The workers that have replaced their consumer after ``since``."""
         with self._changed:
             return {name for name, moment in self._replaced.items() if moment >= since}
 
     def missing(self, names: list[str], since: float, within: float) -> list[str]:
-        """Wait until all of these have committed since then; those that have not, after so many seconds."""
+        """Wait until all these workers have committed after ``since``; returns those that have not in time."""
 
         def late() -> list[str]:
             return [name for name in names if self._last.get(name, 0.0) < since]
@@ -91,7 +91,7 @@ class Commits:
 
 
 class Groups:
-    """The workers of one group for each protocol, each group with a topic of its own."""
+    """The workers of one group for each protocol, and a topic for each group."""
 
     def __init__(self, pair: Pair, engine: Engine, stack: ExitStack) -> None:
         self.commits, self.names = Commits(), list[str]()
@@ -116,7 +116,7 @@ class Groups:
 
     @contextmanager
     def load(self) -> Iterator[None]:
-        """Produce to every topic; then wait for the workers, and compare: every record is there, once."""
+        """Produce to every topic; at the end, check that the workers apply every record once."""
         with ExitStack() as streams:
             for stream in self._streams.values():
                 streams.enter_context(stream)
@@ -130,7 +130,7 @@ class Groups:
 
 
 def run(freezes: int, seed: int, *, longest: float = LONGEST, show: Callable[[str], None] = print) -> int:
-    """Freeze so often; returns how many consumers were replaced. Raises AssertionError."""
+    """Freeze the broker ``freezes`` times; returns how many consumers were replaced. Raises AssertionError."""
     chance, worst, replaced, pause = random.Random(seed), 0.0, 0, threading.Event()
     show(f"freezes: seed {seed}")
     with ExitStack() as servers:
@@ -154,7 +154,7 @@ def run(freezes: int, seed: int, *, longest: float = LONGEST, show: Callable[[st
 
 @dataclass(frozen=True)
 class Freeze:
-    """What became of one freeze, in seconds; ``late``: the workers that have not committed in time."""
+    """The result of one freeze, in seconds; ``late`` are the workers that did not commit in time."""
 
     seconds: float
     committed_after: float
@@ -167,7 +167,7 @@ class Freeze:
 
 
 def _freeze(pair: Pair, groups: Groups, seconds: float) -> Freeze:
-    """Freeze the broker for so long, and wait until every worker has committed again."""
+    """Freeze the broker for ``seconds``, and wait until every worker has committed again."""
     began = monotonic()
     pair.kafka.freeze()
     threading.Event().wait(seconds)
@@ -185,7 +185,7 @@ def _group(worker: str) -> str:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--freezes", type=int, default=30)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**32))

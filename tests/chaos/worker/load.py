@@ -1,4 +1,4 @@
-"""The load: records for every partition, portion by portion, while a round lasts."""
+"""The load: produces records to every partition, portion by portion, during a round."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TICK = 0.01  # seconds between portions
 
 
 class Load(Background):
-    """Produces on a thread of its own for the length of a ``with`` block; afterwards every record is delivered.
+    """Produces on a separate thread during a ``with`` block; at its end every record is delivered.
 
-    ``applied`` returns how many records of the topic the ledger has passed; the load keeps at most ``BACKLOG`` ahead.
+    ``applied`` returns how many records of the topic the ledger has passed; at most ``BACKLOG`` records are ahead.
     """
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, portion: int, applied: Callable[[], int]) -> None:
@@ -41,7 +41,7 @@ class Load(Background):
             self._finish()
 
     def throw(self, partition: int, value: bytes) -> None:
-        """One record among the others that is not like them."""
+        """Produce one special record among the others."""
         self._producer.produce(self._topic, value, partition=partition, on_delivery=self._noted)
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""What the workers of a pool run: a row per record; poison, a row that the database refuses, a crash of the process."""
+"""The pipeline of a pool's workers: a row per record; some records are poison, refused, or crash their process."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def pipeline_of(what: Mapping[str, Any]) -> Pipeline[Any, Any]:
 
 
 class _ByCopy(Append[bytes, Any]):
-    """Chunks come while the COPY is open: a small batch is sent at once for ``Append`` itself alone."""
+    """An ``Append`` without the fast path for small batches, so that chunks come while the COPY is open."""
 
 
 def _sums(table: str) -> Accumulate[bytes, Any]:
-    """Counts records in a row of each partition, and in one that all workers write."""
+    """Adds each record to its partition's row, and to a row that all workers write."""
 
     def rows(record: Record[bytes, Any]) -> list[tuple[Any, ...]]:
         names = ("all", f"p{record.partition}")
@@ -71,7 +71,7 @@ def _row_by(name: str) -> Callable[[Record[bytes, Any]], Row]:
 def _awaited(
     table: str, row: Callable[[Record[bytes, Any]], Row]
 ) -> Callable[[AsyncConnection, Batch[bytes, Any]], Awaitable[None]]:
-    """An async handler that writes these rows, by a task and a statement for each partition."""
+    """An async handler that writes these rows, with a task and a statement for each partition."""
     insert = text(
         f'INSERT INTO {table} (topic, partition, "offset", worker) VALUES (:topic, :partition, :offset, :worker)'
     )

@@ -18,7 +18,7 @@ MOVES = "WITH moving"  # of the statement that moves the offsets
 
 
 def kill_at_step(context: FaultContext, fault: Fault) -> Injected:
-    """kill -9 by itself, right after it has reported the step."""
+    """Let a worker SIGKILL itself right after it has reported the step."""
     log = context.log
     if fault.step == "Activated":  # only a rebalance places partitions: it is a newcomer who dies
         mark = log.mark()
@@ -38,7 +38,7 @@ def kill_at_step(context: FaultContext, fault: Fault) -> Injected:
 
 
 def kill_at_random(context: FaultContext, fault: Fault) -> Injected:
-    """kill -9 from outside, wherever it is."""
+    """SIGKILL a worker at any point of its work."""
     victim, mark = context.pool.victim(fault.victim), context.log.mark()
     injected = Injected(monotonic(), frozenset(victim.active), mark)
     victim.kill()
@@ -54,7 +54,7 @@ def _struck_dead(context: FaultContext, fault: Fault, injected: Injected) -> Inj
 
 
 def zombie_before_writing(context: FaultContext, fault: Fault) -> Injected:
-    """Stopped with a batch that is read and not written; continued when others own its partitions: refused."""
+    """Freeze a worker that has read a batch and not written it; thaw it when others own its partitions: refused."""
     victim, injected = _stopped(context, fault)
     context.taken_over(injected.partitions, of=victim, since=injected.mark, working=True)
     mark = context.log.mark()
@@ -64,7 +64,7 @@ def zombie_before_writing(context: FaultContext, fault: Fault) -> Injected:
 
 
 def zombie_in_transaction(context: FaultContext, fault: Fault) -> Injected:
-    """Stopped inside its open transaction, the rows locked: the transaction is ended, other workers continue."""
+    """Freeze a worker inside its transaction, with rows locked: the transaction is ended, other workers continue."""
     victim, injected = _stopped(context, fault)
     context.taken_over(injected.partitions, of=victim, since=injected.mark)
     mark = context.log.mark()
@@ -88,9 +88,9 @@ def _stopped(context: FaultContext, fault: Fault) -> tuple[WorkerProcess, Inject
 def _cut_commit(
     context: FaultContext, fault: Fault, when: Literal["before_commit", "after_commit", "after_commit_delayed"]
 ) -> tuple[WorkerProcess, Injected]:
-    """Break the COMMIT of a batch: the worker waits in front of it while the proxy is armed.
+    """Break the COMMIT of a batch: the worker waits before it while the proxy is armed.
 
-    Other transactions pass: the status thread has its own.
+    COMMITs of other transactions pass, such as the status thread's.
     """
     victim = context.pool.victim(fault.victim)
     injected = _waiting(context, victim, "Advanced", fault.nth)
@@ -102,21 +102,21 @@ def _cut_commit(
 
 
 def commit_cut_before(context: FaultContext, fault: Fault) -> Injected:
-    """The COMMIT never reaches the server; the worker is not informed."""
+    """Cut the connection before COMMIT reaches the server, unknown to the worker."""
     victim, injected = _cut_commit(context, fault, "before_commit")
     context.log.wait("Committed", by=victim.name, since=injected.mark, where=lambda s: s.at > injected.at)
     return injected
 
 
 def commit_cut_after(context: FaultContext, fault: Fault) -> Injected:
-    """The COMMIT takes effect, and its answer is lost."""
+    """Let COMMIT take effect, and lose its answer."""
     victim, injected = _cut_commit(context, fault, "after_commit")
     _reply_lost(context, victim, injected)
     return injected
 
 
 def commit_delayed(context: FaultContext, fault: Fault) -> Injected | None:
-    """The connection dies at COMMIT, which arrives at the server when the worker already tries again."""
+    """Cut the connection at COMMIT, and deliver the COMMIT when the worker already tries again."""
     victim, injected = _cut_commit(context, fault, "after_commit_delayed")
     if fault.early:
         _asked(context)
@@ -143,17 +143,17 @@ def _reply_lost(context: FaultContext, victim: WorkerProcess, injected: Injected
 
 
 def cut_at_hold(context: FaultContext, fault: Fault) -> Injected:
-    """The connection is cut in front of hold, also where it is one statement with advance."""
+    """Cut the connection before hold, or before the statement that combines hold and advance."""
     return _cut(context, fault, "BatchOpened", "locked")
 
 
 def cut_at_advance(context: FaultContext, fault: Fault) -> Injected:
-    """The connection is cut in front of advance: of this batch, or of the next one where it has left already."""
+    """Cut the connection before advance: this batch's, or the next one's if this one was sent already."""
     return _cut(context, fault, "Applied", MOVES)  # an upsert's rows leave with it, and say UPDATE too
 
 
 def cut_in_copy(context: FaultContext, fault: Fault) -> Injected:
-    """The connection is cut while a COPY is open."""
+    """Cut the connection while a COPY is open."""
     return _cut(context, fault, "Copying", None)
 
 
@@ -173,10 +173,10 @@ def _cut(context: FaultContext, fault: Fault, step: str, statement: str | None) 
 
 
 def link_frozen(context: FaultContext, fault: Fault) -> Injected:
-    """The network goes silent in mid-transaction, and delivers everything when the transaction is ended.
+    """Freeze the network inside a transaction; when the transaction has ended, deliver everything.
 
-    The server's own timeouts end it, but not while it waits for the rest of a COPY: then the worker, which answers
-    no one, loses its partitions, and the successor's claim ends it.
+    The server's timeouts end the transaction, but not while the server waits for the rest of a COPY. In that case the
+    worker loses its partitions, and the next owner's claim ends the transaction.
     """
     victim = context.pool.victim(fault.victim)
     injected = _waiting(context, victim, fault.step, fault.nth)
@@ -192,7 +192,7 @@ def link_frozen(context: FaultContext, fault: Fault) -> Injected:
 
 
 def backend_terminated(context: FaultContext, fault: Fault) -> Injected:
-    """End the worker's session by pg_terminate_backend, in its open transaction."""
+    """End the worker's session by pg_terminate_backend, inside a transaction."""
     victim = context.pool.victim(fault.victim)
     injected = _waiting(context, victim, fault.step, fault.nth)
     pid = _backend(context, victim)
@@ -205,7 +205,7 @@ def backend_terminated(context: FaultContext, fault: Fault) -> Injected:
 
 
 def _waiting(context: FaultContext, victim: WorkerProcess, step: str, nth: int) -> Injected:
-    """Let the worker wait at the step until ``go()``."""
+    """Make the worker wait at the step until ``go()``."""
     mark = victim.mark_and_break_at(step, nth, "wait")
     event = context.log.wait("AtBreak", by=victim.name, since=mark)
     return Injected(event.at, frozenset(victim.active), mark)
@@ -217,7 +217,7 @@ def _fired(victim: WorkerProcess, what: str) -> None:
 
 
 def _backend(context: FaultContext, victim: WorkerProcess) -> int:
-    """The process id of the session in which the victim's transaction is open."""
+    """The process id of the session with the victim's open transaction."""
     with context.environment.connect() as connection:
         row = connection.execute(
             "SELECT pid FROM pg_stat_activity WHERE starts_with(application_name, %s) AND backend_xid IS NOT NULL",
@@ -234,7 +234,7 @@ def _gone(context: FaultContext, pid: int) -> None:
 
 
 def _sessions(context: FaultContext, where: LiteralString, *, some: bool, what: str) -> None:
-    """Wait until Postgres has such sessions, or none."""
+    """Wait until Postgres has such sessions, or (not ``some``) none."""
     deadline, pause = monotonic() + 30, threading.Event()
     with context.environment.connect() as connection:
         while (connection.execute(f"SELECT FROM pg_stat_activity WHERE {where}").fetchone() is not None) != some:

@@ -1,4 +1,4 @@
-"""Records that fail, in the stream: dead-lettered with their offsets, though some crash their process."""
+"""Faults in records: they are dead-lettered with their offsets, even if they crash their process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_CRASHES = 12
 
 
 def poison(context: FaultContext, fault: Fault) -> Injected:
-    """Some records that ``row=`` calls poison, and some that the database refuses, among the others."""
+    """Produce some records for which ``row=`` raises Poison, and some that the database refuses."""
     chance, log = random.Random(fault.amount), context.log
     mark, at = log.mark(), monotonic()
     thrown = [(chance.randrange(PARTITIONS), chance.choice((POISON, REFUSED))) for _ in range(fault.amount % 40 + 5)]
@@ -33,7 +33,7 @@ def _dead_lettered(events: list[WorkerEvent]) -> int:
 
 
 def crashing_record(context: FaultContext, fault: Fault) -> Injected:
-    """A record that crashes each process that tries it: crashed workers are replaced until it is dead-lettered."""
+    """Produce a record that crashes each worker that tries it; replace the workers until it is dead-lettered."""
     log, partition = context.log, fault.amount % PARTITIONS
     mark, at, crashes = log.mark(), monotonic(), 0
     context.load.throw(partition, CRASHING)

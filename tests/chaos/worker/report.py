@@ -1,4 +1,4 @@
-"""What happened, for people and for ``chaos-report.json``."""
+"""The results of a run, as text and as ``chaos-report.json``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chaos.worker.event_log import EventLog
 
 @dataclass
 class Report:
-    """The whole run, counted."""
+    """The counts of a whole run."""
 
     seed: int
     kinds: tuple[str, ...]
@@ -33,29 +33,29 @@ class Report:
     failure: list[str] = field(default_factory=list)
 
     def happened(self, kind: str, seconds: float) -> None:
-        """A fault truly happened, and its partitions were written again so many seconds later."""
+        """Count a fault that happened, and the seconds until its partitions were committed to again."""
         self.faults[kind] += 1
         self.recovery[kind] = max(seconds, self.recovery.get(kind, 0.0))
 
     def add(self, account: Account) -> None:
-        """The end of a round."""
+        """Add the account of a round."""
         self.records += account.records
         self.lost += len(account.lost)
         self.twice += len(account.twice)
 
     @property
     def vacuous(self) -> list[str]:
-        """What never truly happened: kinds of faults, and batches of two round trips."""
+        """The kinds of faults, and of batches (two round trips), that never happened."""
         small = [] if self.small_transactions else ["a transaction of two round trips"]
         return [*small, *(kind for kind in self.kinds if not self.faults[kind])]
 
     @property
     def passed(self) -> bool:
-        """Whether the run proves anything, and nothing is wrong."""
+        """Whether all kinds of faults happened, and nothing is wrong."""
         return not (self.failure or self.vacuous or self.lost or self.twice)
 
     def as_dict(self, log: EventLog) -> dict[str, Any]:
-        """The report as it is written."""
+        """The values for ``chaos-report.json``."""
         return {
             "seed": self.seed,
             "rounds": self.rounds,
@@ -86,7 +86,7 @@ class Report:
         path.write_text(json.dumps(self.as_dict(log), indent=2) + "\n", encoding="utf-8")
 
     def lines(self, log: EventLog) -> list[str]:
-        """The end of the run, for people."""
+        """The report in lines of text."""
         said = self.as_dict(log)
         lines = [f"{self.servers}; seed {self.seed}, {self.rounds} rounds, {sum(self.faults.values())} faults:"]
         lines += [

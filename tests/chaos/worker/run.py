@@ -40,7 +40,7 @@ MAY_FALL = {"rewind", "postgres_killed", "postgres_killed_async"}  # where a pos
 
 
 class Failed(AssertionError):  # noqa: N818 -- named after what happened
-    """The round is lost; ``findings`` say why."""
+    """A round has failed; ``findings`` says why."""
 
     def __init__(self, findings: Sequence[str]) -> None:
         super().__init__(f"{len(findings)} findings")
@@ -48,7 +48,7 @@ class Failed(AssertionError):  # noqa: N818 -- named after what happened
 
 
 def play(environment: Environment, round_: Round, report: Report) -> str:
-    """One round: load, faults, healing, account. Returns a line for people; raises Failed."""
+    """Run one round: load, faults, recovery, account. Returns a line about it; raises Failed."""
     began = monotonic()
     try:
         pool = environment.lead(round_.pool)
@@ -84,7 +84,7 @@ def play(environment: Environment, round_: Round, report: Report) -> str:
 def _under_load(
     environment: Environment, pool: WorkerPool, sampler: Sampler, round_: Round, report: Report
 ) -> tuple[list[str], dict[int, int]]:
-    """The faults, while records keep coming; returns the end offsets once the ledger's positions have reached them."""
+    """Inject the faults under load, and wait until all records are passed; returns outcomes and end offsets."""
     outcomes = []
     bootstrap, partitions = environment.pair.kafka.bootstrap, len(environment.base)
     with Load(bootstrap, environment.topic, partitions, round_.portion, lambda: sampler.applied) as load:
@@ -103,7 +103,7 @@ def _under_load(
 
 
 def _autopsy(environment: Environment, report: Report) -> list[str]:
-    """The round did not come to its end: whether the rows agree with the ledger at least."""
+    """Compare the rows with the ledger's positions, after a round that did not come to its end."""
     try:
         with environment.connect() as connection, connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -133,7 +133,7 @@ def run(
     report_path: Path,
     show: Callable[[str], None] = print,
 ) -> Report:
-    """Play all rounds, or up to the first that fails; writes the report and returns it."""
+    """Run all rounds, or up to the first that fails; writes the report and returns it."""
     report, began = Report(seed, tuple(kinds)), monotonic()
     with Environment() as environment:
         report.servers = environment.pair.describe()
@@ -160,7 +160,7 @@ def run(
 
 
 def _failure(environment: Environment, round_: Round, error: Failed, rounds: int, report: Report) -> list[str]:
-    """What to look for the cause in."""
+    """Findings and last events; writes all events to a file."""
     events = "\n".join(map(str, environment.log.since(0)))
     (environment.folder / "events.log").write_text(events + "\n", encoding="utf-8")
     return [
@@ -174,7 +174,7 @@ def _failure(environment: Environment, round_: Round, error: Failed, rounds: int
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Kill real workers and real servers, and account for every record.")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, required=True)

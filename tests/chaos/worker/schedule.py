@@ -1,6 +1,6 @@
-"""What will be done to whom, and when: drawn from the seed alone, before anything starts.
+"""The schedule of pools and faults, drawn from the seed alone before anything starts.
 
-Times are counts of records and of steps, never seconds, so that the same seed is the same schedule on any machine.
+Times are counts of records and of steps, never seconds, so that a seed draws the same schedule on any machine.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ KINDS = (
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """How a pool works: under which of Kafka's protocols, and whether its commits wait for the disk.
+    """How a pool works: its group protocol, and whether its commits wait for the disk (``durable``).
 
-    Where commits do not wait, small batches go step by step, too: so chunks come while a COPY is open. With ``sums``
-    each record is also added to two rows, one of which all workers write. With ``awaits`` an async handler writes the
-    rows, and no sink.
+    If commits do not wait, small batches are copied, too, so that chunks come while a COPY is open. With ``sums`` each
+    record is also added to two rows of sums, one of which all workers write. With ``awaits`` an async handler writes
+    the rows instead of a sink.
     """
 
     protocol: str
@@ -73,13 +73,13 @@ class PoolPlan:
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong.
+    """One fault of the schedule.
 
-    ``after`` records were applied since the load began or the last fault healed, worker number ``victim`` (in the
-    order of names, modulo) is struck, at its ``nth`` event ``step`` from then on. ``amount`` is how many records a
-    rewind goes back, and the seed of a storm and of bad records. ``early``: the dead are replaced before their
-    partitions were taken over; a COMMIT that was held back arrives while the worker asks what became of it, not when
-    it has already given up for a while.
+    It is injected when ``after`` records were applied since the load began or the last fault was recovered from. It
+    hits worker number ``victim`` (in the order of names, modulo), at its ``nth`` event ``step`` from then on.
+    ``amount`` is how many records a rewind goes back, and the seed of a storm and of bad records. ``early``: killed
+    workers are replaced before their partitions are taken over; a delayed COMMIT arrives while the worker asks about
+    it, not while it waits to retry.
     """
 
     kind: str
@@ -99,7 +99,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Round:
-    """Some faults, one after the other, under one load; the rows are checked at its end."""
+    """Some faults, one after the other, under one load; the rows are checked at the end of the round."""
 
     number: int
     pool: PoolPlan
@@ -111,9 +111,9 @@ class Round:
 
 
 def deal(seed: int, rounds: int, kinds: Sequence[str] = KINDS) -> list[Round]:
-    """The schedule: every kind once before any comes again, each pass in an order of its own, over all pools.
+    """Draw the schedule: every kind once, in a random order, before any comes again, over all pools.
 
-    Fewer rounds than kinds have several faults each.
+    If there are fewer rounds than kinds, a round has several faults.
     """
     chance = random.Random(seed)
     dealt: list[tuple[PoolPlan, str]] = []
@@ -129,7 +129,7 @@ def deal(seed: int, rounds: int, kinds: Sequence[str] = KINDS) -> list[Round]:
 
 
 def _pass(chance: random.Random, kinds: Sequence[str], legs: int) -> list[tuple[PoolPlan, str]]:
-    """Each kind once, in legs: a pool stays for some rounds, since starting one takes as long as a round."""
+    """Draw each kind once, in ``legs`` pools: starting a pool takes as long as a round, so it serves several."""
     protocols = ["eager", "cooperative", "consumer"]
     chance.shuffle(protocols)
     sums = legs > 3  # with fewer, no pool might be left whose small batches take two round trips
@@ -146,7 +146,7 @@ def _pass(chance: random.Random, kinds: Sequence[str], legs: int) -> list[tuple[
 
 
 def _split(things: Sequence[T], parts: int) -> list[list[T]]:
-    """In ``parts`` runs of almost equal length."""
+    """Split into ``parts`` lists of almost equal length."""
     edges = [len(things) * n // parts for n in range(parts + 1)]
     return [list(things[a:b]) for a, b in pairwise(edges)]
 

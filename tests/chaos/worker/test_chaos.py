@@ -144,5 +144,5 @@ def test_a_few_rounds_lose_nothing_and_apply_nothing_twice(tmp_path: Path) -> No
 
 @pytest.mark.long
 def test_after_a_thaw_of_the_broker_every_worker_commits_again() -> None:
-    """`python tests/chaos/worker/freezes.py` freezes it thirty times. Six workers: none is replaced without need."""
+    """`python tests/chaos/worker/freezes.py` freezes thirty times. At most each of six consumers is replaced."""
     assert freezes.run(1, SEED) <= 6

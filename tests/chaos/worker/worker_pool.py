@@ -1,4 +1,4 @@
-"""The workers from the run's side: started, watched, trapped, killed and replaced; each behind a proxy of its own."""
+"""Starts, watches, breaks, kills and replaces the pool's workers, each of which has a proxy of Postgres."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FORGETFUL = {"metadata.recovery.strategy": "none"}
 
 
 class Standbys:
-    """Processes that have everything imported, and wait for their first order."""
+    """Processes that have imported everything, and wait for their first order."""
 
     def __init__(self, size: int, folder: Path) -> None:
         self._errors = folder / "stderr.log"
@@ -48,12 +48,12 @@ class Standbys:
         return start_python("-P", "-W", "error", str(program), stderr=self._errors)
 
     def take(self) -> Popen[str]:
-        """One of them; another is started in its place."""
+        """Take a process; another is started in its place."""
         self._waiting.append(self._start())
         return self._waiting.pop(0)
 
     def close(self) -> None:
-        """End them all."""
+        """End all processes."""
         for process in self._waiting:
             process.kill()
             process.communicate()
@@ -71,7 +71,7 @@ class WorkerProcess(ChildProcess):
         super().__init__(process, changed=log.changed)
 
     def reported(self, report: Report) -> None:
-        """Keep what it owns, and log the event."""
+        """Update its partitions, and log the event."""
         values = {**report}
         event = WorkerEvent(self.name, values.pop("event"), values.pop("at", 0.0), values)
         match event.name:
@@ -117,17 +117,17 @@ class WorkerProcess(ChildProcess):
         super().terminate()
 
     def wait_started(self) -> None:
-        """Wait until it has found both servers and joined the group."""
+        """Wait until the worker has started and joined the group."""
         self.log.until(lambda: bool(self.owner), f"{self.name} to start")
 
     def close(self) -> None:
-        """End it, whatever it is doing, and its proxy."""
+        """Kill the worker, and close its proxy."""
         super().close()
         self.proxy.close()
 
 
 class WorkerPool:
-    """The workers of one group. The dead are replaced by :meth:`fill`."""
+    """The workers of one group. :meth:`fill` replaces workers that have ended."""
 
     def __init__(self, plan: PoolPlan, what: Mapping[str, Any], dsn: str, standbys: Standbys, log: EventLog) -> None:
         self.plan, self.log, self._dsn, self._standbys = plan, log, dsn, standbys
@@ -142,7 +142,7 @@ class WorkerPool:
         self._born = 0
 
     def start(self, break_at: Mapping[str, Any] | None = None) -> WorkerProcess:
-        """One more worker joins, with a break if one is given."""
+        """Start one more worker, with a break if one is given."""
         self._born += 1
         name = f"{self._what['group']}-{self._born:02}"
         worker = WorkerProcess(name, self._standbys.take(), self.log, self._dsn)
@@ -153,11 +153,11 @@ class WorkerPool:
         return worker
 
     def victim(self, number: int) -> WorkerProcess:
-        """The worker that a fault's number means now."""
+        """The worker that a fault's ``victim`` number names now."""
         return self.workers[number % len(self.workers)]
 
     def fill(self) -> None:
-        """Bury the dead and bring the pool back to its size."""
+        """Replace workers that have ended, up to the pool's size."""
         self._bury_the_dead()
         while len(self.workers) < WORKERS:
             self.start()
@@ -167,15 +167,15 @@ class WorkerPool:
             self.bury(worker)
 
     def bury(self, worker: WorkerProcess) -> None:
-        """Forget a worker that has ended."""
+        """Remove a worker from the pool."""
         worker.close()
         self.workers.remove(worker)
 
     def ready(self) -> None:
-        """Wait until every partition is read by exactly one worker, and each worker reads one.
+        """Wait until every partition is read by exactly one worker, and each worker reads one or more.
 
-        A worker whose client met a fatal error meanwhile (a group protocol's answer after a broker was killed) has
-        ended, as it should, and is replaced.
+        Workers that end meanwhile are replaced: after a broker was killed, its answer may be a fatal error of a client,
+        which rightly ends the worker.
         """
 
         def settled() -> bool:
@@ -193,7 +193,7 @@ class WorkerPool:
             self.fill()
 
     def disband(self) -> None:
-        """SIGTERM to all: each must drain and end with code 0."""
+        """SIGTERM all; raises NotReached unless each drains and ends with code 0."""
         self._bury_the_dead()
         for worker in self.workers:
             worker.wait_started()  # a replacement of the last minute does not listen to signals yet
@@ -206,6 +206,6 @@ class WorkerPool:
             self.close()
 
     def close(self) -> None:
-        """End those that are left."""
+        """Kill the remaining workers."""
         for worker in list(self.workers):
             self.bury(worker)

@@ -1,7 +1,7 @@
-"""One worker of a pool, a process of its own: reports every event, and obeys the breaks that faults set.
+"""One worker of a pool, in a separate process: reports every event, and obeys the breaks that faults set.
 
-The first order says what to run; until it comes the process waits with everything imported, so that a replacement joins
-at once.
+The first order says what to run. Until it comes the process waits, with everything imported, so that a replacement
+joins at once.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from seekpoint.testing.child_process import Reporter, receive, report
 
 
 class ChaosReporter(Reporter):
-    """Reports each event but the lag; ``Copying`` is a chunk read while the COPY is open.
+    """Reports each event but the lag; ``Copying`` is a chunk that is read while the COPY is open.
 
-    And ``CommittedSmall``, in front of ``Committed``, where the batch took two round trips: hold, advance and rows one.
+    ``CommittedSmall`` comes before the ``Committed`` of a batch of two round trips: one for hold, advance and rows.
     """
 
     _in_transaction = _is_small = False
 
     def watch_small_batches(self) -> None:
-        """Note each batch that is held and advanced in one round trip: only those of two round trips are."""
+        """Note each batch that is held and advanced in one round trip, as only batches of two round trips are."""
         original = Ledger.hold_and_advance
 
         def noted(*given: Any) -> Any:
@@ -41,7 +41,7 @@ class ChaosReporter(Reporter):
         patch.object(Ledger, "hold_and_advance", noted).start()
 
     def step(self, event: Event) -> str | None:
-        """The event's name, with ``Copying`` for a chunk within a transaction and None for one outside."""
+        """The event's name; for a chunk ``Copying`` inside a transaction, and None outside."""
         if isinstance(event, BatchOpened | Committed | Held):
             self._in_transaction = isinstance(event, Held)
             if isinstance(event, Committed) and self._is_small:

@@ -23,7 +23,7 @@ Records = Sequence[AnyRecord]
 
 
 def build(records: Records, schema: Any, provenance: Mapping[str, str] | Sequence[str] | None) -> Any:
-    """The table. Raises Poison, which names records, or ConfigError for arguments that contradict the values."""
+    """Build the table. Raises Poison, which names records, or ConfigError for arguments that contradict the values."""
     places = provenance_columns("", None if provenance == {} else provenance, ORIGINS)
     kinds = {type(record.value) for record in records if record.value is not None}
     if kinds and all(map(is_table, kinds)):
@@ -48,7 +48,7 @@ def build(records: Records, schema: Any, provenance: Mapping[str, str] | Sequenc
 
 
 def arrays_of(records: Records, kinds: Mapping[str, Kind]) -> list[Any]:
-    """One array for each of these fields of the records' values. Raises Poison, which names records."""
+    """One array of the records' values for each field in ``kinds``. Raises Poison, which names records."""
     values = [record.value for record in records]
     arrays = []
     for name, kind in kinds.items():
@@ -69,7 +69,7 @@ def _own(schema: Any) -> Any:
 
 
 def _values(records: Records, kinds: set[type], schema: Any) -> tuple[list[Any], dict[str, Kind]]:
-    """The values, wrapped if they have no fields, and their fields."""
+    """The values, in dicts if they have no fields, and the table's columns."""
     values = [record.value for record in records]
     if any(hasattr(kind, "DESCRIPTOR") for kind in kinds):
         from seekpoint.codecs.protobuf import plain  # noqa: PLC0415 -- it needs another extra
@@ -110,7 +110,7 @@ def _cells(name: str, kind: Kind, values: Sequence[Any], records: Records) -> li
 
 # -- one column ---------------------------------------------------------------------------------------------------
 
-CANNOT = (pa.ArrowException, ValueError, TypeError, OverflowError, AttributeError)  # a column cannot hold a value
+CANNOT = (pa.ArrowException, ValueError, TypeError, OverflowError, AttributeError)  # if a column cannot hold a value
 
 
 def _column(name: str, kind: Kind, cells: Sequence[Any], records: Records) -> Any:
@@ -144,7 +144,7 @@ def _misfit(kind: Kind, cells: Sequence[Any]) -> Exception | None:
 
 
 def _most(holds: Callable[[int], bool], count: int) -> int:
-    """The greatest number below ``count`` for which ``holds`` is true; from some number on it must be false."""
+    """The greatest number below ``count`` for which ``holds`` is true, if it is false for all greater numbers."""
     low, high = 0, count
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,7 +1,7 @@
-"""The Arrow type of a field, by its annotation, and the conversion of its values without loss.
+"""Finds the Arrow type of an annotated field, and converts its values without loss.
 
-pyarrow silently drops some things that a type cannot hold (a fraction in a column of integers, microseconds in a column
-of milliseconds, a zone). Here that is a ValueError or TypeError.
+pyarrow silently drops a fraction in a column of integers, microseconds in a column of milliseconds, or a time zone.
+The conversions here raise ValueError or TypeError instead.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from msgspec import inspect
 
 from seekpoint.codecs.value_types import WITH_FIELDS, type_info
 
-Convert = Callable[[Any], Any]  # a value that is not None to what pyarrow takes; ValueError, TypeError
+Convert = Callable[[Any], Any]  # from a value other than None to one for pyarrow; raises ValueError, TypeError
 
 
 class Kind(NamedTuple):
-    """A field's Arrow type, None if the values decide, and the function that converts values to it, if they need one.
+    """A field's Arrow type (None: pyarrow infers it from the values), and the conversion of values to this type.
 
     Values of the types in ``exact`` need no conversion.
     """
@@ -59,7 +59,7 @@ def fields_in(schema: Any) -> dict[str, Kind]:
 
 
 def kind_of(info: inspect.Type) -> Kind:
-    """The Arrow type for this annotation; if it allows several types, the values decide."""
+    """The Arrow type for this annotation; :data:`BY_VALUES` if it allows several types."""
     while isinstance(info, inspect.Metadata):
         info = info.type
     make = _ANNOTATED.get(type(info))
@@ -174,7 +174,7 @@ def _struct(fields: Mapping[str, Kind]) -> Kind:
 
 
 def part(value: Any, name: str, nullable: bool) -> Any:
-    """A field of a Struct, dataclass or mapping. Raises ValueError if a mapping lacks a required one."""
+    """A field of a Struct, dataclass or mapping. Raises ValueError if a mapping lacks a required field."""
     if not isinstance(value, Mapping):
         return getattr(value, name)
     if name not in value and not nullable:

@@ -97,7 +97,7 @@ class ArrowWriter(TableWriter[AppendArrow[Any, Any]]):
         table = as_table(value)
         names = table.column_names
         if len(set(names)) < len(names):
-            raise Poison(f"{self!r}: the table names a column twice: {', '.join(names)}")
+            raise Poison(f"{self!r}: the Arrow table has two columns of one name: {', '.join(names)}")
         if self.columns is None:
             if not names:
                 raise Poison(f"{self!r}: the table has no columns")

@@ -44,7 +44,7 @@ def _docker() -> Any:
 class Container:
     """A server in a container, with each port the same inside and outside, at 127.0.0.1 only.
 
-    testcontainers' reaper removes the container when this process is gone.
+    testcontainers' reaper removes the container when this process has ended.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 KAFKA_VERSION = "4.3.1"
 BROKER = f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}"
-#: Lets the broker write a log: of the same release as the log4j-core that it depends on.
+#: Lets the broker write a log; its release is that of the log4j-core on which the broker depends.
 LOGGING = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"
 CACHE_VARIABLE = "SEEKPOINT_CACHE"
 _OF_THE_FOLDER = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
@@ -149,7 +149,7 @@ def _digest(path: Path) -> str:
 def _resolve() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         context = _context(Path(folder))
-        # Not resolved as one: log4j's parent would put an old kafka-clients in the place of the broker's.
+        # Resolved separately: log4j's parent would replace the broker's kafka-clients by an old release.
         broker, transitive = context.resolver.resolve([context.create_dependency(BROKER)])
         logging = context.create_dependency(LOGGING)
         for dependency in sorted([*broker, *transitive, logging], key=str):

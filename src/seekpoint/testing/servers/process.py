@@ -47,7 +47,7 @@ class _Reaper:
                     stdin=subprocess.PIPE,
                     bufsize=0,
                     cwd="/",
-                    start_new_session=True,  # Ctrl-C in the terminal is not meant for it
+                    start_new_session=True,  # Ctrl-C in the terminal must not end it
                 )
                 atexit.register(self._let_go)
             # If the reaper was killed, a crash of this process leaves its servers running; an orderly end does not.
@@ -198,7 +198,7 @@ class Child:
         _reaper.tell(f"-pid {self._process.pid}")
 
     def kill(self) -> None:
-        """SIGKILL the server and its children, and wait until the last of them is gone."""
+        """SIGKILL the server and its children, and wait until all have ended."""
         if self._process is None:
             return
         frozen, tree = self._frozen, ProcessTree(self.pid) if self.running else self._frozen
@@ -260,7 +260,7 @@ class ProcessTree:
 
     @property
     def is_alive(self) -> bool:
-        """Whether one of them runs; a zombie, which holds neither memory nor ports, does not."""
+        """Whether one of the processes runs; a zombie, which holds neither memory nor ports, does not."""
         for member in self._members:
             with contextlib.suppress(self._psutil.NoSuchProcess):
                 if member.status() != self._psutil.STATUS_ZOMBIE:

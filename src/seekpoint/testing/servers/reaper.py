@@ -1,9 +1,9 @@
 """Ends servers and removes their folders when the process that started them has ended, also by SIGKILL.
 
 A separate program, run by path and with only the standard library, so that it outlives its owner. The owner writes a
-line for each process or folder to watch (``+pid 7``, ``+dir /tmp/x``), and another when that ends (``-pid 7``,
-``-dir /tmp/x``). When the input ends, the owner has ended: remaining processes are
-killed, and remaining folders removed.
+line for each process or folder to watch (``+pid 7``, ``+dir /tmp/x``) and to watch no longer (``-pid 7``,
+``-dir /tmp/x``). When the input ends, the owner has ended: the reaper kills the watched processes and removes the
+watched folders.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interface of throwaway servers: in a child process, in a container, or one that was given."""
+"""The interface of throwaway servers: a child process, a container, or a given server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Self
 from seekpoint.testing.servers.container import Container
 from seekpoint.testing.servers.process import Child, ServerFailed, at_exit
 
-#: The remedy for the most frequent reason why a server that is started here fails.
+#: The remedy for the most frequent cause of a failed start, a full disk.
 ROOM = "set TMPDIR to a folder with free space"
 
 
@@ -35,7 +35,7 @@ class Server(abc.ABC):
     starts it again with the same data at the same ports, and returns when it serves.
     """
 
-    #: Seconds that a start may take; a server that was given has 2 at most.
+    #: Seconds that a start may take; a given server has 2 at most.
     patience = 60.0
 
     variable: str
@@ -51,7 +51,7 @@ class Server(abc.ABC):
 
     @abc.abstractmethod
     def _not_ready(self) -> str | None:
-        """Why the server cannot be used yet; None when it can."""
+        """Why the server cannot be used yet; None if it can."""
 
     @property
     def _ours(self) -> Handle:

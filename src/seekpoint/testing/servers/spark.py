@@ -36,10 +36,10 @@ exec '{java}' "$@"
 
 @contextmanager
 def start_spark(master: str = "local[2,4]", config: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """A session with a separate Java process, which ends with the block. ``config`` adds to Spark's settings.
+    """Start a session with a separate Java process, which ends with the block. ``config`` adds to Spark's settings.
 
-    ``local[2,4]`` has two slots and gives each task four attempts, ``local-cluster[2,1,1024]`` two executors that are
-    processes. Everything listens only on loopback. One at a time in a process; raises ServerFailed without a Java.
+    ``local[2,4]`` has two slots and gives each task four attempts, ``local-cluster[2,1,1024]`` has two executors that
+    are processes. All listen on loopback only. One session per process at a time; raises ServerFailed without a Java.
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415 -- 0.2 s, and an extra
 
@@ -72,10 +72,10 @@ def start_spark(master: str = "local[2,4]", config: Mapping[str, str] | None = N
 
 @contextmanager
 def start_cluster(hosts: Sequence[str] = ("127.0.0.1", "127.0.0.2")) -> Iterator[str]:
-    """A master, and a worker of one slot on each of these addresses of this machine; yields the master's URL.
+    """Start a master, and a worker of one slot on each of these addresses of this machine; yields the master's URL.
 
-    Spark takes each address for a machine: it speculates only if there are two. Everything ends with the block. Raises
-    ServerFailed without a Java, or if a worker has not registered within a minute.
+    Spark takes each address for a machine, and speculates only if there are two. All end with the block.
+    Raises ServerFailed if there is no Java, or if a worker has not registered within a minute.
     """
     import pyspark  # noqa: PLC0415 -- an extra
 
@@ -120,7 +120,7 @@ def _said(child: Child, pattern: str) -> str:
 
 
 def java_home(folder: Path) -> Path:
-    """A ``JAVA_HOME`` that Spark can be started with; if no Java is one, it is created in ``folder``.
+    """A ``JAVA_HOME`` with which Spark starts; it is made in ``folder`` if the found Java lacks a module.
 
     Raises :class:`seekpoint.testing.servers.process.ServerFailed` without a Java of version 17 or newer.
     """

@@ -27,7 +27,7 @@ _WRONG = {
 
 @dataclass
 class Produced:
-    """How many records of each partition were stored, and the last offset of each."""
+    """How many records were stored in each partition, and each partition's last offset."""
 
     topic: str
     bootstrap: str
@@ -50,7 +50,7 @@ def create_topic(settings: Mapping[str, Any], name: str, partitions: int) -> str
     Raises ConfigError for a topic that exists or that the brokers refuse, KafkaUnavailable if no broker answers.
     """
     identity = _connected(settings)
-    # -1: the number of replicas that the brokers have as default.
+    # -1: the brokers' default number of replicas.
     orders = identity.admin.create_topics([NewTopic(name, partitions, -1)], operation_timeout=TIMEOUT)
     try:
         orders[name].result(TIMEOUT + 1)
@@ -84,7 +84,7 @@ def produce(settings: Mapping[str, Any], topic: str, records: Iterable[Outgoing]
     """Append the records to the topic, in their order, and wait until the brokers have stored them.
 
     Raises ConfigError if the topic does not exist or a record is refused, KafkaUnavailable if the brokers do not
-    answer, and what ``records`` raises; a note of the error then says how many records were stored.
+    answer, and what ``records`` raises; a note on the error says how many records were stored.
     """
     if topic not in _connected(settings).known([topic]):
         raise ConfigError(
@@ -107,7 +107,7 @@ def produce(settings: Mapping[str, Any], topic: str, records: Iterable[Outgoing]
 
 
 class _Writer:
-    """A producer of one topic that keeps the first failure, by the number of its line."""
+    """Produces to one topic, and keeps the first failure, with the number of its line."""
 
     def __init__(self, settings: Mapping[str, Any], topic: str) -> None:
         # Idempotent: a request that is sent again stores a record once, and in order.
@@ -160,14 +160,14 @@ def _refused(line: int, error: KafkaError) -> Exception:
 
 
 def _connected(settings: Mapping[str, Any]) -> Identity:
-    """A client of brokers that answer: raises KafkaUnavailable before anything else, in one sentence."""
+    """A client of brokers that have answered; raises KafkaUnavailable, in one sentence, if none answers."""
     identity = Identity(settings, TIMEOUT)
     identity.cluster_id()
     return identity
 
 
 def address(settings: Mapping[str, Any]) -> str:
-    """The brokers as they were named."""
+    """The brokers' address in the settings."""
     return str(settings.get("bootstrap.servers") or settings.get("metadata.broker.list"))
 
 
@@ -190,7 +190,7 @@ class _Object(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_values(lines: Iterable[bytes], source: str, separator: str | None = None) -> Iterator[Outgoing]:
-    """Each line is a value or, with a separator, a key and a value. Raises ConfigError for a line without it."""
+    """Read lines of a value each, or of key, separator and value. Raises ConfigError for a line without a separator."""
 
     def parse(number: int, line: bytes) -> Outgoing:
         if separator is None:
@@ -204,10 +204,10 @@ def read_values(lines: Iterable[bytes], source: str, separator: str | None = Non
 
 
 def read_objects(lines: Iterable[bytes], source: str) -> Iterator[Outgoing]:
-    """Each line is a JSON object with ``value``, and optionally ``key`` and ``headers``.
+    """Read lines of a JSON object each, with ``value``, and optionally ``key`` and ``headers``.
 
     A key or value that is a JSON string is sent as its text, null as no key or no value (a tombstone), anything else as
-    the JSON of the line. Raises ConfigError for another line.
+    the JSON of the line. Raises ConfigError for any other line.
     """
 
     def parse(number: int, line: bytes) -> Outgoing:

@@ -294,7 +294,8 @@ class Table:
             CREATE TABLE given ({self.body}, gone bool, line int);
             CREATE TABLE newest ({self.body}, gone bool, PRIMARY KEY ({key}));
             CREATE TABLE model ({self.body}, PRIMARY KEY ({key}));
-            CREATE OR REPLACE PROCEDURE apply() LANGUAGE plpgsql SET search_path = "{self.sink_tables.schema}" AS $$
+            CREATE OR REPLACE PROCEDURE apply() LANGUAGE plpgsql
+            SET search_path = "{self.sink_tables.schema}", public AS $$ -- public: citext's operators
             DECLARE r record;
             BEGIN
                 FOR r IN SELECT * FROM given ORDER BY line LOOP

@@ -24,7 +24,7 @@ from confluent_kafka import TopicPartition as _TopicPartition
 
 from seekpoint.kafka.commits import Commit, commits_of
 from seekpoint.kafka.config import is_eager
-from seekpoint.kafka.questions import is_answer
+from seekpoint.kafka.questions import NO_RIGHT, is_answer
 from seekpoint.records import LazyRecords, Partition, RawRecord, Record
 
 logger = logging.getLogger("seekpoint.kafka")
@@ -38,11 +38,6 @@ _REFUSED_HEARTBEAT = f"ConsumerGroupHeartbeat fatal error: {KafkaError(KafkaErro
 _NOT_YET = {KafkaError._STATE, KafkaError._PREV_IN_PROGRESS}  # noqa: SLF001
 SEEK_TIMEOUT = 5.0  # seconds; a seek takes milliseconds
 SLICE = 0.01  # seconds: how long a rebalance may go unnoticed while the loop waits for a record
-_NO_RIGHT = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-}
 
 RARE = 10_000  # allocations: from this gc threshold on, collections count as rare
 
@@ -345,7 +340,7 @@ def raise_if_fatal(error: KafkaError) -> None:
         )
     if error.code() == FATAL and _REFUSED_HEARTBEAT in error.str():
         raise HeartbeatRefused(error)
-    if error.fatal() or error.code() == FATAL or error.code() in _NO_RIGHT:
+    if error.fatal() or error.code() == FATAL or error.code() in NO_RIGHT:
         raise KafkaException(error)
 
 

@@ -344,7 +344,7 @@ def raise_if_fatal(error: KafkaError) -> None:
         raise KafkaException(error)
 
 
-def standing(message: Any) -> tuple[int | None, int | None]:
+def leader_epoch_and_time(message: Any) -> tuple[int | None, int | None]:
     """A message's leader epoch and its timestamp in milliseconds; None if it has none."""
     kind, milliseconds = message.timestamp()
     return message.leader_epoch(), None if kind == TIMESTAMP_NOT_AVAILABLE else milliseconds
@@ -369,7 +369,7 @@ def raw_record(message: Any) -> RawRecord:
         headers = _HEADERS(message)  # once: after a failure, a second call returns an incomplete list
     except UNREADABLE as error:
         failure = error
-    epoch, milliseconds = standing(message)
+    epoch, milliseconds = leader_epoch_and_time(message)
     record = Record(  # not RawRecord: calling a generic alias is slow, and this may run for every record
         message.topic(),
         message.partition(),
@@ -513,8 +513,8 @@ __all__ = [
     "Message",
     "Unreadable",
     "lazy_records",
+    "leader_epoch_and_time",
     "raise_if_fatal",
     "raw_record",
     "readable",
-    "standing",
 ]

@@ -15,7 +15,7 @@ from seekpoint.postgres.sqlstates import is_transient
 T = TypeVar("T")
 
 TRIES = 20
-_chance = random.SystemRandom()  # has no state that forked workers would share
+RANDOM = random.SystemRandom()  # has no state that forked workers would share
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class Backoff:
     initial: float = 1.0
     ceiling: float = 30.0
 
-    def wait(self, attempt: int, chance: random.Random = _chance) -> float:
+    def wait(self, attempt: int, chance: random.Random = RANDOM) -> float:
         """Seconds to wait after the n-th attempt (from 1); at most ``initial`` after the first."""
         return min(self.initial * 2.0 ** min(attempt - 1, 100), self.ceiling) * (0.5 + chance.random() / 2)
 
-    def waits(self, chance: random.Random = _chance) -> Iterator[float]:
+    def waits(self, chance: random.Random = RANDOM) -> Iterator[float]:
         """The waits after each attempt, without end."""
         return (self.wait(attempt, chance) for attempt in count(1))
 

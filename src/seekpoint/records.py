@@ -142,6 +142,12 @@ def size_of(records: Sequence[RawRecord]) -> int:
     return sum(len(r.value or b"") + len(r.key or b"") for r in records)
 
 
+def size_with_headers(record: RawRecord) -> int:
+    """The bytes of a record's key, value and headers."""
+    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    return len(record.key or b"") + len(record.value or b"") + headers
+
+
 AnyRecord = Record[Any, Any]
 
 

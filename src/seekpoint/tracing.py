@@ -119,7 +119,7 @@ class _Links:
     def __init__(self) -> None:
         self._known: set[tuple[bytes | None, ...]] = set()
         self._names = propagate.get_global_textmap().fields
-        self._looked_at = 0
+        self._looked_at = self._link_count = 0
 
     def new_of(self, batch: OpenBatch) -> Iterator[Link]:
         """Links to the spans of records that no earlier call has searched."""
@@ -128,7 +128,7 @@ class _Links:
 
     def _links(self, records: Iterable[RawRecord]) -> Iterator[Link]:
         for record in records:
-            if len(self._known) >= LINKS:
+            if self._link_count >= LINKS:
                 return
             self._looked_at += 1
             headers = {name: value for name, value in record.headers if name in self._names and value is not None}
@@ -139,4 +139,5 @@ class _Links:
             carrier = {name: value.decode("utf-8", "replace") for name, value in headers.items()}
             span_context = trace.get_current_span(propagate.extract(carrier, context.Context())).get_span_context()
             if span_context.is_valid:
+                self._link_count += 1
                 yield Link(span_context)

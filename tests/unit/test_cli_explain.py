@@ -109,6 +109,21 @@ def test_the_clients_same_log_line_passes_once_in_a_while(
     assert later.getMessage() == "FAIL [me] refused (and 2 more of this kind before)"
 
 
+@pytest.mark.parametrize(
+    ("message", "args", "shown"),
+    [("%(code)s at 100%%", ({"code": "FAIL"},), "FAIL at 100%"), ("FAIL at 100%", (), "FAIL at 100%")],
+)
+def test_a_log_line_of_any_arguments_shows_how_many_were_left_out(
+    monkeypatch: pytest.MonkeyPatch, message: str, args: tuple[object, ...], shown: str
+) -> None:
+    times = iter([100.0, 105.0, 110.0])
+    monkeypatch.setattr(config, "monotonic", lambda: next(times))
+    sparing = config.Sparing()
+    lines = [logging.LogRecord("x", logging.ERROR, "x", 1, message, args, None) for _ in range(3)]
+    assert [sparing.filter(line) for line in lines] == [True, False, True]
+    assert lines[-1].getMessage() == f"{shown} (and 1 more of this kind before)"
+
+
 def test_notes_are_shown() -> None:
     error = SchemaMismatch("the schema is old")
     error.add_note("while upgrading")

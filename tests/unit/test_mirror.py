@@ -58,7 +58,7 @@ class MirrorHarness:
         self.now += seconds
         self.mirror.maintain(self.now)
         if (question := self.mirror._question) is not None:
-            assert question.is_over.wait(10)
+            question[1].result(10)
             self.mirror.maintain(self.now)
 
     def answered(self, error: Any = None) -> None:
@@ -150,7 +150,7 @@ def test_the_worker_does_not_wait_for_the_answer() -> None:
     question = harness.mirror._question
     assert question is not None
     answered.set()
-    assert question.is_over.wait(10)
+    question[1].result(10)
     harness.mirror.maintain(harness.now)
     assert [sent.keys() for sent in harness.sent] == [{AT}]
 

@@ -83,6 +83,14 @@ def test_links_and_looks_are_limited(spans: Tracing, exporter: InMemorySpanExpor
     assert linked(late) == []
 
 
+def test_headers_without_a_valid_span_do_not_count_as_links(spans: Tracing, exporter: InMemorySpanExporter) -> None:
+    invalid: list[Headers] = [{"traceparent": b"no span %d" % n} for n in range(LINKS)]
+    with spans.transaction(PIPELINE, FakeBatch([*invalid, traceparent(1)]).batch, 1):
+        pass
+    (span,) = exporter.get_finished_spans()
+    assert linked(span) == [1]
+
+
 LOST = CommitUnanswered(DBAPIError("COMMIT", {}, OperationalError("a secret")))
 
 

@@ -24,7 +24,7 @@ from confluent_kafka import TopicPartition as _TopicPartition
 
 from seekpoint.kafka.commits import Commit, commits_of
 from seekpoint.kafka.config import is_eager
-from seekpoint.kafka.questions import is_answer
+from seekpoint.kafka.questions import NO_RIGHT, is_answer
 from seekpoint.records import LazyRecords, Partition, RawRecord, Record
 
 logger = logging.getLogger("seekpoint.kafka")
@@ -38,11 +38,6 @@ _REFUSED_HEARTBEAT = f"ConsumerGroupHeartbeat fatal error: {KafkaError(KafkaErro
 _NOT_YET = {KafkaError._STATE, KafkaError._PREV_IN_PROGRESS}  # noqa: SLF001
 SEEK_TIMEOUT = 5.0  # seconds; a seek takes milliseconds
 SLICE = 0.01  # seconds: how long a rebalance may go unnoticed while the loop waits for a record
-_NO_RIGHT = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-}
 
 RARE = 10_000  # allocations: from this gc threshold on, collections count as rare
 
@@ -345,11 +340,11 @@ def raise_if_fatal(error: KafkaError) -> None:
         )
     if error.code() == FATAL and _REFUSED_HEARTBEAT in error.str():
         raise HeartbeatRefused(error)
-    if error.fatal() or error.code() == FATAL or error.code() in _NO_RIGHT:
+    if error.fatal() or error.code() == FATAL or error.code() in NO_RIGHT:
         raise KafkaException(error)
 
 
-def standing(message: Any) -> tuple[int | None, int | None]:
+def leader_epoch_and_time(message: Any) -> tuple[int | None, int | None]:
     """A message's leader epoch and its timestamp in milliseconds; None if it has none."""
     kind, milliseconds = message.timestamp()
     return message.leader_epoch(), None if kind == TIMESTAMP_NOT_AVAILABLE else milliseconds
@@ -374,7 +369,7 @@ def raw_record(message: Any) -> RawRecord:
         headers = _HEADERS(message)  # once: after a failure, a second call returns an incomplete list
     except UNREADABLE as error:
         failure = error
-    epoch, milliseconds = standing(message)
+    epoch, milliseconds = leader_epoch_and_time(message)
     record = Record(  # not RawRecord: calling a generic alias is slow, and this may run for every record
         message.topic(),
         message.partition(),
@@ -518,8 +513,8 @@ __all__ = [
     "Message",
     "Unreadable",
     "lazy_records",
+    "leader_epoch_and_time",
     "raise_if_fatal",
     "raw_record",
     "readable",
-    "standing",
 ]

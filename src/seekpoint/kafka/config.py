@@ -137,7 +137,7 @@ class Sparing(logging.Filter):
             return False
         self._logged[kind] = now, 0
         if left_out:
-            record.msg, record.args = f"{record.msg} (and %d more of this kind before)", (*args, left_out)
+            record.msg = f"{record.msg} (and {left_out} more of this kind before)"
         return True
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from seekpoint.errors import ConfigError
 from seekpoint.kafka.ranges import Range, read_range
-from seekpoint.records import Partition, RawRecord
+from seekpoint.records import Partition, size_with_headers
 
 SAMPLE = 100  # offsets read from each topic's longest range, to estimate the mean size
 
@@ -63,15 +63,9 @@ def sampled_sizes(kafka: Mapping[str, Any], ranges: Sequence[Range]) -> dict[str
     for topic, ranges_of_topic in groupby(ordered, lambda range_: range_.partition.topic):
         *_, longest = ranges_of_topic
         sample = replace(longest, end=min(longest.end, longest.start + SAMPLE))
-        total = sum(size_of(record) for piece in read_range(kafka, sample) for record in piece)
+        total = sum(size_with_headers(record) for piece in read_range(kafka, sample) for record in piece)
         sizes[topic] = total / max(sample.records_at_most, 1)
     return sizes
-
-
-def size_of(record: RawRecord) -> int:
-    """The bytes of a record's key, value and headers."""
-    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
-    return len(record.key or b"") + len(record.value or b"") + headers
 
 
 def first_bytes(ranges: Sequence[Range], sizes: Mapping[str, float], max_bytes: int) -> list[Range]:

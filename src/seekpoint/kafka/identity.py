@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient
 from seekpoint.errors import ConfigError, KafkaUnavailable
 from seekpoint.kafka.questions import (
     GRACE,
+    NO_RIGHT,
     AskingClient,
     Question,
     Questions,
@@ -32,15 +33,7 @@ from seekpoint.kafka.questions import (
 T = TypeVar("T")
 Described = dict[str, Any]  # the brokers' answer about each topic, or their error
 NO_ID = UUID(int=0)  # the answer of brokers that know the topic, but not (yet) its id
-
-
-_NO_RIGHT = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    KafkaError.TOPIC_EXCEPTION,  # no topic can have this name
-}
-
-
+_REFUSALS = {*NO_RIGHT, KafkaError.TOPIC_EXCEPTION}  # the last: no topic can have this name
 CHECK_KAFKA = "check that the brokers run, and check bootstrap.servers and the security settings"
 
 
@@ -225,5 +218,5 @@ def _unless_missing(topic: str, answer: Any) -> Any:
     error = answer.args[0]
     if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
         return None
-    kind = KafkaRefused if error.code() in _NO_RIGHT else KafkaUnavailable
+    kind = KafkaRefused if error.code() in _REFUSALS else KafkaUnavailable
     raise kind(f"no answer about topic {topic!r}: {error.str()}") from answer

@@ -12,7 +12,6 @@ from seekpoint.errors import KafkaUnavailable
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.questions import AskingClient, Wait, answers, each_answer
 
-_NO_ANSWER = {KafkaError.GROUP_AUTHORIZATION_FAILED}
 # States of the classic protocol. KIP-848 gives partitions to members one by one, and waits for none of them.
 _REBALANCING = {ConsumerGroupState.PREPARING_REBALANCING, ConsumerGroupState.COMPLETING_REBALANCING}
 
@@ -61,6 +60,8 @@ def _known(group: str, answer: Any) -> tuple[ConsumerGroupState | None, list[Mem
     if not isinstance(answer, KafkaException):
         return answer.state, [Member(str(member.client_id), str(member.host)) for member in answer.members]
     code = answer.args[0].code()
-    if code not in {*_NO_ANSWER, KafkaError.GROUP_ID_NOT_FOUND}:
-        raise KafkaUnavailable(f"no answer about group {group!r}: {answer.args[0].str()}") from answer
-    return None if code in _NO_ANSWER else (None, [])
+    if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        return None
+    if code == KafkaError.GROUP_ID_NOT_FOUND:
+        return None, []
+    raise KafkaUnavailable(f"no answer about group {group!r}: {answer.args[0].str()}") from answer

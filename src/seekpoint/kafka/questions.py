@@ -24,6 +24,11 @@ Wait = Callable[[float], T]  # waits at most these seconds; raises KafkaExceptio
 
 PATIENCE = 2.0  # seconds for a client that was answered before; a broker's answer takes milliseconds
 GRACE = 1.0  # further seconds for the client to report that no broker answered
+NO_RIGHT = {  # answers to a client whose user lacks a right
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+}
 _LOADING = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,

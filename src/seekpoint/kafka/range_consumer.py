@@ -25,7 +25,7 @@ class RangeConsumer:
         """Read these partitions from these offsets, and no others."""
         self.client.assign({partition: (offset, None) for partition, offset in positions.items()}, {})
 
-    def is_replaced(self, topic: str, positions: Mapping[Partition, int]) -> bool:
+    def replace_if_unanswered(self, topic: str, positions: Mapping[Partition, int]) -> bool:
         """Replace the client if brokers answer another client but not this one; returns whether it did.
 
         The new one continues at these positions. See :mod:`seekpoint.kafka.questions`. Raises KafkaUnavailable if

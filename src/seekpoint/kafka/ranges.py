@@ -147,7 +147,7 @@ def _read(
             yield taken
             limit.renew()  # the caller may have been slow with the piece
         elif limit.is_over and position < end:
-            if not consumer.is_replaced(range_.partition.topic, {range_.partition: position}):
+            if not consumer.replace_if_unanswered(range_.partition.topic, {range_.partition: position}):
                 raise checks.stuck(range_.partition, range_.topic_id, position, end)
             limit.renew()
 
@@ -208,7 +208,7 @@ class RangeFollower:
                 behind := [partition for partition in behind if self._known[partition] < ends[partition]]
             ):
                 first = behind[0]
-                if not self._consumer.is_replaced(first.topic, self._known):
+                if not self._consumer.replace_if_unanswered(first.topic, self._known):
                     raise self._checks.stuck(first, self._ids[first.topic], self._known[first], ends[first])
                 self._resting.clear()  # the new client has paused none
                 limit.renew()

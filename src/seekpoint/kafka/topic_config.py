@@ -10,9 +10,9 @@ from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[a
 
 from seekpoint.errors import KafkaUnavailable
 from seekpoint.kafka.config import make_admin
+from seekpoint.kafka.questions import NO_RIGHT
 
 ASK = 10.0  # seconds to wait for an answer
-_REFUSED = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
 
 
 def compacted(kafka: Mapping[str, Any], topics: Collection[str]) -> dict[str, bool | None]:
@@ -32,7 +32,7 @@ def _answer(topic: str, future: Any) -> bool | None:
     try:
         policy = future.result(ASK + 1)["cleanup.policy"].value
     except KafkaException as error:
-        if error.args[0].code() in _REFUSED:
+        if error.args[0].code() in NO_RIGHT:
             return None
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return False

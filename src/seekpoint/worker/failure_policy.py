@@ -6,9 +6,9 @@ Only this module has the policy; bisecting finds the records, and their transact
 from __future__ import annotations
 
 import asyncio
-import random
 
 from seekpoint import remedies
+from seekpoint.backoff import RANDOM
 from seekpoint.errors import Poison, PoisonStop
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import OnPoison, Retry
@@ -18,8 +18,6 @@ from seekpoint.worker.open_batch import Outcome
 
 # Records that failed for these causes are never passed, whatever the policy: the next ones may fail, too.
 NEVER_PASSED = frozenset({Cause.TRANSIENT, Cause.PROGRAM})
-
-_chance = random.SystemRandom()  # has no state that forked workers would share
 
 
 class CrashingRecord(Exception):  # noqa: N818 -- named after what the record did
@@ -40,7 +38,7 @@ def fail(pipeline: Pipeline, outcome: Outcome, raw: RawRecord, error: BaseExcept
     tried = outcome.tries.get((partition, raw.offset), 0)
     failure = Failure.of(error, cause, attempts=tried + (cause is not Cause.CRASHED))  # a crash was counted before
     if has_attempts_left(pipeline.retry, error, failure.attempts, cause):
-        wait = pipeline.retry.wait(failure.attempts, _chance)
+        wait = pipeline.retry.wait(failure.attempts, RANDOM)
         outcome.end_at(RetryLater(partition, raw.offset, failure, wait, error))
     elif cause in NEVER_PASSED or pipeline.on_poison is OnPoison.STOP:
         outcome.end_at(poison_stop(pipeline.group, raw, failure))

@@ -100,7 +100,7 @@ class HealthBoard:
         if type(event) in _WITHIN_BATCH:
             return
         with self._lock:
-            before, health = self._health, self._fold(self._health, event)
+            before, health = self._health, self._next(self._health, event)
             if health is not before:
                 self._health, self._has_work = health, _has_work(health)
             if isinstance(event, events.Draining):
@@ -123,7 +123,7 @@ class HealthBoard:
             if self._health.trouble is None and not self._has_work:
                 self._due_since = None
 
-    def _fold(self, health: Health, event: events.Event) -> Health:  # noqa: PLR0911, PLR0912, C901 -- one case per event
+    def _next(self, health: Health, event: events.Event) -> Health:  # noqa: PLR0911, PLR0912, C901 -- one case per event
         match event:
             case events.Committed():  # the most frequent ones first
                 return self._committed(health, event)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Set as AbstractSet
+from concurrent.futures import Future
 from time import monotonic
 from typing import Any
 
 from seekpoint import events
-from seekpoint.kafka.client import Client
 from seekpoint.kafka.commits import Commit
+from seekpoint.kafka.questions import in_background
 from seekpoint.records import Partition
 from seekpoint.worker.assignment import Resources, WorkerAssignment
 
@@ -34,7 +33,7 @@ class Mirror:
         self._assignment, self._is_on = assignment, is_on
         self._next = self._again_at = 0.0
         self._checked: set[Partition] = set()  # partitions whose commits before ours Kafka has returned
-        self._question: _Question | None = None
+        self._question: tuple[set[Partition], Future[dict[Partition, Commit] | None]] | None = None
         self._sent: dict[Partition, Commit] = {}
         self._is_pending = False
         self._failures = 0
@@ -56,7 +55,7 @@ class Mirror:
             return
         self._next = now + self._every
         if self._question is None and (new := current.keys() - self._checked):
-            self._question = _Question(self._client, new)
+            self._question = new, in_background(self._client.committed, new, ANSWER)
         if now >= self._again_at:
             self._again_at = now + AGAIN
             self._sent.clear()
@@ -104,16 +103,16 @@ class Mirror:
 
     def _take_answer(self) -> None:
         """Warn of commits that no mirror wrote, once for each partition; if Kafka has not answered, ask again."""
-        if (question := self._question) is None or not question.is_over.is_set():
+        if self._question is None or not self._question[1].done():
             return
-        self._question = None
-        if (commits := question.answer) is None:
+        (partitions, answer), self._question = self._question, None
+        if (commits := answer.result()) is None:
             if self._is_on:
                 self._count(
                     "Kafka has not answered which offsets the group has committed: none is replaced until it has"
                 )
             return
-        self._checked |= question.partitions
+        self._checked |= partitions
         self._next = 0.0
         if others := {partition: commit.offset for partition, commit in commits.items() if not commit.is_mirror}:
             self._announce(events.OtherCommits(commits=others))
@@ -133,19 +132,3 @@ class Mirror:
         self._sent |= moved
         if (refused := self._client.commit(moved)) is not None:
             self._failed(refused.str())
-
-
-class _Question:
-    """Asks Kafka for the group's commits, on a separate thread; ``answer`` is None if it has not answered."""
-
-    def __init__(self, client: Client, partitions: AbstractSet[Partition]) -> None:
-        self.partitions = set(partitions)
-        self.answer: dict[Partition, Commit] | None = None
-        self.is_over = threading.Event()
-        threading.Thread(target=self._ask, args=[client], name="seekpoint-commits", daemon=True).start()
-
-    def _ask(self, client: Client) -> None:
-        try:
-            self.answer = client.committed(self.partitions, ANSWER)
-        finally:
-            self.is_over.set()

@@ -338,14 +338,14 @@ class Committer:
             raise TopicIdMismatch(mismatches)
 
     def _announce_dead_letters(self, result: BatchResult) -> None:
-        for aside in result.dead_letters:
-            record = aside.record
+        for dead_letter in result.dead_letters:
+            record = dead_letter.record
             self._announce(
                 events.DeadLettered(
                     partition=Partition(record.topic, record.partition),
                     offset=record.offset,
-                    state=aside.state,
-                    failure=aside.failure,
+                    state=dead_letter.state,
+                    failure=dead_letter.failure,
                     key=record.key,
                 )
             )

@@ -133,9 +133,9 @@ class Worker:
             raise ConfigError(
                 "partitions= is empty: name at least one (topic, number), or leave it out to join the group"
             )
-        if strangers := {topic for topic, _ in self._partitions} - set(self.pipeline.topics):
+        if not_read := {topic for topic, _ in self._partitions} - set(self.pipeline.topics):
             raise ConfigError(
-                f"partitions= names topics that the pipeline does not read: {', '.join(sorted(strangers))}"
+                f"partitions= names topics that the pipeline does not read: {', '.join(sorted(not_read))}"
             )
 
     def health(self) -> Health:

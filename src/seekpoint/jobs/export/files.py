@@ -17,7 +17,7 @@ from seekpoint.errors import ArchiveDamaged
 from seekpoint.jobs.export.manifest import Entry, Written
 from seekpoint.kafka.client import Unreadable
 from seekpoint.kafka.ranges import CHUNK, Piece, Range, read_range
-from seekpoint.records import Partition, RawRecord, Record
+from seekpoint.records import Partition, RawRecord, Record, size_with_headers
 from seekpoint.storage import HashingStream, Storage
 
 ROWS = 50_000  # per row group
@@ -230,17 +230,12 @@ def in_batches(pieces: Iterable[Piece], rows: int) -> Iterator[tuple[list[RawRec
         unreadable.update((record.offset, error) for record, error in piece.unreadable)
         for record in piece:
             records.append(record)
-            size += _size(record)
+            size += size_with_headers(record)
             if len(records) >= rows or size >= BYTES:
                 yield records, unreadable
                 records, size = [], 0
     if records:
         yield records, unreadable
-
-
-def _size(record: RawRecord) -> int:
-    headers = sum(len(key) + len(value or b"") for key, value in record.headers)
-    return len(record.key or b"") + len(record.value or b"") + headers
 
 
 def columns_of(records: Sequence[RawRecord], unreadable: Collection[int], schema: pa.Schema) -> pa.RecordBatch:

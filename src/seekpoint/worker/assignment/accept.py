@@ -107,7 +107,7 @@ class _Accepted:
         for partition, message in self._last.items():
             self._partitions.active[partition].quiet_since = now
             read = self._reads[partition]
-            read.leader_epoch, read.timestamp_ms = kafka.standing(message)
+            read.leader_epoch, read.timestamp_ms = kafka.leader_epoch_and_time(message)
         return Chunk(self._kept, self._reads)
 
     def _store(self) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from seekpoint.ledger import Attempt
 from seekpoint.ledger.claim import DELAYED
-from seekpoint.records import Failure, Partition, RawRecord
+from seekpoint.records import Failure, Partition, RawRecord, size_of
 
 SKEW = 1.0  # seconds that a producer's clock may be ahead without a note in the ledger
 
@@ -160,12 +160,12 @@ class Backlog:
         if not self._queue:
             self.position = start
         self._queue.append((self._due(record, now), record))
-        self.bytes += _size(record)
+        self.bytes += size_of([record])
 
     def put_back(self, records: Sequence[RawRecord], position: int, attempt: Attempt, now: Moment) -> None:
         """Put back records, the first of which failed; they are given again after ``attempt.wait``."""
         self._queue.extendleft((_AT_ONCE, record) for record in reversed(records))
-        self.bytes += sum(map(_size, records))
+        self.bytes += size_of(records)
         self.position = position
         self.remember(attempt, now)
 
@@ -269,7 +269,7 @@ class Backlog:
     def _pop(self) -> RawRecord:
         record = self._queue.popleft()[1]
         self.position = record.offset + 1
-        self.bytes -= _size(record)
+        self.bytes -= size_of([record])
         return record
 
     # -- what is stored in the ledger ---------------------------------------------------------------------
@@ -291,7 +291,3 @@ class Backlog:
                 break
             last = record.offset
         return DueBy(last, due)
-
-
-def _size(record: RawRecord) -> int:
-    return len(record.value or b"") + len(record.key or b"")

@@ -146,7 +146,7 @@ def test_flattened_rows() -> None:
         ({"id": 1}, "no op and source"),
         ({"op": "m", "source": {}}, "not a change of a row"),
         ({"op": "c", "source": {}, "after": None}, "'after' is missing"),
-        ({"op": "d", "source": {}, "after": {}}, "'after' is there"),
+        ({"op": "d", "source": {}, "after": {}}, "'after' is not null"),
         ([], "not a Debezium envelope"),
     ],
 )

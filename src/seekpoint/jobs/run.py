@@ -110,8 +110,8 @@ def run_of(row: Row[Any]) -> Run:
 
 
 def this_driver() -> str:
-    """This process as ``user@host:pid``."""
-    return f"{operator()}@{socket.gethostname()}:{os.getpid()}"
+    """This process as ``user@host:pid``, as Postgres can store it."""
+    return storable(f"{operator()}@{socket.gethostname()}:{os.getpid()}")
 
 
 class Tx(SchemaConnection):

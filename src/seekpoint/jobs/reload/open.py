@@ -155,7 +155,7 @@ def insert_run(
         "version_to": [source.pipeline.version for source in sources],
         "state": "opened",
         "driver_epoch": 1,
-        "driver": storable(this_driver()),
+        "driver": this_driver(),
         "staging_schema": prefix + run.hex[:12],
         "actor": storable(actor),
         "reason": storable(reason),

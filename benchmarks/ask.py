@@ -18,6 +18,7 @@ from rich.console import Console
 from sqlalchemy import make_url
 
 import machine
+import stage
 from questions import Question
 from report import Row
 from seekpoint.testing.servers.kafka import start_kafka
@@ -26,8 +27,7 @@ from seekpoint.testing.servers.process import free_port
 from support.proxy import Proxy
 
 HERE = Path(__file__).parent
-# XA needs max_prepared_transactions; the rest is what is usually raised for many writes.
-POSTGRES = {"shared_buffers": "1GB", "max_wal_size": "8GB", "max_prepared_transactions": "100"}
+POSTGRES = {**stage.POSTGRES, "max_prepared_transactions": "100"}  # which XA needs
 LONGEST = 3600.0  # seconds for one question
 MOST_TOLD = 3000  # characters of a failed subject's errors that are shown
 

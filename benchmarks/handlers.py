@@ -24,8 +24,8 @@ from subject import COLUMNS, KIND, fresh_table
 from unit import Unit, in_turn, ratio
 
 SIZE = 500  # records of a transaction
-NAMED = text(f"INSERT INTO {KIND.name} ({', '.join(COLUMNS)}) VALUES ({', '.join(f':{name}' for name in COLUMNS)})")
-PLACED = f"INSERT INTO {KIND.name} ({', '.join(COLUMNS)}) VALUES ({', '.join(['%s'] * len(COLUMNS))})"
+INSERT_NAMED = text(f"INSERT INTO {KIND.name} ({', '.join(COLUMNS)}) VALUES (:{', :'.join(COLUMNS)})")
+INSERT = f"INSERT INTO {KIND.name} ({', '.join(COLUMNS)}) VALUES ({', '.join(['%s'] * len(COLUMNS))})"
 
 
 class Base(DeclarativeBase):
@@ -46,7 +46,7 @@ def _given(value: Any) -> dict[str, Any]:
 def text_per_row(tx: Connection, batch: Batch[Any, Any]) -> None:
     """``tx.execute(text(...), row)``"""
     for record in batch:
-        tx.execute(NAMED, _given(record.value))
+        tx.execute(INSERT_NAMED, _given(record.value))
 
 
 def core_per_row(tx: Connection, batch: Batch[Any, Any]) -> None:
@@ -61,7 +61,7 @@ def driver_per_row(tx: Connection, batch: Batch[Any, Any]) -> None:
     driver: Any = tx.connection.driver_connection
     cursor = driver.cursor()
     for record in batch:
-        cursor.execute(PLACED, [getattr(record.value, name) for name in COLUMNS])
+        cursor.execute(INSERT, [getattr(record.value, name) for name in COLUMNS])
 
 
 def driver_pipeline(tx: Connection, batch: Batch[Any, Any]) -> None:
@@ -73,7 +73,7 @@ def driver_pipeline(tx: Connection, batch: Batch[Any, Any]) -> None:
 
 def text_list(tx: Connection, batch: Batch[Any, Any]) -> None:
     """``tx.execute(text(...), rows)``: executemany"""
-    tx.execute(NAMED, [_given(record.value) for record in batch])
+    tx.execute(INSERT_NAMED, [_given(record.value) for record in batch])
 
 
 def core_list(tx: Connection, batch: Batch[Any, Any]) -> None:
@@ -99,14 +99,14 @@ STYLES = {
 }
 
 
-def handling(group: str, *, handle: Any) -> Pipeline:
+def handling(group: str, *, handle: Any, **options: Any) -> Pipeline:
     """A pipeline with this handler."""
-    return Pipeline(group, topics=KIND.name, value=Json(KIND.record), handle=handle)
+    return Pipeline(group, topics=KIND.name, value=Json(KIND.record), handle=handle, **options)
 
 
-def appending(group: str) -> Pipeline:
+def appending(group: str, **options: Any) -> Pipeline:
     """A pipeline with the sink."""
-    return Pipeline(group, topics=KIND.name, value=Json(KIND.record), sinks=[Append(KIND.name)])
+    return Pipeline(group, topics=KIND.name, value=Json(KIND.record), sinks=[Append(KIND.name)], **options)
 
 
 def main() -> None:

@@ -29,8 +29,7 @@ COPY = ASSETS / "bench-report.json"
 _PART = re.compile(r"(<!-- (bench|rates|figures|plot): ?([^>]+?) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 _FIGURES = re.compile(r"(.+?) \[(.+)\]")
 _MET = {True: "met", False: "**missed**", None: "not measured"}
-_OLD = {"dearer_percent", "dearer_cpu_percent"}  # of reports that lack the ratio
-_PLAIN = {"seconds", "cpu_seconds", "transactions", "pairs", "stored_rows", "conflicts_percent", *_OLD}
+_PLAIN = {"seconds", "cpu_seconds", "transactions", "pairs", "stored_rows", "conflicts_percent"}
 
 PLOTS: Mapping[str, tuple[str, str, Sequence[str]]] = {
     "core": ("core", "Topic to table, 10,000 records a transaction", ()),

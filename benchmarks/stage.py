@@ -28,7 +28,7 @@ from seekpoint.testing.servers.pair import start_pair
 from seekpoint.testing.servers.postgres import start_postgres, url_of
 from setting import upgrade
 
-POSTGRES = {"shared_buffers": "1GB", "max_wal_size": "8GB"}
+POSTGRES = {"shared_buffers": "1GB", "max_wal_size": "8GB"}  # which are usually raised for many writes
 TABLE = "orders"
 COLUMNS = "id bigint, made bigint, account integer, amount numeric, kind text, at timestamptz"
 

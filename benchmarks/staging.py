@@ -18,7 +18,7 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from sqlalchemy import Engine, make_url, text
+from sqlalchemy import Engine, make_url
 
 import rebuild
 from demo.reload.show import Timed
@@ -88,8 +88,6 @@ def main() -> None:
             spark = stack.enter_context(start_spark(f"local[{PARALLELISM}]", config if classpath else {}))
         for _ in range(2):
             fresh_table()
-            with engine.begin() as tx:  # a swap refuses a table with other options than it makes
-                tx.execute(text(f"ALTER TABLE {KIND.name} RESET (autovacuum_enabled)"))
             rebuild.apply_all(engine, KIND)
             used, after = cpu(), {}
             if mode == "jdbc":

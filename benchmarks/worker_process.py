@@ -201,10 +201,9 @@ class Feeder:
 
     def _send(self, number: int) -> None:
         order, partitions, run = self._order, self._order["partitions"], self._order.get("run", 1)
-        keys = order.get("keys") or number + 1
         value = self._encode(
             Order(
-                number % keys,
+                number,
                 monotonic_ns(),
                 number * 7919 % ACCOUNTS,
                 f"{number * 31 % 100_000 / 100:.2f}",

@@ -65,6 +65,18 @@ def test_a_run_reports_rows_ratios_and_goals_and_can_be_resumed(tmp_path: Path) 
     assert report_of(tmp_path) == report
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")  # skipped or failed where no server can be started
+def test_small_transactions_are_compared_with_a_plain_insert(tmp_path: Path) -> None:
+    done = run(tmp_path, "--only", "small", "--rounds", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = report_of(tmp_path)["rows"]
+    for name in ("unit, Append", "unit, handler", "plain insert"):
+        figures = [row for row in rows if row["mode"].startswith(f"{name}, ")]
+        assert len(figures) == 6, "1, 10 and 100 records a transaction, synchronous and not"
+        assert all(("to_plain_insert" in row) == name.startswith("unit") for row in figures)
+
+
 def test_what_there_is_no_question_of_is_said(tmp_path: Path) -> None:
     done = run(tmp_path, "--only", "nonsense")
     assert done.returncode == 2

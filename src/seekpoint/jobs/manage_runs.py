@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.run import (
+    SHORT_LOCK_WAIT,
     Driver,
     Run,
     StagedPosition,
@@ -121,7 +122,6 @@ class Runs:
         return run_of(row)
 
 
-WAIT = 0.3  # seconds to wait for a table's lock; other sessions that queue for the table wait as long
 _TABLES = text(
     "SELECT c.relname FROM pg_class c WHERE c.relnamespace = to_regnamespace(quote_ident(:schema)) "
     "AND c.relkind IN ('r', 'p') ORDER BY c.relname"
@@ -165,7 +165,7 @@ def drop_attempts(engine: Engine, schema: str, run: Run) -> None:
 
 def _run(engine: Engine, schema: str, command: ident.Composed) -> bool:
     try:
-        with transaction(engine, schema, lock_wait=WAIT) as tx:
+        with transaction(engine, schema, lock_wait=SHORT_LOCK_WAIT) as tx:
             driver_of(tx.connection).execute(command)
     except (psycopg.Error, DBAPIError) as error:
         code = sqlstate(error)

@@ -26,7 +26,8 @@ from seekpoint.postgres.sqlstates import SERIALIZATION_FAILURE, sqlstate
 from seekpoint.records import Partition, storable
 from seekpoint.sinks.copy import driver_of
 
-REPEATABLE_READ = "REPEATABLE READ"  # one snapshot for all reads of a step
+REPEATABLE_READ = "REPEATABLE READ"  # one snapshot for all reads of a transaction
+SHORT_LOCK_WAIT = 0.3  # seconds to wait for a lock; sessions that wait behind this one wait as long
 
 CRASH_CHECK = "crash_check"  # an unlogged table with one row; a crash of Postgres empties it, like all unlogged tables
 _STAGED = text(
@@ -110,8 +111,8 @@ def run_of(row: Row[Any]) -> Run:
 
 
 def this_driver() -> str:
-    """This process as ``user@host:pid``."""
-    return f"{operator()}@{socket.gethostname()}:{os.getpid()}"
+    """This process as ``user@host:pid``, as Postgres can store it."""
+    return storable(f"{operator()}@{socket.gethostname()}:{os.getpid()}")
 
 
 class Tx(SchemaConnection):

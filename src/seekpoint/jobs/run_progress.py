@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Engine, Row, Uuid, bindparam, func, select
 
 from seekpoint.jobs.manage_runs import Runs
-from seekpoint.jobs.run import Run, transaction
+from seekpoint.jobs.run import REPEATABLE_READ, Run, transaction
 from seekpoint.ledger.sql import RELOAD_RUN
 from seekpoint.ledger.tables import BATCHES, reload_run
 from seekpoint.records import Partition
@@ -63,7 +63,7 @@ class RunProgress:
 def progress_of(engine: Engine, schema: str, id: UUID) -> RunProgress:  # noqa: A002 -- the column's name
     """The progress of a run. Raises ConfigError if there is no run with that id."""
     run = Runs(engine, schema).get(id)
-    with transaction(engine, schema, isolation="REPEATABLE READ") as tx:
+    with transaction(engine, schema, isolation=REPEATABLE_READ) as tx:
         positions = tx.positions_of(id)
         offsets = {
             (row.consumer_group, Partition(row.topic, row.partition)): row.next_offset

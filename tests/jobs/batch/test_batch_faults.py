@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -421,6 +422,18 @@ def test_an_error_after_a_range_was_staged_leaves_the_batch_open_and_names_it(or
     assert paused(orders_group) == f"batch {run.id}"
     assert batch(orders_group).take_over(run.id).records == len(FIRST)
     assert paused(orders_group) is None
+
+
+def test_a_batch_is_taken_over_on_a_host_whose_name_is_not_utf_8(
+    orders_group: OrdersGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python reads such bytes as lone surrogates, which Postgres cannot store."""
+    with pytest.raises(ConfigError, match="no module shop"):
+        batch(orders_group, stager=FailingStager(orders_group, 1), range_records=30).run()
+    (run,) = batch(orders_group).runs.list()
+    monkeypatch.setattr("seekpoint.jobs.run.socket", SimpleNamespace(gethostname=lambda: "caf\udce9"))
+    assert batch(orders_group).take_over(run.id).records == len(FIRST)
+    assert r"@caf\udce9:" in batch(orders_group).runs.get(run.id).driver
 
 
 def test_a_pause_of_a_batch_whose_driver_is_gone_fails_a_check(orders_group: OrdersGroup) -> None:

@@ -17,7 +17,7 @@ from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused
 from seekpoint.jobs.reload import cutover
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.cutover import took_effect
-from seekpoint.jobs.tables.dependencies import DDL_WAIT
+from seekpoint.jobs.run import SHORT_LOCK_WAIT
 from seekpoint.postgres.sqlstates import connection_lost
 from seekpoint.sinks.upsert.upsert import UpsertWriter
 from support.before_cutover import FIRST, applied_by, diffed, reloaded, settled, staged, started
@@ -83,7 +83,7 @@ def test_a_swap_waits_for_long_readers_in_short_steps(
         let_go(reader, monkeypatch, after=2)
         began = monotonic()
         outcome = reload.cut_over(driver, rounds)
-        assert 2 * DDL_WAIT / 1000 <= monotonic() - began < Limits().transaction_age, "less than one wait of a merge"
+        assert 2 * SHORT_LOCK_WAIT <= monotonic() - began < Limits().transaction_age, "less than one wait of a merge"
     assert outcome.tries > 2
     assert applied_group.rows() == doubled(FIRST)
 

@@ -14,7 +14,6 @@ from seekpoint.jobs.tables.targets import Path
 
 MAX_WAIT = 2.0  # seconds
 MAX_DELETES = 0.1  # share of the live table's rows
-ROW_WAIT = 0.3  # seconds to wait for a live row that another session has locked; all workers wait meanwhile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,11 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import CutOverRefused, ReloadRefused
 from seekpoint.jobs.reload.compare import DIFFERENT_KEY, distinct
-from seekpoint.jobs.reload.cutover_limits import ROW_WAIT, Budget, Plan
+from seekpoint.jobs.reload.cutover_limits import Budget, Plan
 from seekpoint.jobs.reload.merge_check import MergeCheck
 from seekpoint.jobs.reload.merge_exchange import exchange
 from seekpoint.jobs.reload.merge_preconditions import lost, of_deletes, reaches
-from seekpoint.jobs.run import Driver, Step
+from seekpoint.jobs.run import SHORT_LOCK_WAIT, Driver, Step
 from seekpoint.jobs.tables.constraints import foreign_keys
 from seekpoint.jobs.tables.sql_templates import Part, composed, names, regclass, run
 from seekpoint.jobs.tables.staging_schema import Staging, StagingTables, same_key
@@ -81,7 +81,7 @@ def merge(tx: Step, targets: Sequence[Target], plan: Plan, budget: Budget) -> in
     """
 
     def bound() -> None:
-        budget.bound(tx.connection, lock_wait=ROW_WAIT)
+        budget.bound(tx.connection, lock_wait=SHORT_LOCK_WAIT)
 
     bound()
     run(tx.connection, "SET CONSTRAINTS ALL DEFERRED")  # rows that exchange values violate them only temporarily

@@ -15,7 +15,7 @@ from seekpoint.jobs.reload.cutover_limits import Bounds
 from seekpoint.jobs.reload.merge_check import hides_rows
 from seekpoint.jobs.reload.rewind import ending_at
 from seekpoint.jobs.reload.wait_at_opening import of_wait
-from seekpoint.jobs.run import Driver, Tx, position_of, run_of, this_driver, transaction
+from seekpoint.jobs.run import REPEATABLE_READ, Driver, Tx, position_of, run_of, this_driver, transaction
 from seekpoint.jobs.staging.compaction import of_compaction
 from seekpoint.jobs.staging.distance import Key, beyond
 from seekpoint.jobs.tables.dependencies import notes, of_inheritance, prefix_of, ties, unidentified
@@ -94,7 +94,7 @@ def checked(
     """
     require_known(kafka)
     groups = [source.group for source in sources]
-    with transaction(runs.engine, runs.schema, isolation="REPEATABLE READ") as tx:
+    with transaction(runs.engine, runs.schema, isolation=REPEATABLE_READ) as tx:
         check(tx.connection, runs.schema)
         tables = targets(tx.connection, sources)
         known = {row.name: row for row in tx.execute(STATUS["groups"])}
@@ -155,7 +155,7 @@ def insert_run(
         "version_to": [source.pipeline.version for source in sources],
         "state": "opened",
         "driver_epoch": 1,
-        "driver": storable(this_driver()),
+        "driver": this_driver(),
         "staging_schema": prefix + run.hex[:12],
         "actor": storable(actor),
         "reason": storable(reason),

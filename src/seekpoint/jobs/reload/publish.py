@@ -8,10 +8,10 @@ from typing import Any
 from sqlalchemy import Connection, Row, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.run import Tx
+from seekpoint.jobs.run import SHORT_LOCK_WAIT, Tx
 from seekpoint.jobs.tables.carry import carried, lock_views
 from seekpoint.jobs.tables.create_like import draw_from_live
-from seekpoint.jobs.tables.dependencies import DDL_WAIT, ties
+from seekpoint.jobs.tables.dependencies import ties
 from seekpoint.jobs.tables.indexes import indexes
 from seekpoint.jobs.tables.sql_templates import run
 from seekpoint.jobs.tables.staging_schema import Staging, comment
@@ -22,7 +22,7 @@ from seekpoint.sinks.catalog import quoted
 def swap(tx: Tx, staging: Staging, target: Target) -> None:
     """Rename the rebuilt table into the place of the live one, which moves to the staging schema and is swept."""
     connection = tx.connection
-    run(connection, "SET LOCAL lock_timeout = {wait}", wait=f"{DDL_WAIT}ms")
+    run(connection, "SET LOCAL lock_timeout = {wait}", wait=f"{round(SHORT_LOCK_WAIT * 1000)}ms")
     lock_views(connection, target.path)
     run(connection, "LOCK TABLE {live} IN ACCESS EXCLUSIVE MODE", live=target.path)
     if reasons := ties(connection, target):

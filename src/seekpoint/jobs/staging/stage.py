@@ -184,9 +184,7 @@ def leave_out(tx: Tx, staging: Staging, group: str, ranges: Ranges) -> None:
         tx.connection.execute(postgresql.insert(staging.left_out).on_conflict_do_nothing(), parameters)
 
 
-def lost_within(
-    tx: Tx, group: str, ranges: Mapping[Partition, tuple[UUID, int, int]]
-) -> Iterator[tuple[Partition, Span]]:
+def lost_within(tx: Tx, group: str, ranges: Ranges) -> Iterator[tuple[Partition, Span]]:
     """The lost ranges, without the offsets that workers have applied nevertheless.
 
     ``ranges`` have the topic's id, the first offset that the group has applied, and the end.

@@ -12,9 +12,6 @@ from seekpoint.jobs.tables.staging_schema import UNLOGGED
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.sinks.catalog import quoted
 
-DDL_WAIT = 300  # milliseconds to wait for a swap's lock: other sessions that queue for the table wait as long
-
-
 # Objects and properties that a swap does not carry over (see carry.py). A BEFORE trigger is one of them, because it may
 # change rows and did not run for the rebuilt ones.
 _TIES = text(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from seekpoint.errors import FrameFailed
+from seekpoint.jobs.frames import rows as frame_rows
 from seekpoint.jobs.frames.rows import RowsPlan
 from seekpoint.jobs.frames.rows import places as places_of
 from seekpoint.sinks.conversions import EXACT
@@ -45,3 +47,14 @@ def test_a_row_of_no_record_is_refused_and_named(row: tuple[str, int | None, int
         FrameFailed, match=f"a row has topic {row[0]}, partition {row[1]}, offset {row[2]}, and the micro-batch"
     ):
         places(("a", 0, 10), row)
+
+
+def test_a_null_in_a_column_that_the_sink_needs_is_refused_as_by_the_sink(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_rows, "_exact", lambda _plan, _column, values, _type: values)
+    batch = pa.record_batch({"id": pa.array([1, None], pa.int64())})
+    table, columns = ("s", "t"), [("id", "key")]
+    plan = RowsPlan("frame", table, columns, {}, ["key"], None, has_topics=False, is_placed=True, conversions=EXACT)
+    unused: Any = None
+    for sums, options in ((None, "key= and order_by="), (["n"], "key=")):
+        with pytest.raises(FrameFailed, match=f"'key' is null in a row: the columns of {options} need a value"):
+            frame_rows._send(unused, replace(plan, sums=sums), batch, 0, {"key": unused})

@@ -84,3 +84,11 @@ def test_an_error_of_a_declaration_names_its_line(module: str, tmp_path: Path, s
     with pytest.raises(ConfigError) as raised:
         load(f"{module}:pipe", from_here=True)
     assert str(raised.value).startswith(f"{path}:{line}: a group needs a name")
+
+
+def test_a_mistyped_name_lists_what_the_module_declares(module: str, tmp_path: Path) -> None:
+    frames = 'SparkPipeline("g", topics="t", frames={"all": Frame(lambda orders: orders, Append("entries"))})'
+    source = f"from seekpoint.pipeline.frames import Frame, SparkPipeline\n{MODULE}\nsales = {frames}\n"
+    (tmp_path / f"{module}.py").write_text(source, encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"module '{module}' has no 'sale'; it has pipe, worker, sales \["):
+        load(f"{module}:sale", from_here=True)

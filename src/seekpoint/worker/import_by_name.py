@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from seekpoint.errors import ConfigError
-from seekpoint.pipeline.frames import require_no_frames
+from seekpoint.pipeline.frames import SparkPipeline, require_no_frames
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.worker.worker import Worker
 
@@ -99,7 +99,8 @@ def _attribute(module: ModuleType, name: str) -> Any:
     attribute: Any = module
     for part in name.split("."):
         if not hasattr(attribute, part):
-            names = [candidate for candidate, value in vars(module).items() if isinstance(value, Pipeline | Worker)]
+            declared = Pipeline | SparkPipeline | Worker
+            names = [candidate for candidate, value in vars(module).items() if isinstance(value, declared)]
             hint = f"; it has {', '.join(names)}" if names else ""
             raise ConfigError(f"module {module.__name__!r} has no {name!r}{hint}")
         attribute = getattr(attribute, part)

@@ -23,7 +23,7 @@ from seekpoint import Append
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.frames import frame_stager, inputs
 from seekpoint.jobs.frames.driver import FrameDriver
-from seekpoint.jobs.frames.task import InputChanged, TaskTrouble
+from seekpoint.jobs.spark.task import InputChanged, TaskTrouble
 from seekpoint.spark import Env, Frame, SparkPipeline
 from seekpoint.testing import assert_frames_merge, raw
 from support.batch_process import offsets

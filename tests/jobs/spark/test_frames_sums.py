@@ -247,7 +247,7 @@ REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], Sequence[str], str]] 
     "a sum that Spark cannot hold": (_large, ["n"], "ARITHMETIC_OVERFLOW"),
     "a key that is null": (
         lambda r: decoded(r).groupBy(F.nullif("name", F.lit("a1")).alias("name")).agg(F.sum("n").alias("n")),
-        ["n"], "the column 'name' is null in a row"),
+        ["n"], "the column 'name' is null in a row: the columns of key= need a value"),
     "digits that the column does not have": (
         lambda r: decoded(r).groupBy("name").agg(
             F.sum("n").alias("n"), F.sum(F.lit("0.001").cast("decimal(9, 3)")).alias("d")),

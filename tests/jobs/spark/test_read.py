@@ -19,7 +19,7 @@ from kafka.test_odd_records import produce_by_hand
 from seekpoint import Partition
 from seekpoint.errors import ConfigError, RangeLost, RangeStuck
 from seekpoint.jobs.spark.columns import KAFKA
-from seekpoint.jobs.spark.read import require_this_python
+from seekpoint.jobs.spark.session import require_this_python
 from seekpoint.kafka.ranges import Range
 from seekpoint.spark import Env, bounds, read, stored_ranges
 from support.archive import ArchivedGroup

@@ -17,6 +17,8 @@ from pyspark.sql import SparkSession
 
 from jobs.spark.orders import BEHIND_COMMIT, DATABASE, DEPLOYED, IN_A_ROW, expected
 from seekpoint.errors import ConfigError, RangeLost, ReloadOver, ReloadRefused, TopicRecreated
+from seekpoint.jobs.frames import frame_stager
+from seekpoint.jobs.frames.frame_stager import FrameStager
 from seekpoint.jobs.reload import Driver, Reload
 from seekpoint.jobs.spark.job import Executors
 from seekpoint.jobs.staging.consolidate import coverage
@@ -297,7 +299,23 @@ def test_a_local_session_waits_for_no_executor(master: str, monkeypatch: pytest.
     context = SimpleNamespace(master=master, _jsc=SimpleNamespace(sc=lambda: no_executors))
     monkeypatch.setattr("seekpoint.jobs.spark.job.context_of", lambda _: context)
     session: Any = None
-    Executors(session, patience=0.0).check()
+    Executors(session, patience=0.0, advice="").check()
     context.master = "local-cluster[2,1,1024]"
-    with pytest.raises(ConnectionError, match="has provided no executor"):
-        Executors(session, patience=-1.0).check()
+    with pytest.raises(ConnectionError, match=r"has provided no executor.*or is full. Add some$"):
+        Executors(session, patience=-1.0, advice="Add some").check()
+
+
+def test_frames_without_an_executor_are_not_advised_to_change_a_stager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream of DataFrames has no run to resume, and its user makes no SparkStager."""
+    no_executors = SimpleNamespace(getExecutorMemoryStatus=lambda: SimpleNamespace(size=lambda: 1))
+    context = SimpleNamespace(master="spark://host:7077", _jsc=SimpleNamespace(sc=lambda: no_executors))
+    monkeypatch.setattr("seekpoint.jobs.spark.job.context_of", lambda _: context)
+    waiting = SimpleNamespace(wait=lambda _: False, end=lambda: None)
+    monkeypatch.setattr(frame_stager, "SparkJob", lambda *_: waiting)
+    monkeypatch.setattr(frame_stager, "EXECUTOR_TIMEOUT", -1.0)
+    monkeypatch.setattr(FrameStager, "_raise_reported", lambda *_: None)
+    bound: Any = SimpleNamespace(spark=None, engine=None, source=None, frames=(), inputs=(), plan={})
+    answers: Any = None
+    stager = FrameStager(bound, on_check=lambda: None)
+    with pytest.raises(ConnectionError, match=r"has provided no executor for .*: add executors, or free some$"):
+        stager._run({"group": "g", "run": "r", "job": "j"}, answers, "frame 'all'")

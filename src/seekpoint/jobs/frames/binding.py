@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from pyspark.sql import DataFrame
@@ -12,7 +12,7 @@ from seekpoint.codecs import Bytes
 from seekpoint.errors import ConfigError, FrameFailed
 from seekpoint.jobs.frames.plan import require_merging
 from seekpoint.jobs.frames.plan_of_sums import require_adding
-from seekpoint.jobs.tables.targets import Target, aimed_pipeline
+from seekpoint.jobs.tables.targets import aimed_pipeline
 from seekpoint.pipeline.frames import Frame, SparkPipeline
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.records import one_line
@@ -82,17 +82,6 @@ def bind(
     declared = aimed_pipeline(pipeline.pipeline, [frame.sink for frame in frames])
     declared.codecs = dict.fromkeys(declared.codecs, Bytes())  # tables have the frames' columns, not the values' fields
     return frames, declared
-
-
-def require_order_between(tables: Iterable[Target]) -> None:
-    """Raise ConfigError if two frames upsert rows of one table without a column that orders them."""
-    for table in tables:
-        if len(table.feeds) > 1 and any(feed.sink.guarded is False for feed in table.feeds):
-            raise ConfigError(
-                f"{table.name} is written by {len(table.feeds)} frames, one after the other, so a row of an older "
-                "record may overwrite a newer one: make one frame of them (unionByName), or name the column that "
-                "orders the rows, Upsert(order_by=...) or Upsert(offset_column=...)"
-            )
 
 
 def rows_of(name: str, frame: Frame, records: DataFrame, inputs: Mapping[str, DataFrame]) -> DataFrame:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from seekpoint.jobs.frames.binding import BoundFrame, bind, require_order_between
+from seekpoint.jobs.frames.binding import BoundFrame, bind
 from seekpoint.jobs.frames.declarations import load_spark_pipeline, name_of
 from seekpoint.jobs.frames.inputs import Input, described, exported
 from seekpoint.jobs.frames.records import RecordsSource, columns
-from seekpoint.jobs.frames.rights import require_rights
-from seekpoint.jobs.frames.table_types import require_types
+from seekpoint.jobs.frames.table_checks import checked_tables
 from seekpoint.jobs.run import transaction
-from seekpoint.jobs.spark.read import require_this_python
+from seekpoint.jobs.spark.session import require_this_python
 from seekpoint.jobs.spark.settings import Env, portable, require_no_secret, resolved
-from seekpoint.jobs.tables.targets import PipelineSource, targets
+from seekpoint.jobs.spark.task import task_plan
+from seekpoint.jobs.tables.targets import PipelineSource
 from seekpoint.ledger.schema_revision import check
 from seekpoint.pipeline.frames import SparkPipeline
 from seekpoint.postgres.engine import postgres_engine
@@ -54,12 +53,10 @@ class BoundPipeline:
             name = name_of(pipeline)
         self._name = name or ""
         self.plan: dict[str, Any] = {
+            **task_plan(database, schema),
             "kafka": carried,
-            "database": portable({"url": database}),
-            "schema": schema,
             "group": self.declared.group,
             "pipeline": None if self.declared.is_raw else name,
-            "here": str(Path.cwd()),
         }
 
     def bind(self) -> None:
@@ -77,10 +74,6 @@ class BoundPipeline:
         self.frames, declared = bind(self.declared, records, inputs)
         self.source = PipelineSource(self._name, declared)
         with transaction(self.engine, self._schema) as tx:
-            declared.check_tables(tx.connection)
-            tables = targets(tx.connection, [self.source])
-            require_order_between(tables)
-            require_types(tx.connection, tables, self.frames)
-            require_rights(tx.connection, tables)
+            checked_tables(tx.connection, self.source, self.frames)
         with exported(self.engine, self._schema, self.inputs):
             pass  # raises ConfigError if the role may not read an input

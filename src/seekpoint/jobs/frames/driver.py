@@ -16,7 +16,6 @@ from seekpoint.jobs.batch.steps import BatchDone, BatchSteps
 from seekpoint.jobs.frames.bound_pipeline import BoundPipeline
 from seekpoint.jobs.frames.frame_stager import FrameStager
 from seekpoint.jobs.frames.status import DriverStatus
-from seekpoint.jobs.frames.task import is_trouble
 from seekpoint.jobs.frames.under_claims import (
     STOPS,
     claimed,
@@ -30,6 +29,7 @@ from seekpoint.jobs.frames.under_claims import (
 )
 from seekpoint.jobs.run import transaction
 from seekpoint.jobs.spark.settings import Env
+from seekpoint.jobs.spark.task import is_trouble
 from seekpoint.kafka.first_records import first_bytes, sampled_sizes
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Claim, Ledger, Position

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from time import monotonic
 from typing import Any
 from uuid import UUID, uuid4
@@ -18,11 +19,11 @@ from seekpoint.jobs.frames.frame_rows import FrameRows, StagedFrame
 from seekpoint.jobs.frames.inputs import exported, tasks_of
 from seekpoint.jobs.frames.records import RecordsSource
 from seekpoint.jobs.frames.rows import RowsPlan, attempts, consumed, written
-from seekpoint.jobs.frames.task import is_input_changed, is_trouble
 from seekpoint.jobs.run import Run, transaction
 from seekpoint.jobs.spark.job import EXECUTOR_TIMEOUT, Executors, SparkJob
-from seekpoint.jobs.spark.read import slots_of
+from seekpoint.jobs.spark.session import slots_of
 from seekpoint.jobs.spark.settings import carried_range
+from seekpoint.jobs.spark.task import is_input_changed, is_trouble
 from seekpoint.jobs.staging.stage import Staged, Task, all_staged
 from seekpoint.jobs.staging.task_errors import task_errors
 from seekpoint.jobs.tables.staging_schema import Staging
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 MAX_SNAPSHOTS = 3  # attempts at a micro-batch whose inputs are rewritten meanwhile
 CHECK_SECONDS = 1.0  # seconds between two checks of a job, each with a heartbeat of the driver
 LOG_SECONDS = 10.0  # seconds between two log lines about a running job
+_NO_EXECUTOR = "Nothing of the micro-batch is written, and the positions have not moved: add executors, or free some"
 
 
 class FrameStager:
@@ -45,11 +47,9 @@ class FrameStager:
     ``on_check`` is called repeatedly while a job runs, and may raise.
     """
 
-    def __init__(
-        self, bound: BoundPipeline, *, on_check: Callable[[], None], patience: float = EXECUTOR_TIMEOUT
-    ) -> None:
+    def __init__(self, bound: BoundPipeline, *, on_check: Callable[[], None]) -> None:
         self._spark, self._engine, self._source, self._frames = bound.spark, bound.engine, bound.source, bound.frames
-        self._inputs, self._plan, self._on_check, self._patience = bound.inputs, bound.plan, on_check, patience
+        self._inputs, self._plan, self._on_check = bound.inputs, bound.plan, on_check
         self._staged: dict[int, StagedFrame] = {}
 
     def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
@@ -58,17 +58,17 @@ class FrameStager:
             return
         plan = {**self._plan, "run": str(run.id), "job": f"seekpoint-{uuid4().hex}"}
         ranges = [task.range for task in tasks]
-        pieces = [piece for pack in self._packs(ranges) for piece in pack]
+        packs = self._packs(ranges)
         try:
-            self._write(plan, ranges)
+            self._write(plan, packs)
         except (FrameFailed, ConfigError) as error:
             within = ", ".join(map(str, ranges))
             what = f"{error.text}. Nothing of {within} is written, and the positions have not moved"
             raise (FrameFailed if isinstance(error, FrameFailed) else ConfigError)(what) from error
         read = self._read(run.id)
-        if unread := [piece for piece in pieces if piece not in read]:
+        if unread := [piece for piece in chain.from_iterable(packs) if piece not in read]:
             # Spark may skip reading if it finds that no record makes a row, but dead letters must be found (I4).
-            self._run(plan, consumed(self._records(plan, unread)), "records that no frame reads")
+            self._run(plan, consumed(self._records(plan, self._packs(unread))), "records that no frame reads")
         yield from self._read(run.id).values()
 
     def rows(
@@ -82,14 +82,14 @@ class FrameStager:
         """The names of the attempts' tables in the run's schema."""
         return [attempt.name for frame in self._staged.values() for attempt in frame.attempts]
 
-    def _write(self, plan: Mapping[str, Any], ranges: Sequence[Range]) -> None:
+    def _write(self, plan: Mapping[str, Any], packs: Sequence[Sequence[Range]]) -> None:
         if not self._inputs:
-            self._write_frames(plan, ranges, {})
+            self._write_frames(plan, packs, {})
             return
         attempt = 1
         while True:
             try:
-                self._write_in_snapshot(plan, ranges)
+                self._write_in_snapshot(plan, packs)
                 return
             except Exception as error:
                 if attempt == MAX_SNAPSHOTS or not is_input_changed(error):
@@ -97,16 +97,18 @@ class FrameStager:
                 logger.info("an input was rewritten since the micro-batch's snapshot: staging again in a new snapshot")
                 attempt += 1
 
-    def _write_in_snapshot(self, plan: Mapping[str, Any], ranges: Sequence[Range]) -> None:
+    def _write_in_snapshot(self, plan: Mapping[str, Any], packs: Sequence[Sequence[Range]]) -> None:
         with exported(self._engine, plan["schema"], self._inputs) as (snapshot, connection):
             reading = {**plan, **snapshot}
             tasks = {input_.name: tasks_of(connection, input_, self._spark) for input_ in self._inputs}
             inputs = {input_.name: input_.frame(self._spark, reading, tasks[input_.name]) for input_ in self._inputs}
-            self._write_frames(plan, ranges, inputs)
+            self._write_frames(plan, packs, inputs)
 
-    def _write_frames(self, plan: Mapping[str, Any], ranges: Sequence[Range], inputs: Mapping[str, DataFrame]) -> None:
-        paths = self._paths()
-        records = self._records(plan, ranges)
+    def _write_frames(
+        self, plan: Mapping[str, Any], packs: Sequence[Sequence[Range]], inputs: Mapping[str, DataFrame]
+    ) -> None:
+        paths, ranges = self._paths(), list(chain.from_iterable(packs))
+        records = self._records(plan, packs)
         is_shared = len(self._frames) > 1
         if is_shared:
             records.persist()
@@ -129,9 +131,9 @@ class FrameStager:
             if is_shared:
                 records.unpersist()
 
-    def _records(self, plan: Mapping[str, Any], ranges: Sequence[Range]) -> DataFrame:
-        packs = [list(map(carried_range, pack)) for pack in self._packs(ranges)]
-        return RecordsSource.frame(self._spark, {**plan, "tasks": packs})
+    def _records(self, plan: Mapping[str, Any], packs: Sequence[Sequence[Range]]) -> DataFrame:
+        tasks = [list(map(carried_range, pack)) for pack in packs]
+        return RecordsSource.frame(self._spark, {**plan, "tasks": tasks})
 
     def _packs(self, ranges: Sequence[Range]) -> list[list[Range]]:
         return split_ranges(ranges, range_records=SMALLEST, slots=slots_of(self._spark))
@@ -140,7 +142,7 @@ class FrameStager:
         """The answers of a job's tasks. Raises the error that a task has reported, rather than Spark's exception."""
         shown = f"{plan['group']}: {name}, run {plan['run']}"
         job = SparkJob(self._spark, answers, plan["job"], shown)
-        executors, logged = Executors(self._spark, self._patience), monotonic()
+        executors, logged = Executors(self._spark, EXECUTOR_TIMEOUT, _NO_EXECUTOR), monotonic()
         try:
             while not job.wait(CHECK_SECONDS):
                 self._on_check()

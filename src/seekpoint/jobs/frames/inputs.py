@@ -37,11 +37,11 @@ from pyspark.sql.types import (
 from sqlalchemy import Connection, Engine, text
 
 from seekpoint.errors import ConfigError
-from seekpoint.jobs.frames.task import InputChanged, task
 from seekpoint.jobs.run import REPEATABLE_READ, transaction
 from seekpoint.jobs.spark.columns import ROWS
 from seekpoint.jobs.spark.data_sources import Plan, TaskSource
-from seekpoint.jobs.spark.read import slots_of
+from seekpoint.jobs.spark.session import slots_of
+from seekpoint.jobs.spark.task import InputChanged, task
 from seekpoint.jobs.tables.sql_templates import name
 from seekpoint.ledger.schema_connection import SchemaConnection
 from seekpoint.ledger.sql import RELOAD_RUN

@@ -20,11 +20,12 @@ from seekpoint.jobs.export.files import columns_of, in_batches
 from seekpoint.jobs.frames.columns import ARROW, SCHEMA, kinds_of, spark_column
 from seekpoint.jobs.frames.declarations import load_spark_pipeline
 from seekpoint.jobs.frames.plan import RECORDS
-from seekpoint.jobs.frames.task import task
 from seekpoint.jobs.run import transaction
 from seekpoint.jobs.spark.columns import ROWS
 from seekpoint.jobs.spark.data_sources import Plan, TaskSource
+from seekpoint.jobs.spark.pipeline_import import import_pipeline
 from seekpoint.jobs.spark.settings import range_of, resolved
+from seekpoint.jobs.spark.task import task
 from seekpoint.jobs.staging.ordinals import Ordinals, keep_ordinals
 from seekpoint.jobs.staging.savepoints import dead_letter_of
 from seekpoint.jobs.staging.stage import (
@@ -70,8 +71,9 @@ class RecordsSource(TaskSource):
                 "a frame's function reads rows of the records (count, collect, isEmpty, checkpoint), but may only "
                 "build a plan: a decision from these rows would depend on where micro-batches begin and end"
             )
-        decoder = RawDecoder() if plan["pipeline"] is None else Decoder(load_spark_pipeline(plan["pipeline"]))
         with task(plan) as engine:
+            name = plan["pipeline"]
+            decoder = RawDecoder() if name is None else Decoder(import_pipeline(name, load_spark_pipeline))
             for carried in task_:
                 yield from _read(engine, plan, range_of(carried), decoder)
 

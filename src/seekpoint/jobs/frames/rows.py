@@ -22,8 +22,8 @@ from pyspark.sql.types import DataType
 
 from seekpoint.errors import FrameFailed
 from seekpoint.jobs.frames.exact_types import exact, misfits
-from seekpoint.jobs.frames.task import task
 from seekpoint.jobs.run import Tx, transaction
+from seekpoint.jobs.spark.task import task
 from seekpoint.jobs.staging.stage import FRAMES_STAGING, require_staging, staging_run
 from seekpoint.jobs.staging.task_errors import ENDS_STAGING, error_as_text, error_of
 from seekpoint.jobs.tables.create_like import make_like
@@ -173,7 +173,11 @@ def _send(copies: ArrowCopies, plan: RowsPlan, batch: pa.RecordBatch, line: int,
     columns = {into: _exact(plan, column, batch.column(column), types[into]) for column, into in plan.columns}
     for into in plan.needed:
         if columns[into].null_count:
-            raise FrameFailed(f"{plan.frame}: the column {into!r} is null in a row, and without it no row is found")
+            named = "key= and order_by=" if plan.sums is None else "key="
+            raise FrameFailed(
+                f"{plan.frame}: the column {into!r} is null in a row: the columns of {named} need a value; filter such "
+                "rows out"
+            )
     if plan.ranges is not None:
         place = places(plan, plan.ranges, batch)
         if plan.is_placed:

@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from seekpoint.events import Announcer
-from seekpoint.jobs.spark.read import context_of
+from seekpoint.jobs.spark.session import context_of
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.range_checks import bounded_config
 from seekpoint.kafka.watermarks import Watermarks

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -29,9 +28,8 @@ from seekpoint.jobs.batch.steps import BatchSteps
 from seekpoint.jobs.frames.binding import BoundRows, bound_rows
 from seekpoint.jobs.frames.frame_rows import FrameRows, StagedFrame
 from seekpoint.jobs.frames.frame_stager import places_of, rows_plan
-from seekpoint.jobs.frames.rights import require_rights
 from seekpoint.jobs.frames.rows import FrameAttempt, RowsPlan, places, write
-from seekpoint.jobs.frames.table_types import require_types
+from seekpoint.jobs.frames.table_checks import checked_tables
 from seekpoint.jobs.frames.under_claims import (
     STOPS,
     abandon,
@@ -46,8 +44,9 @@ from seekpoint.jobs.frames.under_claims import (
 )
 from seekpoint.jobs.run import Driver, Run, Tx, transaction
 from seekpoint.jobs.spark.micro_batch import STREAM, take_plan
-from seekpoint.jobs.spark.settings import portable, resolved
+from seekpoint.jobs.spark.settings import resolved
 from seekpoint.jobs.spark.sink_options import SinkOptions, sink_options
+from seekpoint.jobs.spark.task import task_plan
 from seekpoint.jobs.staging.savepoints import nothing_left_out
 from seekpoint.jobs.staging.stage import (
     Staged,
@@ -60,7 +59,7 @@ from seekpoint.jobs.staging.stage import (
 )
 from seekpoint.jobs.staging.task_errors import error_as_text, error_of
 from seekpoint.jobs.tables.staging_schema import Staging
-from seekpoint.jobs.tables.targets import PipelineSource, aimed_pipeline, targets
+from seekpoint.jobs.tables.targets import PipelineSource, aimed_pipeline
 from seekpoint.kafka.range_checks import end_epochs
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Claim, Ledger
@@ -258,13 +257,7 @@ class WrittenGroup:
         except BaseException:
             release(self._ledger, claims.values())
             raise
-        run = {
-            "here": str(Path.cwd()),
-            "database": portable({"url": self._options.database}),
-            "schema": self._options.schema,
-            "run": str(driver.run.id),
-            "job": _NAME,
-        }
+        run = task_plan(self._options.database, self._options.schema) | {"run": str(driver.run.id), "job": _NAME}
         return replace(begun, run=driver.run.id), run, plan
 
     def publish(self, begun: Begun, messages: Sequence[Written]) -> None:
@@ -301,11 +294,7 @@ class WrittenGroup:
         """Check ledger, columns and privileges; returns the table's path. Raises ConfigError and SchemaMismatch."""
         with transaction(self._engine, self._options.schema) as tx:
             check(tx.connection, self._options.schema)
-            self._source.pipeline.check_tables(tx.connection)
-            tables = targets(tx.connection, [self._source])
-            require_types(tx.connection, tables, [self._rows])
-            require_rights(tx.connection, tables)
-        return tables[0].path
+            return checked_tables(tx.connection, self._source, [self._rows])[0].path
 
     def _driver(self, begun: Begun) -> Driver | None:
         """The driver of the micro-batch's run; None if the run no longer exists."""

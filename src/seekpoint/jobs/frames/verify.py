@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from seekpoint.errors import ConfigError, FrameFailed, required
+from seekpoint.errors import ConfigError, FrameFailed
+from seekpoint.jobs.frames.reload import bound_pipeline
 from seekpoint.jobs.manage_runs import Runs, ending
 from seekpoint.jobs.reload.compare import Report
 from seekpoint.jobs.reload.cutover_limits import Bounds
@@ -50,15 +51,9 @@ def verify(
     every reason why the tables cannot be compared now, ConfigError and FrameFailed as :func:`run` does, RangeLost,
     TopicRecreated, and the errors of brokers, database and Spark.
     """
-    with required("Spark needs pyspark", "spark"):
-        from seekpoint.jobs.frames.bound_pipeline import BoundPipeline  # noqa: PLC0415 -- pyspark
-    bound = BoundPipeline(spark, pipeline, kafka, database=database, schema=schema)
-    try:
-        bound.bind()
+    with bound_pipeline(spark, pipeline, kafka, database=database, schema=schema) as bound:
         runs = Runs(bound.engine, schema, limits or Limits())
         return _verify(bound, runs, operator(actor), reason, progress or (lambda *_: None))
-    finally:
-        bound.engine.dispose()
 
 
 def _verify(bound: BoundPipeline, runs: Runs, actor: str, reason: str, progress: Progress) -> Report:

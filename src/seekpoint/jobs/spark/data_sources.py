@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 from uuid import UUID
@@ -15,10 +14,11 @@ from pyspark.sql.types import StringType, StructType
 from seekpoint.jobs.export.files import write_range
 from seekpoint.jobs.spark.pipeline_import import import_pipeline
 from seekpoint.jobs.spark.settings import range_of, resolved
+from seekpoint.jobs.spark.task import task
 from seekpoint.jobs.staging.stage import stage_range
-from seekpoint.jobs.staging.task_errors import ENDS_STAGING, error_as_text, error_of, report_task_error
-from seekpoint.postgres.engine import postgres_engine
+from seekpoint.jobs.staging.task_errors import ENDS_STAGING, error_as_text, error_of
 from seekpoint.storage import Storage
+from seekpoint.worker.import_by_name import load_pipeline
 
 Plan = Mapping[str, Any]  # parsed from the driver's JSON
 
@@ -116,18 +116,10 @@ class StagingSource(MessageSource):
     format = "seekpoint-staging"
 
     @classmethod
-    def messages(cls, plan: Plan, task: Sequence[Any]) -> Iterator[Any]:
-        if plan["here"] not in sys.path:  # the driver's working directory, from which commands import pipelines
-            sys.path.append(plan["here"])
-        engine = postgres_engine(resolved(plan["database"])["url"])
-        schema, run = plan["schema"], UUID(plan["run"])
-        try:
-            for group, carried in task:
-                pipeline, range_ = import_pipeline(plan["pipelines"][group]), range_of(carried)
-                stage_range(engine, schema, resolved(plan["kafka"]), run, pipeline=pipeline, range_=range_)
+    def messages(cls, plan: Plan, task_: Sequence[Any]) -> Iterator[Any]:
+        with task(plan) as engine:
+            run, kafka = UUID(plan["run"]), resolved(plan["kafka"])
+            for group, carried in task_:
+                pipeline, range_ = import_pipeline(plan["pipelines"][group], load_pipeline), range_of(carried)
+                stage_range(engine, plan["schema"], kafka, run, pipeline=pipeline, range_=range_)
                 yield group, *range_.partition, range_.start
-        except ENDS_STAGING as error:
-            report_task_error(engine, schema, run, plan["job"], error)
-            raise
-        finally:
-            engine.dispose()

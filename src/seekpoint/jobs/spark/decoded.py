@@ -22,6 +22,7 @@ from seekpoint.jobs.spark.pipeline_import import import_pipeline
 from seekpoint.pipeline.arrow.table import arrays_of
 from seekpoint.pipeline.arrow.types import Kind
 from seekpoint.records import AnyRecord, Partition, RawRecord, Record
+from seekpoint.worker.import_by_name import load_pipeline
 
 _VALUE = "value"
 
@@ -34,7 +35,7 @@ class TypedValue:
     """
 
     def __init__(self, name: str, topics: Collection[str]) -> None:
-        codecs = import_pipeline(name).codecs
+        codecs = import_pipeline(name, load_pipeline).codecs
         if missing := sorted(set(topics) - set(codecs)):
             raise ConfigError(f"decode={name} does not read topic {missing[0]!r}: it has {', '.join(sorted(codecs))}")
         infos = {topic: type_info(_type_of(name, codecs[topic])) for topic in topics}

@@ -7,7 +7,7 @@ from concurrent.futures import Future, wait
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from seekpoint.jobs.spark.read import context_of
+from seekpoint.jobs.spark.session import context_of
 from seekpoint.jobs.staging.task_errors import missing_module
 
 if TYPE_CHECKING:
@@ -84,13 +84,16 @@ class SparkJob:
 
 
 class Executors:
-    """Checks that the cluster provides executors: without any, Spark waits forever and reports nothing."""
+    """Checks that the cluster provides executors: without any, Spark waits forever and reports nothing.
 
-    def __init__(self, spark: SparkSession, patience: float) -> None:
+    After ``patience`` seconds that is an error, which ends with the caller's ``advice``.
+    """
+
+    def __init__(self, spark: SparkSession, patience: float, advice: str) -> None:
         context = context_of(spark)
         # A local session needs no other executor, and Spark Connect does not report its executors.
         self._context = None if context is None or str(context.master).partition("[")[0] == "local" else context
-        self._patience, self._since = patience, monotonic()
+        self._patience, self._advice, self._since = patience, advice, monotonic()
 
     def check(self) -> None:
         """Raise ConnectionError if there has been no executor for too long."""
@@ -99,8 +102,7 @@ class Executors:
         elif monotonic() - self._since > self._patience:
             raise ConnectionError(
                 f"Spark's master {self._context.master} has provided no executor for {self._patience:g} s: the cluster "
-                "has died, or is full. Staged ranges are kept: resume the run when there is an executor, or stage "
-                "without Spark (for a longer wait: `SparkStager(patience=...)`)"
+                f"has died, or is full. {self._advice}"
             )
 
     def _count(self) -> int:

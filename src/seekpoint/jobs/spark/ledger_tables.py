@@ -44,8 +44,11 @@ TABLES: Mapping[str, tuple[Query, str]] = {
 """Each table's statement and its columns, in the statement's order."""
 
 
-class LedgerTable:
-    """One of :data:`TABLES`; each Spark query reads its present rows."""
+class LedgerTable(DataSourceReader):
+    """One of :data:`TABLES`. Each Spark query reads its present rows in one task.
+
+    The task needs the environment variable with the database's URL.
+    """
 
     def __init__(self, table: str, database: Env, schema: str) -> None:
         self._table, self._database, self._schema = table, database, schema
@@ -61,14 +64,7 @@ class LedgerTable:
         return TABLES[self._table][1]
 
     def reader(self) -> DataSourceReader:
-        return _Reader(self._table, self._database, self._schema)
-
-
-class _Reader(DataSourceReader):
-    """Reads the table in one task, which needs the environment variable with the database's URL."""
-
-    def __init__(self, table: str, database: Env, schema: str) -> None:
-        self._table, self._database, self._schema = table, database, schema
+        return self
 
     def partitions(self) -> Sequence[InputPartition]:
         return [InputPartition(None)]

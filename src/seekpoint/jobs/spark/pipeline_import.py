@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from socket import gethostname
+from typing import TypeVar
 
 from seekpoint.errors import ConfigError
-from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.worker.import_by_name import load_pipeline
+
+P = TypeVar("P")
 
 
-def import_pipeline(name: str) -> Pipeline:
-    """Import the pipeline in this executor. Raises ConfigError, which names a missing module and the host."""
+def import_pipeline(name: str, load: Callable[[str], P]) -> P:
+    """Load the pipeline in this executor. Raises ConfigError, which names a missing module and the host."""
     try:
-        return load_pipeline(name)
+        return load(name)
     except (ConfigError, ModuleNotFoundError) as error:
         raise ConfigError(
             f"on the executor {gethostname()}: {error}. Executors need the modules that {name} imports: add them to "

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sqlalchemy import URL, Engine
@@ -16,6 +12,7 @@ from seekpoint.errors import ConfigError
 from seekpoint.jobs.export.export import applied
 from seekpoint.jobs.spark.group_snapshot import read_snapshot
 from seekpoint.jobs.spark.read_plan import PLAN, ReadPlan, applied_parts, tasks_of
+from seekpoint.jobs.spark.session import require_this_python, slots_of
 from seekpoint.jobs.spark.settings import portable, require_no_secret, resolved
 from seekpoint.jobs.spark.source_frames import source_frame
 from seekpoint.kafka.first_records import first_records, require_max_records
@@ -25,7 +22,6 @@ from seekpoint.ledger.positions import Position
 from seekpoint.records import Partition
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
 Offsets = Mapping[Partition, int] | Mapping[tuple[str, int], int]
@@ -137,46 +133,3 @@ def _offsets(name: str, bound: Offsets | str | None, known: Collection[Partition
             "offset, or leave the partition out to use the ledger's"
         )
     return named
-
-
-def require_this_python(spark: SparkSession) -> None:
-    """Raise ConfigError if the session's Python workers run another Python, or theirs does not exist.
-
-    Workers of a local session must run this Python. In a cluster Spark plans a data source in a process on the driver's
-    machine, with the path of the executors' Python, so that path must also exist there.
-    """
-    if (context := context_of(spark)) is None:
-        return  # Spark Connect: its workers cannot be checked from here
-    worker_python, master = str(context.pythonExec), str(context.master)
-    executable = shutil.which(worker_python)
-    if master.startswith("local") and (executable is None or _environment(executable) != _environment(sys.executable)):
-        raise ConfigError(
-            f"Spark's Python workers run {executable or worker_python}, and this process runs {sys.executable}: set "
-            f"the environment variable PYSPARK_PYTHON={sys.executable} before the session is created"
-        )
-    if executable is None:
-        raise ConfigError(
-            f"Spark plans a read on the driver's machine with the executors' Python, and {worker_python} does not "
-            f"exist here ({Path.cwd()}). If --archives unpacks it for the executors, also unpack it here under the "
-            "same name: `mkdir environment && tar -xzf env.tar.gz -C environment` for env.tar.gz#environment; or run "
-            "the driver in the cluster (--deploy-mode cluster), where Spark unpacks it"
-        )
-
-
-def context_of(spark: SparkSession) -> SparkContext | None:
-    """The session's context; None for Spark Connect."""
-    try:
-        return spark.sparkContext
-    except Exception:  # noqa: BLE001 -- its class is in a module that only Connect has
-        return None
-
-
-def slots_of(spark: SparkSession) -> int:
-    """How many tasks the session runs at a time; 1 if that is not known (Spark Connect)."""
-    context = context_of(spark)
-    return 1 if context is None else int(context.defaultParallelism)
-
-
-def _environment(python: str) -> tuple[str, str]:
-    """The interpreter's folder, unresolved so that venvs differ, and the resolved executable."""
-    return os.path.normpath(Path(python).parent), os.path.realpath(python)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.spark.settings import Env
-from seekpoint.jobs.spark.source_options import database_option
+from seekpoint.jobs.spark.source_options import advice_for, database_option
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 
 OPTIONS = ("database", "group", "key", "ledgerSchema", "table")
@@ -59,8 +58,4 @@ def _unknown(name: str) -> str:
         return "writeStream has no path: name the table by the option table, and start() the query without a path"
     if name.lower().startswith("kafka."):
         return f"{name} is an option of readStream, whose brokers the sink uses, too: leave it out here"
-    similar = difflib.get_close_matches(name.lower(), _SPELLED, 1)
-    advice = (
-        f"did you mean {_SPELLED[similar[0]]}?" if similar else f"leave it out; the options are {', '.join(OPTIONS)}"
-    )
-    return f"writeStream has no option {name}: {advice}"
+    return f"writeStream has no option {name}: {advice_for(name, _SPELLED)}"

@@ -229,11 +229,14 @@ def _checked(options: Mapping[str, str]) -> dict[str, str]:
 def _unknown(key: str) -> str:
     if (reason := _WITHOUT_COUNTERPART.get(key.lower())) is not None:
         return f"{key} has no counterpart here: leave it out ({reason})"
-    similar = difflib.get_close_matches(key.lower(), _SPELLED, 1)
-    advice = (
-        f"did you mean {_SPELLED[similar[0]]}?" if similar else f"leave it out; the options are {', '.join(OPTIONS)}"
-    )
-    return f"there is no option {key}: {advice}"
+    return f"there is no option {key}: {advice_for(key, _SPELLED)}"
+
+
+def advice_for(unknown: str, spelled: Mapping[str, str]) -> str:
+    """What to write instead of an unknown option; ``spelled`` maps the options in lower case to their spelling."""
+    similar = difflib.get_close_matches(unknown.lower(), spelled, 1)
+    known = ", ".join(spelled.values())
+    return f"did you mean {spelled[similar[0]]}?" if similar else f"leave it out; the options are {known}"
 
 
 def database_option(options: Mapping[str, str]) -> Env:

@@ -8,7 +8,6 @@ answer only ends the wait. Repeated, speculative and late attempts do no harm: e
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -17,8 +16,9 @@ from sqlalchemy import Engine
 from seekpoint.errors import ConfigError, SeekpointError, required
 from seekpoint.jobs.run import Run, transaction
 from seekpoint.jobs.spark.job import EXECUTOR_TIMEOUT, Executors, SparkJob
-from seekpoint.jobs.spark.read import require_this_python, slots_of
+from seekpoint.jobs.spark.session import require_this_python, slots_of
 from seekpoint.jobs.spark.settings import Env, carried_range, portable, require_no_secret
+from seekpoint.jobs.spark.task import task_plan
 from seekpoint.jobs.staging.stage import Staged, Task, all_staged
 from seekpoint.jobs.staging.task_errors import task_errors
 from seekpoint.kafka.ranges import LEAST, SMALLEST, task_size
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CHECK_SECONDS = 1.0  # seconds between two checks for staged ranges
+_NO_EXECUTOR = (
+    "Staged ranges are kept: resume the run when there is an executor, or stage without Spark (for a longer wait: "
+    "`SparkStager(patience=...)`)"
+)
 
 
 class SparkStager:
@@ -89,7 +93,7 @@ class SparkStager:
             from seekpoint.jobs.spark.data_sources import StagingSource, messages_of  # noqa: PLC0415 -- pyspark
         name = f"{', '.join(run.groups)}: staging, run {run.id}"
         job = SparkJob(self._spark, StagingSource.frame(self._spark, self._plan(run, packs, tag)), tag, name)
-        executors = Executors(self._spark, self._patience)
+        executors = Executors(self._spark, self._patience, _NO_EXECUTOR)
         try:
             while True:
                 is_over = job.wait(CHECK_SECONDS)
@@ -123,13 +127,11 @@ class SparkStager:
                 "'module:name'"
             )
         return {
+            **task_plan(self._database, self._schema),
             "kafka": self._kafka,
-            "database": portable({"url": self._database}),
-            "schema": self._schema,
             "run": str(run.id),
             "job": tag,
             "pipelines": names,
-            "here": str(Path.cwd()),
             "tasks": [[(task.group, carried_range(task.range)) for task in pack] for pack in packs],
         }
 

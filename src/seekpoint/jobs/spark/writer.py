@@ -8,7 +8,7 @@ from uuid import UUID
 
 from seekpoint.errors import required
 from seekpoint.jobs.export import Written
-from seekpoint.jobs.spark.read import context_of, require_this_python
+from seekpoint.jobs.spark.session import context_of, require_this_python
 from seekpoint.jobs.spark.settings import carried_range, portable, range_of, require_no_secret
 from seekpoint.jobs.staging.task_errors import missing_module
 from seekpoint.kafka.ranges import Range

@@ -1,4 +1,4 @@
-"""The setup of every task: the driver's import path, the database, and the report of errors that end the run."""
+"""The setup of every task that uses the database: import path, engine, and the report of errors that end the run."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Engine
 
 from seekpoint.errors import KafkaUnavailable
-from seekpoint.jobs.spark.settings import resolved
+from seekpoint.jobs.spark.settings import Env, portable, resolved
 from seekpoint.jobs.staging.task_errors import ENDS_STAGING, report_task_error
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import one_line
+
+
+def task_plan(database: Env | str, schema: str) -> dict[str, Any]:
+    """The driver's part of a plan for :func:`task`, which also needs the ids ``run`` and ``job``."""
+    return {"here": str(Path.cwd()), "database": portable({"url": database}), "schema": schema}
 
 
 @contextmanager
@@ -46,7 +52,7 @@ def _engine(url: str) -> Engine:
 
 
 class TaskTrouble(Exception):  # noqa: N818 -- is_trouble() looks for the name in the text of Spark's exception
-    """Database or brokers did not answer a task, or ended its session: the micro-batch can be repeated."""
+    """Database or brokers did not answer a task, or ended its session: the task can be repeated."""
 
 
 class InputChanged(TaskTrouble):

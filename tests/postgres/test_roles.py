@@ -24,7 +24,7 @@ from seekpoint.ledger import Ledger, sql
 from seekpoint.ledger.role_script import role_script
 from seekpoint.ledger.roles import Role
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
-from seekpoint.postgres.round_trip import numbered
+from seekpoint.postgres.round_trip import positional
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.testing import process, raw
 from support.databases import new_database
@@ -67,7 +67,7 @@ def _roles(url: str) -> Iterator[LedgerRoles]:
 def _values(query: str) -> dict[str, Any]:
     """Of each parameter. An empty array, or no group, would leave tables out of the plan, and rights unasked."""
     arrays = {key: [None] for key in re.findall(r"%\((\w+)\)s::[\w ]+\[\]", query)}
-    return {**dict.fromkeys(numbered(query)[1]), **arrays, "group": "g", "old_group": "g", "new_group": "h"}
+    return {**dict.fromkeys(positional(query)[1]), **arrays, "group": "g", "old_group": "g", "new_group": "h"}
 
 
 def refused(roles: LedgerRoles, role: Role) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import tzinfo
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
 
 from sqlalchemy import Connection
 
@@ -13,7 +13,7 @@ from seekpoint.codecs import Codec
 from seekpoint.codecs.value_types import field_names
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.provenance import provenance_columns
-from seekpoint.pipeline.sink import K_contra, Sink, V_contra
+from seekpoint.pipeline.sink import K_contra, V_contra
 from seekpoint.pipeline.table_path import TableName, shown_table, table_path
 from seekpoint.records import Record
 from seekpoint.sinks.conversions import conversions
@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 ORIGINS = ("topic", "partition", "offset")  # what ``provenance=`` may name
 
 
-class TableSink(Sink[V_contra, K_contra]):
+class TableSink(Generic[V_contra, K_contra]):
     """A table that rows are written to; :class:`Append`, :class:`Upsert` and :class:`Accumulate` say how."""
 
     key: tuple[str, ...] = ()
-    keeps_first = False
     #: Which DataFrames of a SparkPipeline the sink takes: those whose rows come from one record each (True), those
     #: whose rows may sum up several (False), or none (None).
     keeps_records: ClassVar[bool | None] = None
@@ -71,6 +70,18 @@ class TableSink(Sink[V_contra, K_contra]):
     def tables(self) -> tuple[str, ...]:
         """The table it writes, as ``schema.table`` or ``table``."""
         return (".".join(self.path),)
+
+    @property
+    def guarded(self) -> bool | None:
+        """Whether older records never overwrite the row of a newer one; None if each record adds rows."""
+        return None
+
+    keeps_first = False
+
+    @property
+    def aggregates(self) -> bool:
+        """Whether each record is added to its key's row, so that applying it again counts it twice."""
+        return False
 
     @property
     def written(self) -> tuple[str, ...] | None:

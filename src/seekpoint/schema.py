@@ -57,7 +57,7 @@ from seekpoint.ledger.schema_revision import (
 )
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.postgres import pooler
-from seekpoint.postgres.engine import check_connections
+from seekpoint.postgres.engine import check_connections, is_autocommit
 from seekpoint.postgres.sqlstates import OBJECT_NOT_IN_PREREQUISITE_STATE, sqlstate
 
 __all__ = [
@@ -351,7 +351,7 @@ def _locked_revision(context: MigrationContext, schema: str) -> str:
     connection = context.connection
     assert connection is not None, "only an offline script has no connection"
     _refuse_other_database(connection.dialect)
-    if getattr(connection.connection.driver_connection, "autocommit", False):
+    if is_autocommit(connection):
         raise ConfigError(
             "the schema is changed in one transaction, but this connection is in autocommit mode: "
             'open it with execution_options(isolation_level="READ COMMITTED")'

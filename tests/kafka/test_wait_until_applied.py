@@ -321,6 +321,7 @@ def test_records_before_the_position_of_a_new_topic_were_not_read(worker: Ledger
         (("t", 0, -1), "offset -1 of t/0: offsets begin at 0"),
         (("t", 0, -1001), "in the producer's delivery report"),
         (("t", 0, None), "offset None of t/0"),
+        (("t", 0, True), "offset True of t/0"),
         (("t", 0, 2**63 - 1), "offset 9223372036854775807"),
         (("t", -1, 4), "t/-1: partitions are numbered from 0"),
         (("t", 2**31, 4), "t/2147483648: partitions are numbered from 0 to 2147483647"),

@@ -24,7 +24,7 @@ from seekpoint.ledger import Ledger, sql
 from seekpoint.ledger.role_script import role_script
 from seekpoint.ledger.roles import Role
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
-from seekpoint.postgres.round_trip import numbered
+from seekpoint.postgres.round_trip import positional
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.testing import process, raw
 from support.databases import new_database
@@ -67,7 +67,7 @@ def _roles(url: str) -> Iterator[LedgerRoles]:
 def _values(query: str) -> dict[str, Any]:
     """Of each parameter. An empty array, or no group, would leave tables out of the plan, and rights unasked."""
     arrays = {key: [None] for key in re.findall(r"%\((\w+)\)s::[\w ]+\[\]", query)}
-    return {**dict.fromkeys(numbered(query)[1]), **arrays, "group": "g", "old_group": "g", "new_group": "h"}
+    return {**dict.fromkeys(positional(query)[1]), **arrays, "group": "g", "old_group": "g", "new_group": "h"}
 
 
 def refused(roles: LedgerRoles, role: Role) -> set[str]:
@@ -271,9 +271,10 @@ def test_any_name_is_quoted(database_url: str) -> None:
     ("options", "message"),
     [({"names": {Role.READER: "x" * 64}}, "1 to 63 bytes"), ({"names": {Role.READER: ""}}, "1 to 63 bytes"),
      ({"schema": "a\nb"}, "in one line"), ({"targets": ["shop."]}, "1 to 63 bytes"),
+     ({"schema": "a\0b"}, "no NUL"), ({"schema": "a$seekpoint$"}, r"or \$seekpoint\$: 'a"),
      ({"names": {Role.READER: "same", Role.WRITER: "same"}}, "two roles have the name 'same'")],
 )  # fmt: skip
-def test_names_that_postgres_would_cut_are_refused(options: dict[str, Any], message: str) -> None:
+def test_names_that_cannot_be_in_the_script_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         role_script(**options)
 

@@ -17,7 +17,7 @@ from seekpoint import Append, Json, Ledger, Partition, Pipeline, Upsert, events
 from seekpoint.errors import ConfigError, Fenced, HandlerMisuse
 from seekpoint.ledger.advance import hold_and_advance
 from seekpoint.pipeline.policy import DeadLetterLimits
-from seekpoint.postgres.round_trip import Statement, begin_and_run, numbered
+from seekpoint.postgres.round_trip import Statement, begin_and_run, positional
 from seekpoint.postgres.session import CommitRefused, Session
 from seekpoint.records import RawRecord
 from seekpoint.sinks.insert import ROWS
@@ -741,5 +741,5 @@ def test_any_batches_end_as_step_by_step(
 
 
 def test_placeholders_are_numbered() -> None:
-    assert numbered("%(a)s %% %(b)s %(a)s") == ("$1 % $2 $1", ("a", "b"))
-    assert numbered('"a%%b" (%s, %s)')[0] == '"a%b" ($1, $2)'
+    assert positional("%(a)s %% %(b)s %(a)s") == ("$1 % $2 $1", ("a", "b"))
+    assert positional('"a%%b" (%s, %s)')[0] == '"a%b" ($1, $2)'

@@ -20,7 +20,7 @@ from seekpoint.ledger.claim import end_abandoned
 from seekpoint.ledger.dead_letters import DeadLetters, Where
 from seekpoint.ledger.sql import Query, arrays
 from seekpoint.ledger.tables import RELOAD_CLOSED
-from seekpoint.postgres.round_trip import numbered
+from seekpoint.postgres.round_trip import positional
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
 from support.failures import for_each
 from support.round_trips import overheard
@@ -37,7 +37,7 @@ def test_the_server_accepts_each_statement(
 ) -> None:
     """Its syntax, its tables and columns, and the types of its parameters."""
     with seekpoint_engine.connect() as tx:
-        query, names = numbered(case[1].in_schema(seekpoint_schema))
+        query, names = positional(case[1].in_schema(seekpoint_schema))
         tx.connection.cursor().execute(f"PREPARE of_file AS {query}".encode())
         types = tx.execute(text("SELECT parameter_types::text[] FROM pg_prepared_statements WHERE name = 'of_file'"))
         assert len(types.scalar_one()) == len(names)
@@ -149,8 +149,8 @@ def everything_that_is_done_to_dead_letters(dead_letters: DeadLetters, claims: l
     parked = dead_letters.list(Where())
     assert sum(one.count for one in dead_letters.by_cause(Where())) == len(parked)
     assert sum(dead_letters.count_open().values()) == len(parked) == len(claims)
-    assert dead_letters.in_order([each.id for each in reversed(parked)]) == [each.id for each in parked]
-    assert [each.id for each in dead_letters.chosen([each.id for each in parked])] == [each.id for each in parked]
+    chosen = dead_letters.chosen([each.id for each in reversed(parked)])
+    assert [each.id for each in chosen] == [each.id for each in parked]
     with engine.begin() as tx:
         one = dead_letters.lock(tx, dead_letters.get(parked[0].id).id)
         assert dead_letters.first_open_of_key(tx, one) == 0

@@ -13,7 +13,7 @@ from sqlalchemy.schema import DropSchema
 
 from seekpoint import schema
 from seekpoint.ledger.sql import Query
-from seekpoint.postgres.round_trip import numbered
+from seekpoint.postgres.round_trip import positional
 
 Plan = Mapping[str, Any]
 
@@ -55,7 +55,7 @@ def prepared_plan(tx: Connection, ledger: str, query: Query) -> Plan:
     """The plan without values, as of a prepared statement."""
     if (tx.dialect.server_version_info or (0,)) < (16,):
         pytest.skip("EXPLAIN (GENERIC_PLAN) came with Postgres 16")
-    text, _ = numbered(query.in_schema(ledger))
+    text, _ = positional(query.in_schema(ledger))
     plan: Plan = tx.exec_driver_sql(f"EXPLAIN (GENERIC_PLAN, FORMAT JSON) {text}").scalar_one()[0]["Plan"]
     return plan
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -15,7 +15,7 @@ from seekpoint.admin.groups import known_group
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
-from seekpoint.ledger.dead_letters import DeadLetters, Where
+from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import GROUPS, REPLAY_REQUEST, RESETS
 from seekpoint.records import State
@@ -146,10 +146,7 @@ def request_replay(ledger: Ledger, chosen: Chosen, attribution: Attribution, las
     Raises Fenced if the group's last request is not ``last_request``; None: it is not compared.
     """
     dead_letters = DeadLetters(ledger)
-    if isinstance(chosen, Where):
-        ids: Sequence[int] = [dead_letter.id for dead_letter in chosen_dead_letters(dead_letters, chosen)]
-    else:
-        ids = dead_letters.in_order([chosen] if isinstance(chosen, int) else chosen)
+    ids = [dead_letter.id for dead_letter in chosen_dead_letters(dead_letters, chosen)]
     if not ids:
         raise ConfigError("no open dead letters meet these conditions: there is nothing to request")
     with ledger.begin() as tx:

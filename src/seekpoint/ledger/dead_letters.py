@@ -298,17 +298,6 @@ class DeadLetters:
             raise self._unknown(min(unknown))
         return dead_letters
 
-    def in_order(self, ids: Iterable[int]) -> Sequence[int]:
-        """These ids, sorted by topic, partition and offset. Raises ConfigError for an id that is not the group's."""
-        distinct_ids = set(ids)
-        for dead_letter_id in distinct_ids:
-            self._refuse_no_id(dead_letter_id)
-        with self.ledger.begin() as tx:
-            ordered = tx.execute(DEAD_LETTERS["in_order"], ids=sorted(distinct_ids)).scalars().all()
-        if unknown := distinct_ids - {*ordered}:
-            raise self._unknown(min(unknown))
-        return ordered
-
     def by_cause(self, where: Where) -> Sequence[DeadLetterCause]:
         """Count the dead letters that meet every condition by cause, most first. Raises ConfigError as :meth:`list`."""
         conditions = _conditions(where)

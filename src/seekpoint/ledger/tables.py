@@ -471,4 +471,3 @@ partition_state = Table(
     *(Column(column.name, column.type) for column in partition_offset.c),
     *(Column(column.name, column.type) for column in partition_trouble.c if not column.primary_key),
 )
-VIEWS = (lag, group_status, partition_state)

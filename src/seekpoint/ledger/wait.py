@@ -14,6 +14,7 @@ from sqlalchemy import Row
 
 from seekpoint import remedies
 from seekpoint.errors import ConfigError, NotApplied
+from seekpoint.ledger.admin_actions import is_offset
 from seekpoint.ledger.claim import DELAYED
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import FORGET, GROUPS, WAIT, Query
@@ -69,7 +70,7 @@ class Wanted:
     def __post_init__(self) -> None:
         if not 0 <= self.partition.number <= LARGEST_INTEGER:
             raise ConfigError(f"cannot wait for {self.partition}: partitions are numbered from 0 to {LARGEST_INTEGER}")
-        if not isinstance(self.offset, int) or not 0 <= self.offset < LARGEST_BIGINT:
+        if not is_offset(self.offset) or self.offset == LARGEST_BIGINT:
             raise ConfigError(
                 f"cannot wait for offset {self.offset!r} of {self.partition}: offsets begin at 0; use the one in the "
                 "producer's delivery report (it has none with acks=0)"

@@ -26,8 +26,8 @@ _KEEPALIVES: dict[str, Any] = {
 # Encodings that no server stores, because their characters may contain ASCII bytes.
 # Source: https://www.postgresql.org/docs/current/multibyte.html, "Server?" No.
 _CLIENT_ONLY = frozenset({"BIG5", "GB18030", "GBK", "JOHAB", "SHIFT_JIS_2004", "SJIS", "UHC"})
-_AUTOCOMMIT = (
-    "the engine is in AUTOCOMMIT mode: rows and offsets could not be committed in one transaction; create it without "
+AUTOCOMMIT = (  # after "the engine" or "the connection"
+    "is in AUTOCOMMIT mode: rows and offsets could not be committed in one transaction; create it without "
     "isolation_level and autocommit"
 )
 _CHECKED = "seekpoint_checked"  # an execution option of our engines: their sessions are checked
@@ -62,7 +62,7 @@ def postgres_engine(engine: Engine | URL | str) -> Engine:
             "without poolclass="
         )
     if _level_of_options(engine) == "AUTOCOMMIT":
-        raise ConfigError(_AUTOCOMMIT)
+        raise ConfigError(f"the engine {AUTOCOMMIT}")
     checked = check_connections(engine)
     event.listen(checked, "engine_connect", _refuse_autocommit)  # create_engine(isolation_level=) shows only there
     return checked
@@ -182,9 +182,14 @@ def _check_session(connection: Connection) -> None:
 
 
 def _refuse_autocommit(connection: Connection) -> None:
-    if getattr(connection.connection.driver_connection, "autocommit", False):
+    if is_autocommit(connection):
         connection.close()
-        raise ConfigError(_AUTOCOMMIT)
+        raise ConfigError(f"the engine {AUTOCOMMIT}")
+
+
+def is_autocommit(connection: Connection) -> bool:
+    """Whether the driver commits each statement by itself."""
+    return bool(getattr(connection.connection.driver_connection, "autocommit", False))
 
 
 def require_readable(driver: object, _record: object = None) -> None:

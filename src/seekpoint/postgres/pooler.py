@@ -30,8 +30,9 @@ class Pooler(NamedTuple):
 def detect(connection: Connection) -> Pooler | None:
     """The pooler in front of the server, None if there is none. With a pooler, nothing is prepared on this connection.
 
-    Checked once for each connection of the driver. A pooler in session mode cannot be distinguished, and is treated in
-    the same way. Raises ConfigError for a session with array_nulls off, and SQLAlchemy's error for a lost connection.
+    Checked once for each connection of the driver, or again if the query failed, as in a transaction that had failed
+    before. A pooler in session mode cannot be distinguished, and is treated in the same way. Raises ConfigError for a
+    session with array_nulls off, and SQLAlchemy's error for a lost connection.
     """
     driver = connection.connection.driver_connection
     if not isinstance(driver, psycopg.Connection):

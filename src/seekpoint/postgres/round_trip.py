@@ -200,7 +200,7 @@ def _answers(pgconn: PGconn, number: int) -> Generator[Any, Any, list[PGresult]]
 
 
 @lru_cache(maxsize=256)
-def numbered(statement: str) -> tuple[str, tuple[str, ...]]:
+def positional(statement: str) -> tuple[str, tuple[str, ...]]:
     """The text with ``$1``, ``$2`` ... in place of ``%(name)s`` or ``%s``, and the names in that order."""
     numbers: dict[str, int] = {}
 
@@ -214,7 +214,7 @@ def numbered(statement: str) -> tuple[str, tuple[str, ...]]:
 
 def with_values(statement: str, parameters: Mapping[str, Any], encoding: str) -> Statement:
     """The prepared Statement for SQL with the driver's placeholders; each parameter is sent as its ``str()``."""
-    text, names = numbered(statement)
+    text, names = positional(statement)
     values = [None if (parameter := parameters[name]) is None else str(parameter).encode(encoding) for name in names]
     return Statement(text, values, is_prepared=True)
 

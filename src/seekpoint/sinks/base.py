@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 ORIGINS = ("topic", "partition", "offset")  # what ``provenance=`` may name
 
 
+# Not a subclass of Sink: Upsert[V] and Accumulate[V] also take tombstones, so they are a Sink[V | None], which only
+# structural typing can see.
 class TableSink(Generic[V_contra, K_contra]):
     """A table that rows are written to; :class:`Append`, :class:`Upsert` and :class:`Accumulate` say how."""
 

@@ -38,9 +38,7 @@ from seekpoint.sinks.conversions import Conversions
 from seekpoint.sinks.enum_labels import labels_of
 from seekpoint.sinks.event_values import of_event
 from seekpoint.sinks.json_text import json_text
-from seekpoint.sinks.times import DATE_CONVERTS, TIME_CONVERTS, ZONED_CONVERTS, timestamp_converts
-
-Convert = Callable[[Any], Any]  # a value to one that the driver dumps; raises ValueError or TypeError to refuse it
+from seekpoint.sinks.times import DATE_CONVERTS, TIME_CONVERTS, ZONED_CONVERTS, Convert, timestamp_converts
 
 # Types whose input refuses any text that is not one of their values: bool, bytea, integers, floats, interval, uuid,
 # money, addresses.

@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from seekpoint.sinks.column_type import BYTEA, DATE, JSON, NUMERIC, TIME, TIMESTAMP, ColumnType
+from seekpoint.sinks.column_type import BYTEA, DATE, JSON, NUMERIC, TIME, TIMESTAMP, TIMESTAMPTZ, TIMETZ, ColumnType
 from seekpoint.sinks.conversions import Conversions
 
-BIT, VARBIT, TIMESTAMPTZ = 1560, 1562, 1184
-_TIMES = {DATE, TIME, TIMESTAMP, TIMESTAMPTZ, 1266, 1186}  # timetz, interval
+BIT, VARBIT, INTERVAL = 1560, 1562, 1186
+_TIMES = {DATE, TIME, TIMETZ, TIMESTAMP, TIMESTAMPTZ, INTERVAL}
 _DECLARE = "declare its type with Debezium(types=...)"
 _LOST = (
     "a float may have lost digits of the source's number: set decimal.handling.mode=precise or string in the "

@@ -62,13 +62,13 @@ def insert(path: tuple[str, ...], columns: tuple[str, ...], rows: int = 1) -> st
     """The INSERT statement. Its values are untyped text, which the server reads by the column's type, as in COPY."""
     row = sql.SQL("({})").format(sql.SQL(", ").join([sql.SQL("%s")] * len(columns)))
     named = sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES {}").format(
-        sql.Identifier(*map(_spared, path)),
-        sql.SQL(", ").join(sql.Identifier(_spared(name)) for name in columns),
+        sql.Identifier(*map(percent_doubled, path)),
+        sql.SQL(", ").join(sql.Identifier(percent_doubled(name)) for name in columns),
         sql.SQL(", ").join([row] * rows),
     )
     return named.as_string()
 
 
-def _spared(name: str) -> str:
-    """The name with ``%`` doubled: in a statement with parameters a single one would begin a placeholder."""
-    return name.replace("%", "%%")
+def percent_doubled(text: str) -> str:
+    """The text with ``%`` doubled: in a statement with parameters a single one would begin a placeholder."""
+    return text.replace("%", "%%")

@@ -47,8 +47,4 @@ def _require_numbers(value: Any) -> None:
 
 
 def _built(value: Any) -> Any:
-    if isinstance(value, JsonFloat | Decimal | msgspec.Raw):
-        return str(value)
-    if hasattr(value, "model_dump"):
-        return value.model_dump()
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+    return str(value) if isinstance(value, JsonFloat | Decimal | msgspec.Raw) else _own(value)

@@ -13,7 +13,7 @@ import psycopg
 from sqlalchemy import Connection
 
 from seekpoint.pipeline.sink import Row
-from seekpoint.postgres.round_trip import Statement, array, numbered
+from seekpoint.postgres.round_trip import Statement, array, positional
 from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.column_types import SAME_TYPES, types_recalled
 from seekpoint.sinks.conversions import EXACT, Conversions
@@ -67,7 +67,7 @@ def insert_of_all(
         return None
     check = _check(tuple(path), tuple(columns), tuple(types.declared[name] for name in columns), driver.info.encoding)
     # Never prepared: a prepared statement keeps the parameters' types even if the table is altered.
-    return [Statement(numbered(insert(tuple(path), tuple(columns), len(rows)))[0], values), check]
+    return [Statement(positional(insert(tuple(path), tuple(columns), len(rows)))[0], values), check]
 
 
 @lru_cache(maxsize=256)
@@ -75,4 +75,4 @@ def _check(path: tuple[str, ...], columns: tuple[str, ...], declared: tuple[str,
     """The query that raises if the columns are no longer declared like this."""
     parameters, table, names = _check_parameters(path, columns, dict(zip(columns, declared, strict=True)))
     values = [text.encode(encoding) for text in (array(parameters), table, array(names))]
-    return Statement(numbered(SAME_TYPES)[0], values, is_prepared=True)
+    return Statement(positional(SAME_TYPES)[0], values, is_prepared=True)

@@ -14,7 +14,7 @@ _LOCAL_TIME = re.compile(rf"\s*{_CLOCK}\s*([AP]M)?\s*", re.IGNORECASE)
 _DATE = re.compile(rf"\s*((\d{{8}}|{_DAY})( BC)?|-?infinity)\s*", re.IGNORECASE)
 _OF_NOW = re.compile(r"\b(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
 
-Convert = Callable[[Any], Any]
+Convert = Callable[[Any], Any]  # a value to one that the driver dumps; raises ValueError or TypeError to refuse it
 
 
 def timestamp_converts(zone: tzinfo | None) -> dict[type, Convert]:

@@ -105,12 +105,6 @@ SELECT topic, partition FROM seekpoint.dead_letter WHERE consumer_group = %(grou
 -- Ids are unique among all groups, so that people need not type the group's name.
 SELECT consumer_group FROM seekpoint.dead_letter WHERE id = %(id)s;
 
--- name: in_order
-SELECT id
-FROM seekpoint.dead_letter
-WHERE consumer_group = %(group)s AND id = ANY (%(ids)s::bigint[])
-ORDER BY topic, partition, record_offset, id;
-
 -- name: chosen
 -- Without their values.
 SELECT id, topic, topic_id, partition, record_offset, leader_epoch, timestamp_ms, key, NULL::bytea AS value,

@@ -9,6 +9,7 @@ from psycopg import sql
 
 from seekpoint.sinks.catalog import FULL_TYPE, Layout, quoted, stage_name
 from seekpoint.sinks.dedupe import Target
+from seekpoint.sinks.insert import percent_doubled
 
 STORED, NEW = sql.Identifier("stored"), sql.Identifier("new")  # aliases
 Composable = sql.Composable
@@ -32,11 +33,6 @@ class MergeSql:
         Then the statement converts no value and writes no row, and the caller reads the layout again.
         """
         return [list(self.layout.types), quoted(*self.target.path), list(self.layout.numbers)]
-
-    @property
-    def insert(self) -> sql.Composed:
-        """INSERT of rows."""
-        raise NotImplementedError
 
     @property
     def merge(self) -> sql.Composed:
@@ -92,17 +88,12 @@ def arrays(columns: Sequence[str]) -> sql.Composed:
 
 def escaped_name(*parts: str) -> sql.Identifier:
     """An identifier with ``%`` doubled, because these statements always run with parameters, even if with ``()``."""
-    return sql.Identifier(*map(_escaped, parts))
+    return sql.Identifier(*map(percent_doubled, parts))
 
 
 def as_sql(text: str) -> sql.SQL:
     """SQL text from the catalog, with ``%`` doubled."""
-    return sql.SQL(_escaped(text))
-
-
-def _escaped(text: str) -> str:
-    """``%`` doubled: in a statement with parameters a single one would begin a placeholder."""
-    return text.replace("%", "%%")
+    return sql.SQL(percent_doubled(text))
 
 
 def listed(parts: Iterable[Composable]) -> sql.Composed:

@@ -26,6 +26,7 @@ class UpsertSql(MergeSql):
 
     @cached_property
     def insert(self) -> sql.Composed:
+        """INSERT of rows."""
         assert self.target.columns is not None
         columns = self.target.columns
         return sql.SQL("{} SELECT {} FROM {} WHERE {} {}").format(

@@ -14,6 +14,7 @@ from seekpoint.errors import ConfigError
 from seekpoint.testing.servers.pair import Pair, start_pair
 from seekpoint.testing.servers.process import Folder
 
+DATABASE = "SEEKPOINT_DEMO_DATABASE"  # the variable from which Spark's processes read the database's URL
 SMALLEST = 5_000  # records: fewer would leave too little in flight for the faults
 
 

@@ -18,10 +18,20 @@ class DemoFailed(NotReached, SeekpointError):  # noqa: N818 -- named after what 
     """A step of the demo failed; the message has the step and the workers' logs."""
 
 
-class WorkerProcess(ChildProcess):
-    """One worker process, and its state as of its last report. ``heard`` is called with each report."""
+class LoggedProcess(ChildProcess):
+    """A child process that logs to a file, ``log``; a step that fails raises DemoFailed."""
 
     failure = DemoFailed
+    log: Path
+
+    def tail(self) -> str:
+        """Its exit code, and the last lines that it logged."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
+        return "\n".join([f"exit code {self.exit_code}; its log ends with", *lines])
+
+
+class WorkerProcess(LoggedProcess):
+    """One worker process, and its state as of its last report. ``heard`` is called with each report."""
 
     def __init__(
         self,
@@ -33,7 +43,7 @@ class WorkerProcess(ChildProcess):
         program: str = "demo.worker_process",
         heard: Callable[[WorkerProcess, Report], None] = lambda _worker, _report: None,
     ) -> None:
-        self.name, self._log, self._heard = name, log, heard
+        self.name, self.log, self._heard = name, log, heard
         self.owner = ""
         self.active: dict[int, int] = {}  # partition -> position, for the partitions that it reads now
         self.commits = self.claims_lost = 0
@@ -88,11 +98,6 @@ class WorkerProcess(ChildProcess):
         """SIGTERM: the worker finishes its batch, releases and ends; returns at once."""
         self.expected_to_end = True
         super().terminate()
-
-    def tail(self) -> str:
-        """Its exit code, and the last lines that it logged."""
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
-        return "\n".join([f"exit code {self.exit_code}; its log ends with", *lines])
 
 
 class WorkerPool:

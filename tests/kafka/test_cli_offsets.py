@@ -26,9 +26,7 @@ OFTEN = Limits(idle_check=0.1, lag_check=0.1, sample_positions=1)
 
 
 def run(worker_group: WorkerGroup, *words: str, exits: int = 0, brokers: bool = True) -> Any:
-    servers = ["--database-url", worker_group.dsn, "--schema", worker_group.schema]
-    if brokers and words[1] == "reset":
-        servers += ["--kafka", f"bootstrap.servers={worker_group.broker}"]
+    servers = worker_group.server_options if brokers and words[1] == "reset" else worker_group.database_options
     return seekpoint(*words, *servers, exits=exits)
 
 

@@ -20,12 +20,8 @@ from support.trouble import put_stop
 OFTEN = Limits(idle_check=0.1, lag_check=0.1, sample_positions=1)
 
 
-def where(worker_group: WorkerGroup) -> list[str]:
-    return ["--database-url", worker_group.dsn, "--schema", worker_group.schema]
-
-
 def run(worker_group: WorkerGroup, *words: str, exits: int = 0) -> Any:
-    return seekpoint(*words, *where(worker_group), exits=exits)
+    return seekpoint(*words, *worker_group.database_options, exits=exits)
 
 
 def listed(worker_group: WorkerGroup) -> Any:
@@ -169,7 +165,7 @@ def test_watch_shows_it_again_until_it_is_interrupted(worker_group: WorkerGroup,
         "seekpoint.cli.main",
         "status",
         worker_group.group,
-        *where(worker_group),
+        *worker_group.database_options,
         "--watch",
         "0.2",
     ]

@@ -24,9 +24,8 @@ def admin_of(worker_group: WorkerGroup, *, brokers: bool = True) -> Admin:
 
 
 def status(worker_group: WorkerGroup, *words: str, exits: int = 0, brokers: bool = True) -> Any:
-    where = ["--database-url", worker_group.dsn, "--schema", worker_group.schema]
-    asked = ["--kafka", f"bootstrap.servers={worker_group.broker}"] if brokers else []
-    return seekpoint("status", worker_group.group, *where, *asked, *words, exits=exits)
+    servers = worker_group.server_options if brokers else worker_group.database_options
+    return seekpoint("status", worker_group.group, *servers, *words, exits=exits)
 
 
 @pytest.fixture
@@ -95,10 +94,8 @@ def test_the_groups_are_shown_with_the_brokers_lag_or_the_samples_age(
     assert (sampled.lag, sampled.lag_seconds) == (0, 0)
     assert sampled.age is not None
     assert sampled.age > timedelta(minutes=2)
-    where = ["--database-url", worker_group.dsn, "--schema", worker_group.schema]
-    assert " 2 min " in seekpoint("groups", "list", *where).stdout
-    asked_for = ["--kafka", f"bootstrap.servers={worker_group.broker}", "--json"]
-    [line] = json.loads(seekpoint("groups", "list", *where, *asked_for).stdout)
+    assert " 2 min " in seekpoint("groups", "list", *worker_group.database_options).stdout
+    [line] = json.loads(seekpoint("groups", "list", *worker_group.server_options, "--json").stdout)
     assert (line["lag"], line["age"]) == (3, None)
     app = create_app(admin_of(worker_group), access=lambda _: Access("ada", Right.READ))
     [shown] = Browser(app, base_url=LOCAL).get("/api/").json()["data"]

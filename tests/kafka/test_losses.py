@@ -25,17 +25,6 @@ from support.lost_log import OFTEN, admin_of, lost_log
 from support.trouble import put_stop
 
 
-def options(worker_group: WorkerGroup) -> list[str]:
-    return [
-        "--database-url",
-        worker_group.dsn,
-        "--schema",
-        worker_group.schema,
-        "--kafka",
-        f"bootstrap.servers={worker_group.broker}",
-    ]
-
-
 def test_a_loss_is_accepted_once(worker_group: WorkerGroup) -> None:
     name = lost_log(worker_group)
     admin, here = admin_of(worker_group), Partition(name, 0)
@@ -82,7 +71,7 @@ def test_what_retention_deleted_has_one_reason_whichever_way_it_is_accepted(
     assert [(lost.from_offset, lost.to_offset, lost.reason) for lost in more] == (
         [] if decision == "accept" else [(5, 7, "operator")]
     )
-    assert "ticket 7" in seekpoint("lost", "list", worker_group.group, *options(worker_group)[:4]).stdout
+    assert "ticket 7" in seekpoint("lost", "list", worker_group.group, *worker_group.database_options).stdout
 
 
 def test_one_command_accepts_the_losses_of_all_partitions(worker_group: WorkerGroup) -> None:
@@ -96,7 +85,7 @@ def test_one_command_accepts_the_losses_of_all_partitions(worker_group: WorkerGr
     gone = [TopicPartition(name, number, 5) for number in range(2)]
     for future in worker_group.admin.delete_records(gone).values():
         future.result(10)
-    words = ["lost", "accept", worker_group.group, *options(worker_group)]
+    words = ["lost", "accept", worker_group.group, *worker_group.server_options]
     worker_group.wait(lambda: "2 offsets, 3 to 4" in seekpoint(*words).stdout)
     assert "is for one partition" in seekpoint(*words, "--to-offset", "5", exits=2).stderr
     worker_group.wait(lambda: seekpoint(*words).stdout.count("2 offsets, 3 to 4, are given up") == 2)
@@ -105,7 +94,7 @@ def test_one_command_accepts_the_losses_of_all_partitions(worker_group: WorkerGr
     assert f"group '{worker_group.group}' has lost nothing" in seekpoint(*words).stdout
     assert (
         f"topic '{name}' has lost nothing"
-        in seekpoint("lost", "accept", worker_group.group, name, *options(worker_group)).stdout
+        in seekpoint("lost", "accept", worker_group.group, name, *worker_group.server_options).stdout
     )
 
 
@@ -148,7 +137,7 @@ def test_a_running_worker_resumes(worker_group: WorkerGroup) -> None:
     name = lost_log(worker_group)
     run = worker_group.worker(name, limits=OFTEN)
     worker_group.wait(lambda: [at.stop is not None for at in worker_group.ledger.read()] == [True])
-    given = ["lost", "accept", worker_group.group, f"{name}:0", *options(worker_group)]
+    given = ["lost", "accept", worker_group.group, f"{name}:0", *worker_group.server_options]
     assert "dry run; --apply does it" in seekpoint(*given, exits=0).stdout
     assert seekpoint(*given, "--apply", exits=2).stdout == ""
     report = json.loads(seekpoint(*given, "--execute", "--reason", "a test", "--json", exits=0).stdout)
@@ -156,7 +145,7 @@ def test_a_running_worker_resumes(worker_group: WorkerGroup) -> None:
     run.reached(name, 10)
     assert "nothing to do" in seekpoint(*given, "--apply", "--reason", "a test", exits=0).stdout
     (listed,) = json.loads(
-        seekpoint("lost", "list", worker_group.group, *options(worker_group)[:4], "--json", exits=0).stdout
+        seekpoint("lost", "list", worker_group.group, *worker_group.database_options, "--json", exits=0).stdout
     )
     assert (listed["from_offset"], listed["to_offset"]) == (3, 5)
     run.stop()
@@ -186,7 +175,7 @@ def test_a_topic_that_was_created_again(worker_group: WorkerGroup) -> None:
     assert (at.next_offset, at.topic_id) == (0, worker_group.topic_id(name))
     (lost,) = admin.lost()
     assert (lost.topic_id, lost.from_offset, lost.to_offset, lost.reason) == (old, 10, None, "recreated")
-    given = ["topics", "accept", worker_group.group, name, *options(worker_group)]
+    given = ["topics", "accept", worker_group.group, name, *worker_group.server_options]
     assert "nothing to do" in seekpoint(*given, "--from-beginning", exits=0).stdout
     seekpoint(*given, exits=2)
 
@@ -336,7 +325,7 @@ def test_i4_a_truncated_log_that_no_worker_has_seen_needs_an_offset(
             plan()
     with pytest.raises(ConfigError, match="--to-offset 100 is outside 0 to 99"):
         admin.plan_accept_lost(worker_group.group, here, to_offset=100)
-    given = ["lost", "accept", worker_group.group, f"{name}:0", *options(worker_group)]
+    given = ["lost", "accept", worker_group.group, f"{name}:0", *worker_group.server_options]
     seekpoint(*given, exits=1)
     seekpoint(*given, "--to-offset", "80", "--apply", "--reason", "a test", exits=0)
     run.reached(name, 120)

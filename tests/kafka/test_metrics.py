@@ -41,10 +41,6 @@ def read(source: Any) -> Samples:
     return samples
 
 
-def where(worker_group: WorkerGroup) -> list[str]:
-    return ["--database-url", worker_group.dsn, "--schema", worker_group.schema]
-
-
 def gauges(worker_group: WorkerGroup, *, brokers: str | None = None) -> LedgerGauges:
     kafka = None if brokers is None else {"bootstrap.servers": brokers, "log_level": 0}
     return LedgerGauges(worker_group.engine, schema=worker_group.schema, kafka=kafka)
@@ -246,7 +242,7 @@ def test_without_the_extra_the_exporter_names_it(worker_group: WorkerGroup, monk
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "seekpoint.metrics.prometheus")
-    said = seekpoint("exporter", *where(worker_group), "--once", exits=2).stderr
+    said = seekpoint("exporter", *worker_group.database_options, "--once", exits=2).stderr
     assert "seekpoint[prometheus]" in said
 
 
@@ -265,9 +261,7 @@ def test_a_worker_is_scraped_by_http(worker_group: WorkerGroup) -> None:
 def test_the_exporter_answers_until_sigterm(worker_group: WorkerGroup, sampled_topic: str) -> None:
     words = [
         "exporter",
-        *where(worker_group),
-        "--kafka",
-        f"bootstrap.servers={worker_group.broker}",
+        *worker_group.server_options,
         "--listen",
         "127.0.0.1:0",
     ]
@@ -284,21 +278,25 @@ def test_the_exporter_answers_until_sigterm(worker_group: WorkerGroup, sampled_t
 
 
 def test_the_exporter_prints_its_metrics_once(worker_group: WorkerGroup, sampled_topic: str) -> None:
-    shown = seekpoint("exporter", "--once", *where(worker_group)).stdout
+    shown = seekpoint("exporter", "--once", *worker_group.database_options).stdout
     assert f'seekpoint_next_offset{{group="{worker_group.group}",partition="0",topic="{sampled_topic}"}} 10.0' in shown
-    combined = json.loads(seekpoint("exporter", "--once", "--json", "--no-per-partition", *where(worker_group)).stdout)
+    combined = json.loads(
+        seekpoint("exporter", "--once", "--json", "--no-per-partition", *worker_group.database_options).stdout
+    )
     labels = {"group": worker_group.group, "topic": "", "partition": ""}
     assert {"name": "next_offset", "labels": labels, "value": 10} in combined
     assert {"name": "ledger_up", "labels": {}, "value": 1} in combined
 
 
 def test_what_is_wrong_is_said_in_a_sentence(worker_group: WorkerGroup) -> None:
-    assert "takes host:port" in seekpoint("exporter", *where(worker_group), "--listen", "9807", exits=2).stderr
-    assert "--once" in seekpoint("exporter", *where(worker_group), "--json", exits=2).stderr
+    assert (
+        "takes host:port" in seekpoint("exporter", *worker_group.database_options, "--listen", "9807", exits=2).stderr
+    )
+    assert "--once" in seekpoint("exporter", *worker_group.database_options, "--json", exits=2).stderr
     away = seekpoint("exporter", "--database-url", AWAY.replace("+psycopg", ""), "--once", exits=3)
     assert "seekpoint_ledger_up 0.0" in away.stdout
     with serving("127.0.0.1", 0) as port:
-        taken = seekpoint("exporter", *where(worker_group), "--listen", f"127.0.0.1:{port}", exits=2).stderr
+        taken = seekpoint("exporter", *worker_group.database_options, "--listen", f"127.0.0.1:{port}", exits=2).stderr
     assert "in use" in taken
 
 

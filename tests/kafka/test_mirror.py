@@ -75,15 +75,7 @@ def admin(worker_group: WorkerGroup) -> Admin:
 
 
 def run(worker_group: WorkerGroup, *words: str, exits: int = 0) -> Any:
-    servers = [
-        "--database-url",
-        worker_group.dsn,
-        "--schema",
-        worker_group.schema,
-        "--kafka",
-        f"bootstrap.servers={worker_group.broker}",
-    ]
-    return seekpoint(*words, *servers, exits=exits)
+    return seekpoint(*words, *worker_group.server_options, exits=exits)
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from time import monotonic
 import pytest
 from sqlalchemy import text
 
-from support.cli_project import TO_TABLE, Project
+from support.cli_project import HANGING, TO_TABLE, Project
 from support.command import seekpoint
 from support.probe import ask, free_port
 from support.waiting import until
@@ -43,15 +43,7 @@ def test_probes_answer_while_the_worker_runs(project: Project, lines: None) -> N
 
 
 def test_a_handler_that_does_not_return_is_not_live(project: Project) -> None:
-    module = project.module(
-        """\
-        from threading import Event
-        pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=lambda tx, batch: Event().wait())
-        def worker():
-            kafka = {{"bootstrap.servers": "{broker}"}}
-            return Worker(pipe, engine="{url}", kafka=kafka, schema="{schema}", limits=Limits(transaction_age=1))
-        """
-    )
+    module = project.module(HANGING)
     project.produce(["a"])
     port = free_port()
     project.start("run", f"{module}:worker", "--listen", f"127.0.0.1:{port}")

@@ -44,9 +44,7 @@ def replacement(schemas: tuple[str, str], worker_group: WorkerGroup) -> Iterator
 
 
 def run(replacement: Replacement, *words: str, exits: int = 0) -> Any:
-    return seekpoint(
-        *words, "--database-url", replacement.worker_group.dsn, "--schema", replacement.worker_group.schema, exits=exits
-    )
+    return seekpoint(*words, *replacement.worker_group.database_options, exits=exits)
 
 
 def test_a_newer_handler_takes_the_groups_place(replacement: Replacement) -> None:

@@ -24,15 +24,7 @@ def refusing(worker_group: WorkerGroup, name: str) -> Pipeline:
 
 def status(worker_group: WorkerGroup, *options: str, exits: int = 0) -> str:
     """What the command prints."""
-    url = [
-        "--database-url",
-        worker_group.dsn,
-        "--schema",
-        worker_group.schema,
-        "--kafka",
-        f"bootstrap.servers={worker_group.broker}",
-    ]
-    return seekpoint("status", worker_group.group, *url, *options, exits=exits).stdout
+    return seekpoint("status", worker_group.group, *worker_group.server_options, *options, exits=exits).stdout
 
 
 def stored(worker_group: WorkerGroup, run: Run, name: str) -> Any:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from support.cli_project import TO_TABLE, Process, Project
+from support.cli_project import HANGING, TO_TABLE, Process, Project
 from support.operators_account import OperatorsAccount
 from support.probe import ask, free_ports
 from support.waiting import until
@@ -146,15 +146,7 @@ def test_a_target_that_is_wrong_ends_all(project: Project, lines: None) -> None:
 
 @pytest.mark.long
 def test_a_child_that_is_not_live_is_killed_and_starts_again(project: Project) -> None:
-    module = project.module(
-        """\
-        from threading import Event
-        pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=lambda tx, batch: Event().wait())
-        def worker():
-            kafka = {{"bootstrap.servers": "{broker}"}}
-            return Worker(pipe, engine="{url}", kafka=kafka, schema="{schema}", limits=Limits(transaction_age=1))
-        """
-    )
+    module = project.module(HANGING)
     project.produce(["a"])
     process = project.start("run", f"{module}:worker", "--workers", "1")
     process.wait_for("has not reported in time that it is live: killed", seconds=STARTED)

@@ -24,8 +24,9 @@ from seekpoint.web import create_app, present
 from seekpoint.worker.replay.requests import RequestedReplays
 from support.browser import LOCAL, Browser
 from support.command import seekpoint
-from support.dead_letter_group import TOPIC, DeadLetterGroup, orders
+from support.dead_letter_group import DeadLetterGroup
 from support.failures import for_each
+from support.sink_tables import TOPIC, orders
 from support.trouble import put_trouble
 
 MODULE = """\

@@ -19,9 +19,10 @@ from seekpoint.errors import ConfigError
 from seekpoint.ledger import Ledger
 from seekpoint.records import State
 from seekpoint.worker.replay.requests import RequestedReplays
-from support.dead_letter_group import DeadLetterGroup, orders
+from support.dead_letter_group import DeadLetterGroup
 from support.fixtures import NewEngine
 from support.postgres_proxy import PostgresProxy, When
+from support.sink_tables import orders
 
 
 def values(dead_letter_group: DeadLetterGroup) -> list[bytes]:

@@ -15,7 +15,8 @@ from seekpoint.errors import ConfigError
 from seekpoint.pipeline.policy import DeadLetterLimits
 from seekpoint.records import Cause, RawRecord, State
 from seekpoint.testing import raw
-from support.dead_letter_group import EVERY, TOPIC, DeadLetterGroup, orders
+from support.dead_letter_group import EVERY, DeadLetterGroup
+from support.sink_tables import TOPIC, orders
 
 NO_LIMITS = DeadLetterLimits(consecutive=None, ratio=None)
 LARGE = bytes(range(256)) * 40_960  # 10 MiB

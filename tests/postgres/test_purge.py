@@ -14,7 +14,8 @@ from seekpoint.admin import Admin
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.records import State
 from support.command import seekpoint
-from support.dead_letter_group import DeadLetterGroup, orders
+from support.dead_letter_group import DeadLetterGroup
+from support.sink_tables import orders
 
 AGES = {State.REPLAYED: 40, State.DISCARDED: 40, State.SUPERSEDED: 20, State.DEAD_LETTERED: 40, State.BLOCKED: 40}
 

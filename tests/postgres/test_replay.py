@@ -16,8 +16,9 @@ from seekpoint.admin import DeadLetterReplay, Where
 from seekpoint.errors import ConfigError, Fenced, GroupPaused, HandlerMisuse, HandlerOutdated
 from seekpoint.records import Cause, State
 from seekpoint.worker.replay.replay_one import Replayer
-from support.dead_letter_group import TOPIC, DeadLetterGroup, Halt, orders
+from support.dead_letter_group import DeadLetterGroup, Halt
 from support.ledger_worker import scalar, wait_until_blocked
+from support.sink_tables import TOPIC, orders
 
 # -- one dead letter ---------------------------------------------------------------------------------------------
 

@@ -20,11 +20,12 @@ from seekpoint.admin import Replayed
 from seekpoint.errors import Fenced
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import State
-from support.dead_letter_group import DeadLetterGroup, Halt, orders
+from support.dead_letter_group import DeadLetterGroup, Halt
 from support.events import Run
 from support.fixtures import NewEngine
 from support.ledger_worker import wait_until_blocked
 from support.postgres_proxy import PostgresProxy, When
+from support.sink_tables import orders
 
 ROOT = Path(__file__).resolve().parents[1]
 

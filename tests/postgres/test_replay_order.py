@@ -18,8 +18,9 @@ from seekpoint.admin import Planned, Replayed, Where
 from seekpoint.errors import Fenced
 from seekpoint.records import Cause, RawRecord, State
 from seekpoint.testing import raw
-from support.dead_letter_group import TOPIC, DeadLetterGroup, Halt
+from support.dead_letter_group import DeadLetterGroup, Halt
 from support.events import Run
+from support.sink_tables import TOPIC
 from support.waiting import until
 
 
@@ -40,6 +41,9 @@ def keyed(*pairs: tuple[bytes | None, bytes], start: int = 0, partition: int = 0
     return [raw(v, topic=TOPIC, partition=partition, offset=n, key=k) for n, (k, v) in enumerate(pairs, start)]
 
 
+PARKED = {0: "dead_lettered", 1: "dead_lettered", 2: "blocked", 3: "blocked", 4: "blocked"}  # states by offset
+
+
 def parked(dead_letter_group: DeadLetterGroup) -> dict[int, int]:
     """Offsets 0 (bad), 2 and 4 of key k; 1 (bad) and 3 of key l: ids by offset."""
     dead_letter_group.bad = {b"bad"}
@@ -47,13 +51,7 @@ def parked(dead_letter_group: DeadLetterGroup) -> dict[int, int]:
     dead_letters = dead_letter_group.park(
         *keyed((k, b"bad"), (l, b"bad"), (k, b"2"), (l, b"3"), (k, b"4"), (None, b"5"))
     )
-    assert dead_letter_group.states() == {
-        0: "dead_lettered",
-        1: "dead_lettered",
-        2: "blocked",
-        3: "blocked",
-        4: "blocked",
-    }
+    assert dead_letter_group.states() == PARKED
     assert dead_letter_group.applied() == [5]
     return {dead_letter.offset: dead_letter.id for dead_letter in dead_letters}
 
@@ -141,13 +139,7 @@ def test_a_plan_shows_what_would_be_done_and_does_nothing(dead_letter_group: Key
     ]
     assert len(replay.plan(Where(error="'bad'"))) == 5
     assert replay.plan(Where(error="nothing of the kind")) == ()
-    assert dead_letter_group.states() == {
-        0: "dead_lettered",
-        1: "dead_lettered",
-        2: "blocked",
-        3: "blocked",
-        4: "blocked",
-    }
+    assert dead_letter_group.states() == PARKED
     assert dead_letter_group.actions() == []
 
 

@@ -18,9 +18,10 @@ from seekpoint.pipeline.policy import Limits
 from seekpoint.testing import raw
 from seekpoint.worker.replay import dead_letter_admin, requests
 from seekpoint.worker.replay.requests import RequestedReplays
-from support.dead_letter_group import TOPIC, DeadLetterGroup, orders
+from support.dead_letter_group import DeadLetterGroup
 from support.fixtures import NewEngine
 from support.postgres_proxy import PostgresProxy
+from support.sink_tables import TOPIC, orders
 
 LIMITS = Limits(lag_check=0.1, claim_wait=1.0)
 

@@ -15,6 +15,7 @@ from typing import Any
 from typer.testing import Result
 
 from support.command import seekpoint
+from support.ledger_worker import waits_for_lock
 from support.reload_orders import OrdersGroup, gone, of
 from support.waiting import until
 
@@ -51,24 +52,10 @@ class Terminal:
             topic=orders_group.topic,
             schema=orders_group.schema,
             brokers=orders_group.brokers,
-            url=made.url,
+            url=orders_group.url,
         )
         (folder / f"{made.module}.py").write_text(body, encoding="utf-8")
         return made
-
-    @property
-    def url(self) -> str:
-        return self.orders_group.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-
-    @property
-    def ledger(self) -> list[str]:
-        """The options that name the database."""
-        return ["--database-url", self.url, "--schema", self.orders_group.schema]
-
-    @property
-    def servers(self) -> list[str]:
-        """The options that name both servers."""
-        return [*self.ledger, "--kafka", f"bootstrap.servers={self.orders_group.brokers}"]
 
     def run(self, *words: str, exits: int = 0) -> Result:
         """Call the command; fails unless its exit code is ``exits``."""
@@ -77,17 +64,17 @@ class Terminal:
     def job(self, *words: str, name: str = "mended", exits: int = 0) -> Result:
         """Call a command that takes a pipeline and both servers; ``words`` ends with the command's own options."""
         command, options = _split(words)
-        return self.run(*command, f"{self.module}:{name}", *options, *self.servers, exits=exits)
+        return self.run(*command, f"{self.module}:{name}", *options, *self.orders_group.server_options, exits=exits)
 
     def look(self, *words: str, exits: int = 0) -> Any:
         """Call a command that takes only the database; returns its JSON."""
-        return json.loads(self.run(*words, *self.ledger, "--json", exits=exits).stdout)
+        return json.loads(self.run(*words, *self.orders_group.database_options, "--json", exits=exits).stdout)
 
     def process(self, *words: str, name: str = "mended", **env: str) -> subprocess.Popen[str]:
         """Start the command in a separate process."""
         command, options = _split(words)
         return subprocess.Popen(
-            [*COMMAND, *command, f"{self.module}:{name}", *self.servers, *options],
+            [*COMMAND, *command, f"{self.module}:{name}", *self.orders_group.server_options, *options],
             cwd=self.folder,
             env={**os.environ, **env},
             stdout=subprocess.PIPE,
@@ -98,8 +85,7 @@ class Terminal:
 
 def wait_for_lock(orders_group: OrdersGroup, column: str, like: str) -> None:
     """Wait until a session whose ``column`` is LIKE ``like`` waits for a lock."""
-    waiting = f"SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND {column} LIKE :like"
-    until(lambda: orders_group.execute(waiting, like=like), "a session that waits for a lock", 60)
+    until(lambda: waits_for_lock(orders_group.engine, like, column), "a session that waits for a lock", 60)
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -26,6 +26,14 @@ TO_TABLE = """\
 sink = Append("{schema}.lines", columns=["line"], row=lambda r: (r.value,))
 pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[sink], strict=True)
 """
+# A handler that does not return, which makes the worker not live after a second.
+HANGING = """\
+from threading import Event
+pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=lambda tx, batch: Event().wait())
+def worker():
+    kafka = {{"bootstrap.servers": "{broker}"}}
+    return Worker(pipe, engine="{url}", kafka=kafka, schema="{schema}", limits=Limits(transaction_age=1))
+"""
 
 
 class Process:

@@ -35,9 +35,9 @@ from seekpoint.admin import DeadLetterReplay, Where
 from seekpoint.ledger.dead_letters import DeadLetter
 from seekpoint.pipeline.policy import Limits, Retry
 from seekpoint.records import RawRecord, State
-from seekpoint.testing import Processed, process, raw
+from seekpoint.testing import Processed, process
+from support.sink_tables import TOPIC, orders
 
-TOPIC = "orders"
 EVERY = Where(states=tuple(State))
 
 
@@ -174,8 +174,3 @@ class DeadLetterGroup:
                 text(f'SELECT action, from_offset, actor, reason FROM "{self.schema}".admin_action ORDER BY id')
             )
             return [tuple(row) for row in rows]
-
-
-def orders(*values: bytes | None, start: int = 0, key: bytes | None = None, partition: int = 0) -> list[RawRecord]:
-    """Records with these values, at offsets from ``start``."""
-    return [raw(v, topic=TOPIC, partition=partition, offset=n, key=key) for n, v in enumerate(values, start)]

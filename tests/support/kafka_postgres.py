@@ -76,6 +76,16 @@ class WorkerGroup:
         """The database's URL, with its password."""
         return self.engine.url.render_as_string(hide_password=False)
 
+    @property
+    def database_options(self) -> list[str]:
+        """The command's options that name the database."""
+        return ["--database-url", self.dsn, "--schema", self.schema]
+
+    @property
+    def server_options(self) -> list[str]:
+        """The command's options that name both servers."""
+        return [*self.database_options, "--kafka", f"bootstrap.servers={self.broker}"]
+
     def notice_the_dead_soon(self) -> None:
         """Shorten the group's session timeout, which the broker sets under group.protocol=consumer."""
         wanted = {"consumer.session.timeout.ms": str(SESSION_MS), "consumer.heartbeat.interval.ms": "300"}

@@ -127,10 +127,10 @@ def backend(tx: Connection) -> int:
     return int(tx.execute(text("SELECT pg_backend_pid()")).scalar_one())
 
 
-def waits_for_lock(engine: Engine, name: str) -> bool:
-    """Whether a session whose ``application_name`` is LIKE ``name`` waits for a lock."""
-    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE :name"
-    return bool(scalar(engine, query, name=name))
+def waits_for_lock(engine: Engine, like: str, column: str = "application_name") -> bool:
+    """Whether a session whose ``column`` of ``pg_stat_activity`` is LIKE ``like`` waits for a lock."""
+    query = f"SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND {column} LIKE :like"
+    return bool(scalar(engine, query, like=like))
 
 
 def wait_until_blocked(engine: Engine, by: int) -> int:

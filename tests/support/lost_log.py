@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from confluent_kafka import TopicPartition
-
 from seekpoint import Limits
 from seekpoint.admin import Admin
 from seekpoint.records import Partition
 from support.kafka_postgres import WorkerGroup
+from support.log_changes import trim
 
 OFTEN = Limits(idle_check=0.1, lag_check=0.1)
 
@@ -23,8 +22,7 @@ def lost_log(worker_group: WorkerGroup) -> str:
     run.reached(name, 10)
     run.stop()
     worker_group.ledger.reset_offset(name, 0, 3, log=None, reason="a test")
-    for future in worker_group.admin.delete_records([TopicPartition(name, 0, 5)]).values():
-        future.result(10)
+    trim(worker_group.admin, name, 5)
     admin = admin_of(worker_group)
     worker_group.wait(lambda: not admin.plan_accept_lost(worker_group.group, Partition(name, 0)).is_done)
     return name

@@ -132,6 +132,21 @@ class OrdersGroup:
         made.make_tables()
         return made
 
+    @property
+    def url(self) -> str:
+        """The database's URL, with its password."""
+        return self.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+
+    @property
+    def database_options(self) -> list[str]:
+        """The command's options that name the database."""
+        return ["--database-url", self.url, "--schema", self.schema]
+
+    @property
+    def server_options(self) -> list[str]:
+        """The command's options that name both servers."""
+        return [*self.database_options, "--kafka", f"bootstrap.servers={self.brokers}"]
+
     def make_tables(self) -> None:
         with self.engine.begin() as tx:
             tx.execute(text(TABLES.format(schema=self.schema)))

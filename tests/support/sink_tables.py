@@ -152,9 +152,9 @@ def with_enums(sink_tables: SinkTables) -> SinkTables:
     return sink_tables
 
 
-def orders(*values: bytes | None, partition: int = 0, start: int = 0) -> list[RawRecord]:
+def orders(*values: bytes | None, start: int = 0, key: bytes | None = None, partition: int = 0) -> list[RawRecord]:
     """Records with these values, at offsets from ``start``."""
-    return [raw(v, topic=TOPIC, partition=partition, offset=n) for n, v in enumerate(values, start)]
+    return [raw(v, topic=TOPIC, partition=partition, offset=n, key=key) for n, v in enumerate(values, start)]
 
 
 def stopped_at(done: Processed, partition: int, offset: int) -> PartitionStopped:

@@ -23,10 +23,11 @@ from seekpoint.web import Access, Right
 from seekpoint.web.reading import Reads
 from seekpoint.web.tokens import LIFETIME, Tokens
 from support.browser import LOCAL, Browser
-from support.dead_letter_group import DeadLetterGroup, orders
+from support.dead_letter_group import DeadLetterGroup
 from support.failures import for_each
 from support.ledger_worker import LedgerWorker
 from support.postgres_proxy import PostgresProxy
+from support.sink_tables import orders
 from support.transaction_pooler import in_each_session, run_own
 from web.conftest import Console
 

@@ -25,7 +25,7 @@ from demo.reload.load import Load
 from demo.reload.reader import Reader
 from demo.reload.report import Reloaded, Report
 from demo.reload.worker_pool import VersionedPool
-from demo.servers import servers
+from demo.servers import DATABASE, servers
 from demo.wire import create_topic
 from demo.worker_pool import DemoFailed
 from seekpoint import schema
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 RATE = 1_000  # records a second while it runs, at most
 SECONDS = 50  # in which a small table doubles
 PATIENCE = 60.0  # seconds for each wait of a reload
-DATABASE = "SEEKPOINT_DEMO_DATABASE"  # the variable with the database's URL for Spark's tasks
 
 LIMITS = {"batch_records": 2_000, "claim_wait": 1.0, "transaction_age": 30.0}
 TIMES = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 400}

@@ -12,13 +12,13 @@ import sys
 import threading
 import warnings
 
+from demo.servers import DATABASE
 from demo.spark.handling import NAME
 from seekpoint.errors import Fenced
 from seekpoint.spark import Env, run
 from seekpoint.testing.child_process import obey, receive
 from seekpoint.testing.servers.spark import start_spark
 
-DATABASE = "SEEKPOINT_DEMO_DATABASE"  # the variable with the database's URL
 FENCED = 4  # exit code: another driver has the partitions
 
 

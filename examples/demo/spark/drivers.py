@@ -14,9 +14,9 @@ import psutil
 from sqlalchemy import Engine, text
 
 from demo.flights import GROUP
-from demo.spark.driver_process import DATABASE
-from demo.worker_pool import DemoFailed
-from seekpoint.testing.child_process import ChildProcess, start_python
+from demo.servers import DATABASE
+from demo.worker_pool import DemoFailed, LoggedProcess
+from seekpoint.testing.child_process import start_python
 
 LONGEST = 600.0  # seconds that a step may take: a session of Spark takes minutes on a busy machine
 
@@ -30,16 +30,14 @@ _STAGING = text(
 T = TypeVar("T")
 
 
-class DriverProcess(ChildProcess):
+class DriverProcess(LoggedProcess):
     """One Spark driver, in its own folder."""
 
-    failure = DemoFailed
-
     def __init__(self, name: str, folder: Path, database: str, order: dict[str, Any]) -> None:
-        self.name, self.folder, self._log = name, folder / name, folder / f"{name}.log"
+        self.name, self.folder, self.log = name, folder / name, folder / f"{name}.log"
         self.folder.mkdir()
         env = {DATABASE: database, "TMPDIR": str(self.folder)}
-        process = start_python("-m", "demo.spark.driver_process", stderr=self._log, env=env)
+        process = start_python("-m", "demo.spark.driver_process", stderr=self.log, env=env)
         super().__init__(process, {**order, "folder": str(self.folder)})
 
     def close(self) -> None:
@@ -66,11 +64,6 @@ class DriverProcess(ChildProcess):
                     process.kill()
                     hit += 1
         return hit
-
-    def tail(self) -> str:
-        """Its exit code, and the last lines that it logged."""
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
-        return "\n".join([f"exit code {self.exit_code}; its log ends with", *lines])
 
 
 class Drivers:

@@ -60,6 +60,13 @@ def _check(codec: Any) -> None:
         raise ConfigError(f"a codec must be callable or have decode(record), got {codec!r}")
 
 
+def decode_null(record: RawRecord, tombstones: bool) -> Any:
+    """The value None of a record with a null value. Raises Poison if the codec does not declare tombstones."""
+    if not tombstones:
+        raise Poison("a null value, and the codec does not declare tombstones=True", record)
+    return None
+
+
 def value_decoder(codec: Codec) -> Callable[[RawRecord], Any]:
     """A function from a raw record to its decoded value; it raises what the codec raises."""
     _check(codec)
@@ -68,11 +75,7 @@ def value_decoder(codec: Codec) -> Callable[[RawRecord], Any]:
     tombstones = bool(getattr(codec, "tombstones", False))
 
     def decode(record: RawRecord) -> Any:
-        if record.value is not None:
-            return codec(record.value)
-        if tombstones:
-            return None
-        raise Poison("a null value, and the codec does not declare tombstones=True", record)
+        return decode_null(record, tombstones) if record.value is None else codec(record.value)
 
     return decode
 

@@ -140,8 +140,8 @@ def _float32(value: float) -> float:
     return next((number for number in texts if _in_32_bits(number) == bits), value)
 
 
-def _decimal(unscaled: str | bytes, scale: int) -> Decimal:
-    """A Decimal with all digits of Connect's bytes, which are a big-endian whole number."""
+def connect_decimal(unscaled: str | bytes, scale: int) -> Decimal:
+    """A Decimal with all digits of Connect's bytes, which are a big-endian whole number, whatever the context is."""
     number = int.from_bytes(_bytes(unscaled), "big", signed=True)
     digits = tuple(map(int, str(abs(number))))
     return Decimal((int(number < 0), digits, -scale))
@@ -152,7 +152,7 @@ def _scaled(schema: Schema) -> Convert:
     if "scale" not in parameters:
         return _refused("Decimal needs the parameter 'scale': add {'parameters': {'scale': '2'}} to its type in types=")
     scale = int(parameters["scale"])
-    return lambda value: _decimal(value, scale)
+    return lambda value: connect_decimal(value, scale)
 
 
 def _bits(schema: Schema) -> Convert:
@@ -219,10 +219,6 @@ def _geometry(value: Mapping[str, Any]) -> str:
     return wkb.hex()
 
 
-def _as_it_is(_: Schema) -> None:
-    return None
-
-
 def _always(convert: Convert) -> Callable[[Schema], Convert]:
     return lambda _: convert
 
@@ -238,7 +234,7 @@ _NAMED: Mapping[str, Callable[[Schema], Convert | None]] = {
     "org.apache.kafka.connect.data.Date": _always(_day),
     "org.apache.kafka.connect.data.Time": _always(_clock(_MS)),
     "org.apache.kafka.connect.data.Timestamp": _always(_moment(_MS)),
-    "io.debezium.data.VariableScaleDecimal": _always(lambda value: _decimal(value["value"], value["scale"])),
+    "io.debezium.data.VariableScaleDecimal": _always(lambda value: connect_decimal(value["value"], value["scale"])),
     "io.debezium.time.Date": _always(_day),
     "io.debezium.time.Time": _always(_clock(_MS)),
     "io.debezium.time.MicroTime": _always(_clock(_US)),
@@ -270,5 +266,5 @@ _NAMED: Mapping[str, Callable[[Schema], Convert | None]] = {
         "io.debezium.data.Ltree",
         "io.debezium.data.TsVector",
     ),
-    _as_it_is,
+    lambda _: None,
 )

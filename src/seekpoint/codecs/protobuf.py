@@ -14,6 +14,7 @@ from typing import Any
 from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from seekpoint.codecs.connect_values import connect_decimal
 from seekpoint.records import EPOCH
 
 Reader = Callable[[Any], Any]
@@ -76,12 +77,6 @@ def _seconds(message: Any) -> timedelta:
     return timedelta(seconds=message.seconds, microseconds=int(message.nanos / 1000))  # nanoseconds are cut off
 
 
-def _unscaled(message: Any) -> Decimal:
-    """Confluent's decimal: an integer's bytes, and a scale. Exact, whatever the context's precision is."""
-    number = int.from_bytes(message.value, "big", signed=True)
-    return Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -message.scale))
-
-
 WELL_KNOWN: Mapping[str, Reader] = {
     "google.protobuf.Timestamp": lambda message: EPOCH + _seconds(message),
     "google.protobuf.Duration": _seconds,
@@ -90,7 +85,7 @@ WELL_KNOWN: Mapping[str, Reader] = {
         message.hours, message.minutes, message.seconds, message.nanos // 1000
     ),
     "google.type.Decimal": lambda message: Decimal(message.value or "0"),
-    "confluent.type.Decimal": _unscaled,
+    "confluent.type.Decimal": lambda message: connect_decimal(message.value, message.scale),
     **dict.fromkeys(
         (f"google.protobuf.{name}" for name in ("Struct", "Value", "ListValue")), json_format.MessageToDict
     ),

@@ -16,11 +16,14 @@ from typing import Any, Generic, Literal, NotRequired, TypedDict, TypeVar, Unpac
 
 import msgspec
 
+from seekpoint.codecs.codec import decode_null
 from seekpoint.codecs.json import Json
 from seekpoint.codecs.pydantic_models import model_converter
 from seekpoint.codecs.registry_client import Registry, check, connect, missing, shown
 from seekpoint.codecs.value_types import has_models
 from seekpoint.codecs.wire_format import (
+    GUID,
+    ID,
     INDIFFERENT,
     Frames,
     Short,
@@ -29,7 +32,7 @@ from seekpoint.codecs.wire_format import (
     protobuf_frame,
     schema_id,
 )
-from seekpoint.errors import CodecUnavailable, ConfigError, Poison
+from seekpoint.errors import CodecUnavailable, ConfigError
 from seekpoint.records import RawRecord
 
 __all__ = ["Avro", "JsonSchema", "Protobuf", "Registry"]
@@ -41,7 +44,7 @@ Decode = Callable[[bytes, RawRecord, str], Any]  # from the wire format, its rec
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 OURS = ("schema.id.deserializer",)
 _CHECKING = INDIFFERENT | {"validate"}  # options that do not change the record's JSON
-SHORTEST = {0: 5, 1: 17}  # the length of a schema's id (first byte 0) and of its GUID (first byte 1)
+SHORTEST = {0: ID, 1: GUID}  # by its first byte, the length of a header with a schema's id or GUID
 
 
 class _OfJson(TypedDict):
@@ -91,11 +94,9 @@ class RegistryCodec(ABC, Generic[V_co]):
 
     def decode(self, record: RawRecord, /) -> V_co:
         """Decode a record's value. Raises CodecUnavailable if the registry does not answer."""
-        if record.value is not None:
-            return self._decode(record, record.value, "value")
-        if self.tombstones:
-            return None  # type: ignore[return-value]  # V_co has None then
-        raise Poison("a null value, and the codec does not declare tombstones=True", record)
+        if record.value is None:
+            return decode_null(record, self.tombstones)  # type: ignore[no-any-return]  # with tombstones, V_co has None
+        return self._decode(record, record.value, "value")
 
     def decode_key(self, record: RawRecord, /) -> V_co | None:
         """Decode a record's key; None if it has none. Raises CodecUnavailable if the registry does not answer."""

@@ -92,6 +92,18 @@ def type_info(kind: Any) -> inspect.Type:
     return _described(kind, frozenset()) if has_models(kind) else inspect.type_info(kind)
 
 
+def type_with_fields(kind: Any) -> inspect.StructType | inspect.DataclassType | inspect.TypedDictType | None:
+    """Describe a Struct, dataclass, TypedDict, model, … as :func:`type_info` does; None for other types.
+
+    Raises NameError for an annotation that cannot be resolved.
+    """
+    try:
+        info = type_info(kind)
+    except (TypeError, ValueError):
+        return None
+    return info if isinstance(info, WITH_FIELDS) else None
+
+
 def _described(kind: Any, within: frozenset[Any]) -> inspect.Type:
     """Describe a type. ``within`` are the classes around it, each of which is described as Any inside itself."""
     kind = getattr(kind, "__value__", kind)

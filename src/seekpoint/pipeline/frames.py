@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from seekpoint.codecs import Bytes, Codec
-from seekpoint.codecs.value_types import WITH_FIELDS, type_info
+from seekpoint.codecs.value_types import type_with_fields
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, StartAt
@@ -202,13 +202,13 @@ def _inputs(me: str, inputs: Mapping[str, TableName], frames: Mapping[str, Frame
 def _check_codec(me: str, codec: Codec) -> None:
     """Raise ConfigError for a codec whose values have no known columns, or columns of Kafka's names."""
     kind = getattr(codec, "type", None)
-    fields = value_fields(kind)
-    if fields is None:
+    info = type_with_fields(kind)
+    if info is None:
         raise ConfigError(
             f"{me}: {codec!r} decodes into values whose columns are not known: use a codec of a Struct, dataclass or "
             "TypedDict, e.g. Json(Order); or leave value= out, and decode in the frames, e.g. with from_json"
         )
-    if twice := [name for name in fields if name in RECORD]:
+    if twice := [field.name for field in info.fields if field.name in RECORD]:
         raise ConfigError(
             f"{me}: the field {twice[0]!r} of {getattr(kind, '__name__', kind)} has the name of one of Kafka's columns "
             f"({', '.join(RECORD)}): rename the attribute (msgspec: field(name={twice[0]!r})), or leave value= out, "
@@ -219,12 +219,3 @@ def _check_codec(me: str, codec: Codec) -> None:
             f"{me}: {codec!r} has tombstones, and a frame deletes no rows: leave tombstones=True out (null values are "
             "then poison records), or leave value= out, and filter the null values in the frames"
         )
-
-
-def value_fields(kind: Any) -> tuple[str, ...] | None:
-    """The names of a Struct's, dataclass's, TypedDict's or model's fields; None for any other type."""
-    try:
-        info = type_info(kind)
-    except (TypeError, ValueError):
-        return None
-    return tuple(field.name for field in info.fields) if isinstance(info, WITH_FIELDS) else None

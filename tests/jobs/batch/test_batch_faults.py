@@ -94,12 +94,7 @@ def test_a_batch_without_a_driver_is_found_and_swept(orders_group: OrdersGroup) 
     assert by == f"batch {run}"
     assert f"seekpoint batch MODULE:NAME --resume {run}" in reason
     assert f"seekpoint reload abort {run}" in reason
-    where = [
-        "--database-url",
-        orders_group.engine.url.render_as_string(hide_password=False),
-        "--schema",
-        orders_group.schema,
-    ]
+    where = orders_group.database_options
     shown = CliRunner().invoke(app, ["status", orders_group.group, *where], env={"COLUMNS": "200", "NO_COLOR": "1"})
     assert f"{orders_group.group} is paused by batch {run}: {reason}" in shown.stdout
     statuses = json.loads(CliRunner().invoke(app, ["status", orders_group.group, *where, "--json"]).stdout)
@@ -438,15 +433,7 @@ def test_a_batch_is_taken_over_on_a_host_whose_name_is_not_utf_8(
 
 def test_a_pause_of_a_batch_whose_driver_is_gone_fails_a_check(orders_group: OrdersGroup) -> None:
     run = kill_at(orders_group, "staging")
-    check = [
-        "status",
-        orders_group.group,
-        "--check",
-        "--database-url",
-        orders_group.engine.url.render_as_string(hide_password=False),
-        "--schema",
-        orders_group.schema,
-    ]
+    check = ["status", orders_group.group, "--check", *orders_group.database_options]
     silence = f"{orders_group.group}: batch {run} has paused the group, and its driver "
     assert silence not in CliRunner().invoke(app, check).stdout
     orders_group.execute("UPDATE {schema}.reload_run SET changed_at = now() - interval '11 minutes'")

@@ -298,7 +298,7 @@ def test_the_command_applies_resumes_and_refuses(orders_group: OrdersGroup, tmp_
     assert repeated(orders_group) == []
     Batcher(orders_group, kind="append", at="staged", range=[5, 15]).kill_where_it_waits()
     [run] = terminal.look("reload", "status")
-    shown = terminal.run("reload", "status", run["id"], *terminal.ledger).stdout
+    shown = terminal.run("reload", "status", run["id"], *orders_group.database_options).stdout
     assert f"reprocess {run['id']}: staged" in shown
     assert f":entries --resume {run['id']}" in shown or "MODULE:NAME --resume" in shown
     said = json.loads(command("5..15", "--accept-repeats", "--json").stdout)

@@ -43,13 +43,13 @@ def test_a_group_is_named_where_no_pipeline_is(terminal: Terminal, orders_group:
         orders_group.topic,
         "--to",
         "archive",
-        *terminal.servers,
+        *orders_group.server_options,
     )
     assert "121 records in 1 file," in terminal.run(*words).stdout
     assert "121 records" not in terminal.run("export", f"{terminal.module}:worker", "--to", "archive").stdout
     both = terminal.job("export", "--group", "g", "--to", "archive", exits=2)
     assert "name either a pipeline, MODULE:NAME, or its group with --group" in both.stderr
-    none = terminal.run("export", "--group", "g", "--to", "archive", *terminal.servers, exits=2)
+    none = terminal.run("export", "--group", "g", "--to", "archive", *orders_group.server_options, exits=2)
     assert "has no offsets of group 'g'" in none.stderr
     topic = terminal.job("export", "--topic", "t", "--to", "archive", exits=2)
     assert "has no offsets of t; it reads" in topic.stderr

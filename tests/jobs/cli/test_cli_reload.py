@@ -93,7 +93,7 @@ def test_a_worker_brings_its_servers(terminal: Terminal, orders_group: OrdersGro
     worker = f"{terminal.module}:worker"
     terminal.run("reload", "run", worker)
     assert orders_group.rows() == doubled(FIRST)
-    refused = terminal.run("reload", "run", worker, "--database-url", terminal.url, exits=2)
+    refused = terminal.run("reload", "run", worker, "--database-url", orders_group.url, exits=2)
     assert "is a Worker and brings its own database and brokers: remove --database-url" in refused.stderr
     two = terminal.run("reload", "run", worker, f"{terminal.module}:elsewhere", exits=2)
     assert "are Workers with different databases, schemas or brokers" in two.stderr
@@ -107,9 +107,7 @@ def test_a_run_of_a_worker_is_resumed_by_the_database_that_holds_it(
         orders_group.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (:id, 1, 0)", id=id_)
     worker = f"{terminal.module}:worker"
     terminal.run("reload", "run", worker, exits=1)
-    terminal.run(
-        "reload", "resume", "--database-url", terminal.url, "--schema", orders_group.schema, "--max-deletes", "0.5"
-    )
+    terminal.run("reload", "resume", *orders_group.database_options, "--max-deletes", "0.5")
     assert orders_group.rows() == doubled(FIRST)
 
 
@@ -120,7 +118,7 @@ def test_a_run_that_is_refused_names_every_reason(terminal: Terminal) -> None:
     assert (as_json.stdout, "error: refused:" in as_json.stderr) == ("", True)
     assert "has no offsets in the ledger: start a worker once, then reload" in result.stderr
     assert terminal.look("reload", "status") == []
-    assert terminal.run("reload", "status", *terminal.ledger).stdout == "no runs are on record\n"
+    assert terminal.run("reload", "status", *terminal.orders_group.database_options).stdout == "no runs are on record\n"
 
 
 def test_a_run_that_fails_says_why_and_is_on_record(terminal: Terminal, orders_group: OrdersGroup) -> None:
@@ -131,7 +129,7 @@ def test_a_run_that_fails_says_why_and_is_on_record(terminal: Terminal, orders_g
     (run,) = terminal.look("reload", "status")
     assert run["state"] == "failed"
     assert "too much" in run["error"]
-    listed = terminal.run("reload", "status", *terminal.ledger).stdout
+    listed = terminal.run("reload", "status", *orders_group.database_options).stdout
     assert f"\n{run['id']}: {run['error'].splitlines()[0]}" in listed
     assert max(map(len, listed.splitlines())) <= 100
 
@@ -197,17 +195,17 @@ def test_status_says_what_is_left(
 
 def test_status_is_for_people_and_says_what_to_do(terminal: Terminal, orders_group: OrdersGroup) -> None:
     run = left_at(orders_group, "compared")
-    said = terminal.run("reload", "status", str(run), *terminal.ledger).stdout
+    said = terminal.run("reload", "status", str(run), *orders_group.database_options).stdout
     assert said.startswith(f"reload {run}: compared\n")
     assert f"{orders_group.group}, version 1 → 2" in said
     assert "left      0 offsets in 2 partitions" in said
     assert f"resume, if its driver has ended: seekpoint reload run MODULE:NAME --resume {run}" in said
     assert f"abort: seekpoint reload abort {run} --reason '…'" in said
     orders_group.execute("UPDATE {schema}.reload_run SET changed_at = now() - interval '3 hours'")
-    old = terminal.run("reload", "status", str(run), *terminal.ledger).stdout
+    old = terminal.run("reload", "status", str(run), *orders_group.database_options).stdout
     assert "last heartbeat 3 h 0 min ago: the driver may have ended" in old
     assert f"resume: seekpoint reload run MODULE:NAME --resume {run}" in old
-    listed = terminal.run("reload", "status", *terminal.ledger).stdout
+    listed = terminal.run("reload", "status", *orders_group.database_options).stdout
     assert str(run) in listed
     assert f"{orders_group.schema}.orders" in listed
 
@@ -219,7 +217,9 @@ def test_status_sees_a_step_that_is_under_way(terminal: Terminal, orders_group: 
         assert reloader.wait_for("halted")
         status = terminal.look("reload", "status", str(run))
         assert (status["in_step"], status["state"]) == (True, "staging")
-        assert "in a step right now" in terminal.run("reload", "status", str(run), *terminal.ledger).stdout
+        assert (
+            "in a step right now" in terminal.run("reload", "status", str(run), *orders_group.database_options).stdout
+        )
     finally:
         reloader.kill()
 
@@ -274,7 +274,7 @@ def test_a_cut_over_that_is_refused_is_resumed_with_other_bounds(terminal: Termi
     assert refused.stderr.index(changes) < refused.stderr.index("error: the cut-over is refused; the run stays open:")
     assert "10 of 49 live rows (20%)" in refused.stderr
     assert f"{run['id']} is left open (compared), workers continue" in refused.stderr
-    servers = terminal.servers
+    servers = orders_group.server_options
     again = terminal.run("reload", "resume", *servers, "--max-deletes", "0.5", exits=1)
     assert "10 rows would be deleted, and" in again.stderr
     assert len(orders_group.rows()) == 49
@@ -290,7 +290,7 @@ def test_a_cut_over_that_is_refused_is_resumed_with_other_bounds(terminal: Termi
 
 
 def test_what_is_to_be_resumed_must_be_known(terminal: Terminal, orders_group: OrdersGroup) -> None:
-    servers = terminal.servers
+    servers = orders_group.server_options
     assert "open runs: none" in terminal.run("reload", "resume", *servers, exits=2).stderr
     run = left_at(orders_group, "compared")
     unnamed = terminal.run("reload", "resume", *servers, exits=2)
@@ -305,25 +305,25 @@ def test_abort_ends_a_run_once(terminal: Terminal, orders_group: OrdersGroup) ->
     run = str(left_at(orders_group, "compared"))
     assert (
         "--reason is empty: say why the run is aborted"
-        in terminal.run("reload", "abort", run, "--reason", " ", *terminal.ledger, exits=2).stderr
+        in terminal.run("reload", "abort", run, "--reason", " ", *orders_group.database_options, exits=2).stderr
     )
     assert terminal.look("reload", "abort", run, "--reason", "wrong code")["state"] == "aborted"
     assert orders_group.schemas() == []
-    again = terminal.run("reload", "abort", run, "--reason", "again", *terminal.ledger, exits=1)
+    again = terminal.run("reload", "abort", run, "--reason", "again", *orders_group.database_options, exits=1)
     assert f"run {run} is aborted: wrong code" in again.stderr
-    said = terminal.run("reload", "status", run, *terminal.ledger).stdout
+    said = terminal.run("reload", "status", run, *orders_group.database_options).stdout
     assert "begin again: seekpoint reload run MODULE:NAME" in said
     assert "error     wrong code" in said
 
 
 def test_sweep_ends_the_runs_of_drivers_that_are_gone(terminal: Terminal, orders_group: OrdersGroup) -> None:
     run = left_at(orders_group, "compared")
-    nothing = terminal.run("reload", "sweep", *terminal.ledger)
+    nothing = terminal.run("reload", "sweep", *orders_group.database_options)
     assert nothing.stdout == "there is nothing to sweep\n"
     orders_group.execute("UPDATE {schema}.reload_run SET changed_at = now() - interval '3 hours'")
     assert terminal.look("reload", "sweep", "--gone-after", "2h") == {"swept": [str(run)], "left": []}
     assert orders_group.schemas() == []
-    wrong = terminal.run("reload", "sweep", "--gone-after", "soon", *terminal.ledger, exits=2)
+    wrong = terminal.run("reload", "sweep", "--gone-after", "soon", *orders_group.database_options, exits=2)
     assert "--gone-after takes a length of time such as 90s, 30m, 12h, 7d; not 'soon'" in wrong.stderr
 
 
@@ -332,12 +332,12 @@ def test_sweep_leaves_what_is_in_use(terminal: Terminal, orders_group: OrdersGro
     run = left_at(orders_group, "compared")
     (schema,) = orders_group.schemas()
     with orders_group.holding(f"SELECT count(*) FROM {schema}.t0"):
-        said = terminal.run("reload", "abort", str(run), "--reason", "no", *terminal.ledger)
+        said = terminal.run("reload", "abort", str(run), "--reason", "no", *orders_group.database_options)
         assert "aborted, not swept" in said.stdout
         assert "drop it later with `seekpoint reload sweep`" in said.stderr
-        kept = terminal.run("reload", "sweep", *terminal.ledger, exits=1)
+        kept = terminal.run("reload", "sweep", *orders_group.database_options, exits=1)
         assert f"{run}: schema {schema} is still in use" in kept.stderr
-    assert terminal.run("reload", "sweep", *terminal.ledger).stdout == f"{run}: nothing is left of it\n"
+    assert terminal.run("reload", "sweep", *orders_group.database_options).stdout == f"{run}: nothing is left of it\n"
 
 
 def test_no_password_comes_out(terminal: Terminal) -> None:

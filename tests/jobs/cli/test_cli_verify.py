@@ -23,11 +23,11 @@ def test_tables_that_are_what_the_log_says(terminal: Terminal, orders_group: Ord
     assert orders_group.schemas() == []
     (run,) = terminal.look("reload", "status")
     assert (run["state"], run["error"]) == ("verified", None)
-    listed = terminal.run("reload", "status", *terminal.ledger).stdout
+    listed = terminal.run("reload", "status", *orders_group.database_options).stdout
     assert " verified " in listed
     assert max(map(len, listed.splitlines())) <= 100
     assert "aborted" not in listed
-    shown = terminal.run("reload", "status", run["id"], *terminal.ledger).stdout
+    shown = terminal.run("reload", "status", run["id"], *orders_group.database_options).stdout
     assert shown.startswith(f"verify {run['id']}: verified\n")
     assert "error" not in shown
 
@@ -122,4 +122,4 @@ def test_a_verify_that_was_broken_off_is_listed_as_one(terminal: Terminal, order
     (run,) = terminal.look("reload", "status")
     assert run["state"] == "aborted"
     assert run["error"] == "verify: interrupted before the tables were compared"
-    assert " aborted " in terminal.run("reload", "status", *terminal.ledger).stdout
+    assert " aborted " in terminal.run("reload", "status", *orders_group.database_options).stdout

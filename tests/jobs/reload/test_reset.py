@@ -299,15 +299,6 @@ def test_the_command(summed_group: OrdersGroup, tmp_path: Path, monkeypatch: pyt
     names = {"group": orders_group.group, "topic": orders_group.topic, "schema": orders_group.schema, "version": 1}
     (tmp_path / "sums_of_the_command.py").write_text(MODULE.format(**names))
     monkeypatch.chdir(tmp_path)
-    url = orders_group.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    servers = [
-        "--database-url",
-        url,
-        "--schema",
-        orders_group.schema,
-        "--kafka",
-        f"bootstrap.servers={orders_group.brokers}",
-    ]
     words = [
         "offsets",
         "reset",
@@ -316,7 +307,7 @@ def test_the_command(summed_group: OrdersGroup, tmp_path: Path, monkeypatch: pyt
         f"{orders_group.topic}:0",
         "--to-offset",
         "100",
-        *servers,
+        *orders_group.server_options,
     ]
     shown = seekpoint(*words).stdout
     assert "would count records twice: refused, unless --rebuild MODULE:NAME" in shown

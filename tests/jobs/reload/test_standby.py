@@ -144,8 +144,7 @@ def test_only_the_version_that_is_built_is_a_standby(orders_group: OrdersGroup, 
 
 def test_status_shows_it(orders_group: OrdersGroup) -> None:
     working(orders_group, [of(1)], limits=QUICK)
-    url = orders_group.engine.url.render_as_string(hide_password=False)
-    command = ["status", orders_group.group, "--database-url", url, "--schema", orders_group.schema]
+    command = ["status", orders_group.group, *orders_group.database_options]
 
     def said(*more: str) -> str:
         result = CliRunner().invoke(app, [*command, *more])

@@ -27,16 +27,7 @@ log = test_frames_reload.log
 
 
 def command(orders_group: OrdersGroup, name: str, *options: str, word: str = "run") -> list[str]:
-    url = orders_group.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    servers = [
-        "--database-url",
-        url,
-        "--schema",
-        orders_group.schema,
-        "--kafka",
-        f"bootstrap.servers={orders_group.brokers}",
-    ]
-    return ["spark", word, name, "--master", "local[2,4]", *servers, *options]
+    return ["spark", word, name, "--master", "local[2,4]", *orders_group.server_options, *options]
 
 
 def started(modules: Path, words: list[str], log: Path) -> subprocess.Popen[str]:

@@ -54,15 +54,7 @@ VARIANTS = {
 
 
 def run(worker_group: WorkerGroup, *words: str) -> str:
-    servers = [
-        "--database-url",
-        worker_group.dsn,
-        "--schema",
-        worker_group.schema,
-        "--kafka",
-        f"bootstrap.servers={worker_group.broker}",
-    ]
-    return seekpoint(*words, *servers).stdout
+    return seekpoint(*words, *worker_group.server_options).stdout
 
 
 def consume(

@@ -15,7 +15,7 @@ from uuid import UUID
 import pyarrow as pa
 from msgspec import inspect
 
-from seekpoint.codecs.value_types import WITH_FIELDS, type_info
+from seekpoint.codecs.value_types import type_with_fields
 
 Convert = Callable[[Any], Any]  # from a value other than None to one for pyarrow; raises ValueError, TypeError
 
@@ -41,13 +41,8 @@ BY_VALUES = Kind(None, nullable=True)
 
 def fields_of(annotated: Any) -> dict[str, Kind] | None:
     """The fields of a Struct, dataclass, TypedDict, model, …, by their names; None for other types."""
-    try:
-        info = type_info(annotated)
-    except (TypeError, ValueError):
-        return None
-    if not isinstance(info, WITH_FIELDS):
-        return None
-    return _named(info)
+    info = type_with_fields(annotated)
+    return None if info is None else _named(info)
 
 
 def fields_in(schema: Any) -> dict[str, Kind]:

@@ -61,7 +61,6 @@ from seekpoint.cli.options import (
 )
 from seekpoint.cli.output import answer, cut, moment
 from seekpoint.cli.replay_requests import follow, print_request, request_by_worker
-from seekpoint.cli.status import known_group
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.dead_letters import OPEN, DeadLetter
 from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER
@@ -263,8 +262,7 @@ def edit(
     value = None if value_file is None else _bytes_of(value_file)
     engine = ledger.engine()
     group = group_of(engine, id, schema=ledger.schema)
-    known_group(engine, group, ledger.schema)
-    dead_letters = DeadLetterAdmin(engine, group, schema=ledger.schema, actor=author)
+    dead_letters = Admin(engine, schema=ledger.schema).dead_letters(group, actor=author)
     if not apply:
         edited = dead_letters.plan_edit(id, value)
     elif value is None:
@@ -447,8 +445,7 @@ def discard(
     done: list[Discarded] = []
     with _bar("discarding") as (bar, task):
         for name, selection in _by_group(engine, ledger.schema, group, chosen).items():
-            known_group(engine, name, ledger.schema)
-            dead_letters = DeadLetterAdmin(engine, name, schema=ledger.schema, actor=actor)
+            dead_letters = Admin(engine, schema=ledger.schema).dead_letters(name, actor=actor)
             if apply:
                 done += dead_letters.discard(selection, reason=reason or "", progress=lambda _: bar.advance(task))
             else:
@@ -533,9 +530,7 @@ def purge(
 
 
 def _dead_letters(ledger: DatabaseOptions, group: str) -> DeadLetterAdmin:
-    engine = ledger.engine()
-    known_group(engine, group, ledger.schema)
-    return DeadLetterAdmin(engine, group, schema=ledger.schema)
+    return Admin(ledger.engine(), schema=ledger.schema).dead_letters(group)
 
 
 def _by_group(engine: Engine, schema: str, group: str | None, chosen: Chosen) -> dict[str, Chosen]:

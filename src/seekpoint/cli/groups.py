@@ -26,7 +26,6 @@ from seekpoint.cli.options import (
 )
 from seekpoint.cli.output import answer, print_table
 from seekpoint.cli.progress_bar import Shown, ago_of, lasting
-from seekpoint.cli.status import known_group
 from seekpoint.errors import ConfigError
 from seekpoint.records import numbered
 
@@ -227,8 +226,7 @@ def _carry_out(
     group: str, ledger: LedgerOptions, *, paused: bool, apply: bool, reason: str | None, actor: str | None
 ) -> None:
     require_reason(apply, reason)
-    known_group(engine := ledger.engine(), group, ledger.schema)
-    admin = Admin(engine, schema=ledger.schema)
+    admin = Admin(ledger.engine(), schema=ledger.schema)
     plan = admin.plan_pause(group) if paused else admin.plan_resume(group)
     if apply and not plan.is_done:
         admin.apply(plan, reason=reason or "", actor=actor)

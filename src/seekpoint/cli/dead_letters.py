@@ -51,6 +51,7 @@ from seekpoint.cli.options import (
     DatabaseOptions,
     Group,
     LedgerOptions,
+    Reason,
     Yes,
     ago,
     at_terminal,
@@ -245,11 +246,8 @@ def edit(
         Path | None, typer.Option(metavar="FILE", help="The value that a replay applies: the bytes of this file.")
     ] = None,
     undo: Annotated[bool, typer.Option("--undo", help="Undo the edit: a replay applies the log's value.")] = False,
-    reason: Annotated[str | None, typer.Option(help="Why, for the record; needed with --apply.")] = None,
-    author: Annotated[
-        str | None,
-        typer.Option("--author", "--actor", help="Who, for the record. Default: the user of the operating system."),
-    ] = None,
+    reason: Reason = None,
+    actor: Actor = None,
     apply: Apply = False,
 ) -> None:
     """Give an open dead letter's record another value, which its replay applies; the log's value is kept, too.
@@ -262,7 +260,7 @@ def edit(
     value = None if value_file is None else _bytes_of(value_file)
     engine = ledger.engine()
     group = group_of(engine, id, schema=ledger.schema)
-    dead_letters = Admin(engine, schema=ledger.schema).dead_letters(group, actor=author)
+    dead_letters = Admin(engine, schema=ledger.schema).dead_letters(group, actor=actor)
     if not apply:
         edited = dead_letters.plan_edit(id, value)
     elif value is None:
@@ -502,7 +500,7 @@ def purge(
         typer.Option("--state", help="Only those in this state (repeatable). Default: replayed."),
     ] = None,
     apply: Apply = False,
-    reason: Annotated[str | None, typer.Option(help="Why, for the record; needed with --apply.")] = None,
+    reason: Reason = None,
     actor: Actor = None,
 ) -> None:
     """Delete dead letters that were replayed and closed long ago; never open ones.

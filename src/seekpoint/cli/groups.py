@@ -118,7 +118,7 @@ def replace(
     admin = Admin(ledger.engine(), schema=ledger.schema)
     plan, result = admin.plan_replace(group, by=by), None
     if apply and not plan.is_done:
-        with Shown(as_json=ledger.as_json) as progress:
+        with Shown(unit="offsets", terminal_only=ledger.as_json) as progress:
             result = admin.replace_group(
                 plan,
                 reason=reason or "",

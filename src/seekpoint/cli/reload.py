@@ -253,7 +253,7 @@ def _driven(
     reports: list[Report] = []
     with ExitStack() as stack:
         stack.enter_context(terminable())
-        progress = stack.enter_context(Shown(as_json=as_json))
+        progress = stack.enter_context(Shown(terminal_only=as_json))
         options |= {"compared": compared_into(reports, progress), **cut_over.limits()}
         reload = stack.enter_context(reload_of(of, progress, cut_over, archive, **options))
 

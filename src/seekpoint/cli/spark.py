@@ -140,7 +140,7 @@ def verify(
     kafka, database = spark_session.for_tasks(url, settings)  # before the session: its Java inherits what is set here
     from seekpoint.spark import verify as verify_frames  # noqa: PLC0415 -- pyspark, an extra
 
-    with terminable(), Shown(as_json=as_json) as progress:
+    with terminable(), Shown(terminal_only=as_json) as progress:
         progress.say(f"starting Spark on {session.master}")
         with spark_session.spark_session(session.master, session.spark_conf) as spark:
             report = verify_frames(
@@ -186,7 +186,7 @@ def reload(
     url, settings = servers.named()
     kafka, database = spark_session.for_tasks(url, settings)  # before the session: its Java inherits what is set here
     reports: list[Report] = []
-    with terminable(), Shown(as_json=as_json) as progress:
+    with terminable(), Shown(terminal_only=as_json) as progress:
         progress.say(f"starting Spark on {session.master}")
         with (
             spark_session.spark_session(session.master, session.spark_conf) as spark,

@@ -17,7 +17,7 @@ from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
-from seekpoint.ledger.claim import insert_positions, refuse_forgotten, unknown_topics
+from seekpoint.ledger.claim import insert_positions, refuse_forgotten, require_cluster, unknown_topics
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import GROUPS
 from seekpoint.records import Partition
@@ -224,11 +224,7 @@ def _require_new(tx: GroupConnection, cluster: str, topics: list[str]) -> None:
     group = tx.execute(GROUPS["read"]).one_or_none()
     if group is not None:
         refuse_forgotten(group)
-    if group is not None and group.cluster_id not in {None, cluster}:
-        raise ClusterChanged(
-            f"group {tx.group!r} holds offsets of Kafka cluster {group.cluster_id}, but these brokers are cluster "
-            f"{cluster}"
-        )
+        require_cluster(group, cluster)
     if stored_topics := sorted(set(topics) - set(unknown_topics(tx, topics))):
         raise Fenced(
             f"group {tx.group!r} has stored offsets of topic {stored_topics[0]!r} already, which an import does not "

@@ -13,11 +13,11 @@ from seekpoint.jobs.frames.declarations import load_spark_pipeline, name_of
 from seekpoint.jobs.frames.inputs import Input, described, exported
 from seekpoint.jobs.frames.records import RecordsSource, columns
 from seekpoint.jobs.frames.rights import require_rights
-from seekpoint.jobs.frames.table_types import require_types
+from seekpoint.jobs.frames.table_types import checked_tables, require_types
 from seekpoint.jobs.run import transaction
 from seekpoint.jobs.spark.read import require_this_python
 from seekpoint.jobs.spark.settings import Env, portable, require_no_secret, resolved
-from seekpoint.jobs.tables.targets import PipelineSource, targets
+from seekpoint.jobs.tables.targets import PipelineSource
 from seekpoint.ledger.schema_revision import check
 from seekpoint.pipeline.frames import SparkPipeline
 from seekpoint.postgres.engine import postgres_engine
@@ -77,8 +77,7 @@ class BoundPipeline:
         self.frames, declared = bind(self.declared, records, inputs)
         self.source = PipelineSource(self._name, declared)
         with transaction(self.engine, self._schema) as tx:
-            declared.check_tables(tx.connection)
-            tables = targets(tx.connection, [self.source])
+            tables = checked_tables(tx.connection, self.source)
             require_order_between(tables)
             require_types(tx.connection, tables, self.frames)
             require_rights(tx.connection, tables)

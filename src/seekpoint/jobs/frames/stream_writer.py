@@ -31,7 +31,7 @@ from seekpoint.jobs.frames.frame_rows import FrameRows, StagedFrame
 from seekpoint.jobs.frames.frame_stager import places_of, rows_plan
 from seekpoint.jobs.frames.rights import require_rights
 from seekpoint.jobs.frames.rows import FrameAttempt, RowsPlan, places, write
-from seekpoint.jobs.frames.table_types import require_types
+from seekpoint.jobs.frames.table_types import checked_tables, require_types
 from seekpoint.jobs.frames.under_claims import (
     STOPS,
     abandon,
@@ -301,8 +301,7 @@ class WrittenGroup:
         """The table, after a check of ledger, columns and privileges. Raises ConfigError and SchemaMismatch."""
         with transaction(self._engine, self._options.schema) as tx:
             check(tx.connection, self._options.schema)
-            self._source.pipeline.check_tables(tx.connection)
-            tables = targets(tx.connection, [self._source])
+            tables = checked_tables(tx.connection, self._source)
             require_types(tx.connection, tables, [self._rows])
             require_rights(tx.connection, tables)
         return tables[0].path

@@ -60,7 +60,7 @@ from seekpoint.jobs.staging.stage import (
 )
 from seekpoint.jobs.staging.task_errors import error_as_text, error_of
 from seekpoint.jobs.tables.staging_schema import Staging
-from seekpoint.jobs.tables.targets import PipelineSource, aimed_pipeline, targets
+from seekpoint.jobs.tables.targets import PipelineSource, aimed_pipeline
 from seekpoint.kafka.range_checks import end_epochs
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Claim, Ledger

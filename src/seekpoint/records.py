@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -266,6 +267,18 @@ def storable(text: str) -> str:
     if "\0" in text:
         text = text.replace("\0", "\\x00")
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def readable(data: bytes, *, is_cut: bool = False) -> str | None:
+    """The bytes as text, None if they are not UTF-8 or have control characters other than newlines and tabs.
+
+    ``is_cut`` drops half a character at the end.
+    """
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(data, final=not is_cut)
+    except UnicodeDecodeError:
+        return None
+    return text if all(char.isprintable() or char in "\n\t" for char in text) else None
 
 
 def notes(error: BaseException) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from shlex import quote
 from uuid import UUID
 
@@ -9,6 +10,7 @@ from seekpoint.records import Partition
 
 _DO_IT = "--apply --reason WHY"
 _TABLE = "seekpoint db table MODULE:NAME"
+_PRINTS = re.compile(rf" \(`{_TABLE}[^`]*` prints the statement\)|; `{_TABLE}[^`]*` prints the statement, too")
 
 
 def pause(group: str) -> str:
@@ -73,6 +75,11 @@ def create_table() -> str:
 def change_table() -> str:
     """How to print the statements that add what a sink's table lacks."""
     return f"`{_TABLE} --database-url …` prints the statement"
+
+
+def without_command(message: str) -> str:
+    """Leave out the ``seekpoint db table`` command, for sinks of DataFrames: it takes no SparkPipeline."""
+    return _PRINTS.sub("", message)
 
 
 def for_pipeline(message: str, name: str) -> str:

@@ -6,9 +6,10 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 from seekpoint.errors import ConfigError, needs_extra
@@ -177,6 +178,24 @@ class Storage:
         for info in self.fs.get_file_info(selector):
             if info.type == self._fs.FileType.File:
                 yield info.path.removeprefix(f"{self._base.rstrip('/')}/"), info.mtime
+
+
+@contextmanager
+def complete_file(file: Path, *, mode: int = 0o666) -> Iterator[IO[str]]:
+    """Yield an ASCII file to write, which gets its name only once it is complete and synced; until then NAME.part.
+
+    ``mode`` are its permissions, before the umask. Raises ConfigError if it cannot be written.
+    """
+    part = file.with_name(f"{file.name}.part")
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="ascii") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        part.replace(file)
+        _sync(file.absolute().parent)  # so that the file's name survives a crash of the machine, too
+    except OSError as failed:
+        raise ConfigError(f"{file} cannot be written: {failed.strerror}") from None
 
 
 def _sync(path: Path) -> None:

@@ -413,7 +413,7 @@ def test_edit_is_a_dry_run_without_apply(terminal: Terminal, tmp_path: Path) -> 
     terminal.refuse("bad")
     file = tmp_path / "value"
     file.write_bytes(b"fixed")
-    words = ("dead-letters", "edit", one, "--value-file", str(file), "--author", "ada", "--reason", "typo")
+    words = ("dead-letters", "edit", one, "--value-file", str(file), "--actor", "ada", "--reason", "typo")
     assert terminal.lines(*words) == [
         f'a replay would apply {one} (orders/0 offset 0) edited: "fixed"',
         "dry run; --apply does it",

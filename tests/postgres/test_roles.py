@@ -280,7 +280,7 @@ def test_names_that_cannot_be_in_the_script_are_refused(options: dict[str, Any],
 
 
 def test_the_command_prints_the_script_or_the_rights() -> None:
-    done = CliRunner().invoke(app, ["db", "roles", "--sql", "--reader", "grafana", "--table", "public.orders"])
+    done = CliRunner().invoke(app, ["db", "roles", "--reader", "grafana", "--table", "public.orders"])
     assert done.exit_code == 0
     assert done.stdout == role_script(names={Role.READER: "grafana"}, targets=["public.orders"])
     report = json.loads(CliRunner().invoke(app, ["db", "roles", "--reader", "grafana", "--json"]).stdout)

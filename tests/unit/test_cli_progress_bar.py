@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
+from sqlalchemy import create_engine
+from typer.testing import CliRunner
 
+from seekpoint.admin import Admin, ReplacePlan, ReplaceResult
 from seekpoint.cli import progress_bar as progress
+from seekpoint.cli.groups import app
+from seekpoint.cli.options import LedgerOptions
 from seekpoint.cli.progress_bar import Shown, lasting, progress_text
 
 
@@ -67,6 +73,21 @@ def test_keys_are_not_called_records(clock: Clock, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err.splitlines() == ["warming up: 0 of 300 keys", "warming up: 300 keys, 300/s"]
 
 
+def test_replace_counts_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "postgresql+psycopg://localhost:1/none"
+    plan = ReplacePlan("old", "new", 1, 2, (), False, 4, (), False, (None, None), ())
+
+    def replace_group(*_: Any, progress: Any, **__: Any) -> ReplaceResult:
+        progress("new catches up", 1, 4)
+        return ReplaceResult((), resumed=True)
+
+    monkeypatch.setattr(LedgerOptions, "engine", lambda _: create_engine(url))
+    monkeypatch.setattr(Admin, "plan_replace", lambda *_, **__: plan)
+    monkeypatch.setattr(Admin, "replace_group", replace_group)
+    words = ["replace", "old", "--by", "new", "--database-url", url, "--apply", "--reason", "r"]
+    assert "new catches up: 1 of 4 offsets\n" in CliRunner().invoke(app, words).stderr
+
+
 def test_the_next_table_has_a_rate_of_its_own(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with Shown() as shown:
         shown("warming up", 0, 1_000)
@@ -79,18 +100,20 @@ def test_the_next_table_has_a_rate_of_its_own(clock: Clock, capsys: pytest.Captu
 
 
 def test_programs_get_nothing_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with Shown(as_json=True) as shown:
+    with Shown(terminal_only=True) as shown:
         shown("staging", 1, 2)
         shown.say("a sentence")
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_a_terminal_gets_a_bar_also_where_json_goes_elsewhere(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+@pytest.mark.parametrize("terminal_only", [False, True])
+def test_a_terminal_gets_a_bar_also_where_json_goes_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, terminal_only: bool
+) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, color_system=None, width=120)
     monkeypatch.setattr(progress, "Console", lambda **_: console)
-    with Shown(as_json=as_json) as shown:
+    with Shown(terminal_only=terminal_only) as shown:
         shown("staging", 0, 2_000)
         shown("staging", 500, 2_000)
         shown.say("[a sentence]")

@@ -93,10 +93,8 @@ class Admin:
         with self.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
             tx = SchemaConnection(connection, self.schema)
             groups, rows = read(tx, names or names_of_all(tx))
-            if unknown := sorted({*names} - {group.name for group in groups}):
-                names_in_ledger = ", ".join(names_of_all(tx))
-                hint = f"it knows {names_in_ledger}" if names_in_ledger else "no worker has claimed anything yet"
-                raise ConfigError(f"the ledger in schema {self.schema!r} has no group {unknown[0]!r}; {hint}")
+            for unknown in sorted({*names} - {group.name for group in groups}):
+                known_group(GroupConnection(connection, self.schema, unknown))  # raises
         return ask_brokers(groups, rows, self.kafka, KAFKA_TIMEOUT) if self.kafka else (groups, [])
 
     def samples(

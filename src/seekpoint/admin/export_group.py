@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from seekpoint.ledger.dead_letters import dead_letter_of
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import FORGET
 from seekpoint.records import numbered
+from seekpoint.storage import complete_file
 from seekpoint.worker.replay.dead_letter_admin import portable, portable_value
 
 AT_ONCE = 20  # dead letters in memory, with their values
@@ -40,21 +39,12 @@ def export_group(tx: GroupConnection, file: Path) -> Exported:
     Dead letters of reprocesses are objects ``reprocess_dead_letter``. The file has the records' values, so only its
     owner may read it. Raises ConfigError if it exists, or cannot be written.
     """
-    part = file.with_name(f"{file.name}.part")
-    try:
-        if file.exists():
-            raise FileExistsError(errno.EEXIST, "it already exists")
-        opened = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(opened, "w", encoding="ascii") as out:
-            dead_letters = sum(_write(out, line) for line in _dead_letters(tx))
-            run_dead_letters = sum(_write(out, line) for line in _of_runs(tx))
-            lost_ranges = sum(_write(out, line) for line in _losses(tx))
-            out.flush()
-            os.fsync(out.fileno())
-        part.replace(file)
-        _sync_folder(file.absolute().parent)
-    except OSError as failed:
-        raise ConfigError(f"{file} cannot be written: {failed.strerror}") from None
+    if file.exists():
+        raise ConfigError(f"{file} cannot be written: it already exists")
+    with complete_file(file, mode=0o600) as out:
+        dead_letters = sum(_write(out, line) for line in _dead_letters(tx))
+        run_dead_letters = sum(_write(out, line) for line in _of_runs(tx))
+        lost_ranges = sum(_write(out, line) for line in _losses(tx))
     return Exported(dead_letters, lost_ranges, run_dead_letters)
 
 
@@ -84,12 +74,3 @@ def _losses(tx: GroupConnection) -> Iterator[dict[str, Any]]:
         fields = asdict(lost)
         topic, number = fields.pop("partition")
         yield {"lost_range": {"topic": topic, "partition": number} | fields}
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync the folder, so that the file's name survives a crash of the machine, too."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

@@ -19,6 +19,7 @@ from seekpoint import remedies
 from seekpoint.admin.attribution import Attribution
 from seekpoint.admin.export_group import Exported, export_group
 from seekpoint.admin.groups import known_group
+from seekpoint.admin.purges import by_state
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
@@ -148,8 +149,7 @@ def _in_words(
     positions = f"the positions of {numbered(partitions, 'partition')}"
     yield f"{positions} are removed from the ledger's views; --undo restores them"
     if dead_letters:
-        by_state = ", ".join(f"{count:,} {state}" for state, count in sorted(dead_letters.items()))
-        yield f"{_deleted(sum(dead_letters.values()), 'dead letter')}: {by_state}"
+        yield f"{_deleted(sum(dead_letters.values()), 'dead letter')}: {by_state(dead_letters)}"
     if lost_ranges:
         yield _deleted(lost_ranges, "lost range")
     if run_dead_letters:

@@ -17,7 +17,7 @@ from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.admin_actions import record_action
-from seekpoint.ledger.claim import insert_positions, refuse_forgotten, unknown_topics
+from seekpoint.ledger.claim import insert_positions, refuse_forgotten, require_cluster, unknown_topics
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import GROUPS
 from seekpoint.records import Partition
@@ -57,11 +57,15 @@ class ImportPlan:
 
 
 class _Origin(Protocol):
-    """The other consumer; for messages: its ``name``, the place of its offsets (``kept_in``), a ``word`` for one."""
+    """The other consumer; for messages: its ``name``, the place of its offsets (``kept_in``), a ``word`` for one.
+
+    ``hint`` is what to check if there are none.
+    """
 
     name: str
     kept_in: str
     word: str
+    hint: str
 
     def read(self, identity: Identity, partitions: Collection[Partition] | None = None) -> dict[Partition, Commit]:
         """The consumer's current offsets, of these partitions or of all. Raises Fenced and ConfigError.
@@ -77,6 +81,7 @@ class _Group:
     """A consumer group that commits to Kafka."""
 
     kept_in, word = "in Kafka", "Kafka's commit"
+    hint = "check the name, and that its offsets have not expired"
 
     def __init__(self, group: str) -> None:
         self._group, self.name = group, f"group {group!r}"
@@ -92,6 +97,7 @@ class _Query:
     """A Spark query with a checkpoint."""
 
     kept_in, word = "there", "the checkpoint's offset"
+    hint = "check the location, and that the query has planned a micro-batch"
 
     def __init__(self, location: str) -> None:
         self._location, self.name = location, f"the query of checkpoint {location}"
@@ -120,6 +126,8 @@ def plan_import(
     """See :meth:`seekpoint.admin.Admin.plan_import`."""
     if (from_group is None) == (from_checkpoint is None):
         raise ConfigError("name one consumer whose offsets are taken: from_group= or from_checkpoint=")
+    if topics is not None and not topics:
+        raise ConfigError("topics= is empty: name the topics to import, or None for all that have commits")
     checkpoint = None if from_checkpoint is None else named(from_checkpoint)
     origin = _origin(from_group, checkpoint)
     identity = Identity(kafka, timeout)
@@ -127,9 +135,7 @@ def plan_import(
     all_commits = origin.read(identity) if topics is None else {}
     topic_names = sorted({partition.topic for partition in all_commits} if topics is None else set(topics))
     if not topic_names:
-        raise ConfigError(
-            f"{origin.name} has no commit in Kafka: check the name, and that its offsets have not expired"
-        )
+        raise ConfigError(f"{origin.name} has no commit {origin.kept_in}: {origin.hint}")
     counts, ids = identity.partitions(topic_names), identity.ask(topic_names).known()
     with ledger.begin() as tx:
         _require_new(tx, cluster, topic_names)
@@ -224,11 +230,7 @@ def _require_new(tx: GroupConnection, cluster: str, topics: list[str]) -> None:
     group = tx.execute(GROUPS["read"]).one_or_none()
     if group is not None:
         refuse_forgotten(group)
-    if group is not None and group.cluster_id not in {None, cluster}:
-        raise ClusterChanged(
-            f"group {tx.group!r} holds offsets of Kafka cluster {group.cluster_id}, but these brokers are cluster "
-            f"{cluster}"
-        )
+        require_cluster(group, cluster)
     if stored_topics := sorted(set(topics) - set(unknown_topics(tx, topics))):
         raise Fenced(
             f"group {tx.group!r} has stored offsets of topic {stored_topics[0]!r} already, which an import does not "
@@ -244,8 +246,8 @@ def _require_partitions(origin: _Origin, commits: Mapping[Partition, Commit], co
         raise Fenced(
             f"{origin.name} has committed {commits[strange[0]].offset} for {strange[0]}, but topic {topic!r} has "
             f"{counts[topic]} partitions on these brokers: it was created again since, or these are other brokers, so "
-            "these offsets belong to another topic. Import only other topics (`--topic`); workers start this one at "
-            "their StartAt"
+            "these offsets belong to another topic. Import only other topics (`--topic`, `topics=`); workers start "
+            "this one at their StartAt"
         )
 
 
@@ -261,7 +263,7 @@ def _require_commits(
     if absent and missing is None:
         raise Fenced(
             f"{origin.name} has no commit {origin.kept_in} for {', '.join(absent)}: say where partitions without a "
-            "commit begin (--missing earliest, --missing latest)"
+            "commit begin (--missing earliest or --missing latest, Admin.plan_import(missing=...))"
         )
     if mirrored := [str(partition) for partition, commit in sorted(commits.items()) if commit.is_mirror]:
         raise Fenced(

@@ -13,12 +13,12 @@ from seekpoint import remedies
 from seekpoint.admin.attribution import Attribution
 from seekpoint.admin.groups import known_group, within
 from seekpoint.admin.history import last_resets
-from seekpoint.errors import ClusterChanged, ConfigError, Fenced, OffsetLost
+from seekpoint.errors import ConfigError, Fenced, OffsetLost
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Ledger, Position
 from seekpoint.ledger.admin_actions import is_offset, reset_offset, unknown_truncation
-from seekpoint.ledger.claim import refuse_forgotten
+from seekpoint.ledger.claim import refuse_forgotten, require_cluster
 from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
 from seekpoint.ledger.sql import GROUPS, STATUS
 from seekpoint.records import Partition
@@ -266,13 +266,9 @@ def _brokers(
     """The brokers' id of the topic, None if it does not exist, and the logs of those partitions that exist."""
     topic = rows[0].partition.topic
     with ledger.begin() as tx:
-        stored = tx.execute(GROUPS["read"]).one().cluster_id
+        group = tx.execute(GROUPS["read"]).one()
     identity = Identity(settings, timeout)
-    cluster = identity.cluster_id()
-    if stored not in {None, cluster}:
-        raise ClusterChanged(
-            f"group {ledger.group!r} holds offsets of Kafka cluster {stored}, but these brokers are cluster {cluster}"
-        )
+    require_cluster(group, identity.cluster_id())
     topic_id = identity.ask([topic]).known()[topic]
     if topic_id is None:
         return None, {}

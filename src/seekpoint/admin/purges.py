@@ -67,8 +67,8 @@ def plan_purge(ledger: Ledger, older_than: timedelta, states: Collection[State])
 
 
 def by_state(counts: Mapping[str, int]) -> str:
-    """The counts as text: ``3 replayed, 1 superseded``."""
-    return ", ".join(f"{count:,} {state}" for state, count in counts.items())
+    """The counts as text, by the state's name: ``3 replayed, 1 superseded``."""
+    return ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items()))
 
 
 def _in_words(before: datetime, counts: Mapping[str, int], kept: Mapping[str, int], of_runs: int) -> Iterator[str]:

@@ -60,16 +60,14 @@ class ReloadStatus:
 
     @property
     def rate(self) -> float | None:
-        """Offsets staged per second since the run was opened; None if none were."""
+        """Offsets staged per second since the run was opened; None if none were, and once staging has ended."""
         seconds = (self.changed_at - self.opened_at).total_seconds()
-        return self.read / seconds if self.read and seconds > 0 else None
+        return self.read / seconds if self.state == "staging" and self.read and seconds > 0 else None
 
     @property
     def left(self) -> timedelta | None:
-        """The estimated time until all offsets are staged; None if the rate is not known or the run not staging."""
-        if self.rate is None or self.state != "staging":
-            return None
-        return timedelta(seconds=max(0, self.wanted - self.read) / self.rate)
+        """The estimated time until all offsets are staged; None if the rate is not known."""
+        return None if self.rate is None else timedelta(seconds=max(0, self.wanted - self.read) / self.rate)
 
 
 def reloads(tx: SchemaConnection, is_open: bool, limit: int) -> list[ReloadStatus]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
+from seekpoint.admin.purges import by_state
 from seekpoint.admin.reset_plan import Reset
 from seekpoint.records import State, numbered
 
@@ -80,8 +81,7 @@ def _offsets(count: int) -> str:
 
 def _of_dead_letters(dead: Mapping[str, int]) -> Iterator[str]:
     if dead:
-        by_state = ", ".join(f"{count:,} {state}" for state, count in sorted(dead.items()))
-        yield f"{numbered(sum(dead.values()), 'dead letter')} will be superseded, and read again: {by_state}"
+        yield f"{numbered(sum(dead.values()), 'dead letter')} will be superseded, and read again: {by_state(dead)}"
     if given_up := sum(dead.get(state.value, 0) for state in (State.DISCARDED, State.SKIPPED)):
         yield f"{given_up:,} of these records were given up (discarded or skipped), and are applied again"
 

@@ -107,7 +107,7 @@ def batch(
     with (
         servers.job(context, target) as of,
         terminable(),
-        Shown(as_json=as_json) as progress,
+        Shown(terminal_only=as_json) as progress,
         ExitStack() as stack,
     ):
         arguments: dict[str, Any] = {"limits": of.limits, "actor": actor, "progress": progress}

@@ -94,7 +94,6 @@ def roles(
         list[str] | None, typer.Option(metavar="TABLE", help="A table that pipelines write (repeatable).")
     ] = None,
     schema: Schema = DEFAULT_SCHEMA,
-    _sql: Annotated[bool, typer.Option("--sql", help="Print SQL, which is the default.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print SQL that creates the ledger's roles and grants each only what it needs; needs no database.

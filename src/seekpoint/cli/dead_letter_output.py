@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from seekpoint.admin import DeadLetterCause, Edited, Planned, portable
 from seekpoint.cli.errors import masked, plain
 from seekpoint.cli.output import answer, cut, field, moment, print_table
 from seekpoint.ledger.dead_letters import DeadLetter, name_bytes
-from seekpoint.records import State, utc
+from seekpoint.records import State, readable, utc
 
 NOTHING = "no open dead letters meet these conditions: there is nothing to do"
 SHOWN = 2048  # bytes of a value that are shown without `--full`
@@ -183,7 +182,7 @@ def _value(name: str, value: bytes | None, state: State, *, full: bool) -> Itera
     part = value if full else value[:SHOWN]
     is_cut = len(part) < len(value)
     hint = f", the first {SHOWN:,} here (--full shows all)" if is_cut else ""
-    text = _readable(part, is_cut=is_cut)
+    text = readable(part, is_cut=is_cut)
     yield field(name, f"{len(value):,} bytes{hint}, {'as bytes' if text is None else 'UTF-8'}:")
     yield from hex_dump(part) if text is None else (f"  {line}" for line in text.split("\n"))
 
@@ -196,19 +195,10 @@ def hex_dump(data: bytes) -> Iterator[str]:
         yield f"  {start:08x}  {row.hex(' '):<47}  {printable}"
 
 
-def _readable(data: bytes, *, is_cut: bool = False) -> str | None:
-    """The bytes as text, None if a terminal cannot show them; ``is_cut`` drops half a character at the end."""
-    try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(data, final=not is_cut)
-    except UnicodeDecodeError:
-        return None
-    return text if all(char.isprintable() or char in "\n\t" for char in text) else None
-
-
 def _one_line(data: bytes | None) -> str:
     if data is None:
         return "null"
-    text = _readable(data)
+    text = readable(data)
     cut_off = f" … ({len(data):,} bytes)" if len(data) > 200 else ""
     if text is None or "\n" in text:
         return f"0x{data[:100].hex()}{cut_off}"

@@ -6,17 +6,15 @@ command, its configuration or the pipeline is wrong; 3 if the database cannot be
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from sqlalchemy import Engine
 
 from seekpoint.admin import (
@@ -51,6 +49,7 @@ from seekpoint.cli.options import (
     DatabaseOptions,
     Group,
     LedgerOptions,
+    Reason,
     Yes,
     ago,
     at_terminal,
@@ -60,12 +59,13 @@ from seekpoint.cli.options import (
     since,
 )
 from seekpoint.cli.output import answer, cut, moment
+from seekpoint.cli.progress_bar import Shown
 from seekpoint.cli.replay_requests import follow, print_request, request_by_worker
-from seekpoint.cli.status import known_group
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.dead_letters import OPEN, DeadLetter
 from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER
 from seekpoint.records import Cause, State, notes, numbered
+from seekpoint.storage import complete_file
 from seekpoint.worker.import_by_name import load_pipeline
 
 app = typer.Typer(
@@ -246,11 +246,8 @@ def edit(
         Path | None, typer.Option(metavar="FILE", help="The value that a replay applies: the bytes of this file.")
     ] = None,
     undo: Annotated[bool, typer.Option("--undo", help="Undo the edit: a replay applies the log's value.")] = False,
-    reason: Annotated[str | None, typer.Option(help="Why, for the record; needed with --apply.")] = None,
-    author: Annotated[
-        str | None,
-        typer.Option("--author", "--actor", help="Who, for the record. Default: the user of the operating system."),
-    ] = None,
+    reason: Reason = None,
+    actor: Actor = None,
     apply: Apply = False,
 ) -> None:
     """Give an open dead letter's record another value, which its replay applies; the log's value is kept, too.
@@ -263,8 +260,7 @@ def edit(
     value = None if value_file is None else _bytes_of(value_file)
     engine = ledger.engine()
     group = group_of(engine, id, schema=ledger.schema)
-    known_group(engine, group, ledger.schema)
-    dead_letters = DeadLetterAdmin(engine, group, schema=ledger.schema, actor=author)
+    dead_letters = Admin(engine, schema=ledger.schema).dead_letters(group, actor=actor)
     if not apply:
         edited = dead_letters.plan_edit(id, value)
     elif value is None:
@@ -374,12 +370,10 @@ def _replay_here(
     if not is_sure and at_terminal():
         count = sum(entry.refusal is None for entry in job.plan(chosen))
         confirm(f"replay {numbered(count, 'dead letter')} of {job.pipeline.group}?")
-    with _bar("replaying") as (bar, task):
+    with _progress() as progress:
         try:
             summary = job.replay_all(
-                chosen,
-                reason=reason,
-                progress=lambda _, done, total: bar.update(task, completed=done, total=total),
+                chosen, reason=reason, progress=lambda _, done, total: progress("replaying", done, total)
             )
         except KeyboardInterrupt as aborted:
             raise KeyboardInterrupt(*notes(aborted)) from None
@@ -412,8 +406,8 @@ def _show_request(
     """Print the request, after waiting at most ``seconds`` for its end. ``refused`` were left out of it."""
     if seconds is not None:
         typer.echo(f"waiting for request {request.id}", err=True)  # Ctrl-C ends the wait, not the request
-        with _bar("replaying") as (bar, task):
-            request = follow(admin, request, seconds, lambda done, total: bar.update(task, completed=done, total=total))
+        with _progress() as progress:
+            request = follow(admin, request, seconds, lambda done, total: progress("replaying", done, total))
     print_request(request, refused, is_awaited=seconds is not None, as_json=as_json)
 
 
@@ -445,12 +439,14 @@ def discard(
         count = len(DeadLetterAdmin(engine, group, schema=ledger.schema).plan_discard(chosen))
         confirm(f"discard {numbered(count, 'dead letter')} of {group}?")
     done: list[Discarded] = []
-    with _bar("discarding") as (bar, task):
+    numbers = itertools.count(1)
+    with _progress() as progress:
         for name, selection in _by_group(engine, ledger.schema, group, chosen).items():
-            known_group(engine, name, ledger.schema)
-            dead_letters = DeadLetterAdmin(engine, name, schema=ledger.schema, actor=actor)
+            dead_letters = Admin(engine, schema=ledger.schema).dead_letters(name, actor=actor)
             if apply:
-                done += dead_letters.discard(selection, reason=reason or "", progress=lambda _: bar.advance(task))
+                done += dead_letters.discard(
+                    selection, reason=reason or "", progress=lambda _: progress("discarding", next(numbers), 0)
+                )
             else:
                 done += dead_letters.plan_discard(selection)
     _print_discarded(done, apply=apply, as_json=ledger.as_json)
@@ -481,15 +477,10 @@ def export(
             typer.echo(line)
         return
     count = 0
-    part = output.with_name(f"{output.name}.part")
-    try:
-        with _bar("exporting") as (bar, task), part.open("w", encoding="ascii") as file:
-            for count, line in enumerate(lines, 1):  # noqa: B007 -- the last one is reported
-                file.write(f"{line}\n")
-                bar.advance(task)
-        part.replace(output)
-    except OSError as failed:
-        raise ConfigError(f"{output} cannot be written: {failed.strerror}") from None
+    with _progress() as progress, complete_file(output) as file:
+        for count, line in enumerate(lines, 1):
+            file.write(f"{line}\n")
+            progress("exporting", count, 0)
     typer.echo(f"{numbered(count, 'dead letter')} in {output}", err=True)
 
 
@@ -505,7 +496,7 @@ def purge(
         typer.Option("--state", help="Only those in this state (repeatable). Default: replayed."),
     ] = None,
     apply: Apply = False,
-    reason: Annotated[str | None, typer.Option(help="Why, for the record; needed with --apply.")] = None,
+    reason: Reason = None,
     actor: Actor = None,
 ) -> None:
     """Delete dead letters that were replayed and closed long ago; never open ones.
@@ -533,9 +524,7 @@ def purge(
 
 
 def _dead_letters(ledger: DatabaseOptions, group: str) -> DeadLetterAdmin:
-    engine = ledger.engine()
-    known_group(engine, group, ledger.schema)
-    return DeadLetterAdmin(engine, group, schema=ledger.schema)
+    return Admin(ledger.engine(), schema=ledger.schema).dead_letters(group)
 
 
 def _by_group(engine: Engine, schema: str, group: str | None, chosen: Chosen) -> dict[str, Chosen]:
@@ -549,13 +538,8 @@ def _by_group(engine: Engine, schema: str, group: str | None, chosen: Chosen) ->
     return {**ids}
 
 
-@contextmanager
-def _bar(title: str) -> Iterator[tuple[Progress, TaskID]]:
-    """A progress bar on stderr if that is a terminal; removed at the end."""
-    console = Console(stderr=True)
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        yield bar, bar.add_task(title, total=None)
+def _progress() -> Shown:
+    return Shown(unit="dead letters", terminal_only=True)
 
 
 def _print_plan(plan: Sequence[Planned], *, as_json: bool) -> None:

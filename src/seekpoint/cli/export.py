@@ -58,7 +58,7 @@ def export(
     with (
         on.job(context, *([] if target is None else [target])) as of,
         terminable(),
-        Shown(as_json=as_json) as progress,
+        Shown(terminal_only=as_json) as progress,
         ExitStack() as stack,
     ):
         name = group or load_pipeline(of.names[0], from_here=True).group

@@ -26,7 +26,6 @@ from seekpoint.cli.options import (
 )
 from seekpoint.cli.output import answer, print_table
 from seekpoint.cli.progress_bar import Shown, ago_of, lasting
-from seekpoint.cli.status import known_group
 from seekpoint.errors import ConfigError
 from seekpoint.records import numbered
 
@@ -119,7 +118,7 @@ def replace(
     admin = Admin(ledger.engine(), schema=ledger.schema)
     plan, result = admin.plan_replace(group, by=by), None
     if apply and not plan.is_done:
-        with Shown(as_json=ledger.as_json) as progress:
+        with Shown(unit="offsets", terminal_only=ledger.as_json) as progress:
             result = admin.replace_group(
                 plan,
                 reason=reason or "",
@@ -227,8 +226,7 @@ def _carry_out(
     group: str, ledger: LedgerOptions, *, paused: bool, apply: bool, reason: str | None, actor: str | None
 ) -> None:
     require_reason(apply, reason)
-    known_group(engine := ledger.engine(), group, ledger.schema)
-    admin = Admin(engine, schema=ledger.schema)
+    admin = Admin(ledger.engine(), schema=ledger.schema)
     plan = admin.plan_pause(group) if paused else admin.plan_resume(group)
     if apply and not plan.is_done:
         admin.apply(plan, reason=reason or "", actor=actor)

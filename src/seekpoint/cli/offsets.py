@@ -123,7 +123,7 @@ class RebuildOptions:
     def reset(self, ledger: LedgerOptions, kafka: dict[str, Any], plan: ResetPlan, **arguments: Any) -> ResetResult:
         """Carry out the plan with rebuilt tables, which may lose all rows of records past the targets."""
         actor, pipeline = arguments.pop("actor"), load_pipeline(self.rebuild or "", from_here=True)
-        with Shown(as_json=ledger.as_json) as progress:
+        with Shown(terminal_only=ledger.as_json) as progress:
             reload = Reload(
                 [pipeline],
                 ledger.engine(),

@@ -13,19 +13,19 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 EVERY = 5.0  # seconds between two lines
 UNCOUNTED = {"comparing"}  # one statement for each table: there are no records to count
 SURE = 5.0  # seconds before a step's end is estimated: first Spark starts, and connections are opened
-KEYS = {"warming up"}  # steps that count keys, not records
+KEYS = {"warming up"}  # steps that count keys
 
 
 class Shown:
     """Shows a job's progress: call it with ``(step, done, total)`` in a ``with``; a ``total`` of 0 is unknown.
 
-    With ``as_json`` nothing is shown, unless stderr is a terminal.
+    ``unit`` is what its steps count; with ``terminal_only`` nothing is shown unless stderr is a terminal.
     """
 
-    def __init__(self, *, as_json: bool = False) -> None:
+    def __init__(self, *, unit: str = "records", terminal_only: bool = False) -> None:
         console = Console(stderr=True)
         self._bar = _bar(console) if console.is_terminal else None
-        self._quiet = as_json and self._bar is None
+        self._unit, self._quiet = unit, terminal_only and self._bar is None
         self._heard: set[str] = set()
         self._what, self._before, self._began, self._reported_at = "", 0, monotonic(), -EVERY
         self._done = 0
@@ -47,7 +47,7 @@ class Shown:
         if is_new or done < self._done:  # a rate does not include records of another process or table
             self._what, self._before, self._began = step, done, now
         self._done = done
-        unit = "keys" if step in KEYS else "records"
+        unit = "keys" if step in KEYS else self._unit
         text = "" if step in UNCOUNTED else progress_text(done, total, done - self._before, now - self._began, unit)
         if self._bar is not None:
             self._on_terminal(step, done, total, text)

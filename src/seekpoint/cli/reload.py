@@ -253,7 +253,7 @@ def _driven(
     reports: list[Report] = []
     with ExitStack() as stack:
         stack.enter_context(terminable())
-        progress = stack.enter_context(Shown(as_json=as_json))
+        progress = stack.enter_context(Shown(terminal_only=as_json))
         options |= {"compared": compared_into(reports, progress), **cut_over.limits()}
         reload = stack.enter_context(reload_of(of, progress, cut_over, archive, **options))
 
@@ -295,6 +295,7 @@ def _open_run(runs: Runs, id: UUID | None) -> Run:  # noqa: A002
             listed = "; ".join(f"{run.id} ({run.state}, {', '.join(run.tables)})" for run in open_runs) or "none"
             raise ConfigError(f"give the id of the run to resume; open runs: {listed}")
         [run] = open_runs
+    _require_reload(run)
     if run.is_of_frames:
         raise ConfigError(f"{run.id} rebuilds a SparkPipeline's tables: resume it by `{shown.resume(run)}`")
     if not all(run.pipelines):
@@ -308,10 +309,17 @@ def _open_run(runs: Runs, id: UUID | None) -> Run:  # noqa: A002
 def _opened(reload: Reload, resume: UUID | None, strategy: Strategy, reason: str) -> Driver:
     if resume is None:
         return reload.open(strategy=strategy, reason=reason)
-    if (run := reload.runs.get(resume)).strategy not in PUBLISHING:
-        others = f"resume it by `{shown.resume(run)}`" if run.strategy in BATCHES else "run verify again"
-        raise ConfigError(f"{resume} is a {run.strategy}, not a reload: {others}")
+    _require_reload(reload.runs.get(resume))
     return reload.take_over(resume)
+
+
+def _require_reload(run: Run) -> None:
+    """Raise ConfigError for a batch, which another command resumes, and for a verify, which none does."""
+    if run.strategy in BATCHES:
+        raise ConfigError(f"{run.id} is a {run.strategy}, not a reload: resume it by `{shown.resume(run)}`")
+    if run.strategy == "verify":
+        end = f"end it by `{shown.abort(run)}`, and " if run.is_open else ""
+        raise ConfigError(f"{run.id} is a verify, not a reload, and cannot be resumed: {end}run verify again")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
@@ -26,6 +26,9 @@ from seekpoint.jobs.frames.reload import MAX_WAIT, FrameReload, bound_pipeline
 from seekpoint.jobs.reload import Report, Runs
 from seekpoint.jobs.reload.cutover_limits import Bounds
 from seekpoint.worker.signal_handlers import handled
+
+if TYPE_CHECKING:
+    from seekpoint.spark import Env
 
 app = typer.Typer(
     help="Pipelines of Spark DataFrames: run one as a stream or over the available records, verify, reload.",
@@ -91,9 +94,7 @@ def run(
     """
     log_own_lines(context, log_format)
     seconds = batching.seconds()
-    group = _group_of(target, session)
-    url, settings = servers.named()
-    kafka, database = spark_session.for_tasks(url, settings)  # before the session: its Java inherits what is set here
+    group, kafka, database = _prepared(target, session, servers)
     set_up_logging(log_format)
     say.get()(logging.INFO, f"starting Spark on {session.master}")
     from seekpoint.spark import run as run_frames  # noqa: PLC0415 -- as above
@@ -135,12 +136,10 @@ def verify(
     Shows how many rows are equal, missing, extra and different, and some of them. Nothing live is changed, and a stream
     of the group continues. Exits with 1 if one row differs.
     """
-    _group_of(target, session)
-    url, settings = servers.named()
-    kafka, database = spark_session.for_tasks(url, settings)  # before the session: its Java inherits what is set here
+    _, kafka, database = _prepared(target, session, servers)
     from seekpoint.spark import verify as verify_frames  # noqa: PLC0415 -- pyspark, an extra
 
-    with terminable(), Shown(as_json=as_json) as progress:
+    with terminable(), Shown(terminal_only=as_json) as progress:
         progress.say(f"starting Spark on {session.master}")
         with spark_session.spark_session(session.master, session.spark_conf) as spark:
             report = verify_frames(
@@ -182,11 +181,9 @@ def reload(
     if dry_run and resume is not None:
         raise ConfigError("--dry-run shows what a new run would do, and --resume continues one: leave one of them out")
     limits = bounds.limits()
-    _group_of(target, session)
-    url, settings = servers.named()
-    kafka, database = spark_session.for_tasks(url, settings)  # before the session: its Java inherits what is set here
+    _, kafka, database = _prepared(target, session, servers)
     reports: list[Report] = []
-    with terminable(), Shown(as_json=as_json) as progress:
+    with terminable(), Shown(terminal_only=as_json) as progress:
         progress.say(f"starting Spark on {session.master}")
         with (
             spark_session.spark_session(session.master, session.spark_conf) as spark,
@@ -215,12 +212,13 @@ def reload(
             print_outcome(reloading.runs.get(driver.run.id), outcome, reports, driver.notes, as_json=as_json)
 
 
-def _group_of(target: str, session: SessionOptions) -> str:
-    """The pipeline's group. Raises ConfigError for an invalid pipeline before Java starts."""
+def _prepared(target: str, session: SessionOptions, servers: ServerOptions) -> tuple[str, dict[str, Any], Env]:
+    """The pipeline's group, and brokers and database for tasks. Raises ConfigError before Java starts."""
     spark_session.require_master(session.master)
     with required("Spark needs pyspark", "spark"):
         from seekpoint.jobs.frames.declarations import load_spark_pipeline  # noqa: PLC0415 -- an extra
-    return load_spark_pipeline(target, from_here=True).group
+    group = load_spark_pipeline(target, from_here=True).group
+    return group, *spark_session.for_tasks(*servers.named())  # before the session: its Java inherits what is set here
 
 
 @contextmanager

@@ -13,19 +13,16 @@ from typing import Annotated, Any, Literal, Never, Self
 
 import typer
 from rich.console import Console
-from sqlalchemy import Engine
 from typer.core import TyperCommand
 
 from seekpoint import remedies
 from seekpoint.admin import Admin, BrokersAway, GroupStatus, PartitionStatus, WorkerStatus
-from seekpoint.admin import groups as admin_groups
 from seekpoint.cli.errors import AWAY, FAILED, USAGE, masked, plain
 from seekpoint.cli.options import KafkaOptions, LedgerOptions, ago, command, require_brokers
-from seekpoint.cli.output import answer, print_table, said_after
+from seekpoint.cli.output import answer, moment, print_table, said_after
 from seekpoint.cli.progress_bar import ago_of, lasting
 from seekpoint.ledger import Position
 from seekpoint.ledger.claim import DELAYED, TRANSIENT
-from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.records import Partition, numbered
 
 WATCH = 2  # seconds between two reads
@@ -96,12 +93,10 @@ def status(
         typer.echo("error: --check looks once: leave --watch out", err=True)
         raise typer.Exit(USAGE)
     age = None if max_age is None else ago(max_age, "--max-age")
-    engine, settings = ledger.engine(), brokers.settings()
+    settings = brokers.settings()
     if settings:
         require_brokers(settings)
-    for name in groups or ():
-        known_group(engine, name, ledger.schema)
-    admin = Admin(engine, settings, schema=ledger.schema)
+    admin = Admin(ledger.engine(), settings, schema=ledger.schema)
     if check:
         _check(admin, groups or [], max_lag, age, as_json=ledger.as_json)
         return
@@ -237,10 +232,9 @@ class Line:
         if stored.stop is not None:
             stop = stored.stop
             choices = "".join(f"\n  - {_plain(choice)}" for choice in stop.choices)
-            since = f"{stop.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
             problems.append(
-                f"{where} stopped at offset {stop.offset} on {since} ({stop.kind}, {stop.code}): {_plain(stop.message)}"
-                f"{choices}"
+                f"{where} stopped at offset {stop.offset} on {moment(stop.at)} ({stop.kind}, {stop.code}): "
+                f"{_plain(stop.message)}{choices}"
             )
         elif retry is not None and retry.has_stopped:
             problems.append(retry.sentence(self.group.name))
@@ -321,12 +315,6 @@ def _as_of(line: Line) -> str:
 def _worker(worker: WorkerStatus) -> Sequence[object]:
     identity = (worker.owner.hex[:8], worker.host, worker.pid, worker.client_id, worker.version, worker.library)
     return (*identity, worker.state, ago_of(worker.started_at), ago_of(worker.seen_at))
-
-
-def known_group(engine: Engine, group: str, schema: str) -> None:
-    """Raise ConfigError, which names the known groups, if the ledger does not know this one."""
-    with engine.connect() as connection:
-        admin_groups.known_group(GroupConnection(connection, schema, group))
 
 
 def _plain(text: str) -> str:

@@ -37,7 +37,7 @@ def verify(
     with (
         servers.job(context, *targets) as of,
         terminable(),
-        Shown(as_json=as_json) as progress,
+        Shown(terminal_only=as_json) as progress,
         reload_of(of, progress, read, archive) as reload,
     ):
         report = reload.verify()

@@ -216,19 +216,28 @@ def unknown_topics(tx: GroupConnection, topics: Collection[str]) -> tuple[str, .
 def admit(group: GroupRow, claimant: Claimant) -> None:
     """Raise GroupForgotten, ClusterChanged, HandlerOutdated or GroupPaused if the row refuses the claimant."""
     refuse_forgotten(group)
-    if group.cluster_id is not None and group.cluster_id != claimant.cluster_id:
-        raise ClusterChanged(
-            f"group {claimant.group!r} holds offsets of Kafka cluster {group.cluster_id}, but these brokers are "
-            f"cluster {claimant.cluster_id}",
-            choices=(
-                "correct bootstrap.servers",
-                "read this cluster under another group name",
-                "clear consumer_group.cluster_id if the cluster's data were moved with its offsets",
-            ),
-        )
+    require_cluster(
+        group,
+        claimant.cluster_id,
+        choices=(
+            "correct bootstrap.servers",
+            "read this cluster under another group name",
+            "clear consumer_group.cluster_id if the cluster's data were moved with its offsets",
+        ),
+    )
     admit_version(group, claimant.version)
     if group.paused:
         raise GroupPaused(claimant.group, group.paused_reason, group.paused_by)
+
+
+def require_cluster(group: GroupRow, cluster: str, choices: Sequence[str] = ()) -> None:
+    """Raise ClusterChanged if the group's row holds offsets of another cluster than these brokers'."""
+    if group.cluster_id not in {None, cluster}:
+        raise ClusterChanged(
+            f"group {group.name!r} holds offsets of Kafka cluster {group.cluster_id}, but these brokers are cluster "
+            f"{cluster}",
+            choices,
+        )
 
 
 def accepts_forgotten(group: GroupRow, accepted: str | None) -> bool:

@@ -20,6 +20,7 @@ from seekpoint.admin import (
 )
 from seekpoint.ledger.dead_letters import name_bytes
 from seekpoint.ledger.positions import Stop
+from seekpoint.records import readable
 
 LONGEST = 65_536  # bytes that are shown of a key, a value or a header
 NOT_KNOWN = "\N{EN DASH}"
@@ -207,15 +208,9 @@ def octets(value: bytes | None) -> str:
     """Bytes as text if they are UTF-8 without control characters, else in hexadecimal; at most ``LONGEST``."""
     if value is None:
         return "null"
-    end = LONGEST
-    while len(value) > end > LONGEST - 3 and value[end] & 0xC0 == 0x80:  # within a character
-        end -= 1
-    value = value[:end]
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        return value.hex(" ")
-    return text if all(char.isprintable() or char in "\n\t" for char in text) else value.hex(" ")
+    part = value[:LONGEST]
+    text = readable(part, is_cut=len(value) > LONGEST)
+    return part.hex(" ") if text is None else text
 
 
 def cut(value: bytes | None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection, text
 
+from seekpoint import remedies
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.frames.binding import BoundRows
 from seekpoint.jobs.frames.exact_types import misfits
@@ -28,8 +29,12 @@ def checked_tables(connection: Connection, source: PipelineSource, frames: Seque
 
     Also if the role lacks a privilege; the message has the GRANT to run.
     """
-    source.pipeline.check_tables(connection)
-    tables = targets(connection, [source])
+    try:
+        source.pipeline.check_tables(connection)
+        tables = targets(connection, [source])
+    except ConfigError as error:
+        error.args = (remedies.without_command(error.text),)
+        raise
     _require_order_between(tables)
     _require_types(connection, tables, frames)
     _require_rights(connection, tables)

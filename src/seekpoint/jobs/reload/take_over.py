@@ -21,16 +21,13 @@ def take_over(
 ) -> Driver:
     """Take over an open run in its present state; its previous driver, if still alive, fails at its next step.
 
-    ``of_frames``: Spark rebuilds the tables. Raises ConfigError, with the driver unchanged, if these pipelines are not
-    the run's (other groups, versions or tables) or no consumer accepts ``kafka``; ReloadOver if the run has ended.
+    ``of_frames``: Spark rebuilds the tables. Raises ConfigError, with the driver unchanged, for a verify or a batch, if
+    these pipelines are not the run's (other groups, versions or tables), or if no consumer accepts ``kafka``;
+    ReloadOver if the run has ended.
     """
     if (run := runs.get(run_id)).is_open:
         require_known(kafka)
-        if run.is_of_frames is not of_frames:
-            what = f"rebuilds a SparkPipeline's tables: use `seekpoint spark reload MODULE:NAME --resume {run_id}`"
-            if of_frames:
-                what = f"rebuilds a Pipeline's tables: use `seekpoint reload resume {run_id}`"
-            raise ConfigError(f"{run.kind} {run_id} {what}")
+        _require_resumable(run, of_frames=of_frames)
         require_its_versions(run, sources)
         with transaction(runs.engine, runs.schema) as tx:  # before the take-over, which would fence the right driver
             require_code(tx, run, sources)
@@ -41,15 +38,29 @@ def take_over(
     return driver
 
 
+def _require_resumable(run: Run, *, of_frames: bool) -> None:
+    """Raise ConfigError, with the command to use, for a verify, and for a reload that the other kind resumes."""
+    if run.strategy == "verify":  # a driver that took it over would cut over to what it has staged
+        raise ConfigError(
+            f"{run.id} is a verify, which cannot be resumed: end it (`seekpoint reload abort {run.id} --reason …`, "
+            "`Runs.abort(id, reason)`), and verify again"
+        )
+    if run.strategy not in BATCHES and run.is_of_frames is not of_frames:
+        what = f"rebuilds a SparkPipeline's tables: use `seekpoint spark reload MODULE:NAME --resume {run.id}`"
+        if of_frames:
+            what = f"rebuilds a Pipeline's tables: use `seekpoint reload resume {run.id}`"
+        raise ConfigError(f"reload {run.id} {what}")
+
+
 def require_its_versions(run: Run, sources: Sequence[PipelineSource]) -> None:
-    """Raise ConfigError if a run is not a reload, or has other groups or handler versions than these pipelines."""
+    """Raise ConfigError if the run is a batch, or has other groups or handler versions than these pipelines."""
     if run.strategy in BATCHES:
         how = f"use `BatchJob.take_over`, or `seekpoint batch MODULE:NAME --resume {run.id}`"
         raise ConfigError(f"{run.id} is a {run.strategy}: {how}")
     if run.groups != tuple(source.group for source in sources):
-        raise ConfigError(f"reload {run.id} is of groups {', '.join(run.groups)}: give exactly their pipelines")
+        raise ConfigError(f"{run.kind} {run.id} is of groups {', '.join(run.groups)}: give exactly their pipelines")
     if run.version_to != tuple(source.pipeline.version for source in sources):
         raise ConfigError(
-            f"reload {run.id} was opened with other versions of these pipelines "
+            f"{run.kind} {run.id} was opened with other versions of these pipelines "
             f"({', '.join(map(str, run.version_to))}): run the code of these versions, or abort it and open another"
         )

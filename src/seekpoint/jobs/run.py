@@ -27,7 +27,7 @@ from seekpoint.records import Partition, storable
 from seekpoint.sinks.copy import driver_of
 
 REPEATABLE_READ = "REPEATABLE READ"  # one snapshot for all reads of a transaction
-SHORT_LOCK_WAIT = 0.3  # seconds to wait for a lock; sessions that wait behind this one wait as long
+SHORT_LOCK_WAIT = 0.3  # seconds to wait for a lock; sessions that queue for the same lock wait as long
 
 CRASH_CHECK = "crash_check"  # an unlogged table with one row; a crash of Postgres empties it, like all unlogged tables
 _STAGED = text(

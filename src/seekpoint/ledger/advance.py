@@ -15,7 +15,7 @@ from seekpoint.errors import ConfigError, Fenced, HandlerMisuse
 from seekpoint.ledger.claim import Claim
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import WORKER, Query, arrays
-from seekpoint.postgres.engine import AUTOCOMMIT, is_autocommit
+from seekpoint.postgres.engine import in_autocommit, is_autocommit
 from seekpoint.postgres.round_trip import Statement
 from seekpoint.postgres.sqlstates import INVALID_TEXT_REPRESENTATION, driver_error, sqlstate
 
@@ -148,7 +148,7 @@ def fenced(tx: GroupConnection, query: Query, parameters: dict[str, Any]) -> Any
 def _fencing(tx: GroupConnection) -> Iterator[None]:
     """Raise Fenced or HandlerMisuse for errors that the ledger's SQL raises in the block; ConfigError in AUTOCOMMIT."""
     if is_autocommit(tx.connection):
-        raise ConfigError(f"the connection {AUTOCOMMIT}")
+        raise in_autocommit("connection")
     try:
         yield
     except (DBAPIError, psycopg.Error) as error:

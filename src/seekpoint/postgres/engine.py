@@ -26,10 +26,6 @@ _KEEPALIVES: dict[str, Any] = {
 # Encodings that no server stores, because their characters may contain ASCII bytes.
 # Source: https://www.postgresql.org/docs/current/multibyte.html, "Server?" No.
 _CLIENT_ONLY = frozenset({"BIG5", "GB18030", "GBK", "JOHAB", "SHIFT_JIS_2004", "SJIS", "UHC"})
-AUTOCOMMIT = (  # after "the engine" or "the connection"
-    "is in AUTOCOMMIT mode: rows and offsets could not be committed in one transaction; create it without "
-    "isolation_level and autocommit"
-)
 _CHECKED = "seekpoint_checked"  # an execution option of our engines: their sessions are checked
 
 
@@ -62,7 +58,7 @@ def postgres_engine(engine: Engine | URL | str) -> Engine:
             "without poolclass="
         )
     if _level_of_options(engine) == "AUTOCOMMIT":
-        raise ConfigError(f"the engine {AUTOCOMMIT}")
+        raise in_autocommit("engine")
     checked = check_connections(engine)
     event.listen(checked, "engine_connect", _refuse_autocommit)  # create_engine(isolation_level=) shows only there
     return checked
@@ -184,7 +180,15 @@ def _check_session(connection: Connection) -> None:
 def _refuse_autocommit(connection: Connection) -> None:
     if is_autocommit(connection):
         connection.close()
-        raise ConfigError(f"the engine {AUTOCOMMIT}")
+        raise in_autocommit("engine")
+
+
+def in_autocommit(what: str) -> ConfigError:
+    """The error for an engine or a connection (``what``) whose driver commits each statement by itself."""
+    return ConfigError(
+        f"the {what} is in AUTOCOMMIT mode: rows and offsets could not be committed in one transaction; create it "
+        "without isolation_level and autocommit"
+    )
 
 
 def is_autocommit(connection: Connection) -> bool:

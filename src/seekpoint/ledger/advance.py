@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.errors import ConfigError, Fenced, HandlerMisuse
+from seekpoint.errors import Fenced, HandlerMisuse
 from seekpoint.ledger.claim import Claim
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import WORKER, Query, arrays

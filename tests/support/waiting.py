@@ -11,9 +11,13 @@ SECONDS = 30.0  # a deadline for what takes milliseconds, or a rebalance or a ba
 
 
 def until(condition: Callable[[], Any], what: str, timeout: float = SECONDS) -> Any:
-    """Wait until ``condition()`` is true, and return its result."""
-    pause, deadline = threading.Event(), monotonic() + timeout
+    """Wait until ``condition()`` is true, and return its result.
+
+    Pauses are a tenth of the time waited so far, 10 to 100 ms: each question costs this process and the server time.
+    """
+    pause, began = threading.Event(), monotonic()
     while not (answer := condition()):
-        assert monotonic() < deadline, f"not within {timeout} s: {what}"
-        pause.wait(0.01)
+        waited = monotonic() - began
+        assert waited < timeout, f"not within {timeout} s: {what}"
+        pause.wait(min(max(waited / 10, 0.01), 0.1))
     return answer

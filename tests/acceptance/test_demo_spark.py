@@ -19,6 +19,7 @@ COMMAND = [sys.executable, "-m", "demo", "demo-spark", "--records", str(SMALLEST
 
 
 @pytest.mark.long
+@pytest.mark.timeout(ENDLESS + 60)  # it fails by the process's end, which shows what it printed
 @pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")  # skipped or failed where no server can be started
 def test_the_demo(tmp_path: Path) -> None:
     done = subprocess.run(COMMAND, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=ENDLESS)

@@ -28,12 +28,10 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def spark_environment(seekpoint_dsn: str, modules: Path) -> Iterator[None]:
-    """What Spark's processes inherit: where modules are, the database's address, and a Java that starts quickly."""
+    """What Spark's processes inherit: where modules are, and the database's address."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(modules), prepend=os.pathsep)
         patch.setenv(DATABASE.name, seekpoint_dsn)
-        # Half of the processor time of a session that lives for seconds is for its optimizing compiler.
-        patch.setenv("JDK_JAVA_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
         yield
 
 

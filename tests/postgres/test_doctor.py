@@ -172,7 +172,7 @@ def session(engine: Engine, setting: str) -> Engine:
 def test_a_pooler_is_in_between(engine: Engine) -> None:
     with run_own(engine.url.render_as_string(hide_password=False)) as url:
         through = create_engine(url, poolclass=NullPool)
-        assert "another session answers" in found(Admin(through).doctor(), Level.WARNING)["pooler"]
+        assert "is not the one announced on connecting" in found(Admin(through).doctor(), Level.WARNING)["pooler"]
 
 
 @pytest.mark.parametrize("seconds", [-60, 60])

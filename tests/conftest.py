@@ -73,6 +73,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 _TOGETHER = {
+    "tests/jobs/spark/test_f": "frames",
+    "tests/jobs/spark/test_clusters.py": "frames",
     "tests/jobs/spark/": "spark",
     "tests/acceptance/test_demo_reload.py": "spark in processes",
     "tests/acceptance/test_demo_spark.py": "spark in processes",
@@ -86,9 +88,9 @@ _TOGETHER = {
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Under ``--dist loadgroup`` one worker runs all tests of ``tests/jobs/spark``: they share a Spark session.
+    """Under ``--dist loadgroup`` two workers run the tests of ``tests/jobs/spark``, each half in one Spark session.
 
-    Another one runs the demos and the page with Spark, which have several JVMs each, one after the other: three such
+    One after the other in a single session, they took longer than all other tests in three workers. Another one runs the demos and the page with Spark, which have several JVMs each, one after the other: three such
     tests at once, on two cores, took over four minutes each. The tests of ``test_forgotten_brokers.py`` share a broker
     behind a proxy: its start is most of what they compute. Those of the other files share tables of 10,000 rows, a
     server or a wheel, which each of four workers would make again.

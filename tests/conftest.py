@@ -90,10 +90,11 @@ _TOGETHER = {
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Under ``--dist loadgroup`` two workers run the tests of ``tests/jobs/spark``, each half in one Spark session.
 
-    One after the other in a single session, they took longer than all other tests in three workers. Another one runs the demos and the page with Spark, which have several JVMs each, one after the other: three such
-    tests at once, on two cores, took over four minutes each. The tests of ``test_forgotten_brokers.py`` share a broker
-    behind a proxy: its start is most of what they compute. Those of the other files share tables of 10,000 rows, a
-    server or a wheel, which each of four workers would make again.
+    In a single session they were the last to end, while three workers had nothing to do. Another worker runs the demos
+    and the page with Spark, which have several JVMs each, one after the other: three such tests at once, on two cores,
+    took over four minutes each. The tests of ``test_forgotten_brokers.py`` share a broker behind a proxy: its start is
+    most of what they compute. Those of the other files share tables of 10,000 rows, a server or a wheel, which each of
+    four workers would make again.
 
     Marks of the kind ``xdist_group`` would say the same, but xdist 3.8 writes them where pytest 9 no longer looks.
     """

@@ -73,8 +73,6 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 _TOGETHER = {
-    "tests/jobs/spark/test_clusters.py": "spark in processes",
-    "tests/jobs/spark/test_f": "frames",
     "tests/jobs/spark/": "spark",
     "tests/acceptance/test_demo_reload.py": "spark in processes",
     "tests/acceptance/test_demo_spark.py": "spark in processes",
@@ -88,13 +86,12 @@ _TOGETHER = {
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Under ``--dist loadgroup`` two workers run the tests of ``tests/jobs/spark``, each half in one Spark session.
+    """Under ``--dist loadgroup`` one worker runs all tests of ``tests/jobs/spark``: they share a Spark session.
 
-    In a single session they were the last to end, while three workers had nothing to do. Another worker runs the demos,
-    the pages and the clusters of Spark, which have several JVMs each, one after the other: with two of them at once, on
-    two cores, a Python process of Spark did not start within the ten seconds that Spark waits for it. The tests of
-    ``test_forgotten_brokers.py`` share a broker behind a proxy: its start is most of what they compute. Those of the
-    other files share tables of 10,000 rows, a server or a wheel, which each of four workers would make again.
+    Another one runs the demos and the page with Spark, which have several JVMs each, one after the other: three such
+    tests at once, on two cores, took over four minutes each. The tests of ``test_forgotten_brokers.py`` share a broker
+    behind a proxy: its start is most of what they compute. Those of the other files share tables of 10,000 rows, a
+    server or a wheel, which each of four workers would make again.
 
     Marks of the kind ``xdist_group`` would say the same, but xdist 3.8 writes them where pytest 9 no longer looks.
     """

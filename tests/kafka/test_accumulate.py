@@ -69,7 +69,7 @@ def test_a_commit_without_an_answer_adds_once(worker_group: WorkerGroup, proxy: 
 def test_two_workers_add_to_the_same_keys(worker_group: WorkerGroup) -> None:
     """I1: each has a partition, both write all keys in each transaction; one leaves, and another comes."""
     name = worker_group.topic(2)
-    numbers = list(range(500))  # the two take turns: a transaction of few records costs both a wait
+    numbers = list(range(500))  # each transaction of the one waits for the other's: few records in each take long
     for partition in range(2):
         worker_group.produce(name, map(str, numbers), partition=partition)
     first, second = (worker_group.worker(counting(worker_group, name)) for _ in range(2))

@@ -61,7 +61,7 @@ demo: $(READY)  ## real flights, real servers, real crashes: nothing lost, nothi
 demo-poison: $(READY)  ## the same flights, one in 1,000 broken: dead-lettered, replayed with a fixed handler, none lost
 	$(DEMO) demo-poison $(ARGS)
 
-demo-reload: $(WITH_SPARK)  ## the same flights, the table rebuilt three times under load: no read torn, nobody stopped
+demo-reload: $(WITH_SPARK)  ## the same flights, the table rebuilt three times under load: no read torn, no worker stopped
 	$(DEMO) demo-reload --spark 'local[2]' $(ARGS)
 
 demo-spark: $(WITH_SPARK)  ## the same flights through Spark's DataFrames, joined and added up; drivers and tasks killed, no checkpoint

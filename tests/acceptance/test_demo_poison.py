@@ -25,7 +25,7 @@ from typer.testing import CliRunner, Result
 from demo.cli import app
 from demo.flights import Flight, read_flights
 from demo.poison import show
-from demo.poison.handling import Notice, mended
+from demo.poison.handling import Notice, corrected
 from demo.poison.kinds import ID, KILLERS, KINDS, break_some, choose, tail
 from demo.poison.report import Report
 from demo.poison.show import Stage
@@ -82,8 +82,8 @@ def test_the_fixed_handler_restores_the_flight(kind: Any) -> None:
             continue
         key: bytes | None = sent.key
         record = Record("t", 0, 0, None, key, decode(sent.value), ((ID, str(flight.id).encode()),))
-        assert mended(record) == flight
-        assert type(mended(record)) is Flight
+        assert corrected(record) == flight
+        assert type(corrected(record)) is Flight
 
 
 def test_too_few_or_many_records() -> None:

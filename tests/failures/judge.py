@@ -96,7 +96,7 @@ def judge(sink_tables: SinkTables, kind: Kind, strategy: str, policy: OnPoison, 
     dead_letters = select(sink_tables, DEAD_LETTERS, group=group)
     assert [row.record_offset for row in dead_letters] == list(failed)
     for row in dead_letters:
-        _tells_all(row, records, kind, strategy, policy)
+        _check_reports(row, records, kind, strategy, policy)
     if cause is None:
         return _outcome(kind, strategy, policy, "-", "-", "applied", "applied", "passed")
     if policy is OnPoison.STOP:
@@ -152,7 +152,7 @@ def _holds(sink_tables: SinkTables, name: str, strategy: str, ends: Mapping[int,
         assert in_order == wanted, f"{table}: each once and in order"
 
 
-def _tells_all(row: Any, records: Sequence[RawRecord], kind: Kind, strategy: str, policy: OnPoison) -> None:
+def _check_reports(row: Any, records: Sequence[RawRecord], kind: Kind, strategy: str, policy: OnPoison) -> None:
     """A dead letter holds the whole record, and why."""
     (record,) = [r for r in records if (r.partition, r.offset) == (0, row.record_offset)]
     skipped = policy is OnPoison.SKIP

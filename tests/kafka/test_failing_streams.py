@@ -165,7 +165,7 @@ def test_all_kinds_in_one_stream(
     by_offset = {r.offset: r for r in stream.records if r.partition == 0}
     for row in dead_letters:
         kind, record = stream.kinds[row.record_offset], by_offset[row.record_offset]
-        tells(row, kind, record, strategy, policy)
+        check_reports(row, kind, record, strategy, policy)
 
 
 def holds(sink_tables: SinkTables, stream: Stream, failed: set[int]) -> None:
@@ -176,7 +176,7 @@ def holds(sink_tables: SinkTables, stream: Stream, failed: set[int]) -> None:
         assert of_it == stream.applied(partition, failed)
 
 
-def tells(row: Any, kind: Kind, record: RawRecord, strategy: str, policy: OnPoison) -> None:
+def check_reports(row: Any, kind: Kind, record: RawRecord, strategy: str, policy: OnPoison) -> None:
     """The whole record, and why it failed, how often it was tried."""
     cause = kind.cause_on(strategy)
     assert (row.cause, row.sqlstate) == (cause, kind.sqlstate), kind.name

@@ -371,10 +371,10 @@ def test_too_many_dead_letters_end_the_worker_with_nothing_of_the_batch_written(
         n for n in range(position) if is_bad(str(n))
     ]
 
-    mended = worker_group.worker(
+    restarted = worker_group.worker(
         worker_group.pipeline(name, handle=worker_group.record_table.enter, **options), **fixed(name)
     )
-    mended.finish(name, 60)
+    restarted.finish(name, 60)
     assert len(worker_group.record_table.written(name)) + len(worker_group.dead_letters("cause")) == 60, "none is lost"
 
 
@@ -437,7 +437,7 @@ def test_what_is_left_of_a_batch_is_not_blamed_for_what_was_refused(worker_group
     pipeline = worker_group.pipeline(name, handle=handle, on_poison="dead_letter", retry=Retry(attempts=1))
     run = worker_group.worker(pipeline, observe=[gate], **fixed(name, 2, limits=Limits(batch_age=60)))
     gate.wait()
-    worker_group.ledger.reset_offset(name, 0, 1, lost="poison", log=None, reason="nobody wants it")
+    worker_group.ledger.reset_offset(name, 0, 1, lost="poison", log=None, reason="not needed")
     gate.open()
     run.finish(name, 1, 1)
     assert run.seen.all(events.Refused)

@@ -73,7 +73,7 @@ def test_i4_retention_past_the_stored_offset_stops_the_partition_until_it_is_dec
     run.reached(name, 15, 1)  # the other partition is read
     assert worker_group.positions()[Partition(name, 0)] == 10
 
-    worker_group.ledger.reset_offset(name, 0, 30, log=None, reason="nobody needs them", lost="retention", actor="ann")
+    worker_group.ledger.reset_offset(name, 0, 30, log=None, reason="not needed", lost="retention", actor="ann")
     run.reached(name, 50, 0)
     assert run.health().stopped == {}
     run.stop()
@@ -111,7 +111,7 @@ def test_i4_a_decided_stop_does_not_come_back(worker_group: WorkerGroup, protoco
         run = worker_group.worker(name, kafka=protocol)
         run.seen.wait_for(events.PartitionStopped, count=4)
         for n in range(4):
-            worker_group.ledger.reset_offset(name, n, 30, log=None, reason="nobody needs them", lost="retention")
+            worker_group.ledger.reset_offset(name, n, 30, log=None, reason="not needed", lost="retention")
         for n in range(4):
             run.reached(name, 60, n)
         run.stop()

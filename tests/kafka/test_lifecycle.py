@@ -698,7 +698,7 @@ def test_a_stopped_partition_ends_the_worker_only_if_it_is_strict(worker_group: 
     else:
         with worker.running():
             seen.wait_for(events.PartitionStopped)
-            stored += worker_group.produce(name, ["the other partition goes on"], partition=1)
+            stored += worker_group.produce(name, ["the other partition is read on"], partition=1)
             seen.wait_for(events.Committed, lambda e: e.spans[0].partition.number == 1)
             assert list(worker.health().stopped) == [(name, 0)]
             assert worker.health().live

@@ -390,11 +390,11 @@ def check_stops(
         assert "DEFERRED" in column or "(in a row for " in str(stop)  # at COMMIT it is no sink's any more
         assert len(str(stop)) < 2000
 
-    mended = of(group, Text(), Append(table, columns=columns, row=lambda r: (r.partition, r.offset, good(r))))
-    done = sink_tables.process(mended, *records)
+    fixed = of(group, Text(), Append(table, columns=columns, row=lambda r: (r.partition, r.offset, good(r))))
+    done = sink_tables.process(fixed, *records)
     assert not done.stopped
     assert sink_tables.rows("p", "o") == sorted(ordered), "everything once"
-    assert set(sink_tables.positions(mended).values()) == {4}
+    assert set(sink_tables.positions(fixed).values()) == {4}
 
 
 @pytest.mark.parametrize(
@@ -438,8 +438,8 @@ def test_a_tombstone_is_no_row_unless_row_makes_one_of_it(sink_tables: SinkTable
     pipeline = of(group, Json(Order, tombstones=True), sink_tables.append("id int, note text"))
     done = sink_tables.process(pipeline, *orders(b'{"id": 1}', None, b'{"id": 2}'))
     assert "a null value has no fields to write: give row=, which returns its row" in str(stopped_at(done, 0, 1))
-    mended = of(group, Json(Order, tombstones=True), Append((sink_tables.schema, "t"), row=lambda r: r.value))
-    assert sink_tables.process(mended, *orders(b'{"id": 1}', None, b'{"id": 2}')).records == 2
+    fixed = of(group, Json(Order, tombstones=True), Append((sink_tables.schema, "t"), row=lambda r: r.value))
+    assert sink_tables.process(fixed, *orders(b'{"id": 1}', None, b'{"id": 2}')).records == 2
     assert sink_tables.rows("id") == [(1,), (2,)]
 
 

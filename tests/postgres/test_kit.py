@@ -165,7 +165,7 @@ def test_offsets_rise_or_nothing_is_claimed(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"the offsets of {TOPIC}/0 must rise from record to record, {said}"):
         sink_tables.process(pipeline, *[raw(b"", topic=TOPIC, offset=o) for o in offsets])
-    assert sink_tables.positions(pipeline) == {}, "the mended call stores the first position"
+    assert sink_tables.positions(pipeline) == {}, "the corrected call stores the first position"
 
 
 def test_a_newer_version_of_the_handler_stays_in_its_right(

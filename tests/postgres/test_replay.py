@@ -123,8 +123,8 @@ def test_a_replay_reports_what_is_wrong_again(
         tx.execute(
             text(f'DROP TABLE "{dead_letter_group.schema}".t; CREATE TABLE "{dead_letter_group.schema}".t (id int)')
         )
-    mended = Append((dead_letter_group.schema, "t"), columns=["id"], row=lambda r: (5,))
-    assert dead_letter_group.new_replay(value=Bytes(), handle=None, sinks=[mended]).replay(dead_letter.id).is_applied
+    fixed = Append((dead_letter_group.schema, "t"), columns=["id"], row=lambda r: (5,))
+    assert dead_letter_group.new_replay(value=Bytes(), handle=None, sinks=[fixed]).replay(dead_letter.id).is_applied
     assert scalar(dead_letter_group.engine, f'SELECT array_agg(id) FROM "{dead_letter_group.schema}".t') == [5]
 
 

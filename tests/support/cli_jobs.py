@@ -24,11 +24,11 @@ from seekpoint import Worker
 from support.reload_orders import pipeline
 
 old = pipeline("{group}", "{topic}", "{schema}")
-mended = pipeline("{group}", "{topic}", "{schema}", version=2)
+fixed = pipeline("{group}", "{topic}", "{schema}", version=2)
 lenient = pipeline("{group}", "{topic}", "{schema}", version=2, on_poison="dead_letter", sink={{"order_by": "at"}})
 entries = pipeline("{group}", "{topic}", "{schema}", kind="append")
 others = pipeline("others of {group}", "{topic}", "{schema}")
-worker = Worker(mended, engine={url!r}, kafka={{"bootstrap.servers": "{brokers}"}}, schema="{schema}")
+worker = Worker(fixed, engine={url!r}, kafka={{"bootstrap.servers": "{brokers}"}}, schema="{schema}")
 elsewhere = Worker(others, engine={url!r}, kafka={{"bootstrap.servers": "localhost:9"}}, schema="{schema}")
 """
 # What the commands find in the topic: keys that come again, and one that is deleted.
@@ -38,7 +38,7 @@ COMMAND = [sys.executable, "-m", "seekpoint.cli.main"]
 
 @dataclass(frozen=True)
 class Terminal:
-    """A folder with a module of pipelines: ``old``, ``mended`` (version 2), ``entries``, ``worker`` and others."""
+    """A folder with a module of pipelines: ``old``, ``fixed`` (version 2), ``entries``, ``worker`` and others."""
 
     orders_group: OrdersGroup
     folder: Path
@@ -61,7 +61,7 @@ class Terminal:
         """Call the command; fails unless its exit code is ``exits``."""
         return seekpoint(*words, exits=exits, width=80)
 
-    def job(self, *words: str, name: str = "mended", exits: int = 0) -> Result:
+    def job(self, *words: str, name: str = "fixed", exits: int = 0) -> Result:
         """Call a command that takes a pipeline and both servers; ``words`` ends with the command's own options."""
         command, options = _split(words)
         return self.run(*command, f"{self.module}:{name}", *options, *self.orders_group.server_options, exits=exits)
@@ -70,7 +70,7 @@ class Terminal:
         """Call a command that takes only the database; returns its JSON."""
         return json.loads(self.run(*words, *self.orders_group.database_options, "--json", exits=exits).stdout)
 
-    def process(self, *words: str, name: str = "mended", **env: str) -> subprocess.Popen[str]:
+    def process(self, *words: str, name: str = "fixed", **env: str) -> subprocess.Popen[str]:
         """Start the command in a separate process."""
         command, options = _split(words)
         return subprocess.Popen(

@@ -90,7 +90,7 @@ class Desk:
 
     def __call__(self, tx: Connection, batch: Batch[Notice, bytes | None]) -> None:
         """Write the batch."""
-        self.write(tx, [mended(record) for record in batch])
+        self.write(tx, [corrected(record) for record in batch])
 
     def write(self, tx: Connection, notices: Sequence[Flight]) -> None:
         """Write all rows by one statement."""
@@ -98,7 +98,7 @@ class Desk:
         tx.execute(self._insert, dict(zip(self._names, map(list, columns), strict=True)))
 
 
-def mended(record: Record[Notice, bytes | None]) -> Flight:
+def corrected(record: Record[Notice, bytes | None]) -> Flight:
     """The flight as it was before its record was broken."""
     notice = record.value
     distance = abs(notice.distance)

@@ -184,7 +184,7 @@ def test_a_version_that_a_reload_is_opened_for_waits_for_it(orders_group: Orders
     with pytest.raises(StandbyRequired, match=str(driver.run.id)):
         batch(orders_group, pipeline={"version": 2}).run()
     assert paused(orders_group) is None
-    assert batch(orders_group).run().records == len(FIRST) - 10, "the old version goes on"
+    assert batch(orders_group).run().records == len(FIRST) - 10, "the old version is still in use"
     reload.run(driver)
     assert orders_group.rows() == doubled(FIRST)
     orders_group.produce(orders_group.topic, LATER, partition=0)

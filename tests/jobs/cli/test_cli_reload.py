@@ -249,7 +249,7 @@ def test_a_driver_that_is_stopped_leaves_its_run_open_and_says_how_to_resume_it(
     (run,) = terminal.look("reload", "status")
     assert (process.returncode, out) == (130, "")
     assert f"aborted: {run['id']} is left open (compared), workers continue" in said
-    assert f"seekpoint reload run {terminal.module}:mended --resume {run['id']}" in said
+    assert f"seekpoint reload run {terminal.module}:fixed --resume {run['id']}" in said
     assert orders_group.rows() == doubled(FIRST, by=1)
     terminal.job("reload", "run", "--resume", run["id"])
     assert orders_group.rows() == doubled(FIRST)

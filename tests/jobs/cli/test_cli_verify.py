@@ -43,7 +43,7 @@ def test_what_differs_is_shown_and_fails(terminal: Terminal, orders_group: Order
     assert f"{name} different: id=8\n  live    amount=1\n  rebuilt amount=88\n" in said
     assert f"{name} extra: id=1000\n  live    id=1000, amount=1, at=1\n" in said
     assert f"{name} missing: id=5\n  rebuilt id=5, amount=85, at=85\n" in said
-    assert orders_group.rows() == before, "nothing is mended"
+    assert orders_group.rows() == before, "nothing is corrected"
 
 
 def test_a_new_version_is_compared_before_it_is_reloaded(terminal: Terminal, orders_group: OrdersGroup) -> None:

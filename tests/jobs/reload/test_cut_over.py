@@ -195,13 +195,13 @@ def test_rows_that_only_the_old_code_deleted_are_back(orders_group: OrdersGroup,
             return () if record.value is None else super().rows(record)
 
     settled(orders_group, [of(n, n) for n in range(20)])
-    mended = orders_group.pipeline(version=2)
+    fixed = orders_group.pipeline(version=2)
     values: dict[str, Any] = {"key": ["id"], "columns": ["id", "amount", "at"]}
     table = (orders_group.schema, "orders")
-    mended.sinks = (
+    fixed.sinks = (
         KeepingSink(table, row=lambda r: {"id": r.value.id, "amount": by * r.value.amount, "at": 0}, **values),
     )
-    with diffed(orders_group.reload([mended])) as (reload, driver, rounds):
+    with diffed(orders_group.reload([fixed])) as (reload, driver, rounds):
         settled(orders_group, [gone(3), gone(4), of(4, 6), gone(5), of(7, 8)])
         reload.cut_over(driver, rounds)
     assert orders_group.rows() == [(n, by * {4: 6, 7: 8}.get(n, n), 0) for n in range(20)]

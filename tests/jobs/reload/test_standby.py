@@ -167,7 +167,7 @@ def test_status_shows_it(orders_group: OrdersGroup) -> None:
 def test_a_group_of_others_is_not_held_back(orders_group: OrdersGroup) -> None:
     working(orders_group, [of(1)], limits=QUICK)
     opened(orders_group)
-    assert Ledger(orders_group.engine, "somebody else", schema=orders_group.schema, version=2).standby() is None
+    assert Ledger(orders_group.engine, "another group", schema=orders_group.schema, version=2).standby() is None
     assert Ledger(orders_group.engine, orders_group.group, schema=orders_group.schema, version=2).standby() is not None
 
 

@@ -55,7 +55,7 @@ class Verdict:
 def judge(
     engine: Engine,
     table: Table,
-    letters: DeadLetterAdmin,
+    dead_letters: DeadLetterAdmin,
     *,
     flights: Sequence[Flight],
     broken: Mapping[int, Sent],
@@ -65,7 +65,7 @@ def judge(
 
     ``broken`` are the broken records, by the flight's id; ``tries`` is how often a record was delayed, by its tag.
     """
-    whole = [letters.get(letter.id) for letter in letters.list(Where(states=tuple(State)))]
+    whole = [dead_letters.get(dead_letter.id) for dead_letter in dead_letters.list(Where(states=tuple(State)))]
     with engine.connect() as connection:
         result = connection.execution_options(yield_per=5_000).execute(select(table).order_by(table.c.id))
         return weigh(map(tuple, result), whole, flights, broken, tries)
@@ -73,14 +73,14 @@ def judge(
 
 def weigh(
     rows: Iterator[tuple[Any, ...]],
-    letters: Iterable[DeadLetter],
+    dead_letters: Iterable[DeadLetter],
     flights: Iterable[Flight],
     broken: Mapping[int, Sent],
     tries: Mapping[str, int],
 ) -> Verdict:
     """Compare rows, in the order of their ids, and dead letters with the flights."""
     verdict = Verdict(fates={kind.name: Fate() for kind in KINDS})
-    states = _weigh_letters(letters, broken, verdict)
+    states = _check_dead_letters(dead_letters, broken, verdict)
     for flight, copies, equal in matched(rows, flights):
         verdict.strange += copies - equal
         if flight is None:
@@ -99,58 +99,64 @@ def weigh(
             fate.made += 1
             fate.applied += equal > 0
             fate.parked += flight.id in states
-    _weigh_tries(broken, tries, verdict)
+    _check_tries(broken, tries, verdict)
     return verdict
 
 
-def _weigh_letters(letters: Iterable[DeadLetter], broken: Mapping[int, Sent], verdict: Verdict) -> dict[int, State]:
+def _check_dead_letters(
+    dead_letters: Iterable[DeadLetter], broken: Mapping[int, Sent], verdict: Verdict
+) -> dict[int, State]:
     """Check every dead letter; returns the states of those that hold their record unchanged, by the flight's id."""
     states: dict[int, State] = {}
     count: Counter[int] = Counter()
-    for letter in letters:
+    for dead_letter in dead_letters:
         verdict.set_aside += 1
-        verdict.replayed += letter.state is State.REPLAYED
-        id_ = _id_of(letter)
+        verdict.replayed += dead_letter.state is State.REPLAYED
+        id_ = _id_of(dead_letter)
         count[id_] += 1
         sent = broken.get(id_)
         if sent is None:
-            verdict.wrong.append(f"{_named(letter)} has a record that was not broken: {letter.error}")
+            verdict.wrong.append(f"{_named(dead_letter)} has a record that was not broken: {dead_letter.error}")
             continue
         fate = verdict.fates[sent.kind.name]
-        fate.said = letter.error
-        fate.replayed += letter.state is State.REPLAYED
-        verdict.killers_parked += sent.kind.kills and letter.cause is Cause.CRASHED
-        if difference := _difference(letter, sent):
-            verdict.wrong.append(f"{_named(letter)} ({sent.kind.name}): {difference}")
-        elif letter.is_open or letter.state is State.SKIPPED:
-            states[id_] = letter.state
-        if complaint := _complaint(letter, sent):
-            verdict.wrong.append(f"{_named(letter)} ({sent.kind.name}): {complaint}")
+        fate.said = dead_letter.error
+        fate.replayed += dead_letter.state is State.REPLAYED
+        verdict.killers_parked += sent.kind.kills and dead_letter.cause is Cause.CRASHED
+        if difference := _difference(dead_letter, sent):
+            verdict.wrong.append(f"{_named(dead_letter)} ({sent.kind.name}): {difference}")
+        elif dead_letter.is_open or dead_letter.state is State.SKIPPED:
+            states[id_] = dead_letter.state
+        if complaint := _complaint(dead_letter, sent):
+            verdict.wrong.append(f"{_named(dead_letter)} ({sent.kind.name}): {complaint}")
     verdict.twice += sum(times - 1 for times in count.values())
     missing = [id_ for id_, sent in broken.items() if sent.kind.cause is not None and id_ not in count]
     verdict.wrong += [f"flight {id_} ({broken[id_].kind.name}) has no dead letter" for id_ in missing]
     return states
 
 
-def _difference(letter: DeadLetter, sent: Sent) -> str | None:
+def _difference(dead_letter: DeadLetter, sent: Sent) -> str | None:
     """How a dead letter differs from the record that was sent; None if the record could be applied from it."""
-    if (letter.partition, letter.offset) != (sent.partition, sent.offset):
+    if (dead_letter.partition, dead_letter.offset) != (sent.partition, sent.offset):
         return f"the record was sent to partition {sent.partition}, offset {sent.offset}"
-    if (letter.key, letter.value) != (sent.key, sent.value):
+    if (dead_letter.key, dead_letter.value) != (sent.key, sent.value):
         return "key or value are not what was sent"
     return None
 
 
-def _complaint(letter: DeadLetter, sent: Sent) -> str | None:
+def _complaint(dead_letter: DeadLetter, sent: Sent) -> str | None:
     """How a dead letter differs from the one that its kind must have; None if it does not."""
     kind = sent.kind
-    if letter.cause is not kind.cause or letter.sqlstate != kind.sqlstate or kind.error not in letter.error:
-        return f"it has another error: {letter.cause}, {letter.sqlstate}, {letter.error}"
+    if (
+        dead_letter.cause is not kind.cause
+        or dead_letter.sqlstate != kind.sqlstate
+        or kind.error not in dead_letter.error
+    ):
+        return f"it has another error: {dead_letter.cause}, {dead_letter.sqlstate}, {dead_letter.error}"
     expected = State.DEAD_LETTERED if kind.is_undecodable else State.REPLAYED
-    return None if letter.state is expected else f"it is {letter.state}, not {expected}"
+    return None if dead_letter.state is expected else f"it is {dead_letter.state}, not {expected}"
 
 
-def _weigh_tries(broken: Mapping[int, Sent], tries: Mapping[str, int], verdict: Verdict) -> None:
+def _check_tries(broken: Mapping[int, Sent], tries: Mapping[str, int], verdict: Verdict) -> None:
     """Note records that were delayed less often than the outages of their kind require."""
     for id_, sent in broken.items():
         times = tries.get(sent.tag, 0)
@@ -159,11 +165,11 @@ def _weigh_tries(broken: Mapping[int, Sent], tries: Mapping[str, int], verdict: 
             verdict.wrong.append(f"flight {id_} ({sent.kind.name}) was delayed {times} times, not {sent.kind.outages}")
 
 
-def _id_of(letter: DeadLetter) -> int:
+def _id_of(dead_letter: DeadLetter) -> int:
     """The flight's true number, from the header that came with it; -1 if that is missing."""
-    value = dict(letter.headers).get(ID)
+    value = dict(dead_letter.headers).get(ID)
     return int(value) if value is not None and value.isdigit() else -1
 
 
-def _named(letter: DeadLetter) -> str:
-    return f"dead letter {letter.id} ({letter.at} offset {letter.offset})"
+def _named(dead_letter: DeadLetter) -> str:
+    return f"dead letter {dead_letter.id} ({dead_letter.at} offset {dead_letter.offset})"

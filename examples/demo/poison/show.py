@@ -92,7 +92,7 @@ class Stage:
 
     def _replay_fixed(self) -> None:
         """Replay all dead letters that can be decoded: make the plan, then apply it."""
-        chosen = [letter.id for letter in self.replay.list() if letter.cause is not Cause.DECODE]
+        chosen = [dead_letter.id for dead_letter in self.replay.list() if dead_letter.cause is not Cause.DECODE]
         planned = [entry for entry in self.replay.plan(chosen) if entry.refusal is None]
         with bar(self._console, "dead letters replayed", len(planned)) as (update, _):
             done = self.replay.replay_all(

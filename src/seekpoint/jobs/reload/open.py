@@ -105,15 +105,15 @@ def checked(
             inherited = [] if bounds.allow_inheritance else tables
             reasons += [reason for target in inherited for reason in of_inheritance(tx.connection, target)]
             reasons += of_wait(tx.connection, tables, bounds.max_wait)
-        letters = _open_letters(tx, groups)
+        dead_letters = _open_dead_letters(tx, groups)
     if archive is not None:
         archive.require_known()
     # Read the logs after the positions: end offsets only grow, and must not be older than the positions.
     reasons += _of_logs(kafka, offsets, archive, of_frames=of_frames)
-    reasons += of_compaction(kafka, sources, offsets, letters, strategy)
+    reasons += of_compaction(kafka, sources, offsets, dead_letters, strategy)
     if reasons:
         raise ReloadRefused(reasons)
-    return tables, offsets, sum(letters.values())
+    return tables, offsets, sum(dead_letters.values())
 
 
 _CREATE = text(
@@ -227,7 +227,7 @@ def _of_tables(
     ]
 
 
-def _open_letters(tx: Tx, groups: Sequence[str]) -> dict[tuple[str, str], int]:
+def _open_dead_letters(tx: Tx, groups: Sequence[str]) -> dict[tuple[str, str], int]:
     """The number of open dead letters by group and topic."""
     counts: dict[tuple[str, str], int] = {}
     for group in groups:

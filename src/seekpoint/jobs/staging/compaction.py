@@ -17,12 +17,12 @@ def of_compaction(
     kafka: Mapping[str, Any],
     sources: Sequence[PipelineSource],
     offsets: Sequence[Row[Any]],
-    letters: Mapping[tuple[str, str], int],
+    dead_letters: Mapping[tuple[str, str], int],
     strategy: str,
 ) -> list[str]:
     """Return why tables cannot be rebuilt from these groups' compacted topics. Raises KafkaUnavailable.
 
-    ``letters`` counts the open dead letters of a group and topic.
+    ``dead_letters`` counts the open dead letters of a group and topic.
     """
     read = {(row.consumer_group, row.topic) for row in offsets}
     wanted = [
@@ -38,16 +38,16 @@ def of_compaction(
             if unfit:
                 reasons.append(_reason(source.group, topic, unfit, answers[topic]))
             elif any(sink.takes(topic) for sink in source.pipeline.sinks):
-                reasons += _of_declared(source.group, topic, letters.get((source.group, topic), 0), strategy)
+                reasons += _of_declared(source.group, topic, dead_letters.get((source.group, topic), 0), strategy)
     return reasons
 
 
-def _of_declared(group: str, topic: str, letters: int, strategy: str) -> Iterator[str]:
-    if letters:
+def _of_declared(group: str, topic: str, dead_letters: int, strategy: str) -> Iterator[str]:
+    if dead_letters:
         yield (
-            f"topic {topic!r} is compacted, and group {group!r} has {letters} open dead letters of it: if the newest "
-            "record of a key is one of them, the record that made its row may be gone; replay or discard them first "
-            "(`seekpoint dead-letters`)"
+            f"topic {topic!r} is compacted, and group {group!r} has {dead_letters} open dead letters of it: if the "
+            "newest record of a key is one of them, the record that made its row may be gone; replay or discard them "
+            "first (`seekpoint dead-letters`)"
         )
     if strategy not in COMPARED:
         yield (

@@ -27,6 +27,7 @@ from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
 from seekpoint.worker.worker import Worker
 from support import topics
 from support.events import Run
+from support.quick_java import QUICK_JAVA
 from support.topics import SharedBroker
 
 if TYPE_CHECKING:  # pytest imports its plugins after this file
@@ -52,11 +53,8 @@ settings.load_profile("unhurried")
 
 
 def pytest_configure() -> None:
-    """Processes that tests start are stopped by SIGINT, which a shell may ignore; their Java starts quickly.
-
-    Half of the processor time of a Java that lives for seconds is for its optimizing compiler.
-    """
-    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+    """Processes that tests start are stopped by SIGINT, which a shell may ignore; their Java starts quickly."""
+    os.environ |= {**QUICK_JAVA, **os.environ}  # settings of the one who runs the tests win
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from seekpoint.testing.child_process import report
 from support.processes import HaltedDriver, JobProcess, halt
+from support.quick_java import QUICK_JAVA
 from support.reload_orders import OrdersGroup
 
 
@@ -33,11 +34,7 @@ def main(what: dict[str, Any]) -> None:
     from seekpoint.jobs.frames import bound_pipeline, under_claims
     from seekpoint.testing.servers.spark import start_spark
 
-    os.environ |= {
-        "PYTHONPATH": what["path"],
-        "SEEKPOINT_TEST_SPARK_DATABASE": what["url"],
-        "JDK_JAVA_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-    }
+    os.environ |= QUICK_JAVA | {"PYTHONPATH": what["path"], "SEEKPOINT_TEST_SPARK_DATABASE": what["url"]}
     sys.path.insert(0, what["modules"])
     HaltedDriver.at = what.get("at", "")
     vars(under_claims)["Driver"] = HaltedDriver

@@ -28,13 +28,12 @@ from chaos.reload.reload_process import DATABASE, OUTDATED, start
 from seekpoint import schema as ledger_schema
 from seekpoint.testing.child_process import ChildProcess, NotReached
 from seekpoint.testing.servers.postgres import PostgresServer
+from support.quick_java import QUICK_JAVA
 
 STRATEGIES = ("merge", "swap")
 STAGERS = ("local", "spark")
 WORDS = ("staging", "catching_up", "cutting over")  # where a driver is killed
 WORKERS = 2
-# Half of the processor time of a Spark session that lives for seconds is for Java's optimizing compiler.
-JAVA = {"JDK_JAVA_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
 TABLE = (
     "CREATE TABLE {s}.orders (id bigint PRIMARY KEY, amount bigint NOT NULL, at bigint NOT NULL, factor int NOT NULL);"
     "CREATE TABLE {s}.totals (bucket int PRIMARY KEY, records bigint NOT NULL, amount bigint NOT NULL)"
@@ -133,7 +132,7 @@ class ReloadChaos:
         variables = {**given, "marks": what.pop("marks", None)}
         order = {"kind": kind, "url": self._postgres.url, "kafka": self.target.kafka, **given, **what}
         with self._up:
-            return start(order, {**JAVA, "RELOAD_CHAOS": json.dumps(variables), DATABASE: self._postgres.url})
+            return start(order, {**QUICK_JAVA, "RELOAD_CHAOS": json.dumps(variables), DATABASE: self._postgres.url})
 
     def _start_workers(self, version: int, word: str) -> list[ChildProcess]:
         """Start workers, and wait until each has reported ``word``, or that its standby ended."""

@@ -27,9 +27,11 @@ class JobProcess(ChildProcess):
         super().__init__(Forked(script, given))
 
     def kill_where_it_waits(self) -> None:
-        """SIGKILL the process when it has halted."""
-        halted = self.reaches("halted")
-        self.close()
+        """SIGKILL the process when it has halted, or when the test is over."""
+        try:
+            halted = self.reaches("halted")
+        finally:
+            self.close()
         assert halted, self.errors
 
 

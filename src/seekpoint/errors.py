@@ -334,7 +334,7 @@ class TopicRecreated(PartitionStopped):
             partition,
             offset,
             f"topic {partition.topic!r} was deleted and created again: the stored offset belongs to topic id {stored}, "
-            f"the brokers answer {topic_id}",
+            f"the brokers report {topic_id}",
             choices=(
                 f"restart: {beginning} reads the new topic from its beginning",
                 f"continue: {elsewhere} reads the new topic from there",

@@ -529,7 +529,7 @@ def test_two_operators_decide_once(
         wait_until_blocked(seekpoint_engine, by=backend(tx))
         worker.dead_letters.close(tx, locked, State.REPLAYED, "alice", "first")
     with pytest.raises(
-        Fenced, match=rf"dead letter {dead_letter.id} \(t/0 offset 0\) is no longer open: read it again"
+        Fenced, match=rf"dead letter {dead_letter.id} \(t/0 offset 0\) is no longer open: fetch the dead letter again"
     ):
         second.result()
     assert (worker.dead_letters.get(dead_letter.id).closed_reason, len(actions(worker))) == ("first", 1)

@@ -119,9 +119,9 @@ def test_what_is_not_applied_is_its_records_error(sink_tables: SinkTables, group
 
 
 MISREAD: list[tuple[str, dict[str, Any], Any, str]] = [
-    ("time", field("v", "int64"), 123456, "a number does not say which time it is"),
+    ("time", field("v", "int64"), 123456, "a number does not say which unit or type of time it is"),
     ("timestamptz", field("v", "int64", "io.debezium.time.MicroTimestamp"), 1, "no time zone"),
-    ("interval", field("v", "int64"), 5, "a number does not say which time it is"),
+    ("interval", field("v", "int64"), 5, "a number does not say which unit or type of time it is"),
     ("bytea", field("v"), "AP8Q", "binary.handling.mode=bytes"),
     ("jsonb", field("v"), '{"a": 1}', "a text may be JSON or a string"),
     ("numeric", field("v", "double"), 0.1, "decimal.handling.mode"),

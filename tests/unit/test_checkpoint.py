@@ -100,7 +100,7 @@ def test_what_is_no_checkpoint_on_kafka_is_refused(tmp_path: Path) -> None:
 
     assert "has no committed batch (commits/): name the checkpointLocation of a query" in refused()
     write(tmp_path, 0, '{"logOffset":4}')
-    assert "/offsets/0 has no offsets of Kafka's source" in refused()
+    assert "/offsets/0 has no offsets of Kafka's source, which look like" in refused()
     write(tmp_path, 1, ORDERS, '{"orders":{"1":9}}')
     assert "two sources of the query read orders/1, to 7 and 9 (source 1)" in refused()
     write(tmp_path, 2, ORDERS, version="v9")

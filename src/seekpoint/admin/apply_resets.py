@@ -128,9 +128,7 @@ def _require(row: Row[Any] | None, move: Reset, last: int | None) -> None:
     if row.topic_id != move.topic_id:
         raise _refused(f"{partition} belongs to topic id {row.topic_id}, the plan to {move.topic_id}")
     if last != move.last_reset:
-        raise _refused(
-            f"{partition} was reset since the plan was made (its last reset is {last}, the plan has {move.last_reset})"
-        )
+        raise _refused(f"{partition} was reset since the plan was made (admin_action id {last})")
     if move.is_exact and row.next_offset != move.position:
         raise _refused(f"{partition} is at offset {row.next_offset}, but the plan has {move.position}")
     if move.direction == "forward" and row.next_offset > move.target:

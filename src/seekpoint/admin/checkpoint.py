@@ -91,7 +91,10 @@ def read_checkpoint(location: str) -> Checkpoint:
         _require_all_sources(storage, number, [other for other in planned if other < number])
     offsets, others = _offsets(storage, batch)
     if not offsets:
-        raise ConfigError(f'{location}/offsets/{batch} has no offsets of Kafka\'s source, {{"topic":{{"0":23}}}}')
+        raise ConfigError(
+            f"{location}/offsets/{batch} has no offsets of Kafka's source, which look like "
+            '{"topic":{"0":23}}: name the checkpointLocation of a query that reads Kafka'
+        )
     return Checkpoint(batch, offsets, begun, {} if begun is None else _offsets(storage, begun)[0], others)
 
 

@@ -267,8 +267,8 @@ def _require_commits(
         )
     if mirrored := [str(partition) for partition, commit in sorted(commits.items()) if commit.is_mirror]:
         raise Fenced(
-            f"the commit of {origin.name} for {', '.join(mirrored)} was mirrored from a ledger, and may be older "
-            f"than the position there: take the positions themselves (`seekpoint offsets export`)"
+            f"the commit of {origin.name} for {', '.join(mirrored)} was mirrored from a ledger, and may be older than "
+            "that ledger's position: take the positions from `seekpoint offsets export` instead"
         )
     past = [
         f"{commit.offset} for {partition}, past the end of the log, which has offsets {logs[partition][0]} to "

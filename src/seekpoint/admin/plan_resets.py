@@ -154,9 +154,9 @@ def _committed(positions: Mapping[Partition, Position], logs: Logs, group: str) 
     for partition, commit in commits.items():
         if commit.is_mirror and commit.offset != positions[partition].next_offset:
             raise Fenced(
-                f"the commit of group {group!r} for {partition} was mirrored from a ledger, and may be older than the "
-                "position there: `--to-group` takes the positions of another group of this ledger, `--from-file` "
-                "those of `seekpoint offsets export`"
+                f"the commit of group {group!r} for {partition} was mirrored from a ledger, and may be older than "
+                "that ledger's position: if the group is in this ledger, use `--to-group`; if not, run "
+                "`seekpoint offsets export` on its ledger and use `--from-file`"
             )
     return {partition: commit.offset for partition, commit in commits.items()}
 

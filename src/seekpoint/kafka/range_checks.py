@@ -151,7 +151,7 @@ class RangeChecks:
             )
         else:
             why = (
-                "the brokers have it but sent nothing: check the network and the brokers' load, then read it again, "
-                "with a larger idle= if they are slow"
+                "the brokers have it but sent nothing: check the network and the brokers' load, then read the "
+                "range again, with a larger idle= if they are slow"
             )
         return RangeStuck(partition, position, end, why)

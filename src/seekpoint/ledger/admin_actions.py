@@ -135,7 +135,8 @@ def _locked(tx: GroupConnection, partition: Partition, expected: int | None) -> 
         )
     if expected is not None and row.next_offset != expected:
         raise Fenced(
-            f"{partition} is at offset {row.next_offset}, not at the expected {expected}: read it again, then decide"
+            f"{partition} is at offset {row.next_offset}, not at the expected {expected}: read the position again, "
+            "then decide"
         )
     return row
 
@@ -284,7 +285,8 @@ def _require_offset(partition: Partition, to: int, log: tuple[int, int] | None) 
     start, end = untyped if isinstance(untyped, tuple | list) and len(untyped) == 2 else (None, None)
     if not (is_offset(start) and is_offset(end) and start <= end):
         raise ConfigError(
-            f"log= must be the offsets that the brokers answered for {partition}, as (start, end), or None; got {log!r}"
+            f"log= must be the start and end offset that the brokers report for {partition}, as (start, end), or None; "
+            f"got {log!r}"
         )
     if not start <= to <= end:
         raise ConfigError(

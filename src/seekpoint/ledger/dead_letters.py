@@ -448,5 +448,6 @@ def _record(scope: GroupConnection, action: str, closing: Sequence[DeadLetter], 
 
 def _closed(dead_letter: DeadLetter) -> Fenced:
     return Fenced(
-        f"dead letter {dead_letter.id} ({dead_letter.at} offset {dead_letter.offset}) is no longer open: read it again"
+        f"dead letter {dead_letter.id} ({dead_letter.at} offset {dead_letter.offset}) is no longer open: fetch the "
+        "dead letter again"
     )

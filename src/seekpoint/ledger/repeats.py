@@ -41,7 +41,7 @@ def require_counted_once(tx: GroupConnection, row: Position, to: int, rewritten_
         refusal = f"{row.partition} is not reset from {row.next_offset} to {to}"
         raise ConfigError(
             f"{refusal}: {counted_twice(tx.group, tables)}. If its log was truncated, pass "
-            f"expected={row.next_offset}, and a log= that the brokers answered after you read that position"
+            f"expected={row.next_offset}, and a log= that the brokers reported after you read that position"
         )
 
 

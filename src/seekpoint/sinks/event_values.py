@@ -27,7 +27,7 @@ _RULES: Sequence[tuple[type | tuple[type, ...], Callable[[ColumnType, Conversion
     (
         (int, float, Decimal),
         lambda column, _: column.item in _TIMES,
-        f"a number does not say which time it is; {_DECLARE}",
+        f"a number does not say which unit or type of time it is; {_DECLARE}",
     ),
     (str, lambda column, _: column.item == BYTEA, "a text for bytes: set binary.handling.mode=bytes in the connector"),
     (str, lambda column, _: column.item == VARBIT, "the event does not say how many bits there are"),

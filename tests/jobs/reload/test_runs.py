@@ -69,7 +69,7 @@ def test_a_log_that_lost_its_beginning_is_refused(applied_group: OrdersGroup) ->
 
 def test_a_recreated_topic_is_refused(applied_group: OrdersGroup, topic: Callable[..., str]) -> None:
     applied_group.execute("UPDATE {schema}.partition_offset SET topic_id = :other", other=uuid4())
-    with pytest.raises(ReloadRefused, match=r"the offsets belong to topic id .*, the brokers answer"):
+    with pytest.raises(ReloadRefused, match=r"the offsets belong to topic id .*, the brokers report"):
         applied_group.reload().open()
 
 

@@ -88,7 +88,7 @@ def test_its_ends_can_be_named(spark: SparkSession, archived_group: ArchivedGrou
         "endingOffsets": f'{{"{name}":{{"0":20,"1":40}}}}',
     }
     assert as_text.count() == 50
-    with pytest.raises(ConfigError, match=r"end= has -1 for .*, which is Spark's code for an end of the log"):
+    with pytest.raises(ConfigError, match=r"end= has -1 for .*, but an offset is 0 or greater"):
         frame_of(archived_group, spark, end=f'{{"{name}":{{"0":-1}}}}')
 
 

@@ -118,7 +118,8 @@ def test_what_a_stream_does_not_take_is_refused_in_words(streams: Streams) -> No
         batch.options(**at, maxOffsetsPerTrigger=3).load().count()
     batch = streams.spark.read.format("seekpoint").option("kafka.bootstrap.servers", streams.archived_group.brokers)
     nobody = streams.of_group | {"group": "nobody"}
-    with pytest.raises(PySparkException, match=r"has no offsets of group 'nobody'.*; and by readStream: deadLetters"):
+    refused = r"as a batch .*has no offsets of group 'nobody'.*; as a stream \(spark.readStream\): deadLetters"
+    with pytest.raises(PySparkException, match=refused):
         batch.options(subscribe=name, deadLetters="exclude", **nobody).load().count()
     batch = streams.spark.read.format("seekpoint").option("kafka.bootstrap.servers", streams.archived_group.brokers)
     with pytest.raises(PySparkException, match=r"has no offsets of group 'nobody'"):

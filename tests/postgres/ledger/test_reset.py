@@ -65,7 +65,7 @@ def test_a_reset_of_an_expected_position_is_a_comparison(new_worker: NewLedgerWo
     """I5: what was looked up an hour ago may no longer be so: nothing is reset, nothing recorded."""
     worker = new_worker(at={0: 5})
     before = worker.row()
-    with pytest.raises(Fenced, match=r"t/0 is at offset 5, not at the expected 4: read it again"):
+    with pytest.raises(Fenced, match=r"t/0 is at offset 5, not at the expected 4: read the position again"):
         worker.ledger.reset_offset("t", 0, to=2, expected=4, log=None, reason="late")
     assert worker.row() == before
     assert worker.actions() == []
@@ -209,7 +209,7 @@ def test_a_reset_past_the_log_is_refused(new_worker: NewLedgerWorker) -> None:
 @pytest.mark.parametrize("log", [(5, 2), (-1, 5), (0,), (0, 1, 2), "09", 7, (0, "9"), (True, 9)])
 def test_a_log_that_is_none_is_refused(new_worker: NewLedgerWorker, log: Any) -> None:
     worker = new_worker(at={0: 0})
-    with pytest.raises(ConfigError, match="log= must be the offsets that the brokers answered for t/0"):
+    with pytest.raises(ConfigError, match="log= must be the start and end offset that the brokers report for t/0"):
         worker.ledger.reset_offset("t", 0, to=1, log=log, reason="x")
 
 

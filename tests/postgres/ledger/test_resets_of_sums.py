@@ -107,7 +107,7 @@ def test_a_log_end_that_is_older_than_the_position_is_no_truncation(new_worker: 
     declares(worker.ledger, SUMS)
     worker.claim(0)
     worker.commit({0: 110})
-    with pytest.raises(ConfigError, match=r"pass expected=110, and a log= that the brokers answered"):
+    with pytest.raises(ConfigError, match=r"pass expected=110, and a log= that the brokers reported"):
         worker.ledger.reset_offset("t", 0, 100, reason="to the end", log=(0, 100))
     assert worker.positions() == {0: 110}
     assert admin.lost(["g"]) == []

@@ -193,7 +193,7 @@ def _exact(plan: RowsPlan, column: str, values: pa.Array, type_: ColumnType) -> 
     try:
         return exact(values, type_)
     except ValueError as error:
-        raise FrameFailed(f"{plan.frame}: its column {column!r}: {error}") from error
+        raise FrameFailed(f"{plan.frame}: column {column!r}: {error}") from error
 
 
 def _require_finite(plan: RowsPlan, batch: pa.RecordBatch) -> None:

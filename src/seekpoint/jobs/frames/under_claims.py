@@ -104,7 +104,7 @@ def require_reached(group: str, claims: Claims, planned: Iterable[Range]) -> Non
                 range_.partition,
                 range_.start,
                 f"topic {range_.partition.topic!r} was deleted and created again since the query planned its "
-                f"micro-batch, which is of topic id {range_.topic_id}; the brokers answer {claim.topic_id}",
+                f"micro-batch, which is of topic id {range_.topic_id}; the brokers report {claim.topic_id}",
                 choices=("start the query with a new checkpointLocation, which reads the new topic",),
             )
         if range_.start > claim.next_offset:

@@ -241,8 +241,9 @@ def _of_logs(
 ) -> list[str]:
     ids = topic_ids(kafka, sorted({row.topic for row in offsets}))
     reasons = [
-        f"{Partition(row.topic, row.partition)}: the offsets belong to topic id {row.topic_id}, the brokers answer "
-        f"{ids[row.topic]}: decide first where to continue in the recreated topic (`seekpoint status` has the choices)"
+        f"{Partition(row.topic, row.partition)}: the offsets belong to topic id {row.topic_id}, the brokers report "
+        f"{ids[row.topic]}: decide first where to continue in the recreated topic (`seekpoint status` lists the "
+        "choices)"
         for row in offsets
         if ids[row.topic] != row.topic_id
     ]

@@ -127,9 +127,9 @@ def _offsets(name: str, bound: Offsets | str | None, known: Collection[Partition
     named = {Partition(*partition): offset for partition, offset in offsets.items()}
     if unknown := sorted(named.keys() - set(known)):
         raise ConfigError(f"{name}= names {', '.join(map(str, unknown))}, which group {group!r} does not read")
-    if words := sorted(partition for partition, offset in named.items() if offset < 0):
+    if negative := sorted(partition for partition, offset in named.items() if offset < 0):
         raise ConfigError(
-            f"{name}= has {named[words[0]]} for {words[0]}, which is Spark's code for an end of the log: give the "
-            "offset, or leave the partition out to use the ledger's"
+            f"{name}= has {named[negative[0]]} for {negative[0]}, but an offset is 0 or greater; Spark's -1 (latest) "
+            "and -2 (earliest) are not accepted here. Give the offset, or leave the partition out to use the ledger's"
         )
     return named

@@ -44,7 +44,9 @@ def planned(options: Mapping[str, str]) -> Planned:
         try:
             return PlannedStream(stream_options(options), refusal)
         except ConfigError as error:
-            raise ConfigError(f"{refusal.text}; and by readStream: {error.text}") from error
+            raise ConfigError(
+                f"as a batch (spark.read): {refusal.text}; as a stream (spark.readStream): {error.text}"
+            ) from error
 
 
 class PlannedRecords:

@@ -321,7 +321,10 @@ def _failures(partition: PartitionStatus, max_lag: int | None, max_age: timedelt
 
 
 def _old_sample(partition: PartitionStatus) -> list[str]:
-    """A failure if the last sample is old, which means that no worker reports; none if the lag is unknown, too."""
+    """A failure if the last sample is old: no worker reports.
+
+    Empty if the lag is unknown, which is a failure already.
+    """
     if partition.lag is None or partition.sample_age is None or partition.sample_age <= SAMPLE_LIMIT:
         return []
     where, age = partition.position.partition, partition.sample_age.total_seconds()

@@ -38,7 +38,7 @@ PAUSE = 0.2  # seconds before a coordinator that loads its groups is asked again
 
 
 def is_answer(error: KafkaException | TimeoutError) -> bool:
-    """Whether a broker has answered with this error; if not, the client itself reports that none did."""
+    """Whether a broker returned this error; if not, it is the client's own error: no broker answered."""
     return isinstance(error, KafkaException) and error.args[0].code() >= KafkaError.NO_ERROR
 
 

@@ -29,8 +29,8 @@ OPEN = (State.DEAD_LETTERED, State.BLOCKED)
 class DeadLetter:
     """A record that was passed and not applied, with the reason and its state. Times are the database's.
 
-    ``value`` is None also if the record was skipped, or if values were not loaded; ``size`` is the length of a stored
-    value in bytes, loaded or not. ``error`` and ``traceback`` say why it was dead-lettered, ``replay_error`` and
+    ``value`` is None if the record has none or was skipped, or if values were not loaded; ``size`` is the length of a
+    stored value in bytes, loaded or not. ``error`` and ``traceback`` say why it was dead-lettered, ``replay_error`` and
     ``replay_traceback`` why its last replay failed. ``error_line`` is the innermost line of the user's own code in
     ``traceback``. ``version`` is the handler version, ``dead_lettered_by`` the process. After an edit, a replay applies
     ``edited_value`` in place of ``value``, which stays as in the log.
@@ -299,7 +299,10 @@ class DeadLetters:
         return dead_letters
 
     def by_cause(self, where: Where) -> Sequence[DeadLetterCause]:
-        """Count the dead letters that meet every condition by cause, most first. Raises ConfigError as :meth:`list`."""
+        """Count the dead letters that meet every condition by cause, most first.
+
+        Raises ConfigError for a condition that Postgres cannot compare, as :meth:`list` does.
+        """
         conditions = _conditions(where)
         with self.ledger.begin() as tx:
             rows = [row._asdict() for row in tx.execute(DEAD_LETTERS["by_cause"], **conditions)]

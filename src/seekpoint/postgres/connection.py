@@ -142,7 +142,9 @@ def savepoints_ended(tx: Connection) -> Iterator[None]:
 
 
 def cancel_statement(driver: psycopg.Connection[Any]) -> None:
-    """Ask the server to cancel its running statement: until that ends, it does not notice a closed connection.
+    """Ask the server to cancel this connection's running statement.
+
+    While a statement runs, the server does not notice that the connection was closed.
 
     May be called from any thread. A request that arrives before the statement does nothing. Raises psycopg's error if
     the server cannot be reached.

@@ -84,7 +84,7 @@ def first_connection(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def separate_engine(engine: Engine) -> Iterator[Engine]:
-    """An engine with a separate pool that connects as the given one does; it is disposed of when the block ends.
+    """An engine with the same connection settings and a separate pool; disposed of when the block ends.
 
     For threads that must neither take connections that others need nor run the application's listeners: the pool's
     events are kept, the engine's are not.

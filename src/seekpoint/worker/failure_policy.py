@@ -30,8 +30,8 @@ class CrashingRecord(Exception):  # noqa: N818 -- named after what the record di
 def fail(pipeline: Pipeline, outcome: Outcome, raw: RawRecord, error: BaseException, cause: Cause) -> None:
     """Take the record out of the batch, as the pipeline's policy says.
 
-    If the record has attempts left, the partition's part of the batch ends before it, and it is scheduled for retry.
-    Poison under ``STOP``, and errors that may not be the record's fault, stop the partition there. Otherwise the record
+    If the record has attempts left, it is scheduled for retry, and the batch ends before it in its partition. Poison
+    under ``STOP``, and errors that may not be the record's fault, stop the partition there. Otherwise the record
     becomes a dead letter with the batch (I4).
     """
     partition = Partition(raw.topic, raw.partition)

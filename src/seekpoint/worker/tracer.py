@@ -17,4 +17,4 @@ class Tracer(Protocol):
         """Trace the block in which one attempt applies and commits the batch; must not suppress exceptions."""
 
     def __call__(self, event: Event) -> None:
-        """Receive one event; a transaction's events come within its block."""
+        """Receive one event. A transaction's events arrive while the block of :meth:`transaction` is open."""

@@ -50,7 +50,10 @@ class PartitionOwner(Protocol):
     """Knows which partitions are active: the assignment of a worker, or fixed claims of the test kit."""
 
     def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
-        """The claims and positions that hold must find; the batch's partitions are expected at its start."""
+        """The claim and offset that *hold* must find for each partition that it locks.
+
+        The offset is where the batch begins, or the position if the batch has none of the partition's records.
+        """
 
     def accept(self, moved: Iterable[Claim]) -> None:
         """Take over the moved claims, after COMMIT."""

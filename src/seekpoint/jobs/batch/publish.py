@@ -53,7 +53,8 @@ def publish(
     A rolled-back attempt (a lost connection, a lock timeout) is repeated; after an unknown commit the run's row is read
     first. ``leader_epochs`` are stored with the positions, and with ``is_recorded`` each range as a row of
     ``admin_action``. ``rows_of`` finds the staged rows. Raises Fenced if a partition was claimed or reset since
-    ``claims``, ReloadOver, and the last error.
+    ``claims``; ReloadOver if the run has ended or another driver has taken it over; and the last attempt's database
+    error.
     """
 
     def step() -> None:

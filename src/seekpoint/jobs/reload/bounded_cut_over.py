@@ -31,8 +31,9 @@ class BoundedCutOver:
         """Publish the rebuilt rows, raise versions and epochs, and close the run, in one transaction.
 
         A merge without differences takes no lock, unless it raises a version. Raises CutOverRefused, leaving the run
-        open, if workers would wait longer than the bounds allow; ReloadRefused if the run can no longer be used;
-        ReloadOver, and the last database error.
+        open, if it would exceed the bounds, such as the workers' wait; ReloadRefused if the run can no longer be used;
+        ReloadOver if it has ended or another driver has taken it over; and the last attempt's error: the database's,
+        RangeStuck or KafkaUnavailable.
         """
         merges = driver.run.strategy == "merge"
         report = recall(driver, passes.targets) if merges else None

@@ -91,7 +91,8 @@ def cut_over(
     After an unknown commit the run's row is read; a rolled-back attempt (a lock timeout, a lost connection) is
     repeated. An attempt in which workers would wait longer than the plan's bounds allow is rolled back, too; after five
     such attempts CutOverRefused is raised, and the run stays open. Raises ReloadRefused if the run can no longer be
-    used, ReloadOver, and the last error.
+    used; ReloadOver if it has ended or another driver has taken it over; and the last attempt's error: the database's,
+    RangeStuck or KafkaUnavailable.
     """
     plan = plan or Plan()
     waits: list[float] = []
@@ -287,7 +288,8 @@ def took_effect(driver: Driver, error: BaseException) -> bool:
     """Whether an unknown commit took effect, according to the run's row; False if ``error`` is no lost connection.
 
     Waits for a running COMMIT, but returns False after Ctrl-C: the run can then be resumed. Repeats the query while the
-    database cannot be reached. Raises ReloadOver, and the last error.
+    database cannot be reached. Raises ReloadOver if the run has ended otherwise or another driver has taken it over,
+    and the last query's error if the database stays unreachable.
     """
     if not connection_lost(error) or was_interrupted(error):
         return False

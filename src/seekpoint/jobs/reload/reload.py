@@ -99,10 +99,11 @@ class Reload:
         self._range_records, self._progress = range_records, progress or (lambda *_: None)
 
     def open(self, *, strategy: str = "merge", reason: str = "reload") -> Driver:
-        """Record a new run at the groups' current positions. Raises ReloadRefused with every reason, KafkaUnavailable.
+        """Record a new run at the groups' current positions.
 
         The driver's ``notes`` list what a merge may change in other tables: foreign keys with an action, and
-        inheriting tables.
+        inheriting tables. Raises ReloadRefused with every reason why the tables cannot be reloaded, and
+        KafkaUnavailable if the brokers do not answer.
         """
         require_strategy(strategy)
         return self._open(strategy, reason)
@@ -164,8 +165,9 @@ class Reload:
 
         Stored offsets do not change. A merge without differences takes no lock, unless it raises a version.
 
-        Raises CutOverRefused, leaving the run open, if workers would wait longer than the bounds allow; ReloadRefused
-        if the run can no longer be used; ReloadOver, and the last database error.
+        Raises CutOverRefused, leaving the run open, if it would exceed the bounds, such as the workers' wait;
+        ReloadRefused if the run can no longer be used; ReloadOver if it has ended or another driver has taken it over;
+        and the last attempt's error: the database's, RangeStuck or KafkaUnavailable.
         """
         _require_publishing(driver)
         with self._ending(driver):
@@ -208,8 +210,8 @@ class Reload:
         the new positions after it. ``pipelines`` must be only the pipeline of the plan's group, with all of its
         sinks: ConfigError if a table that the group writes is missing.
 
-        Raises as :meth:`open` and :meth:`cut_over` do, and Fenced if the group has changed since the plan was made;
-        then nothing was changed, and the run is aborted.
+        Raises the errors of :meth:`open` and :meth:`cut_over`, and Fenced if the group has changed since the plan was
+        made; then nothing was changed, and the run is aborted.
         """
         require_strategy(strategy)
         rewind = Rewind(plan, Attribution.of(self.actor, reason))
@@ -226,8 +228,8 @@ class Reload:
     def verify(self, *, reason: str = "verify") -> Report:
         """Rebuild the tables separately and compare them with the live ones, which do not change; workers continue.
 
-        Only the run's row stays in the ledger, with state "verified" ("aborted" after an interruption). Raises as
-        :meth:`open` does.
+        Only the run's row stays in the ledger, with state "verified" ("aborted" after an interruption). Raises the
+        errors of :meth:`open`.
         """
         driver = self._open("verify", reason)
         with ending(self.runs, driver, f"{reason}: interrupted before the tables were compared"):

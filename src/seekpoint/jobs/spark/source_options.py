@@ -73,8 +73,9 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """The options of a read. ``topics`` None means all topics of the group, ``assigned`` None all of their partitions.
+    """The options of a read.
 
+    If ``topics`` is None, all topics of the group are read; if ``assigned`` is None, all of their partitions.
     ``kafka`` is the result of :func:`portable`. ``late_starts_at_end``: a partition without a record at or after its
     starting time begins at the end of its log; otherwise the read is refused.
     """

@@ -53,8 +53,8 @@ def start_pair(
 ) -> Pair:
     """Start both servers, and return them when both serve; if one fails, the other is removed.
 
-    ``own``, ``settings`` (Postgres'), ``properties`` and ``proxied`` (Kafka's) are those of
-    :func:`.start_postgres` and :func:`.start_kafka`, and so are the errors.
+    Passes ``own`` to both, ``settings`` to :func:`.start_postgres`, and ``properties`` and ``proxied`` to
+    :func:`.start_kafka`. Raises their errors.
     """
     with ThreadPoolExecutor(max_workers=2) as pool:
         broker = pool.submit(start_kafka, own=own, properties=properties, proxied=proxied, progress=progress)

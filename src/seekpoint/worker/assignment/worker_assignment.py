@@ -212,7 +212,10 @@ class WorkerAssignment:
     # -- around a transaction -------------------------------------------------------------------------
 
     def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
-        """The claims and positions that hold must find; the batch's partitions are expected at its start."""
+        """The claim and offset that *hold* must find for each partition that it locks.
+
+        The offset is where the batch begins, or the position if the batch has none of the partition's records.
+        """
         owned = self.partitions.all_owned()
         held = self._held.of(starts, owned)
         return [

@@ -149,7 +149,8 @@ class Admin:
     def plan_replace(self, group: str, *, by: str) -> ReplacePlan:
         """A plan to replace ``group`` by the group ``by``: the two exchange tables and positions.
 
-        Raises ConfigError for unknown groups; GroupForgotten; Fenced with every reason against it.
+        Raises ConfigError for an unknown group, GroupForgotten for a forgotten one, and Fenced with every reason why
+        the group cannot be replaced.
         """
         return plan_replace(self._ledger(group), by)
 
@@ -167,9 +168,9 @@ class Admin:
 
         Waits until the new group has passed the old group's positions; raises NotApplied after ``wait`` seconds. Calls
         ``progress`` with the current step, the offsets done and their total. Pauses the old group for the last records,
-        and resumes it if it is not replaced. Raises Fenced if the groups have changed since the plan was made, and,
-        without ``accept_differences``, if only one of them has an open dead letter or a retry; ConfigError without a
-        reason.
+        and resumes it if it is not replaced. Raises Fenced if the groups have changed since the plan was made
+        or stay locked and, without ``accept_differences``, if their open dead letters, stops or retries differ;
+        ConfigError if ``reason`` is blank.
         """
         return replace_group(
             self._ledger(plan.group),
@@ -192,9 +193,9 @@ class Admin:
         """A plan to reset positions to absolute offsets: all, or those of ``topics`` (partition numbers; None: all).
 
         Raises ConfigError for unknown names, a partition without a target, and a target past the end of its log;
-        GroupForgotten; ClusterChanged and Fenced if the brokers have another cluster or topic; Fenced if the target is
-        a mirror's commits, or those of another group that has members; KafkaUnavailable if a target depends on brokers
-        that do not answer.
+        GroupForgotten if the group was forgotten; ClusterChanged if the brokers belong to another cluster, Fenced if
+        they have another topic; Fenced if the target is a mirror's commits, or those of another group that has members;
+        KafkaUnavailable if a target depends on brokers that do not answer.
         """
         return plan_reset(self._ledger(group), target, topics, kafka=self.kafka, timeout=KAFKA_TIMEOUT)
 
@@ -211,7 +212,8 @@ class Admin:
     def record_in_front(self, group: str, partition: Partition) -> RecordInFront:
         """The record that stopped the partition, or that is retried, read from the log; changes nothing.
 
-        Raises ConfigError if there is no such record; RangeLost, RangeStuck, TopicRecreated, KafkaUnavailable.
+        Raises ConfigError if there is no such record; RangeLost if the log no longer has it; RangeStuck if the brokers
+        do not send it; TopicRecreated if the topic was created again; KafkaUnavailable if no broker answers.
         """
         positions = within(group, self._ledger(group).read(), {partition.topic: [partition.number]})
         return record_in_front(self.kafka, positions[partition])
@@ -260,16 +262,18 @@ class Admin:
         """A plan to give up offsets that the log no longer has: of a partition, a topic or the group. Asks the brokers.
 
         After a truncation the partition continues at ``to_offset`` (None: where the truncated log ended). Raises Fenced
-        if no worker has seen that end, or if the named partition is stopped for another cause; ConfigError for a
-        ``to_offset`` without a partition, outside the log or past the position, or if retention deleted the records;
-        also for unknown names, and a named topic that was recreated; GroupForgotten; ClusterChanged; KafkaUnavailable.
+        if no worker has seen that end, or if the named partition is stopped for another cause; ConfigError for unknown
+        names, a named topic that was recreated, and a ``to_offset`` without a partition, outside the log, past the
+        position, or for records that retention deleted; GroupForgotten if the group was forgotten; ClusterChanged if
+        the brokers belong to another cluster; KafkaUnavailable if they do not answer.
         """
         return plan_lost(self._ledger(group), partition, to_offset, self._brokers(), KAFKA_TIMEOUT)
 
     def plan_accept_topic(self, group: str, topic: str, *, at: int | None = None) -> AcceptPlan:
         """A plan to read a recreated topic: from its first offsets, or from ``at``. Asks the brokers.
 
-        Raises as plan_accept_lost, and ConfigError for an offset that is not in a partition's log.
+        Raises ConfigError for unknown names, and for an offset that is not in a partition's log; GroupForgotten,
+        ClusterChanged and KafkaUnavailable as :meth:`plan_accept_lost` does.
         """
         return plan_topic(self._ledger(group), topic, at, self._brokers(), KAFKA_TIMEOUT)
 
@@ -288,7 +292,8 @@ class Admin:
         checkpoint, or a URL that ``pyarrow.fs`` reads. Partitions without a commit start at ``missing``. Raises Fenced
         if ``from_group`` has members, if a partition has no commit or a mirror's, or if this group has stored offsets
         of the topic; ConfigError for unknown names, and a folder that is not the checkpoint of a query on Kafka;
-        GroupForgotten; ClusterChanged; KafkaUnavailable.
+        GroupForgotten if this group was forgotten; ClusterChanged if its positions are of another cluster;
+        KafkaUnavailable if the brokers do not answer.
         """
         return plan_import(
             self._ledger(group),
@@ -303,8 +308,9 @@ class Admin:
     def plan_mirror(self, group: str) -> MirrorPlan:
         """A plan to write a stopped group's positions into Kafka, for a plain consumer that continues there.
 
-        Raises Fenced if the group has members in Kafka; ConfigError for an unknown group; GroupForgotten;
-        ClusterChanged, KafkaUnavailable.
+        Raises Fenced if the group has members in Kafka, or if the brokers have another topic; ConfigError for an
+        unknown group, GroupForgotten for a forgotten one; ClusterChanged if the brokers belong to another cluster;
+        KafkaUnavailable if they do not answer.
         """
         return plan_mirror(self._ledger(group), kafka=self._brokers(), timeout=KAFKA_TIMEOUT)
 
@@ -344,7 +350,7 @@ class Admin:
         passed. It needs ``accept_loss`` if retention has deleted a target. A purge returns how many dead letters it has
         deleted, by state; those that were opened again since the plan was made stay. If two operators apply the same
         plan, one succeeds: raises Fenced if the group has changed since the plan was made, or stays locked; ConfigError
-        without a reason.
+        if ``reason`` is blank.
         """
         ledger = self._ledger(plan.group)
         attribution = Attribution.of(actor, reason)
@@ -381,8 +387,8 @@ class Admin:
         """Have a running worker of the group replay these dead letters: ids, or a condition that is evaluated now.
 
         A worker of the group's handler version takes the request within ``Limits.lag_check`` seconds, but not while the
-        group is paused. Raises ConfigError without a reason, for an unknown id, and if no dead letter matches; Fenced
-        if another replay was requested since the plan with this ``last_request`` was made.
+        group is paused. Raises ConfigError if ``reason`` is blank, for an unknown id, and if no dead letter matches;
+        Fenced if another replay was requested since the plan with this ``last_request`` was made.
         """
         ledger, attribution = self._ledger(group), Attribution.of(actor, reason)
         with ledger.begin() as tx:

@@ -68,9 +68,10 @@ class _Origin(Protocol):
     hint: str
 
     def read(self, identity: Identity, partitions: Collection[Partition] | None = None) -> dict[Partition, Commit]:
-        """The consumer's current offsets, of these partitions or of all. Raises Fenced and ConfigError.
+        """The consumer's current offsets, of these partitions or of all.
 
-        May include other partitions of the same topics.
+        May include other partitions of the same topics. Raises Fenced if the group has members in Kafka, ConfigError
+        for a checkpoint that cannot be used.
         """
 
     def notes(self) -> tuple[str, ...]:
@@ -167,7 +168,10 @@ def _origin(group: str | None, checkpoint: str | None) -> _Origin:
 def apply_import(
     ledger: Ledger, plan: ImportPlan, attribution: Attribution, *, kafka: Mapping[str, Any], timeout: float
 ) -> None:
-    """Store the positions, in one transaction, if nothing has changed since the plan was made. Raises Fenced."""
+    """Store the positions, in one transaction.
+
+    Raises Fenced or ClusterChanged if anything has changed since the plan was made.
+    """
     identity, origin = Identity(kafka, timeout), _origin(plan.from_group, plan.from_checkpoint)
     if (cluster := identity.cluster_id()) != plan.cluster_id:
         raise ClusterChanged(f"the brokers belong to cluster {cluster}, the plan to {plan.cluster_id}")

@@ -18,7 +18,8 @@ from seekpoint.records import Partition
 class Logs:
     """Asks brokers about the partitions' logs; without an answer, only targets that need none can be planned.
 
-    Raises ClusterChanged or Fenced if the brokers have another cluster or topic than the positions.
+    Raises ClusterChanged if the brokers belong to another cluster than the positions, Fenced if they have another
+    topic.
     """
 
     def __init__(
@@ -69,7 +70,11 @@ class Logs:
 
     @cached_property
     def identity(self) -> Identity:
-        """A client of the brokers, whose cluster and topics are those of the positions. Raises as the class says."""
+        """A client of the brokers, whose cluster and topics are those of the positions.
+
+        Raises ConfigError if no brokers are named, ClusterChanged if they belong to another cluster, Fenced if they
+        have another topic, and KafkaUnavailable if they do not answer.
+        """
         if not self._settings:
             raise ConfigError(
                 "only the brokers know this target: name them with --kafka or --kafka-config, or Admin(kafka=...)"

@@ -59,7 +59,10 @@ class MirrorPlan:
 
 
 def require_empty(identity: Identity, group: str) -> None:
-    """Raise Fenced if the group has members in Kafka, or if this client may not list them; or KafkaUnavailable."""
+    """Raise Fenced if the group has members in Kafka, or if this client may not list them.
+
+    Raises KafkaUnavailable if the brokers do not answer.
+    """
     group_members = members(identity, [group])[group]
     if group_members is None:
         raise Fenced(f"this client may not ask for the members of group {group!r}: grant DESCRIBE on the group")
@@ -88,7 +91,11 @@ def plan_mirror(ledger: Ledger, *, kafka: Mapping[str, Any], timeout: float) -> 
 def apply_mirror(
     ledger: Ledger, plan: MirrorPlan, attribution: Attribution, *, kafka: Mapping[str, Any], timeout: float
 ) -> None:
-    """Write the commits while the rows are locked: no worker moves a position meanwhile. Raises Fenced."""
+    """Write the commits while the rows are locked: no worker moves a position meanwhile.
+
+    Raises Fenced if positions or commits have changed since the plan was made, if the group has members in Kafka, or if
+    another session has locked a position.
+    """
     try:
         with ledger.begin(lock_wait=LOCKS) as tx:
             rows = _lock(tx, plan)

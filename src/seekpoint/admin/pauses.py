@@ -37,7 +37,10 @@ class PausePlan:
 
 
 def plan_pause(ledger: Ledger, paused: bool) -> PausePlan:
-    """A plan to pause or resume the group. Raises ConfigError for an unknown group; GroupForgotten."""
+    """A plan to pause or resume the group.
+
+    Raises ConfigError for an unknown group, GroupForgotten for a forgotten one.
+    """
     with ledger.begin() as tx:
         row = known_group(tx)
         refuse_forgotten(row)

@@ -41,10 +41,10 @@ class PurgePlan:
 
 
 def plan_purge(ledger: Ledger, older_than: timedelta, states: Collection[State]) -> PurgePlan:
-    """A plan to delete closed dead letters. Raises ConfigError for an unknown group, or an open state.
+    """A plan to delete closed dead letters.
 
-    Raises ConfigError, too, for an age that is negative or beyond the calendar; Fenced while a run of the group is
-    open.
+    Raises ConfigError for an unknown group, an open state, and an age that is negative or beyond the calendar; Fenced
+    while a run of the group is open.
     """
     wanted = tuple(state for state in CLOSED if state in states)
     if not wanted or len(wanted) != len(set(states)):

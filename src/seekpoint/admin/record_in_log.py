@@ -30,8 +30,9 @@ class RecordInFront:
 def record_in_front(kafka: Mapping[str, Any], position: Position) -> RecordInFront:
     """Read from the log the record that stopped the partition or is retried; changes nothing.
 
-    Raises ConfigError if there is no such record, or if compaction removed it; RangeLost and RangeStuck if the log
-    does not have it; TopicRecreated; KafkaUnavailable.
+    Raises ConfigError if there is no such record, or if compaction removed it; RangeLost if the log no longer has it;
+    RangeStuck if the brokers do not send it; TopicRecreated if the topic was created again; KafkaUnavailable if no
+    broker answers.
     """
     stop = position.stop
     offset, error = position.attempt_offset, position.attempt_error

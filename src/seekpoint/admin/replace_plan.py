@@ -40,9 +40,9 @@ class ReplacePlan:
     """A plan to replace tables and positions of ``group`` by those of the group ``by``.
 
     ``tables`` are pairs of a live table and the one that replaces it. ``behind`` is how many offsets ``by`` has yet to
-    pass to reach the group's positions, control records included. ``differences`` are open dead letters and retries
-    that only one of the groups has. ``was_paused``: an operator has paused the group, which stays paused. ``is_done``:
-    it was replaced before.
+    pass to reach the group's positions, control records included. ``differences`` are open dead letters, stops and
+    retries that only one of the groups has. ``was_paused``: an operator has paused the group, which stays paused.
+    ``is_done``: it was replaced before.
     """
 
     group: str
@@ -91,7 +91,7 @@ class Pair:
 def read_pair(tx: GroupConnection, new: str, *, locked: bool = False) -> Pair:
     """Both groups, and their positions; ``locked`` locks the rows until the transaction ends.
 
-    Raises ConfigError for an unknown group, GroupForgotten.
+    Raises ConfigError for an unknown group, GroupForgotten for a forgotten one.
     """
     if new == tx.group:
         raise ConfigError(f"group {new!r} cannot replace itself: name the group that runs the newer handler with --by")
@@ -110,7 +110,10 @@ def read_pair(tx: GroupConnection, new: str, *, locked: bool = False) -> Pair:
 
 
 def plan_replace(ledger: Ledger, new: str) -> ReplacePlan:
-    """A plan to replace the group. Raises ConfigError, GroupForgotten, and Fenced with every reason against it."""
+    """A plan to replace the group.
+
+    Raises the errors of :func:`read_pair`, and Fenced with every reason why the group cannot be replaced.
+    """
     with ledger.begin() as tx:
         pair = read_pair(tx, new)
         tables = {} if pair.is_done else require_replaceable(tx, pair)

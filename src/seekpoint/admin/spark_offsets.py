@@ -50,7 +50,10 @@ def parse_spark_json(text: str, where: str) -> dict[Partition, int]:
 
 
 def parse_spark_partitions(text: str, where: str) -> set[Partition]:
-    """The partitions of Spark's JSON for ``assign``, ``{"orders": [0, 1]}``. Raises ConfigError as above."""
+    """The partitions of Spark's JSON for ``assign``, ``{"orders": [0, 1]}``.
+
+    Raises ConfigError, beginning with ``where``, for another text and for a partition that is named twice.
+    """
     partitions: set[Partition] = set()
     topics = _loaded(text, where, '{"orders": [0, 1]}')
     for topic, numbers in _members(topics, where, 'partitions by topic, {"orders": [0, 1]}'):

@@ -81,7 +81,11 @@ class Debezium:
         return f"Debezium({', '.join([*registry, *(['flattened=True'] if self.flattened else [])])})"
 
     def decode(self, record: RawRecord, /) -> Change | None:
-        """Decode a change; None for a tombstone. Raises CodecUnavailable; Poison or ValueError for any other record."""
+        """Decode a change; None for a tombstone.
+
+        Raises CodecUnavailable if the schema registry does not answer, Poison or ValueError for a record that is
+        neither.
+        """
         if record.value is None:
             return None
         schema, payload, convert = self._event(record, record.value, "value")

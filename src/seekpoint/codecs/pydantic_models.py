@@ -46,7 +46,10 @@ def model_decoder(kind: Any, parse: Callable[[bytes], Any]) -> Callable[[bytes],
 
 
 def model_converter(kind: Any) -> Callable[[Any], Any]:
-    """A function from dicts, lists and plain values to a value of the type. Raises as :func:`model_decoder` does."""
+    """A function from dicts, lists and plain values to a value of the type.
+
+    Raises the errors of :func:`model_decoder`.
+    """
     return _explained(_adapter(kind).validate_python)
 
 

@@ -292,7 +292,7 @@ class Driver:
         tx.execute(RELOAD_RUN["transition"], run=self.run.id, state=state)
 
     def heartbeat(self) -> None:
-        """Store a heartbeat of the driver; raises as :meth:`step` does."""
+        """Store a heartbeat of the driver. Raises the errors of :meth:`step`."""
         with self.step(*_OPEN):
             pass
 

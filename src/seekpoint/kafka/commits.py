@@ -61,8 +61,9 @@ def read_commits(
 ) -> dict[Partition, Commit]:
     """A group's commits, for these partitions or for all; partitions without a commit are left out.
 
-    Raises KafkaUnavailable, also if an open transaction is about to replace a commit. With ``partitions=None``, a
-    partition whose first commit is in an open transaction is left out: name the partitions that count.
+    Raises KafkaUnavailable if the brokers do not answer, or if an open transaction is about to replace a commit. With
+    ``partitions=None``, a partition whose first commit is in an open transaction is left out: name the partitions that
+    count.
 
     For commands and a worker's start; a running worker uses :meth:`seekpoint.kafka.client.Client.committed`.
     """

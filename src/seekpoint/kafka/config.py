@@ -159,7 +159,7 @@ def make_consumer(config: Mapping[str, Any], **callbacks: Any) -> Consumer:
 
 
 def make_admin(config: Mapping[str, Any], **callbacks: Any) -> AdminClient:
-    """Make an admin client for a consumer's configuration. Raises ConfigError as :func:`make_consumer` does."""
+    """Make an admin client for a consumer's configuration. Raises ConfigError, as :func:`make_consumer` does."""
     try:
         return AdminClient({**admin_config(config), **callbacks})
     except (KafkaException, TypeError, ValueError) as error:

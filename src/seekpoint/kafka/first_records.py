@@ -56,7 +56,7 @@ def require_max_bytes(max_bytes: int | None) -> None:
 def sampled_sizes(kafka: Mapping[str, Any], ranges: Sequence[Range]) -> dict[str, float]:
     """Estimate each topic's bytes per offset: the mean over the next offsets of its longest range.
 
-    Raises as :func:`read_range` does.
+    Raises the errors of :func:`read_range`.
     """
     sizes = {}
     ordered = sorted(ranges, key=lambda range_: (range_.partition.topic, range_.records_at_most))

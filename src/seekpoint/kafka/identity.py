@@ -64,7 +64,7 @@ class Answer:
             raise
 
     def known(self) -> dict[str, UUID | None]:
-        """As ``result()``, for final decisions: raises KafkaUnavailable also if the broker does not know an id yet."""
+        """As ``result()``, for final decisions: raises KafkaUnavailable if the broker does not know an id yet."""
         ids = self.result()
         if unknown := sorted(topic for topic, topic_id in ids.items() if topic_id == NO_ID):
             raise KafkaUnavailable(f"the broker knows topic {unknown[0]!r}, but not its id yet: try again")
@@ -173,7 +173,10 @@ class Identity:
         return str(listed.cluster_id)
 
     def partitions(self, topics: Collection[str]) -> dict[str, int]:
-        """How many partitions each topic has. Raises ConfigError for a topic that does not exist; KafkaUnavailable."""
+        """How many partitions each topic has.
+
+        Raises ConfigError for a topic that does not exist, KafkaUnavailable if the brokers do not answer.
+        """
         counts = self.known(topics)
         if missing := sorted(set(topics) - counts.keys()):
             raise ConfigError(

@@ -88,7 +88,8 @@ def read_range(kafka: Mapping[str, Any], range_: Range, *, chunk: int = CHUNK, i
     given up; after 3 s at most if the brokers report that the log ends before the range.
 
     Raises RangeLost (removed by retention or a truncation, or the topic was deleted), RangeStuck (an open transaction
-    is in it, or nothing arrives), TopicRecreated, KafkaUnavailable, ConfigError, and the client's own KafkaException.
+    is in it, or nothing arrives), TopicRecreated, KafkaUnavailable (no broker answers), ConfigError (settings that no
+    consumer accepts), and the client's own KafkaException.
     """
     for messages in _messages(kafka, range_, chunk, idle):
         yield _piece(messages, range_.partition)
@@ -354,8 +355,8 @@ MOST_TASKS = 1_000  # more would make the schedule, and the number of staged par
 def check_ranges(kafka: Mapping[str, Any], ranges: Collection[Range]) -> None:
     """Check with the brokers, before the first range is read, that all can be read; empty ranges always can.
 
-    Raises RangeLost (the log begins later), RangeStuck (its readable part ends earlier), TopicRecreated,
-    KafkaUnavailable.
+    Raises RangeLost (the log begins later), RangeStuck (its readable part ends earlier), TopicRecreated (the topic has
+    another id), and KafkaUnavailable (no broker answers).
     """
     nonempty = [range_ for range_ in ranges if range_.start < range_.end]
     if not nonempty:

@@ -75,7 +75,10 @@ class Watermarks:
         return edges
 
     def resolve(self, topic: str, start: StartAt, group: str) -> dict[Partition, int]:
-        """The first position of every partition of ``topic``. Raises KafkaUnavailable, ConfigError."""
+        """The first position of every partition of ``topic``.
+
+        Raises KafkaUnavailable if the brokers do not answer, ConfigError if ``start`` has no position for a partition.
+        """
         count = self._identity.known([topic]).get(topic)
         if count is None:  # it existed a moment ago, when its id was answered
             raise KafkaUnavailable(f"topic {topic!r} is unknown to the broker that was asked")

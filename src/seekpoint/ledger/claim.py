@@ -178,7 +178,7 @@ def _declare(tx: GroupConnection, claimant: Claimant) -> None:
 def needs_preparing(tx: GroupConnection, claimant: Claimant) -> bool:
     """Whether :func:`prepare` must run: rows of the group, topics or tables are missing, or the version is lower.
 
-    Raises as :func:`admit` does.
+    Raises the errors of :func:`admit`.
     """
     group = tx.execute(GROUPS["read"]).one_or_none()
     if group is not None and accepts_forgotten(group, claimant.accept_forgotten):

@@ -103,7 +103,7 @@ def store(
 ) -> list[Comparison]:
     """Store new sets, and replace different ones if the process accepts that; under the lock of the group's row.
 
-    Returns the replaced ones. Raises as :func:`require` does.
+    Returns the replaced ones. Raises the errors of :func:`require`.
     """
     replaced = []
     for comparison in compared:

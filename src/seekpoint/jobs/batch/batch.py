@@ -92,9 +92,9 @@ class BatchJob:
         workers is refused. ``reason`` is stored with the run.
 
         After BatchRefused, TopicRecreated, RangeLost and TooManyDeadLetters nothing is written and the workers resume.
-        Also raises ReloadOver, and the errors of a claim. Any other error ends the run, too, if nothing was staged yet;
-        otherwise, or if the database does not answer, the run stays open and its group paused. The error's note names
-        the run, for :meth:`take_over` or ``Runs.abort``.
+        Also raises ReloadOver if the run has ended or another driver has taken it over, and the errors of a claim. Any
+        other error ends the run, too, if nothing was staged yet; otherwise, or if the database does not answer, the run
+        stays open and its group paused. The error's note names the run, for :meth:`take_over` or ``Runs.abort``.
         """
         brokers = Brokers(self.kafka, self.pipeline, self.limits.kafka_timeout, self._max_records)
         if (nothing := self._nothing_new(brokers)) is not None:
@@ -133,8 +133,9 @@ class BatchJob:
         dead letter of the run. Records of the group's dead letters and lost ranges are left out.
 
         Raises BatchRefused for a refused range or change, and unless log start <= from < to <= the group's position;
-        ConfigError for an unknown partition and without a reason; HandlerOutdated, GroupPaused, ClusterChanged; and the
-        errors of :meth:`run`.
+        ConfigError for an unknown partition or a blank ``reason``; HandlerOutdated if the group is at a newer handler
+        version, GroupPaused if it is paused, ClusterChanged if the brokers belong to another cluster; and the errors of
+        :meth:`run`.
         """
         required("reason", reason)
         partition = Partition(*partition)
@@ -153,8 +154,9 @@ class BatchJob:
     def take_over(self, run: UUID, *, pause: bool = False) -> BatchDone:
         """Resume an open batch in its present state; its previous driver, if still alive, fails at its next step.
 
-        Raises as :meth:`run` does, and BatchRefused if workers have advanced the group since: then the run is ended and
-        nothing is written. Raises ConfigError if the run is of another pipeline; its driver then stays the same.
+        Raises the errors of :meth:`run`, and BatchRefused if workers have advanced the group since: then the run is
+        ended and nothing is written. Raises ConfigError if the run is of another pipeline; its driver then stays the
+        same.
         """
         if (batch := self.runs.get(run)).is_open:
             self._require_its_code(batch)

@@ -43,8 +43,9 @@ def open_claims(
     A group that is already paused stays paused. Otherwise the run pauses it, and ``pause`` is needed if workers own
     partitions. Waits for the workers' running transactions.
 
-    Raises BatchRefused, TopicRecreated, ClusterChanged, HandlerOutdated, StandbyRequired, DeclarationDiffers,
-    KafkaUnavailable, ConfigError.
+    Raises BatchRefused if another run has paused the group, if workers own partitions and ``pause`` is false, or if
+    open dead letters may block later records of their keys; TopicRecreated if a topic was created again; ConfigError if
+    the pipeline's StartAt has no first position; and the errors of a claim and of ``brokers``.
     """
     pipeline = source.pipeline
     scope = GroupConnection(tx.connection, tx.schema, pipeline.group)
@@ -111,7 +112,8 @@ def open_batch(
 ) -> Claims:
     """Claim the group's partitions and store the run with its ranges; returns no claims if there is nothing to read.
 
-    Raises as :func:`open_claims` does, RangeLost, and BatchRefused for a role that cannot create the run's schema.
+    Raises the errors of :func:`open_claims`, RangeLost if the log no longer has a position, and BatchRefused for a role
+    that cannot create the run's schema.
     """
     group = GroupConnection(tx.connection, tx.schema, source.group).execute(GROUPS["lock"]).one_or_none()
     claims = open_claims(tx, source, brokers, run, brokers.partitions, pause=pause)
@@ -156,7 +158,8 @@ def stale(tx: Tx, run: UUID, claims: Claims) -> list[str]:
 class Brokers:
     """Queries the brokers as a worker with this ``kafka`` mapping does; ``ids`` are the topics' ids.
 
-    Raises KafkaUnavailable, and ConfigError for a topic that does not exist or a mapping that no consumer accepts.
+    Raises KafkaUnavailable if the brokers do not answer, and ConfigError for a topic that does not exist or a mapping
+    that no consumer accepts.
     """
 
     def __init__(

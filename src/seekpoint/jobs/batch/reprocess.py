@@ -82,8 +82,9 @@ def open_range(
     Concurrent callers get the same run.
 
     Raises BatchRefused unless log start <= from < to <= the group's position, and without ``restart`` for a range that
-    a run has applied; ConfigError for an unknown partition; HandlerOutdated, GroupPaused, ClusterChanged,
-    TopicRecreated.
+    a run has applied; ConfigError for an unknown partition; HandlerOutdated if the group is at a newer handler version,
+    GroupPaused if it is paused; ClusterChanged if the brokers belong to another cluster; TopicRecreated if the topic
+    was created again.
     """
     partition, start, end = range_
     scope = GroupConnection(tx.connection, tx.schema, source.group)
@@ -139,7 +140,8 @@ def _resets(offsets: Sequence[Row[Any]], partition: Partition) -> int:
 def lock_range(tx: Step, scope: GroupConnection, pipeline: Pipeline) -> None:
     """Lock the partition, so that a worker's batch, a reset or a replay commits before the rows are written, or waits.
 
-    Raises BatchRefused if the position was reset since the run was opened; HandlerOutdated, GroupPaused.
+    Raises BatchRefused if the position was reset since the run was opened; HandlerOutdated if the group is at a newer
+    handler version; GroupPaused if it is paused.
     """
     check_group(scope.execute(GROUPS["share"]).one(), pipeline, while_paused=False)
     [position] = tx.positions()

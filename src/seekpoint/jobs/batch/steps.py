@@ -75,7 +75,9 @@ class BatchSteps:
     def publish(self, driver: Driver, claims: Claims) -> None:
         """Stage the missing ranges, dedupe, and publish rows and offsets together, from the run's present state.
 
-        Raises BatchRefused, what staging raises, Fenced, ReloadOver.
+        Raises BatchRefused if ranges are missing after three attempts, or if open dead letters may block later records
+        of their keys; the errors of staging; Fenced if a partition was claimed or reset since ``claims``; and
+        ReloadOver if the run has ended or another driver has taken it over.
         """
         # Also asked for a run that another driver has begun: a rewrite of the log since that driver read it stays
         # unnoticed, as it would without an epoch, but a later rewrite is noticed.

@@ -96,7 +96,8 @@ class Archive:
         """Every record of the range, in pieces, as ``kafka.ranges.read_range`` returned it when it was exported.
 
         Each file is checked before its first record: it must exist, be complete, and be the one that was written.
-        Raises RangeLost, before the first piece, if the archive does not have the whole range; and ArchiveDamaged.
+        Raises RangeLost, before the first piece, if the archive does not have the whole range; and ArchiveDamaged if a
+        file fails these checks.
         """
         if range_.start >= range_.end:
             return

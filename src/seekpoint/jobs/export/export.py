@@ -91,7 +91,8 @@ class Export:
         """Write and commit all new records. After any error run it again: committed ranges are not repeated.
 
         Raises ConfigError for a group or a topic that the ledger does not have; RangeLost if the log no longer has the
-        records; RangeStuck, TopicRecreated and KafkaUnavailable.
+        records; RangeStuck if the brokers do not send them; TopicRecreated if a topic was created again;
+        KafkaUnavailable if no broker answers.
         """
         positions = applied(Ledger(self.engine, self.group, schema=self.schema), self._topics)
         added: list[Written] = []

@@ -62,7 +62,8 @@ class BoundPipeline:
     def bind(self) -> None:
         """Check frames, inputs and tables; nothing is claimed or read.
 
-        Raises ConfigError, FrameFailed, SchemaMismatch, and what the database raises.
+        Raises ConfigError if frames, inputs and tables do not fit together, FrameFailed if a frame raises,
+        SchemaMismatch for a ledger of another revision, and database errors unchanged.
         """
         require_this_python(self.spark)
         self.plan["columns"] = columns(self.declared).jsonValue()

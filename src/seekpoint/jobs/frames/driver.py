@@ -83,7 +83,8 @@ class FrameDriver:
     def start(self) -> None:
         """Check frames and tables, before anything is claimed or read.
 
-        Raises ConfigError, FrameFailed, SchemaMismatch, and what database and brokers raise.
+        Raises ConfigError if frames, inputs and tables do not fit together, FrameFailed if a frame raises,
+        SchemaMismatch for a ledger of another revision, and the errors of database and brokers.
         """
         self._bound.bind()
         declared = self._bound.source.pipeline
@@ -142,7 +143,8 @@ class FrameDriver:
         """Run one micro-batch, at most up to ``ends``; returns None if there are no new records.
 
         Raises Fenced, with nothing written, if another driver or worker has claimed the partitions, or an operator has
-        reset or paused them. Raises FrameFailed, GroupPaused, and the errors of a claim and of reading the log.
+        reset or paused them. Raises FrameFailed if a frame raises or makes rows that cannot be written, GroupPaused if
+        the group is paused when it claims, and the other errors of a claim and of reading the log.
         """
         brokers = self._brokers()
         try:

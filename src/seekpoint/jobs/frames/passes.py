@@ -97,7 +97,8 @@ class FramePasses:
         """Run one pass; returns the number of offsets that the group was ahead when the pass began.
 
         ``on_check`` is called after each heartbeat while Spark's jobs run, and may raise. Raises ReloadRefused if the
-        run can no longer be used, FrameFailed, and the errors of staging.
+        run can no longer be used, FrameFailed if a frame raises or makes rows that cannot be written, and the errors of
+        staging.
         """
         with self._driver.step(*FRAMES_STAGING) as tx:
             ahead, ranges = self._ranges(tx)

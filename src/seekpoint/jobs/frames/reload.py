@@ -57,7 +57,7 @@ class FrameReload:
         self.runs, self.bounds = runs, bounds
 
     def plan(self, strategy: str = "merge") -> ReloadPlan:
-        """Return what a run would do now, without changing anything. Raises as :meth:`open` does."""
+        """Return what a run would do now, without changing anything. Raises the errors of :meth:`open`."""
         return planned(self._bound, self.runs, strategy, self.bounds)
 
     def open(self, strategy: str = "merge", *, actor: str | None = None, reason: str = "reload") -> Driver:
@@ -75,7 +75,10 @@ class FrameReload:
         )
 
     def take_over(self, run: UUID) -> Driver:
-        """Take over an open run in its present state. Raises ReloadOver; ConfigError for another pipeline's run."""
+        """Take over an open run in its present state.
+
+        Raises ReloadOver if it has ended, ConfigError for another pipeline's run.
+        """
         return take_over(self.runs, run, [self._bound.source], self._bound.kafka, of_frames=True)
 
     def run(self, driver: Driver) -> CutOver:
@@ -222,7 +225,10 @@ def bound_pipeline(
     database: Env | str,
     schema: str,
 ) -> Iterator[BoundPipeline]:
-    """Bind the pipeline to a session and its servers for the block. Raises as :meth:`BoundPipeline.bind` does."""
+    """Bind the pipeline to a session and its servers for the block.
+
+    Raises the errors of :meth:`BoundPipeline.bind`.
+    """
     with required("Spark needs pyspark", "spark"):
         from seekpoint.jobs.frames.bound_pipeline import BoundPipeline  # noqa: PLC0415 -- pyspark
     bound = BoundPipeline(spark, pipeline, kafka, database=database, schema=schema)

@@ -87,7 +87,11 @@ class ReloadPlan:
 
 
 def planned(bound: BoundPipeline, runs: Runs, strategy: str, bounds: Bounds) -> ReloadPlan:
-    """Plan a reload of a bound pipeline. Raises ConfigError, and ReloadRefused with every reason against it."""
+    """Plan a reload of a bound pipeline.
+
+    Raises ReloadRefused with every reason against it, and ConfigError for an unknown strategy or settings that no
+    consumer accepts.
+    """
     require_strategy(strategy)
     source = bound.source
     targets, offsets, dead_letters = checked(

@@ -86,8 +86,9 @@ def run(
     Raises ConfigError, before anything is read, if a frame does not merge or its columns do not match its table;
     FrameFailed, naming the ranges, if a frame raises or makes rows that cannot be written: nothing of that micro-batch
     is written, and its partitions are stopped. Raises BatchRefused for a record that cannot be decoded if ``on_poison``
-    is "stop", TooManyDeadLetters, RangeLost, TopicRecreated, HandlerOutdated; with ``available_now`` also GroupPaused,
-    and errors of brokers and database.
+    is "stop"; TooManyDeadLetters if more records fail than the pipeline allows; RangeLost if the log no longer has a
+    position; TopicRecreated if a topic was created again; HandlerOutdated if the group is at a newer handler version;
+    with ``available_now`` also GroupPaused if the group is paused, and errors of brokers and database.
     """
     require_max_records(max_records)
     require_max_bytes(max_bytes)

@@ -261,7 +261,10 @@ class WrittenGroup:
         return replace(begun, run=driver.run.id), run, plan
 
     def publish(self, begun: Begun, messages: Sequence[Written]) -> None:
-        """Publish the rows of the attempts in these messages, and the offsets. Raises as :func:`publish_run` does."""
+        """Publish the rows of the attempts in these messages, and the offsets.
+
+        Raises the errors of :func:`publish_run`.
+        """
         claims, driver = begun.by_partition, self._driver(begun)
         if driver is None:
             raise Fenced("another query, driver or worker has claimed the group meanwhile, and dropped the staged rows")

@@ -60,7 +60,8 @@ def claimed(
 
     ``start`` returns the first positions in a topic that is new to the group, by default the pipeline's StartAt.
 
-    Raises Fenced if ``wait`` returns true while a partition is locked, PartitionStopped, and the errors of a claim.
+    Raises Fenced if ``wait`` returns true while a partition is locked, the PartitionStopped of a partition that is
+    refused, and the errors of a claim.
     """
     wanted, is_announced = list(partitions), False
     while wanted:

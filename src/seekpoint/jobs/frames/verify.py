@@ -48,8 +48,9 @@ def verify(
     ``progress`` is called with the current activity, the number of records done, and their total (0 if unknown).
 
     Only the run's row stays in the ledger, as verified, or aborted after an interruption. Raises ReloadRefused with
-    every reason why the tables cannot be compared now, ConfigError and FrameFailed as :func:`run` does, RangeLost,
-    TopicRecreated, and the errors of brokers, database and Spark.
+    every reason why the tables cannot be compared now; ConfigError and FrameFailed as :func:`run` does; RangeLost if
+    the log no longer has the records; TopicRecreated if a topic was created again; and the errors of brokers, database
+    and Spark.
     """
     with bound_pipeline(spark, pipeline, kafka, database=database, schema=schema) as bound:
         runs = Runs(bound.engine, schema, limits or Limits())

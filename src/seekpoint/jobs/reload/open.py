@@ -49,8 +49,9 @@ def open_run(
 ) -> Driver:
     """Record a new run at the groups' current positions, or at these ``ends``; changes nothing else.
 
-    ``of_frames``: Spark rebuilds the tables. Raises ReloadRefused with every reason why the tables cannot be reloaded,
-    SchemaMismatch, KafkaUnavailable, and ConfigError for settings that no consumer accepts or an empty archive.
+    ``of_frames``: Spark rebuilds the tables. Raises ReloadRefused with every reason why the tables cannot be reloaded;
+    SchemaMismatch for a ledger of another revision; KafkaUnavailable if the brokers do not answer; ConfigError for
+    settings that no consumer accepts or an empty archive.
     """
     tables, offsets, _ = checked(
         runs, kafka, sources, strategy=strategy, archive=archive, bounds=bounds, of_frames=of_frames
@@ -90,7 +91,7 @@ def checked(
 ) -> tuple[Sequence[Target], Sequence[Row[Any]], int]:
     """The tables, the groups' positions and the number of open dead letters, after a check that a reload is possible.
 
-    Changes nothing. Raises as :func:`open_run` does, which checks versions again, and open runs.
+    Changes nothing. Raises the errors of :func:`open_run`, which checks versions again, and open runs.
     """
     require_known(kafka)
     groups = [source.group for source in sources]

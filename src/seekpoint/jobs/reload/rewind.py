@@ -69,7 +69,7 @@ class Rewind:
     def reset(self, tx: Step, rebuilt: Sequence[Target]) -> None:
         """Reset the positions, in the transaction of the rebuilt rows (I1).
 
-        Raises Fenced as :meth:`Admin.apply` does, and ConfigError as :meth:`require_tables`.
+        Raises Fenced as :meth:`Admin.apply` does, and ConfigError as :meth:`require_tables` does.
         """
         self.require_tables(tx, rebuilt)
         scope = GroupConnection(tx.connection, tx.schema, self.plan.group)

@@ -76,7 +76,8 @@ class StreamPositions:
     def ends(self, position: StreamPosition) -> StreamPosition:
         """The present ends of the logs, including new partitions.
 
-        Raises RangeLost if the position is past the end; TopicRecreated and KafkaUnavailable.
+        Raises RangeLost if the position is past the end, TopicRecreated if a topic was created again, and
+        KafkaUnavailable if the brokers do not answer.
         """
         ids = self._require_same(position)
         ends = {partition: edge.offset for partition, edge in self._checks.readable.ends(self._partitions()).items()}
@@ -112,7 +113,7 @@ class StreamPositions:
         return {partition: edge.offset for partition, edge in self._checks.readable.starts(new).items()}
 
     def ranges(self, start: StreamPosition, end: StreamPosition) -> list[Range]:
-        """One range per partition. Raises RangeLost, RangeStuck, TopicRecreated and KafkaUnavailable."""
+        """One range per partition. Raises the errors of :func:`.check_ranges`."""
         begin = {**end.first_offsets, **start.offsets}
         ranges = [
             Range(partition, end.topic_ids[partition.topic], begin[partition], offset)

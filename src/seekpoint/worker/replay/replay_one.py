@@ -109,8 +109,9 @@ class Replayer:
 
         Also returns the offset of the next open dead letter of its key, if it was applied and key order is kept.
 
-        Raises Fenced if it may not be replayed (any more); HandlerOutdated, GroupPaused, ConfigError, HandlerMisuse;
-        and database errors that are not the record's fault.
+        Raises Fenced if it may not be replayed (any more); HandlerOutdated if the group is at a newer handler version;
+        GroupPaused if it is paused, unless ``while_paused``; ConfigError for an unknown id; HandlerMisuse if the
+        handler breaks its transaction; and database errors that are not the record's fault.
         """
         before: list[_Attempt] = []
 

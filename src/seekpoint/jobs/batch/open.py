@@ -146,7 +146,7 @@ def insert_batch(
 
 
 def stale(tx: Tx, run: UUID, claims: Claims) -> list[str]:
-    """Return why the run cannot be resumed: its ranges no longer begin at the group's positions."""
+    """Return why the run cannot be resumed: its ranges no longer begin at the group's positions. Empty if they do."""
     return [
         f"{position.partition}: group {position.group!r} is now at offset {claims[position.partition].next_offset}, "
         f"but the batch began at {position.first_offset}: run another one"

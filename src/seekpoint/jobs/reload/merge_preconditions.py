@@ -113,7 +113,7 @@ def require_allowed(
 
 
 def lost(target: Target, count: int) -> str:
-    """Return why rows of a compacted topic's table are not deleted."""
+    """The reason why a merge does not delete ``count`` rows of a compacted topic's table."""
     return (
         f"{target.name}: {count} live rows are not in the rebuilt table, and its topic is compacted, which may have "
         "removed their records. Rebuild the table from a topic that has every record, or delete the rows that should "
@@ -122,7 +122,7 @@ def lost(target: Target, count: int) -> str:
 
 
 def of_deletes(target: Target, deletes: int, live: int, bounds: Bounds) -> list[str]:
-    """Return why this many rows are not deleted; empty if the bounds allow it."""
+    """Return why a merge may not delete this many rows; empty if the bounds allow it."""
     live = max(live, deletes)  # rows may have been added since they were counted
     if deletes <= bounds.max_deletes * live:
         return []
@@ -137,7 +137,10 @@ def of_deletes(target: Target, deletes: int, live: int, bounds: Bounds) -> list[
 
 
 def reaches(tables: StagingTables, bounds: Bounds, *, deletes: int, touched: bool = False) -> list[str]:
-    """Return why this table may not be changed: its changes would reach other tables."""
+    """Return why a merge may not change this table: it would also change rows of other tables.
+
+    It reaches these through inheritance or a foreign key's action. Empty if it may.
+    """
     target = tables.target
     reasons = [] if bounds.allow_inheritance else of_inheritance(tables.connection, target)
     if bounds.allow_cascades:

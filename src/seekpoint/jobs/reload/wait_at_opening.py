@@ -18,6 +18,7 @@ SEARCHES = 3  # scans of the live or the rebuilt table under the lock, even with
 def of_wait(connection: Connection, targets: Sequence[Target], max_wait: float) -> list[str]:
     """Return why a merge of these tables would be refused after staging: scanning them takes too long.
 
+    Empty if it takes at most ``max_wait`` seconds.
     The time for changes adds to this, and is predicted after the comparison. Takes no lock. A table that was never
     analyzed has no known size, and is not refused here.
     """

@@ -20,9 +20,9 @@ def of_compaction(
     dead_letters: Mapping[tuple[str, str], int],
     strategy: str,
 ) -> list[str]:
-    """Return why tables cannot be rebuilt from these groups' compacted topics. Raises KafkaUnavailable.
+    """Return why tables cannot be rebuilt from these groups' compacted topics; empty if they can.
 
-    ``dead_letters`` counts the open dead letters of a group and topic.
+    ``dead_letters`` counts the open dead letters of a group and topic. Raises KafkaUnavailable.
     """
     read = {(row.consumer_group, row.topic) for row in offsets}
     wanted = [

@@ -112,7 +112,7 @@ def require_topics(kafka: Mapping[str, Any], wanted: AbstractSet[tuple[str, UUID
 
 
 def beyond(offsets: Sequence[Row[Any]], ends: Mapping[Partition, int]) -> list[str]:
-    """Return why these offsets cannot be rebuilt: the readable log ends before them."""
+    """Return why these positions cannot be rebuilt: the readable log ends before them. Empty if it does not."""
     return [
         f"{partition}: group {group!r} is at {row.next_offset}, but the readable log ends at {ends[partition]}: a "
         "producer's transaction is still open before that, or these are other brokers"

@@ -67,7 +67,7 @@ MERGE = "use strategy 'merge', the default"
 
 
 def ties(connection: Connection, target: Target) -> list[str]:
-    """Return why the table cannot be swapped: objects that depend on the table itself and not on its name."""
+    """Return why the table cannot be swapped: objects depend on it, not on its name. Empty if it can be."""
     objects = connection.execute(_TIES, {"name": quoted(*target.path)}).scalars()
     obstacles = [what for what in objects if what is not None]  # an object dropped meanwhile has no description
     remedy = MERGE if target.key else "drop that, or give the table a unique key and use strategy 'merge'"
@@ -97,7 +97,7 @@ def inheriting(connection: Connection, target: Target) -> list[str]:
 
 
 def of_inheritance(connection: Connection, target: Target) -> list[str]:
-    """Return why a merge is refused: it would delete rows of inheriting tables."""
+    """Return why a merge is refused: it would delete rows of inheriting tables. Empty if it would not."""
     if not (children := inheriting(connection, target)):
         return []
     why = f"{target.name}: {', '.join(children)} inherit from it, and a merge would also delete their rows"
@@ -145,7 +145,7 @@ def prefix_of(connection: Connection, otherwise: str) -> str:
 
 
 def unidentified(connection: Connection, target: Target) -> list[str]:
-    """Return why a merge could not change the live table's rows: it is published without a replica identity."""
+    """Return why Postgres would refuse a merge: the table is published without a replica identity; else empty."""
     publications = connection.execute(_UNIDENTIFIED, {"name": quoted(*target.path)}).scalar()
     if publications is None:
         return []

@@ -98,7 +98,7 @@ def snapshot(stage: Stage) -> Iterator[None]:
 
 
 def figures(name: str, sample: Sample) -> dict[str, Any]:
-    """A sample's figures, with the sample's name in front."""
+    """A sample's figures, with the sample's name as a prefix."""
     wanted = ("advance_p50_ms", "table_bytes", "index_bytes", "dead_rows")
     return {f"{name}_{key}": sample[key] for key in wanted}
 

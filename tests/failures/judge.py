@@ -110,8 +110,8 @@ def judge(sink_tables: SinkTables, kind: Kind, strategy: str, policy: OnPoison, 
     assert [row.record_offset for row in select(sink_tables, DEAD_LETTERS, group=group)] == list(failed)
     said = {OnPoison.STOP: "still in Kafka", OnPoison.DEAD_LETTER: "`parked`, whole", OnPoison.SKIP: "`skipped`"}
     stays = policy is OnPoison.STOP
-    good_ones = "those in front applied" if stays else "all applied once, in order"
-    offset = "in front of it" if stays else "behind it"
+    good_ones = "those before it applied" if stays else "all applied once, in order"
+    offset = "before it" if stays else "after it"
     state = dead_letters[0].sqlstate if dead_letters else kind.sqlstate
     return _outcome(kind, strategy, policy, cause.value, state or "-", said[policy], good_ones, offset)
 
@@ -178,7 +178,7 @@ def _check_reports(row: Any, records: Sequence[RawRecord], kind: Kind, strategy:
 
 
 def _stands_still(sink_tables: SinkTables, group: str, done: Processed, kind: Kind, cause: Cause) -> None:
-    """Stopped in front of the first bad record, and it is on record why."""
+    """Stopped before the first bad record, and it is on record why."""
     stop: Any = done.stopped[OURS]
     assert (list(done.stopped), stop.offset) == ([OURS], BAD[0])
     assert (stop.failure.cause, stop.failure.sqlstate) == (cause, kind.sqlstate)

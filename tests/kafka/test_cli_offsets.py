@@ -318,7 +318,7 @@ def test_a_bad_file_is_refused_with_its_line(
 
 
 def test_after_the_failed_record(worker_group: WorkerGroup) -> None:
-    """The partition waits in front of a record that its handler refuses, and passes exactly that one."""
+    """The partition waits before a record that its handler refuses, and passes exactly that one."""
     name, _ = worker_group.log(["0", "bad", "2"])
     pipeline = worker_group.pipeline(
         name,

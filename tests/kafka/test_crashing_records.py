@@ -288,7 +288,7 @@ def test_one_crashing_record_costs_five_crashes_without_progress_and_at_most_two
 ) -> None:
     """Two until it is suspected, one in its part, two alone; what comes after it goes in whole batches again.
 
-    Before them up to three workers crash that commit what is in front of it: their batches begin with 500 records.
+    Before them up to three workers crash that commit what is before it: their batches begin with 500 records.
     """
     name, stored = worker_group.log(["ok"] * 2555 + ["exit"] + ["ok"] * 2444)
     restarted_worker = RestartedWorker(worker_group, name, limits={"batch_records": 2000})

@@ -157,7 +157,7 @@ def test_a_kept_chunk_is_dropped_with_its_claim(worker_group: WorkerGroup, finis
 
 
 def test_a_reset_of_a_kept_partition_is_obeyed(worker_group: WorkerGroup) -> None:
-    """I5: what was kept is in front of the operator's offset, and is not applied."""
+    """I5: what was kept is before the operator's offset, and is not applied."""
     name, stored = worker_group.log(EACH, PARTITIONS)
     gate = Gate(events.Advanced)
     run = worker_group.worker(name, observe=[gate])

@@ -87,7 +87,7 @@ class Provider:
 
 @pytest.fixture
 def url(worker_group: WorkerGroup) -> str:
-    """The database, with the test's own tables in front."""
+    """The database, with the test's own tables first in the search path."""
     found = worker_group.engine.url.update_query_dict({"options": f"-csearch_path={worker_group.schema}"})
     return found.render_as_string(hide_password=False)
 

@@ -120,7 +120,7 @@ def registry_group(request: pytest.FixtureRequest, registry: SchemaRegistry, gro
 
 
 def test_avro_becomes_typed_rows(registry_group: RegistryGroup) -> None:
-    """Two schemas of one subject, the id in front and in a header, and nothing asked twice."""
+    """Two schemas of one subject, the id before the data and in a header, and nothing asked twice."""
     name, registry = registry_group.topic, registry_group.registry
     registry_group.send(OLD, *(order(n) for n in range(700)))
     headers: list[Any] = []

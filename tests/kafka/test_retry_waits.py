@@ -45,7 +45,7 @@ def test_the_schedule_is_kept_and_announced_and_the_others_resume(worker_group: 
     run = start(worker_group, name, retry)
     run.seen.wait_for(events.RetryScheduled)
     assert run.health().retrying[Partition(name, 0)].offset == 5
-    assert worker_group.positions()[Partition(name, 0)] == 5, "what was in front of it is committed"
+    assert worker_group.positions()[Partition(name, 0)] == 5, "what was before it is committed"
     stored += worker_group.produce(name, 50, partition=1)
     run.reached(name, 50, 1)
     assert not run.seen.all(events.RetrySucceeded), "while the other one waits"

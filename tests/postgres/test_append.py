@@ -1,4 +1,4 @@
-"""``Append`` on a real Postgres: what goes in comes out; a refused row stops its partition in front of it."""
+"""``Append`` on a real Postgres: what goes in comes out; a refused row stops its partition before it."""
 
 from __future__ import annotations
 

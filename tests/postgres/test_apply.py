@@ -231,7 +231,7 @@ class BrokenError(Exception):
 def test_any_other_error_of_a_handler_is_raised_for_another_try(
     sink_tables: SinkTables, group: str, with_sink: bool
 ) -> None:
-    """The partition waits in front of the record that failed; here, where no worker waits, the error is raised."""
+    """The partition waits before the record that failed; here, where no worker waits, the error is raised."""
 
     def fail(tx: Connection, batch: Batch[Any, Any]) -> None:
         if any(r.value == 2 for r in batch):

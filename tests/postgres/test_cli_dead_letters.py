@@ -481,7 +481,7 @@ FAILED = {
 }
 STOPPED = {"retry_at": "NULL", "attempt_policy": "'stop'", "attempts_allowed": "3"}
 KILLED = {"attempt_error": "NULL", "retry_at": "NULL", "attempts": "1", "attempt_crashes": "1"}
-WAITS = "orders/0 waits in front of offset 3: "
+WAITS = "orders/0 waits before offset 3: "
 MEND = (
     "Fix the codec, row= or handler and start the worker again; or skip it: seekpoint offsets reset g --topic orders:0 "
     "--after-failed --apply --reason WHY (or Ledger.reset_offset('orders', 0, to=4, log=None, lost="
@@ -501,7 +501,7 @@ TRIED = f"{WAITS}ValueError: no price; tried 3 of 5 times, next try"
         ),
         (
             STOPPED,
-            "orders/0 has stopped in front of offset 3: ValueError: no price; tried 3 of 3 times. ",
+            "orders/0 has stopped before offset 3: ValueError: no price; tried 3 of 3 times. ",
             f"{MEND}'poison', reason=...))",
         ),
         (
@@ -533,7 +533,7 @@ def test_status_says_so_of_a_real_stop(terminal: Terminal) -> None:
     terminal.dead_letter_group.process(orders(b"a", b"b", b"c", b"bad"), on_poison="stop")
     (said,) = terminal.run("status", "g", exits=1).stdout.splitlines()[3:]
     assert said.startswith(
-        "orders/0 has stopped in front of offset 3: ValueError: b'bad' is not to be taken (at dead_letter_group.py:"
+        "orders/0 has stopped before offset 3: ValueError: b'bad' is not to be taken (at dead_letter_group.py:"
     )
     assert "); tried 1 of" in said
     assert said.endswith(f"{MEND}'poison', reason=...))")

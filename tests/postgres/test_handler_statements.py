@@ -123,7 +123,7 @@ def test_a_bad_row_in_a_pipeline_is_its_own_records_fault(counter: Counter) -> N
 def test_psycopg_logs_no_error_of_a_pipeline_again(
     counter: Counter, caplog: pytest.LogCaptureFixture, statement: str, logged: list[str]
 ) -> None:
-    """A statement's own error is logged by psycopg where the handler has raised another one in front of it."""
+    """psycopg logs a statement's error if the handler has raised another one before it is known."""
 
     def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
         with driver(tx).pipeline():

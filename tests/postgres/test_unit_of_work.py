@@ -310,7 +310,7 @@ def test_options_that_a_handler_sets_do_not_outlive_its_batch(handler_group: Han
 
 
 def test_a_constraint_that_is_checked_at_commit_is_one_records_fault(handler_group: HandlerGroup) -> None:
-    """I1: COMMIT itself may be refused: then the record is searched for, and rows and offset end in front of it."""
+    """I1: COMMIT itself may be refused: then the record is searched for, and rows and offset end before it."""
     with handler_group.engine.begin() as tx:
         table = f"{handler_group.schema}.applied"
         tx.execute(text(f"ALTER TABLE {table} ADD CONSTRAINT once UNIQUE (by) DEFERRABLE INITIALLY DEFERRED"))

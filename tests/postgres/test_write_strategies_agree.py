@@ -74,7 +74,7 @@ def one_old(sink_tables: SinkTables, **options: Any) -> Upsert:
     return sink
 
 
-# An update in front, more than 1,000 rows, then anything but a clean end: the update is not to blame ------------------
+# An update first, more than 1,000 rows, then anything but a clean end: the update is not to blame --------------------
 
 
 def test_a_copy_that_is_given_up_logs_no_warning(sink_tables: SinkTables, caplog: pytest.LogCaptureFixture) -> None:

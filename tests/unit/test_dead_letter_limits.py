@@ -70,7 +70,7 @@ def test_a_record_that_is_applied_ends_the_row_and_one_that_is_held_does_not_cou
 
 
 def test_batches_in_between_that_pass_nothing_do_not_end_the_row() -> None:
-    """A record that is tried again ends its batch in front of it; one that is held is not applied either."""
+    """A record that is tried again ends its batch before it; one that is held is not applied either."""
     quarantine, source = DeadLetterLimitCheck(DeadLetterLimits(consecutive=2, ratio=None)), Source()
     for _ in range(2):
         again, _ = source.batch(p0=".", p1="x")

@@ -1,7 +1,7 @@
 """Reads the offsets that a Spark query has committed from its checkpoint.
 
 ``offsets/N`` has the end of batch N and is written before the batch runs, ``commits/N`` is written after it. Spark's
-formats v1 and v2 have a line of metadata, then a line for each source; in v2 with its name in front.
+formats v1 and v2 have a line of metadata, then a line for each source; in v2 that line begins with its name.
 """
 
 from __future__ import annotations

@@ -371,7 +371,7 @@ class RetryStatus:
 
     def sentence(self, group: str, now: datetime | None = None) -> str:
         """The attempt as a sentence."""
-        head = f"{self.partition} waits in front of offset {self.offset}"
+        head = f"{self.partition} waits before offset {self.offset}"
         if self.running:
             died = f"; {numbered(self.crashes, 'earlier attempt')} ended with the process" if self.crashes else ""
             before = "" if self.error is None else f"; last error: {self.error}"
@@ -381,7 +381,7 @@ class RetryStatus:
         error = self.error or NEVER_CAME_BACK
         if self.has_stopped:
             return (
-                f"{self.partition} has stopped in front of offset {self.offset}: {error}; {self._tried()}. Fix the "
+                f"{self.partition} has stopped before offset {self.offset}: {error}; {self._tried()}. Fix the "
                 "codec, row= or handler and start the worker again; or skip it: "
                 f"{remedies.skip_record(group, self.partition, self.offset)}"
             )

@@ -65,7 +65,7 @@ class AvroReader:
             self._refuse(self._converted, why)
             return None
         if _is_bytes(schema.schema_str):
-            return None  # at the top level bytes have no length in front: only Confluent's deserializer reads them
+            return None  # at the top level bytes have no length before them: only Confluent's deserializer reads them
         others = self._others(schema)
         if repr(self._plain(schema.schema_str, others)(data, len(frame))) != repr(value):
             self._refuse(self._converted, "the record's schema needs")

@@ -404,7 +404,7 @@ class Protobuf(RegistryCodec[V_co]):
 
 
 def _framed(record: RawRecord, data: bytes, field: str) -> bytes:
-    """Put the schema's id in front of the data if it is in a header, as in the wire format without headers."""
+    """Put the schema's id before the data if it is in a header, as in the wire format without headers."""
     name = f"__{field}_schema_id"
     for header, value in reversed(record.headers):  # the last header counts, as in Confluent's Java client
         if header == name and value is not None:

@@ -111,7 +111,7 @@ class ChildProcess:
             if not line.endswith("\n"):
                 break  # it was killed while it wrote
             values = _report_in(line)
-            if values is None:  # the program's own print(), or the newline in front of a report
+            if values is None:  # the program's own print(), or the newline before a report
                 self._errors += [line] if line.strip() else []
                 continue
             with self.changed:

@@ -37,7 +37,7 @@ def on_record(worker: LedgerWorker) -> Attempt:
 def test_a_failure_is_noted_after_the_advance_for_the_next_owner(
     new_worker: NewLedgerWorker, seekpoint_engine: Engine
 ) -> None:
-    """I1, I4: progress in front of the record and the record's own count become visible together."""
+    """I1, I4: progress before the record and the record's own count become visible together."""
     worker, successor = new_worker(at={0: 0, 1: 0}), new_worker()
     with seekpoint_engine.begin() as tx:
         moved = worker.work(tx, {0: 3, 1: 9})
@@ -161,7 +161,7 @@ CLEARED = {"advance": True, "move": True, "release": False, "pause": False, "cla
 
 @pytest.mark.parametrize("event", CLEARED)
 def test_progress_and_moves_clear_it_and_nothing_else_does(new_worker: NewLedgerWorker, event: str) -> None:
-    """I4: what is on record is about the record in front of the position."""
+    """I4: what is on record is about the record at the position."""
     worker, other = new_worker(), new_worker()
     worker.ledger.record_attempts_alone([(granted(worker), Attempt(0, 2, "x", wait=5.0, allowed=3, then="stop"))])
     match event:

@@ -312,7 +312,7 @@ def test_what_came_since_the_plan_counted_nothing_is_not_deleted(new_worker: New
 def test_it_is_one_transaction_wherever_the_connection_is_lost(
     new_worker: NewLedgerWorker, tmp_path: Path, proxy: PostgresProxy, new_engine: NewEngine, undo: bool
 ) -> None:
-    """I4: in front of each statement, and before and after COMMIT; the same command then finds what is true."""
+    """I4: before each statement and COMMIT, and after COMMIT; the same command then finds what is true."""
     worker, number = ended(new_worker), 0
     admin, far = admin_of(worker), admin_of(worker, new_engine(proxy.dsn))
     full, gone = counts(worker), [0, 0, 0, 0]
@@ -331,7 +331,7 @@ def test_it_is_one_transaction_wherever_the_connection_is_lost(
             far.apply(plan(), reason="x")
         except (OperationalError, psycopg.OperationalError):  # SQLAlchemy's own first statement is not wrapped
             assert proxy.fired.wait(10)
-            assert counts(worker) == full, f"in front of statement {number}"
+            assert counts(worker) == full, f"before statement {number}"
             continue
         break
     assert 5 < number < 60

@@ -35,7 +35,7 @@ class KeptChunks:
         self._chunks.append((chunk, self._added(chunk)))
 
     def put_back(self, chunk: Chunk[RawRecord]) -> None:
-        """Put a chunk in front of the others."""
+        """Put a chunk before the others."""
         self._chunks.appendleft((chunk, self._added(chunk)))
 
     def take(self) -> Chunk[RawRecord]:

@@ -327,7 +327,7 @@ class TopicRecreated(PartitionStopped):
 
     @classmethod
     def of(cls, group: str, partition: Partition, offset: int, *, stored: UUID, topic_id: UUID) -> Self:
-        """The error for a position of the group that belongs to topic id ``stored``, with the choices."""
+        """The error for a position of the group that belongs to topic id ``stored``; it lists the choices."""
         beginning = remedies.restart_topic(group, partition, topic_id)
         elsewhere = remedies.accept_topic(group, partition.topic, "--at OFFSET")
         return cls(

@@ -288,7 +288,7 @@ def notes(error: BaseException) -> list[str]:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note, also if the exception's ``__notes__`` is not a list."""
+    """Add a note, even if the exception's ``__notes__`` is not a list."""
     with suppress(AttributeError, TypeError):  # the exception's class may allow none
         if not isinstance(getattr(error, "__notes__", []), list):
             error.__notes__ = notes(error)

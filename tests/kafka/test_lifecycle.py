@@ -647,7 +647,7 @@ def test_a_stop_while_paused_is_counted_as_no_crash(worker_group: WorkerGroup) -
 
 
 def test_a_worker_that_ends_as_outdated_is_counted_as_no_crash(worker_group: WorkerGroup) -> None:
-    """I5: so does a new version; what its worker has claimed stays its own."""
+    """I5: a new version ends it; what the new version's worker has claimed stays its own."""
     name = worker_group.topic(2)
     run = worker_group.worker(name, limits=Limits(idle_check=0.1))
     run.placed(2)

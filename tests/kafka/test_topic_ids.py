@@ -1,4 +1,4 @@
-"""Ids of topics: what the brokers answer, and which transactions an answer serves."""
+"""Ids of topics: what the brokers report, and which transactions an answer serves."""
 
 from __future__ import annotations
 

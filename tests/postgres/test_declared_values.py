@@ -59,7 +59,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     (list[str], "text", "the column takes no list: make it an array or jsonb"),
     (list[bool], "text[]", "the column takes no bool"),
     (Other, "mood", "neither all values nor all names of Other are labels of the column's type (in-transit, done)"),
-    (Transit, "either", "all values of Transit are labels"),
+    (Transit, "either", "all values and all names of Transit are labels"),
     (list[Other], "mood[]", "neither all values nor all names of Other are labels"),
 ]
 TAKEN: list[tuple[Any, str]] = [

@@ -107,7 +107,7 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("mood", Transit.IN_TRANSIT, Stored("in-transit")),
     ("mood", Level.LOW, Refused("neither all values nor all names of Level are labels of the column's type (in-")),
     ("named", Transit.DONE, Stored("DONE")),
-    ("either", Transit.DONE, Refused("all values of Transit are labels")),
+    ("either", Transit.DONE, Refused("all values and all names of Transit are labels")),
     ("numeric", number(DIGITS), Stored(DIGITS)),
     ("numeric", number("20.50"), Stored("20.50")),
     ("numeric", Decimal(DIGITS), Stored(DIGITS)),

@@ -27,7 +27,7 @@ class WorkerProcess(ChildProcess):
 
     ``handle="blocks"`` gives it a handler that never returns, ``"awaits"`` such an async one, ``"slow"`` one that
     waits for the database, ``"crashing"`` a CrashingHandler. ``retry={...}``, ``delay=seconds``,
-    ``on_poison=`` and ``version=`` go to its pipeline; so does ``entries=True``, for values that are rows.
+    ``on_poison=``, ``version=`` and ``entries=True``, for values that are rows, go to its pipeline.
     """
 
     def __init__(self, **what: Any) -> None:

@@ -86,7 +86,7 @@ class OneWorker:
 
 
 def test_a_lost_claim_of_a_revoked_partition_is_released() -> None:
-    """I2: an unreleased claim would count as a crash of the process; released once, also if P was assigned again."""
+    """I2: an unreleased claim would count as a crash of the process; released once, even if P was assigned again."""
     worker = OneWorker(token=uuid4(), next_offset=5)
     worker.partitions.on_revoked([P], False)
     worker.partitions.on_assigned([P])

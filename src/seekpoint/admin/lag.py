@@ -18,14 +18,15 @@ from seekpoint.records import Partition
 
 Log = tuple[int, int]
 Logs = Mapping[tuple[str, Partition], Log | None]
-"""First and end offset by group and partition, as the brokers answer now; None: its topic id is not the stored one."""
+"""First and end offset by group and partition, as the brokers report now; None: its topic id is not the stored one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
     """A partition's lag and headroom; None: not known. ``is_sampled``: they are as of the worker's last sample.
 
-    ``lag`` is None also if the position is past ``end``. ``lag_seconds`` is the age of the next record.
+    ``lag`` is None if it is not known, or if the position is past ``end``. ``lag_seconds`` is the age of the next
+    record.
     """
 
     end: int | None = None

@@ -66,7 +66,7 @@ def _of_partition(reset: Reset) -> Iterator[str]:
     elif count == 0:  # --to-current
         yield f"{reset.at} → {reset.target}: records that workers apply until the reset are read again"
     else:
-        yield f"{move}: {_offsets(count)} read again, and so are records that are applied until the reset"
+        yield f"{move}: {_offsets(count)} read again; records that are applied until the reset are read again, too"
     if reset.gone:
         effect = "records them as a lost range" if reset.direction == "forward" else "does not read them again"
         yield (

@@ -20,11 +20,10 @@ Direction = Literal["forward", "backward", "none"]
 class Reset:
     """The reset of one partition: from its position when the plan was made to the absolute offset ``target``.
 
-    ``wanted`` is before ``target`` if the log begins later: ``[wanted, target)`` can no longer be read.
-    ``direction`` is "none" if the partition is at its target; ``--to-current`` has "backward", because positions
-    advance until it is applied. ``last_reset`` is the id of the partition's last reset; ``log`` the start and end of
-    its log as the brokers answered, None if they were not asked. ``is_exact``: refused unless the position is still
-    ``position``.
+    ``wanted`` is before ``target`` if the log begins later: ``[wanted, target)`` can no longer be read. ``direction``
+    is "none" if the partition is at its target; ``--to-current`` has "backward", because positions advance until it is
+    applied. ``last_reset`` is the id of the partition's last reset; ``log`` the start and end of its log as the brokers
+    reported them, None if they were not asked. ``is_exact``: refused unless the position is still ``position``.
     """
 
     topic: str

@@ -63,10 +63,10 @@ class WorkerStatus:
 class PartitionStatus:
     """One partition. ``end`` and ``lag`` (records) are the brokers' answer, or else those of a recent sample.
 
-    ``lag`` is None also if the position is past ``end``. ``lag_seconds`` is the age of the next record, ``headroom``
-    the records from the log's start to the position; None: not known. ``is_sampled``: these numbers are as of
-    ``sampled_at``, because no broker was asked, or none has answered. ``dead_letters`` counts open dead letters, which
-    no lag includes; ``blocked`` of them are blocked behind their key.
+    ``lag`` is None if it is not known, or if the position is past ``end``. ``lag_seconds`` is the age of the next
+    record, ``headroom`` the records from the log's start to the position; None: not known. ``is_sampled``: these
+    numbers are as of ``sampled_at``, because no broker was asked, or none has answered. ``dead_letters`` counts open
+    dead letters, which no lag includes; ``blocked`` of them are blocked behind their key.
     """
 
     position: Position

@@ -301,9 +301,9 @@ class Ledger(GroupTransactions):
         """Reset a partition's position to ``to``; a running worker is fenced and resumes there.
 
         Records who, from where, to where and why; ``reason`` may not be empty. ``log`` is the log's start and end
-        offset as the brokers answer now, ``(start, end)``, and ``to`` must be in it; ``log=None`` skips that check.
-        ``expected`` makes it a compare-and-set: Fenced if the partition is at another offset. ``topic_id`` is the new
-        id of a recreated topic. ``lost`` says why the records in between are skipped.
+        offset as the brokers report them now, ``(start, end)``, and ``to`` must be in it; ``log=None`` skips that
+        check. ``expected`` makes it a compare-and-set: Fenced if the partition is at another offset. ``topic_id`` is
+        the new id of a recreated topic. ``lost`` says why the records in between are skipped.
 
         Records that no worker will apply become rows of ``lost_range``:
 

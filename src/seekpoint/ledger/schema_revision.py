@@ -40,7 +40,7 @@ def check(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
     """Return if the ledger's tables are at :data:`HEAD`, or at a newer revision that is marked as compatible with it.
 
     Raises :class:`SchemaMismatch`, with both revisions and the command to run, if the tables are missing, older or
-    newer; also if the database's encoding is not UTF8, because no other encoding stores every error's text. Reads only
+    newer, or if the database's encoding is not UTF8, because no other encoding stores every error's text. Reads only
     ``<schema>.alembic_version``.
     """
     refuse_other_encoding(connection)

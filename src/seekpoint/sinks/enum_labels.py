@@ -17,8 +17,8 @@ def labels_of(enum: type[Enum], labels: Sequence[str]) -> Mapping[Enum, str]:
     shown = ", ".join(labels)
     if values and names and any(member.value != member.name for member in members):
         raise ValueError(
-            f"all values of {enum.__name__} are labels ({shown}), and so are all its names, which differ from them: "
-            "return the label from row=, as a str"
+            f"all values and all names of {enum.__name__} are labels ({shown}), but differ from each other: return the "
+            "label from row=, as a str"
         )
     if values:
         return {member: member.value for member in members}

@@ -64,7 +64,7 @@ class Reader:
         return new if due is None or not len(due) else due.and_then(new)
 
     def draw(self, most: int, held: frozenset[Partition] | None) -> Chunk[RawRecord] | None:
-        """Up to ``most`` more records for the open batch; None also if the batch has to end."""
+        """Up to ``most`` more records for the open batch; None if there are none now, or if the batch has to end."""
         return None if self._ends_batch() else self.read(most, 0, held)
 
     def _ends_batch(self) -> bool:

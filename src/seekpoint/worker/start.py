@@ -28,8 +28,8 @@ from seekpoint.records import error_attribute, one_line
 
 UNKNOWN = (0.2, 0.4, 0.8)  # seconds before asking again for a topic that is unknown at the start
 
-# The error of a failed connection attempt has no SQLSTATE, only the server's message. Messages that are not listed here
-# count as transient, and are logged on each attempt; so do those of a server whose messages are not in English.
+# The error of a failed connection attempt has no SQLSTATE, only the server's message. A message that is not listed
+# here, or not in English, counts as transient, and is logged on each attempt.
 _REFUSED = (
     "authentication failed",
     "no password supplied",

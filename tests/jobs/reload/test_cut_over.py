@@ -378,7 +378,7 @@ def test_a_commit_without_an_answer_is_looked_up(
     strategy: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The run's row shows whether it committed: published once, also if the reply is lost or Postgres is away."""
+    """The run's row shows whether it committed: published once, even if the reply is lost or Postgres is away."""
     engine = create_engine(proxy.dsn, pool_pre_ping=True)
     reload = replace(applied_group, engine=engine).reload()
     with diffed(reload, strategy=strategy) as (_, driver, rounds):

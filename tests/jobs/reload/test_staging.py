@@ -1,4 +1,4 @@
-"""What a run stages: every record once, also if tasks are repeated, and none that has no rows in the live table."""
+"""What a run stages: every record once, even if tasks are repeated, and none that has no rows in the live table."""
 
 from __future__ import annotations
 

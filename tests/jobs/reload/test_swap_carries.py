@@ -15,7 +15,7 @@ from seekpoint.jobs.tables.targets import targets
 from support.before_cutover import FIRST, diffed, reloaded, settled
 from support.reload_orders import OrdersGroup, doubled, gone, of
 
-# Everything by name: the rebuilt table is another one, and so are its indexes, triggers and policies.
+# Everything by name: the rebuilt table, its indexes, triggers and policies are other objects.
 CATALOG = """
 WITH t AS (SELECT c.*, CAST(oid AS regclass) AS name FROM pg_class c WHERE oid = to_regclass(:schema_ || '.orders'))
 SELECT 'table', concat_ws(' | ', name, CAST(relowner AS regrole), relacl, reloptions, relreplident, relrowsecurity,

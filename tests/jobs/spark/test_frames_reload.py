@@ -205,7 +205,7 @@ def test_a_worker_of_the_older_version_continues_meanwhile_and_waits_for_the_cut
 def test_records_that_the_new_codec_cannot_decode_become_dead_letters_of_the_group(
     orders_group: OrdersGroup, spark: SparkSession, log: Log, frames_pipeline: Callable[..., str]
 ) -> None:
-    """I4: their rows go, within bounds, and so does what they added to sums."""
+    """I4: their rows, and what they added to sums, are removed within bounds."""
     pickier = ALL.replace("    amount: int\n", "    amount: Annotated[int, msgspec.Meta(lt=40)]\n")
     name = frames_pipeline("from typing import Annotated\n" + pickier, version=2, times=1)
     with pytest.raises(CutOverRefused, match=r"--max-deletes 0\.\d+` \(reload\(…, max_deletes=…\)\)") as refused:

@@ -176,7 +176,7 @@ def _mirrored(worker_group: WorkerGroup, account: OperatorsAccount) -> None:
 
 
 def ask(worker_group: WorkerGroup, partitions: list[TopicPartition]) -> dict[Any, int]:
-    """The group's commits, as the brokers answer."""
+    """The group's commits, as the brokers report them."""
     consumer = Consumer({"bootstrap.servers": worker_group.broker, "group.id": worker_group.group})
     try:
         found = consumer.committed(partitions, timeout=20)

@@ -185,7 +185,7 @@ def test_what_retention_took_is_a_row_where_the_log_is_known(new_worker: NewLedg
 
 
 def test_a_reset_past_the_log_is_refused(new_worker: NewLedgerWorker) -> None:
-    """I5: a number that no broker answered is refused, unless it is said that the brokers were not asked."""
+    """I5: a number that no broker reported is refused, unless it is said that the brokers were not asked."""
     worker = new_worker(at={0: 0})
     for to in (1, 11, 10**6):
         with pytest.raises(

@@ -84,7 +84,7 @@ def _keep_workers_away(
         shown = ", ".join(f"{str(row.owner)[:8]} (since {row.claimed_at:%F %T})" for row in owners)
         why = (
             f"workers own partitions of group {group.name!r}: {shown}. Stop them; or give --pause (pause=True), "
-            "so that they wait while the batch runs (also if one crashed without releasing its partitions)"
+            "so that they wait while the batch runs; it is also needed if one crashed without releasing its partitions"
         )
         raise BatchRefused([why])
     reason = (

@@ -120,8 +120,8 @@ class Archive:
     def strays(self, older_than: timedelta = DAY) -> Sequence[str]:
         """Files that crashed exports of this ledger have left: neither the manifest nor a Delta table names them.
 
-        Younger files are excluded, because an export may be about to commit them; so are files whose age the storage
-        does not know, unless ``older_than`` is 0. The next export adds a file that only the Delta table names to the
+        Excludes younger files, because an export may be about to commit them, and, unless ``older_than`` is 0, files
+        whose age the storage does not know. The next export adds a file that only the Delta table names to the
         manifest. Files of runs that this ledger has not recorded belong to another database. Raises ConfigError if
         there is a Delta table and the extra ``delta`` is not installed.
         """

@@ -183,10 +183,10 @@ class DeadLetterAdmin:
     ) -> tuple[Discarded, ...]:
         """Close open dead letters without applying their records; each stays, with actor and reason.
 
-        The next record that it blocked is then the first of its key, and can be replayed. A dead letter that is no
-        longer open is refused; with ``as_of``, so is one dead-lettered after that time, by the database's clock. Needs
-        neither a pipeline nor a running group, and works during a pause.
-        Raises ConfigError if no reason is given, and for an id that the group does not have.
+        The next record that it blocked is then the first of its key, and can be replayed. Refuses a dead letter that is
+        no longer open and, with ``as_of``, one dead-lettered after that time, by the database's clock. Needs neither a
+        pipeline nor a running group, and works during a pause. Raises ConfigError if no reason is given, and for an id
+        that the group does not have.
         """
         if not reason.strip():
             raise ConfigError("a discard needs a reason: pass reason='...'")

@@ -42,8 +42,8 @@ MakeReplayer = Callable[[DeadLetters, str], AbstractContextManager[Replayer]]
 class RequestedReplays:
     """Carries out one request at a time. ``check`` runs on the status thread, the rest on the worker's.
 
-    The status thread announces an error in storing a request's progress; storing is retried after
-    ``Limits.lag_check`` seconds, and so is a replay after a transient error. ``stopping`` ends its retries.
+    The status thread announces an error in storing a request's progress. Storing, and a replay after a transient error,
+    are retried after ``Limits.lag_check`` seconds. ``stopping`` ends the retries of a replay.
     """
 
     def __init__(

@@ -76,7 +76,7 @@ def records_of(kind: Kind, topic: str = TOPIC) -> list[RawRecord]:
 
 
 def judge(sink_tables: SinkTables, kind: Kind, strategy: str, policy: OnPoison, name: str) -> Outcome:
-    """Run it through the real unit of work; fails where anything is not as it must be."""
+    """Run it through the real unit of work; fails if anything is not as it must be."""
     create(sink_tables, name)
     records, group = records_of(kind), name
     pipeline = pipeline_on(strategy, sink_tables, name, topics=TOPIC, on_poison=policy, retry=TRY_ONCE, **key_of(kind))

@@ -225,7 +225,7 @@ def test_what_is_wrong_for_good_is_not_waited_for(  # noqa: PLR0917 -- fixtures
     wait: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Also where brokers are away: what the client does not know is refused before it waits for them."""
+    """Even if no broker answers: what the client does not know is refused before it waits for them."""
     kafka = {"bootstrap.servers": NOBODY, "no.such.option": "1"} if what == "option" else QUICK
     pipeline = worker_group.pipeline("no-such-topic" if what == "topic" else worker_group.topic())
     url = worker_group.engine.url.set(database="no_such_database") if what == "database" else worker_group.engine.url

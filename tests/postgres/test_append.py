@@ -422,7 +422,7 @@ def test_a_record_that_cannot_be_decoded_stops_its_partition(
 def test_a_key_that_cannot_be_decoded_stops_its_partition_too(
     sink_tables: SinkTables, group: str, refused_later: bool
 ) -> None:
-    """Also where the row is the value alone, and where a later row of the same COPY is refused by the server."""
+    """Even if the row is only the value, or the server refuses a later row of the same COPY."""
     pipeline = Pipeline(
         group, topics=TOPIC, value=Json(Order), key=Text(), sinks=[sink_tables.append("id int, note text")]
     )

@@ -76,7 +76,7 @@ def test_creates_reads_updates_and_deletes(sink_tables: SinkTables, group: str) 
 
 @pytest.mark.usefixtures("_each_strategy")
 def test_a_changed_key_is_a_delete_and_an_insert(sink_tables: SinkTables, group: str) -> None:
-    """Where the topic's key is another one than the table's, an update itself may change the key."""
+    """If the topic's key is another one than the table's, an update itself may change the key."""
     pipeline = replica(sink_tables, group, "id int, v text PRIMARY KEY, body text", key=["v"])
     log = Log().add("c", None, row(1, "old", "x")).add("c", None, row(2, "two"))
     log.add("u", row(1, "old", "x"), row(1, "new", "y")).add("u", row(2, "two"), row(2, "two", "z"))
@@ -222,7 +222,7 @@ SETTINGS: list[tuple[str, Debezium, set[str]]] = [
 
 @pytest.fixture
 def sink_tables_with_hstore(idle_databases: Callable[[], AbstractContextManager[str]]) -> Iterator[SinkTables]:
-    """Tables in another database: where one has ``hstore``, SQLAlchemy gives psycopg another dumper for a dict."""
+    """Tables in another database: if one has ``hstore``, SQLAlchemy gives psycopg another dumper for a dict."""
     with idle_databases() as url:
         engine = create_engine(url)
         schema.upgrade(engine, schema="seekpoint")

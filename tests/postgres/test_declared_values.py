@@ -88,7 +88,7 @@ def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
 
 
 def refusal(sink_tables: SinkTables, pipeline: Pipeline[Any, Any]) -> str:
-    """What a worker's start says; empty where it says nothing."""
+    """What a worker's start says; empty if it says nothing."""
     with sink_tables.engine.connect() as tx:
         try:
             pipeline.check_tables(tx)

@@ -342,7 +342,7 @@ def test_an_engine_that_commits_by_itself_is_refused(
 def test_a_connection_that_commits_by_itself_is_refused(
     handler_group: HandlerGroup, new_engine: NewEngine, how: str
 ) -> None:
-    """I1: also where people own their loop, and the engine says nothing of it."""
+    """I1: even if users own their loop, and the engine says nothing of it."""
     given = {"connect_args": {"autocommit": True}} if how == "driver" else {}
     engine = new_engine(handler_group.engine.url, **given)
     ledger = Ledger(engine, handler_group.group, schema=handler_group.schema)

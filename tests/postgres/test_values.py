@@ -294,7 +294,7 @@ EXTENSIONS = {"hstore": "hstore", "ltree": "ltree", "lquery": "ltree"}
 
 @pytest.fixture(scope="module")
 def extended_sink_tables(idle_databases: Callable[[], AbstractContextManager[str]]) -> Iterator[SinkTables]:
-    """Tables in another database: where one has ``hstore``, SQLAlchemy gives psycopg another dumper for a dict."""
+    """Tables in another database: if one has ``hstore``, SQLAlchemy gives psycopg another dumper for a dict."""
     with idle_databases() as url:
         engine = create_engine(url)
         schema.upgrade(engine, schema="seekpoint")
@@ -304,13 +304,13 @@ def extended_sink_tables(idle_databases: Callable[[], AbstractContextManager[str
 
 @pytest.fixture
 def sink_tables_with(request: pytest.FixtureRequest, column: str) -> SinkTables:
-    """Where the column's type is, or can be created."""
+    """The tables of a database that has the column's type, or in which it can be created."""
     sink_tables: SinkTables = request.getfixturevalue("extended_sink_tables" if column in EXTENSIONS else "sink_tables")
     return sink_tables
 
 
 def extended(sink_tables: SinkTables, column: str) -> str:
-    """The type's name; its extension is created where it is an extension's. Skips where the server has none."""
+    """The type's name; its extension is created if it is an extension's. Skips if the server does not have it."""
     if (extension := EXTENSIONS.get(column)) is None:
         return column
     try:
@@ -327,7 +327,7 @@ def extended(sink_tables: SinkTables, column: str) -> str:
 def test_a_lone_record_that_a_types_input_refuses_is_a_dead_letter(
     sink_tables_with: SinkTables, monkeypatch: pytest.MonkeyPatch, *, column: str, bad: str, good: str, kind: str
 ) -> None:
-    """Alone, too, where no other record shows that the statement is right."""
+    """A single record, too, although no other record shows that the statement is right."""
     sink_tables, name = sink_tables_with, f"{column}, {kind}"
     options: dict[str, Any] = {"columns": ["id", "v"], "row": lambda r: (r.offset, r.value)}
     path = sink_tables.create(f"id int PRIMARY KEY, v {extended(sink_tables, column)}", name)

@@ -273,7 +273,7 @@ def test_types_are_asked_again_after_a_part_that_was_undone(sink_tables: SinkTab
 
 @pytest.mark.parametrize("keeps_locks", [True, False])
 def test_types_are_asked_once_while_their_lock_is_held(sink_tables: SinkTables, *, keeps_locks: bool) -> None:
-    """After a part that was kept; each part asks again where code of the user's could release the lock."""
+    """After a part that was kept; each part asks again if the user's code could release the lock."""
     sink, session = Append(sink_tables.create("o bigint, v text"), columns=["o", "v"]), Session(sink_tables.engine)
     with session.transaction() as tx:
         savepoints = PartSavepoints(tx, keeps_locks=keeps_locks)

@@ -20,7 +20,7 @@ from seekpoint.worker.open_batch import BatchResult, Buffer, OpenBatch, Written
 
 
 class Source:
-    """Batches of one or several partitions: a character for each record, x where it failed, h where it is blocked."""
+    """Batches of one or several partitions: a character for each record, x if it failed, h if it is blocked."""
 
     def __init__(self) -> None:
         self.at: dict[int, int] = {}

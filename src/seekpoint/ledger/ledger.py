@@ -84,7 +84,7 @@ class Ledger(GroupTransactions):
     # -- one worker's transaction ---------------------------------------------------------------------
 
     def hold(self, tx: Connection, expected: Sequence[Expected]) -> str:
-        """Lock the rows where claim and position are as expected, or raise Fenced; a transaction's first statement.
+        """Lock the rows if claim and position are as expected, or raise Fenced; a transaction's first statement.
 
         Returns the transaction's id, for :meth:`advance`.
         """

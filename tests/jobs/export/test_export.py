@@ -215,7 +215,7 @@ def test_a_partition_that_is_added_begins_where_the_group_began(archived_group: 
     assert (archived_group.spans(name), archived_group.spans(name, 1)) == ([(0, 10, 10)], [(0, 8, 8)])
 
 
-def test_what_retention_took_before_any_export_is_said(archived_group: ArchivedGroup) -> None:
+def test_what_retention_deleted_before_any_export_is_said(archived_group: ArchivedGroup) -> None:
     name = archived_group.filled(50, 20)
     archived_group.export().run()
     archived_group.set_positions(name, {0: 50})

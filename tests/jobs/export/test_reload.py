@@ -45,7 +45,7 @@ def work(orders_group: OrdersGroup, records: list[Any], upto: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["merge", "swap"])
-def test_what_retention_took_is_read_from_the_archive(
+def test_what_retention_deleted_is_read_from_the_archive(
     orders_group: OrdersGroup, archive: Archive, strategy: str
 ) -> None:
     """Apply, export, trim the log, apply more, reload with other code: as if computed from the first record on."""

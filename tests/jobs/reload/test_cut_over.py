@@ -336,7 +336,7 @@ def test_a_replayed_record_that_the_new_code_refuses_is_an_open_dead_letter_agai
 
 
 def test_held_keys_are_replayed_in_order(orders_group: OrdersGroup) -> None:
-    """Where keys are held, what is replayed in mid-run comes before what followed it."""
+    """With keep_key_order, a record that is replayed in mid-run comes before later records of its key."""
     options: dict[str, Any] = {"on_poison": "dead_letter"}
     orders_group.execute("ALTER TABLE {schema}.orders ADD CHECK (amount <> 77)")
     settled(orders_group, [of(1, 1), of(2, 77)], **options)

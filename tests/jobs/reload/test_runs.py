@@ -384,7 +384,7 @@ def test_a_step_out_of_turn_is_refused(applied_group: OrdersGroup) -> None:
 
 
 def test_other_code_does_not_take_a_run_and_leaves_its_driver_alone(applied_group: OrdersGroup) -> None:
-    """Sinks that write other tables would publish nothing where the run's tables are to be published."""
+    """Sinks that write other tables would publish nothing into the run's tables."""
     reload, driver = started(applied_group.reload())
     for other in (
         applied_group.reload(version=1),

@@ -94,7 +94,7 @@ def test_its_ends_can_be_named(spark: SparkSession, archived_group: ArchivedGrou
 
 @pytest.mark.long
 def test_dead_letters_are_excluded_marked_or_alone(spark: SparkSession, archived_group: ArchivedGroup) -> None:
-    """Not those that were replayed, nor another topic id's; also where a task has none of them."""
+    """Not those that were replayed, nor another topic id's; even if a task has none of them."""
     name = archived_group.topic(2)
     archived_group.produce(name, map(str, range(40)), partition=0)
     archived_group.produce(name, map(str, range(5)), partition=1)

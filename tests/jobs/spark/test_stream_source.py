@@ -1,4 +1,4 @@
-"""``spark.readStream.format("seekpoint")``: micro-batches with bounds, from where the options, or the ledger, say."""
+"""``spark.readStream.format("seekpoint")``: bounded micro-batches from the options' or the ledger's offsets."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_an_abort_takes_the_note_away(new_worker: NewLedgerWorker, seekpoint_eng
 
 
 def test_a_wait_is_never_negative_and_may_be_none(new_worker: NewLedgerWorker) -> None:
-    """I4: a retry that is long due is due now; where no retry is scheduled, there is no time at all."""
+    """I4: a retry that is long due is due now; if no retry is scheduled, there is no time at all."""
     worker, other = new_worker(), new_worker()
     worker.ledger.record_attempts_alone([(granted(worker), Attempt(0, 2, "x", wait=-10.0))])
     assert on_record(other).wait == 0.0

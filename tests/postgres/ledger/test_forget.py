@@ -271,7 +271,7 @@ def test_only_a_group_that_no_worker_and_no_job_writes_for(new_worker: NewLedger
 def test_nothing_is_deleted_that_is_not_in_the_file(
     new_worker: NewLedgerWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I4: also where the file cannot be written, or is another's."""
+    """I4: even if the file cannot be written, or is another's."""
 
     def exports_less(_: object, file: Path) -> Exported:
         file.touch()

@@ -177,8 +177,8 @@ def test_a_rewritten_log_is_not_passed_where_it_is_not_known_from_where_on(new_w
     assert lost_ranges(worker) == []
 
 
-def test_what_retention_took_is_a_row_where_the_log_is_known(new_worker: NewLedgerWorker) -> None:
-    """I4: also where the reset does not say that anything is lost."""
+def test_what_retention_deleted_is_a_row_where_the_log_is_known(new_worker: NewLedgerWorker) -> None:
+    """I4: even if the reset does not say that anything is lost."""
     worker = new_worker(at={0: 5})
     worker.ledger.reset_offset("t", 0, to=9, log=(8, 20), reason="go on")
     assert lost_ranges(worker) == [(5, 8, "retention", "continue at 9", True)]

@@ -32,7 +32,7 @@ def declares(ledger: Ledger, *sinks: Any, **options: Any) -> None:
 
 
 def test_a_backward_reset_is_refused_by_plan_and_by_the_ledger(new_worker: NewLedgerWorker, admin: Admin) -> None:
-    """I1: nothing is done, also where the plan was made before the worker's declaration was known."""
+    """I1: nothing is done, even if the plan was made before the worker's declaration was known."""
     worker = new_worker(at={0: 10, 1: 10})
     unaware = admin.plan_reset("g", ResetTo.offset(4), {"t": [0]})
     declares(worker.ledger, SUMS, Append("log"))

@@ -15,6 +15,7 @@ WITH_SPARK := .venv/spark
 DEMO := $(BIN)/python -m demo
 DOCS := .venv/docs
 COMPILED := .venv/compiled
+ARCHIVED := .venv/archived
 SITE := build/site
 
 PROCESSES ?= 4
@@ -46,8 +47,11 @@ $(READY): pyproject.toml requirements.lock
 
 # Spark is half a gigabyte, and its build leaves another 1.4 in uv's cache; pyright and its Node are a quarter of one. A
 # demo does without. It is compiled when it is first imported: --compile-bytecode would look at all 8,000 files again.
+# Spark's Python processes would read PySpark from the zip, which has no bytecode: each would compile it again, for a
+# second.
 $(WITH_SPARK): $(READY)
 	$(UV) pip install --quiet --no-deps --require-hashes --build-constraints requirements.lock -r requirements.lock
+	rm -f .venv/lib/python3*/site-packages/pyspark/python/lib/pyspark.zip
 	touch $(WITH_SPARK)
 
 # Sphinx, and what drives a browser: for the site, the console's tests, and the type checker that reads them.
@@ -68,13 +72,13 @@ demo-spark: $(WITH_SPARK)  ## the same flights through Spark's DataFrames, joine
 	$(DEMO) demo-spark $(ARGS)
 
 test: $(READY)  ## each promise once, on a real Kafka and a real Postgres; what it leaves out is in `make test-all`
-	$(MAKE) --no-print-directory -j 2 style types $(COMPILED)
+	$(MAKE) --no-print-directory -j 2 style types $(COMPILED) $(ARCHIVED)
 	$(PYTEST) -m "not long" $(ARGS)
 
-test-all: $(WITH_SPARK) $(DOCS) pgbouncer users-types  ## what `make test` leaves out: long tests, each protocol and fault, clusters; both together are everything
+test-all: $(WITH_SPARK) $(DOCS) $(ARCHIVED) pgbouncer users-types  ## what `make test` leaves out: long tests, each protocol and fault, clusters; both together are everything
 	$(PYTEST) -m long $(ARGS)
 
-soak: $(WITH_SPARK) $(DOCS) pgbouncer  ## the tests of both again and again, noted in soak.jsonl: make soak ARGS="--test 12 --busy 6 --all 3"
+soak: $(WITH_SPARK) $(DOCS) $(ARCHIVED) pgbouncer  ## the tests of both again and again, noted in soak.jsonl: make soak ARGS="--test 12 --busy 6 --all 3"
 	$(BIN)/python tests/soak.py $(ARGS)
 
 check: $(READY)  ## style, types, layers, and migrations that equal the metadata
@@ -101,6 +105,11 @@ migrations-check: $(READY)
 $(COMPILED): $(READY)
 	$(BIN)/pytest --collect-only -qq > /dev/null 2>&1 || true
 	touch $(COMPILED)
+
+# From an archive of Spark's classes, the tests' sessions start in half the time. It takes a minute to make, beside mypy.
+$(ARCHIVED): $(WITH_SPARK)
+	$(BIN)/python tests/support/quick_java.py
+	touch $(ARCHIVED)
 
 chaos: $(WITH_SPARK)  ## kill workers and servers, then reloads: make chaos ROUNDS=200 RELOADS=20 SEED=7; SPARK=1: a stream of DataFrames
 ifdef SPARK

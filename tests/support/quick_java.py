@@ -43,7 +43,7 @@ def use_spark() -> None:
     numbers.join(spark.range(9).withColumnRenamed("id", "number"), "number").groupBy("number").count().collect()
     with tempfile.TemporaryDirectory() as checkpoint:
         stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
-        writer = stream.writeStream.foreachBatch(lambda frame, _: frame.collect())
+        writer = stream.writeStream.foreachBatch(lambda frame, _: frame.show())
         query = writer.option("checkpointLocation", checkpoint).trigger(processingTime="0 seconds").start()
         while query.lastProgress is None:
             query.awaitTermination(1)

@@ -18,7 +18,7 @@ COMPILED := .venv/compiled
 ARCHIVED := .venv/archived
 SITE := build/site
 
-PROCESSES ?= 4
+PROCESSES ?= 3
 ROUNDS ?= 20
 EXAMPLES ?= 2000
 RELOADS ?= 5

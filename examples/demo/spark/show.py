@@ -27,7 +27,7 @@ from seekpoint import schema
 from seekpoint.errors import needs_extra
 from seekpoint.testing.servers.pair import Pair
 
-MICRO_BATCHES = 24  # about; each share of the records has a quarter of them
+MICRO_BATCHES = 12  # about; each share of the records has a quarter of them, and the faults need two
 SHARES = 4
 TASK_KILLS = 2  # micro-batches whose tasks' processes are killed
 

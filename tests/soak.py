@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--busy", type=int, default=6, metavar="N", help="of these, next to busy processes (6)")
     parser.add_argument("--all", type=int, default=3, metavar="N", help="runs of `make test-all`'s tests (3)")
     parser.add_argument("--file", type=Path, default=ROOT / "soak.jsonl", help="where runs are noted (soak.jsonl)")
-    parser.add_argument("--processes", default="4", metavar="N", help="test processes (4)")
+    parser.add_argument("--processes", default="3", metavar="N", help="test processes (3)")
     options = parser.parse_args(arguments)
     commit = _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
     runs = _noted(options.file)

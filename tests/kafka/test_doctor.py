@@ -16,8 +16,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 
 from seekpoint import Limits
 from seekpoint.admin import Admin, Finding, Level, check_groups
+from seekpoint.kafka.identity import Identity
+from seekpoint.kafka.members import members
 from seekpoint.testing.servers.kafka import start_kafka
-from support.kafka_postgres import WorkerGroup
+from support.kafka_postgres import PROTOCOLS, WorkerGroup
 from support.log_changes import trim
 
 OFTEN = Limits(idle_check=0.1, lag_check=0.1, sample_positions=1)
@@ -124,6 +126,21 @@ def test_a_client_without_describe(worker_group_on: Callable[..., WorkerGroup]) 
         finding = findings(worker_group, Level.FAILURE)["brokers"]
         assert name in finding.message
         assert finding.remedies[0].startswith("grant this client DESCRIBE")
+
+
+@pytest.mark.long("a broker with access rules")
+def test_members_whose_topics_this_client_may_not_describe(worker_group_on: Callable[..., WorkerGroup]) -> None:
+    """Under KIP-848 a description names its members' topics, and is refused without a right to one of them."""
+    with start_kafka(own=True, properties=SECURED) as broker:
+        worker_group = worker_group_on(kafka=broker)
+        name, _ = worker_group.log(10)
+        run = worker_group.worker(name, kafka=PROTOCOLS["848"])
+        run.reached(name, 10)
+        identity = Identity({"bootstrap.servers": worker_group.broker}, 20.0)
+        assert len(members(identity, [worker_group.group])[worker_group.group] or []) == 1
+        _deny_describe(worker_group, ResourceType.TOPIC, name)
+        worker_group.wait(lambda: members(identity, [worker_group.group]) == {worker_group.group: None})
+        run.stop()
 
 
 def _deny_describe(worker_group: WorkerGroup, kind: ResourceType, name: str) -> None:

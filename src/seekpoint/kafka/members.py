@@ -10,7 +10,7 @@ from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException
 
 from seekpoint.errors import KafkaUnavailable
 from seekpoint.kafka.identity import Identity
-from seekpoint.kafka.questions import AskingClient, Wait, answers, each_answer
+from seekpoint.kafka.questions import NO_RIGHT, AskingClient, Wait, answers, each_answer
 
 # States of the classic protocol. KIP-848 gives partitions to members one by one, and waits for none of them.
 _REBALANCING = {ConsumerGroupState.PREPARING_REBALANCING, ConsumerGroupState.COMPLETING_REBALANCING}
@@ -60,7 +60,7 @@ def _known(group: str, answer: Any) -> tuple[ConsumerGroupState | None, list[Mem
     if not isinstance(answer, KafkaException):
         return answer.state, [Member(str(member.client_id), str(member.host)) for member in answer.members]
     code = answer.args[0].code()
-    if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
+    if code in NO_RIGHT:  # on the group, or on a topic of its members, which the answer under KIP-848 would name
         return None
     if code == KafkaError.GROUP_ID_NOT_FOUND:
         return None, []

@@ -279,7 +279,7 @@ def refusal(error: Exception) -> ReloadRefused | None:
 
 def _require_publishing(driver: Driver) -> None:
     if driver.run.strategy == "verify":
-        raise ConfigError(f"reload {driver.run.id} was opened by verify(), which publishes nothing: open() another one")
+        raise ConfigError(f"run {driver.run.id} only compares (strategy verify), and publishes nothing: open a reload")
 
 
 __all__ = ["Progress", "Reload", "Report", "Run"]

@@ -167,7 +167,7 @@ class BatchJob:
         with transaction(self.engine, self.schema, lock_wait=self.limits.transaction_age) as tx:
             row = tx.execute(RELOAD_RUN["take_over"], run=run, driver=this_driver()).one_or_none()
             if row is None:
-                raise ReloadOver(f"batch {run} is {batch.state}: run another one")
+                raise ReloadOver(f"batch {run} is {self.runs.get(run).state}: run another one")
             if brokers is not None:
                 planned = [position.partition for position in tx.positions_of(run)]
                 claims = open_claims(tx, self.source, brokers, run, planned, pause=pause)

@@ -130,7 +130,7 @@ def _ui() -> Any:
 
 @_entry("verify")
 def _verify() -> Any:
-    """Rebuild pipelines' tables from the log, compare with the live ones at the same offsets, drop the rebuild."""
+    """Rebuild pipelines' tables from the log, compare with the live ones at the same offsets, and drop the rebuild."""
     from seekpoint.cli.verify import verify
 
     return _single("verify", verify, no_args_is_help=True)
@@ -198,7 +198,7 @@ def _dead_letters() -> Any:
 
 @_entry("groups")
 def _groups() -> Any:
-    """List groups; pause one, resume it, replace it, forget it."""
+    """List groups; pause one, resume it, replace it, or forget it."""
     from seekpoint.cli.groups import app as group
 
     return _group("groups", group)

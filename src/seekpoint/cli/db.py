@@ -65,7 +65,10 @@ def downgrade(
     schema: Schema = DEFAULT_SCHEMA,
     as_json: AsJson = False,
 ) -> None:
-    """Take the ledger's tables back to a revision; refused if it would drop offsets, open dead letters, lost ranges."""
+    """Take the ledger's tables back to a revision.
+
+    Refused if that would drop offsets, open dead letters or lost ranges; --drop GROUP permits it for a group.
+    """
     with one_off_engine(database_url).begin() as connection:
         before = ledger_schema.current(connection, schema)
         ledger_schema.downgrade(connection, to=to, schema=schema, drop=drop or ())

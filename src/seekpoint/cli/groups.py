@@ -1,4 +1,4 @@
-"""``seekpoint groups``: list them, pause one, resume it, replace it, forget it."""
+"""``seekpoint groups``: list them, pause one, resume it, replace it, or forget it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from seekpoint.cli.progress_bar import Shown, ago_of, lasting
 from seekpoint.errors import ConfigError
 from seekpoint.records import numbered
 
-app = typer.Typer(help="List groups; pause one, resume it, replace it, forget it.", no_args_is_help=True)
+app = typer.Typer(help="List groups; pause one, resume it, replace it, or forget it.", no_args_is_help=True)
 
 NUMERIC = ("version", "partitions", "owned", "workers", "lag", "lag time", "headroom", "stopped", "dead letters")
 

@@ -133,8 +133,8 @@ def verify(
 ) -> None:
     """Rebuild a SparkPipeline's tables from the log, compare with the live ones at the same offsets, drop the rebuild.
 
-    Shows how many rows are equal, missing, extra and different, and some of them. Nothing live is changed, and a stream
-    of the group continues. Exits with 1 if one row differs.
+    Shows how many rows are equal, missing, extra and different, with up to five rows of each kind of difference.
+    Nothing live is changed, and a stream of the group continues. Exits with 1 if one row differs.
     """
     _, kafka, database = _prepared(target, session, servers)
     from seekpoint.spark import verify as verify_frames  # noqa: PLC0415 -- pyspark, an extra

@@ -29,10 +29,10 @@ def verify(
     archive: ArchiveRoot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild pipelines' tables from the log, compare with the live ones at the same offsets, drop the rebuild.
+    """Rebuild pipelines' tables from the log, compare with the live ones at the same offsets, and drop the rebuild.
 
-    Shows how many rows are equal, missing, extra and different, and some of them. Nothing live is touched or locked.
-    Exits with 1 if one row differs.
+    Shows how many rows are equal, missing, extra and different, with up to five rows of each kind of difference.
+    Nothing live is touched or locked. Exits with 1 if one row differs.
     """
     with (
         servers.job(context, *targets) as of,

@@ -343,7 +343,7 @@ class Admin:
         each: bool = False,
         accept_loss: bool = False,
     ) -> ForgetResult | dict[str, int] | ResetResult | None:
-        """Carry out a plan; ``actor`` is the user of the operating system by default.
+        """Carry out a plan; ``actor`` defaults to the operating system's user.
 
         A pause waits for open batches, at most ``Limits.transaction_age`` seconds. A reset is one transaction, or with
         ``each`` one per partition; it takes its locks within a second, or tries again until ``wait`` seconds have

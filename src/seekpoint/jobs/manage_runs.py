@@ -1,4 +1,4 @@
-"""The administration of a ledger's runs: list them, take one over, abort, sweep."""
+"""The administration of a ledger's runs: list them, take one over, abort, and sweep."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from seekpoint.sinks.copy import driver_of
 
 
 class Runs:
-    """The runs of one ledger: list them, take one over, abort, sweep."""
+    """The runs of one ledger: list them, take one over, abort, and sweep."""
 
     def __init__(self, engine: Engine | URL | str, schema: str = DEFAULT_SCHEMA, limits: Limits | None = None) -> None:
         self.engine, self.schema, self.limits = postgres_engine(engine), schema, limits or Limits()

@@ -172,7 +172,7 @@ class Step(Tx):
 def transaction(
     engine: Engine, schema: str, *, lock_wait: float = 30.0, isolation: str = "READ COMMITTED"
 ) -> Iterator[Tx]:
-    """A durable transaction that waits ``lock_wait`` seconds for each lock; an error closes its connection."""
+    """A durable transaction that waits at most ``lock_wait`` seconds for each lock; an error closes its connection."""
     connection = HandlerConnection(engine)
     try:
         connection.execution_options(isolation_level=isolation)

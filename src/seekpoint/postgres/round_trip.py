@@ -44,7 +44,10 @@ class Statement(NamedTuple):
 
 
 class StatementFailed(Exception):  # noqa: N818 -- control: the caller raises the error
-    """The statement with this number failed, and no later one was run. ``results`` begin with those before it."""
+    """Statement ``number``, counted from 0, failed; the later ones were not run.
+
+    ``results``, if given, start with the answers to the earlier statements.
+    """
 
     def __init__(self, number: int, error: psycopg.Error, results: Sequence[PGresult] = ()) -> None:
         super().__init__(str(error))

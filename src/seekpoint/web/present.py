@@ -1,4 +1,4 @@
-"""Formats values for pages: numbers, times, states."""
+"""Formats values for pages: numbers, times and states."""
 
 from __future__ import annotations
 

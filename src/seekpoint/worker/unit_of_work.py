@@ -201,7 +201,7 @@ class Committer:
     def _step_by_step(
         self, tx: HandlerConnection, batch: OpenBatch, mode: Mode
     ) -> tuple[BatchResult, list[Claim], BatchCounts]:
-        """Hold, apply, insert dead letters, advance, record attempts."""
+        """Hold, apply, insert dead letters, advance, and record attempts."""
         expected = self._owner.expected(batch.buffer.starts)
         held, dead_keys = self._hold(tx, expected)
         batch.buffer.held = frozenset(entry.claim.partition for entry in expected)

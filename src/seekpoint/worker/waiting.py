@@ -32,7 +32,7 @@ class Stopwatch:
         self._state = None, 0.0
 
     def wait(self, wait: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Call ``wait``, which waits for the server, without counting its time (a lock, an unreachable server)."""
+        """Call ``wait``, which waits for the server (a lock, or an unreachable server); its time is not counted."""
         since, before = self._state
         if since is None:
             return wait(*args, **options)

@@ -91,7 +91,7 @@ class BatchJob:
         ``pause`` stops running workers before their next commit; they resume afterwards. Without it, a group with
         workers is refused. ``reason`` is stored with the run.
 
-        After BatchRefused, TopicRecreated, RangeLost and TooManyDeadLetters nothing is written and the workers resume.
+        After BatchRefused, TopicRecreated, RangeLost or TooManyDeadLetters nothing is written and the workers resume.
         Also raises ReloadOver if the run has ended or another driver has taken it over, and the errors of a claim. Any
         other error ends the run, too, if nothing was staged yet; otherwise, or if the database does not answer, the run
         stays open and its group paused. The error's note names the run, for :meth:`take_over` or ``Runs.abort``.

@@ -1,4 +1,4 @@
-"""Opens a batch in one transaction: pauses the group, claims its partitions, stores the ranges to read."""
+"""Opens a batch in one transaction: pauses the group, claims its partitions, and stores the ranges to read."""
 
 from __future__ import annotations
 

@@ -76,12 +76,12 @@ class Tx(SchemaConnection):
         self.execute(GROUPS["alone"], name=f"seekpoint export {self._archive} {topic}")
 
     def within(self, range_: Range) -> list[Entry]:
-        """The entries that overlap the range, in order, lost ones, too."""
+        """The entries that overlap the range, in order, including lost ranges."""
         key = self._of(range_.partition, range_.topic_id)
         return self._entries(EXPORT_MANIFEST["within"], **key, start=range_.start, end=range_.end)
 
     def written(self, range_: Range) -> list[Entry]:
-        """The entries that overlap the range, in order, without lost ones."""
+        """The entries that overlap the range, in order, without lost ranges."""
         return [entry for entry in self.within(range_) if entry.format != LOST]
 
     def chain(self, partition: Partition, topic_id: UUID) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""Builds one table from the staged attempts: chooses one attempt per offset, checks, dedupes, builds indexes."""
+"""Builds one table from the staged attempts: chooses one attempt per offset, checks, dedupes, and builds indexes."""
 
 from __future__ import annotations
 

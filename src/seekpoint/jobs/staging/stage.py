@@ -90,7 +90,7 @@ class Stager(Protocol):
 
 
 def begin_staging(driver: Driver, sources: Sequence[PipelineSource]) -> None:
-    """Create the run's schema and store which records to leave out: the first step of a run."""
+    """Create the run's schema and store which records to leave out of the staged rows: the first step of a run."""
     with driver.step("opened") as tx:
         staging = Staging(tx.run.staging_schema)
         run(tx.connection, "CREATE SCHEMA {schema}", schema=(staging.schema,))

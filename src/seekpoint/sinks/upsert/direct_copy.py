@@ -19,7 +19,7 @@ _CONFLICTS = frozenset({UNIQUE_VIOLATION, EXCLUSION_VIOLATION})
 
 
 class DirectCopy:
-    """Streams rows into the table: the server checks each while the next are decoded, and fails on an existing key.
+    """Streams rows into the table: the server checks each while the next rows are decoded. Fails on an existing key.
 
     Two rows of one key are a conflict, too. All rows are ``kept``, so that another write strategy can write them.
     """

@@ -1,4 +1,4 @@
-"""Writes an upsert's rows in one transaction by one of three strategies, many rows while the next are decoded."""
+"""Writes an upsert's rows in one transaction by one of three strategies; streams 100 or more as they are decoded."""
 
 from __future__ import annotations
 

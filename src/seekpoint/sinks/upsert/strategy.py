@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 SMALL = 100  # rows: below, one statement beats COPY's round trips
-LONGEST = 512  # large transactions between two tries of COPY into the table, at most
+LONGEST = 512  # large transactions between two attempts at COPY into the table, at most
 
 
 class WriteStrategy(StrEnum):
@@ -50,13 +50,13 @@ class WriteStrategies:
     """Chooses one sink's write strategy, and remembers the results.
 
     COPY into the table is tried as long as it succeeds. Each failure doubles the number of large transactions that are
-    staged before the next try, each success halves it. So new keys are written at the speed of COPY, and a stream of
-    updates wastes one try, which fails at its first row, in about 500 transactions.
+    staged before the next attempt, each success halves it. So new keys are written at the speed of COPY, and a stream
+    of updates wastes one attempt, which fails at its first row, in about 500 transactions.
     """
 
     def __init__(self) -> None:
         self.used: Counter[WriteStrategy] = Counter()
-        self.conflicts = 0  # tries of COPY into the table that failed
+        self.conflicts = 0  # failed attempts at COPY into the table
         self.last: Wrote | None = None
         self.current: WriteStrategy | None = None  # of the last large transaction
         self._pause = self._wait = 0

@@ -20,7 +20,7 @@ Execute = Callable[[sql.Composed], int]
 
 
 class TempTable:
-    """Streams rows into the stage while the next are decoded; the server merges them, sorted by key.
+    """Streams rows into the stage while the next rows are decoded; the server merges them, sorted by key.
 
     The stage's identity column numbers the rows before the first tombstone, this class the later rows. Tombstones are
     written at the end, because they have other columns.

@@ -162,7 +162,7 @@ class WorkerAssignment:
     # -- between two batches --------------------------------------------------------------------------
 
     def maintain(self) -> None:
-        """Act on recorded events: release revoked partitions, stop those out of range, claim, check idle ones."""
+        """Act on recorded events: release revoked partitions, stop those out of range, claim, and check idle ones."""
         if self.client.rebalanced:
             self.partitions.continue_reading()
         self._claiming.release(self.partitions.leave())

@@ -82,8 +82,8 @@ class RangeChecks:
             raise RangeLost(
                 partition,
                 position,
-                f"topic {partition.topic!r} does not exist any more: end this run, and start another without the topic "
-                "or from an archive of it",
+                f"topic {partition.topic!r} does not exist any more: start again without the topic, or from an archive "
+                "of it",
             )
         raise TopicRecreated(
             partition,

@@ -102,7 +102,7 @@ def test_a_recreated_topic_ends_the_run_where_nothing_is_left_to_read(
     with diffed(applied_group.reload(), strategy=strategy) as (reload, driver, rounds):
         delete({"bootstrap.servers": applied_group.brokers}, admin_of(applied_group), applied_group.topic)
         topic(2, name=applied_group.topic)
-        with pytest.raises(ReloadRefused, match="was deleted or created again: end this run"):
+        with pytest.raises(ReloadRefused, match="was deleted or created again: the run has ended"):
             reload.cut_over(driver, rounds)
     assert "was deleted or created again" in failed(reload, driver)
     assert applied_group.rows() == doubled(FIRST, by=1)

@@ -21,7 +21,9 @@ from seekpoint.jobs.spark.stream_positions import StreamPosition, StreamPosition
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 except ImportError as error:
-    raise ConfigError("readStream needs PySpark 4.2 or newer, whose sources bound their micro-batches") from error
+    raise ConfigError(
+        "readStream needs PySpark 4.2 or newer: older versions cannot limit the micro-batches of a Python source"
+    ) from error
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> RecordStream:

@@ -112,7 +112,7 @@ def consolidate(driver: Driver, sources: Sequence[PipelineSource]) -> None:
         staging = Staging(tx.run.staging_schema)
         done = coverage(tx)
         if done.missing:
-            raise ReloadRefused([f"{done.missing[0].range} was not staged: stage it, then resume"])
+            raise ReloadRefused([f"{done.missing[0].range} was not staged: open another run"])
         check_dead_letters(tx, staging, done)
         staged = StagedRows(tx.connection, staging, sources, done.chosen)
         for target in targets(tx.connection, sources):

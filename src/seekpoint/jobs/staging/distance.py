@@ -108,7 +108,13 @@ def require_topics(kafka: Mapping[str, Any], wanted: AbstractSet[tuple[str, UUID
     """Raise ReloadRefused if a topic no longer has the id of the run's records; raises KafkaUnavailable."""
     known = topic_ids(kafka, sorted({topic for topic, _ in wanted}))
     if strange := sorted({topic for topic, topic_id in wanted if known[topic] != topic_id}):
-        raise ReloadRefused([f"topic {topic!r} was deleted or created again: end this run" for topic in strange])
+        raise ReloadRefused(
+            [
+                f"topic {topic!r} was deleted or created again: the run has ended; decide for the group, then open "
+                "another"
+                for topic in strange
+            ]
+        )
 
 
 def beyond(offsets: Sequence[Row[Any]], ends: Mapping[Partition, int]) -> list[str]:

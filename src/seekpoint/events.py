@@ -376,7 +376,7 @@ class RetryScheduled(Event):
 
     level = logging.WARNING
     text = (
-        "{partition} at offset {offset}: {failure}; attempt {attempt} of {attempts} failed, the next is in "
+        "{partition} at offset {offset}: {failure}; attempt {attempt} of {attempts} failed, the next attempt is in "
         "{wait:.1f} s; after the last: {then}"
     )
     partition: Partition

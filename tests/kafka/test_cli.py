@@ -524,7 +524,7 @@ def test_a_record_that_fails_is_logged_with_its_line_attempt_and_policy(project:
     begun = "a batch failed and is run again in parts, to find the failing records"
     process.wait_for(f"Bisecting: {begun}: ZeroDivisionError: division by zero")
     process.wait_for(
-        f"RetryScheduled: {failed % ''}; attempt 1 of 2 failed, the next is in 0.0 s; after the last: skip"
+        f"RetryScheduled: {failed % ''}; attempt 1 of 2 failed, the next attempt is in 0.0 s; after the last: skip"
     )
     process.wait_for(f"DeadLettered: {failed % 'skipped, '}")
     process.signal(signal.SIGTERM)
@@ -677,7 +677,7 @@ def test_status_of_what_is_not_there(applied_project: Project) -> None:
     unknown = seekpoint("status", "nobody", *where, exits=2)
     assert unknown.stdout == ""
     refused = f"error: the ledger in schema '{applied_project.schema}' has no group 'nobody'; "
-    assert f"{refused}it knows {applied_project.group}" in unknown.stderr
+    assert f"{refused}its groups are {applied_project.group}" in unknown.stderr
     nowhere = seekpoint(
         "status", applied_project.group, "--database-url", applied_project.url, "--schema", "elsewhere", exits=1
     )

@@ -495,7 +495,7 @@ WRONG_USAGE = [
     (["--to-earliest"], "say which partitions"),
     (["--all-topics"], "give one target"),
     (["--all-topics", "--to-earliest", "--to-latest"], "one target, not --to-earliest and --to-latest"),
-    (["--all-topics", "--to-group", "nobody"], "has no group 'nobody'; it knows"),
+    (["--all-topics", "--to-group", "nobody"], "has no group 'nobody'; its groups are"),
     (["--plan", "/nowhere"], "cannot be read"),
     (["--plan", "/nowhere", "--all-topics"], "leave --topic and --all-topics out"),
 ]

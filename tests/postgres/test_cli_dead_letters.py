@@ -183,7 +183,7 @@ def test_a_list_that_is_cut_says_so(terminal: Terminal) -> None:
 
 @for_each(
     [
-        (["list", "other"], "has no group 'other'; it knows g"),
+        (["list", "other"], "has no group 'other'; its groups are g"),
         (["list", "g", "--partition", "1"], "name the topic, too"),
         (["list", "g", "--since", "yesterday"], "--since takes a time such as 2026-08-01T12:00Z, or how long ago"),
         (["list", "g", "--since", "2026-08-01"], "say in which zone, e.g. 2026-08-01Z"),
@@ -201,8 +201,8 @@ def test_a_list_that_is_cut_says_so(terminal: Terminal) -> None:
         (["discard", "1", "--apply", "--reason", " "], "--apply needs --reason"),
         (["replay", "g", "--all"], "if it is a group, add --by-worker"),
         (["discard", "4711", "--reason", "x"], "has no dead letter 4711"),
-        (["discard", "--all", "--group", "other", "--reason", "x"], "has no group 'other'; it knows g"),
-        (["export", "other"], "has no group 'other'; it knows g"),
+        (["discard", "--all", "--group", "other", "--reason", "x"], "has no group 'other'; its groups are g"),
+        (["export", "other"], "has no group 'other'; its groups are g"),
     ],
     lambda case: " ".join(case[0]),
 )

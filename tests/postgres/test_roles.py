@@ -270,8 +270,8 @@ def test_any_name_is_quoted(database_url: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"names": {Role.READER: "x" * 64}}, "1 to 63 bytes"), ({"names": {Role.READER: ""}}, "1 to 63 bytes"),
-     ({"schema": "a\nb"}, "in one line"), ({"targets": ["shop."]}, "1 to 63 bytes"),
-     ({"schema": "a\0b"}, "no NUL"), ({"schema": "a$seekpoint$"}, r"or \$seekpoint\$: 'a"),
+     ({"schema": "a\nb"}, "without line feeds"), ({"targets": ["shop."]}, "1 to 63 bytes"),
+     ({"schema": "a\0b"}, "NUL or"), ({"schema": "a$seekpoint$"}, r"'a\$seekpoint\$' cannot be a name"),
      ({"names": {Role.READER: "same", Role.WRITER: "same"}}, "two roles have the name 'same'")],
 )  # fmt: skip
 def test_names_that_cannot_be_in_the_script_are_refused(options: dict[str, Any], message: str) -> None:

@@ -39,7 +39,7 @@ def test_a_batch_that_was_begun_is_named_with_its_ranges(tmp_path: Path) -> None
     write(tmp_path, 4, '{"orders":{"0":30,"1":7,"2":5}}', is_committed=False)
     found = read_checkpoint(str(tmp_path))
     assert found.batch == 3
-    assert "has begun batch 4, and not committed it" in found.notes()[1]
+    assert "has begun batch 4 but has not committed it" in found.notes()[1]
     assert "applies orders/0 [23, 30), orders/2 [0, 5) again" in found.notes()[1]
 
 
@@ -49,8 +49,8 @@ def test_the_last_of_several_batches_that_were_begun_counts(tmp_path: Path) -> N
     write(tmp_path, 5, '{"orders":{"0":30,"1":7}}', is_committed=False)
     write(tmp_path, 6, '{"orders":{"0":31,"1":7},"payments":{"0":4}}', is_committed=False)
     of_orders, of_payments = read_checkpoint(str(tmp_path)).notes()[1:3]
-    assert "has begun batches up to 6, and not committed it: the group applies orders/0 [23, 31) again" in of_orders
-    assert "has begun payments in batches up to 6, and not committed it: no offset of it is imported" in of_payments
+    assert "has begun batches up to 6 but has not committed it: the group applies orders/0 [23, 31) again" in of_orders
+    assert "has begun payments in batches up to 6 but has not committed it: no offset of it is imported" in of_payments
 
 
 def test_files_that_are_not_complete_are_refused(tmp_path: Path) -> None:

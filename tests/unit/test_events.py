@@ -152,7 +152,7 @@ def test_a_log_line_has_the_group_the_sentence_and_the_fields(caplog: pytest.Log
     one, two = caplog.records
     assert one.getMessage() == (
         "billing: RetryScheduled: orders/3 at offset 5: KeyError: 'price' (at ingest.py:14 in post); attempt 2 of "
-        "5 failed, the next is in 1.5 s; after the last: stop"
+        "5 failed, the next attempt is in 1.5 s; after the last: stop"
     )
     had = vars(one)
     assert (had["event"], had["group"], had["partition"], had["offset"]) == ("RetryScheduled", "billing", "orders/3", 5)

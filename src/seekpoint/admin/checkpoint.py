@@ -56,16 +56,16 @@ class Checkpoint:
         ]
         if ranges:
             yield (
-                f"the query has begun {batches}, and not committed it: the group applies {', '.join(ranges)} again, "
+                f"the query has begun {batches} but has not committed it: the group applies {', '.join(ranges)} again, "
                 "even if the query's sink has already written some of these records"
             )
         if new_topics := sorted({partition.topic for partition in self.planned} - set(topics)):
             yield (
-                f"the query has begun {', '.join(new_topics)} in {batches}, and not committed it: no offset of it is "
-                "imported, and the group may apply records again that the query's sink has written"
+                f"the query has begun {', '.join(new_topics)} in {batches} but has not committed it: no offset of it "
+                "is imported, and the group may apply records again that the query's sink has written"
             )
         if not ranges and not new_topics:
-            yield f"the query has begun {batches}, and not committed it: it has no records of Kafka"
+            yield f"the query has begun {batches} but has not committed it: it has no records of Kafka"
 
 
 def read_checkpoint(location: str) -> Checkpoint:

@@ -21,7 +21,7 @@ def known_group(tx: GroupConnection) -> Row[Any]:
     """The group's row. Raises ConfigError, with the known groups, if the ledger does not have it."""
     if (row := tx.execute(GROUPS["read"]).one_or_none()) is None:
         names = ", ".join(group.name for group in tx.execute(STATUS["groups"]))
-        hint = f"it knows {names}" if names else "no worker has claimed anything yet"
+        hint = f"its groups are {names}" if names else "no worker has claimed anything yet"
         raise ConfigError(f"the ledger in schema {tx.schema!r} has no group {tx.group!r}; {hint}")
     return row
 

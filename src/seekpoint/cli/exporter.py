@@ -51,7 +51,7 @@ def exporter(
             typer.echo(f"http://{listen.rpartition(':')[0]}:{port}/metrics", err=True)
             stopping.wait()
     except OSError as error:
-        raise ConfigError(f"--listen {listen}: {error.strerror or error}; choose another port") from None
+        raise ConfigError(f"--listen {listen}: {error.strerror or error}; choose another address or port") from None
 
 
 def _print(gauges: LedgerGauges, *, per_partition: bool, as_json: bool) -> None:

@@ -96,7 +96,9 @@ def listening(address: str | None, state: Callable[[], State], source: Source) -
     try:
         server = _server_class(host)((host, port), _handler(state, shown, exposition_of(source)))
     except OSError as error:
-        raise SeekpointError(f"--listen {address}: {error.strerror or error}; choose another port") from error
+        raise SeekpointError(
+            f"--listen {address}: {error.strerror or error}; choose another address or port"
+        ) from error
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="seekpoint-probes", daemon=True)
     thread.start()
     try:

@@ -111,4 +111,7 @@ def _target(target: str) -> str:
 
 def _require_name(name: str) -> None:
     if not name or "\0" in name or "$seekpoint$" in name or "\n" in name or len(name.encode()) > 63:
-        raise ConfigError(f"a name in the script has 1 to 63 bytes, in one line, and no NUL or $seekpoint$: {name!r}")
+        raise ConfigError(
+            f"{name!r} cannot be a name in the script: a name needs 1 to 63 bytes, without line feeds, NUL or "
+            "$seekpoint$"
+        )

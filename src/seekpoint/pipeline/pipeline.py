@@ -191,7 +191,10 @@ class Pipeline(Generic[V, K]):
         """
         if self.handle is None:
             if not self.sinks:
-                raise ConfigError(f"{self!r} does nothing: give it sinks=[...] or handle=..., or decorate its handler")
+                raise ConfigError(
+                    f"{self!r} does nothing: give it sinks=[...] or handle=..., or decorate a function with "
+                    "@pipeline.handler"
+                )
             if self.resources is not None:
                 raise ConfigError(f"{self!r}: resources= are for an async handler, but it has none")
             if unhandled := [topic for topic in self.topics if not any(sink.takes(topic) for sink in self.sinks)]:

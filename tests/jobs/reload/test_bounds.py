@@ -482,7 +482,7 @@ def test_rows_that_exchange_a_unique_value_are_not_deleted_for_others(
     if ddl != DELETED:
         orders_group.execute("INSERT INTO {schema}.parcels SELECT id FROM {schema}.orders")
     reload, driver = started(orders_group.reload([exchanging(orders_group, 2)]))
-    with pytest.raises(CutOverRefused, match=rf"values of one_at \(.*{said}.* 'swap', which .*DEFERRABLE"):
+    with pytest.raises(CutOverRefused, match=rf"values in unique index one_at \(.*{said}.* 'swap', which .*DEFERRABLE"):
         reload.run(driver)
     assert reload.runs.get(driver.run.id).is_open
     assert orders_group.rows() == [(n, 1, n) for n in range(40)]

@@ -243,7 +243,7 @@ def test_only_a_group_that_no_worker_and_no_job_writes_for(new_worker: NewLedger
     admin = admin_of(worker)
     with pytest.raises(Fenced, match="is not paused, so its workers may be running: seekpoint groups pause g --apply"):
         admin.plan_forget("g", export_to=None)
-    with pytest.raises(ConfigError, match="has no group 'h'; it knows g"):
+    with pytest.raises(ConfigError, match="has no group 'h'; its groups are g"):
         admin.plan_forget("h", export_to=None)
     worker.ledger.pause(reason="x", actor="ada")
     plan = admin.plan_forget("g", export_to=None)
@@ -439,7 +439,7 @@ def test_names_that_the_ledger_does_not_know_are_usage_errors(new_worker: NewLed
         ["topics", "accept", "typo", "t", "--from-beginning", *brokers],
         ["offsets", "mirror", "typo", *brokers],
     ):
-        assert "has no group 'typo'; it knows g" in run(worker, *words, exits=2).stderr
+        assert "has no group 'typo'; its groups are g" in run(worker, *words, exits=2).stderr
     for words in (
         ["offsets", "history", "g", "--topic", "typo"],
         ["topics", "accept", "g", "typo", "--from-beginning", *brokers],

@@ -74,9 +74,9 @@ def _seen_by(connection: Connection, target: Target) -> list[str]:
 
 def _refused(target: Target, cause: psycopg.Error, why: str) -> str:
     return (
-        f"{target.name}: rows exchange values of {cause.diag.constraint_name} ({_message(cause)}), and a merge would "
-        f"have to delete and insert them, but {why}. Open another run with strategy 'swap', which replaces the whole "
-        "table; or make the index a DEFERRABLE constraint, and resume this run"
+        f"{target.name}: rows swap values in unique index {cause.diag.constraint_name} ({_message(cause)}), and a "
+        f"merge would have to delete and insert them, but {why}. Open another run with strategy 'swap', which replaces "
+        "the whole table; or make the index a DEFERRABLE constraint, and resume this run"
     )
 
 

@@ -136,7 +136,7 @@ def _fetch(cache: Path, files: list[tuple[str, str]], progress: Callable[[str], 
             raise ServerFailed(
                 f"Apache Kafka {KAFKA_VERSION} could not be fetched: {error}\n"
                 "Remedy: check the network (a proxy goes into HTTPS_PROXY, a private certificate authority into "
-                "REQUESTS_CA_BUNDLE) and try again: what has arrived is kept. Or start Docker; tests (not "
+                "REQUESTS_CA_BUNDLE) and try again: jars already fetched are kept. Or start Docker; tests (not "
                 "`seekpoint dev` and `demo`) also take SEEKPOINT_TEST_BROKERS, a broker that you run yourself"
             ) from error
 

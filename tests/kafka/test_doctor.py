@@ -134,13 +134,20 @@ def test_members_whose_topics_this_client_may_not_describe(worker_group_on: Call
     with start_kafka(own=True, properties=SECURED) as broker:
         worker_group = worker_group_on(kafka=broker)
         name, _ = worker_group.log(10)
-        run = worker_group.worker(name, kafka=PROTOCOLS["848"])
-        run.reached(name, 10)
-        identity = Identity({"bootstrap.servers": worker_group.broker}, 20.0)
-        assert len(members(identity, [worker_group.group])[worker_group.group] or []) == 1
-        _deny_describe(worker_group, ResourceType.TOPIC, name)
-        worker_group.wait(lambda: members(identity, [worker_group.group]) == {worker_group.group: None})
-        run.stop()
+        brokers = {"bootstrap.servers": worker_group.broker}
+        member = Consumer({**PROTOCOLS["848"], **brokers, "group.id": worker_group.group})
+        member.subscribe([name])
+        identity = Identity(brokers, 20.0)
+        try:
+            worker_group.wait(
+                lambda: (
+                    [member.poll(0.1), len(members(identity, [worker_group.group])[worker_group.group] or [])][1] == 1
+                )
+            )
+            _deny_describe(worker_group, ResourceType.TOPIC, name)
+            worker_group.wait(lambda: members(identity, [worker_group.group]) == {worker_group.group: None})
+        finally:
+            member.close()
 
 
 def _deny_describe(worker_group: WorkerGroup, kind: ResourceType, name: str) -> None:

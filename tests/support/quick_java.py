@@ -1,7 +1,7 @@
 """Settings for a Java that lives for seconds, and as a script the archives of classes with which Kafka and Spark start.
 
-Half of such a Java's processor time would be for its optimizing compiler, and half of the rest for loading classes:
-with the archives a broker starts with 4 s of processor time instead of 6, and a session of Spark with 4 instead of 10.
+Half of such a Java's processor time would be for its optimizing compiler, and of the rest, loading classes is a third in
+a broker and half in a session of Spark: with the archives, they start with that much less.
 """
 
 from __future__ import annotations

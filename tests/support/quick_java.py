@@ -1,6 +1,6 @@
 """Settings for a Java that lives for seconds, and as a script the archives of classes with which Kafka and Spark start.
 
-Half of such a Java's processor time would be for its optimizing compiler, and of the rest, loading classes is a third in
+Half of such a Java's processor time would be for its optimizing compiler. Of the rest, loading classes takes a third in
 a broker and half in a session of Spark: with the archives, they start with that much less.
 """
 

@@ -79,7 +79,7 @@ test-all: $(WITH_SPARK) $(DOCS) $(ARCHIVED) pgbouncer users-types  ## what `make
 	$(PYTEST) -m long $(ARGS)
 
 soak: $(WITH_SPARK) $(DOCS) $(ARCHIVED) pgbouncer  ## the tests of both again and again, noted in soak.jsonl: make soak ARGS="--test 12 --busy 6 --all 3"
-	$(BIN)/python tests/soak.py $(ARGS)
+	$(BIN)/python tests/soak.py --processes $(PROCESSES) $(ARGS)
 
 check: $(READY)  ## style, types, layers, and migrations that equal the metadata
 	$(MAKE) --no-print-directory -j 2 style types users-types migrations-check
@@ -106,9 +106,9 @@ $(COMPILED): $(READY)
 	$(BIN)/pytest --collect-only -qq > /dev/null 2>&1 || true
 	touch $(COMPILED)
 
-# From an archive of Spark's classes, the tests' sessions start in half the time. It takes a minute to make, beside mypy.
+# From archives of their classes, the tests' brokers and sessions of Spark start faster. It takes a minute, beside mypy.
 $(ARCHIVED): $(WITH_SPARK)
-	$(BIN)/python tests/support/quick_java.py
+	$(BIN)/python tests/java_archives.py
 	touch $(ARCHIVED)
 
 chaos: $(WITH_SPARK)  ## kill workers and servers, then reloads: make chaos ROUNDS=200 RELOADS=20 SEED=7; SPARK=1: a stream of DataFrames

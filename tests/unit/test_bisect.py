@@ -45,7 +45,7 @@ def test_those_that_fail_are_found_in_order_and_all_others_are_applied_once(n: i
     part = Part(bad)
     found: list[FailedRecords[str]] = []
     for one in bisect(n, part.run):
-        assert part.applied == [at for at in range(one.indexes[0]) if at not in bad], "those before it, first"
+        assert part.applied == [index for index in range(one.indexes[0]) if index not in bad], "those before it, first"
         found.append(one)
     assert [one.indexes for one in found] == [(at,) for at in sorted(bad)]
     assert part.applied == [at for at in range(n) if at not in bad]

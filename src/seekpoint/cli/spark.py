@@ -131,7 +131,7 @@ def verify(
     servers: ServerOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild a SparkPipeline's tables from the log, compare with the live ones at the same offsets, drop the rebuild.
+    """Rebuild a SparkPipeline's tables, compare them with the live ones at the same offsets, and drop the rebuild.
 
     Shows how many rows are equal, missing, extra and different, with up to five rows of each kind of difference.
     Nothing live is changed, and a stream of the group continues. Exits with 1 if one row differs.

@@ -31,7 +31,7 @@ def serving(admin: Admin, host: str, port: int, **options: Any) -> Iterator[str]
         listening = socket.create_server((host, port), family=family)  # connections wait from now on
     except OSError as error:
         why = (error.strerror or str(error)).partition(" (while")[0]  # Python's own addition repeats the address
-        raise ConfigError(f"the address {shown}:{port} is not free: {why}; choose another port") from None
+        raise ConfigError(f"the address {shown}:{port} is not free: {why}; choose another address or port") from None
     config = uvicorn.Config(create_app(admin, **options), log_level="warning", proxy_headers=False)
     server = _Server(config)
     thread = threading.Thread(target=server.run, args=([listening],), name="seekpoint-console")

@@ -156,23 +156,23 @@ def main() -> None:
         rounded = {name: round(value, 3) for name, value in figures.items()}
         print(json.dumps({**subject, "mode": stage, **rounded}), flush=True)
 
-    def each(value: float) -> float:
+    def per_record(value: float) -> float:
         return 1e6 * value / run.records
 
     for stage, (passed, used) in spent.items():
-        say(stage, cpu_us=each(used), elapsed_us=each(passed))
+        say(stage, cpu_us=per_record(used), elapsed_us=per_record(passed))
     thread = sum(used for _, used in spent.values())
     library = run.cpu_seconds - thread
-    say("the client library's threads", cpu_us=each(library))
+    say("the client library's threads", cpu_us=per_record(library))
     for name, used in servers.items():
-        say(name, cpu_us=each(used))
+        say(name, cpu_us=per_record(used))
     longest = max(thread, library, *servers.values())
     whole = run.cpu_seconds + sum(servers.values())
     cores = len(os.sched_getaffinity(0))
     say(
         "all of it",
-        cpu_us=each(whole),
-        elapsed_us=each(seconds),
+        cpu_us=per_record(whole),
+        elapsed_us=per_record(seconds),
         rate=run.records / seconds,
         ceiling_if_each_had_a_processor=run.records / longest,
         ceiling_of_one_processor=run.records / whole,

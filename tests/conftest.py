@@ -188,7 +188,7 @@ def produce(request: pytest.FixtureRequest) -> Callable[..., list[tuple[int, int
         left = producer.flush(60)
         assert not refused, f"the broker refused {len(refused)} records: {refused[0]}"
         assert left == 0, f"{left} records were not delivered within 60 s"
-        return [at for _, at in sorted(stored.items())]
+        return [value for _, value in sorted(stored.items())]
 
     return send
 
@@ -274,13 +274,13 @@ def run_worker(
             **options: Any,
         ) -> Run:
             def make(observe: Sequence[Observer]) -> Worker:
-                given = {"engine": seekpoint_engine, "schema": seekpoint_schema, **options}
-                if given["engine"] is seekpoint_engine:
-                    given["engine"] = running.enter_context(knobs.pooled(seekpoint_engine))
+                arguments = {"engine": seekpoint_engine, "schema": seekpoint_schema, **options}
+                if arguments["engine"] is seekpoint_engine:
+                    arguments["engine"] = running.enter_context(knobs.pooled(seekpoint_engine))
                 # A fetch at the end of the log waits 500 ms by default; a drain and the next fetch wait for it.
                 soon = {"fetch.wait.max.ms": 50}
                 servers = {"bootstrap.servers": seekpoint_broker, **soon, **(kafka or {})}
-                return Worker(pipeline, kafka=servers, observe=observe, **given)
+                return Worker(pipeline, kafka=servers, observe=observe, **arguments)
 
             run = Run(make, observe)
             running.callback(run.stop)

@@ -20,10 +20,10 @@ class NoBrowserError(Exception):
 
 def program() -> str:
     """The path of the browser. Raises NoBrowserError."""
-    found = next(filter(None, map(shutil.which, _PROGRAMS)), None)
-    if found is None:
+    program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
+    if program is None:
         raise NoBrowserError("Chromium is needed, and is not on the path: apt-get install chromium")
-    return found
+    return program
 
 
 @contextmanager

@@ -40,10 +40,14 @@ class PageError(Exception):
 def leaves(command: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     """Every command that does something, by its words."""
     below = getattr(command, "commands", {})
-    found = {words: leaf for name, one in below.items() for words, leaf in leaves(one, (*path, name)).items()}
+    leaf_commands = {
+        words: leaf
+        for name, command_below in below.items()
+        for words, leaf in leaves(command_below, (*path, name)).items()
+    }
     if not below or (path and getattr(command, "invoke_without_command", False)):
-        found[path] = command
-    return found
+        leaf_commands[path] = command
+    return leaf_commands
 
 
 def with_options(page: str, program: Any, only: tuple[str, ...] | None = None) -> str:
@@ -52,7 +56,9 @@ def with_options(page: str, program: Any, only: tuple[str, ...] | None = None) -
     ``only`` is the one command that another page than the commands' own has.
     """
     commands = leaves(program)
-    shared = {one.opts[0]: one for one in commands[HAS_ALL_SHARED].params if one.opts[0] in SHARED}
+    shared = {
+        parameter.opts[0]: parameter for parameter in commands[HAS_ALL_SHARED].params if parameter.opts[0] in SHARED
+    }
     left = set(commands) if only is None else {only}
     link = SHARED_LINK if only is None else f"../reference/cli.md{SHARED_LINK}"
 
@@ -82,21 +88,25 @@ def _of_command(command: Any, shared: dict[str, Any], link: str) -> list[str]:
         known = shared.get(parameter.opts[0])
         return known is not None and known.help == parameter.help
 
-    listed = [one for one in command.params if not getattr(one, "hidden", False) and one.name != "help"]
-    lines = list(_table(command, [one for one in listed if not is_shared(one)]))
-    common = sorted(filter(is_shared, listed), key=lambda one: SHARED.index(one.opts[0]))
-    if names := ", ".join(f"`{option}`" for one in common for option in one.opts):
+    listed = [
+        parameter
+        for parameter in command.params
+        if not getattr(parameter, "hidden", False) and parameter.name != "help"
+    ]
+    lines = list(_table(command, [parameter for parameter in listed if not is_shared(parameter)]))
+    common = sorted(filter(is_shared, listed), key=lambda parameter: SHARED.index(parameter.opts[0]))
+    if names := ", ".join(f"`{option}`" for parameter in common for option in parameter.opts):
         lines += ["", f"{'Also takes' if lines else 'Takes'} {names} ([shared]({link}))."]
     return lines or ["It takes no options."]
 
 
 def _table(command: Any, parameters: list[Any]) -> Iterator[str]:
     context = command.context_class(command)
-    records = [(one, one.get_help_record(context)) for one in parameters]
+    records = [(parameter, parameter.get_help_record(context)) for parameter in parameters]
     if records:
         yield from ("", "| option | meaning |", "|---|---|")
-    for one, (names, described) in records:
-        yield f"| `{_cell(_named(one, names))}` | {_cell(_meaning(described))} |"
+    for parameter, (names, described) in records:
+        yield f"| `{_cell(_named(parameter, names))}` | {_cell(_meaning(described))} |"
 
 
 def _named(parameter: Any, names: str) -> str:
@@ -115,8 +125,8 @@ def _meaning(text: str) -> str:
     """A parameter's help, then whether it is required, its default, its environment variable and its range."""
     text = text.replace("\n", " ")
     notes: list[str] = []
-    if found := _NOTES.search(text):
-        text, notes = text[: found.start()], found[1].split("; ")
+    if match := _NOTES.search(text):
+        text, notes = text[: match.start()], match[1].split("; ")
     sentences = [text if text.endswith(".") else f"{text}."] if text else []
     for note in notes:
         kind, _, value = note.partition(": ")

@@ -56,7 +56,7 @@ def documented_names() -> dict[str, dict[str, str | None]]:
     The root comes first: what ``seekpoint`` itself offers is documented there.
     """
     homes: dict[int, str] = {}
-    found: dict[str, dict[str, str | None]] = {}
+    modules: dict[str, dict[str, str | None]] = {}
     for module_name in ["seekpoint", *PUBLIC_MODULES]:
         module = import_module(module_name)
         names: dict[str, str | None] = {}
@@ -64,5 +64,5 @@ def documented_names() -> dict[str, dict[str, str | None]]:
             value = getattr(module, name)
             home = homes.setdefault(id(value), module_name) if callable(value) else module_name
             names[name] = None if home == module_name else home
-        found[module_name] = names
-    return found
+        modules[module_name] = names
+    return modules

@@ -47,8 +47,8 @@ def _wait(address: str) -> None:
     pause = threading.Event()
     while True:
         with urllib.request.urlopen(f"{address}api/group?group=shipping") as answer:  # noqa: S310 -- our own
-            found = json.load(answer)["data"]["samples"]
-        if found and min(len(one["samples"]) for one in found) >= SAMPLES:
+            partitions = json.load(answer)["data"]["samples"]
+        if partitions and min(len(partition["samples"]) for partition in partitions) >= SAMPLES:
             return
         pause.wait(5.0)
 

@@ -64,14 +64,14 @@ def place_of(source: Path) -> str:
 def _pages() -> dict[Path, str]:
     """Every page with its place: in the order in which README links them, the others after that."""
     linked = _linked(ROOT / "README.md")
-    found = dict.fromkeys([ROOT / "README.md", *reversed(dict.fromkeys(reversed(linked)))])  # by its last link
-    found |= dict.fromkeys(sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]))
-    left = list(found)
+    pages = dict.fromkeys([ROOT / "README.md", *reversed(dict.fromkeys(reversed(linked)))])  # by its last link
+    pages |= dict.fromkeys(sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]))
+    left = list(pages)
     while left:  # what these pages link to elsewhere in the repository
-        new = [page for page in _linked(left.pop()) if page not in found]
-        found |= dict.fromkeys(new)
+        new = [page for page in _linked(left.pop()) if page not in pages]
+        pages |= dict.fromkeys(new)
         left += new
-    return {source: place_of(source) for source in found}
+    return {source: place_of(source) for source in pages}
 
 
 def _linked(page: Path) -> list[Path]:

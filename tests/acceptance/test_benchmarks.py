@@ -25,8 +25,8 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def report_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "bench-report.json").read_text(encoding="utf-8"))
-    return found
+    report: dict[str, Any] = json.loads((folder / "bench-report.json").read_text(encoding="utf-8"))
+    return report
 
 
 @pytest.mark.long

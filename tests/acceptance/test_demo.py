@@ -86,7 +86,7 @@ def test_a_killed_demo_leaves_no_processes_or_folders(tmp_path: Path) -> None:
     try:
         assert reached.wait(90), "the demo did not come to its first fault"
         family = psutil.Process(demo.pid).children(recursive=True)
-        assert any("demo.worker_process" in _command(one) for one in family)
+        assert any("demo.worker_process" in _command(process) for process in family)
     finally:
         demo.kill()
         demo.wait()
@@ -130,7 +130,7 @@ def test_ctrl_c_ends_the_demo_and_removes_everything(tmp_path: Path) -> None:
     demo, folders = started(tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     until(lambda: any(folders.iterdir()), "the first server's folder", 60)
     demo.send_signal(signal.SIGINT)
-    said, _ = demo.communicate(timeout=60)
-    assert demo.returncode == 130, said
-    assert "Traceback" not in said
+    output, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 130, output
+    assert "Traceback" not in output
     assert not list(folders.iterdir())

@@ -26,7 +26,7 @@ from demo.cli import app
 from demo.flights import Flight, read_flights
 from demo.poison import show
 from demo.poison.handling import Notice, corrected
-from demo.poison.kinds import ID, KILLERS, KINDS, break_some, choose, tail
+from demo.poison.kinds import CRASHING, ID, KINDS, break_some, choose, tail
 from demo.poison.report import Report
 from demo.poison.show import Stage
 from demo.servers import SMALLEST
@@ -39,8 +39,8 @@ from seekpoint.testing.servers.process import Folder
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "demo", "demo-poison", "--records", str(SMALLEST)]
 KEYS = [
-    *("records", "applied", "parked", "skipped", "lost", "twice", "killers_parked", "replayed", "seconds"),
-    *("rate_clean", "rate_poisoned"),
+    *("records", "applied", "open_dead_letters", "skipped", "lost", "twice", "crashing_dead_lettered", "replayed"),
+    *("seconds", "rate_clean", "rate_poisoned"),
 ]
 BROKEN = sum(kind.number or 1 for kind in KINDS)  # of so few records
 UNDECODABLE = sum(kind.is_undecodable for kind in KINDS)
@@ -59,9 +59,9 @@ def test_what_is_broken_depends_on_the_seed_alone() -> None:
 def test_every_kind_is_there_and_the_crashing_records_are_at_the_end(seed: int) -> None:
     chosen = choose(FLIGHTS, seed)
     assert Counter(kind.name for kind in chosen.values()) == {kind.name: kind.number or 1 for kind in KINDS}
-    killers = [id_ for id_, kind in chosen.items() if kind.kills]
-    assert len(killers) == KILLERS == 2
-    assert min(killers) > SMALLEST - tail(SMALLEST)
+    crashing = [id_ for id_, kind in chosen.items() if kind.crashes]
+    assert len(crashing) == CRASHING == 2
+    assert min(crashing) > SMALLEST - tail(SMALLEST)
 
 
 def test_about_one_in_a_thousand_is_broken() -> None:
@@ -171,25 +171,25 @@ def command(report: Report, *options: str) -> Result:
 def assert_told(report: dict[str, Any], progress: str) -> None:
     """The report of a run that went well has what became of every record, and its progress each crash."""
     assert list(report)[: len(KEYS)] == KEYS
-    assert report["applied"] + report["parked"] + report["skipped"] == report["records"] == SMALLEST
-    assert (report["parked"], report["skipped"], report["lost"], report["twice"]) == (UNDECODABLE, 0, 0, 0)
-    assert (report["killers_parked"], report["replayed"]) == (KILLERS, BROKEN - UNDECODABLE - IN_THE_END)
+    assert report["applied"] + report["open_dead_letters"] + report["skipped"] == report["records"] == SMALLEST
+    assert (report["open_dead_letters"], report["skipped"], report["lost"], report["twice"]) == (UNDECODABLE, 0, 0, 0)
+    assert (report["crashing_dead_lettered"], report["replayed"]) == (CRASHING, BROKEN - UNDECODABLE - IN_THE_END)
     assert min(report[name] for name in ("seconds", "rate_clean", "rate_poisoned")) > 0
     for kind in KINDS:
         fate = report["kinds"][kind.name]
-        assert fate["made"] == (kind.number or 1)
-        assert fate["applied"] + fate["parked"] == fate["made"]
-        assert fate["retried"] >= kind.outages * fate["made"]
-        assert kind.error in fate["said"]
+        assert fate["sent"] == (kind.number or 1)
+        assert fate["applied"] + fate["dead_lettered"] == fate["sent"]
+        assert fate["retried"] >= kind.outages * fate["sent"]
+        assert kind.error in fate["error"]
     assert "(exit code -11, segfault); started again" in progress
     assert "(exit code 66, os._exit); started again" in progress
-    assert progress.count("dead-lettered by ") == KILLERS
+    assert progress.count("dead-lettered by ") == CRASHING
 
 
 def alter(engine: Engine, statements: str) -> None:
     with engine.begin() as connection:
-        for one in filter(None, statements.split("; ")):
-            connection.execute(text(one))
+        for statement in filter(None, statements.split("; ")):
+            connection.execute(text(statement))
 
 
 @pytest.mark.long
@@ -208,9 +208,9 @@ def test_the_demo_and_whatever_is_not_as_it_was_sent_fails_it(tmp_path: Path, mo
             assert sound.stderr == ""
             assert json.loads(sound.stdout) == json.loads((tmp_path / "poison-report.json").read_text())
             assert_told(json.loads(sound.stdout), progress.getvalue())
-            for name, (done, undone, said) in TAMPERED.items():
+            for name, (done, undone, message) in TAMPERED.items():
                 alter(engine, done)
-                assert said in command(stage.report()).stderr, name
+                assert message in command(stage.report()).stderr, name
                 if undone:
                     alter(engine, undone)
                     assert stage.report().problems == [], name
@@ -218,14 +218,14 @@ def test_the_demo_and_whatever_is_not_as_it_was_sent_fails_it(tmp_path: Path, mo
             engine.dispose()
 
 
-def copy_without(parked: str, home: Path) -> None:
+def copy_without(line: str, home: Path) -> None:
     """A copy of the package in which a line of the unit of work is missing."""
     for part in ("src", "migrations"):
         shutil.copytree(ROOT / part, home / part, ignore=shutil.ignore_patterns("__pycache__"))
     file = home / "src" / "seekpoint" / "worker" / "unit_of_work.py"
     source = file.read_text(encoding="utf-8")
-    assert source.count(parked) == 1, "the line that is to be broken has changed: name the new one"
-    file.write_text(source.replace(parked, "pass"), encoding="utf-8")
+    assert source.count(line) == 1, "the line that is to be broken has changed: name the new one"
+    file.write_text(source.replace(line, "pass"), encoding="utf-8")
 
 
 @pytest.mark.long
@@ -246,7 +246,7 @@ def test_a_worker_that_stores_no_dead_letters_fails_the_demo(tmp_path: Path) -> 
     assert f"error: {BROKEN - IN_THE_END} records are lost\n" in done.stderr
     assert "error: 0 of 2 crashing records were dead-lettered\n" in done.stderr
     report = json.loads((tmp_path / "poison-report.json").read_text())
-    assert (report["lost"], report["parked"], report["applied"]) == (
+    assert (report["lost"], report["open_dead_letters"], report["applied"]) == (
         BROKEN - IN_THE_END,
         0,
         SMALLEST - BROKEN + IN_THE_END,

@@ -43,16 +43,16 @@ def test_the_demo(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert report == json.loads((tmp_path / "reload-report.json").read_text())
     assert [reload["strategy"] for reload in report["reloads"]] == [strategy for strategy, _ in RELOADS]
-    for found in (report, *report["reloads"]):
-        assert (found["torn_reads"], found["differences"]) == (0, 0)
-        assert found["rows"] > SMALLEST, "records went on coming in"
-        assert found["polls"] >= 10
-        assert min(found[name] for name in ("lock_seconds", "worker_pause_seconds", "staging_rows_per_second")) > 0
+    for counts in (report, *report["reloads"]):
+        assert (counts["torn_reads"], counts["differences"]) == (0, 0)
+        assert counts["rows"] > SMALLEST, "records went on coming in"
+        assert counts["polls"] >= 10
+        assert min(counts[name] for name in ("lock_seconds", "worker_pause_seconds", "staging_rows_per_second")) > 0
     assert report["kills_in_transaction"] == len(RELOADS)
     assert report["records"] >= max(reload["rows"] for reload in report["reloads"])
-    said = " ".join(done.stderr.split())
-    assert said.count(" at Applied: transaction ") == len(RELOADS)
-    assert said.count(" s under the lock; partitions paused for ") == len(RELOADS)
+    stderr = " ".join(done.stderr.split())
+    assert stderr.count(" at Applied: transaction ") == len(RELOADS)
+    assert stderr.count(" s under the lock; partitions paused for ") == len(RELOADS)
 
 
 @contextmanager
@@ -103,17 +103,19 @@ TAMPERED = {
 def test_whatever_is_torn_or_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = Comparison(records_in=SMALLEST, rows_out=SMALLEST)
     with performing() as stage:
-        for name, (done, undone, said, found) in TAMPERED.items():
-            for statements, wrong, different in ((done, said, found), (undone, None, {})):
+        for name, (done, undone, reason, outcome) in TAMPERED.items():
+            for statements, wrong, different in ((done, reason, outcome), (undone, None, {})):
                 with stage.engine.begin() as tx:
-                    for one in statements.split("; "):
-                        tx.execute(text(one))
+                    for statement in statements.split("; "):
+                        tx.execute(text(statement))
                     message = complaint(tx.execute(POLL).one(), 0)
                 assert (message or "").startswith(wrong or ""), name
                 assert (message is None) == (wrong is None), name
                 now = compare(stage.engine, lambda ends: stage.load.log_to(ends, 30), 1)
-                expected = {each: getattr(sound, each) for each in ("lost", "twice", "strange", "rows_out")} | different
-                assert {each: getattr(now, each) for each in expected} == expected, name
+                expected = {
+                    count: getattr(sound, count) for count in ("lost", "twice", "strange", "rows_out")
+                } | different
+                assert {count: getattr(now, count) for count in expected} == expected, name
         # A cut-over that publishes nothing: the version is raised, and the rows are those of before.
         monkeypatch.setattr(cutover, "merge", lambda *_, **__: 0)
         stage.play([("merge", 2)])
@@ -134,4 +136,6 @@ def test_the_reader_computes_what_the_code_does(seekpoint_engine: Engine, seekpo
         connection.execute(table.insert(), rows)
         for number, version in VERSIONS.items():
             computed = connection.execute(text(f"SELECT id, {version.sql} AS cents FROM flights")).all()
-            assert {row.id: row.cents for row in computed} == {each.id: version.cents(each) for each in flights}, number
+            assert {row.id: row.cents for row in computed} == {
+                flight.id: version.cents(flight) for flight in flights
+            }, number

@@ -26,13 +26,13 @@ def test_the_demo(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report == json.loads((tmp_path / "spark-report.json").read_text())
-    found = {name: report[name] for name in ("records_in", "rows_out", "lost", "twice", "sums_that_differ")}
-    assert found == {"records_in": SMALLEST, "rows_out": SMALLEST, "lost": 0, "twice": 0, "sums_that_differ": 0}
+    counts = {name: report[name] for name in ("records_in", "rows_out", "lost", "twice", "sums_that_differ")}
+    assert counts == {"records_in": SMALLEST, "rows_out": SMALLEST, "lost": 0, "twice": 0, "sums_that_differ": 0}
     assert report["sums"] > 10
     assert (report["drivers"], report["kills"], report["fenced"], report["files_left"]) == (4, 2, 1, 0)
     assert (report["kills_while_staging"], report["kills_in_transaction"]) == (1, 1)
     assert report["task_processes_killed"] >= 2
-    said = " ".join(done.stderr.split())
-    assert said.count("deleted its folder") == 2
-    assert "driver B continues from the ledger alone" in said
-    assert "C ended, exit code 4 (fenced)" in said
+    stderr = " ".join(done.stderr.split())
+    assert stderr.count("deleted its folder") == 2
+    assert "driver B continues from the ledger alone" in stderr
+    assert "C ended, exit code 4 (fenced)" in stderr

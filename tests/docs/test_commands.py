@@ -27,15 +27,15 @@ TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding=
 
 def commands_on(page: Path) -> list[tuple[int, list[str]]]:
     """Line and words of each command in the page's console blocks; environment assignments left out."""
-    found = []
+    commands = []
     for block in blocks(read(page), "console"):
         for number, line in enumerate(block.text.splitlines(), block.line + 1):
             if line.startswith("$ "):
                 words = shlex.split(line[2:], comments=True)
                 while words and re.match(r"^[A-Z_]+=", words[0]):
                     words.pop(0)
-                found.append((number, words))
-    return found
+                commands.append((number, words))
+    return commands
 
 
 LEAVES = leaves(ROOT_COMMAND)
@@ -57,8 +57,8 @@ def check(words: list[str]) -> str | None:
         if left[0] not in below:
             return f"there is no command {' '.join(words)!r}"
         command = below[left.pop(0)]
-    given = [word.partition("=")[0] for word in left if word.startswith("-")]
-    unknown = sorted(set(given) - options_of(command) - {"--help"})
+    options = [word.partition("=")[0] for word in left if word.startswith("-")]
+    unknown = sorted(set(options) - options_of(command) - {"--help"})
     return f"{' '.join(words)!r} has no option {', '.join(unknown)}" if unknown else None
 
 
@@ -149,7 +149,7 @@ def commands_in(text: str) -> list[list[str]]:
     """The words after ``seekpoint``: of YAML's ``args: [...]``, of JSON's ``CMD [...]``, of ``Exec…=`` lines."""
     listed = re.findall(r"(?:args:|CMD) \[(.*)\]", text)
     typed = re.findall(r"^Exec\w+=\S*/seekpoint (.*)$", text, re.MULTILINE)
-    return [shlex.split(one.replace(",", " ")) for one in listed] + [shlex.split(one) for one in typed]
+    return [shlex.split(command.replace(",", " ")) for command in listed] + [shlex.split(command) for command in typed]
 
 
 @for_each(FILES)
@@ -160,9 +160,9 @@ def test_a_file_is_the_one_on_the_page(kind: str) -> None:
 
 @for_each(FILES)
 def test_the_commands_of_a_file_exist(kind: str) -> None:
-    found = commands_in(FILES[kind].read_text(encoding="utf-8"))
-    assert found
-    assert [problem for words in found if (problem := check(words))] == []
+    commands = commands_in(FILES[kind].read_text(encoding="utf-8"))
+    assert commands
+    assert [problem for words in commands if (problem := check(words))] == []
 
 
 def parameters(words: list[str]) -> dict[str, Any]:
@@ -179,19 +179,19 @@ def test_kubernetes_asks_the_port_that_the_command_listens_on() -> None:
     pod = deployment["spec"]["template"]
     spec = pod["spec"]
     (worker,) = spec["containers"]
-    given, probe = parameters(worker["args"]), worker["livenessProbe"]["httpGet"]
-    host, _, port = given["listen"].rpartition(":")
-    assert (host, given["log_format"]) == ("0.0.0.0", "json"), "probes do not reach loopback"
-    assert {int(port)} == {probe["port"], *(one["containerPort"] for one in worker["ports"])}
+    arguments, probe = parameters(worker["args"]), worker["livenessProbe"]["httpGet"]
+    host, _, port = arguments["listen"].rpartition(":")
+    assert (host, arguments["log_format"]) == ("0.0.0.0", "json"), "probes do not reach loopback"
+    assert {int(port)} == {probe["port"], *(port["containerPort"] for port in worker["ports"])}
     assert probe["path"] == "/live", "on /ready and /stale no process is restarted"
     assert deployment["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
     assert spec["terminationGracePeriodSeconds"] > GRACE + LEAVE
-    mounts = {one["name"]: one["mountPath"] for one in worker["volumeMounts"]}
-    assert set(mounts) == {one["name"] for one in spec["volumes"]}
+    mounts = {mount["name"]: mount["mountPath"] for mount in worker["volumeMounts"]}
+    assert set(mounts) == {volume["name"] for volume in spec["volumes"]}
     assert spec["securityContext"]["runAsNonRoot"]
     limited = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
-    assert all(one["securityContext"] == limited for one in (worker, *spec["initContainers"]))
-    environment = {one["name"]: one["value"] for one in worker["env"]}
+    assert all(container["securityContext"] == limited for container in (worker, *spec["initContainers"]))
+    environment = {variable["name"]: variable["value"] for variable in worker["env"]}
     assert environment["SEEKPOINT_KAFKA_CONFIG"].startswith(mounts["kafka"])
 
 
@@ -200,8 +200,8 @@ def test_systemd_signals_the_parent_and_restarts_what_a_restart_may_help() -> No
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(FILES["ini"], encoding="utf-8")
     service = unit["Service"]
-    given = parameters(shlex.split(service["ExecStart"])[1:])
-    assert given["workers"] > 1
+    arguments = parameters(shlex.split(service["ExecStart"])[1:])
+    assert arguments["workers"] > 1
     assert service["KillMode"] == "mixed"
     assert (service["Type"], int(service["RestartPreventExitStatus"])) == ("notify", explain.USAGE)
     assert int(service["TimeoutStopSec"]) > GRACE + LEAVE

@@ -21,9 +21,9 @@ def fields(record: Path) -> dict[str, str]:
 
 
 def title(record: Path) -> str:
-    found = re.match(rf"# {record.name[:4]}: (.+)\n", read(record))
-    assert found is not None, f"{name_of(record)} begins with another heading"
-    return found[1]
+    match = re.match(rf"# {record.name[:4]}: (.+)\n", read(record))
+    assert match is not None, f"{name_of(record)} begins with another heading"
+    return match[1]
 
 
 def status_in_index(record: Path) -> str:
@@ -38,16 +38,16 @@ def test_numbers_have_no_gap() -> None:
 
 @for_each(RECORDS, lambda record: record.name[:4])
 def test_a_record_has_all_fields_in_order(record: Path) -> None:
-    found = fields(record)
-    assert list(found) == FIELDS
-    assert all(found.values()), f"empty: {[name for name, text in found.items() if not text]}"
+    values = fields(record)
+    assert list(values) == FIELDS
+    assert all(values.values()), f"empty: {[name for name, text in values.items() if not text]}"
 
 
 @for_each(RECORDS, lambda record: record.name[:4])
 def test_status_and_date_are_valid(record: Path) -> None:
-    found = fields(record)
-    assert date.fromisoformat(found["Date"]).isoformat() == found["Date"]
-    assert re.fullmatch(r"(Proposed|Accepted|Withdrawn|Superseded by \[\d{4}\]\([\w-]+\.md\))\.", found["Status"])
+    values = fields(record)
+    assert date.fromisoformat(values["Date"]).isoformat() == values["Date"]
+    assert re.fullmatch(r"(Proposed|Accepted|Withdrawn|Superseded by \[\d{4}\]\([\w-]+\.md\))\.", values["Status"])
 
 
 def test_the_index_lists_each_record_with_its_title_status_and_date() -> None:

@@ -27,7 +27,7 @@ def test_a_class_has_the_names_that_its_docstring_has() -> None:
     def known(node: ast.ClassDef) -> set[str]:
         bases = [ast.unparse(base.value if isinstance(base, ast.Subscript) else base) for base in node.bases]
         nodes = [node, *(by_name[base] for base in bases if base in by_name)]
-        return {name for one in nodes for inner in ast.walk(one) for name in names_in(inner)}
+        return {name for node in nodes for inner in ast.walk(node) for name in names_in(inner)}
 
     wrong = [
         f"{file}:{node.lineno}: {node.name}: {', '.join(missing)}"

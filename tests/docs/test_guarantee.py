@@ -81,9 +81,9 @@ def test_the_lines_that_hold_it_exist_and_cite_it(invariant: str) -> None:
             if cites(statement[0], invariant):
                 citing.add(line)
             continue
-        found = import_module(module)
-        assert reduce(getattr, name.split("."), found) is not None
-        if cites(Path(found.__file__ or "").read_text(encoding="utf-8"), invariant):
+        imported = import_module(module)
+        assert reduce(getattr, name.split("."), imported) is not None
+        if cites(Path(imported.__file__ or "").read_text(encoding="utf-8"), invariant):
             citing.add(line)
     assert citing == set(lines), f"these files do not say {invariant}: {sorted(set(lines) - citing)}"
 

@@ -84,20 +84,20 @@ class Reader:
     def __init__(self, page: Path, engine: Engine) -> None:
         self._page, self._engine = page, engine
 
-    def read(self, given: dict[str, Any]) -> None:
-        """The whole page, its namespace beginning with ``given``."""
+    def read(self, names: dict[str, Any]) -> None:
+        """The whole page, its namespace beginning with ``names``."""
         parsers = [CodeBlockParser("python", PythonEvaluator())]
         if name_of(self._page) not in NOT_RUN:
             parsers.append(CodeBlockParser("sql", self._run_sql))
         document = Sybil(parsers=parsers, path=str(ROOT)).parse(self._page)
-        document.namespace.update(given)
+        document.namespace.update(names)
         try:
             for example in document.examples():
                 example.evaluate()
         finally:
-            for made in document.namespace.values():
-                if isinstance(made, Ledger):
-                    made.engine.dispose()
+            for value in document.namespace.values():
+                if isinstance(value, Ledger):
+                    value.engine.dispose()
 
     def _run_sql(self, example: Example) -> None:
         with self._engine.begin() as tx:
@@ -108,10 +108,10 @@ class Reader:
 @pytest.mark.parametrize("page", [page for page in PAGES if _runs(page)], ids=name_of)
 def test_the_blocks_of_a_page_run(page: Path, engine: Engine, request: pytest.FixtureRequest) -> None:
     url = engine.url.render_as_string(hide_password=False)
-    given: dict[str, Any] = {"url": url, "engine": engine, "wait_until": _waiter(engine), "__name__": "page"}
+    names: dict[str, Any] = {"url": url, "engine": engine, "wait_until": _waiter(engine), "__name__": "page"}
     if re.search(r"\b(brokers|make_topic|produce)\b", read(page)):
-        given |= request.getfixturevalue("kafka")
-    Reader(page, engine).read(given)
+        names |= request.getfixturevalue("kafka")
+    Reader(page, engine).read(names)
 
 
 def test_no_two_pages_make_a_topic_of_one_name() -> None:

@@ -17,8 +17,8 @@ from support.docs_pages import named, prose
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(page.COPY.read_text(encoding="utf-8"))
-    return found
+    report: dict[str, Any] = json.loads(page.COPY.read_text(encoding="utf-8"))
+    return report
 
 
 @pytest.mark.parametrize("path", page.PAGES, ids=lambda path: path.stem)

@@ -53,21 +53,25 @@ def ticked(text: str) -> set[str]:
     return {word for code in re.findall(r"`([^`]+)`", text) for word in re.findall(r"\w+", code)}
 
 
-def face_of(made: Any) -> str:
+def face_of(documented: Any) -> str:
     """The package that offers it to users."""
-    (face,) = (one.__name__ for one in (reload, export, batch, spark) if getattr(one, made.__name__, None) is made)
+    (face,) = (
+        module.__name__
+        for module in (reload, export, batch, spark)
+        if getattr(module, documented.__name__, None) is documented
+    )
     return face
 
 
 def rows(text: str) -> dict[str, list[str]]:
     """The rows of the text's tables, by the words in backticks in their first cell."""
-    found = {}
+    defaults = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| `"):
             for name in re.findall(r"`(\w[\w.=-]*)`", cells[0]):
-                found[name] = cells[1:]
-    return found
+                defaults[name] = cells[1:]
+    return defaults
 
 
 @for_each(EVENTS, lambda kind: kind.__name__)
@@ -93,22 +97,24 @@ def test_the_public_modules_are_in_the_reference() -> None:
     assert re.findall(r"`(\.[\w.]+)`", shown[0]) == [module.removeprefix("seekpoint") for module in PUBLIC_MODULES]
 
 
-@for_each([Pipeline, Append, Worker, Ledger, Assignment], lambda made: made.__name__)
-def test_every_parameter_is_in_the_reference(made: Any) -> None:
-    text = section(API, made.__name__)
-    signature = re.search(rf"`{made.__name__}\((.*?)\)`", text, re.DOTALL)
+@for_each([Pipeline, Append, Worker, Ledger, Assignment], lambda documented: documented.__name__)
+def test_every_parameter_is_in_the_reference(documented: Any) -> None:
+    text = section(API, documented.__name__)
+    signature = re.search(rf"`{documented.__name__}\((.*?)\)`", text, re.DOTALL)
     assert signature is not None
     shown = re.sub(r"StartAt\.earliest\(\)|Bytes\(\)|\(\)", "", signature[1])
     names = [part.split("=")[0].strip() for part in shown.split(",")]
-    assert [name for name in names if name != "*"] == list(inspect.signature(made).parameters)
-    if made is not Ledger:
-        assert set(inspect.signature(made).parameters) <= ticked(text)
+    assert [name for name in names if name != "*"] == list(inspect.signature(documented).parameters)
+    if documented is not Ledger:
+        assert set(inspect.signature(documented).parameters) <= ticked(text)
 
 
-@for_each([Worker, Ledger, Assignment], lambda made: made.__name__)
-def test_every_public_method_is_in_the_reference(made: type) -> None:
-    public = {name for name, value in vars(made).items() if not name.startswith("_") and not inspect.isclass(value)}
-    assert public <= ticked(section(API, made.__name__))
+@for_each([Worker, Ledger, Assignment], lambda documented: documented.__name__)
+def test_every_public_method_is_in_the_reference(documented: type) -> None:
+    public = {
+        name for name, value in vars(documented).items() if not name.startswith("_") and not inspect.isclass(value)
+    }
+    assert public <= ticked(section(API, documented.__name__))
 
 
 def test_what_the_loop_reads_with_is_in_the_reference() -> None:
@@ -163,20 +169,22 @@ OTHERS = {
 SPARK_NAMES: list[Any] = [getattr(spark, name) for name in spark.__all__ if name not in OTHERS]
 
 
-@for_each([*JOB_CLASSES, *SPARK_NAMES], lambda made: f"{made.__module__}.{made.__name__}")
-def test_every_parameter_of_a_job_is_in_the_reference(made: Any) -> None:
-    shown = job_section(face_of(made))
-    given = re.search(rf"`{made.__name__}\(((?:[^()]|\([^()]*\))*)\)`", shown)
-    assert given is not None
-    names = [part.split("=")[0].strip() for part in re.sub(r"\([^()]*\)", "", given[1]).split(",")]
-    assert [name for name in names if name != "*"] == list(inspect.signature(made).parameters)
+@for_each([*JOB_CLASSES, *SPARK_NAMES], lambda documented: f"{documented.__module__}.{documented.__name__}")
+def test_every_parameter_of_a_job_is_in_the_reference(documented: Any) -> None:
+    shown = job_section(face_of(documented))
+    signature = re.search(rf"`{documented.__name__}\(((?:[^()]|\([^()]*\))*)\)`", shown)
+    assert signature is not None
+    names = [part.split("=")[0].strip() for part in re.sub(r"\([^()]*\)", "", signature[1]).split(",")]
+    assert [name for name in names if name != "*"] == list(inspect.signature(documented).parameters)
 
 
-@for_each(JOB_CLASSES, lambda made: made.__name__)
-def test_every_method_of_a_job_is_in_the_reference(made: type) -> None:
-    inner = {"storage", "ledger"} if made is export.Archive else set()
-    public = {name for name, value in vars(made).items() if not name.startswith("_") and not inspect.isclass(value)}
-    assert public - inner <= ticked(job_section(face_of(made)))
+@for_each(JOB_CLASSES, lambda documented: documented.__name__)
+def test_every_method_of_a_job_is_in_the_reference(documented: type) -> None:
+    inner = {"storage", "ledger"} if documented is export.Archive else set()
+    public = {
+        name for name, value in vars(documented).items() if not name.startswith("_") and not inspect.isclass(value)
+    }
+    assert public - inner <= ticked(job_section(face_of(documented)))
 
 
 def test_every_limit_is_in_the_reference_with_its_default() -> None:
@@ -189,10 +197,10 @@ def test_every_limit_is_in_the_reference_with_its_default() -> None:
 
 def test_the_keys_we_own_and_our_defaults_are_in_the_reference() -> None:
     shown = rows(section(CONFIGURATION, "Kafka"))
-    given = consumer_config({"bootstrap.servers": "localhost:9092"}, group="g")
+    settings = consumer_config({"bootstrap.servers": "localhost:9092"}, group="g")
     for key, (value, why) in config.OWNED.items():
         assert shown[key] == [f"`{value}`", why]
-        assert given[key] == value
+        assert settings[key] == value
     for key, value in config.DEFAULTS.items():
         assert shown[key][0] == f"`{value}`"
 

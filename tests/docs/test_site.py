@@ -24,13 +24,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def listed(folder: Path) -> list[str]:
     """Every page that a list of the sidebar names, by its path without the ending."""
-    found = []
+    files = []
     for page in [*folder.rglob("*.md"), *folder.rglob("*.rst")]:
         text = page.read_text(encoding="utf-8")
         for block in re.findall(r"^```\{toctree\}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
             names = [line for line in block.splitlines() if line and not line.startswith(":")]
-            found += [os.path.normpath(page.parent.relative_to(folder) / name) for name in names]
-    return found
+            files += [os.path.normpath(page.parent.relative_to(folder) / name) for name in names]
+    return files
 
 
 def test_every_page_is_in_the_sidebar_once(folder: Path) -> None:

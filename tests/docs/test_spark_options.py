@@ -59,9 +59,9 @@ def rows(heading: str) -> dict[str, list[str]]:
     return {name: [cell.strip() for cell in re.split(r"(?<!\\)\|", rest)] for name, rest in lines}
 
 
-def takes(check: Callable[[dict[str, str]], object], given: dict[str, str]) -> bool:
+def takes(check: Callable[[dict[str, str]], object], options: dict[str, str]) -> bool:
     try:
-        check(given)
+        check(options)
     except ConfigError:
         return False
     return True
@@ -80,8 +80,8 @@ def test_every_option_of_the_sink_is_there() -> None:
 def test_batches_and_streams_take_the_options_that_the_page_says(name: str) -> None:
     is_read = takes(source_options, GIVEN[name]) or table_of(GIVEN[name]) is not None
     is_stream = takes(stream_options, GIVEN[name])
-    said = {(True, True): "both", (True, False): "`read`", (False, True): "`readStream`"}[is_read, is_stream]
-    assert rows("The source `seekpoint`")[name][0] == said
+    support = {(True, True): "both", (True, False): "`read`", (False, True): "`readStream`"}[is_read, is_stream]
+    assert rows("The source `seekpoint`")[name][0] == support
 
 
 def default_of(parameter: inspect.Parameter) -> str:
@@ -102,11 +102,11 @@ def default_of(parameter: inspect.Parameter) -> str:
 MADE: list[Any] = [SparkPipeline, Frame, Accumulate, run, foreach_batch]
 
 
-@for_each(MADE, lambda made: made.__name__)
-def test_every_parameter_is_there_with_its_default(made: Any) -> None:
-    parameters = inspect.signature(made).parameters
-    found = {name: cells[0] for name, cells in rows(made.__name__).items()}
-    assert found == {name: default_of(parameter) for name, parameter in parameters.items()}
+@for_each(MADE, lambda documented: documented.__name__)
+def test_every_parameter_is_there_with_its_default(documented: Any) -> None:
+    parameters = inspect.signature(documented).parameters
+    rows_by_name = {name: cells[0] for name, cells in rows(documented.__name__).items()}
+    assert rows_by_name == {name: default_of(parameter) for name, parameter in parameters.items()}
 
 
 def test_an_option_that_is_of_batches_alone_would_be_found() -> None:

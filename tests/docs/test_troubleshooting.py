@@ -63,16 +63,16 @@ def printed(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Call):
             if name_of_call(node) in set(CLASSES) - BY_CLASS_ALONE:
                 yield from (text for argument in node.args for text in fragments(argument))
-            given = [keyword.value for keyword in node.keywords if keyword.arg == "choices"]
-            yield from (text for value in given for text in fragments(value))
+            choices = [keyword.value for keyword in node.keywords if keyword.arg == "choices"]
+            yield from (text for value in choices for text in fragments(value))
             if name_of_call(node) == "_listed":
                 yield from (text for argument in node.args for text in fragments(argument))
         elif isinstance(node, ast.FunctionDef) and node.name == "choices":
-            said = [part.value for part in ast.walk(node) if isinstance(part, ast.Yield) and part.value is not None]
-            yield from (text for value in said for text in fragments(value))
+            values = [part.value for part in ast.walk(node) if isinstance(part, ast.Yield) and part.value is not None]
+            yield from (text for value in values for text in fragments(value))
         elif isinstance(node, ast.FunctionDef) and node.name == "_misuse":
-            said = [part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value is not None]
-            yield from (text for value in said for text in fragments(value))
+            values = [part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value is not None]
+            yield from (text for value in values for text in fragments(value))
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             names = {target.id for target in node.targets if isinstance(target, ast.Name)}
             if names & {"_WHAT", "_REMEDY", "_REMEDIES"}:
@@ -97,12 +97,12 @@ def reasons(tree: ast.AST) -> Iterator[str]:
 @cache
 def all_printed() -> dict[str, str]:
     """Each text, and the file that has it."""
-    found = {}
+    files = {}
     for path in sorted((ROOT / "src").rglob("*.py")):
         tree = ast.parse(read(path))
         texts = [*printed(tree), *(reasons(tree) if "jobs" in path.parts else ())]
-        found.update({text: str(path.relative_to(ROOT)) for text in texts})
-    return found
+        files.update({text: str(path.relative_to(ROOT)) for text in texts})
+    return files
 
 
 def quotations() -> Iterator[str]:
@@ -171,7 +171,7 @@ def test_a_quotation_is_compared_in_all_of_its_fixed_parts() -> None:
 
 def test_what_is_printed_is_found_in_the_source() -> None:
     """Nothing that is collected by its form goes unnoticed because the form has changed."""
-    found = all_printed()
+    texts = all_printed()
     for text in (
         "reads the new topic from its beginning",
         "correct bootstrap.servers",
@@ -180,8 +180,8 @@ def test_what_is_printed_is_found_in_the_source() -> None:
         "check the user and password",
         "await the methods of tx",
     ):
-        assert any(text.strip() in one for one in found), text
-    assert any("row security may hide rows" in one for one in found)
-    assert len(found) > 150
+        assert any(text.strip() in text_of_source for text_of_source in texts), text
+    assert any("row security may hide rows" in text_of_source for text_of_source in texts)
+    assert len(texts) > 150
     statement = ast.parse('raise OffsetLost(p, 1, f"the first left is {n}", choices=("go back to it",))')
     assert set(printed(statement)) == {"the first left is", "go back to it"}

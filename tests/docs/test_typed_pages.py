@@ -48,7 +48,9 @@ def test_the_first_screen_of_the_readme_has_the_promise_and_the_first_program() 
     assert (program.language, program.line) == ("python", 6)
     assert program.line + program.text.count("\n") < 25
     assert "exactly once" in text[: text.index("```")]
-    assert "\n$ seekpoint db upgrade\n$ seekpoint run shop:orders &\n" in "".join(f"\n{one.text}" for one in shown)
+    assert "\n$ seekpoint db upgrade\n$ seekpoint run shop:orders &\n" in "".join(
+        f"\n{command.text}" for command in shown
+    )
     assert re.findall(r"^\$ make (\w+)", text, re.MULTILINE) == ["setup", "demo", "test"]
     assert "boundary is *this database*" in text[: text.index("\n## Compared")]
 
@@ -69,20 +71,20 @@ def test_the_rates_of_the_readme_are_those_of_the_report(peer: str) -> None:
 
 
 def test_the_rates_below_the_table_of_the_readme_are_those_of_the_report() -> None:
-    found = re.search(
+    match = re.search(
         r"\(([\d.]+) times at\s1,000 records, ([\d.]+) at 10\).*?it is ([\d.]+) and ([\d.]+) times",
         named("README.md"),
         re.DOTALL,
     )
-    assert found is not None
+    assert match is not None
     rows = json.loads(page.COPY.read_text(encoding="utf-8"))["rows"]
     asked = [
         ("append, 1,000", "loop, 1,000"),
         ("append, 10", "loop, 10"),
-        *(("append, in a service", one) for one in ("loop", "bare")),
+        *(("append, in a service", case) for case in ("loop", "bare")),
     ]
     medians = [statistics.median(pairs(rows, (subject, None), (other, None))) for subject, other in asked]
-    assert [float(each) for each in found.groups()] == [round(each, 1) for each in medians]
+    assert [float(rate) for rate in match.groups()] == [round(rate, 1) for rate in medians]
 
 
 class Command(NamedTuple):
@@ -93,20 +95,20 @@ class Command(NamedTuple):
 
 
 def commands(text: str) -> list[Command]:
-    found: list[Command] = []
+    commands: list[Command] = []
     for line in text.splitlines():
         if line.startswith("$ "):
-            found.append(Command(line[2:], []))
+            commands.append(Command(line[2:], []))
         elif line.strip():
-            found[-1].prints.append(line.rstrip())
-    return found
+            commands[-1].prints.append(line.rstrip())
+    return commands
 
 
-def printed(said: str, lines: list[str]) -> bool:
+def printed(text: str, lines: list[str]) -> bool:
     """Whether the lines are in what was said, in their order; the widths of spaces do not count."""
     wanted = [".*".join(map(re.escape, " ".join(line.split()).split("…"))) for line in lines]
-    found = iter(" ".join(line.split()) for line in said.splitlines())
-    return all(any(re.fullmatch(one, line) for line in found) for one in wanted)
+    remaining = iter(" ".join(line.split()) for line in text.splitlines())
+    return all(any(re.fullmatch(pattern, line) for line in remaining) for pattern in wanted)
 
 
 class Terminal:
@@ -141,13 +143,13 @@ class Terminal:
         start, pause = len(self.said), threading.Event()
         os.write(self._keyboard, f"{command.line}\n".encode())
         while True:
-            said, in_background = self.said[start:], command.line.endswith("&")
-            ended = re.search(r"^~ (\d+) ~$", said, re.MULTILINE)
+            output, in_background = self.said[start:], command.line.endswith("&")
+            ended = re.search(r"^~ (\d+) ~$", output, re.MULTILINE)
             if ended is not None:
                 assert ended[1] == "0", f"$ {command.line}\nends with {ended[1]}:\n{self.said}"
                 if not in_background:
-                    return printed(said, command.prints)
-            if in_background and ended is not None and printed(said, command.prints):
+                    return printed(output, command.prints)
+            if in_background and ended is not None and printed(output, command.prints):
                 return True
             assert monotonic() < deadline, f"$ {command.line}\nhas not ended:\n{self.said}"
             pause.wait(0.05)

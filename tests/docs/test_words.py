@@ -85,13 +85,13 @@ def test_the_letter_is_closed() -> None:
 
 
 def test_docstrings_comments_messages_and_names_of_tests_are_read() -> None:
-    found = [
+    uses = [
         (word.name, line)
         for text in of_source("src/seekpoint/module.py", SOURCE.lstrip())
         for word in words.words()
         for line in word.found_in(text, text.prose, text.code)
     ]
-    assert sorted(found) == [
+    assert sorted(uses) == [
         ("The same", 1), ("goes on", 2), ("letter", 7), ("parked", 4), ("parked", 8), ("whoever", 4),
     ]  # fmt: skip
 

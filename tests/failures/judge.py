@@ -66,13 +66,13 @@ def create(sink_tables: SinkTables, name: str) -> None:
 
 def records_of(kind: Kind, topic: str = TOPIC) -> list[RawRecord]:
     """Partition 0 with two bad records among good ones, partition 1 with good ones; they interleave."""
-    made = []
+    records = []
     for n in range(ENDS[0] - FIRST):
         offset = FIRST + n
-        made.append(kind.bad(offset, FIRST, 0, offset, topic) if offset in BAD else good(offset, 0, offset, topic))
+        records.append(kind.bad(offset, FIRST, 0, offset, topic) if offset in BAD else good(offset, 0, offset, topic))
         if n < ENDS[1]:
-            made.append(good(1000 + n, 1, n, topic))
-    return made
+            records.append(good(1000 + n, 1, n, topic))
+    return records
 
 
 def judge(sink_tables: SinkTables, kind: Kind, strategy: str, policy: OnPoison, name: str) -> Outcome:
@@ -92,7 +92,9 @@ def judge(sink_tables: SinkTables, kind: Kind, strategy: str, policy: OnPoison, 
     ends = {**ENDS, 0: BAD[0]} if cause is not None and policy is OnPoison.STOP else ENDS
     failed = () if cause is None or policy is OnPoison.STOP else BAD
     _holds(sink_tables, name, strategy, ends, failed if cause is not None else ())
-    assert {p.number: at for p, at in sink_tables.positions(pipeline).items()} == ends, "positions equal rows"
+    assert {p.number: position for p, position in sink_tables.positions(pipeline).items()} == ends, (
+        "positions equal rows"
+    )
     dead_letters = select(sink_tables, DEAD_LETTERS, group=group)
     assert [row.record_offset for row in dead_letters] == list(failed)
     for row in dead_letters:
@@ -102,18 +104,18 @@ def judge(sink_tables: SinkTables, kind: Kind, strategy: str, policy: OnPoison, 
     if policy is OnPoison.STOP:
         _stands_still(sink_tables, group, done, kind, cause)
     else:
-        assert [(e.offset, e.state) for e in done.dead_letters] == [(at, _STATE[policy]) for at in BAD]
+        assert [(e.offset, e.state) for e in done.dead_letters] == [(offset, _STATE[policy]) for offset in BAD]
     again = sink_tables.process(pipeline, *records)
     assert (again.records, again.dead_letters) == (0, ()), "what was passed stays passed, what stood still stands there"
     _holds(sink_tables, name, strategy, ends, failed)
-    assert {p.number: at for p, at in sink_tables.positions(pipeline).items()} == ends
+    assert {p.number: position for p, position in sink_tables.positions(pipeline).items()} == ends
     assert [row.record_offset for row in select(sink_tables, DEAD_LETTERS, group=group)] == list(failed)
-    said = {OnPoison.STOP: "still in Kafka", OnPoison.DEAD_LETTER: "`parked`, whole", OnPoison.SKIP: "`skipped`"}
+    outcome = {OnPoison.STOP: "still in Kafka", OnPoison.DEAD_LETTER: "`parked`, whole", OnPoison.SKIP: "`skipped`"}
     stays = policy is OnPoison.STOP
     good_ones = "those before it applied" if stays else "all applied once, in order"
     offset = "before it" if stays else "after it"
     state = dead_letters[0].sqlstate if dead_letters else kind.sqlstate
-    return _outcome(kind, strategy, policy, cause.value, state or "-", said[policy], good_ones, offset)
+    return _outcome(kind, strategy, policy, cause.value, state or "-", outcome[policy], good_ones, offset)
 
 
 _STATE = {OnPoison.DEAD_LETTER: State.DEAD_LETTERED, OnPoison.SKIP: State.SKIPPED}
@@ -123,17 +125,17 @@ def _outcome(kind: Kind, strategy: str, policy: OnPoison, *seen: str) -> Outcome
     return Outcome(kind.name, strategy, policy.value, *seen)
 
 
-def select(sink_tables: SinkTables, query: str, **given: Any) -> Sequence[Any]:
+def select(sink_tables: SinkTables, query: str, **options: Any) -> Sequence[Any]:
     """Rows of the ledger's schema."""
     with sink_tables.engine.begin() as tx:
         tx.exec_driver_sql(f'SET LOCAL search_path = "{sink_tables.schema}"')
-        return tx.execute(text(query), given).all()
+        return tx.execute(text(query), options).all()
 
 
 def _nothing_happened(
     sink_tables: SinkTables, group: str, name: str, pipeline_positions: Mapping[Partition, int]
 ) -> None:
-    assert {p.number: at for p, at in pipeline_positions.items()} == {0: FIRST, 1: 0}
+    assert {p.number: pipeline_position for p, pipeline_position in pipeline_positions.items()} == {0: FIRST, 1: 0}
     assert sink_tables.rows("id", name=name) == []
     assert select(sink_tables, DEAD_LETTERS, group=group) == []
 

@@ -89,10 +89,10 @@ class Kind:
 
     def bad(self, id_: int, first: int, partition: int, offset: int, topic: str) -> RawRecord:
         """The bad record."""
-        made = {"id": id_, **self.fields, **({self.same_as_first: first} if self.same_as_first else {})}
+        fields = {"id": id_, **self.fields, **({self.same_as_first: first} if self.same_as_first else {})}
         if self.act is not None or self.spoil is not None:
-            made["act"] = self.name
-        value = spelled(made) if self.bytes_ == b"" else self.bytes_
+            fields["act"] = self.name
+        value = spelled(fields) if self.bytes_ == b"" else self.bytes_
         return record_of(value, self.key, partition, offset, topic)
 
 
@@ -108,11 +108,11 @@ def good(id_: int, partition: int, offset: int, topic: str) -> RawRecord:
 
 def record_of(value: bytes | None, key: bytes | None, partition: int, offset: int, topic: str) -> RawRecord:
     """A record with headers, a time and an epoch: all of it must be found in the dead letter."""
-    made = raw(
+    record = raw(
         value, topic=topic, partition=partition, offset=offset, key=key, leader_epoch=3,
         headers=[("h", b"\0\xff"), ("h", None), ("caf\xe9", b"")],
     )  # fmt: skip
-    return msgspec.structs.replace(made, timestamp_ms=1_785_587_400_123 + offset)
+    return msgspec.structs.replace(record, timestamp_ms=1_785_587_400_123 + offset)
 
 
 class MuteError(OSError):
@@ -150,8 +150,8 @@ async def _later() -> None:
     """A coroutine, for a handler that does not await it."""
 
 
-def _spoil(**given: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    return lambda fields: {**fields, **given}
+def _spoil(**changes: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda fields: {**fields, **changes}
 
 
 def _raw(document: str) -> Callable[[dict[str, Any]], dict[str, Any]]:

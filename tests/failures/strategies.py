@@ -18,19 +18,19 @@ BY_NAME = {kind.name: kind for kind in KINDS}
 
 def pipeline_on(strategy: str, sink_tables: SinkTables, name: str, **options: Any) -> Pipeline:
     """A pipeline that writes the table ``name`` (and, on two sinks, the ids into ``name_too``), named like it."""
-    given: dict[str, Any] = {"value": Json(Item), **options}
+    arguments: dict[str, Any] = {"value": Json(Item), **options}
     group = name
     path = (sink_tables.schema, name)
     match strategy:
         case "values alone":
-            return Pipeline(group, sinks=[Append(path, columns=COLUMNS)], **given)
+            return Pipeline(group, sinks=[Append(path, columns=COLUMNS)], **arguments)
         case "streamed Append":
-            return Pipeline(group, sinks=[Append(path, columns=COLUMNS, row=_row)], **given)
+            return Pipeline(group, sinks=[Append(path, columns=COLUMNS, row=_row)], **arguments)
         case "two sinks":
             too = Append((sink_tables.schema, f"{name}_too"), columns=["id"], row=lambda r: (r.value.id,))
-            return Pipeline(group, sinks=[Append(path, columns=COLUMNS, row=_row), too], **given)
+            return Pipeline(group, sinks=[Append(path, columns=COLUMNS, row=_row), too], **arguments)
         case _:
-            return Pipeline(group, handle=_Handler(strategy, sink_tables.schema, name), **given)
+            return Pipeline(group, handle=_Handler(strategy, sink_tables.schema, name), **arguments)
 
 
 def key_of(kind: Kind) -> dict[str, Any]:
@@ -70,14 +70,14 @@ class _Handler:
     def _write(self, tx: Connection, batch: Batch[Item, Any]) -> None:
         match self._strategy:
             case "execute":
-                for one in batch:
-                    tx.execute(self._insert, _spoiled(one))
+                for record in batch:
+                    tx.execute(self._insert, _spoiled(record))
             case "executemany":
-                tx.execute(self._core, [_spoiled(one) for one in batch])
+                tx.execute(self._core, [_spoiled(record) for record in batch])
             case _:
                 assert self._mapped is not None
                 with Session(tx, join_transaction_mode="create_savepoint") as session:
-                    session.add_all(self._mapped(**_spoiled(one)) for one in batch)
+                    session.add_all(self._mapped(**_spoiled(record)) for record in batch)
                     session.commit()
 
 

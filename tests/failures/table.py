@@ -53,11 +53,11 @@ def outcomes(sink_tables: SinkTables) -> Iterator[Outcome]:
                 yield judge(sink_tables, kind, strategy, policy, f"t_{secrets.token_hex(5)}")
 
 
-def lines(found: Iterable[Outcome]) -> Iterator[str]:
+def lines(outcomes: Iterable[Outcome]) -> Iterator[str]:
     """A line for each kind; where the ways of writing differ, one for each result."""
     yield f"| {' | '.join(HEAD)} |"
     yield "|---" * len(HEAD) + "|"
-    for name, group in groupby(found, attrgetter("kind")):
+    for name, group in groupby(outcomes, attrgetter("kind")):
         ends: dict[tuple[str, ...], list[str]] = {}
         for strategy, by_policy in groupby(group, attrgetter("strategy")):
             seen = list(by_policy)

@@ -544,8 +544,8 @@ def test_dev_lends_a_pair_until_ctrl_c(project: Project, monkeypatch: pytest.Mon
     announced = seekpoint("dev", "env").stdout
     assert announced == "".join(f"export {name}={value}\n" for name, value in exports.items())
     seekpoint("db", "upgrade", env=exports)
-    unknown = seekpoint("status", "nobody", env=exports, exits=2)
-    assert "has no group 'nobody'; no worker has claimed anything yet" in unknown.stderr
+    unknown = seekpoint("status", "unknown", env=exports, exits=2)
+    assert "has no group 'unknown'; no worker has claimed anything yet" in unknown.stderr
     config = Path(exports["SEEKPOINT_KAFKA_CONFIG"])
     assert config.read_text().startswith("bootstrap.servers=127.0.0.1:")
     process.signal(signal.SIGINT)
@@ -674,9 +674,9 @@ def test_status(applied_project: Project) -> None:
 
 def test_status_of_what_is_not_there(applied_project: Project) -> None:
     where = ["--database-url", applied_project.url, "--schema", applied_project.schema]
-    unknown = seekpoint("status", "nobody", *where, exits=2)
+    unknown = seekpoint("status", "unknown", *where, exits=2)
     assert unknown.stdout == ""
-    refused = f"error: the ledger in schema '{applied_project.schema}' has no group 'nobody'; "
+    refused = f"error: the ledger in schema '{applied_project.schema}' has no group 'unknown'; "
     assert f"{refused}its groups are {applied_project.group}" in unknown.stderr
     nowhere = seekpoint(
         "status", applied_project.group, "--database-url", applied_project.url, "--schema", "elsewhere", exits=1

@@ -495,7 +495,7 @@ WRONG_USAGE = [
     (["--to-earliest"], "say which partitions"),
     (["--all-topics"], "give one target"),
     (["--all-topics", "--to-earliest", "--to-latest"], "one target, not --to-earliest and --to-latest"),
-    (["--all-topics", "--to-group", "nobody"], "has no group 'nobody'; its groups are"),
+    (["--all-topics", "--to-group", "unknown"], "has no group 'unknown'; its groups are"),
     (["--plan", "/nowhere"], "cannot be read"),
     (["--plan", "/nowhere", "--all-topics"], "leave --topic and --all-topics out"),
 ]
@@ -541,7 +541,7 @@ def test_history_names_who_did_what(worker_group: WorkerGroup, stopped_topic: st
         "ticket 88"
         in run(worker_group, "offsets", "history", worker_group.group, "--topic", stopped_topic, "--limit", "1").stdout
     )
-    assert "has no group 'nobody'" in run(worker_group, "offsets", "history", "nobody", exits=2).stderr
+    assert "has no group 'unknown'" in run(worker_group, "offsets", "history", "unknown", exits=2).stderr
 
 
 def test_plans_that_are_none(worker_group: WorkerGroup, stopped_topic: str) -> None:

@@ -232,10 +232,10 @@ def test_of_two_operators_who_apply_the_same_plan_one_wins(worker_group: WorkerG
 
 def test_a_group_that_is_not_known(worker_group: WorkerGroup, sampled_topic: str) -> None:
     assert sampled_topic
-    for words in (["groups", "pause", "nobody"], ["groups", "resume", "nobody"], ["status", "nobody"]):
-        assert "has no group 'nobody'; its groups are" in run(worker_group, *words, exits=2).stderr
+    for words in (["groups", "pause", "unknown"], ["groups", "resume", "unknown"], ["status", "unknown"]):
+        assert "has no group 'unknown'; its groups are" in run(worker_group, *words, exits=2).stderr
     admin = Admin(worker_group.engine, schema=worker_group.schema)
-    with pytest.raises(ConfigError, match="has no group 'nobody'"):
-        admin.status(["nobody"])
-    with pytest.raises(ConfigError, match="has no group 'nobody'"):
-        admin.plan_pause("nobody")
+    with pytest.raises(ConfigError, match="has no group 'unknown'"):
+        admin.status(["unknown"])
+    with pytest.raises(ConfigError, match="has no group 'unknown'"):
+        admin.plan_pause("unknown")

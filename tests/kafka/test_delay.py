@@ -102,7 +102,7 @@ def test_one_partitions_wait_does_not_hold_anothers_records(worker_group: Worker
     assert health.ready
     began = time.monotonic()
     run.stop()
-    assert time.monotonic() - began < 30, "nobody waits for what is not due"
+    assert time.monotonic() - began < 30, "no step waits for a record that is not due"
     worker_group.record_table.assert_holds(name, old)
 
 

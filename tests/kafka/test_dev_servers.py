@@ -118,7 +118,7 @@ def test_a_postgres_that_cannot_start_shows_its_log(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs Postgres as somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs Postgres as another user")
 def test_an_ended_server_shows_the_space_left(own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     own_postgres.kill()
     monkeypatch.setattr(server, "LITTLE", 2**63)  # as if the disk were full

@@ -59,7 +59,7 @@ class Provider:
             number = len(self.calls)
             self._news.notify_all()
         if number == self._held:
-            assert self._opened.wait(2 * SECONDS), "nobody opened the gate"
+            assert self._opened.wait(2 * SECONDS), "the gate was not opened"
 
     def hold(self, number: int) -> None:
         """Do the work of this call (from 1), and do not answer it."""
@@ -285,9 +285,9 @@ def test_a_relay_retries_what_may_pass_and_keeps_what_never_will(
     process(pipeline, engine, [raw(ORDERS[0].encode(), topic="payouts")], schema=worker_group.schema)
     with engine.begin() as tx:
         tx.execute(text("UPDATE outbox SET attempts = 8"))  # the next pause is of minutes, the first one of a second
-    with httpx.Client(base_url="http://127.0.0.1:1") as nobody:
-        assert relay.send_next(engine, nobody)
-        assert not relay.send_next(engine, nobody)  # it is not due yet
+    with httpx.Client(base_url="http://127.0.0.1:1") as refusing:
+        assert relay.send_next(engine, refusing)
+        assert not relay.send_next(engine, refusing)  # it is not due yet
     [(attempts, error, later)] = rows(engine, "SELECT attempts, error, due_at > clock_timestamp() FROM outbox")
     assert (attempts, later) == (9, True)
     assert error.startswith("ConnectError")

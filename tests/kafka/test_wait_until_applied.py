@@ -347,8 +347,8 @@ def test_a_partition_that_no_worker_has_claimed_is_not_applied_yet(
 
 
 def test_a_group_without_a_worker_so_far_is_not_applied_yet(seekpoint_engine: Engine, seekpoint_schema: str) -> None:
-    with pytest.raises(NotApplied, match="not applied within 0 s; there is no group 'nobody' in the ledger yet"):
-        Ledger(seekpoint_engine, "nobody", schema=seekpoint_schema).wait_until_applied("t", 0, 0, 0)
+    with pytest.raises(NotApplied, match="not applied within 0 s; there is no group 'unknown' in the ledger yet"):
+        Ledger(seekpoint_engine, "unknown", schema=seekpoint_schema).wait_until_applied("t", 0, 0, 0)
 
 
 def test_a_wait_that_began_before_the_first_claim_sees_what_it_brings(worker_group: WorkerGroup) -> None:

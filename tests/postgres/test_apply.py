@@ -454,7 +454,7 @@ def test_notes_of_an_exception_may_be_anything(
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
-def test_an_interruption_is_nobodys_poison(
+def test_an_interruption_fails_no_record(
     sink_tables: SinkTables, group: str, interruption: type[BaseException]
 ) -> None:
     def row(r: Record[int, Any]) -> tuple[int]:

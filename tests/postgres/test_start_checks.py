@@ -149,10 +149,10 @@ def test_a_table_of_a_handler_has_the_engines_translation(
     sink_tables: SinkTables, start_handler: Callable[..., Run]
 ) -> None:
     sink_tables.create("v text", "written")
-    tenant = sink_tables.engine.execution_options(schema_translate_map={None: sink_tables.schema, "nobody": "no_such"})
+    tenant = sink_tables.engine.execution_options(schema_translate_map={None: sink_tables.schema, "other": "no_such"})
     start_handler("written", engine=tenant).placed()
-    with pytest.raises(ConfigError, match=r"writes='nobody\.written': relation 'no_such\.written' does not exist"):
-        start_handler("nobody.written", engine=tenant)
+    with pytest.raises(ConfigError, match=r"writes='other\.written': relation 'no_such\.written' does not exist"):
+        start_handler("other.written", engine=tenant)
 
 
 def test_the_start_says_which_tables_are_written(

@@ -52,7 +52,7 @@ class Halt:
         if not self._reached.is_set():
             self.pid = int(tx.execute(text("SELECT pg_backend_pid()")).scalar_one())
             self._reached.set()
-            assert self._open.wait(30), "nobody let the handler go on"
+            assert self._open.wait(30), "the handler was not released"
 
     def wait(self) -> None:
         """Wait until the handler has halted."""

@@ -111,7 +111,7 @@ class Gate:
         self._armed.clear()
         self._reached.set()
         if not self._opened.wait(4 * SECONDS):
-            raise AssertionError("nobody opened the gate")
+            raise AssertionError("the gate was not opened")
 
     def wait(self, timeout: float = SECONDS) -> None:
         """Wait until the worker has halted at the gate."""

@@ -178,7 +178,7 @@ def test_what_was_revoked_and_assigned_again_cannot_be_stopped_by_its_old_batch(
     places.on_assigned([P])
     places.stop(P, OffsetLost(P, 5, "a poison record of the old batch"))
     assert places.leave() == [mine]
-    assert P in places.claiming, "else nobody would ever read it"
+    assert P in places.claiming, "else no worker would ever read it"
     assert P not in places.stopped
 
 

@@ -391,7 +391,7 @@ def test_a_message_of_another_name_is_not_read_as_this_one(client: SchemaRegistr
     with pytest.raises(ValueError, match=r"the record is a shop\.Payment, but the codec reads shop\.Order"):
         Protobuf(SHOP["Order"], registry=lambda: client).decode(raw(data))
     assert Protobuf(SHOP["Payment"], registry=lambda: client).decode(raw(data)) == SHOP["Payment"](id=5)
-    assert Protobuf(SHOP["Order"], registry=None).decode(raw(data)) == SHOP["Order"](id=5), "nobody was asked"
+    assert Protobuf(SHOP["Order"], registry=None).decode(raw(data)) == SHOP["Order"](id=5), "the registry was not asked"
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_forged_forms_are_refused(browser: Browser, console: Console, admin: Adm
     eve = as_user(console, "eve", secret=SECRET)
     forged = [
         ({**form, "token": ""}, "no token"),
-        ({**form, "token": "a.b.c"}, "a token of nobody's"),
+        ({**form, "token": "a.b.c"}, "an invalid token"),
         ({**form, "token": form["token"][:-1] + ("0" if form["token"][-1] != "0" else "1")}, "a changed token"),
         ({**form, "token": reset["token"]}, "the token of another form"),
         ({**form, "action": "resume"}, "another action"),

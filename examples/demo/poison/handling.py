@@ -81,7 +81,7 @@ def _insert(table: Table) -> TextClause:
     return text(f"INSERT INTO {table.name} ({columns}) SELECT * FROM unnest({arrays})")
 
 
-class Desk:
+class FixedHandler:
     """The fixed handler: corrects broken records, and writes them."""
 
     def __init__(self, table: Table) -> None:
@@ -147,7 +147,7 @@ class Outages:
         return self._folder / f"{partition}-{offset}"
 
 
-class BuggyDesk(Desk):
+class BuggyHandler(FixedHandler):
     """The handler as it was deployed: it does not check its records enough, and some of them crash it."""
 
     def __init__(self, table: Table, outages: Outages) -> None:

@@ -19,34 +19,34 @@ from seekpoint.records import Cause, State
 
 @dataclass(slots=True)
 class Fate:
-    """How many records of one kind had each outcome. ``said`` is the error of one of their dead letters."""
+    """How many records of one kind had each outcome. ``error`` is that of one of their dead letters."""
 
-    made: int = 0
+    sent: int = 0
     applied: int = 0
-    parked: int = 0
+    dead_lettered: int = 0
     replayed: int = 0
     retried: int = 0
-    said: str = ""
+    error: str = ""
 
 
 @dataclass(slots=True)
 class Verdict:
-    """The result. ``applied``, ``parked`` and ``skipped`` are records; ``strange`` are rows that belong to no flight.
+    """The result. ``applied``, ``open_dead_letters`` and ``skipped`` are records; ``strange`` are rows of no flight.
 
-    ``parked`` are open dead letters; ``set_aside`` all, ``replayed`` included. A record is lost if neither
-    its row nor its dead letter is what was sent. ``twice`` counts surplus rows, surplus dead letters, and applied
-    records with an open dead letter. ``wrong`` lists all other faults.
+    ``dead_letters`` are all, ``replayed`` included; ``open_dead_letters`` those that wait for a replay. A record is
+    lost if neither its row nor its dead letter is what was sent. ``twice`` counts surplus rows, surplus dead letters,
+    and applied records with an open dead letter. ``wrong`` lists all other faults.
     """
 
     records: int = 0
     applied: int = 0
-    parked: int = 0
+    open_dead_letters: int = 0
     skipped: int = 0
     lost: int = 0
     twice: int = 0
-    killers_parked: int = 0
+    crashing_dead_lettered: int = 0
     replayed: int = 0
-    set_aside: int = 0
+    dead_letters: int = 0
     strange: int = 0
     fates: dict[str, Fate] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
@@ -91,14 +91,14 @@ def weigh(
             verdict.applied += 1
         elif flight.id in states:
             verdict.skipped += states[flight.id] is State.SKIPPED
-            verdict.parked += states[flight.id] is not State.SKIPPED
+            verdict.open_dead_letters += states[flight.id] is not State.SKIPPED
         else:
             verdict.lost += 1
         if flight.id in broken:
             fate = verdict.fates[broken[flight.id].kind.name]
-            fate.made += 1
+            fate.sent += 1
             fate.applied += equal > 0
-            fate.parked += flight.id in states
+            fate.dead_lettered += flight.id in states
     _check_tries(broken, tries, verdict)
     return verdict
 
@@ -110,7 +110,7 @@ def _check_dead_letters(
     states: dict[int, State] = {}
     count: Counter[int] = Counter()
     for dead_letter in dead_letters:
-        verdict.set_aside += 1
+        verdict.dead_letters += 1
         verdict.replayed += dead_letter.state is State.REPLAYED
         id_ = _id_of(dead_letter)
         count[id_] += 1
@@ -119,9 +119,9 @@ def _check_dead_letters(
             verdict.wrong.append(f"{_named(dead_letter)} has a record that was not broken: {dead_letter.error}")
             continue
         fate = verdict.fates[sent.kind.name]
-        fate.said = dead_letter.error
+        fate.error = dead_letter.error
         fate.replayed += dead_letter.state is State.REPLAYED
-        verdict.killers_parked += sent.kind.kills and dead_letter.cause is Cause.CRASHED
+        verdict.crashing_dead_lettered += sent.kind.crashes and dead_letter.cause is Cause.CRASHED
         if difference := _difference(dead_letter, sent):
             verdict.wrong.append(f"{_named(dead_letter)} ({sent.kind.name}): {difference}")
         elif dead_letter.is_open or dead_letter.state is State.SKIPPED:

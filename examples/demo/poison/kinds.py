@@ -26,7 +26,7 @@ class Kind:
     ``damage`` gets the flight's values and the id of an earlier flight of its carrier, and returns the record's value.
     The dead letter must have ``cause``, ``sqlstate`` and ``error``; a record without a cause is applied in the end,
     without a replay. ``number`` is how many records are broken so, None for a share of the rest. ``outages`` is how
-    often the record is delayed before it is applied. ``kills``: the record ends its process.
+    often the record is delayed before it is applied. ``crashes``: the record ends its process.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Kind:
     sqlstate: str | None = None
     number: int | None = None
     outages: int = 0
-    kills: bool = False
+    crashes: bool = False
 
     @property
     def is_undecodable(self) -> bool:
@@ -66,10 +66,10 @@ KINDS = (
     Kind("handler fails", _with(day=lambda v: v["day"] + 31), Cause.HANDLER, "ValueError: day", number=3),
     Kind("fails once", _trouble("outage 1"), None, number=3, outages=1),
     Kind("fails twice", _trouble("outage 2"), None, number=3, outages=2),
-    Kind("os._exit", _trouble("exit"), Cause.CRASHED, "the process ended", number=1, kills=True),
-    Kind("segfault", _trouble("segfault"), Cause.CRASHED, "the process ended", number=1, kills=True),
+    Kind("os._exit", _trouble("exit"), Cause.CRASHED, "the process ended", number=1, crashes=True),
+    Kind("segfault", _trouble("segfault"), Cause.CRASHED, "the process ended", number=1, crashes=True),
 )
-KILLERS = sum(kind.kills for kind in KINDS)
+CRASHING = sum(kind.crashes for kind in KINDS)
 
 
 @dataclass(slots=True)
@@ -102,14 +102,14 @@ def choose(flights: Sequence[Flight], seed: int) -> dict[int, Kind]:
     chance = random.Random(seed)
     shared = [kind for kind in KINDS if kind.number is None]
     few = [kind for kind in KINDS for _ in range(kind.number or 0)]
-    killers, others = [k for k in few if k.kills], [k for k in few if not k.kills]
+    crashing, others = [k for k in few if k.crashes], [k for k in few if not k.crashes]
     left = max(len(shared), len(flights) // ONE_IN - len(few))
     others += [shared[n % len(shared)] for n in range(left)]
     common = {flight.carrier for flight in flights[:SOUND]}  # a taken id must be an earlier one of the partition
     usable = [flight.id for flight in flights[SOUND:] if flight.carrier in common]
     begin = len(flights) - tail(len(flights))
     last = [id_ for id_ in usable if id_ > begin]
-    chosen = dict(zip(chance.sample(last, len(killers)), killers, strict=True))
+    chosen = dict(zip(chance.sample(last, len(crashing)), crashing, strict=True))
     free = [id_ for id_ in usable if id_ not in chosen]
     return chosen | dict(zip(chance.sample(free, len(others)), others, strict=True))
 

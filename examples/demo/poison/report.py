@@ -12,7 +12,7 @@ from rich.text import Text
 
 from demo.poison.handling import RETRY
 from demo.poison.judge import Fate, Verdict
-from demo.poison.kinds import KILLERS, KINDS
+from demo.poison.kinds import CRASHING, KINDS
 from demo.report import count, named_lines
 
 SHOWN = 5  # dead letters with faults, at most
@@ -46,14 +46,17 @@ class Report:
     def problems(self) -> list[str]:
         """Why the demo has failed; empty if it has not."""
         v = self.verdict
-        together = v.applied + v.parked + v.skipped
-        too_few = [name for name in KILLER_NAMES if self.deaths[name] < RETRY.crashes]
+        together = v.applied + v.open_dead_letters + v.skipped
+        too_few = [name for name in CRASHING_NAMES if self.deaths[name] < RETRY.crashes]
         checks = [
             (v.lost, f"{v.lost:,} records are lost"),
             (v.twice, f"{v.twice:,} records are there twice"),
             (v.strange, f"{v.strange:,} rows are not what was sent"),
             (together != v.records, f"applied + dead-lettered + skipped is {together:,}, of {v.records:,} records"),
-            (v.killers_parked < KILLERS, f"{v.killers_parked} of {KILLERS} crashing records were dead-lettered"),
+            (
+                v.crashing_dead_lettered < CRASHING,
+                f"{v.crashing_dead_lettered} of {CRASHING} crashing records were dead-lettered",
+            ),
             (too_few, f"no worker was killed {RETRY.crashes} times by {' and '.join(too_few)}"),
             (v.replayed != self.planned, f"{v.replayed:,} of {self.planned:,} planned dead letters are replayed"),
             (self.replayed != self.planned, f"the replay reports {self.replayed:,} of {self.planned:,}"),
@@ -71,14 +74,14 @@ class Report:
         """The report for machines."""
         v = self.verdict
         counted = {name: number for name, number in asdict(v).items() if isinstance(number, int)}
-        del counted["strange"], counted["set_aside"]
+        del counted["strange"], counted["dead_letters"]
         return json.dumps(
             {
                 **counted,
                 "seconds": round(self.seconds, 2),
                 "rate_clean": round(self.rate_clean),
                 "rate_poisoned": round(self.rate_poisoned),
-                "set_aside": v.set_aside,
+                "dead_letters": v.dead_letters,
                 "workers_killed": sum(self.deaths.values()),
                 "seed": self.seed,
                 "kinds": {name: asdict(fate) for name, fate in v.fates.items()},
@@ -94,11 +97,11 @@ class Report:
 
     def _of_kinds(self) -> Table:
         shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", expand=True)
-        for name in ("broken by", "made", "retries", "results"):
-            shown.add_column(name, justify="right" if name in {"made", "retries"} else "left", no_wrap=True)
+        for name in ("broken by", "sent", "retries", "results"):
+            shown.add_column(name, justify="right" if name in {"sent", "retries"} else "left", no_wrap=True)
         shown.add_column("an error of one", no_wrap=True, ratio=1)  # cut off at the terminal's width
         for name, fate in self.verdict.fates.items():
-            shown.add_row(name, f"{fate.made:,}", f"{fate.retried:,}", _end(fate), Text(fate.said))
+            shown.add_row(name, f"{fate.sent:,}", f"{fate.retried:,}", _end(fate), Text(fate.error))
         return shown
 
     def _of_all(self) -> Table:
@@ -107,11 +110,11 @@ class Report:
         lines = [
             ("records", f"{v.records:,}"),
             ("applied", f"{v.applied:,}, of them {v.replayed:,} replayed with the handler fixed"),
-            ("dead letters", f"{v.parked:,} open, of {v.set_aside:,} in all"),
+            ("dead letters", f"{v.open_dead_letters:,} open, of {v.dead_letters:,} in all"),
             ("skipped", f"{v.skipped:,}"),
             ("lost", count(v.lost)),
             ("twice", count(v.twice)),
-            ("crashing", f"{v.killers_parked} dead-lettered; workers died {sum(self.deaths.values())} times"),
+            ("crashing", f"{v.crashing_dead_lettered} dead-lettered; workers died {sum(self.deaths.values())} times"),
             ("records/s", f"{self.rate_poisoned:,.0f}, {share:.2f} of {self.rate_clean:,.0f} with nothing broken"),
             ("seconds", f"{self.seconds:.1f}, crashes and replay included"),
             ("broker", self.broker),
@@ -120,14 +123,14 @@ class Report:
         return named_lines(lines)
 
 
-KILLER_NAMES = tuple(kind.name for kind in KINDS if kind.kills)
+CRASHING_NAMES = tuple(kind.name for kind in KINDS if kind.crashes)
 
 
 def _end(fate: Fate) -> str:
     ends = {
         "applied": fate.applied - fate.replayed,
         "replayed": fate.replayed,
-        "dead-lettered": fate.parked,
-        "lost": fate.made - fate.applied - fate.parked,
+        "dead-lettered": fate.dead_lettered,
+        "lost": fate.sent - fate.applied - fate.dead_lettered,
     }
     return ", ".join(f"{number:,} {name}" for name, number in ends.items() if number)

@@ -12,9 +12,9 @@ from sqlalchemy import Engine, func, select
 
 from demo.bar import bar
 from demo.flights import PARTITIONS, RECORDS, Flight, read_flights
-from demo.poison.handling import CLEAN, POISONED, Desk, Outages, make_pipeline, make_table
+from demo.poison.handling import CLEAN, POISONED, FixedHandler, Outages, make_pipeline, make_table
 from demo.poison.judge import Verdict, judge
-from demo.poison.kinds import ID, KILLERS, Sent, break_some, choose, tail
+from demo.poison.kinds import CRASHING, ID, Sent, break_some, choose, tail
 from demo.poison.report import Report
 from demo.poison.worker_pool import SupervisedPool
 from demo.servers import servers
@@ -59,7 +59,7 @@ class Stage:
         (folder / "outages").mkdir()
         self._outages = Outages(folder / "outages")
         self.table = make_table(POISONED)
-        self.replay = DeadLetterReplay(make_pipeline(POISONED, Desk(self.table)), engine, actor="demo")
+        self.replay = DeadLetterReplay(make_pipeline(POISONED, FixedHandler(self.table)), engine, actor="demo")
         self._broken: dict[int, Sent] = {}
 
     def play(self) -> None:
@@ -84,7 +84,7 @@ class Stage:
             self._broken = {flight.id: sent for flight, _, sent in notices if sent is not None}
             self._began = monotonic()
             self._rate_poisoned = self._counted / _run(pool, wire, notices[: self._counted], self._counted)
-            tell(f"now the last {count - self._counted:,} records, {KILLERS} that crash their process among them")
+            tell(f"now the last {count - self._counted:,} records, {CRASHING} that crash their process among them")
             _run(pool, wire, notices[self._counted :], count)
             pool.wait("the newest worker to join", lambda: pool.settled)
             self._exit_codes = tuple(pool.stop())

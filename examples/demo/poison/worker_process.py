@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from demo.poison.handling import BuggyDesk, Outages, make_pipeline, make_table
+from demo.poison.handling import BuggyHandler, Outages, make_pipeline, make_table
 from demo.worker_process import serve
 from seekpoint.events import Observer
 from seekpoint.pipeline.pipeline import Pipeline
@@ -14,7 +14,7 @@ from seekpoint.pipeline.pipeline import Pipeline
 
 def _prepare(order: Mapping[str, Any]) -> tuple[Pipeline, Sequence[Observer]]:
     outages = Outages(Path(order["outages"]))
-    return make_pipeline(order["name"], BuggyDesk(make_table(order["name"]), outages)), [outages]
+    return make_pipeline(order["name"], BuggyHandler(make_table(order["name"]), outages)), [outages]
 
 
 if __name__ == "__main__":

@@ -34,23 +34,23 @@ class Log:
     sums: list[int] = field(default_factory=lambda: [0])
     alive: dict[int, int] = field(default_factory=dict)
 
-    def add(self, id_: int, amount: int | None, at: int) -> None:
+    def add(self, id_: int, amount: int | None, offset: int) -> None:
         """Add a record."""
         before = self.alive.pop(id_, None)
         if amount is not None:
             self.alive[id_] = amount
-        self.records.append((id_, amount, at))
+        self.records.append((id_, amount, offset))
         self.sums.append(self.sums[-1] + (amount or 0) - (before or 0))
         self.counts.append(len(self.alive))
 
     def table(self, end: int) -> dict[int, tuple[int, int]]:
         """Version 1's rows of the records before this offset, by id."""
         rows: dict[int, tuple[int, int]] = {}
-        for id_, amount, at in self.records[:end]:
+        for id_, amount, offset in self.records[:end]:
             if amount is None:
                 rows.pop(id_, None)
             else:
-                rows[id_] = (amount, at)
+                rows[id_] = (amount, offset)
         return rows
 
 
@@ -87,12 +87,12 @@ class Load(Background):
         for _ in range(count):
             partition = self._chance.randrange(PARTITIONS)
             log = self.logs[partition]
-            id_, at = self._chance.randrange(KEYS) * PARTITIONS + partition, len(log.records)
+            id_, offset = self._chance.randrange(KEYS) * PARTITIONS + partition, len(log.records)
             amount = None if self._chance.random() < 0.15 else self._chance.randrange(1, 1_000)
-            log.add(id_, amount, at)
-            value = None if amount is None else json.dumps({"id": id_, "amount": amount, "at": at})
+            log.add(id_, amount, offset)
+            value = None if amount is None else json.dumps({"id": id_, "amount": amount, "at": offset})
             key = json.dumps({"id": id_})
-            self._producer.produce(self._topic, value, key, partition, on_delivery=self._delivered(at))
+            self._producer.produce(self._topic, value, key, partition, on_delivery=self._delivered(offset))
         self._producer.poll(0)
 
     def _delivered(self, offset: int) -> Any:
@@ -106,13 +106,13 @@ class Load(Background):
         """The differences of the rows from the logs before these offsets."""
         wanted: dict[int, tuple[int, int, int]] = {}
         for log, end in zip(self.logs, ends, strict=True):
-            wanted |= {id_: (amount * version, at, version) for id_, (amount, at) in log.table(end).items()}
-        found = {id_: (amount, at, factor) for id_, amount, at, factor in rows}
-        twice = [f"{len(rows) - len(found)} ids are there twice"] if len(rows) != len(found) else []
+            wanted |= {id_: (amount * version, offset, version) for id_, (amount, offset) in log.table(end).items()}
+        stored = {id_: (amount, offset, factor) for id_, amount, offset, factor in rows}
+        twice = [f"{len(rows) - len(stored)} ids are there twice"] if len(rows) != len(stored) else []
         return twice + [
-            f"id {id_}: {found.get(id_)} is there, {wanted.get(id_)} should be"
-            for id_ in sorted(wanted.keys() | found.keys())
-            if wanted.get(id_) != found.get(id_)
+            f"id {id_}: {stored.get(id_)} is there, {wanted.get(id_)} should be"
+            for id_ in sorted(wanted.keys() | stored.keys())
+            if wanted.get(id_) != stored.get(id_)
         ]
 
     def wrong_totals(self, totals: Sequence[tuple[int, int, int]], ends: Sequence[int], version: int) -> list[str]:
@@ -122,11 +122,11 @@ class Load(Background):
             for id_, amount, _ in log.records[:end]:
                 count, total = wanted.get(id_ % BUCKETS, (0, 0))
                 wanted[id_ % BUCKETS] = (count - 1, total) if amount is None else (count + 1, total + amount * version)
-        found = {bucket: (count, total) for bucket, count, total in totals}
+        stored = {bucket: (count, total) for bucket, count, total in totals}
         return [
-            f"sums of bucket {bucket}: {found.get(bucket)} are there, {wanted.get(bucket)} should be"
-            for bucket in sorted(wanted.keys() | found.keys())
-            if wanted.get(bucket) != found.get(bucket)
+            f"sums of bucket {bucket}: {stored.get(bucket)} are there, {wanted.get(bucket)} should be"
+            for bucket in sorted(wanted.keys() | stored.keys())
+            if wanted.get(bucket) != stored.get(bucket)
         ]
 
 
@@ -184,5 +184,5 @@ class Reader(Background):
         wanted = (sum(log.counts[end] for log, end in logs), version * sum(log.sums[end] for log, end in logs))
         factors = {least, most} - ({None} if count == 0 else set())
         if (count, total) != wanted or factors - {version}:
-            said = f"version {version}, offsets {ends}: {count} rows, sum {total}, factors {least} to {most}"
-            self.torn.append(f"{said}; {wanted[0]} rows, sum {wanted[1]} are right")
+            message = f"version {version}, offsets {ends}: {count} rows, sum {total}, factors {least} to {most}"
+            self.torn.append(f"{message}; {wanted[0]} rows, sum {wanted[1]} are right")

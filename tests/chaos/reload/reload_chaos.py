@@ -123,14 +123,14 @@ class ReloadChaos:
     # -- processes --------------------------------------------------------------------------------------------
 
     def _start(self, kind: str, version: int, **what: Any) -> ChildProcess:
-        given = {
+        setting = {
             "schema": self.target.schema,
             "group": self.target.group,
             "topic": self.target.topic,
             "version": version,
         }
-        variables = {**given, "marks": what.pop("marks", None)}
-        order = {"kind": kind, "url": self._postgres.url, "kafka": self.target.kafka, **given, **what}
+        variables = {**setting, "marks": what.pop("marks", None)}
+        order = {"kind": kind, "url": self._postgres.url, "kafka": self.target.kafka, **setting, **what}
         with self._up:
             return start(order, {**QUICK_JAVA, "RELOAD_CHAOS": json.dumps(variables), DATABASE: self._postgres.url})
 
@@ -230,15 +230,15 @@ class ReloadChaos:
             except Exception as error:  # noqa: BLE001 -- reported at the end, as a finding
                 self.counts.findings.append(f"{type(error).__name__}: {error}")
 
-    def _kill_worker(self, what: str, pool: list[ChildProcess], at: int, version: int) -> None:
-        victim = pool[at]
+    def _kill_worker(self, what: str, pool: list[ChildProcess], partition: int, version: int) -> None:
+        victim = pool[partition]
         if not victim.is_alive or (what != "workers" and victim.all("StandbyEnded")):
             what = "workers"  # the run has ended: it is a worker as others are
         if victim.is_alive and victim.kill() == -signal.SIGKILL:
             self.counts.killed[what] += 1
             self._ended.append(victim)
-            pool[at] = self._start("worker", version)
-            pool[at].reaches("Started", "OnStandby", "outdated")
+            pool[partition] = self._start("worker", version)
+            pool[partition].reaches("Started", "OnStandby", "outdated")
 
     def _kill_postgres(self) -> None:
         with self._up:
@@ -269,8 +269,8 @@ class ReloadChaos:
             row = connection.execute(self.target.query(COMPUTED)).fetchone()
         assert row is not None
         version, ends, rows, totals = row
-        differing = self.load.differing([tuple(each) for each in rows], ends, version)
-        differing += self.load.wrong_totals([tuple(each) for each in totals], ends, version)
+        differing = self.load.differing([tuple(row) for row in rows], ends, version)
+        differing += self.load.wrong_totals([tuple(total) for total in totals], ends, version)
         if version != self.version:
             differing.append(f"the group is at version {version}, {self.version} was cut over to")
         self.counts.compared += len(rows)

@@ -36,11 +36,11 @@ def worker(what: Mapping[str, Any]) -> None:
 
     obey()
     limits = Limits(batch_records=200, idle_check=0.3)
-    made = load_pipeline(NAME)
+    pipeline = load_pipeline(NAME)
     schema = what["schema"]
-    one = Worker(made, engine=what["url"], kafka=what["kafka"], schema=schema, limits=limits, observe=[watch])
+    worker = Worker(pipeline, engine=what["url"], kafka=what["kafka"], schema=schema, limits=limits, observe=[watch])
     try:
-        one.run()
+        worker.run()
     except HandlerOutdated:
         report("outdated")
         sys.exit(OUTDATED)

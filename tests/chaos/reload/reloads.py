@@ -21,18 +21,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--stagers", default=",".join(STAGERS), help="who reads the log, in turns")
     parser.add_argument("--report", type=Path, default=Path("reloads-report.json"))
-    given = parser.parse_args()
+    args = parser.parse_args()
     with start_pair(own=True) as pair:
-        print(f"reload chaos: seed {given.seed}, {given.rounds} rounds, {pair.describe()}", flush=True)
+        print(f"reload chaos: seed {args.seed}, {args.rounds} rounds, {pair.describe()}", flush=True)
         account = run(
             pair.postgres,
             pair.kafka.bootstrap,
-            rounds=given.rounds,
-            seed=given.seed,
-            stagers=given.stagers.split(","),
+            rounds=args.rounds,
+            seed=args.seed,
+            stagers=args.stagers.split(","),
             show=lambda line: print(line, flush=True),
         )
-    account.write(given.report)
+    account.write(args.report)
     print(*account.lines(), sep="\n")
     sys.exit(0 if account.passed else 1)
 

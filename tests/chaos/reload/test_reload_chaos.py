@@ -23,8 +23,8 @@ def test_a_schedule_is_the_same_for_the_same_seed_and_fair(rounds: int) -> None:
 def test_the_log_agrees_with_the_table_computed_from_it() -> None:
     """After each record, the counts and sums that single reads are compared with are those of the computed table."""
     log = Log()
-    for at, (id_, amount) in enumerate([(1, 5), (2, 7), (1, None), (1, None), (2, 1), (3, 4)]):
-        log.add(id_, amount, at)
+    for offset, (id_, amount) in enumerate([(1, 5), (2, 7), (1, None), (1, None), (2, 1), (3, 4)]):
+        log.add(id_, amount, offset)
     for end in range(len(log.records) + 1):
         rows = log.table(end)
         assert (log.counts[end], log.sums[end]) == (len(rows), sum(amount for amount, _ in rows.values()))

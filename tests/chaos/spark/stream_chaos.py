@@ -137,7 +137,7 @@ class StreamChaos:
         self._produce()
         target = before + int((self.produced - before) * plan.share)
         step = plan.step if plan.fault == "step" else ""
-        driver = self._driver(at=step)
+        driver = self._driver(step=step)
         try:
             if plan.fault == "step":
                 driver.kill_where_it_waits()
@@ -183,8 +183,8 @@ class StreamChaos:
             lost, twice = Counter(self._all()) - Counter(entries), Counter(entries) - Counter(self._all())
             self._found(f"entries: {lost.total()} lost, {twice.total()} twice or strange")
         query = "SELECT region, cents, orders, first_at, last_at FROM {schema}.sales"
-        if (found := self._rows(query)) != (wanted := expected_sales([*self._all()])):
-            self._found(f"sales: {found} instead of {wanted}")
+        if (stored := self._rows(query)) != (wanted := expected_sales([*self._all()])):
+            self._found(f"sales: {stored} instead of {wanted}")
 
     # -- what is asked --------------------------------------------------------------------------------------------
 
@@ -223,9 +223,9 @@ class StreamChaos:
     def _rows(self, query: str) -> list[tuple[Any, ...]]:
         return sorted(self._orders_group.execute(query))
 
-    def _driver(self, *, streams: bool = True, at: str = "") -> FramesProcess:
+    def _driver(self, *, streams: bool = True, step: str = "") -> FramesProcess:
         order: Any = _Servers(self._orders_group, self._name)
-        return FramesProcess(order, "streams:stream", self._modules, streams=streams, max_records=70, at=at)
+        return FramesProcess(order, "streams:stream", self._modules, streams=streams, max_records=70, at=step)
 
     def _produce(self) -> None:
         for partition, log in enumerate(self.records):
@@ -248,9 +248,9 @@ class _Servers:
 def expected_sales(records: Sequence[tuple[int, int, int]]) -> list[tuple[str, int, int, int, int]]:
     """The rows of ``sales``, computed by a plain loop."""
     table: dict[str, list[int]] = {}
-    for id_, amount, at in records:
-        row = table.setdefault(f"r{id_ % 100 % 3}", [0, 0, at, at])
-        row[:] = [row[0] + amount, row[1] + 1, min(row[2], at), max(row[3], at)]
+    for id_, amount, offset in records:
+        row = table.setdefault(f"r{id_ % 100 % 3}", [0, 0, offset, offset])
+        row[:] = [row[0] + amount, row[1] + 1, min(row[2], offset), max(row[3], offset)]
     return sorted((region, cents, orders, first, last) for region, (cents, orders, first, last) in table.items())
 
 

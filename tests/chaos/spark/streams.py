@@ -18,14 +18,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Kill drivers and tasks of a stream of DataFrames again and again.")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, required=True)
-    given = parser.parse_args()
+    args = parser.parse_args()
     with start_pair(own=True) as pair:
-        print(f"stream chaos: seed {given.seed}, {given.rounds} rounds, {pair.describe()}", flush=True)
+        print(f"stream chaos: seed {args.seed}, {args.rounds} rounds, {pair.describe()}", flush=True)
         findings = run(
             pair.postgres,
             pair.kafka.bootstrap,
-            rounds=given.rounds,
-            seed=given.seed,
+            rounds=args.rounds,
+            seed=args.seed,
             show=lambda line: print(line, flush=True),
         )
     print(*(f"FAILED: {finding}" for finding in findings), sep="\n")

@@ -178,19 +178,19 @@ def account(
     """Check that each offset in ``[low, high)`` has one row, in the log's order, that no others do, and the sums."""
     numbers = sorted(low)
     ranges = [numbers, [low[n] for n in numbers], [high[n] for n in numbers], topic]
-    made = Account(sum(high[n] - low[n] for n in numbers))
-    made.lost = [f"lost: {topic}/{p} offset {n}" for p, n in connection.execute(LOST, ranges)]
-    made.twice = [
+    account = Account(sum(high[n] - low[n] for n in numbers))
+    account.lost = [f"lost: {topic}/{p} offset {n}" for p, n in connection.execute(LOST, ranges)]
+    account.twice = [
         f"{count} times: {topic}/{p} offset {n} by {', '.join(workers)}"
         for p, n, count, workers in connection.execute(TWICE, [topic])
     ]
-    made.twice += [
+    account.twice += [
         f"applied again or never produced: partition {p} offset {n} by {worker}"
         for p, n, worker in connection.execute(STRANGE, ranges)
     ]
-    made.sums = wrong_sums(connection, topic) if has_sums else []
-    made.disorder = [
+    account.sums = wrong_sums(connection, topic) if has_sums else []
+    account.disorder = [
         f"out of order: {topic}/{p} offset {n} was written (row {seq}) after offset {before}"
         for p, n, before, seq in connection.execute(DISORDER, [topic])
     ]
-    return made
+    return account

@@ -31,12 +31,12 @@ def postgres_killed(context: FaultContext, fault: Fault) -> Injected:
 
 
 def _killed(context: FaultContext, server: PostgresServer | KafkaServer, trouble: str) -> Injected:
-    mark, at = context.log.mark(), monotonic()
+    mark, started = context.log.mark(), monotonic()
     server.kill()
     over = monotonic()
     server.start()
     context.log.wait(trouble, since=mark)
-    return Injected(at, EVERY, mark, over)
+    return Injected(started, EVERY, mark, over)
 
 
 def postgres_killed_async(context: FaultContext, fault: Fault) -> Injected | None:
@@ -56,13 +56,13 @@ def postgres_frozen(context: FaultContext, fault: Fault) -> Injected:
 
 
 def _frozen(context: FaultContext, server: PostgresServer | KafkaServer, seconds: float) -> Injected:
-    mark, at = context.log.mark(), monotonic()
+    mark, started = context.log.mark(), monotonic()
     server.freeze()
     try:
         context.hush(seconds)
     finally:
         server.thaw()
-    return Injected(at, EVERY, mark, over=monotonic())
+    return Injected(started, EVERY, mark, over=monotonic())
 
 
 def broker_killed(context: FaultContext, fault: Fault) -> Injected:
@@ -80,11 +80,11 @@ def metadata_emptied(context: FaultContext, fault: Fault) -> Injected:
 
     The answers go to the consumers, or to the workers' other clients.
     """
-    mark, at, proxy = context.log.mark(), monotonic(), context.environment.kafka_proxy
+    mark, started, proxy = context.log.mark(), monotonic(), context.environment.kafka_proxy
     asker: Asker = "consumer" if fault.early else "other"
     proxy.empty_metadata(asker, WORKERS)
     context.log.until(lambda: proxy.has_emptied(asker), f"answers without brokers ({asker})")
-    return Injected(at, EVERY, mark, over=monotonic())
+    return Injected(started, EVERY, mark, over=monotonic())
 
 
 # -- membership -----------------------------------------------------------------------------------------
@@ -93,12 +93,12 @@ def metadata_emptied(context: FaultContext, fault: Fault) -> Injected:
 def join(context: FaultContext, fault: Fault) -> Injected:
     """Let one more worker join and commit; then let an older worker leave."""
     log = context.log
-    mark, at = log.mark(), monotonic()
+    mark, started = log.mark(), monotonic()
     leaving = context.pool.victim(fault.victim)
     newcomer = context.pool.start()
     activated = log.wait("Activated", by=newcomer.name, since=mark)
     log.wait("Committed", by=newcomer.name, since=mark)
-    injected = Injected(at, frozenset([activated["partition"]]), mark, over=activated.at)
+    injected = Injected(started, frozenset([activated["partition"]]), mark, over=activated.at)
     context.recovered(injected)
     _drained(context, leaving.name)
     return injected
@@ -107,9 +107,9 @@ def join(context: FaultContext, fault: Fault) -> Injected:
 def leave(context: FaultContext, fault: Fault) -> Injected:
     """SIGTERM a worker: it drains, and the others take over without waiting for its session to expire."""
     victim, mark = context.pool.victim(fault.victim), context.log.mark()
-    at, held = monotonic(), frozenset(victim.active)
+    started, held = monotonic(), frozenset(victim.active)
     _drained(context, victim.name)
-    injected = Injected(at, held, mark, over=monotonic())
+    injected = Injected(started, held, mark, over=monotonic())
     context.taken_over(held, of=victim, since=mark)
     return injected
 
@@ -131,7 +131,7 @@ def _drained(context: FaultContext, name: str) -> None:
 
 def storm(context: FaultContext, fault: Fault) -> Injected:
     """Inject process faults in a row, without waiting for recovery: kills, stops, cut wires, ended sessions."""
-    chance, mark, at = random.Random(fault.amount), context.log.mark(), monotonic()
+    chance, mark, started = random.Random(fault.amount), context.log.mark(), monotonic()
     for fault_kind in chance.choices(("kill", "stop", "cut", "terminate", "thaw"), k=STORM):
         victim = context.pool.victim(chance.randrange(WORKERS))
         victim.wait_started()  # a worker that cannot begin reports that and ends
@@ -151,7 +151,7 @@ def storm(context: FaultContext, fault: Fault) -> Injected:
                 _thaw_all(context)
         context.lull(chance.randrange(20, 400), seconds=1.0)
     _thaw_all(context)
-    return Injected(at, EVERY, mark, over=monotonic())
+    return Injected(started, EVERY, mark, over=monotonic())
 
 
 def _thaw_all(context: FaultContext) -> None:
@@ -169,8 +169,8 @@ def rewind(context: FaultContext, fault: Fault) -> Injected:
     topic, ledger = context.environment.topic, _ledger(context)
     mark = log.mark()
     with ledger.begin() as tx:
-        at = ledger.positions_of([Partition(topic, number)], locked=False)[Partition(topic, number)]
-        to = max(context.environment.base[number], at.next_offset - fault.amount)
+        position = ledger.positions_of([Partition(topic, number)], locked=False)[Partition(topic, number)]
+        to = max(context.environment.base[number], position.next_offset - fault.amount)
         rebuilt = context.pool.plan.sums
         at_number = Partition(topic, number)
         reset_offset(tx, at_number, to, actor="chaos", log=None, reason="rewind under load", rebuilt=rebuilt)
@@ -202,17 +202,17 @@ def _rebuild_sums(tx: Connection, topic: str, partition: int) -> None:
 def pause(context: FaultContext, fault: Fault) -> Injected:
     """Pause the group under load, check that no worker commits, and resume it."""
     log, ledger = context.log, _ledger(context)
-    mark, at = log.mark(), monotonic()
+    mark, started = log.mark(), monotonic()
     ledger.pause(reason="chaos", actor="chaos")
     paused = log.mark()
     for worker in context.pool.workers:
         log.wait("Paused", by=worker.name, since=mark)
     behind = ledger.read()
-    commits = [s for s in log.since(paused) if s.name == "Committed" and s.at > at + 1]
+    commits = [s for s in log.since(paused) if s.name == "Committed" and s.at > started + 1]
     if commits or ledger.read() != behind:
         raise NotReached(f"a paused group committed: {commits}")
     ledger.resume(actor="chaos")
-    return Injected(at, EVERY, mark, over=monotonic())
+    return Injected(started, EVERY, mark, over=monotonic())
 
 
 def _ledger(context: FaultContext) -> Ledger:

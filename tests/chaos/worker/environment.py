@@ -122,7 +122,7 @@ class Environment:
             try:
                 self.admin.list_topics(self.topic, timeout=5)  # list_offsets sends the leader epoch that it remembers
                 answers = self.admin.list_offsets(asked, request_timeout=5)
-                return {at.partition: answer.result(10).offset for at, answer in answers.items()}
+                return {partition.partition: answer.result(10).offset for partition, answer in answers.items()}
             except Exception as error:
                 if monotonic() > deadline:
                     raise NotReached(f"the broker does not say where its logs end: {error}") from error

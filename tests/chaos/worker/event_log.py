@@ -65,9 +65,9 @@ class EventLog:
                 if partition in self._careful and end >= self._careful[partition][1]:
                     self._end_careful(partition, event.at)
 
-    def _end_careful(self, partition: int, at: float) -> None:
-        since, _ = self._careful.pop(partition, (at, 0))
-        self.careful_seconds += at - since
+    def _end_careful(self, partition: int, now: float) -> None:
+        since, _ = self._careful.pop(partition, (now, 0))
+        self.careful_seconds += now - since
 
     def accident(self, what: str) -> None:
         """Note that a worker ended without a fault that ends it; the caller holds ``changed``."""
@@ -104,7 +104,7 @@ class EventLog:
     def tail(self, count: int) -> list[str]:
         """The last events, as lines."""
         with self.changed:
-            return [str(one) for one in self._events[-count:]]
+            return [str(event) for event in self._events[-count:]]
 
     def wait(
         self, name: str | tuple[str, ...], *, by: str | None = None, since: int,
@@ -112,13 +112,13 @@ class EventLog:
     ) -> WorkerEvent:  # fmt: skip
         """Wait for the first matching event since ``since``; raises NotReached at the deadline or an accident."""
         names = (name,) if isinstance(name, str) else name
-        at, deadline = since, monotonic() + seconds
+        index, deadline = since, monotonic() + seconds
         with self.changed:
             while True:
-                for event in self._events[at:]:
+                for event in self._events[index:]:
                     if event.name in names and by in {None, event.worker} and (where is None or where(event)):
                         return event
-                at = len(self._events)
+                index = len(self._events)
                 self._wait(deadline, f"{by or 'any worker'} to say {' or '.join(names)}")
 
     def until(self, true: Callable[[], bool], what: str, seconds: float = SECONDS) -> None:

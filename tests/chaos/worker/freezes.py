@@ -189,8 +189,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--freezes", type=int, default=30)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**32))
-    given = parser.parse_args()
-    run(given.freezes, given.seed)
+    args = parser.parse_args()
+    run(args.freezes, args.seed)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,13 @@ MOST_CRASHES = 12
 def poison(context: FaultContext, fault: Fault) -> Injected:
     """Produce some records for which ``row=`` raises Poison, and some that the database refuses."""
     chance, log = random.Random(fault.amount), context.log
-    mark, at = log.mark(), monotonic()
+    mark, started = log.mark(), monotonic()
     thrown = [(chance.randrange(PARTITIONS), chance.choice((POISON, REFUSED))) for _ in range(fault.amount % 40 + 5)]
     for partition, value in thrown:
         context.load.throw(partition, value)
         context.lull(chance.randrange(50), seconds=1.0)
     log.until(lambda: _dead_lettered(log.since(mark)) >= len(thrown), f"{len(thrown)} records to be dead-lettered")
-    return Injected(at, frozenset(partition for partition, _ in thrown), mark)
+    return Injected(started, frozenset(partition for partition, _ in thrown), mark)
 
 
 def _dead_lettered(events: list[WorkerEvent]) -> int:
@@ -35,7 +35,7 @@ def _dead_lettered(events: list[WorkerEvent]) -> int:
 def crashing_record(context: FaultContext, fault: Fault) -> Injected:
     """Produce a record that crashes each worker that tries it; replace the workers until it is dead-lettered."""
     log, partition = context.log, fault.amount % PARTITIONS
-    mark, at, crashes = log.mark(), monotonic(), 0
+    mark, started, crashes = log.mark(), monotonic(), 0
     context.load.throw(partition, CRASHING)
     while not any(s.name == "DeadLettered" and s["failure"].startswith("crashed") for s in log.since(mark)):
         for worker in context.pool.workers:
@@ -50,4 +50,4 @@ def crashing_record(context: FaultContext, fault: Fault) -> Injected:
         context.lull(200, seconds=0.3)
     for worker in context.pool.workers:
         worker.expected_to_end = False
-    return Injected(at, frozenset([partition]), mark, over=monotonic())
+    return Injected(started, frozenset([partition]), mark, over=monotonic())

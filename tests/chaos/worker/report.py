@@ -87,18 +87,18 @@ class Report:
 
     def lines(self, log: EventLog) -> list[str]:
         """The report in lines of text."""
-        said = self.as_dict(log)
+        data = self.as_dict(log)
         lines = [f"{self.servers}; seed {self.seed}, {self.rounds} rounds, {sum(self.faults.values())} faults:"]
         lines += [
             f"  {kind:24} {self.faults[kind]:4}   worst recovery {self.recovery.get(kind, 0.0):5.2f} s"
             for kind in self.kinds
         ]
         lines += [
-            f"{self.records:,} records in {said['transactions']:,} transactions: lost {self.lost}, twice {self.twice}",
+            f"{self.records:,} records in {data['transactions']:,} transactions: lost {self.lost}, twice {self.twice}",
             f"{self.small_transactions:,} of them in two round trips; {self.summed:,} records in sums, each once",
-            f"{said['fences']} fenced, {said['unknown_commits']} unknown COMMITs, {said['rebalances']} rebalances",
-            f"{said['suspect_ranges']} suspect ranges, {said['careful_seconds']} s in small parts, of all partitions",
-            f"{self.snapshots:,} snapshots, worst recovery {said['worst_recovery_seconds']} s, {self.seconds:.0f} s",
+            f"{data['fences']} fenced, {data['unknown_commits']} unknown COMMITs, {data['rebalances']} rebalances",
+            f"{data['suspect_ranges']} suspect ranges, {data['careful_seconds']} s in small parts, of all partitions",
+            f"{self.snapshots:,} snapshots, worst recovery {data['worst_recovery_seconds']} s, {self.seconds:.0f} s",
         ]
         never = [f"FAILED: {kind} never truly happened, so this run proves nothing about it" for kind in self.vacuous]
         return lines + (self.failure or never)

@@ -181,15 +181,15 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(KINDS), help="only these, separated by commas")
     parser.add_argument("--report", type=Path, default=Path("chaos-report.json"))
     parser.add_argument("--plan", action="store_true", help="print the schedule and do nothing")
-    given = parser.parse_args()
-    kinds = tuple(given.kinds.split(","))
+    args = parser.parse_args()
+    kinds = tuple(args.kinds.split(","))
     if unknown := set(kinds) - set(KINDS):
         parser.error(f"unknown kinds {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
-    if given.plan:
-        for round_ in deal(given.seed, given.rounds, kinds):
+    if args.plan:
+        for round_ in deal(args.seed, args.rounds, kinds):
             print(round_)
         return
-    report = run(given.rounds, given.seed, kinds=kinds, report_path=given.report)
+    report = run(args.rounds, args.seed, kinds=kinds, report_path=args.report)
     sys.exit(0 if report.passed else 1)
 
 

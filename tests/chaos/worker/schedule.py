@@ -120,12 +120,12 @@ def deal(seed: int, rounds: int, kinds: Sequence[str] = KINDS) -> list[Round]:
     while len(dealt) < max(rounds, len(kinds)):
         dealt += _pass(chance, kinds, legs=min(4, rounds, len(kinds)))
     dealt = dealt[: max(rounds, len(kinds))]
-    made: list[Round] = []
+    planned: list[Round] = []
     for number, part in enumerate(_split(dealt, rounds), 1):
         pool = next((plan for plan, _ in part if not plan.durable), part[0][0])
         faults = tuple(_fault(chance, kind, in_copy=not pool.durable) for _, kind in part)
-        made.append(Round(number, pool, faults, portion=chance.choice((3, 10, 25))))
-    return made
+        planned.append(Round(number, pool, faults, portion=chance.choice((3, 10, 25))))
+    return planned
 
 
 def _pass(chance: random.Random, kinds: Sequence[str], legs: int) -> list[tuple[PoolPlan, str]]:

@@ -68,20 +68,20 @@ def test_the_checks_find_lost_repeated_unexpected_and_unordered_rows(seekpoint_d
             "highest bigint); INSERT INTO chaos_sums VALUES ('t', 'all', 9, 37, 0, 9), ('t', 'p0', 4, 26, 5, 8), "
             "('t', 'p1', 4, 12, 0, 9), ('t', 'p3', 1, 1, 1, 1)"
         )
-        found = account(connection, "t", {0: 5, 1: 0}, {0: 9, 1: 3}, has_sums=True)
-    assert found.records == 7
-    assert found.lost == ["lost: t/0 offset 7"]
-    assert found.sums == [
+        result = account(connection, "t", {0: 5, 1: 0}, {0: 9, 1: 3}, has_sums=True)
+    assert result.records == 7
+    assert result.lost == ["lost: t/0 offset 7"]
+    assert result.sums == [
         "sums of t p0: 4 records, offsets 26; its rows are 4 with 25",
         "sums of t p2: None records, offsets None; its rows are 1 with 0",
         "sums of t p3: 1 records, offsets 1; its rows are None with None",
     ]
-    assert [line.split(": ")[0] for line in found.twice[:1]] == ["2 times"]
-    assert [line.split(" by ")[0] for line in found.twice[1:]] == [
+    assert [line.split(": ")[0] for line in result.twice[:1]] == ["2 times"]
+    assert [line.split(" by ")[0] for line in result.twice[1:]] == [
         "applied again or never produced: partition 1 offset 9",
         "applied again or never produced: partition 2 offset 0",
     ]
-    assert [line.split(" was ")[0] for line in found.disorder] == [
+    assert [line.split(" was ")[0] for line in result.disorder] == [
         "out of order: t/0 offset 6",
         "out of order: t/1 offset 1",
     ]

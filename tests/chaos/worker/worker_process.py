@@ -33,8 +33,8 @@ class ChaosReporter(Reporter):
         """Note each batch that is held and advanced in one round trip, as only batches of two round trips are."""
         original = Ledger.hold_and_advance
 
-        def noted(*given: Any) -> Any:
-            moved = original(*given)
+        def noted(*args: Any) -> Any:
+            moved = original(*args)
             self._is_small = True
             return moved
 

@@ -146,9 +146,7 @@ def test_a_group_that_an_operator_paused_stays_paused(orders_group: OrdersGroup)
     orders_group.produce(orders_group.topic, FIRST[10:], partition=0)
     assert batch(orders_group).run().records == len(FIRST) - 10
     assert paused(orders_group) == "ops"
-    assert orders_group.execute("SELECT count(owner) FROM {schema}.partition_offset") == [(0,)], (
-        "nobody is left as an owner"
-    )
+    assert orders_group.execute("SELECT count(owner) FROM {schema}.partition_offset") == [(0,)], "no owner is left"
     assert orders_group.rows() == doubled(FIRST, by=1)
 
 

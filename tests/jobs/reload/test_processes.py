@@ -107,7 +107,7 @@ def test_a_process_that_is_killed_is_replaced(
     reload = reload_of(orders_group, applied_pipeline(HALTING), progress=kill)
     driver = reload.open()
     reload.stage(driver)
-    assert command, "nobody was killed"
+    assert command, "no process was killed"
     password = orders_group.engine.url.password
     for secret in (str(orders_group.engine.url.database) + "?", f":{password}@" if password else "postgresql+psycopg"):
         assert secret.encode() not in command[0]

@@ -199,7 +199,7 @@ def test_a_published_table_is_not_swapped(applied_group: OrdersGroup, what: str)
     applied_group.reload().open(strategy="swap")
 
 
-def test_a_publication_that_is_dropped_meanwhile_is_nobodys_error(applied_group: OrdersGroup) -> None:
+def test_a_publication_that_is_dropped_meanwhile_is_no_error(applied_group: OrdersGroup) -> None:
     """The statement's snapshot has it still, and the catalogs no more."""
     name = f"{applied_group.schema}_gone"
     applied_group.execute(f"CREATE PUBLICATION {name}")

@@ -81,7 +81,7 @@ def test_a_task_whose_process_is_killed_is_run_again(
     orders_group: OrdersGroup, spark: SparkSession, unread_pipeline: Callable[[str], str], tmp_path: Path, source: str
 ) -> None:
     done = run(orders_group, spark, unread_pipeline(source))
-    assert (tmp_path / "marker").exists(), "nobody was killed"
+    assert (tmp_path / "marker").exists(), "no process was killed"
     assert done.records == 200
     assert orders_group.rows() == expected()
 

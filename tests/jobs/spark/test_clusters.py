@@ -78,7 +78,7 @@ def test_separate_executors_of_which_one_is_killed_after_its_commit(
     ) as job:
         output, errors = job.communicate(timeout=ENDLESS)
     assert (job.returncode, output.split()) == (0, ["CutOver", "200"]), errors
-    assert (tmp_path / "marker").exists(), "nobody was killed"
+    assert (tmp_path / "marker").exists(), "no process was killed"
     assert orders_group.rows() == expected()
     attempts = orders_group.execute("SELECT count(*) FROM {schema}.reload_staged")
     assert attempts == [(7,)], "six ranges, and one of them twice"

@@ -204,8 +204,8 @@ def test_what_is_not_there_is_named(spark: SparkSession, archived_group: Archive
         rows_of(archived_group, spark, topics="orders")
     with pytest.raises(ConfigError, match="start= names orders/3, which group"):
         rows_of(archived_group, spark, start={("orders", 3): 1})
-    with pytest.raises(ConfigError, match=r"the ledger in schema .* has no offsets of group 'nobody'"):
-        stored_ranges(archived_group.ledger, "nobody")
+    with pytest.raises(ConfigError, match=r"the ledger in schema .* has no offsets of group 'unknown'"):
+        stored_ranges(archived_group.ledger, "unknown")
     with pytest.raises(ConfigError, match="swap or correct its ends"):
         rows_of(archived_group, spark, start={(name, 0): 6})
     (found,) = stored_ranges(archived_group.ledger, archived_group.group, [name])

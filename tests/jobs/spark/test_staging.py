@@ -125,7 +125,7 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_counts_twice(
     driver = made.opened()
     tasks = made.tasks(driver)
     staged = list(made.stager.stage(driver.run, tasks))
-    assert (tmp_path / "marker").exists(), "nobody was killed"
+    assert (tmp_path / "marker").exists(), "no process was killed"
     places = sorted((one.partition, one.start, one.end) for one in staged)
     assert places == sorted((task.range.partition, task.range.start, task.range.end) for task in tasks)
     rows = made.orders_group.execute("SELECT count(*) FROM {schema}.reload_staged")

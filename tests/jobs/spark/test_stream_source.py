@@ -117,13 +117,13 @@ def test_what_a_stream_does_not_take_is_refused_in_words(streams: Streams) -> No
     with pytest.raises(PySparkException, match="maxOffsetsPerTrigger bounds the micro-batches of a stream"):
         batch.options(**at, maxOffsetsPerTrigger=3).load().count()
     batch = streams.spark.read.format("seekpoint").option("kafka.bootstrap.servers", streams.archived_group.brokers)
-    nobody = streams.of_group | {"group": "nobody"}
-    refused = r"as a batch .*has no offsets of group 'nobody'.*; as a stream \(spark.readStream\): deadLetters"
+    unknown = streams.of_group | {"group": "unknown"}
+    refused = r"as a batch .*has no offsets of group 'unknown'.*; as a stream \(spark.readStream\): deadLetters"
     with pytest.raises(PySparkException, match=refused):
-        batch.options(subscribe=name, deadLetters="exclude", **nobody).load().count()
+        batch.options(subscribe=name, deadLetters="exclude", **unknown).load().count()
     batch = streams.spark.read.format("seekpoint").option("kafka.bootstrap.servers", streams.archived_group.brokers)
-    with pytest.raises(PySparkException, match=r"has no offsets of group 'nobody'"):
-        batch.options(decode="json:loads", **nobody).load().count()
+    with pytest.raises(PySparkException, match=r"has no offsets of group 'unknown'"):
+        batch.options(decode="json:loads", **unknown).load().count()
     streams.archived_group.produce(name, ["a"])
     frame = streams.frame(**at)
     streams.start(frame, "one", processingTime="1 second")

@@ -235,7 +235,7 @@ def test_claims_tell_how_many_owners_went_without_a_word(new_worker: NewLedgerWo
     assert granted(three).unreleased == 0
     assert granted(one).unreleased == 1
     one.ledger.reset_offset("t", 0, to=5, log=None, reason="over it")
-    assert granted(one).unreleased == 0, "whoever moved the position has dealt with it"
+    assert granted(one).unreleased == 0, "the worker that moved the position has dealt with it"
 
 
 # -- suspect ranges ------------------------------------------------------------------------------------------

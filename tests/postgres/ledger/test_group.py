@@ -99,8 +99,8 @@ def test_a_pause_fences_until_a_resume(new_worker: NewLedgerWorker, seekpoint_en
 
 def test_a_group_that_is_not_there_cannot_be_paused(new_worker: NewLedgerWorker) -> None:
     """I5: an order to a misspelled group is an error, not a success."""
-    with pytest.raises(ConfigError, match="there is no group 'nobody'"):
-        new_worker("nobody").ledger.pause(reason="x")
+    with pytest.raises(ConfigError, match="there is no group 'unknown'"):
+        new_worker("unknown").ledger.pause(reason="x")
 
 
 @pytest.mark.parametrize("kind", [HandlerOutdated, GroupPaused, ClusterChanged])

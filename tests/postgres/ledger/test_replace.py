@@ -347,11 +347,11 @@ def test_a_run_that_was_killed_is_completed_or_undone(groups: Groups) -> None:
 
 
 def test_names_that_are_none(groups: Groups) -> None:
-    for by, error in (("old", "cannot replace itself"), ("nobody", "has no group 'nobody'")):
+    for by, error in (("old", "cannot replace itself"), ("unknown", "has no group 'unknown'")):
         with pytest.raises(ConfigError, match=error):
             groups.admin.plan_replace("old", by=by)
-    with pytest.raises(ConfigError, match="has no group 'nobody'"):
-        groups.admin.plan_replace("nobody", by="new")
+    with pytest.raises(ConfigError, match="has no group 'unknown'"):
+        groups.admin.plan_replace("unknown", by="new")
     groups.new.ledger.pause(reason="a test")
     groups.admin.apply(groups.admin.plan_forget("new", export_to=None), reason="a test")
     with pytest.raises(GroupForgotten):

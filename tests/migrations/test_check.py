@@ -27,10 +27,10 @@ def complaint(engine: Engine, name: str = "seekpoint") -> str:
 
 
 def test_missing(engine: Engine) -> None:
-    said = complaint(engine)
-    assert "schema 'seekpoint' has no ledger tables" in said
-    assert f"needs revision {schema.HEAD}" in said
-    assert "run `seekpoint db upgrade`" in said
+    message = complaint(engine)
+    assert "schema 'seekpoint' has no ledger tables" in message
+    assert f"needs revision {schema.HEAD}" in message
+    assert "run `seekpoint db upgrade`" in message
 
 
 def test_missing_under_another_name_the_command_is_ready_to_paste(engine: Engine) -> None:
@@ -48,19 +48,19 @@ def test_an_empty_schema_is_missing_too(engine: Engine, empty: Callable[[Engine]
 def test_newer(engine: Engine) -> None:
     schema.upgrade(engine)
     stamp(engine, "9999")
-    said = complaint(engine)
-    assert f"at revision 9999, newer than revision {schema.HEAD}" in said
-    assert "update Seekpoint to the version that migrated it" in said
-    assert "db upgrade" not in said, "it would not help"
+    message = complaint(engine)
+    assert f"at revision 9999, newer than revision {schema.HEAD}" in message
+    assert "update Seekpoint to the version that migrated it" in message
+    assert "db upgrade" not in message, "it would not help"
 
 
 @pytest.mark.parametrize("revisions", [["3f2a9c01d7e4"], ["0001", "3f2a9c01d7e4"]])
 def test_a_version_table_of_another_library(engine: Engine, revisions: list[str]) -> None:
     schema.upgrade(engine)
     stamp(engine, *revisions)
-    said = complaint(engine)
-    assert "3f2a9c01d7e4" in said
-    assert "give the ledger a separate schema" in said
+    message = complaint(engine)
+    assert "3f2a9c01d7e4" in message
+    assert "give the ledger a separate schema" in message
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "EUC_JP"])
@@ -68,9 +68,9 @@ def test_a_database_that_cannot_hold_every_error_is_refused(engine: Engine, enco
     """I1: refused at the start, not when an error with another character is stored with a dead letter."""
     with pytest.raises(SchemaMismatch) as refused:
         schema.upgrade(engine)
-    for said in (str(refused.value), complaint(engine)):
-        assert f"the encoding of this database is {encoding}" in said
-        assert "CREATE DATABASE ... ENCODING 'UTF8'" in said
+    for message in (str(refused.value), complaint(engine)):
+        assert f"the encoding of this database is {encoding}" in message
+        assert "CREATE DATABASE ... ENCODING 'UTF8'" in message
     with engine.connect() as connection:
         assert schema.current(connection) is None
         assert not inspect(connection).has_schema("seekpoint")

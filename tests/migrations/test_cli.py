@@ -92,7 +92,7 @@ def test_sql_needs_no_database_and_makes_the_ledger(engine: Engine, database_url
 
 
 @pytest.mark.parametrize(
-    ("arguments", "url", "said"),
+    ("arguments", "url", "message"),
     [
         (["check"], None, "--database-url"),
         (["check", "--no-such-option"], None, "--no-such-option"),
@@ -105,12 +105,12 @@ def test_sql_needs_no_database_and_makes_the_ledger(engine: Engine, database_url
     ],
 )
 def test_wrong_usage_exits_with_2(
-    arguments: list[str], url: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], url: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = db(*arguments, url=url)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert said in result.stderr
+    assert message in result.stderr
     assert "hunter2" not in result.output
 
 
@@ -125,10 +125,10 @@ def test_a_wrong_password_is_named_but_not_shown(database_url: str) -> None:
 def test_a_server_that_is_down_and_a_database_that_is_not_there(database_url: str) -> None:
     down = make_url(database_url).set(port=1).render_as_string(hide_password=False)
     gone = make_url(database_url).set(database="no_such_database").render_as_string(hide_password=False)
-    for url, code, said in ((down, 3, "refused"), (gone, 1, 'database "no_such_database" does not exist')):
+    for url, code, message in ((down, 3, "refused"), (gone, 1, 'database "no_such_database" does not exist')):
         result = db("check", url=url)
         assert result.exit_code == code
-        assert said in result.stderr
+        assert message in result.stderr
         assert str(make_url(url).password) not in result.output
         assert "sqlalche.me" not in result.output
 

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, text
 
 from migrations.test_cli import db
 from migrations.test_host import Host
-from migrations.test_install import DEAD_LETTER, ODD_NAMES, ROWS, at, execute, run_script
+from migrations.test_install import DEAD_LETTER, ODD_NAMES, ROWS, execute, revision, run_script
 from seekpoint import schema
 from seekpoint.errors import ConfigError
 from support.waiting import until
@@ -43,11 +43,11 @@ def test_offsets_are_not_dropped_without_permission(engine: Engine, name: str) -
     execute(engine, ROWS, name)
     with pytest.raises(ConfigError, match=OFFSETS):
         schema.downgrade(engine, schema=name)
-    assert at(engine, name) == schema.HEAD
+    assert revision(engine, name) == schema.HEAD
     with pytest.raises(ConfigError, match=r"groups 'g' \(100\)"):
         schema.downgrade(engine, schema=name, drop=["h", "G"])
     schema.downgrade(engine, schema=name, drop=["g"])
-    assert at(engine, name) is None
+    assert revision(engine, name) is None
 
 
 def test_offsets_that_a_claim_is_about_to_store_are_not_dropped_without_permission(engine: Engine) -> None:
@@ -82,10 +82,10 @@ def test_open_dead_letters_and_lost_ranges_are_not_dropped_without_permission(en
     execute(engine, "UPDATE seekpoint.dead_letter SET state = 'discarded'")
     with pytest.raises(ConfigError, match=r"would drop the lost ranges of groups 'g' \(1\)"):
         schema.downgrade(engine)
-    assert at(engine) == schema.HEAD
+    assert revision(engine) == schema.HEAD
     execute(engine, "DELETE FROM seekpoint.lost_range")
     schema.downgrade(engine)
-    assert at(engine) is None
+    assert revision(engine) is None
 
 
 def test_checksums_of_exported_files_are_not_dropped_without_permission(engine: Engine) -> None:
@@ -101,9 +101,9 @@ def test_checksums_of_exported_files_are_not_dropped_without_permission(engine: 
     execute(engine, insert % (5, "'00'"))
     with pytest.raises(ConfigError, match=r"would drop the checksums of exported files of groups 'g' \(1\): a"):
         schema.downgrade(engine)
-    assert at(engine) == schema.HEAD
+    assert revision(engine) == schema.HEAD
     schema.downgrade(engine, drop=["g"])
-    assert at(engine) is None
+    assert revision(engine) is None
 
 
 def test_positions_of_forgotten_groups_are_not_dropped_without_permission(engine: Engine) -> None:
@@ -112,7 +112,7 @@ def test_positions_of_forgotten_groups_are_not_dropped_without_permission(engine
     with pytest.raises(ConfigError, match=r"positions of forgotten groups of groups 'g' \(1\): a worker"):
         schema.downgrade(engine)
     schema.downgrade(engine, drop=["g"])
-    assert at(engine) is None
+    assert revision(engine) is None
 
 
 def test_a_run_that_is_open_is_not_dropped(engine: Engine) -> None:
@@ -128,7 +128,7 @@ def test_a_run_that_is_open_is_not_dropped(engine: Engine) -> None:
         schema.downgrade(engine, drop=["g"])
     execute(engine, "UPDATE {s}.reload_run SET state = 'aborted'")
     schema.downgrade(engine)
-    assert at(engine) is None
+    assert revision(engine) is None
 
 
 def test_permission_by_the_environment_for_a_name_of_any_characters(
@@ -144,7 +144,7 @@ def test_permission_by_the_environment_for_a_name_of_any_characters(
         schema.downgrade(engine)
     monkeypatch.setenv("SEEKPOINT_DROP", GROUP)
     schema.downgrade(engine)
-    assert at(engine) is None
+    assert revision(engine) is None
 
 
 def test_the_command(engine: Engine, database_url: str) -> None:
@@ -169,14 +169,14 @@ class TestHost:
         return host
 
     @staticmethod
-    def permitting(host: Host, *said: str) -> None:
+    def permitting(host: Host, *words: str) -> None:
         """As ``alembic -x … -x …`` would."""
         plain = host.config
 
         def config() -> Any:
-            made = plain()
-            made[0].cmd_opts = Namespace(x=list(said))
-            return made
+            database = plain()
+            database[0].cmd_opts = Namespace(x=list(words))
+            return database
 
         host.config = config  # type: ignore[method-assign]
 
@@ -186,7 +186,7 @@ class TestHost:
         assert offsets(engine) == 100
         self.permitting(filled_host, "other=1", "seekpoint_drop=h", "seekpoint_drop=f,g")
         filled_host.run(command.downgrade, "-1")
-        assert at(engine) is None
+        assert revision(engine) is None
 
     def test_offline(self, filled_host: Host, engine: Engine) -> None:
         script = filled_host.run(command.downgrade, "head:a1", sql=True)
@@ -195,7 +195,7 @@ class TestHost:
         assert offsets(engine) == 100
         self.permitting(filled_host, "seekpoint_drop=g")
         run_script(filled_host.url, filled_host.run(command.downgrade, "head:a1", sql=True))
-        assert at(engine) is None
+        assert revision(engine) is None
 
     def test_an_empty_ledger_goes_up_down_and_up(self, host: Host, engine: Engine) -> None:
         """What a host's CI does, also where a group has claimed nothing yet."""
@@ -205,7 +205,7 @@ class TestHost:
             execute(engine, "INSERT INTO seekpoint.consumer_group (name) VALUES ('g')")
             host.run(command.downgrade, "-1")
         host.run(command.upgrade, "head")
-        assert at(engine) == schema.HEAD
+        assert revision(engine) == schema.HEAD
 
     def test_a_version_location(self, host: Host, engine: Engine) -> None:
         host.add_version_location()
@@ -218,4 +218,4 @@ class TestHost:
             run_script(host.url, host.run(command.downgrade, f"seekpoint@{schema.HEAD}:seekpoint@base", sql=True))
         self.permitting(host, "seekpoint_drop=g")
         host.run(command.downgrade, "seekpoint@base")
-        assert at(engine) is None
+        assert revision(engine) is None

@@ -27,12 +27,12 @@ NEXT = OURS | {"note"}  # of the second revision, which the tests alone have
 ODD_NAMES = ["Ledger", 'we"ird', "with space", "100%", "a.b", "colon:name", "naïve", "select", "'; DROP TABLE x; --"]
 
 
-def made(engine: Engine, name: str = "seekpoint") -> set[str]:
+def created(engine: Engine, name: str = "seekpoint") -> set[str]:
     with engine.connect() as connection:
         return set(inspect(connection).get_table_names(schema=name))
 
 
-def at(engine: Engine, name: str = "seekpoint") -> str | None:
+def revision(engine: Engine, name: str = "seekpoint") -> str | None:
     with engine.connect() as connection:
         return schema.current(connection, name)
 
@@ -74,21 +74,21 @@ def test_both_ways_are_idempotent(engine: Engine) -> None:
         assert connection.scalar(select(tables.consumer_group.c.name)) == "billing"
     schema.downgrade(engine)
     schema.downgrade(engine)
-    assert made(engine) == set()
+    assert created(engine) == set()
 
 
 def test_downgrade_leaves_the_schema_and_what_others_keep_in_it(engine: Engine) -> None:
     schema.upgrade(engine)
     execute(engine, "CREATE TABLE seekpoint.theirs ()")
     schema.downgrade(engine)
-    assert made(engine) == {"theirs"}
+    assert created(engine) == {"theirs"}
 
 
 @pytest.mark.repeats("name")
 @pytest.mark.parametrize("name", ["seekpoint", *ODD_NAMES, "x" * 63])
 def test_up_down_up_in_a_schema_of_any_name(engine: Engine, name: str) -> None:
     schema.upgrade(engine, schema=name)
-    assert (made(engine, name), at(engine, name)) == (OURS, schema.HEAD)
+    assert (created(engine, name), revision(engine, name)) == (OURS, schema.HEAD)
     with engine.connect() as connection:
         schema.check(connection, name)
         assert (
@@ -98,9 +98,9 @@ def test_up_down_up_in_a_schema_of_any_name(engine: Engine, name: str) -> None:
             == 0
         )
     schema.downgrade(engine, schema=name)
-    assert (made(engine, name), at(engine, name)) == (set(), None)
+    assert (created(engine, name), revision(engine, name)) == (set(), None)
     schema.upgrade(engine, schema=name)
-    assert (made(engine, name), at(engine, name)) == (OURS, schema.HEAD)
+    assert (created(engine, name), revision(engine, name)) == (OURS, schema.HEAD)
 
 
 @pytest.mark.parametrize("name", ["", "public", "pg_ledger", "information_schema", "x" * 64, "ü" * 32, "a\0b"])
@@ -119,10 +119,10 @@ def test_a_connection_keeps_its_transaction(engine: Engine) -> None:
         schema.upgrade(connection)
         schema.check(connection)
         connection.rollback()
-    assert made(engine) == set(), "the caller rolled back"
+    assert created(engine) == set(), "the caller rolled back"
     with engine.begin() as connection:
         schema.upgrade(connection)
-    assert at(engine) == schema.HEAD
+    assert revision(engine) == schema.HEAD
 
 
 def test_a_failed_upgrade_leaves_none_of_its_tables(engine: Engine) -> None:
@@ -130,10 +130,10 @@ def test_a_failed_upgrade_leaves_none_of_its_tables(engine: Engine) -> None:
     execute(engine, "CREATE TABLE seekpoint.admin_action ()")
     with pytest.raises(Exception, match="admin_action"):
         schema.upgrade(engine)
-    assert made(engine) == {"admin_action"}
+    assert created(engine) == {"admin_action"}
     execute(engine, "DROP TABLE seekpoint.admin_action")
     schema.upgrade(engine)
-    assert made(engine) == OURS, "and the next one starts afresh, in the same process"
+    assert created(engine) == OURS, "and the next one starts afresh, in the same process"
 
 
 @pytest.mark.repeats("level")
@@ -141,14 +141,14 @@ def test_a_failed_upgrade_leaves_none_of_its_tables(engine: Engine) -> None:
 def test_an_engine_of_any_isolation_level_will_do(database_url: str, level: str) -> None:
     engine = create_engine(database_url, isolation_level=level, poolclass=NullPool)
     schema.upgrade(engine)
-    assert at(engine) == schema.HEAD
+    assert revision(engine) == schema.HEAD
 
 
 def test_a_connection_in_autocommit_is_refused(engine: Engine) -> None:
     autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
     with autocommit.connect() as connection, pytest.raises(ConfigError, match="autocommit mode: open it with"):
         schema.upgrade(connection)
-    assert made(engine) == set()
+    assert created(engine) == set()
 
 
 class AsyncEngine:
@@ -171,9 +171,9 @@ def test_each_statement_is_sent_by_itself(engine: Engine) -> None:
 
     event.listen(engine, "do_execute", prepared)
     schema.upgrade(engine)
-    assert at(engine) == schema.HEAD
+    assert revision(engine) == schema.HEAD
     schema.downgrade(engine)
-    assert at(engine) is None
+    assert revision(engine) is None
 
 
 def test_a_refusal_by_the_driver_of_an_async_host_is_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def test_a_newer_ledger_is_neither_upgraded_nor_taken_down(engine: Engine) -> No
     for attempt in (schema.upgrade, schema.downgrade):
         with pytest.raises(SchemaMismatch, match="9999, newer than revision 0001"):
             attempt(engine)
-    assert made(engine) == OURS
+    assert created(engine) == OURS
 
 
 def test_the_right_to_create_schemas_is_not_needed_where_one_was_made_for_us(engine: Engine, database_url: str) -> None:
@@ -217,7 +217,7 @@ def test_the_right_to_create_schemas_is_not_needed_where_one_was_made_for_us(eng
         with engine.begin() as connection:
             connection.execute(text(f"SET LOCAL ROLE {role}"))
             schema.upgrade(connection)
-        assert at(engine) == schema.HEAD
+        assert revision(engine) == schema.HEAD
     finally:
         execute(engine, f"DROP OWNED BY {role} CASCADE")
         execute(engine, f"DROP ROLE {role}")
@@ -248,7 +248,7 @@ def test_two_processes_upgrade_at_once(engine: Engine, database_url: str) -> Non
     for racer in racers:
         _, complaint = racer.communicate(timeout=60)
         assert racer.returncode == 0, complaint
-    assert (made(engine), at(engine)) == (OURS, schema.HEAD)
+    assert (created(engine), revision(engine)) == (OURS, schema.HEAD)
 
 
 def test_threads_upgrade_schemas_of_their_own(engine: Engine) -> None:
@@ -256,7 +256,7 @@ def test_threads_upgrade_schemas_of_their_own(engine: Engine) -> None:
     names = [f"ledger_{number}" for number in range(6)]
     with ThreadPoolExecutor(len(names)) as pool:
         list(pool.map(lambda name: schema.upgrade(engine, schema=name), names))
-    assert [made(engine, name) for name in names] == [OURS] * len(names)
+    assert [created(engine, name) for name in names] == [OURS] * len(names)
 
 
 def test_the_scripts_are_found_in_a_checkout_and_in_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,14 +334,14 @@ def test_a_ledger_in_use_is_brought_up_and_down(
                 run_script(database_url, schema.sql(schema=name, to=to, since=since))
 
     up("0001", "base")
-    assert (made(engine, name), at(engine, name)) == (OURS, "0001")
+    assert (created(engine, name), revision(engine, name)) == (OURS, "0001")
     execute(engine, ROWS, name)
     rows, file = kept(engine, name), file_of(engine, name)
-    assert [len(each) for each in rows.values()] == [1, 1, 1, 100]
+    assert [len(row) for row in rows.values()] == [1, 1, 1, 100]
     upgraded = {**rows, "partition_offset": [row | {"remarks": 0} for row in rows["partition_offset"]]}
     for _ in range(2):
         up(second_revision, "0001")
-        assert (made(engine, name), at(engine, name)) == (NEXT, second_revision)
+        assert (created(engine, name), revision(engine, name)) == (NEXT, second_revision)
         with engine.connect() as connection:
             schema.check(connection, name)
         assert file_of(engine, name) == file
@@ -350,11 +350,11 @@ def test_a_ledger_in_use_is_brought_up_and_down(
         with pytest.raises(ConfigError, match=r"would drop the notes of groups 'g' \(1\): they are in no other place"):
             schema.downgrade(engine, to="0001", schema=name)
         schema.downgrade(engine, to="0001", schema=name, drop=["g"])
-        assert (made(engine, name), at(engine, name)) == (OURS, "0001")
+        assert (created(engine, name), revision(engine, name)) == (OURS, "0001")
         assert kept(engine, name) == rows
     up(second_revision, "0001")
     schema.downgrade(engine, schema=name, drop=["g"])
-    assert (made(engine, name), at(engine, name)) == (set(), None)
+    assert (created(engine, name), revision(engine, name)) == (set(), None)
 
 
 NOTE = "INSERT INTO {s}.note VALUES ('g', 'a note')"
@@ -364,10 +364,10 @@ def test_a_ledger_beyond_the_revision_that_is_asked_for_is_left_alone(engine: En
     schema.upgrade(engine)
     execute(engine, ROWS)
     schema.upgrade(engine, to="0001")
-    assert (made(engine), at(engine)) == (NEXT, second_revision)
+    assert (created(engine), revision(engine)) == (NEXT, second_revision)
     schema.downgrade(engine, to="0001")
     schema.downgrade(engine, to=second_revision)
-    assert (made(engine), at(engine)) == (OURS, "0001")
+    assert (created(engine), revision(engine)) == (OURS, "0001")
 
 
 def test_an_upgrade_that_cannot_have_its_lock_changes_nothing(engine: Engine, second_revision: str) -> None:
@@ -380,7 +380,7 @@ def test_an_upgrade_that_cannot_have_its_lock_changes_nothing(engine: Engine, se
             connection.execute(text("SET LOCAL lock_timeout = '50ms'"))
             with pytest.raises(OperationalError, match="lock timeout"):
                 schema.upgrade(connection)
-    assert (made(engine), at(engine)) == (OURS, "0001")
+    assert (created(engine), revision(engine)) == (OURS, "0001")
     assert kept(engine, "seekpoint") == rows
     schema.upgrade(engine)
-    assert at(engine) == second_revision
+    assert revision(engine) == second_revision

@@ -83,8 +83,8 @@ def test_autogenerate_would_find_a_changed_column_or_default(engine: Engine) -> 
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE seekpoint.lost_range ALTER from_offset TYPE int"))
         connection.execute(text("ALTER TABLE seekpoint.consumer_group ALTER version SET DEFAULT 2"))
-        found = [difference for group in differences(connection, "seekpoint") for difference in group]
-    assert sorted((kind, table, column) for kind, _, table, column, *_ in found) == [
+        different = [difference for group in differences(connection, "seekpoint") for difference in group]
+    assert sorted((kind, table, column) for kind, _, table, column, *_ in different) == [
         ("modify_default", "consumer_group", "version"),
         ("modify_type", "lost_range", "from_offset"),
     ]
@@ -104,10 +104,10 @@ def test_metadata_and_migrations_make_the_same_catalog(engine: Engine) -> None:
 def test_storage_parameters_are_those_of_the_metadata(engine: Engine) -> None:
     schema.upgrade(engine, schema="stored")
     with engine.connect() as connection:
-        found = storage(connection, "stored")
+        parameters = storage(connection, "stored")
     declared = {table.name: table.info["storage"] for table in tables.metadata.tables.values() if table.info}
-    assert found == declared
-    assert found["partition_offset"]["fillfactor"] == "50", "updates of the hot row must stay HOT"
+    assert parameters == declared
+    assert parameters["partition_offset"]["fillfactor"] == "50", "updates of the hot row must stay HOT"
 
 
 def test_only_tables_indexes_and_views_are_made(engine: Engine) -> None:
@@ -128,9 +128,9 @@ def test_only_tables_indexes_and_views_are_made(engine: Engine) -> None:
 def test_views_have_the_columns_of_the_metadata(engine: Engine, view: Table) -> None:
     schema.upgrade(engine)
     with engine.connect() as connection:
-        found = inspect(connection).get_columns(view.name, schema="seekpoint")
-    assert {each["name"]: each["type"].compile(connection.dialect) for each in found} == {
-        each.name: each.type.compile(connection.dialect) for each in view.columns
+        columns = inspect(connection).get_columns(view.name, schema="seekpoint")
+    assert {column["name"]: column["type"].compile(connection.dialect) for column in columns} == {
+        column.name: column.type.compile(connection.dialect) for column in view.columns
     }
 
 
@@ -153,6 +153,6 @@ def test_the_revisions_form_one_line_that_ends_at_head() -> None:
 def test_the_maintainers_alembic_agrees(engine: Engine, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     schema.upgrade(engine)
     monkeypatch.setenv("SEEKPOINT_DATABASE_URL", database_url)
-    said = StringIO()
-    command.check(Config(schema.version_location().parent / "alembic.ini", stdout=said))
-    assert "No new upgrade operations" in said.getvalue()
+    output = StringIO()
+    command.check(Config(schema.version_location().parent / "alembic.ini", stdout=output))
+    assert "No new upgrade operations" in output.getvalue()

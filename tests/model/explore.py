@@ -309,8 +309,8 @@ class Graph:
         path: list[str] = []
         s = start(self.rules)
         for target in reversed(chain):
-            found = (step for step in steps(s, self.rules) if self.merge(step.to, self.rules) == target)
-            step = next(found, None)
+            following = (step for step in steps(s, self.rules) if self.merge(step.to, self.rules) == target)
+            step = next(following, None)
             if step is None:
                 raise LookupError(
                     f"only merging makes this history possible, so canonical() is wrong: {path}, {target}"
@@ -390,19 +390,19 @@ def chosen(args: argparse.Namespace) -> list[tuple[str, Rules]]:
     else:
         rules = WIDER if args.wide else [*CONFIGS.values()]
     variants = [(name, broken_by(name)) for name in (*UNSAFE, *ONLY_SLOW)] if args.all else []
-    return [(args.broken or "as designed", one._replace(**own)) for one in rules] + variants
+    return [(args.broken or "as designed", rule._replace(**own)) for rule in rules] + variants
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     surprises = 0
     for name, rules in chosen(arguments(argv)):
-        found = explore(rules)
-        surprises += (name in UNSAFE) != bool(found.violation)
+        result = explore(rules)
+        surprises += (name in UNSAFE) != bool(result.violation)
         bounds = ", ".join(f"{k} {v}" for k, v in zip(rules._fields[:-1], rules, strict=False))
-        print(f"{name} ({bounds}): {found.violation or 'no violation'}")
-        print(f"    {found.states} states, {found.finished} with all applied, {found.seconds:.1f} s;", end=" ")
-        print(f"needless refusals: {found.needless}; stuck: {'not asked' if found.stuck is None else found.stuck}")
-        for number, step in enumerate(found.history, 1):
+        print(f"{name} ({bounds}): {result.violation or 'no violation'}")
+        print(f"    {result.states} states, {result.finished} with all applied, {result.seconds:.1f} s;", end=" ")
+        print(f"needless refusals: {result.needless}; stuck: {'not asked' if result.stuck is None else result.stuck}")
+        for number, step in enumerate(result.history, 1):
             print(f"    {number:2}. {step}", flush=True)
     return 1 if surprises else 0
 

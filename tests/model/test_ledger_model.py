@@ -92,79 +92,79 @@ SMALL_CHANGED = {
 @pytest.mark.long("some of its cases take seconds")
 @pytest.mark.parametrize("config", CONFIGS)
 def test_as_designed_nothing_is_lost_twice_refused_needlessly_or_stuck(config: str) -> None:
-    found = explore(CONFIGS[config])
-    print(f"{config}: {found.states} states, {found.seconds:.1f} s")
-    assert found.violation is None, found.history
-    assert found.states == STATES[config]
-    assert found.finished > 20
-    assert found.needless == 0, found.history
-    assert found.stuck == (0 if CONFIGS[config].claims < 0 else None), found.history
+    result = explore(CONFIGS[config])
+    print(f"{config}: {result.states} states, {result.seconds:.1f} s")
+    assert result.violation is None, result.history
+    assert result.states == STATES[config]
+    assert result.finished > 20
+    assert result.needless == 0, result.history
+    assert result.stuck == (0 if CONFIGS[config].claims < 0 else None), result.history
 
 
 @pytest.mark.long("some of its cases take seconds")
 @pytest.mark.parametrize("name", UNSAFE)
 def test_an_unsafe_variant_does_harm(name: str) -> None:
-    found = explore(broken_by(name))
-    print(f"{name}: {found.states} states, {found.seconds:.1f} s: {found.violation}")
-    assert found.violation is not None
-    assert HARM[name] in found.violation, found.history
-    assert any(step.endswith(CAUSE.get(name, "")) for step in found.history), found.history
-    assert found.history[0] == "A claims partition 0 at 0"
-    assert found.history[-1].startswith(("A's COMMIT takes effect", "B's COMMIT takes effect"))
+    result = explore(broken_by(name))
+    print(f"{name}: {result.states} states, {result.seconds:.1f} s: {result.violation}")
+    assert result.violation is not None
+    assert HARM[name] in result.violation, result.history
+    assert any(step.endswith(CAUSE.get(name, "")) for step in result.history), result.history
+    assert result.history[0] == "A claims partition 0 at 0"
+    assert result.history[-1].startswith(("A's COMMIT takes effect", "B's COMMIT takes effect"))
 
 
 @pytest.mark.long("some of its cases take seconds")
 @pytest.mark.parametrize("name", ONLY_SLOW)
 def test_a_slow_variant_does_no_harm_but_has_a_price(name: str) -> None:
     """The rows stay right because hold compares the position: watch refusals and progress to catch these."""
-    found = explore(broken_by(name))
-    print(f"{name}: {found.states} states, {found.seconds:.1f} s: {found.needless} refusals, stuck: {found.stuck}")
-    assert found.violation is None, found.history
-    assert found.finished > 100
-    assert found.needless or found.stuck, "as designed both are 0"
-    assert any(step.endswith(CAUSE.get(name, "")) for step in found.history), found.history
+    result = explore(broken_by(name))
+    print(f"{name}: {result.states} states, {result.seconds:.1f} s: {result.needless} refusals, stuck: {result.stuck}")
+    assert result.violation is None, result.history
+    assert result.finished > 100
+    assert result.needless or result.stuck, "as designed both are 0"
+    assert any(step.endswith(CAUSE.get(name, "")) for step in result.history), result.history
 
 
 @pytest.mark.repeats("name")
 @pytest.mark.parametrize("name", ["no token", "counter as token"])
 def test_a_reload_needs_the_token_even_where_no_topic_is_recreated(name: str) -> None:
-    found = explore(LONE._replace(recreations=0, broken=frozenset([name])))
-    assert found.violation is not None
-    assert "was written by handler 1, the group is at 2" in found.violation
-    assert "a reload cuts over" in found.history
-    assert ("counter" in name) == any("failover" in step for step in found.history)
+    result = explore(LONE._replace(recreations=0, broken=frozenset([name])))
+    assert result.violation is not None
+    assert "was written by handler 1, the group is at 2" in result.violation
+    assert "a reload cuts over" in result.history
+    assert ("counter" in name) == any("failover" in step for step in result.history)
 
 
 def test_from_must_survive_a_batch_dropped_because_its_other_partition_was_refused() -> None:
-    found = explore(PAIR._replace(broken=frozenset(["from is the last commit"])))
-    assert "A is refused [0] of [0, 1], drops [1] too and does not seek" in found.history
-    assert found.violation == "partition 1 offset 0 lost"
+    result = explore(PAIR._replace(broken=frozenset(["from is the last commit"])))
+    assert "A is refused [0] of [0, 1], drops [1] too and does not seek" in result.history
+    assert result.violation == "partition 1 offset 0 lost"
 
 
 @pytest.mark.long
 def test_a_last_chunk_that_was_dropped_is_found_by_the_idle_look_alone() -> None:
-    found = explore(ENDLESS._replace(broken=frozenset(["idle worker does not look"])))
-    assert found.stuck
-    assert found.history[-1] == "A drops what it read of 0 and does not seek"
+    result = explore(ENDLESS._replace(broken=frozenset(["idle worker does not look"])))
+    assert result.stuck
+    assert result.history[-1] == "A drops what it read of 0 and does not seek"
 
 
 def test_a_rewind_on_a_quiet_topic_is_obeyed_by_the_idle_look_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ledger_model.ACTS, READY, tuple(act for act in ACTS[READY] if act is not drop))
     rules = ENDLESS._replace(failovers=0, cutovers=0)
     assert explore(rules).stuck == 0
-    found = explore(rules._replace(broken=frozenset(["idle worker does not look"])))
-    assert found.stuck
-    assert found.history[-1] == "an operator rewinds 0"
+    result = explore(rules._replace(broken=frozenset(["idle worker does not look"])))
+    assert result.stuck
+    assert result.history[-1] == "an operator rewinds 0"
 
 
 @pytest.mark.long
 def test_a_late_lock_of_records_that_are_not_held_lets_two_workers_wait_for_each_other() -> None:
-    found = explore(broken_by("by batch: unheld records compared at advance"))
-    assert found.needless == 0
-    assert found.stuck
-    waiting = [step for step in found.history if step.endswith("into a transaction that does not hold it")]
+    result = explore(broken_by("by batch: unheld records compared at advance"))
+    assert result.needless == 0
+    assert result.stuck
+    waiting = [step for step in result.history if step.endswith("into a transaction that does not hold it")]
     assert [(step[0], step[8]) for step in waiting] == [("A", "0"), ("B", "1")]
-    assert {"A holds [1] and writes", "B holds [0] and writes"} < set(found.history)
+    assert {"A holds [1] and writes", "B holds [0] and writes"} < set(result.history)
 
 
 def walked(rules: Rules, merge: Callable[[State, Rules], State]) -> tuple[set[State], set[State]]:

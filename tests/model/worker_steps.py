@@ -43,9 +43,9 @@ def claim(s: State, i: int, p: int, rules: Rules) -> Iterator[Step]:
         return
     if row.topic != s.topic and "no topic id" not in rules.broken:
         return
-    at = slot.known if "cached position" in rules.broken and slot.mode == READY else row.next
+    position = slot.known if "cached position" in rules.broken and slot.mode == READY else row.next
     token = draw(s, p, rules)
-    new = Slot(READY, token, at, (), remembered(at, rules), sure=True, topic=row.topic)
+    new = Slot(READY, token, position, (), remembered(position, rules), sure=True, topic=row.topic)
     if "records survive a seek" in rules.broken and slot.buffer:
         new = slot._replace(token=token, topic=row.topic)
     t = put(unsure(s, p), i, place(w, p, new))
@@ -53,7 +53,7 @@ def claim(s: State, i: int, p: int, rules: Rules) -> Iterator[Step]:
     if rules.claims >= 0:
         t = t._replace(claims=tuple(n + (q == p) for q, n in enumerate(s.claims)))
     alone = all(other.slots[p].mode == OUT for other in s.workers)  # else Kafka has to take it from a worker
-    yield Step(f"{'AB'[i]} claims partition {p} at {at}", t, fault=not alone)
+    yield Step(f"{'AB'[i]} claims partition {p} at {position}", t, fault=not alone)
 
 
 def read(s: State, i: int, p: int, rules: Rules) -> Iterator[Step]:
@@ -63,7 +63,7 @@ def read(s: State, i: int, p: int, rules: Rules) -> Iterator[Step]:
     if slot.mode != READY:
         return
     if not tx:
-        asked = any(one.checked for one in w.slots)  # E1: a closed batch reads nothing more
+        asked = any(slot.checked for slot in w.slots)  # E1: a closed batch reads nothing more
         if not rules.broken.isdisjoint(READS_AFTER_THE_QUESTION) if asked else not slot.buffer:
             yield from chunk(s, i, p, 1, rules)
             yield from chunk(s, i, p, 2, rules)
@@ -88,7 +88,7 @@ def chunk(s: State, i: int, p: int, n: int, rules: Rules, *, into_open: bool = F
     buffer = slot.buffer + (s.topic,) * n
     waits = bool(tx) and not into_open
     careless = "one answer for two transactions" if waits else "topic id before the last read"
-    early = careless in rules.broken and any(one.checked for one in w.slots)
+    early = careless in rules.broken and any(slot.checked for slot in w.slots)
     w = place(
         w,
         p,
@@ -102,7 +102,7 @@ def chunk(s: State, i: int, p: int, n: int, rules: Rules, *, into_open: bool = F
     elif tx:
         others = (part for part in tx.parts if part.partition != p)
         parts = sorted((*others, written(w, p)._replace(held=tx.has(p))))
-        slots = w.slots if early else tuple(one._replace(checked=0) for one in w.slots)  # the batch asks again
+        slots = w.slots if early else tuple(slot._replace(checked=0) for slot in w.slots)  # the batch asks again
         w = w._replace(slots=slots, tx=tx._replace(parts=tuple(parts)))
         what += "" if tx.has(p) else ", into a transaction that does not hold it"
     yield Step(what, put(s, i, w))
@@ -295,9 +295,9 @@ def unsure(s: State, p: int) -> State:
     return s._replace(workers=tuple(workers))
 
 
-def remembered(at: int, rules: Rules) -> int:
+def remembered(position: int, rules: Rules) -> int:
     """A position kept beside the read position: only broken variants use it, the protocol does without."""
-    return 0 if rules.broken.isdisjoint({"from is the last commit", "cached position"}) else at
+    return 0 if rules.broken.isdisjoint({"from is the last commit", "cached position"}) else position
 
 
 def in_doubt(w: Worker, rules: Rules, mode: str = DOUBT) -> Worker:

@@ -50,8 +50,8 @@ class Server:
 
     def values(self, query: str) -> list[str]:
         """The values of the series."""
-        found = self.get("/api/v1/query", query=query)
-        return [one["value"][1] for one in found["result"]] if found else []
+        answer = self.get("/api/v1/query", query=query)
+        return [series["value"][1] for series in answer["result"]] if answer else []
 
     def has_series(self, query: str) -> bool:
         """Whether there is a value that is a number."""
@@ -68,10 +68,10 @@ def server(prometheus: Path, worker_group: WorkerGroup, tmp_path: Path) -> Itera
     )
     with (
         worker_group.stream(name, 2, rate=200),
-        serving("127.0.0.1", 0, Tally(run.worker)) as one,
+        serving("127.0.0.1", 0, Tally(run.worker)) as first,
         serving("127.0.0.1", 0, exporter) as other,
     ):
-        targets = [{"targets": [f"127.0.0.1:{at}"]} for at in (one, other)]
+        targets = [{"targets": [f"127.0.0.1:{port}"]} for port in (first, other)]
         config = {
             "global": {"scrape_interval": "1s"},
             "rule_files": [str(ROOT / "deploy" / "prometheus" / "rules.yml")],
@@ -93,18 +93,18 @@ def _running(program: Path, folder: Path) -> Iterator[str]:
     ):
         try:
             until(lambda: _ADDRESS.search(log.read_text(encoding="utf-8")), "a server that listens", 60)
-            found = _ADDRESS.search(log.read_text(encoding="utf-8"))
-            assert found is not None
-            yield f"http://{found[1]}"
+            match = _ADDRESS.search(log.read_text(encoding="utf-8"))
+            assert match is not None
+            yield f"http://{match[1]}"
         finally:
             process.terminate()
             process.wait(30)
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
 
 
 def asked_for(interval: str) -> dict[str, str]:

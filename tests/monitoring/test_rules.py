@@ -184,9 +184,9 @@ def exposed() -> set[str]:
 
 @pytest.mark.parametrize("file", [RULES, DASHBOARD], ids=lambda file: str(file.name))
 def test_every_name_is_in_the_catalogue(file: Path) -> None:
-    found = set(re.findall(r"\bseekpoint_\w+", file.read_text(encoding="utf-8")))
-    assert found
-    assert found <= exposed()
+    names = set(re.findall(r"\bseekpoint_\w+", file.read_text(encoding="utf-8")))
+    assert names
+    assert names <= exposed()
 
 
 def test_every_alert_has_a_fault() -> None:

@@ -133,7 +133,9 @@ def _edited(text: str, edit: Edit) -> str:
 def _edited_sql(text: str, edit: Edit) -> str:
     """The file with one change of the statement of that name."""
     head, *statements = re.split(r"(?m)^(?=-- name: )", text)
-    number = next((n for n, each in enumerate(statements) if each.startswith(f"-- name: {edit.name}\n")), None)
+    number = next(
+        (n for n, statement in enumerate(statements) if statement.startswith(f"-- name: {edit.name}\n")), None
+    )
     if number is None:
         raise LookupError(f"{edit.file} has no statement {edit.name}")
     if (count := statements[number].count(edit.pattern)) != 1:

@@ -28,8 +28,8 @@ def _serve() -> None:
     from seekpoint.testing.servers.pair import start_pair
 
     with start_pair() as pair:
-        found = {"SEEKPOINT_TEST_DSN": pair.postgres.dsn, "SEEKPOINT_TEST_BROKERS": pair.kafka.bootstrap}
-        print(json.dumps(found), flush=True)
+        variables = {"SEEKPOINT_TEST_DSN": pair.postgres.dsn, "SEEKPOINT_TEST_BROKERS": pair.kafka.bootstrap}
+        print(json.dumps(variables), flush=True)
         sys.stdin.read()
 
 

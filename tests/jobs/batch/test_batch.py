@@ -44,17 +44,17 @@ def test_all_new_records_are_applied_and_the_positions_are_after_them(orders_gro
 
 
 def test_a_function_that_makes_the_pipeline_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Pipeline] = []
+    pipelines: list[Pipeline] = []
 
     def make() -> Pipeline:
-        made.append(Pipeline("g", topics="t", value=Json(dict), sinks=[Upsert("t", key=["id"])]))
-        return made[-1]
+        pipelines.append(Pipeline("g", topics="t", value=Json(dict), sinks=[Upsert("t", key=["id"])]))
+        return pipelines[-1]
 
     monkeypatch.setattr("support.reload_orders.make", make, raising=False)
-    one = BatchJob("support.reload_orders:make", "postgresql://u@h/db", {})
-    assert made == [one.pipeline]
-    assert one.source.pipeline is one.pipeline
-    assert one.source.name == "support.reload_orders:make"
+    job = BatchJob("support.reload_orders:make", "postgresql://u@h/db", {})
+    assert pipelines == [job.pipeline]
+    assert job.source.pipeline is job.pipeline
+    assert job.source.name == "support.reload_orders:make"
 
 
 def test_nothing_new_touches_nothing(orders_group: OrdersGroup) -> None:
@@ -242,7 +242,7 @@ def test_a_ledger_that_is_not_there_is_said(orders_group: OrdersGroup) -> None:
     ],
 )
 def test_what_only_workers_do_is_refused(orders_group: OrdersGroup, options: dict[str, Any], why: str) -> None:
-    made = orders_group.pipeline(**options)
-    assert isinstance(made, Pipeline)
+    pipeline = orders_group.pipeline(**options)
+    assert isinstance(pipeline, Pipeline)
     with pytest.raises(ConfigError, match=why):
-        batch(orders_group, pipelines=made)
+        batch(orders_group, pipelines=pipeline)

@@ -44,16 +44,16 @@ def orders_group(orders_group: OrdersGroup) -> OrdersGroup:
     return orders_group
 
 
-def kill_at(orders_group: OrdersGroup, at: str) -> UUID:
-    """A driver in a process of its own begins a batch, and is killed at step ``at``."""
-    Batcher(orders_group, at=at).kill_where_it_waits()
+def kill_at(orders_group: OrdersGroup, step: str) -> UUID:
+    """A driver in a process of its own begins a batch, and is killed at step ``step``."""
+    Batcher(orders_group, at=step).kill_where_it_waits()
     return UUID(str(orders_group.execute("SELECT id FROM {schema}.reload_run WHERE strategy = 'batch'")[0][0]))
 
 
-@pytest.mark.repeats("at")
-@pytest.mark.parametrize("at", PLACES)
-def test_the_batch_of_a_killed_driver_is_taken_over_and_finished(orders_group: OrdersGroup, at: str) -> None:
-    run = kill_at(orders_group, at)
+@pytest.mark.repeats("step")
+@pytest.mark.parametrize("step", PLACES)
+def test_the_batch_of_a_killed_driver_is_taken_over_and_finished(orders_group: OrdersGroup, step: str) -> None:
+    run = kill_at(orders_group, step)
     assert orders_group.rows() == []
     assert offsets(orders_group) == {f"{orders_group.topic}/0": 0, f"{orders_group.topic}/1": 0}
     assert paused(orders_group) == f"batch {run}"
@@ -70,10 +70,10 @@ def test_the_batch_of_a_killed_driver_is_taken_over_and_finished(orders_group: O
     assert paused(orders_group) is None
 
 
-@pytest.mark.repeats("at")
-@pytest.mark.parametrize("at", ["opened", "staging", "turn cut_over"])
-def test_the_batch_of_a_killed_driver_is_aborted_and_workers_continue(orders_group: OrdersGroup, at: str) -> None:
-    run = kill_at(orders_group, at)
+@pytest.mark.repeats("step")
+@pytest.mark.parametrize("step", ["opened", "staging", "turn cut_over"])
+def test_the_batch_of_a_killed_driver_is_aborted_and_workers_continue(orders_group: OrdersGroup, step: str) -> None:
+    run = kill_at(orders_group, step)
     with pytest.raises(BatchRefused, match=f"--resume {run}.*abort {run}"):
         batch(orders_group).run()
     assert batch(orders_group).runs.abort(run, "its driver is dead").swept
@@ -126,10 +126,10 @@ def test_a_group_that_was_resumed_and_advanced_keeps_the_batch_out(orders_group:
         orders_group.ledger().resume(reason="impatience")
         orders_group.work(len(FIRST))
 
-    one = batch(orders_group, stager=PausingStager(orders_group, meanwhile))
+    first = batch(orders_group, stager=PausingStager(orders_group, meanwhile))
     with pytest.raises(BatchRefused, match="nothing of it is written"):
-        one.run()
-    (run,) = one.runs.list()
+        first.run()
+    (run,) = first.runs.list()
     assert run.state == "failed"
     assert orders_group.rows() == doubled(FIRST, by=1)
     assert offsets(orders_group)[f"{orders_group.topic}/0"] == len(FIRST)
@@ -311,7 +311,7 @@ def test_an_opening_without_an_answer_names_its_run(
     assert f"seekpoint reload abort {run}" in note
     monkeypatch.undo()
     was_opened = when == "after_commit"
-    assert [one.id for one in batch(orders_group).runs.list()] == [run] * was_opened
+    assert [run.id for run in batch(orders_group).runs.list()] == [run] * was_opened
     assert paused(orders_group) == (f"batch {run}" if was_opened else None)
     done = batch(orders_group).take_over(run) if was_opened else batch(orders_group).run()
     assert done.records == len(FIRST)
@@ -322,9 +322,9 @@ def test_a_batch_that_is_applied_says_so_though_the_database_is_gone_then(
     orders_group: OrdersGroup, proxy: PostgresProxy, proxied_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    def armed(*given: Any) -> Any:
+    def armed(*args: Any) -> Any:
         proxy.arm("before_commit")
-        return totals(*given)
+        return totals(*args)
 
     monkeypatch.setattr(steps, "totals", armed)
     with pytest.raises(OperationalError) as caught:

@@ -64,19 +64,19 @@ def kinds(orders_group: OrdersGroup, n: int) -> dict[str, Callable[[], list[Any]
 
 def records(random: Random, kind: str, partition: int) -> list[tuple[str, str | None]]:
     """Keys live in one partition; with an order, ``at`` goes up and down, and a tombstone is its key's last record."""
-    made: list[tuple[str, str | None]] = []
+    values: list[tuple[str, str | None]] = []
     dead: set[int] = set()
     for n in range(random.randrange(1, 150)):
         id_ = random.randrange(12) * 2 + partition
         if id_ in dead:
             continue
         if random.random() < 0.15:
-            made.append(gone(id_))
+            values.append(gone(id_))
             dead |= {id_} if kind == "order" else set()
         else:
-            at = random.randrange(1000) * 1000 + n if kind == "order" else n
-            made.append(of(id_, random.randrange(100), at))
-    return made
+            order = random.randrange(1000) * 1000 + n if kind == "order" else n
+            values.append(of(id_, random.randrange(100), order))
+    return values
 
 
 @pytest.mark.long("some of its cases take seconds")
@@ -101,9 +101,9 @@ def test_a_batch_writes_what_a_worker_writes(orders_group: OrdersGroup, seed: in
     sent = [0, 0]
     for _ in range(random.randrange(1, 4)):
         for partition in (0, 1):
-            made = records(random, kind, partition)
-            orders_group.produce(orders_group.topic, made, partition=partition)
-            sent[partition] += len(made)
+            values = records(random, kind, partition)
+            orders_group.produce(orders_group.topic, values, partition=partition)
+            sent[partition] += len(values)
             if kind == "order":
                 break  # what was deleted stays deleted
         batch(orders_group, pipeline(0), range_records=random.choice([7, 40, 1000])).run()
@@ -125,8 +125,8 @@ def test_a_batch_writes_what_a_worker_writes(orders_group: OrdersGroup, seed: in
 
 
 def offsets_of(orders_group: OrdersGroup, group: str) -> list[int]:
-    found = orders_group.execute("SELECT next_offset FROM {schema}.partition_offset WHERE consumer_group = :g", g=group)
-    return [row[0] for row in found]
+    rows = orders_group.execute("SELECT next_offset FROM {schema}.partition_offset WHERE consumer_group = :g", g=group)
+    return [row[0] for row in rows]
 
 
 def test_a_null_order_is_dead_lettered_by_workers_reloads_and_batches(orders_group: OrdersGroup) -> None:
@@ -151,10 +151,10 @@ def test_a_null_order_is_dead_lettered_by_workers_reloads_and_batches(orders_gro
 
     def outcome(group: str) -> tuple[list[Any], list[Any]]:
         dead_letters = "SELECT record_offset FROM {schema}.dead_letter WHERE consumer_group = :g ORDER BY 1"
-        found = orders_group.rows(), [row[0] for row in orders_group.execute(dead_letters, g=group)]
+        stored = orders_group.rows(), [row[0] for row in orders_group.execute(dead_letters, g=group)]
         orders_group.execute("DELETE FROM {schema}.orders")
         orders_group.execute("INSERT INTO {schema}.orders VALUES (1, 7, NULL), (2, 7, NULL)")
-        return found
+        return stored
 
     orders_group.execute("ALTER TABLE {schema}.orders ALTER at DROP NOT NULL")
     orders_group.produce(orders_group.topic, sent, partition=0)
@@ -227,22 +227,24 @@ def test_what_fails_is_dead_lettered_or_skipped_as_the_pipeline_says(
     assert (done.records, done.dead_letters) == (5, 2)
     assert [row[0] for row in orders_group.rows("entries")] == [1, 3, 4]
     dead_letters = DeadLetters(orders_group.ledger()).list(Where(states=(State(state),)))
-    assert sorted((one.partition, one.offset, one.state.value) for one in dead_letters) == [
+    assert sorted(
+        (dead_letter.partition, dead_letter.offset, dead_letter.state.value) for dead_letter in dead_letters
+    ) == [
         (1, 1, state),
         (1, 3, state),
     ]
-    found = orders_group.execute("SELECT value IS NULL, version FROM {schema}.dead_letter")
-    assert found == [(policy == "skip", 2)] * 2
+    rows = orders_group.execute("SELECT value IS NULL, version FROM {schema}.dead_letter")
+    assert rows == [(policy == "skip", 2)] * 2
 
 
 def test_too_many_dead_letters_stop_a_batch_as_they_stop_a_worker(orders_group: OrdersGroup) -> None:
     orders_group.produce(orders_group.topic, [of(n, 2_000 if 20 <= n < 31 else 1) for n in range(60)], partition=0)
     limits = DeadLetterLimits(consecutive=10)
-    one = failing(orders_group, on_poison="dead_letter", dead_letter_limits=limits)
+    failing_job = failing(orders_group, on_poison="dead_letter", dead_letter_limits=limits)
     with pytest.raises(
         TooManyDeadLetters, match=rf"11 records in a row failed, from {orders_group.topic}/0 offset 20 on"
     ):
-        batch(orders_group, one).run()
+        batch(orders_group, failing_job).run()
     share = DeadLetterLimits(consecutive=None, ratio=0.1, window=50)
     with pytest.raises(TooManyDeadLetters, match=r"11 of 60 records failed, the limit is 10%"):
         batch(orders_group, failing(orders_group, on_poison="dead_letter", dead_letter_limits=share)).run()
@@ -331,9 +333,9 @@ class RepeatingStager(LocalStager):
 def test_attempts_that_are_repeated_count_once(orders_group: OrdersGroup, kind: str) -> None:
     records = [of(n, n, n) for n in range(90)]
     orders_group.produce(orders_group.topic, records, partition=0)
-    made = sources([orders_group.pipeline(kind=kind)])
+    pipeline_sources = sources([orders_group.pipeline(kind=kind)])
     stager = RepeatingStager(
-        orders_group.engine, orders_group.schema, {"bootstrap.servers": orders_group.brokers}, made
+        orders_group.engine, orders_group.schema, {"bootstrap.servers": orders_group.brokers}, pipeline_sources
     )
     done = batch(orders_group, pipeline={"kind": kind}, stager=stager, range_records=20).run()
     assert done.records == 90
@@ -374,7 +376,7 @@ def test_a_record_that_fails_in_one_attempt_alone_is_no_row_and_dead_letter_at_o
         return {"id": order.id, "amount": order.amount, "at": order.at, "topic_offset": record.offset}
 
     sink = Append((orders_group.schema, "entries"), columns=["id", "amount", "at", "topic_offset"], row=row)
-    made = Pipeline(
+    pipeline = Pipeline(
         orders_group.group, topics=orders_group.topic, value=Json(Order), sinks=[sink], on_poison="dead_letter"
     )
 
@@ -385,12 +387,12 @@ def test_a_record_that_fails_in_one_attempt_alone_is_no_row_and_dead_letter_at_o
                     monkeypatch.setattr(staging, "uuid4", lambda number=number: UUID(number * 32))
                     staged = stage_range(
                         orders_group.engine, orders_group.schema, {"bootstrap.servers": orders_group.brokers}, run.id,
-                        pipeline=made, range_=task.range,
+                        pipeline=pipeline, range_=task.range,
                     )  # fmt: skip
                 yield staged
 
     with pytest.raises(BatchRefused, match="1 records failed in any attempt at their range, and 0 in the chosen"):
-        batch(orders_group, made, stager=DuplicatingStager()).run()
+        batch(orders_group, pipeline, stager=DuplicatingStager()).run()
     assert orders_group.rows("entries") == []
     assert orders_group.execute("SELECT count(*) FROM {schema}.dead_letter") == [(0,)]
     assert paused(orders_group) is None
@@ -475,7 +477,7 @@ def test_a_topic_that_was_recreated(
 @pytest.mark.long
 def test_an_open_transaction_ends_what_is_read(orders_group: OrdersGroup) -> None:
     """At the last stable offset: the rest is for the next batch."""
-    one = Pipeline(
+    pipeline = Pipeline(
         orders_group.group,
         topics=orders_group.topic,
         value=Text(),
@@ -483,14 +485,14 @@ def test_an_open_transaction_ends_what_is_read(orders_group: OrdersGroup) -> Non
                       row=lambda r: (int(r.value), 1, 1, r.offset))],
     )  # fmt: skip
     end = in_transactions(orders_group.brokers, orders_group.topic, (10, True), (5, False), (3, True), (4, None))
-    assert batch(orders_group, one).run().records == 13
+    assert batch(orders_group, pipeline).run().records == 13
     assert len(orders_group.rows("entries")) == 13
     stood = offsets(orders_group)[f"{orders_group.topic}/0"]
     assert stood == 13 + 5 + 3
-    assert batch(orders_group, one).run().is_empty
+    assert batch(orders_group, pipeline).run().is_empty
     end.abort_transaction(30)
     in_transactions(orders_group.brokers, orders_group.topic, (2, True))
-    assert batch(orders_group, one).run().records == 2
+    assert batch(orders_group, pipeline).run().records == 2
     assert len(orders_group.rows("entries")) == 15
 
 

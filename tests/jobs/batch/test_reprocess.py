@@ -42,8 +42,8 @@ def entries(orders_group: OrdersGroup, **options: Any) -> BatchJob:
 
 def again(job: BatchJob, orders_group: OrdersGroup, start: int, end: int, **options: Any) -> BatchDone:
     """Apply this range of partition 0 again."""
-    given: dict[str, Any] = {"reason": "a test", "accept_repeats": True, **options}
-    return job.reprocess((orders_group.topic, 0), start, end, **given)
+    arguments: dict[str, Any] = {"reason": "a test", "accept_repeats": True, **options}
+    return job.reprocess((orders_group.topic, 0), start, end, **arguments)
 
 
 def offsets(orders_group: OrdersGroup) -> list[int]:
@@ -91,8 +91,8 @@ def test_a_run_that_is_killed_at_random_under_a_live_worker_writes_each_record_o
     wanted = [n for n in range(start, end) if n not in bad]
     assert repeated(orders_group) == wanted, f"seed {seed}: lost or twice"
     assert (done.records, done.dead_letters) == (end - start, end - start - len(wanted))
-    assert [one.offset for one in done.failures] == sorted(n for n in bad if start <= n < end)
-    assert {one.cause for one in done.failures} == {"database"}
+    assert [failure.offset for failure in done.failures] == sorted(n for n in bad if start <= n < end)
+    assert {failure.cause for failure in done.failures} == {"database"}
     assert live_row(orders_group)[1:] == before[1:], "neither fenced nor claimed"
     worker.finish(orders_group.topic, orders_group.put([of(written, 1)]))
     assert offsets(orders_group) == [*range(written + 1)], "the worker's rows"
@@ -171,7 +171,7 @@ def test_ranges_that_are_no_part_of_log_and_position_are_refused(orders_group: O
     orders_group.work(20, kind="append")
     position = orders_group.ledger().read()[0].next_offset
     trim(AdminClient({"bootstrap.servers": orders_group.brokers}), orders_group.topic, 5)
-    one = entries(orders_group)
+    job = entries(orders_group)
     for start, end, says in [
         (7, 7, "must be before"),
         (9, 7, "must be before"),
@@ -179,15 +179,15 @@ def test_ranges_that_are_no_part_of_log_and_position_are_refused(orders_group: O
         (5, position + 1, f"is at offset {position}, before {position + 1}"),
     ]:
         with pytest.raises(BatchRefused, match=says):
-            again(one, orders_group, start, end)
+            again(job, orders_group, start, end)
     with pytest.raises(ConfigError, match="no stored offset for"):
-        one.reprocess((orders_group.topic, 7), 5, 7, reason="a test", accept_repeats=True)
+        job.reprocess((orders_group.topic, 7), 5, 7, reason="a test", accept_repeats=True)
     with pytest.raises(ConfigError, match="does not read"):
-        one.reprocess(("others", 0), 5, 7, reason="a test")
+        job.reprocess(("others", 0), 5, 7, reason="a test")
     with pytest.raises(ConfigError, match="reason"):
-        again(one, orders_group, 5, 7, reason=" ")
-    assert (one.runs.list(), repeated(orders_group)) == ([], [])
-    assert again(one, orders_group, 5, 7).records == 2
+        again(job, orders_group, 5, 7, reason=" ")
+    assert (job.runs.list(), repeated(orders_group)) == ([], [])
+    assert again(job, orders_group, 5, 7).records == 2
     assert repeated(orders_group) == [5, 6]
 
 
@@ -240,7 +240,7 @@ def test_what_fails_is_the_runs_and_what_a_constraint_refuses_ends_it(orders_gro
         again(entries(orders_group), orders_group, 0, 60)
     assert repeated(orders_group) == []
     done = again(entries(orders_group), orders_group, 0, 17)
-    assert (done.records, done.dead_letters, [one.offset for one in done.failures]) == (16, 1, [8])
+    assert (done.records, done.dead_letters, [failure.offset for failure in done.failures]) == (16, 1, [8])
     assert repeated(orders_group) == [n for n in range(17) if n not in {3, 8}]
     assert orders_group.execute(
         "SELECT run, record_offset, value, state, cause FROM {schema}.reprocess_dead_letter"
@@ -264,15 +264,15 @@ def test_an_open_run_is_resumed_by_its_id_or_aborted(orders_group: OrdersGroup) 
     orders_group.work(20, kind="append")
     Batcher(orders_group, kind="append", at="staged", range=[2, 5]).kill_where_it_waits()
     orders_group.work(orders_group.put([of(20, 1)]), kind="append")
-    one = entries(orders_group)
-    [run] = one.runs.list()
+    job = entries(orders_group)
+    [run] = job.runs.list()
     assert (run.strategy, run.state) == ("reprocess", "staged")
     with pytest.raises(ConfigError, match="is of group"):
         batch(orders_group, pipeline={"kind": "append", "version": 2}).take_over(run.id)
-    assert one.take_over(run.id).records == 3
+    assert job.take_over(run.id).records == 3
     assert repeated(orders_group) == [2, 3, 4]
     Batcher(orders_group, kind="append", at="staged", range=[7, 9]).kill_where_it_waits()
-    one.runs.abort(one.runs.list()[0].id, "a test")
+    job.runs.abort(job.runs.list()[0].id, "a test")
     assert (repeated(orders_group), orders_group.schemas()) == ([2, 3, 4], [])
 
 
@@ -301,14 +301,14 @@ def test_the_command_applies_resumes_and_refuses(orders_group: OrdersGroup, tmp_
     shown = terminal.run("reload", "status", run["id"], *orders_group.database_options).stdout
     assert f"reprocess {run['id']}: staged" in shown
     assert f":entries --resume {run['id']}" in shown or "MODULE:NAME --resume" in shown
-    said = json.loads(command("5..15", "--accept-repeats", "--json").stdout)
-    assert (said["run"], said["records"], said["dead_letters"]) == (run["id"], 10, 1)
-    assert [(one["offset"], one["cause"]) for one in said["failures"]] == [(7, "decode")]
+    report = json.loads(command("5..15", "--accept-repeats", "--json").stdout)
+    assert (report["run"], report["records"], report["dead_letters"]) == (run["id"], 10, 1)
+    assert [(failure["offset"], failure["cause"]) for failure in report["failures"]] == [(7, "decode")]
     assert repeated(orders_group) == [n for n in range(5, 15) if n != 7]
     twice = command("5..15", "--accept-repeats", exits=1)
-    assert f"run {said['run']} has applied this range already" in twice.stderr
+    assert f"run {report['run']} has applied this range already" in twice.stderr
     restarted = command("5..15", "--accept-repeats", "--restart")
     assert "10 records applied" in restarted.stdout
     assert "offset 7: decode: " in restarted.stdout
     assert "staging: 10 records" in restarted.stderr
-    assert UUID(said["run"]) in {one.id for one in entries(orders_group).runs.list()}
+    assert UUID(report["run"]) in {run.id for run in entries(orders_group).runs.list()}

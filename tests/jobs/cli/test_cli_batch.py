@@ -79,12 +79,12 @@ def test_ctrl_c_leaves_a_batch_open_and_says_how_to_resume_it(terminal: Terminal
         process = terminal.process("batch", name="old")
         wait_for_lock(orders_group, "query", f'LOCK TABLE "{orders_group.schema}"."orders"%')
         process.send_signal(signal.SIGINT)
-        out, said = process.communicate(timeout=60)
+        out, stderr = process.communicate(timeout=60)
     (run,) = terminal.look("reload", "status")
     assert (process.returncode, out) == (130, "")
-    assert f"aborted: {run['id']} is left open" in said
-    assert f"seekpoint batch {terminal.module}:old --resume {run['id']}" in said
-    assert f"group {orders_group.group!r} is paused for it meanwhile" in said
+    assert f"aborted: {run['id']} is left open" in stderr
+    assert f"seekpoint batch {terminal.module}:old --resume {run['id']}" in stderr
+    assert f"group {orders_group.group!r} is paused for it meanwhile" in stderr
     status = terminal.look("reload", "status", run["id"])
     assert any(f"seekpoint batch {terminal.module}:old --resume {run['id']}" in line for line in status["next"])
     wrong = terminal.job("reload", "run", "--resume", run["id"], name="old", exits=2)
@@ -109,12 +109,12 @@ def test_ctrl_c_is_an_abort_where_the_server_cannot_be_asked_to_cancel(
         stderr = cast("IO[str]", process.stderr)
         until(lambda: "query cancellation failed" in stderr.readline(), "the driver cannot cancel", 60)
         proxy.accept()
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
     (run,) = terminal.look("reload", "status")
     assert run["state"] == "staged"
-    assert f"aborted: batch {run['id']} is still open" in said
-    assert f"seekpoint batch {terminal.module}:old --resume {run['id']}" in said
+    assert f"aborted: batch {run['id']} is still open" in errors
+    assert f"seekpoint batch {terminal.module}:old --resume {run['id']}" in errors
     terminal.job("batch", "--resume", run["id"], name="old")
     assert orders_group.rows() == doubled(FIRST, by=1)
 
@@ -124,14 +124,14 @@ def test_ctrl_c_with_the_database_away_is_an_abort(
 ) -> None:
     """The run cannot be read then: the message says which command lists it."""
 
-    def stopped(made: BatchJob, **_options: object) -> None:
-        made.runs.engine = create_engine("postgresql+psycopg://u@127.0.0.1:1/d")
+    def stopped(job: BatchJob, **_options: object) -> None:
+        job.runs.engine = create_engine("postgresql+psycopg://u@127.0.0.1:1/d")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(BatchJob, "run", stopped)
-    said = terminal.job("batch", name="old", exits=130).stderr
-    assert said.startswith("aborted: the database does not answer; if a batch was opened, it is still open")
-    assert "`seekpoint reload status` lists it" in said
+    stderr = terminal.job("batch", name="old", exits=130).stderr
+    assert stderr.startswith("aborted: the database does not answer; if a batch was opened, it is still open")
+    assert "`seekpoint reload status` lists it" in stderr
 
 
 def test_workers_without_lag_leave_nothing_to_refuse(terminal: Terminal, orders_group: OrdersGroup) -> None:

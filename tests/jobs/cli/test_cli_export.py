@@ -20,11 +20,11 @@ pyarrow = pytest.importorskip("pyarrow")
 
 
 def test_an_export_and_the_next_one(terminal: Terminal, orders_group: OrdersGroup) -> None:
-    said = terminal.job("export", "--to", "archive", "--range-records", "50").stdout.splitlines()
+    output = terminal.job("export", "--to", "archive", "--range-records", "50").stdout.splitlines()
     root = terminal.folder / "archive"
-    assert said[0].startswith(f"{orders_group.group}: 121 records in 3 files, ")
-    assert said[0].endswith(f"bytes, added to {root}")
-    assert f"{orders_group.topic}/0 is archived up to offset 121" in said
+    assert output[0].startswith(f"{orders_group.group}: 121 records in 3 files, ")
+    assert output[0].endswith(f"bytes, added to {root}")
+    assert f"{orders_group.topic}/0 is archived up to offset 121" in output
     assert len(list(root.rglob("*.parquet"))) == 3
     settled(orders_group, [of(1, 5)])
     summary = json.loads(terminal.job("export", "--to", "archive", "--json").stdout)
@@ -77,11 +77,11 @@ def stray_beside(file: Path) -> Path:
 @pytest.mark.long
 def test_a_reload_reads_what_retention_took_from_an_archive(terminal: Terminal, orders_group: OrdersGroup) -> None:
     terminal.job("export", "--to", "archive")
-    admin, at = (
+    admin, partition = (
         AdminClient({"bootstrap.servers": orders_group.brokers, "log_level": 0}),
         TopicPartition(orders_group.topic, 0, 100),
     )
-    admin.delete_records([at])[at].result(20)
+    admin.delete_records([partition])[partition].result(20)
     refused = terminal.job("reload", "run", exits=1)
     assert "records that retention has removed cannot be applied again" in refused.stderr
     assert "different" in terminal.job("verify", "--archive", "archive", exits=1).stdout

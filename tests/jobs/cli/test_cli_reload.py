@@ -54,12 +54,12 @@ def test_a_run_for_programs(terminal: Terminal, orders_group: OrdersGroup) -> No
 
 def test_a_version_that_was_not_raised_gives_a_warning(terminal: Terminal, orders_group: OrdersGroup) -> None:
     """It may have been forgotten: workers would continue to write rows with the code that the reload replaces."""
-    said = (
+    message = (
         f"group {orders_group.group!r} stays at version 1: its workers continue with the code they have; raise version="
     )
-    assert said in terminal.job("reload", "run", name="old").stderr
+    assert message in terminal.job("reload", "run", name="old").stderr
     (warning,) = json.loads(terminal.job("reload", "run", "--json", name="old").stdout)["warnings"]
-    assert warning.startswith(said)
+    assert warning.startswith(message)
     raised = terminal.job("reload", "run", "--json")
     assert json.loads(raised.stdout)["warnings"] == []
 
@@ -135,15 +135,15 @@ def test_a_run_that_fails_says_why_and_is_on_record(terminal: Terminal, orders_g
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--spark-conf", "a=b"], "--spark-conf is for a Spark session: give --spark, too"),
         (["--resume", str(uuid4())], "there is no run "),
         (["--strategy", "truncate"], "Invalid value for '--strategy'"),
     ],
 )
-def test_a_command_that_is_wrong(terminal: Terminal, options: list[str], said: str) -> None:
-    assert said in terminal.job("reload", "run", *options, exits=2).stderr
+def test_a_command_that_is_wrong(terminal: Terminal, options: list[str], message: str) -> None:
+    assert message in terminal.job("reload", "run", *options, exits=2).stderr
 
 
 def test_spark_without_java_says_so(terminal: Terminal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -156,27 +156,27 @@ def test_spark_without_java_says_so(terminal: Terminal, monkeypatch: pytest.Monk
 
 def test_spark_that_is_not_installed_says_so(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
-    said = terminal.job("reload", "run", "--spark", "local[1]", exits=2).stderr
-    assert "pip install '/path/to/seekpoint[spark]'" in said
+    stderr = terminal.job("reload", "run", "--spark", "local[1]", exits=2).stderr
+    assert "pip install '/path/to/seekpoint[spark]'" in stderr
 
 
 # -- a run that was left -----------------------------------------------------------------------------------
 
 
-def left_at(orders_group: OrdersGroup, at: str) -> UUID:
+def left_at(orders_group: OrdersGroup, step: str) -> UUID:
     """A run whose driver was killed there."""
     run = orders_group.reload().open().run.id
-    Reloader(orders_group, run, at=at, width=50).kill_where_it_waits()
+    Reloader(orders_group, run, at=step, width=50).kill_where_it_waits()
     return run
 
 
 @pytest.mark.parametrize(
-    ("at", "left", "staged"), [("turn staging", 121, 0), ("turn staged", 0, 121), ("catching_up", 0, 0)]
+    ("step", "left", "staged"), [("turn staging", 121, 0), ("turn staged", 0, 121), ("catching_up", 0, 0)]
 )
 def test_status_says_what_is_left(
-    terminal: Terminal, orders_group: OrdersGroup, at: str, left: int, staged: int
+    terminal: Terminal, orders_group: OrdersGroup, step: str, left: int, staged: int
 ) -> None:
-    run = left_at(orders_group, at)
+    run = left_at(orders_group, step)
     status = terminal.look("reload", "status", str(run))
     assert (status["left"], status["is_open"]) == (left, True)
     first = status["partitions"][0]
@@ -188,19 +188,19 @@ def test_status_says_what_is_left(
         121,
     )
     assert (first["left"], first["staged"]) == (left, staged)
-    assert first["next"] == (121 if at == "catching_up" else 0)
+    assert first["next"] == (121 if step == "catching_up" else 0)
     orders_group.execute("UPDATE {schema}.partition_offset SET next_offset = 130 WHERE partition = 0")
     assert terminal.look("reload", "status", str(run))["left"] == left + 9, "workers went on"
 
 
 def test_status_is_for_people_and_says_what_to_do(terminal: Terminal, orders_group: OrdersGroup) -> None:
     run = left_at(orders_group, "compared")
-    said = terminal.run("reload", "status", str(run), *orders_group.database_options).stdout
-    assert said.startswith(f"reload {run}: compared\n")
-    assert f"{orders_group.group}, version 1 → 2" in said
-    assert "left      0 offsets in 2 partitions" in said
-    assert f"resume, if its driver has ended: seekpoint reload run MODULE:NAME --resume {run}" in said
-    assert f"abort: seekpoint reload abort {run} --reason '…'" in said
+    output = terminal.run("reload", "status", str(run), *orders_group.database_options).stdout
+    assert output.startswith(f"reload {run}: compared\n")
+    assert f"{orders_group.group}, version 1 → 2" in output
+    assert "left      0 offsets in 2 partitions" in output
+    assert f"resume, if its driver has ended: seekpoint reload run MODULE:NAME --resume {run}" in output
+    assert f"abort: seekpoint reload abort {run} --reason '…'" in output
     orders_group.execute("UPDATE {schema}.reload_run SET changed_at = now() - interval '3 hours'")
     old = terminal.run("reload", "status", str(run), *orders_group.database_options).stdout
     assert "last heartbeat 3 h 0 min ago: the driver may have ended" in old
@@ -245,11 +245,11 @@ def test_a_driver_that_is_stopped_leaves_its_run_open_and_says_how_to_resume_it(
         process = terminal.process("reload", "run")
         wait_for_lock(orders_group, "application_name", f"%job {process.pid}")
         process.send_signal(number)
-        out, said = process.communicate(timeout=60)
+        out, stderr = process.communicate(timeout=60)
     (run,) = terminal.look("reload", "status")
     assert (process.returncode, out) == (130, "")
-    assert f"aborted: {run['id']} is left open (compared), workers continue" in said
-    assert f"seekpoint reload run {terminal.module}:fixed --resume {run['id']}" in said
+    assert f"aborted: {run['id']} is left open (compared), workers continue" in stderr
+    assert f"seekpoint reload run {terminal.module}:fixed --resume {run['id']}" in stderr
     assert orders_group.rows() == doubled(FIRST, by=1)
     terminal.job("reload", "run", "--resume", run["id"])
     assert orders_group.rows() == doubled(FIRST)
@@ -311,9 +311,9 @@ def test_abort_ends_a_run_once(terminal: Terminal, orders_group: OrdersGroup) ->
     assert orders_group.schemas() == []
     again = terminal.run("reload", "abort", run, "--reason", "again", *orders_group.database_options, exits=1)
     assert f"run {run} is aborted: wrong code" in again.stderr
-    said = terminal.run("reload", "status", run, *orders_group.database_options).stdout
-    assert "begin again: seekpoint reload run MODULE:NAME" in said
-    assert "error     wrong code" in said
+    output = terminal.run("reload", "status", run, *orders_group.database_options).stdout
+    assert "begin again: seekpoint reload run MODULE:NAME" in output
+    assert "error     wrong code" in output
 
 
 def test_sweep_ends_the_runs_of_drivers_that_are_gone(terminal: Terminal, orders_group: OrdersGroup) -> None:
@@ -332,9 +332,9 @@ def test_sweep_leaves_what_is_in_use(terminal: Terminal, orders_group: OrdersGro
     run = left_at(orders_group, "compared")
     (schema,) = orders_group.schemas()
     with orders_group.holding(f"SELECT count(*) FROM {schema}.t0"):
-        said = terminal.run("reload", "abort", str(run), "--reason", "no", *orders_group.database_options)
-        assert "aborted, not swept" in said.stdout
-        assert "drop it later with `seekpoint reload sweep`" in said.stderr
+        result = terminal.run("reload", "abort", str(run), "--reason", "no", *orders_group.database_options)
+        assert "aborted, not swept" in result.stdout
+        assert "drop it later with `seekpoint reload sweep`" in result.stderr
         kept = terminal.run("reload", "sweep", *orders_group.database_options, exits=1)
         assert f"{run}: schema {schema} is still in use" in kept.stderr
     assert terminal.run("reload", "sweep", *orders_group.database_options).stdout == f"{run}: nothing is left of it\n"
@@ -360,23 +360,23 @@ def test_a_task_has_the_records_that_are_asked_for(terminal: Terminal, orders_gr
 def test_spark_reads_the_log_and_no_password_comes_out(terminal: Terminal, orders_group: OrdersGroup) -> None:
     """Tasks get the name of a variable instead of any password. The session ends with its process."""
     process = terminal.process("reload", "run", "--spark", "local[2]", "--kafka", "sasl.password=hunter2")
-    out, said = process.communicate(timeout=240)
-    if process.returncode == 2 and "Spark needs Java" in said:
-        pytest.skip(said)
-    assert process.returncode == 0, said
-    assert "starting Spark on local[2]" in said
-    assert "hunter2" not in out + said
+    out, stderr = process.communicate(timeout=240)
+    if process.returncode == 2 and "Spark needs Java" in stderr:
+        pytest.skip(stderr)
+    assert process.returncode == 0, stderr
+    assert "starting Spark on local[2]" in stderr
+    assert "hunter2" not in out + stderr
     assert "cut over" in out
     assert orders_group.rows() == doubled(FIRST)
     assert sum(row[0] for row in orders_group.execute("SELECT records FROM {schema}.reload_staged")) == len(FIRST)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--spark", "local[1]", "--spark-conf", "a"], "--spark-conf takes key=value"),
         (["--spark", "lokal[2]"], "'lokal[2]' is not a Spark master: use local, local[4], local[*]"),
     ],
 )
-def test_options_of_spark_that_are_wrong(terminal: Terminal, options: list[str], said: str) -> None:
-    assert said in terminal.job("reload", "run", *options, exits=2).stderr
+def test_options_of_spark_that_are_wrong(terminal: Terminal, options: list[str], message: str) -> None:
+    assert message in terminal.job("reload", "run", *options, exits=2).stderr

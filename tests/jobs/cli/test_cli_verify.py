@@ -14,10 +14,10 @@ from support.reload_orders import OrdersGroup, doubled, of
 
 def test_tables_that_are_what_the_log_says(terminal: Terminal, orders_group: OrdersGroup) -> None:
     result = terminal.job("verify", name="old")
-    (header, counts, at) = (line.split() for line in result.stdout.splitlines() if line.strip())
+    (header, counts, where) = (line.split() for line in result.stdout.splitlines() if line.strip())
     assert header == ["table", "equal", "missing", "extra", "different"]
     assert counts == [f"{orders_group.schema}.orders", "39", "0", "0", "0"]
-    assert at[:2] == ["compared", "at"]
+    assert where[:2] == ["compared", "at"]
     assert f"{orders_group.group} {orders_group.topic}/0 at 121" in result.stdout
     assert "staging: 121 records" in result.stderr
     assert orders_group.schemas() == []
@@ -37,12 +37,12 @@ def test_what_differs_is_shown_and_fails(terminal: Terminal, orders_group: Order
     orders_group.execute("UPDATE {schema}.orders SET amount = 1 WHERE id = 8")
     orders_group.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (1000, 1, 1)")
     before = orders_group.rows()
-    said = terminal.job("verify", name="old", exits=1).stdout
-    assert [f"{orders_group.schema}.orders", "36", "2", "1", "1"] in [line.split() for line in said.splitlines()]
+    output = terminal.job("verify", name="old", exits=1).stdout
+    assert [f"{orders_group.schema}.orders", "36", "2", "1", "1"] in [line.split() for line in output.splitlines()]
     name = f"{orders_group.schema}.orders"
-    assert f"{name} different: id=8\n  live    amount=1\n  rebuilt amount=88\n" in said
-    assert f"{name} extra: id=1000\n  live    id=1000, amount=1, at=1\n" in said
-    assert f"{name} missing: id=5\n  rebuilt id=5, amount=85, at=85\n" in said
+    assert f"{name} different: id=8\n  live    amount=1\n  rebuilt amount=88\n" in output
+    assert f"{name} extra: id=1000\n  live    id=1000, amount=1, at=1\n" in output
+    assert f"{name} missing: id=5\n  rebuilt id=5, amount=85, at=85\n" in output
     assert orders_group.rows() == before, "nothing is corrected"
 
 
@@ -57,18 +57,18 @@ def test_a_new_version_is_compared_before_it_is_reloaded(terminal: Terminal, ord
     assert report["offsets"][f"{orders_group.group} {orders_group.topic}/0"] == 122
     assert len(table["samples"]) > 3
     assert result.stderr == ""
-    said = terminal.job("verify", name="lenient", exits=1).stdout
-    assert "this code cannot apply 2 records" in said
-    assert f"different: {table['different'] - 5} more (--json has up to 20 of them)" in said
+    output = terminal.job("verify", name="lenient", exits=1).stdout
+    assert "this code cannot apply 2 records" in output
+    assert f"different: {table['different'] - 5} more (--json has up to 20 of them)" in output
 
 
 def test_where_a_row_comes_from_is_shown_where_the_table_has_it(terminal: Terminal) -> None:
     orders_group = terminal.orders_group
     settled(orders_group, FIRST[:-1], kind="append")
     orders_group.execute("UPDATE {schema}.entries SET amount = 7 WHERE topic_offset = 11")
-    said = terminal.job("verify", name="entries", exits=1).stdout
+    output = terminal.job("verify", name="entries", exits=1).stdout
     assert (
-        f"{orders_group.schema}.entries different: topic_offset=11\n  live    amount=7\n  rebuilt amount=11\n" in said
+        f"{orders_group.schema}.entries different: topic_offset=11\n  live    amount=7\n  rebuilt amount=11\n" in output
     )
 
 
@@ -104,9 +104,9 @@ def test_a_verify_that_is_stopped_leaves_nothing(terminal: Terminal, orders_grou
         process = terminal.process("verify")
         wait_for_lock(orders_group, "application_name", f"%job {process.pid}")
         process.send_signal(signal.SIGINT)
-        out, said = process.communicate(timeout=60)
+        out, stderr = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
-    assert "aborted" in said
+    assert "aborted" in stderr
     assert orders_group.schemas() == []
     assert orders_group.rows() == doubled(FIRST, by=1)
     assert [run["state"] for run in terminal.look("reload", "status") if run["is_open"]] == []

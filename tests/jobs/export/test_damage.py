@@ -83,14 +83,14 @@ def test_any_flipped_bit(tmp_path: Path) -> None:
     storage, range_ = Storage(str(tmp_path)), Range(Partition("orders", 0), uuid4(), 20, 40)
     records = [Record("orders", 0, n, n, b"key", b"%d" % n * 9, (("name", b"value"),), 0) for n in range(20, 40)]
     written = write(storage, "orders.parquet", range_, [Piece(records, [])])
-    made = written.file, written.sha256, "parquet", "a group", uuid4(), "a test", datetime.now(UTC)
-    entry = Entry(range_.partition, range_.topic_id, 20, 40, written.records, written.bytes, *made)
+    details = written.file, written.sha256, "parquet", "a group", uuid4(), "a test", datetime.now(UTC)
+    entry = Entry(range_.partition, range_.topic_id, 20, 40, written.records, written.bytes, *details)
     assert [record for piece in read(storage, entry, 20, 40) for record in piece] == records
     file = tmp_path / "orders.parquet"
     content = file.read_bytes()
-    for at in range(len(content)):
-        flipped = content[at] ^ 1 << draw.randrange(8)
-        file.write_bytes(content[:at] + bytes([flipped]) + content[at + 1 :])
+    for index in range(len(content)):
+        flipped = content[index] ^ 1 << draw.randrange(8)
+        file.write_bytes(content[:index] + bytes([flipped]) + content[index + 1 :])
         with pytest.raises(ArchiveDamaged, match="SHA-256"):
             next(read(storage, entry, 20, 40))
 
@@ -109,9 +109,9 @@ def test_a_file_that_is_no_parquet(archived_group: ArchivedGroup, name: str) -> 
 
 
 def test_the_content_of_another_file(archived_group: ArchivedGroup, name: str) -> None:
-    one, other = map(Path, archived_group.archive.files()[:2])
-    shutil.copy(one, other)
-    recorded_as(archived_group, name, one)
+    first, other = map(Path, archived_group.archive.files()[:2])
+    shutil.copy(first, other)
+    recorded_as(archived_group, name, first)
     refused(
         archived_group, name, r"it has another file's content \(from_offset 0, to_offset 20; topic id .* was written\)"
     )
@@ -134,8 +134,8 @@ def test_a_wrong_count(archived_group: ArchivedGroup, name: str) -> None:
 def test_other_columns(archived_group: ArchivedGroup, name: str) -> None:
     file = Path(archived_group.archive.files()[1])
     table = pq.read_table(file)
-    at = table.schema.get_field_index("timestamp_ms")
-    other = table.set_column(at, "timestamp_ms", table["timestamp_ms"].cast("int32", safe=False))
+    index = table.schema.get_field_index("timestamp_ms")
+    other = table.set_column(index, "timestamp_ms", table["timestamp_ms"].cast("int32", safe=False))
     pq.write_table(other.replace_schema_metadata(table.schema.metadata), file)
     recorded_as(archived_group, name, file)
     refused(archived_group, name, "its columns are not those of an export")

@@ -33,9 +33,9 @@ def settled(archived_group: ArchivedGroup, count: int = 60) -> str:
 
 def table(archived_group: ArchivedGroup, name: str) -> list[tuple[int, int, bytes]]:
     """The rows that a reader of the table sees."""
-    found = DeltaTable(f"{archived_group.archive.root}/{name}").to_pyarrow_table()
-    assert isinstance(found, pa.Table)
-    rows = found.select(["partition", "offset", "value", "headers", "timestamp"]).to_pylist()
+    table = DeltaTable(f"{archived_group.archive.root}/{name}").to_pyarrow_table()
+    assert isinstance(table, pa.Table)
+    rows = table.select(["partition", "offset", "value", "headers", "timestamp"]).to_pylist()
     assert all(row["headers"] == [{"key": "a", "value": b"1"}] for row in rows)
     assert all(row["timestamp"] is not None for row in rows)
     return sorted((row["partition"], row["offset"], row["value"]) for row in rows)
@@ -57,14 +57,14 @@ def test_the_table_is_what_the_archive_has(archived_group: ArchivedGroup) -> Non
     assert {entry.format for entry in archived_group.archive.entries()} == {"delta"}
 
 
-@pytest.mark.repeats("at")
-@pytest.mark.parametrize("at", ["a file", "table", "its row"])
-def test_an_export_that_is_killed_writes_nothing_twice(archived_group: ArchivedGroup, at: str) -> None:
+@pytest.mark.repeats("step")
+@pytest.mark.parametrize("step", ["a file", "table", "its row"])
+def test_an_export_that_is_killed_writes_nothing_twice(archived_group: ArchivedGroup, step: str) -> None:
     """Also where the table knows of the file, and the manifest does not: it is taken over."""
     name = settled(archived_group)
-    Exporter(archived_group, at, format="delta", range_records=25).kill_where_it_waits()
+    Exporter(archived_group, step, format="delta", range_records=25).kill_where_it_waits()
     assert archived_group.spans(name) == []
-    in_table = 0 if at == "a file" else 25
+    in_table = 0 if step == "a file" else 25
     done = archived_group.export(format="delta", range_records=30).run()
     assert table(archived_group, name) == whole()
     assert archived_group.spans(name)[0] == (0, in_table or 30, in_table or 30)

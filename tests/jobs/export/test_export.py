@@ -79,11 +79,11 @@ def test_records_come_back_as_a_worker_sees_them(archived_group: ArchivedGroup) 
     produce_by_hand(archived_group.brokers, name, b"{}", b"h", -1)
     archived_group.set_positions(name, {0: 7})
     archived_group.export().run()
-    found = archived_group.archived(name, 0, 7)
-    assert found == archived_group.logged(name, 0, 7)
-    assert found[0].headers == (("a", b"1"), ("a", None), ("é", b"\xff"), ("", b""))
-    assert [(r.key, r.value) for r in found[1:4]] == [(None, None), (b"\xff\x00", b""), (b"", None)]
-    assert [r.timestamp_ms for r in found[4:]] == [1_785_587_400_123, 2**62, -1]
+    archived = archived_group.archived(name, 0, 7)
+    assert archived == archived_group.logged(name, 0, 7)
+    assert archived[0].headers == (("a", b"1"), ("a", None), ("é", b"\xff"), ("", b""))
+    assert [(r.key, r.value) for r in archived[1:4]] == [(None, None), (b"\xff\x00", b""), (b"", None)]
+    assert [r.timestamp_ms for r in archived[4:]] == [1_785_587_400_123, 2**62, -1]
     (piece,) = archived_group.archive.read_range(archived_group.range(name, 0, 7))
     ((record, why),) = piece.unreadable
     assert (record.offset, str(why)) == (4, "its headers cannot be read: a name in them is not UTF-8")
@@ -100,9 +100,9 @@ def test_holes_of_the_log_are_no_gaps_of_the_archive(archived_group: ArchivedGro
     archived_group.export(range_records=10).run()
     assert archived_group.spans(name) == [(0, 10, 5), (10, 20, 0), (20, 30, 3), (30, 33, 2)]
     assert [entry.file == "" for entry in archived_group.archive.entries()] == [False, True, False, False]
-    found = archived_group.archived(name, 0, 33)
-    assert [r.offset for r in found] == [*range(5), *range(27, 32)]
-    assert found == archived_group.logged(name, 0, 33)
+    archived = archived_group.archived(name, 0, 33)
+    assert [r.offset for r in archived] == [*range(5), *range(27, 32)]
+    assert archived == archived_group.logged(name, 0, 33)
     assert archived_group.archived(name, 10, 20) == []
 
 
@@ -138,8 +138,8 @@ def test_large_values_make_small_row_groups(archived_group: ArchivedGroup, monke
     archived_group.set_positions(name, {0: 60})
     archived_group.export().run()
     (file,) = archived_group.archive.files()
-    found = pq.ParquetFile(file).metadata
-    assert [found.row_group(n).num_rows for n in range(found.num_row_groups)] == [48, 12]
+    metadata = pq.ParquetFile(file).metadata
+    assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [48, 12]
     assert [r.value for r in archived_group.archived(name, 0, 60)] == values
     assert [r.offset for r in archived_group.archived(name, 50, 53)] == [50, 51, 52]
 
@@ -251,12 +251,12 @@ def test_a_loss_is_accepted_once_if_the_log_has_nothing_after_it(archived_group:
 
 
 def test_topics_can_be_named(archived_group: ArchivedGroup) -> None:
-    one, other = archived_group.topic(), archived_group.topic()
-    for name in (one, other):
+    topic, other = archived_group.topic(), archived_group.topic()
+    for name in (topic, other):
         archived_group.produce(name, ["x"] * 5)
         archived_group.set_positions(name, {0: 5})
-    archived_group.export(topics=one).run()
-    assert {entry.partition.topic for entry in archived_group.archive.entries()} == {one}
+    archived_group.export(topics=topic).run()
+    assert {entry.partition.topic for entry in archived_group.archive.entries()} == {topic}
     with pytest.raises(ConfigError, match="has no offsets of strange; it reads"):
         archived_group.export(topics=["strange"]).run()
     with pytest.raises(ConfigError, match="no offsets of group 'unknown'"):
@@ -270,7 +270,7 @@ def test_topics_can_be_named(archived_group: ArchivedGroup) -> None:
 def test_progress_is_reported_in_records(archived_group: ArchivedGroup) -> None:
     archived_group.filled(25)
     progress: list[tuple[str, int, int]] = []
-    archived_group.export(range_records=10, progress=lambda *said: progress.append(said)).run()
+    archived_group.export(range_records=10, progress=lambda *args: progress.append(args)).run()
     assert progress == [("exporting", 10, 25), ("exporting", 20, 25), ("exporting", 25, 25)]
 
 
@@ -294,11 +294,11 @@ def test_positions_are_those_of_one_moment(archived_group: ArchivedGroup, monkey
     read = Ledger.read
 
     def and_on(self: Ledger) -> object:
-        found = read(self)
-        if self.group == archived_group.group and found[0].next_offset == 20:
+        entries = read(self)
+        if self.group == archived_group.group and entries[0].next_offset == 20:
             monkeypatch.setattr(Ledger, "read", read)
             archived_group.set_positions(name, {0: 40})
-        return found
+        return entries
 
     monkeypatch.setattr(Ledger, "read", and_on)
     done: Exported = archived_group.export().run()

@@ -38,19 +38,19 @@ def assert_whole(archived_group: ArchivedGroup, name: str, count: int = 60) -> N
     assert archived_group.archived(name, 0, count) == archived_group.logged(name, 0, count)
 
 
-@pytest.mark.repeats("at")
-@pytest.mark.parametrize("at", PLACES)
-def test_the_next_export_continues_after_the_last_manifest_row(archived_group: ArchivedGroup, at: str) -> None:
+@pytest.mark.repeats("step")
+@pytest.mark.parametrize("step", PLACES)
+def test_the_next_export_continues_after_the_last_manifest_row(archived_group: ArchivedGroup, step: str) -> None:
     name = archived_group.filled(60)
-    Exporter(archived_group, at, range_records=25).kill_where_it_waits()
-    committed = 1 if at == "second file" else 0
+    Exporter(archived_group, step, range_records=25).kill_where_it_waits()
+    committed = 1 if step == "second file" else 0
     assert len(archived_group.spans(name)) == committed
-    assert len(archived_group.strays()) == (at != "planned"), "what was written is no part of the archive"
+    assert len(archived_group.strays()) == (step != "planned"), "what was written is no part of the archive"
     archived_group.export(range_records=25).run()
     assert archived_group.spans(name) == [(0, 25, 25), (25, 50, 25), (50, 60, 10)]
     assert_whole(archived_group, name)
     swept = archived_group.archive.sweep(NOW)
-    assert len(swept) == (at != "planned")
+    assert len(swept) == (step != "planned")
     assert archived_group.strays() == []
     assert_whole(archived_group, name)
 

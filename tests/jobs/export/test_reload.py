@@ -32,11 +32,11 @@ def export(orders_group: OrdersGroup, archive: Archive, **options: Any) -> None:
 
 
 def trim(orders_group: OrdersGroup, to: int) -> None:
-    admin, at = (
+    admin, partition = (
         AdminClient({"bootstrap.servers": orders_group.brokers, "log_level": 0}),
         TopicPartition(orders_group.topic, 0, to),
     )
-    admin.delete_records([at])[at].result(20)
+    admin.delete_records([partition])[partition].result(20)
 
 
 def work(orders_group: OrdersGroup, records: list[Any], upto: int) -> None:

@@ -96,13 +96,13 @@ def test_a_bucket_is_used_like_a_folder() -> None:
     ],
 )
 def test_one_place_has_one_name_in_the_manifest_however_it_is_spelled(spellings: list[str]) -> None:
-    assert len({storage.place(named(one)) for one in spellings}) == 1
+    assert len({storage.place(named(spelling)) for spelling in spellings}) == 1
 
 
 def test_what_is_another_place_has_another_name() -> None:
     others = ["s3://b/a", "s3://b/A", "s3://c/a", "s3://b/a?endpoint_override=here", "gs://b/a", "/b/a"]
     others += ["abfss://c@store.dfs.core.windows.net/a", "abfss://d@store.dfs.core.windows.net/a"]
-    assert len({storage.place(named(one)) for one in others}) == len(others)
+    assert len({storage.place(named(name)) for name in others}) == len(others)
 
 
 @pytest.mark.long

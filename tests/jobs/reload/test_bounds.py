@@ -50,9 +50,9 @@ def test_more_deletes_than_allowed_are_refused_before_the_lock(applied_group: Or
     reload, driver = started(with_bounds(applied_group, compared=reports.append))
     with pytest.raises(
         CutOverRefused, match=r"10 of 50 live rows \(20%\) .* more than 10%.* --max-deletes 0.2"
-    ) as found:
+    ) as caught:
         reload.run(driver)
-    assert found.value.waits == (), "no lock was taken"
+    assert caught.value.waits == (), "no lock was taken"
     (table,) = reports[0].tables
     assert (table.missing, table.extra, table.different) == (0, 10, 40)
     assert len(applied_group.rows()) == 50
@@ -89,11 +89,11 @@ def test_a_delete_that_others_refer_to_with_an_action_is_refused(orders_group: O
     extra(orders_group, [100])
     orders_group.execute("INSERT INTO {schema}.items VALUES (1, 100), (2, 7)")
     reload, driver = started(with_bounds(orders_group))
-    said = f"{orders_group.schema}.items refers to it by items_order_id_fkey (ON DELETE {action})"
-    assert driver.notes == (f"{orders_group.schema}.orders: {said}",)
-    with pytest.raises(CutOverRefused) as found:
+    message = f"{orders_group.schema}.items refers to it by items_order_id_fkey (ON DELETE {action})"
+    assert driver.notes == (f"{orders_group.schema}.orders: {message}",)
+    with pytest.raises(CutOverRefused) as caught:
         reload.run(driver)
-    assert f"1 rows would be deleted, and {said}: allow it with --allow-cascades" in str(found.value)
+    assert f"1 rows would be deleted, and {message}: allow it with --allow-cascades" in str(caught.value)
     assert orders_group.execute("SELECT id, order_id FROM {schema}.items ORDER BY 1") == [(1, 100), (2, 7)]
     resumed(orders_group, driver, allow_cascades=True)
     left = [(2, 7)] if action == "CASCADE" else [(1, None), (2, 7)]
@@ -122,11 +122,11 @@ def test_a_key_that_refers_to_a_part_of_the_table_is_refused(orders_group: Order
     orders_group.execute("INSERT INTO {schema}.orders_highest (id, amount, at) VALUES (100, 1, 0)")
     orders_group.execute("INSERT INTO {schema}.items VALUES (1, 100)")
     reload, driver = started(with_bounds(orders_group, allow_inheritance=True))
-    said = f"{orders_group.schema}.items refers to it by items_order_id_fkey (ON DELETE CASCADE)"
-    assert f"{orders_group.schema}.orders: {said}" in driver.notes
-    with pytest.raises(CutOverRefused) as found:
+    message = f"{orders_group.schema}.items refers to it by items_order_id_fkey (ON DELETE CASCADE)"
+    assert f"{orders_group.schema}.orders: {message}" in driver.notes
+    with pytest.raises(CutOverRefused) as caught:
         reload.run(driver)
-    assert f"1 rows would be deleted, and {said}: allow it with --allow-cascades" in str(found.value)
+    assert f"1 rows would be deleted, and {message}: allow it with --allow-cascades" in str(caught.value)
     assert orders_group.execute("SELECT id, order_id FROM {schema}.items") == [(1, 100)]
     resumed(orders_group, driver, allow_inheritance=True, allow_cascades=True)
     assert orders_group.execute("SELECT id, order_id FROM {schema}.items") == []
@@ -204,9 +204,9 @@ def test_a_table_from_which_others_inherit_is_refused(applied_group: OrdersGroup
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tries follow at once; the list has after which ones there was a pause."""
-    made: list[int] = []
-    monkeypatch.setattr(cutover, "longer_pause", made.append)
-    return made
+    numbers: list[int] = []
+    monkeypatch.setattr(cutover, "longer_pause", numbers.append)
+    return numbers
 
 
 @pytest.mark.pins("batch")
@@ -214,13 +214,13 @@ def test_a_wait_that_is_predicted_to_be_too_long_is_refused_before_the_lock(orde
     records = [of(n, 1) for n in range(3_000)]
     settled(orders_group, records)
     reload, driver = started(with_bounds(orders_group, max_wait=0.001))
-    with pytest.raises(CutOverRefused, match=r"workers would wait about .* for 3000 changed rows") as found:
+    with pytest.raises(CutOverRefused, match=r"workers would wait about .* for 3000 changed rows") as caught:
         reload.run(driver)
-    assert found.value.predicted is not None
-    assert found.value.predicted > 0.001
-    assert found.value.waits == ()
-    assert f"`seekpoint reload resume {driver.run.id} --max-wait " in str(found.value)
-    assert "or open another run with strategy 'swap', whose wait does not grow with the rows" in str(found.value)
+    assert caught.value.predicted is not None
+    assert caught.value.predicted > 0.001
+    assert caught.value.waits == ()
+    assert f"`seekpoint reload resume {driver.run.id} --max-wait " in str(caught.value)
+    assert "or open another run with strategy 'swap', whose wait does not grow with the rows" in str(caught.value)
     assert orders_group.rows() == doubled(records, by=1)
     resumed(orders_group, driver, max_wait=60.0)
     assert orders_group.rows() == doubled(records)
@@ -276,10 +276,10 @@ def test_a_wait_is_predicted_for_rows_that_need_the_live_tables_defaults(orders_
     orders_group.execute("ALTER TABLE {schema}.orders ADD code text NOT NULL DEFAULT {schema}.code()")
     settled(orders_group, records)
     reload, driver = started(with_bounds(orders_group, max_wait=0.001))
-    with pytest.raises(CutOverRefused, match=r"workers would wait about .* for 150 changed rows") as found:
+    with pytest.raises(CutOverRefused, match=r"workers would wait about .* for 150 changed rows") as caught:
         reload.run(driver)
-    assert found.value.predicted is not None
-    assert found.value.predicted >= 150 * UNSAMPLED
+    assert caught.value.predicted is not None
+    assert caught.value.predicted >= 150 * UNSAMPLED
     resumed(orders_group, driver, max_wait=60.0)
     assert orders_group.rows() == doubled(records)
 
@@ -292,10 +292,10 @@ def test_the_wait_for_the_workers_counts(applied_group: OrdersGroup, pauses: lis
         diffed(reload, strategy=strategy) as (_, driver, rounds),
         applied_group.holding("SELECT FROM {schema}.partition_offset FOR UPDATE"),
     ):
-        with pytest.raises(CutOverRefused, match=r"5 attempts were rolled back after 0\.\d s") as found:
+        with pytest.raises(CutOverRefused, match=r"5 attempts were rolled back after 0\.\d s") as caught:
             reload.cut_over(driver, rounds)
         assert pauses == [1, 2, 3, 4]
-    assert all(0.3 < wait < 2 for wait in found.value.waits), found.value.waits
+    assert all(0.3 < wait < 2 for wait in caught.value.waits), caught.value.waits
     assert applied_group.rows() == doubled(RECORDS, by=1)
     resume(with_bounds(applied_group, max_wait=60.0), driver.run.id)
     assert applied_group.rows() == doubled(RECORDS)
@@ -339,9 +339,9 @@ def test_brokers_may_say_nothing_for_no_longer_than_workers_may_wait(
     idles: list[float] = []
     apply = CatchUp.apply
 
-    def asked(self: CatchUp, tx: Any, offsets: Any, **given: Any) -> int:
-        idles.append(given["idle"])
-        return apply(self, tx, offsets, **given)
+    def asked(self: CatchUp, tx: Any, offsets: Any, **options: Any) -> int:
+        idles.append(options["idle"])
+        return apply(self, tx, offsets, **options)
 
     with diffed(reload, driver=driver) as (_, _, rounds):
         monkeypatch.setattr(CatchUp, "apply", asked)
@@ -360,11 +360,11 @@ def test_a_row_that_another_session_has_locked_is_waited_for_shortly(applied_gro
     with (
         diffed(reload) as (_, driver, rounds),
         applied_group.holding("UPDATE {schema}.orders SET note = 'mine' WHERE id = 7"),
-        pytest.raises(CutOverRefused, match=r"another session has locked a row") as found,
+        pytest.raises(CutOverRefused, match=r"another session has locked a row") as caught,
     ):
         reload.cut_over(driver, rounds)
-    assert len(found.value.waits) == 5
-    assert max(found.value.waits) < 10
+    assert len(caught.value.waits) == 5
+    assert max(caught.value.waits) < 10
     resumed(applied_group, driver, max_wait=60.0)
     assert applied_group.rows() == doubled(RECORDS)
 
@@ -428,9 +428,9 @@ def exchanging(orders_group: OrdersGroup, version: int) -> Any:
         order = record.value
         return {"id": order.id, "amount": order.amount, "at": order.id if version == 1 else 39 - order.id}
 
-    made = pipeline(orders_group.group, orders_group.topic, orders_group.schema, version=version)
-    made.sinks[0].row_of = row  # type: ignore[attr-defined]
-    return made
+    rebuilt = pipeline(orders_group.group, orders_group.topic, orders_group.schema, version=version)
+    rebuilt.sinks[0].row_of = row  # type: ignore[attr-defined]
+    return rebuilt
 
 
 @pytest.mark.repeats("deferrable")
@@ -461,7 +461,7 @@ FOLLOWED = "CREATE TABLE {schema}.parcels (of_order bigint REFERENCES {schema}.o
 
 @pytest.mark.repeats("ddl")
 @pytest.mark.parametrize(
-    ("ddl", "said"),
+    ("ddl", "message"),
     [
         (DELETED, "the table has trigger seen"),
         (FOLLOWED % "CASCADE", r"refers to it by parcels_of_order_fkey \(ON DELETE CASCADE\)"),
@@ -470,7 +470,7 @@ FOLLOWED = "CREATE TABLE {schema}.parcels (of_order bigint REFERENCES {schema}.o
     ids=["trigger", "cascade", "restrict"],
 )
 def test_rows_that_exchange_a_unique_value_are_not_deleted_for_others(
-    orders_group: OrdersGroup, ddl: str, said: str
+    orders_group: OrdersGroup, ddl: str, message: str
 ) -> None:
     """The run stays open, and names what can publish it."""
     orders_group.execute(
@@ -482,7 +482,9 @@ def test_rows_that_exchange_a_unique_value_are_not_deleted_for_others(
     if ddl != DELETED:
         orders_group.execute("INSERT INTO {schema}.parcels SELECT id FROM {schema}.orders")
     reload, driver = started(orders_group.reload([exchanging(orders_group, 2)]))
-    with pytest.raises(CutOverRefused, match=rf"values in unique index one_at \(.*{said}.* 'swap', which .*DEFERRABLE"):
+    with pytest.raises(
+        CutOverRefused, match=rf"values in unique index one_at \(.*{message}.* 'swap', which .*DEFERRABLE"
+    ):
         reload.run(driver)
     assert reload.runs.get(driver.run.id).is_open
     assert orders_group.rows() == [(n, 1, n) for n in range(40)]
@@ -491,17 +493,17 @@ def test_rows_that_exchange_a_unique_value_are_not_deleted_for_others(
 # -- killed --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.repeats("at")
-@pytest.mark.parametrize("at", ["compared", "turn cut_over", "after a long try"])
-def test_a_driver_that_is_killed_leaves_nothing_torn(orders_group: OrdersGroup, at: str) -> None:
+@pytest.mark.repeats("step")
+@pytest.mark.parametrize("step", ["compared", "turn cut_over", "after a long try"])
+def test_a_driver_that_is_killed_leaves_nothing_torn(orders_group: OrdersGroup, step: str) -> None:
     """Before the refusals, in a try with everything written, between two tries: another one continues."""
     settled(orders_group, FIRST)
     driver = with_bounds(orders_group, max_deletes=1.0).open()
     with orders_group.engine.connect() as worker:
-        if at == "after a long try":
+        if step == "after a long try":
             worker.execute(text(f"SELECT FROM {orders_group.schema}.partition_offset FOR SHARE"))
-        max_wait = 60.0 if "turn" in at else 0.3
-        Reloader(orders_group, driver.run.id, at=at, width=50, max_wait=max_wait).kill_where_it_waits()
+        max_wait = 60.0 if "turn" in step else 0.3
+        Reloader(orders_group, driver.run.id, at=step, width=50, max_wait=max_wait).kill_where_it_waits()
     assert orders_group.rows() == doubled(FIRST, by=1), "nothing was published"
     later = [of(n % 50, n, n) for n in range(200, 230)]
     settled(orders_group, later)

@@ -28,9 +28,9 @@ def new_applied_group(orders_group: OrdersGroup, topic: Callable[..., str]) -> C
     """``new_applied_group(kind, policy)``: the records are in the table, from a topic with this policy."""
 
     def settle(kind: str, policy: str) -> OrdersGroup:
-        made = replace(orders_group, topic=topic(2, config={"cleanup.policy": policy}))
-        settled(made, FIRST, kind=kind)
-        return made
+        compacted = replace(orders_group, topic=topic(2, config={"cleanup.policy": policy}))
+        settled(compacted, FIRST, kind=kind)
+        return compacted
 
     return settle
 
@@ -52,9 +52,9 @@ def test_a_table_of_every_record_is_not_rebuilt_from_a_compacted_topic(
 def test_a_table_of_the_newest_is_rebuilt_from_a_compacted_topic(new_applied_group: Callable[..., OrdersGroup]) -> None:
     """Where it is said that the record's key is the row's; else its older records may be other rows."""
     orders_group = new_applied_group("upsert", "compact")
-    said = rf"topic '{orders_group.topic}' is compacted .*orders.* may need every record .*compacted=True"
+    message = rf"topic '{orders_group.topic}' is compacted .*orders.* may need every record .*compacted=True"
     for opened in (orders_group.reload().open, orders_group.reload().verify):
-        with pytest.raises(ReloadRefused, match=said):
+        with pytest.raises(ReloadRefused, match=message):
             opened()
     reload = of_compacted(orders_group)
     reload.run(reload.open())
@@ -76,20 +76,20 @@ def test_tombstones_belong_to_their_keys(orders_group: OrdersGroup, topic: Calla
 
 def filled(orders_group: OrdersGroup, topic: Callable[..., str], records: list[Any]) -> OrdersGroup:
     """A compacted topic with these records, which are in the table."""
-    made = replace(orders_group, topic=topic(2, config={"cleanup.policy": "compact"}))
-    settled(made, records)
-    return made
+    compacted = replace(orders_group, topic=topic(2, config={"cleanup.policy": "compact"}))
+    settled(compacted, records)
+    return compacted
 
 
 @pytest.mark.parametrize(
-    ("second", "said"),
+    ("second", "message"),
     [
         (('{"id": 70}', '{"id": 7, "amount": 1}'), "have different keys .* and one row"),
         (('{"id": 7}', '{"id": 70, "amount": 1}'), "have one key, and different rows"),
     ],
 )
 def test_a_key_that_is_not_one_rows_is_refused(
-    orders_group: OrdersGroup, topic: Callable[..., str], second: tuple[str, str], said: str
+    orders_group: OrdersGroup, topic: Callable[..., str], second: tuple[str, str], message: str
 ) -> None:
     """Two offsets are named, also where the records are staged by different tasks."""
     orders_group = filled(orders_group, topic, [*FIRST, second])
@@ -97,7 +97,7 @@ def test_a_key_that_is_not_one_rows_is_refused(
     reload, driver = started(of_compacted(orders_group, range_records=11))
     with pytest.raises(
         ReloadRefused,
-        match=rf"records at {orders_group.topic}/0 offset 7 and at {orders_group.topic}/0 offset 30 {said}",
+        match=rf"records at {orders_group.topic}/0 offset 7 and at {orders_group.topic}/0 offset 30 {message}",
     ):
         reload.run(driver)
     assert orders_group.rows() == before
@@ -112,10 +112,10 @@ def test_a_record_without_a_row_is_refused(orders_group: OrdersGroup, topic: Cal
         return None if order.amount == 9 else {"id": order.id, "amount": order.amount, "at": order.at}
 
     orders_group = filled(orders_group, topic, [*FIRST, of(3, 9)])
-    made = orders_group.pipeline(version=2, sink={"compacted": True})
-    made.sinks[0].row_of = row  # type: ignore[attr-defined]
+    pipeline = orders_group.pipeline(version=2, sink={"compacted": True})
+    pipeline.sinks[0].row_of = row  # type: ignore[attr-defined]
     with pytest.raises(ReloadRefused, match=rf"{orders_group.topic}/0 offset 9 makes no row"):
-        reloaded(orders_group.reload([made]))
+        reloaded(orders_group.reload([pipeline]))
 
 
 def test_open_dead_letters_and_other_strategies_are_refused(

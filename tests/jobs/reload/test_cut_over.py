@@ -37,8 +37,8 @@ def test_offsets_stay_and_every_token_is_new(applied_group: OrdersGroup, strateg
     before = tokens(applied_group)
     reloaded(applied_group.reload(actor="alice"), strategy=strategy, reason="prices")
     after = tokens(applied_group)
-    assert {p: (epoch, at) for p, (_, epoch, at) in after.items()} == {
-        p: (epoch + 1, at) for p, (_, epoch, at) in before.items()
+    assert {p: (epoch, offset) for p, (_, epoch, offset) in after.items()} == {
+        p: (epoch + 1, offset) for p, (_, epoch, offset) in before.items()
     }
     assert all(after[p][0] != before[p][0] for p in before)
     assert applied_group.execute("SELECT version FROM {schema}.consumer_group") == [(2,)]
@@ -166,9 +166,9 @@ def test_keys_that_only_the_old_code_touched_are_found(orders_group: OrdersGroup
             row=lambda r: {"id": r.value.id + 1000 * (version - 1), "amount": r.value.amount, "at": r.value.at},
             tombstone=None,
         )
-        made = orders_group.pipeline(version=version)
-        made.sinks = (sink,)
-        return made
+        pipeline = orders_group.pipeline(version=version)
+        pipeline.sinks = (sink,)
+        return pipeline
 
     records = [of(n, n) for n in range(20)]
     orders_group.produce(orders_group.topic, records, partition=0)
@@ -244,10 +244,10 @@ def test_two_groups_that_write_one_table_are_reloaded_together(orders_group: Ord
 
     def half(group: str, version: int) -> Any:
         number = names.index(group)
-        made = pipeline(group, orders_group.topic, orders_group.schema, version=version, sink={"tombstone": None})
-        sink: Any = made.sinks[0]
+        declared = pipeline(group, orders_group.topic, orders_group.schema, version=version, sink={"tombstone": None})
+        sink: Any = declared.sinks[0]
         sink.__class__, sink.number = HalfSink, number
-        return made
+        return declared
 
     for group in names:
         worker = orders_group.run_worker(half(group, 1))
@@ -290,7 +290,7 @@ def test_a_dead_letter_of_a_deleted_topic_is_not_taken_for_one_of_the_current_to
     )
     with diffed(orders_group.reload(pipeline=APPEND)) as (reload, driver, rounds):
         orders_group.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
-        (parked,) = (one.id for one in orders_group.new_replay(**APPEND).list() if one.is_open)
+        (parked,) = (dead_letter.id for dead_letter in orders_group.new_replay(**APPEND).list() if dead_letter.is_open)
         assert orders_group.new_replay(**APPEND).replay(parked).is_applied
         reload.cut_over(driver, rounds)
     assert orders_group.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (2, 16, 1)]
@@ -315,7 +315,7 @@ def test_what_the_new_code_cannot_apply_is_dead_lettered_by_the_cut_over(orders_
         reload.cut_over(driver, rounds)
     assert orders_group.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (3, 6, 2), (5, 10, 4)]
     dead_letters = list(orders_group.new_replay(version=2, **APPEND).list())
-    assert [(one.offset, one.version, one.state.value) for one in dead_letters] == [
+    assert [(dead_letter.offset, dead_letter.version, dead_letter.state.value) for dead_letter in dead_letters] == [
         (1, 2, "dead_lettered"),
         (3, 2, "dead_lettered"),
     ]

@@ -59,7 +59,7 @@ def test_what_came_meanwhile_is_caught_up_in_passes_of_bounded_length(orders_gro
     driver = reload.open()
     reload.stage(driver)
     assert stager.plans == [[(0, 0, 50), (0, 50, 80)]]
-    assert [at.end_offset for at in reload.runs.positions(driver.run.id)] == [80, 0]
+    assert [position.end_offset for position in reload.runs.positions(driver.run.id)] == [80, 0]
     reload.run(driver)
     stop_outdated(worker)
     assert orders_group.rows() == doubled(RECORDS + later)

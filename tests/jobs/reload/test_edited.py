@@ -23,7 +23,7 @@ COLUMNS = "id, amount, topic_offset"
 def edited(orders_group: OrdersGroup, offset: int, amount: int, *, is_replayed: bool = True, **options: Any) -> None:
     """Give the dead letter at this offset an order of this amount, and replay it."""
     replay = orders_group.new_replay(**options)
-    (dead_letter,) = [one for one in replay.list() if one.offset == offset]
+    (dead_letter,) = [dead_letter for dead_letter in replay.list() if dead_letter.offset == offset]
     value = f'{{"id": {offset + 1}, "amount": {amount}}}'.encode()
     assert replay.edit(dead_letter.id, value, reason="a typo").refusal is None
     if is_replayed:

@@ -55,14 +55,14 @@ def columns(orders_group: OrdersGroup) -> Columns:
             return False
         return True
 
-    found = {name: of for name, of in (PAIRS | WITHOUT).items() if is_there(name)}
+    pairs = {name: of for name, of in (PAIRS | WITHOUT).items() if is_there(name)}
     return {
-        name: (of.format(schema=orders_group.schema), given(of, old), given(of, new))
-        for name, (of, old, new) in found.items()
+        name: (of.format(schema=orders_group.schema), literal(of, old), literal(of, new))
+        for name, (of, old, new) in pairs.items()
     }
 
 
-def given(of: str, value: str) -> Any:
+def literal(of: str, value: str) -> Any:
     """What is given for a column of this type; a text for a JSON column is JSON already."""
     if of == "json":
         return JsonText(value, dumps=str)
@@ -76,7 +76,7 @@ def filled(orders_group: OrdersGroup, pipeline: Pipeline) -> None:
 
 def as_text(orders_group: OrdersGroup, table: str, columns: Any) -> list[tuple[Any, ...]]:
     return orders_group.execute(
-        f"SELECT {', '.join(f'concat({one})' for one in columns)} FROM {{schema}}.{table} ORDER BY 1"
+        f"SELECT {', '.join(f'concat({column})' for column in columns)} FROM {{schema}}.{table} ORDER BY 1"
     )
 
 
@@ -89,7 +89,7 @@ def test_a_merge_stores_the_values_that_equal_the_old_ones(orders_group: OrdersG
         def row(record: Any) -> dict[str, Any]:  # each column's value is the new code's in a record of its own
             n = record.value["id"]
             return {"id": n} | {
-                name: pair[1 + (version == 2 and n == at)] for at, (name, pair) in enumerate(columns.items())
+                name: pair[1 + (version == 2 and n == place)] for place, (name, pair) in enumerate(columns.items())
             }
 
         sink = Upsert((orders_group.schema, "typed"), key=["id"], columns=["id", *columns], row=row)
@@ -101,7 +101,7 @@ def test_a_merge_stores_the_values_that_equal_the_old_ones(orders_group: OrdersG
     for sample, name in zip(table.samples, columns, strict=True):
         assert sample.live is not None
         assert sample.rebuilt is not None
-        assert [one for one in sample.live if sample.live[one] != sample.rebuilt[one]] == [name]
+        assert [name for name in sample.live if sample.live[name] != sample.rebuilt[name]] == [name]
     reloaded(orders_group.reload([pipeline(2)]))
     assert orders_group.reload([pipeline(2)]).verify().is_empty
 

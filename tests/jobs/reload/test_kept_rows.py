@@ -63,7 +63,7 @@ def test_a_trigger_that_keeps_the_old_row_is_seen(
 def test_a_trigger_that_changes_what_is_written_is_none_of_these(applied_group: OrdersGroup) -> None:
     applied_group.execute(trigger("INSERT OR UPDATE", "NEW.note = upper(NEW.note); NEW.at = NEW.at + 1; RETURN NEW"))
     reloaded(applied_group.reload())
-    assert applied_group.rows() == [(id_, amount, at + 1) for id_, amount, at in doubled(RECORDS)]
+    assert applied_group.rows() == [(id_, amount, offset + 1) for id_, amount, offset in doubled(RECORDS)]
 
 
 @pytest.fixture
@@ -77,11 +77,11 @@ def as_role(orders_group: OrdersGroup) -> Iterator[Callable[..., Reload]]:
     _on_database(orders_group, f"GRANT CREATE ON DATABASE {{database}} TO {role}")
     engine = create_engine(orders_group.engine.url, connect_args={"options": f"-crole={role}"})
 
-    def made(version: int) -> Reload:
+    def reload_to(version: int) -> Reload:
         brokers = {"bootstrap.servers": orders_group.brokers}
         return Reload([orders_group.pipeline(version=version)], engine, brokers, schema=orders_group.schema)
 
-    yield made
+    yield reload_to
     engine.dispose()
     _on_database(orders_group, f"DROP OWNED BY {role}")
     orders_group.execute(f"DROP ROLE {role}")
@@ -102,12 +102,12 @@ def test_a_role_that_cannot_create_a_schema_is_refused_at_the_opening(
     """By a reload, a verify and a batch: with what to grant, and before a run is on record or a group paused."""
     role = f"{applied_group.schema}_limited"
     database = _on_database(applied_group, f"REVOKE CREATE ON DATABASE {{database}} FROM {role}")
-    said = rf"role {role} may not create the schema .*: GRANT CREATE ON DATABASE {database} TO {role} "
+    message = rf"role {role} may not create the schema .*: GRANT CREATE ON DATABASE {database} TO {role} "
     for begin in (as_role(2).open, as_role(1).verify):
-        with pytest.raises(ReloadRefused, match=said):
+        with pytest.raises(ReloadRefused, match=message):
             begin()
     applied_group.produce(applied_group.topic, [of(1, 1)], partition=0)
-    with pytest.raises(BatchRefused, match=said):
+    with pytest.raises(BatchRefused, match=message):
         batch(applied_group, engine=as_role(1).engine).run()
     assert applied_group.reload().runs.list() == []
     assert paused(applied_group) is None

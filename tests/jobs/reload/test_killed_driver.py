@@ -24,13 +24,13 @@ PLACES = [
 ]
 
 
-@pytest.mark.repeats("at")
-@pytest.mark.parametrize("at", PLACES)
-def test_another_driver_resumes(orders_group: OrdersGroup, at: str) -> None:
+@pytest.mark.repeats("step")
+@pytest.mark.parametrize("step", PLACES)
+def test_another_driver_resumes(orders_group: OrdersGroup, step: str) -> None:
     old = working(orders_group, FIRST)
     reload = orders_group.reload()
     run = reload.open().run.id
-    Reloader(orders_group, run, at=at, width=50).kill_where_it_waits()
+    Reloader(orders_group, run, at=step, width=50).kill_where_it_waits()
     assert orders_group.rows() == doubled(FIRST, by=1), "nothing was published"
     applied_by(old, orders_group, LATER)
     old.stop()

@@ -24,9 +24,9 @@ def test_a_crash_of_the_database(
     settled(orders_group, RECORDS)
     crashed: list[str] = []
 
-    def crash(at: str) -> None:
-        if at == place and not crashed:
-            crashed.append(at)
+    def crash(step: str) -> None:
+        if step == place and not crashed:
+            crashed.append(step)
             own_postgres.kill()
             own_postgres.start()
 

@@ -17,7 +17,7 @@ ALTER TABLE {schema}.orders ADD n smallserial, ADD label text NOT NULL DEFAULT '
 
 
 def drawn(orders_group: OrdersGroup, *sequences: str) -> list[object]:
-    return [orders_group.execute(f"SELECT last_value, is_called FROM {{schema}}.{one}") for one in sequences]
+    return [orders_group.execute(f"SELECT last_value, is_called FROM {{schema}}.{sequence}") for sequence in sequences]
 
 
 def test_a_verify_draws_no_number_of_the_live_table(orders_group: OrdersGroup) -> None:

@@ -132,9 +132,9 @@ def test_a_row_inserted_after_the_check_does_not_hide_a_deleted_one(
     reload, driver = started(orders_group.reload())
     add_deleted = merge._add_deleted
 
-    def late(*given: Any) -> None:
+    def late(*args: Any) -> None:
         orders_group.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (9999, 9, 9)")
-        add_deleted(*given)
+        add_deleted(*args)
 
     with diffed(reload, driver=driver) as (_, _, rounds):
         orders_group.execute("DELETE FROM {schema}.orders WHERE id = 7")

@@ -65,12 +65,12 @@ def test_retention_that_overtakes_catching_up_ends_the_run(applied_group: Orders
     assert applied_group.rows() == doubled(FIRST + LATER, by=1)
 
 
-@pytest.mark.repeats("at")
-@pytest.mark.parametrize("at", ["opened", "staged", "compared"])
-def test_a_recreated_topic_ends_the_run(applied_group: OrdersGroup, topic: Callable[..., str], at: str) -> None:
+@pytest.mark.repeats("step")
+@pytest.mark.parametrize("step", ["opened", "staged", "compared"])
+def test_a_recreated_topic_ends_the_run(applied_group: OrdersGroup, topic: Callable[..., str], step: str) -> None:
     """Under the same name, with other records at the same offsets."""
     reload, driver = started(applied_group.reload())
-    if at == "staged":
+    if step == "staged":
         reload.stage(driver)
 
     def anew() -> None:
@@ -78,14 +78,14 @@ def test_a_recreated_topic_ends_the_run(applied_group: OrdersGroup, topic: Calla
         topic(2, name=applied_group.topic)
         applied_group.produce(applied_group.topic, [of(n, 9) for n in range(200)], partition=0)
 
-    if at == "compared":
+    if step == "compared":
         with diffed(reload, driver=driver) as (_, _, rounds):
             settled(applied_group, LATER)
             anew()
             with pytest.raises(TopicRecreated, match="was deleted and created again"):
                 reload.cut_over(driver, rounds)
     else:
-        if at == "staged":
+        if step == "staged":
             settled(applied_group, LATER)
         anew()
         with pytest.raises(TopicRecreated, match="was deleted and created again"):
@@ -127,18 +127,18 @@ def test_partitions_that_are_added_in_mid_run_are_in(applied_group: OrdersGroup)
         settled(applied_group, LATER, partition=3)
         reload.cut_over(driver, rounds)
     assert applied_group.rows() == doubled(FIRST + LATER)
-    assert [at.partition.number for at in reload.runs.positions(driver.run.id)] == [0, 1, 2, 3]
+    assert [position.partition.number for position in reload.runs.positions(driver.run.id)] == [0, 1, 2, 3]
 
 
-@pytest.mark.repeats("at")
-@pytest.mark.parametrize("at", ["opened", "staged", "compared"])
-def test_a_reset_in_mid_run_ends_it(applied_group: OrdersGroup, at: str) -> None:
+@pytest.mark.repeats("step")
+@pytest.mark.parametrize("step", ["opened", "staged", "compared"])
+def test_a_reset_in_mid_run_ends_it(applied_group: OrdersGroup, step: str) -> None:
     """What was applied twice, or passed, is not what the log says up to the position."""
     reload, driver = started(applied_group.reload())
     with ExitStack() as stack:
-        if at == "staged":
+        if step == "staged":
             reload.stage(driver)
-        rounds = stack.enter_context(diffed(reload, driver=driver))[2] if at == "compared" else None
+        rounds = stack.enter_context(diffed(reload, driver=driver))[2] if step == "compared" else None
         applied_group.ledger().reset_offset(applied_group.topic, 0, 50, log=None, reason="again")
         applied_group.work(len(FIRST))
         with pytest.raises(ReloadRefused, match=r"was reset since the run was opened, .*\n.*abort this run and open"):
@@ -202,9 +202,9 @@ def test_brokers_that_are_away_under_the_lock_are_waited_for_briefly(
     thaw = threading.Timer(2 * IDLE, own_kafka.thaw)  # should the test fail
     apply = CatchUp.apply
 
-    def away(self: CatchUp, tx: Any, offsets: Any, *, idle: float = 30.0, **given: Any) -> int:
+    def away(self: CatchUp, tx: Any, offsets: Any, *, idle: float = 30.0, **options: Any) -> int:
         if idle != cutover.IDLE or held:
-            return apply(self, tx, offsets, idle=idle, **given)
+            return apply(self, tx, offsets, idle=idle, **options)
         self.close()  # nothing was read ahead
         own_kafka.freeze()
         thaw.start()
@@ -243,7 +243,7 @@ def test_a_plan_of_a_reset_names_the_run_that_it_ends(applied_group: OrdersGroup
     reload.stage(driver)
     operator = Admin(applied_group.engine, schema=applied_group.schema)
     plan = operator.plan_reset(applied_group.group, ResetTo.offset(50), {applied_group.topic: [0]})
-    named = [said for said in plan.consequences if said.endswith("is open: the reset ends it")]
+    named = [consequence for consequence in plan.consequences if consequence.endswith("is open: the reset ends it")]
     assert len(named) == 1
     assert f"run {driver.run.id} (" in named[0]
     before = applied_group.rows()
@@ -253,4 +253,6 @@ def test_a_plan_of_a_reset_names_the_run_that_it_ends(applied_group: OrdersGroup
     assert "was reset since the run was opened" in failed(reload, driver)
     assert applied_group.rows() == before
     after = operator.plan_reset(applied_group.group, ResetTo.offset(20), {applied_group.topic: [0]})
-    assert not [said for said in after.consequences if "the reset ends it" in said], "it is not open any more"
+    assert not [consequence for consequence in after.consequences if "the reset ends it" in consequence], (
+        "it is not open any more"
+    )

@@ -99,8 +99,10 @@ def test_a_process_that_is_killed_is_replaced(
         if step[1] == 150 and not command:  # three of four ranges: the fourth one's process waits
             pid = halted_process(marker)
             own = set(os.environb.items())  # what it inherits is not the pool's doing: a test of Spark's may be there
-            given = dict(line.split(b"=", 1) for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if line)
-            added = [b"%b=%b" % item for item in given.items() if item not in own]
+            variables = dict(
+                line.split(b"=", 1) for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if line
+            )
+            added = [b"%b=%b" % item for item in variables.items() if item not in own]
             command.append(b"\0".join([Path(f"/proc/{pid}/cmdline").read_bytes(), *added]))
             os.kill(pid, signal.SIGKILL)
 
@@ -251,7 +253,7 @@ def halted_process(marker: Path) -> int:
 
 def children() -> list[str]:
     """Processes of ours that stage, as the system knows them."""
-    found = subprocess.run(
+    done = subprocess.run(
         ["ps", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True, check=False
     )
-    return [line for line in found.stdout.splitlines() if "multiprocessing.spawn" in line]
+    return [line for line in done.stdout.splitlines() if "multiprocessing.spawn" in line]

@@ -32,13 +32,13 @@ def seekpoint_dsn(pytestconfig: pytest.Config, request: pytest.FixtureRequest) -
     """A database of the test's own: the publication has every table of it."""
     from seekpoint.testing.pytest_plugin import _address
 
-    shared, made = make_url(_address(pytestconfig, "postgres")), f"published_{secrets.token_hex(6)}"
+    shared, database = make_url(_address(pytestconfig, "postgres")), f"published_{secrets.token_hex(6)}"
     server = create_engine(shared, isolation_level="AUTOCOMMIT")
     with server.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {made}"))
-    yield shared.set(database=made).render_as_string(hide_password=False)
+        connection.execute(text(f"CREATE DATABASE {database}"))
+    yield shared.set(database=database).render_as_string(hide_password=False)
     with server.connect() as connection:
-        connection.execute(text(f"DROP DATABASE {made} WITH (FORCE)"))
+        connection.execute(text(f"DROP DATABASE {database} WITH (FORCE)"))
     server.dispose()
 
 
@@ -110,9 +110,9 @@ def test_what_a_swap_publishes_is_logged(orders_group: OrdersGroup, monkeypatch:
     """Also where a publication is created between an opening's checks and its row, and dropped afterwards."""
     settled(orders_group, RECORDS)
 
-    def late(*given: Any) -> list[str]:
+    def late(*args: Any) -> list[str]:
         orders_group.execute(PUBLISH)
-        return of_compaction(*given)
+        return of_compaction(*args)
 
     monkeypatch.setattr(opening, "of_compaction", late)
     reload, driver = started(orders_group.reload(), strategy="swap")

@@ -134,9 +134,11 @@ def test_rows_that_are_made_of_values_alone_keep_their_order(orders_group: Order
 
     def plain(version: int) -> Pipeline:
         sink = Upsert((orders_group.schema, "orders"), key=["id"], tombstone=None)
-        made = Pipeline(orders_group.group, topics=orders_group.topic, value=Json(Order), sinks=[sink], version=version)
-        assert PipelineWriters(made).by_value is not None
-        return made
+        pipeline = Pipeline(
+            orders_group.group, topics=orders_group.topic, value=Json(Order), sinks=[sink], version=version
+        )
+        assert PipelineWriters(pipeline).by_value is not None
+        return pipeline
 
     records = [of(n % 20, n, n) for n in range(60)]
     orders_group.produce(orders_group.topic, records, partition=0)

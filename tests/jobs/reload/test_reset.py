@@ -59,11 +59,11 @@ def summed_group(orders_group: OrdersGroup) -> OrdersGroup:
 def test_sums_and_positions_go_back_together(summed_group: OrdersGroup, strategy: str, target: int) -> None:
     """I1, I5: a running worker adds the rest again, and each record counts once; the other partition stays."""
     orders_group = summed_group
-    made = plan(orders_group, target)
-    assert made.counts_twice == (f"{orders_group.schema}.totals",)
+    reset_plan = plan(orders_group, target)
+    assert reset_plan.counts_twice == (f"{orders_group.schema}.totals",)
     worker = orders_group.run_worker(totals(orders_group))
     worker.reached(orders_group.topic, orders_group.put([of(7, 7, 7)]))
-    done = orders_group.reload([totals(orders_group)]).reset(made, reason="ticket 7", strategy=strategy)
+    done = orders_group.reload([totals(orders_group)]).reset(reset_plan, reason="ticket 7", strategy=strategy)
     [reset] = done.done
     assert (reset.partition.number, reset.from_offset, reset.to_offset) == (0, 202, target)
     worker.finish(orders_group.topic, orders_group.put([of(8, 8, 8)]))
@@ -323,7 +323,7 @@ def test_the_command(summed_group: OrdersGroup, tmp_path: Path, monkeypatch: pyt
 
 def test_a_reset_takes_a_reload_of_its_own(summed_group: OrdersGroup) -> None:
     """Nothing to do is no run."""
-    made = admin(summed_group).plan_reset(summed_group.group, ResetTo.offset(201), {summed_group.topic: [0]})
+    reset_plan = admin(summed_group).plan_reset(summed_group.group, ResetTo.offset(201), {summed_group.topic: [0]})
     reload: Reload = summed_group.reload([totals(summed_group)])
-    assert reload.reset(made, reason="a test").done == ()
+    assert reload.reset(reset_plan, reason="a test").done == ()
     assert reload.runs.list() == []

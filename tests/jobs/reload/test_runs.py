@@ -404,9 +404,9 @@ def test_other_code_does_not_take_a_run_and_leaves_its_driver_alone(applied_grou
 
 def test_how_far_a_run_is_can_be_read(applied_group: OrdersGroup) -> None:
     reload, driver = started(applied_group.reload(), reason="prices were wrong")
-    (zero, one) = reload.runs.positions(driver.run.id)
+    (zero, first) = reload.runs.positions(driver.run.id)
     assert (zero.first_offset, zero.end_offset, zero.next_offset) == (0, 30, 0)
-    assert (one.end_offset, one.next_offset) == (0, 0)
+    assert (first.end_offset, first.next_offset) == (0, 0)
     reload.stage(driver)
     assert [p.next_offset for p in reload.runs.positions(driver.run.id)] == [30, 0]
     (run,) = reload.runs.list()

@@ -90,10 +90,12 @@ def test_a_late_attempt_of_another_width_is_none_that_counts(orders_group: Order
     settled(orders_group, records)
     done: list[object] = []
 
-    def commit_late(what: str, at: int, total: int) -> None:
-        if what == "staging" and at == total and not done:
+    def commit_late(what: str, count: int, total: int) -> None:
+        if what == "staging" and count == total and not done:
             kafka, source = {"bootstrap.servers": orders_group.brokers}, reload.sources[0]
-            (staged,) = [one for one in reload.runs.positions(driver.run.id) if one.partition.number == 0]
+            (staged,) = [
+                position for position in reload.runs.positions(driver.run.id) if position.partition.number == 0
+            ]
             for _ in range(3):  # whatever their names: which comes first is chance
                 range_ = Range(Partition(orders_group.topic, 0), staged.topic_id, *late)
                 done.append(
@@ -222,8 +224,8 @@ def test_of_two_groups_each_task_writes_its_own_tables(orders_group: OrdersGroup
             for group, kind in kinds.items()
         ]
 
-    for each in both(1):
-        orders_group.apply(each, 30)
+    for live in both(1):
+        orders_group.apply(live, 30)
     reloaded(orders_group.reload(both(2)))
     assert orders_group.rows() == doubled(records)
     assert orders_group.rows("entries", "topic_offset, id, amount") == [(n, n, 2 * n) for n in range(30)]
@@ -253,11 +255,11 @@ def test_of_two_groups_a_task_that_writes_fewer_tables_than_its_own_stages_nothi
             version=version,
         )
 
-    for each in (
+    for live in (
         pipeline(f"{orders_group.group}-a", orders_group.topic, orders_group.schema, sink={"tombstone": None}),
         both(1),
     ):
-        orders_group.apply(each, 30)
+        orders_group.apply(live, 30)
     reload, driver = started(orders_group.reload([only, both(2)]))
     begin_staging(driver, reload.sources)
     less = both(2)
@@ -296,7 +298,7 @@ def test_a_record_that_fails_in_one_attempt_alone_is_no_row_and_dead_letter_at_o
 
     sink = Append((orders_group.schema, "entries"), columns=["id", "amount", "at", "topic_offset"], row=row)
 
-    def made(version: int) -> Pipeline:
+    def pipeline_of(version: int) -> Pipeline:
         return Pipeline(
             orders_group.group,
             topics=orders_group.topic,
@@ -307,8 +309,8 @@ def test_a_record_that_fails_in_one_attempt_alone_is_no_row_and_dead_letter_at_o
         )
 
     orders_group.produce(orders_group.topic, [of(n, n) for n in range(20)], partition=0)
-    orders_group.apply(made(1), 20)
-    reload, driver = started(orders_group.reload([made(2)]))
+    orders_group.apply(pipeline_of(1), 20)
+    reload, driver = started(orders_group.reload([pipeline_of(2)]))
     begin_staging(driver, reload.sources)
     (task,) = tasks(driver)
     for number, fails[0] in (("f", True), ("0", False)):

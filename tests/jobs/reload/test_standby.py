@@ -146,22 +146,22 @@ def test_status_shows_it(orders_group: OrdersGroup) -> None:
     working(orders_group, [of(1)], limits=QUICK)
     command = ["status", orders_group.group, *orders_group.database_options]
 
-    def said(*more: str) -> str:
+    def refusal(*more: str) -> str:
         result = CliRunner().invoke(app, [*command, *more])
         assert result.exit_code == 0, result.output
         return result.stdout
 
-    assert "stands by" not in said()
-    assert [line["reload"] for line in json.loads(said("--json"))] == [None, None]
+    assert "stands by" not in refusal()
+    assert [line["reload"] for line in json.loads(refusal("--json"))] == [None, None]
     run = opened(orders_group).run
-    last = said().splitlines()[-1]
+    last = refusal().splitlines()[-1]
     assert last.startswith(
         f"handler version 2 of group {orders_group.group!r} waits as a standby for reload {run.id}, which is opened"
     )
     expected = {"run": str(run.id), "state": "opened", "version": 2, "driver": run.driver}
-    assert [line["reload"] for line in json.loads(said("--json"))] == [expected, expected]
+    assert [line["reload"] for line in json.loads(refusal("--json"))] == [expected, expected]
     orders_group.reload().runs.abort(run.id, "not today")
-    assert "stands by" not in said()
+    assert "stands by" not in refusal()
 
 
 def test_a_group_of_others_is_not_held_back(orders_group: OrdersGroup) -> None:

@@ -38,14 +38,14 @@ def test_sums_are_rebuilt_by_other_code_and_workers_continue(orders_group: Order
     summing(orders_group, FIRST).stop()
     between: list[Any] = []
     with diffed(orders_group.reload([totals(orders_group, version=2)], range_records=90), strategy=strategy) as (
-        made,
+        reload,
         driver,
         passes,
     ):
         if strategy == "merge":
             orders_group.apply(totals(orders_group), orders_group.put(LATER))
             between = LATER
-        made.cut_over(driver, passes)
+        reload.cut_over(driver, passes)
     assert_sums(orders_group, [*FIRST, *between], by=2)
     after = [of(1, 5, 999)]
     orders_group.apply(totals(orders_group, version=2), orders_group.put(after))
@@ -127,11 +127,11 @@ def test_dead_letters_are_left_out_and_counted_when_they_are_replayed(orders_gro
     replay = DeadLetterReplay(pipeline(), orders_group.engine, schema=orders_group.schema)
     first, second = replay.list()
     orders_group.execute("ALTER TABLE {schema}.totals DROP CONSTRAINT totals_amount_check")
-    with diffed(orders_group.reload([pipeline(2)])) as (made, driver, passes):
+    with diffed(orders_group.reload([pipeline(2)])) as (reload, driver, passes):
         assert (
             DeadLetterReplay(pipeline(), orders_group.engine, schema=orders_group.schema).replay(second.id).is_applied
         )
-        made.cut_over(driver, passes)
+        reload.cut_over(driver, passes)
     assert orders_group.rows("totals", "bucket, amount, 0") == [(1, 1250, 0), (2, 5, 0)]
     assert DeadLetterReplay(pipeline(2), orders_group.engine, schema=orders_group.schema).replay(first.id).is_applied
     assert orders_group.rows("totals", "bucket, amount, 0") == [(1, 1450, 0), (2, 5, 0)]

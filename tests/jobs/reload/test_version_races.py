@@ -91,9 +91,9 @@ def test_a_claim_of_the_version_that_is_built_is_refused_with_the_remedy(idle_gr
 
 
 def test_the_remedy_of_a_reload_on_spark_is_its_own_command(idle_group: OrdersGroup) -> None:
-    made = idle_group.reload()
+    reload = idle_group.reload()
     driver = open_run(
-        made.runs, made.kafka, made.sources, strategy="merge", actor="ops", reason="new", bounds=made.bounds,
+        reload.runs, reload.kafka, reload.sources, strategy="merge", actor="ops", reason="new", bounds=reload.bounds,
         of_frames=True,
     )  # fmt: skip
     with pytest.raises(StandbyRequired) as met:
@@ -174,7 +174,7 @@ def test_accept_poll_raises_for_callers_that_own_the_loop(idle_group: OrdersGrou
 def test_a_claim_that_raises_nothing_asks_nothing_more(idle_group: OrdersGroup) -> None:
     """A normal claim takes as many statements as ever: the look at runs belongs to a version that is raised."""
     opened(idle_group)
-    with overheard(idle_group.engine) as said:
+    with overheard(idle_group.engine) as statements:
         claim(idle_group, version=1)
-    assert said
-    assert not [one for one in said if "reload_run" in one]
+    assert statements
+    assert not [statement for statement in statements if "reload_run" in statement]

@@ -43,8 +43,13 @@ sales = SparkPipeline({group!r}, topics={topic!r}, value=Json(Order), on_poison=
 def apply(orders_group: OrdersGroup, spark: SparkSession, pipeline: Any, **options: Any) -> FramesDone:
     """Apply what is available now."""
     kafka = {"bootstrap.servers": orders_group.brokers}
-    given: dict[str, Any] = {"kafka": kafka, "database": DATABASE, "schema": orders_group.schema, "available_now": True}
-    return run(spark, pipeline, **given | options)
+    arguments: dict[str, Any] = {
+        "kafka": kafka,
+        "database": DATABASE,
+        "schema": orders_group.schema,
+        "available_now": True,
+    }
+    return run(spark, pipeline, **arguments | options)
 
 
 def driver_of(orders_group: OrdersGroup, spark: SparkSession, pipeline: Any, **options: Any) -> FrameDriver:
@@ -73,4 +78,4 @@ def entries(count: int = 100) -> list[tuple[int, int, int]]:
 
 def doubled(count: int = 100) -> list[tuple[int, int, int]]:
     """The rows of ``orders``."""
-    return [(id_, 2 * amount, at) for id_, amount, at in entries(count)]
+    return [(id_, 2 * amount, offset) for id_, amount, offset in entries(count)]

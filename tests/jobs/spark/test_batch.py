@@ -109,9 +109,9 @@ def test_a_variable_that_executors_do_not_have_ends_the_batch_and_its_pause(
     monkeypatch.setenv("SEEKPOINT_TEST_DRIVER_ALONE", orders_group.engine.url.render_as_string(hide_password=False))
     with pytest.raises(ConfigError, match="SEEKPOINT_TEST_DRIVER_ALONE") as caught:
         run(orders_group, spark, name, database=Env("SEEKPOINT_TEST_DRIVER_ALONE"), pause=True)
-    (found,) = batch(orders_group).runs.list()
-    assert (found.state, found.swept, paused(orders_group)) == ("failed", True, None)
-    assert any(note.startswith(f"batch {found.id} has ended: nothing was staged") for note in caught.value.__notes__)
+    (opened,) = batch(orders_group).runs.list()
+    assert (opened.state, opened.swept, paused(orders_group)) == ("failed", True, None)
+    assert any(note.startswith(f"batch {opened.id} has ended: nothing was staged") for note in caught.value.__notes__)
     assert run(orders_group, spark, name).records == 200
 
 
@@ -121,9 +121,9 @@ def test_a_batch_whose_driver_was_killed_is_resumed_by_spark(
 ) -> None:
     name = unread_pipeline(PLAIN)
     Batcher(orders_group, at="staging", version=2).kill_where_it_waits()
-    (found,) = batch(orders_group).runs.list()
-    done = run(orders_group, spark, name, resume=UUID(str(found.id)))
-    assert (done.run, done.records) == (found.id, 200)
+    (opened,) = batch(orders_group).runs.list()
+    done = run(orders_group, spark, name, resume=UUID(str(opened.id)))
+    assert (done.run, done.records) == (opened.id, 200)
     assert orders_group.rows() == expected()
 
 

@@ -81,7 +81,7 @@ def test_a_group_begins_where_a_query_has_committed(
         for key in settings:
             spark.conf.unset(key)
     assert (checkpoint / "offsets" / "1").read_text().startswith(f"v{format_}\n")
-    assert [(each.partition.number, each.offset) for each in before.partitions] == [(0, 3), (1, 1)]
+    assert [(partition.partition.number, partition.offset) for partition in before.partitions] == [(0, 3), (1, 1)]
     with pytest.raises(
         Fenced, match=rf"the query of checkpoint {checkpoint} has committed 6 for {topic}/0, but the plan has"
     ):

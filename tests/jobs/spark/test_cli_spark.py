@@ -96,7 +96,7 @@ def test_what_is_there_now_is_applied_and_the_command_ends(
     process = started(modules, command(orders_group, name, "--json", word="verify"), log)
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 1, log.read_text()
-    [table] = [found for found in json.loads(output)["tables"] if found["table"].endswith(".entries")]
+    [table] = [table for table in json.loads(output)["tables"] if table["table"].endswith(".entries")]
     assert [table[what] for what in ("equal", "missing", "extra", "different")] == [19, 0, 0, 1]
 
 
@@ -113,8 +113,8 @@ def test_what_cannot_be_run_is_refused_before_java_starts(
         ([name], "no database is named"),
     ):
         for word in ["run"] if "--trigger" in options else ["run", "verify", "reload"]:
-            found = CliRunner().invoke(app, ["spark", word, *options], env={"SEEKPOINT_DATABASE_URL": ""})
-            assert (found.exit_code, message in found.stderr) == (2, True), (word, options, found.stderr)
+            result = CliRunner().invoke(app, ["spark", word, *options], env={"SEEKPOINT_DATABASE_URL": ""})
+            assert (result.exit_code, message in result.stderr) == (2, True), (word, options, result.stderr)
 
 
 def test_tables_are_rebuilt_once_it_was_shown_what_would_be_done(
@@ -131,7 +131,7 @@ def test_tables_are_rebuilt_once_it_was_shown_what_would_be_done(
     assert process.returncode == 0, stderr.read_text()
     done = json.loads(output)
     assert (done["state"], done["strategy"], done["reason"]) == ("cut_over", "merge", "a slip")
-    differ = {one["table"].split(".")[1]: one["different"] for one in done["compared"]}
+    differ = {table["table"].split(".")[1]: table["different"] for table in done["compared"]}
     assert differ == {"entries": 158, "orders": 0, "sales": 0}
     assert tables(orders_group) == expected(log)
 
@@ -145,7 +145,7 @@ def test_a_database_that_is_away_ends_the_command_with_3(
     )
     process = started(modules, words, tmp_path / "log")
     output, _ = process.communicate(timeout=240)
-    said = (tmp_path / "log").read_text()
-    assert process.returncode == 3, said
-    assert "error: " in said
-    assert "secret" not in output + said
+    log = (tmp_path / "log").read_text()
+    assert process.returncode == 3, log
+    assert "error: " in log
+    assert "secret" not in output + log

@@ -19,9 +19,9 @@ from support.reload_orders import OrdersGroup, doubled, of
 
 
 def run(archived_group: ArchivedGroup, spark: SparkSession, progress: Progress | None = None, **options: Any) -> Any:
-    given: dict[str, Any] = {"writer": SparkWriter(spark, archived_group.kafka), "progress": progress, **options}
+    arguments: dict[str, Any] = {"writer": SparkWriter(spark, archived_group.kafka), "progress": progress, **options}
     return Export(
-        archived_group.engine, archived_group.kafka, archived_group.archive, archived_group.group, **given
+        archived_group.engine, archived_group.kafka, archived_group.archive, archived_group.group, **arguments
     ).run()
 
 
@@ -33,7 +33,7 @@ def test_tasks_write_what_one_process_would(spark: SparkSession, archived_group:
         )
     archived_group.set_positions(name, {0: 100, 1: 40, 2: 0})
     progress: list[Any] = []
-    done = run(archived_group, spark, lambda *said: progress.append(said), range_records=10)
+    done = run(archived_group, spark, lambda *args: progress.append(args), range_records=10)
     assert (done.files, done.records) == (14, 140)
     assert progress[-1] == ("exporting", 140, 140)
     for partition, count in enumerate((100, 40)):
@@ -72,13 +72,13 @@ def test_a_reloads_tasks_chain_the_archive_with_the_log(
     archive = archived_group.archive
     Export(orders_group.engine, archived_group.kafka, archive, orders_group.group, range_records=50).run()
     archived_group.trim(orders_group.topic, 100)
-    made = (
+    code = (
         "from support.reload_orders import pipeline\n"
         f"orders = pipeline({orders_group.group!r}, {orders_group.topic!r}, {orders_group.schema!r}, version=2)\n"
     )
     stager = SparkStager(spark, archived_group.kafka, database=DATABASE, schema=orders_group.schema, range_records=1)
     reload = Reload(
-        [f"{module(made)}:orders"],
+        [f"{module(code)}:orders"],
         orders_group.engine,
         archived_group.kafka,
         schema=orders_group.schema,

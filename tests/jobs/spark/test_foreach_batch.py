@@ -32,10 +32,10 @@ class Query:
         self.ranges: list[dict[str, str]] = []  # of the micro-batches
 
     def stream(self, **options: Any) -> DataFrame:
-        given = {"kafka.bootstrap.servers": self.orders_group.brokers, "startingOffsets": "earliest"} | options
-        if "assign" not in given:
-            given.setdefault("subscribe", self.orders_group.topic)
-        return self.spark.readStream.format("seekpoint").options(**given).load()
+        read_options = {"kafka.bootstrap.servers": self.orders_group.brokers, "startingOffsets": "earliest"} | options
+        if "assign" not in read_options:
+            read_options.setdefault("subscribe", self.orders_group.topic)
+        return self.spark.readStream.format("seekpoint").options(**read_options).load()
 
     def start(
         self, pipeline: str, stream: DataFrame | None = None, *, now: bool = True, checkpoint: Path | None = None,
@@ -108,9 +108,11 @@ def test_a_micro_batch_after_the_ledgers_position_fails_and_names_both(
     query.run(name)
     orders_group.ledger().reset_offset(orders_group.topic, 1, 5, reason="look again", log=(0, 10))
     produced(orders_group, 5, first=10)
-    said = query.refused(name)
-    assert f"{orders_group.topic}/1" in said
-    assert f"begins at offset 10, and group {orders_group.group!r} is at 5: the 5 offsets between would be lost" in said
+    message = query.refused(name)
+    assert f"{orders_group.topic}/1" in message
+    assert (
+        f"begins at offset 10, and group {orders_group.group!r} is at 5: the 5 offsets between would be lost" in message
+    )
     ledger = {
         "group": orders_group.group,
         "database": DATABASE.name,

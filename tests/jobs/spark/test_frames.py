@@ -137,7 +137,9 @@ def test_a_join_and_a_shuffle_keep_each_row_once(orders_group: OrdersGroup, spar
         return joined.withColumn("amount", F.col("amount") * F.col("factor"))
 
     apply(orders_group, spark, raw(orders_group, scaled))
-    assert orders_group.rows("entries") == sorted((id_, amount * (id_ % 3), at) for id_, amount, at in entries())
+    assert orders_group.rows("entries") == sorted(
+        (id_, amount * (id_ % 3), offset) for id_, amount, offset in entries()
+    )
 
 
 def test_the_newest_row_of_a_key_is_that_of_the_highest_offset_or_order(
@@ -168,8 +170,8 @@ def test_provenance_and_a_column_that_is_named_as_the_offset(orders_group: Order
     )
     placed = raw(orders_group, lambda records: decoded(records).withColumn("topic", F.lit(orders_group.topic)), sink)
     apply(orders_group, spark, placed)
-    found = orders_group.execute('SELECT part, "offset", id, topic FROM {schema}.placed ORDER BY 1, 2')
-    assert found == [(p, n, n + 1000 * p, orders_group.topic) for p in (0, 1) for n in range(4)]
+    rows = orders_group.execute('SELECT part, "offset", id, topic FROM {schema}.placed ORDER BY 1, 2')
+    assert rows == [(p, n, n + 1000 * p, orders_group.topic) for p in (0, 1) for n in range(4)]
 
 
 def test_a_key_of_the_records_place(orders_group: OrdersGroup, spark: SparkSession) -> None:
@@ -181,8 +183,8 @@ def test_a_key_of_the_records_place(orders_group: OrdersGroup, spark: SparkSessi
     provenance = {"partition": "part", "offset": "place"}
     sink = Upsert((orders_group.schema, "placed"), key=["part", "place"], columns=["id"], provenance=provenance)
     apply(orders_group, spark, raw(orders_group, decoded, sink))
-    found = orders_group.execute("SELECT part, place, id FROM {schema}.placed ORDER BY 1, 2")
-    assert found == [(p, n, n + 1000 * p) for p in (0, 1) for n in range(4)]
+    rows = orders_group.execute("SELECT part, place, id FROM {schema}.placed ORDER BY 1, 2")
+    assert rows == [(p, n, n + 1000 * p) for p in (0, 1) for n in range(4)]
 
 
 FAILING: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
@@ -331,7 +333,7 @@ def test_several_rows_of_one_key_need_an_order(orders_group: OrdersGroup, spark:
     assert (orders_group.rows(), states(orders_group)) == ([], ["failed"])
     ordered = Upsert((orders_group.schema, "orders"), key=["id"], columns=["id", "amount", "at"], order_by="at")
     apply(orders_group, spark, raw(orders_group, twice, ordered, version=2))
-    assert orders_group.rows() == [(id_, amount, at + 1) for id_, amount, at in entries(2)]
+    assert orders_group.rows() == [(id_, amount, offset + 1) for id_, amount, offset in entries(2)]
 
 
 def test_a_key_without_an_order_is_named_with_its_records_partition(orders_group: OrdersGroup) -> None:

@@ -75,16 +75,16 @@ PLACES = ["opened", "staging", "turn staged", "staged", "turn cut_over", "applie
 
 
 @pytest.mark.long
-@pytest.mark.repeats("at")
-@pytest.mark.parametrize("at", PLACES)
+@pytest.mark.repeats("step")
+@pytest.mark.parametrize("step", PLACES)
 def test_another_driver_continues_where_the_ledger_is(
-    orders_group: OrdersGroup, spark: SparkSession, frames_pipeline: Callable[..., str], modules: Path, at: str
+    orders_group: OrdersGroup, spark: SparkSession, frames_pipeline: Callable[..., str], modules: Path, step: str
 ) -> None:
     """I1, I3: killed at any step, a driver leaves rows and offsets of the same micro-batches."""
     name = frames_pipeline()
     produced(orders_group)
-    FramesProcess(orders_group, name, modules, at=at).kill_where_it_waits()
-    written = 100 if at == "applied" else 0
+    FramesProcess(orders_group, name, modules, at=step).kill_where_it_waits()
+    written = 100 if step == "applied" else 0
     assert (both_tables(orders_group), offsets(orders_group)) == (
         (entries(written), doubled(written)),
         {f"{orders_group.topic}/{number}": written for number in (0, 1)},
@@ -166,20 +166,20 @@ def test_a_stream_continues_when_its_python_processes_are_killed(
 
 def kill_python(stream: FramesProcess, count: int, seed: str) -> None:
     """SIGKILL to the Python processes that Spark has started, as soon as there are so many."""
-    found: list[psutil.Process] = []
+    processes: list[psutil.Process] = []
 
     def are_there() -> bool:
-        found[:] = []
+        processes[:] = []
         with suppress(psutil.NoSuchProcess):
             for process in psutil.Process(stream.pid).children(recursive=True):
                 with suppress(psutil.Error):
                     if "pyspark.daemon" in process.cmdline():
-                        found.append(process)
-        return len(found) >= count or stream.exit_code is not None
+                        processes.append(process)
+        return len(processes) >= count or stream.exit_code is not None
 
     until(are_there, f"{count} Python processes, {seed}", 400)
     assert stream.exit_code is None, f"{seed}: {stream.errors}"
-    for process in found:
+    for process in processes:
         with suppress(psutil.Error):
             process.kill()
 

@@ -65,8 +65,8 @@ def test_a_micro_batch_reads_its_inputs_in_one_snapshot(
     monkeypatch.setattr(inputs, "MIN_PAGES", 8)
     planned: list[int] = []
 
-    def and_then_changed(*given: Any) -> Any:
-        tasks = inputs.tasks_of(*given)
+    def and_then_changed(*args: Any) -> Any:
+        tasks = inputs.tasks_of(*args)
         planned.append(len(tasks))
         orders_group.execute("UPDATE {schema}.factors SET factor = factor * 10")
         return tasks
@@ -77,7 +77,7 @@ def test_a_micro_batch_reads_its_inputs_in_one_snapshot(
     assert planned[0] > 1
     produced(orders_group, 50, first=50)
     apply(orders_group, spark, scaling(orders_group))
-    later = [(id_, amount * (10 if at >= 50 else 1), at) for id_, amount, at in entries(100)]
+    later = [(id_, amount * (10 if offset >= 50 else 1), offset) for id_, amount, offset in entries(100)]
     assert orders_group.rows("entries") == sorted(later)
 
 
@@ -91,8 +91,8 @@ def rewritten_once(monkeypatch: pytest.MonkeyPatch, rewrite: Callable[[], object
     """Rewrite an input after the snapshot is taken, once; returns how many snapshots there were."""
     snapshots: list[int] = []
 
-    def and_then_rewritten(*given: Any) -> Any:
-        tasks = inputs.tasks_of(*given)
+    def and_then_rewritten(*args: Any) -> Any:
+        tasks = inputs.tasks_of(*args)
         if not snapshots:
             rewrite()
         snapshots.append(len(tasks))
@@ -258,9 +258,9 @@ def test_every_value_arrives_as_it_is(orders_group: OrdersGroup, spark: SparkSes
     )
     apply(orders_group, spark, typed)
     assert orders_group.execute("SELECT count(*) FROM {schema}.copied") == [(2,)]
-    for one, other in (("typed", "copied"), ("copied", "typed")):
+    for first, other in (("typed", "copied"), ("copied", "typed")):
         rows = "SELECT id, b, i2, i4, f4, f8, n, m, t, v, c, u, CAST(j AS text), d, ts, tz, y, e FROM {schema}"
-        query = f"{rows}.{one} EXCEPT ALL {rows}.{other}"
+        query = f"{rows}.{first} EXCEPT ALL {rows}.{other}"
         assert orders_group.execute(query) == []
 
 
@@ -333,9 +333,9 @@ def test_rows_that_cannot_be_read_name_columns_of_times_only_if_there_are_some()
 
 def test_frames_with_inputs_are_checked_by_random_cuts(spark: SparkSession) -> None:
     frames = {"orders": Frame(scaled, Append("entries", columns=["id", "amount"]))}
-    made = SparkPipeline("orders", topics="topic", frames=frames, inputs={"factors": "factors"})
+    pipeline = SparkPipeline("orders", topics="topic", frames=frames, inputs={"factors": "factors"})
     records = [raw(b'{"id": %d, "amount": 2}' % n, offset=n) for n in range(20)]
     factors = spark.range(0, 30).selectExpr("id", "id AS factor")
-    assert_frames_merge(spark, made, records, inputs={"factors": factors}, cuts=1)
+    assert_frames_merge(spark, pipeline, records, inputs={"factors": factors}, cuts=1)
     with pytest.raises(ConfigError, match="has the input 'factors': give a DataFrame for it"):
-        assert_frames_merge(spark, made, records)
+        assert_frames_merge(spark, pipeline, records)

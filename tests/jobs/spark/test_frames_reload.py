@@ -37,12 +37,12 @@ Log = dict[int, list[tuple[int, int] | None]]
 
 
 def reloaded(orders_group: OrdersGroup, spark: SparkSession, pipeline: Any, **options: Any) -> FramesReloaded:
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "kafka": {"bootstrap.servers": orders_group.brokers},
         "database": DATABASE,
         "schema": orders_group.schema,
     }
-    return reload(spark, pipeline, **given | {"max_wait": 300.0, "max_deletes": 1.0} | options)
+    return reload(spark, pipeline, **arguments | {"max_wait": 300.0, "max_deletes": 1.0} | options)
 
 
 def runs(orders_group: OrdersGroup) -> list[tuple[Any, ...]]:
@@ -148,7 +148,7 @@ def reach(orders_group: OrdersGroup, log: Log, worker: Any) -> None:
 def test_tables_of_all_sinks_are_rebuilt_and_put_in_place(
     orders_group: OrdersGroup, spark: SparkSession, log: Log, frames_pipeline: Callable[..., str], strategy: str
 ) -> None:
-    at = offsets(orders_group)
+    before = offsets(orders_group)
     assert tables(orders_group) == expected(log, times=1)
     orders_group.execute("UPDATE {schema}.orders SET amount = amount + 1 WHERE id < 3")
     orders_group.execute("DELETE FROM {schema}.orders WHERE id IN (10, 11)")
@@ -156,7 +156,7 @@ def test_tables_of_all_sinks_are_rebuilt_and_put_in_place(
     orders_group.execute("UPDATE {schema}.sales SET cents = cents + 7 WHERE day = 1")
     done = reloaded(orders_group, spark, frames_pipeline(ALL, version=2, times=2), strategy=strategy)
     assert tables(orders_group) == expected(log)
-    assert (offsets(orders_group), orders_group.version(), orders_group.schemas()) == (at, 2, [])
+    assert (offsets(orders_group), orders_group.version(), orders_group.schemas()) == (before, 2, [])
     assert (done.run.state, runs(orders_group)) == ("cut_over", [(strategy, "cut_over")])
     assert (done.compared is None) == (strategy == "swap")
     if done.compared is not None:
@@ -215,12 +215,12 @@ def test_records_that_the_new_codec_cannot_decode_become_dead_letters_of_the_gro
     assert f"seekpoint spark reload {name} --resume {run} --max-deletes" in str(refused.value)
     assert tables(orders_group) == expected(log, times=1)
     done = reloaded(orders_group, spark, name, resume=run)
-    rest = {at: [one if one and one[1] < 40 else None for one in its] for at, its in log.items()}
+    rest = {number: [entry if entry and entry[1] < 40 else None for entry in its] for number, its in log.items()}
     assert (done.run.id, tables(orders_group)) == (run, expected(rest, times=1))
     dead_letters = orders_group.execute(
         "SELECT count(*) FROM {schema}.dead_letter WHERE consumer_group = :g", g=orders_group.group
     )
-    assert dead_letters == [(sum(one is None for its in rest.values() for one in its),)]
+    assert dead_letters == [(sum(entry is None for its in rest.values() for entry in its),)]
 
 
 def test_what_would_be_done_is_shown_and_changes_nothing(
@@ -232,8 +232,8 @@ def test_what_would_be_done_is_shown_and_changes_nothing(
         spark, name, kafka={"bootstrap.servers": orders_group.brokers}, database=DATABASE, schema=orders_group.schema
     )
     assert (plan.records, plan.dead_letters, plan.version_from, plan.version_to) == (161, 1, 1, 2)
-    assert plan.offsets == {f"{orders_group.topic}/{at}": (0, len(its)) for at, its in log.items()}
-    (sales,) = [one for one in plan.tables if one.table.endswith(".sales")]
+    assert plan.offsets == {f"{orders_group.topic}/{number}": (0, len(its)) for number, its in log.items()}
+    (sales,) = [table for table in plan.tables if table.table.endswith(".sales")]
     assert (sales.sink, sales.rows, sales.inputs) == ("Accumulate", 9, ("customers",))
     joined = f"{orders_group.schema}.sales: the rebuilt rows are joined with customers as it is now, not as it was "
     assert f"{joined}when the live rows were written" in plan.sentences()

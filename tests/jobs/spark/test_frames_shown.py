@@ -36,8 +36,8 @@ def rest(spark: SparkSession, path: str) -> list[dict[str, Any]]:
     """What Spark's REST API says of the application."""
     context = spark.sparkContext
     with urlopen(f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/{path}", timeout=120) as answer:
-        found: list[dict[str, Any]] = json.load(answer)
-    return found
+        entries: list[dict[str, Any]] = json.load(answer)
+    return entries
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +57,8 @@ def test_a_micro_batch_is_shown_while_it_runs(
     """Jobs and stages have the group, the frame and the run as their description; the log counts tasks."""
 
     def descriptions(path: str) -> set[str]:
-        found = {one.get("description", "") for one in rest(spark, path)}
-        return {one for one in found if orders_group.group in one}
+        descriptions = {job.get("description", "") for job in rest(spark, path)}
+        return {description for description in descriptions if orders_group.group in description}
 
     marker = tmp_path / "marker"
     name = frames_pipeline(HELD, marker=str(marker))
@@ -73,14 +73,14 @@ def test_a_micro_batch_is_shown_while_it_runs(
             assert descriptions("stages?status=active") == {f"seekpoint: {shown}"}
             assert descriptions("jobs?status=running") == {f"seekpoint: {shown}"}
             line = re.compile(rf"group {re.escape(shown)}: \d of [1-9]\d* tasks are done")
-            until(lambda: any(line.fullmatch(one.getMessage()) for one in caplog.records), "a line of the log", 60)
+            until(lambda: any(line.fullmatch(entry.getMessage()) for entry in caplog.records), "a line of the log", 60)
             assert progress_of(orders_group.engine, orders_group.schema, run).run.is_open
         finally:
             marker.touch()
         until(lambda: len(orders_group.rows("entries")) == 200, "the orders", 120)
     assert orders_group.rows("entries") == entries()
-    found = {
-        f"seekpoint: {orders_group.group}: frame {one}, run {run}"
-        for one in ("'entries' (entries)", "'orders' (doubled)")
+    texts = {
+        f"seekpoint: {orders_group.group}: frame {sink}, run {run}"
+        for sink in ("'entries' (entries)", "'orders' (doubled)")
     }
-    assert descriptions("jobs") == found
+    assert descriptions("jobs") == texts

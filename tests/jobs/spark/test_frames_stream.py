@@ -35,11 +35,11 @@ class Stream:
     def __init__(self, orders_group: OrdersGroup, spark: SparkSession, name: Any, **options: Any) -> None:
         self.stop, self.done = threading.Event(), NOTHING
         self.error: BaseException | None = None
-        given = {"available_now": False, "trigger": 0.1, "stop": self.stop} | options
+        arguments = {"available_now": False, "trigger": 0.1, "stop": self.stop} | options
 
         def target() -> None:
             try:
-                self.done = apply(orders_group, spark, name, **given)
+                self.done = apply(orders_group, spark, name, **arguments)
             except BaseException as error:  # noqa: BLE001 -- the test looks at it
                 self.error = error
 
@@ -74,8 +74,8 @@ def applied(orders_group: OrdersGroup, count: int) -> None:
 def worker(orders_group: OrdersGroup) -> tuple[Any, ...]:
     """The newest worker's state, host, pid and client."""
     columns, where = "state, host, pid, client_id, trouble", "WHERE consumer_group = :g ORDER BY started_at DESC"
-    found = orders_group.execute(f"SELECT {columns} FROM {{schema}}.worker {where}", g=orders_group.group)
-    return found[0] if found else ()
+    rows = orders_group.execute(f"SELECT {columns} FROM {{schema}}.worker {where}", g=orders_group.group)
+    return rows[0] if rows else ()
 
 
 def test_it_applies_what_comes_until_it_is_stopped(
@@ -286,7 +286,7 @@ def test_a_frame_that_fails_ends_the_stream_and_stops_its_partitions(
     [group], _ = Admin(
         orders_group.engine, {"bootstrap.servers": orders_group.brokers}, schema=orders_group.schema
     ).status([orders_group.group])
-    stops = [at.position.stop for at in group.partitions]
+    stops = [partition.position.stop for partition in group.partitions]
     assert [stop.offset for stop in stops if stop is not None] == [0, 0]
     assert all(f"Nothing of {orders_group.topic}/0 [0, 10)" in stop.message for stop in stops if stop is not None)
     assert apply(orders_group, spark, frames_pipeline()).records == 20
@@ -294,7 +294,7 @@ def test_a_frame_that_fails_ends_the_stream_and_stops_its_partitions(
     [group], _ = Admin(
         orders_group.engine, {"bootstrap.servers": orders_group.brokers}, schema=orders_group.schema
     ).status([orders_group.group])
-    assert [at.position.stop for at in group.partitions] == [None, None]
+    assert [partition.position.stop for partition in group.partitions] == [None, None]
 
 
 def test_micro_batches_have_about_so_many_bytes(

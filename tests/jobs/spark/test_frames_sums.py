@@ -147,9 +147,9 @@ def test_a_backward_reset_is_refused_and_a_forward_one_is_not(
     for partition in (0, 1):
         orders_group.ledger().reset_offset(orders_group.topic, partition, 110, reason="skip", log=(0, 120))
     apply(orders_group, spark, sums_pipeline)
-    found = {(region, day): (cents, orders) for region, day, cents, orders, *_ in sales(orders_group)}
+    sums = {(region, day): (cents, orders) for region, day, cents, orders, *_ in sales(orders_group)}
     skipped = {(region, day): (cents, orders) for region, day, cents, orders, *_ in expected(110, first=100)}
-    assert found == {
+    assert sums == {
         (region, day): (cents - skipped.get((region, day), (0, 0))[0], orders - skipped.get((region, day), (0, 0))[1])
         for region, day, cents, orders, *_ in expected(120)
     }
@@ -295,19 +295,19 @@ def test_sums_are_checked_by_random_cuts(spark: SparkSession) -> None:
     records = [raw(b'{"id": %d, "amount": %d, "at": 1}' % (n % 3, n), offset=n) for n in range(30)]
     sink = Accumulate("totals", key=["name"], add=["n"], most=["high"])
 
-    def made(rows: Callable[[DataFrame], DataFrame]) -> SparkPipeline:
+    def pipeline_of(rows: Callable[[DataFrame], DataFrame]) -> SparkPipeline:
         def function(records: DataFrame) -> DataFrame:
             grouped = rows(decoded(records)).groupBy("name")
             return grouped.agg(F.sum("n").alias("n"), F.max("n").alias("high"))
 
         return SparkPipeline("totals", topics="topic", frames={"totals": Frame(function, sink)})
 
-    assert_frames_merge(spark, made(lambda rows: rows), records, cuts=2)
+    assert_frames_merge(spark, pipeline_of(lambda rows: rows), records, cuts=2)
 
     def first(batches: Iterator[Any]) -> Iterator[Any]:
         yield next(batches)[:1]
 
     with pytest.raises(AssertionError, match="makes other rows"):
         assert_frames_merge(
-            spark, made(lambda rows: rows.coalesce(1).mapInArrow(first, rows.schema)), records, cuts=3, seed=1
+            spark, pipeline_of(lambda rows: rows.coalesce(1).mapInArrow(first, rows.schema)), records, cuts=3, seed=1
         )

@@ -62,10 +62,10 @@ def test_a_frame_that_counts_rows_is_found_and_the_seed_repeats_it(spark: SparkS
 
 def test_what_cannot_be_checked_is_refused(spark: SparkSession) -> None:
     sums = pipeline(lambda r: r.groupBy("id").count(), value=Json(Order))
-    for made, records, message in (
+    for declared, records, message in (
         (sums, RECORDS, "it aggregates rows"),
         (pipeline(lambda r: r), RECORDS[:1], "at least two records"),
         (pipeline(lambda r: r), RECORDS[:1] * 2, "two records are at topic/0 offset 0"),
     ):
         with pytest.raises(ConfigError, match=message):
-            assert_frames_merge(spark, made, records)
+            assert_frames_merge(spark, declared, records)

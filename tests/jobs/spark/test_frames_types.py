@@ -32,8 +32,8 @@ GUIDE = Path(__file__).parents[3] / "docs/guides/dataframes.md"
 SCHEMA = "frames_types"
 COLUMNS = {  # as the guide names them, and a type of each
     **{
-        one: one
-        for one in (
+        column: column
+        for column in (
             "boolean", "smallint", "integer", "bigint", "real", "double precision", "numeric", "money", "oid", "text",
             "name", "bytea", "date", "time", "timetz", "timestamp", "timestamptz", "interval", "uuid", "inet",
             "tstzrange", "json", "jsonb", "integer[]", "text[]", "jsonb[]",
@@ -117,7 +117,7 @@ def documented() -> Iterator[tuple[str, frozenset[str], frozenset[str]]]:
         if line.startswith("| `"):
             kinds, columns, options = line.strip("|").split("|")
             held = {*re.findall(r"`([^`]+)`", columns)} | ({"enums"} if "enums" in columns else set())
-            able = {one for one in re.findall(r"`([^`]+)`", options) if "=" not in one}
+            able = {name for name in re.findall(r"`([^`]+)`", options) if "=" not in name}
             for kind in re.findall(r"`([^`]+)`", kinds):
                 yield kind, frozenset(held - {"to_json"}), frozenset(able)
 
@@ -132,7 +132,7 @@ def sample_frame(spark: SparkSession) -> tuple[DataFrame, Mapping[str, pa.Table]
     spark.conf.set("spark.sql.timeType.enabled", "true")
     try:
         all_ = {expression: F.expr(expression) for samples in SAMPLES.values() for expression in samples}
-        frame = spark.range(1, numPartitions=1).select(*[one.alias(name) for name, one in all_.items()])
+        frame = spark.range(1, numPartitions=1).select(*[column.alias(name) for name, column in all_.items()])
         held = [expression for kind, (columns, _) in DOCUMENTED.items() if columns for expression in SAMPLES[kind]]
         table = frame.select(*[f"`{name}`" for name in held]).toArrow()
         return frame, {name: table.column(name).combine_chunks() for name in held}

@@ -42,7 +42,9 @@ def verified(orders_group: OrdersGroup, spark: SparkSession, pipeline: Any, **op
 
 def counts(report: Report) -> dict[str, tuple[int, int, int, int]]:
     """Equal, missing, extra and different rows of each table."""
-    return {one.table.split(".")[1]: (one.equal, one.missing, one.extra, one.different) for one in report.tables}
+    return {
+        table.table.split(".")[1]: (table.equal, table.missing, table.extra, table.different) for table in report.tables
+    }
 
 
 def states(orders_group: OrdersGroup) -> list[tuple[Any, ...]]:
@@ -82,7 +84,7 @@ def test_tables_of_frames_are_compared_with_the_log_at_the_stored_offsets(
     )
     report = verified(orders_group, spark, two_sinks_pipeline)
     assert counts(report) == {"orders": (95, 2, 1, 3), "sales": (8, 0, 0, 1)}
-    (sums,) = [one for one in report.tables if one.table.endswith("sales")]
+    (sums,) = [table for table in report.tables if table.table.endswith("sales")]
     (sample,) = sums.samples
     assert sample.live is not None
     assert sample.rebuilt is not None
@@ -96,7 +98,7 @@ def test_differences_of_a_table_whose_frames_join_an_input_name_it(
     """The rebuilt rows have the dimension as it is now, the live ones as it was in each micro-batch."""
     orders_group.execute("UPDATE {schema}.customers SET region = 'west' WHERE region = 'south'")
     by_table: dict[str, Difference] = {
-        one.table.split(".")[1]: one for one in verified(orders_group, spark, two_sinks_pipeline).tables
+        table.table.split(".")[1]: table for table in verified(orders_group, spark, two_sinks_pipeline).tables
     }
     assert (by_table["orders"].inputs, by_table["orders"].is_empty) == ((), True)
     assert (by_table["sales"].inputs, by_table["sales"].missing, by_table["sales"].extra) == (("customers",), 3, 3)

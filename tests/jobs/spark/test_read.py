@@ -112,7 +112,9 @@ def test_dead_letters_are_excluded_marked_or_alone(spark: SparkSession, archived
             tx.execute(text(f"INSERT INTO {archived_group.schema}.dead_letter ({columns}) VALUES ({values})"), its)
     dead = [(0, offset) for offset in (3, 17, 30, 31)]
     every = [(0, n) for n in range(40)] + [(1, n) for n in range(5)]
-    assert offsets(rows_of(archived_group, spark, range_records=4)) == [at for at in every if at not in dead]
+    assert offsets(rows_of(archived_group, spark, range_records=4)) == [
+        offset for offset in every if offset not in dead
+    ]
     assert offsets(rows_of(archived_group, spark, dead_letters="include")) == every
     assert offsets(rows_of(archived_group, spark, range_records=4, dead_letters="only")) == dead
     assert len(rows_of(archived_group, spark, max_records=6, dead_letters="include")) == 6
@@ -133,8 +135,8 @@ def test_small_tasks_leave_nothing_out_and_read_nothing_twice(
     archived_group.set_positions(name, {0: 101, 1: 7, 2: 0})
     frame = frame_of(archived_group, spark, topics=name, range_records=25)
     assert frame.rdd.getNumPartitions() == 6
-    found = sorted((row.partition, row.offset) for row in frame.select("partition", "offset").collect())
-    assert found == [(0, n) for n in range(101)] + [(1, n) for n in range(7)]
+    places = sorted((row.partition, row.offset) for row in frame.select("partition", "offset").collect())
+    assert places == [(0, n) for n in range(101)] + [(1, n) for n in range(7)]
 
 
 def test_it_is_a_dataframe_like_any_other(spark: SparkSession, archived_group: ArchivedGroup) -> None:
@@ -208,9 +210,9 @@ def test_what_is_not_there_is_named(spark: SparkSession, archived_group: Archive
         stored_ranges(archived_group.ledger, "unknown")
     with pytest.raises(ConfigError, match="swap or correct its ends"):
         rows_of(archived_group, spark, start={(name, 0): 6})
-    (found,) = stored_ranges(archived_group.ledger, archived_group.group, [name])
-    assert (found.partition, found.start, found.end) == (Partition(name, 0), 0, 5)
-    assert isinstance(found, Range)
+    (stored,) = stored_ranges(archived_group.ledger, archived_group.group, [name])
+    assert (stored.partition, stored.start, stored.end) == (Partition(name, 0), 0, 5)
+    assert isinstance(stored, Range)
 
 
 # -- settings that travel -------------------------------------------------------------------------------------------

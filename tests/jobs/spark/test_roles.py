@@ -25,10 +25,10 @@ from support.reload_orders import PLAIN, OrdersGroup, of
 @pytest.fixture
 def roles(orders_group: OrdersGroup) -> Iterator[LedgerRoles]:
     """The roles of the group's ledger; the group's tables are their targets."""
-    made = LedgerRoles(orders_group.engine.url, orders_group.schema, owner=orders_group.engine.url.username)
-    made.script(f"{orders_group.schema}.orders")
-    yield made
-    made.drop()
+    roles = LedgerRoles(orders_group.engine.url, orders_group.schema, owner=orders_group.engine.url.username)
+    roles.script(f"{orders_group.schema}.orders")
+    yield roles
+    roles.drop()
 
 
 @pytest.fixture

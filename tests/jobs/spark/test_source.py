@@ -121,7 +121,7 @@ def test_without_a_group_it_reads_what_sparks_kafka_source_would(source: Source)
     frame = source.frame(subscribe=name)
     source.archived_group.produce(name, ["later"], partition=0)
     assert [(row.partition, row.offset) for row in sorted(frame.collect(), key=lambda row: row.offset)] == sorted(
-        first + second, key=lambda at: at[1]
+        first + second, key=lambda row: row[1]
     )
     assert bounds(frame) == {
         "startingOffsets": spark_json(name, 4, 0).replace(" ", ""),
@@ -144,11 +144,11 @@ def test_times_are_bounds(source: Source) -> None:
     for n in range(6):
         source.archived_group.produce(name, [str(n)], partition=0, timestamp=milliseconds + n)
     source.archived_group.produce(name, ["old"], partition=1, timestamp=milliseconds - 5)
-    at = {"startingTimestamp": str(milliseconds + 2), "endingTimestamp": str(milliseconds + 4)}
-    said = source.refused(subscribe=name, **at)
-    assert f"startingTimestamp: {name}/1 has no record with the timestamp {milliseconds + 2} or a later one" in said
+    bounds = {"startingTimestamp": str(milliseconds + 2), "endingTimestamp": str(milliseconds + 4)}
+    message = source.refused(subscribe=name, **bounds)
+    assert f"startingTimestamp: {name}/1 has no record with the timestamp {milliseconds + 2} or a later one" in message
     at_end = {"startingOffsetsByTimestampStrategy": "latest"}
-    assert source.offsets(subscribe=name, **at, **at_end) == [(0, 2), (0, 3)]
+    assert source.offsets(subscribe=name, **bounds, **at_end) == [(0, 2), (0, 3)]
     by_partition = {"startingOffsetsByTimestamp": spark_json(name, milliseconds + 5, milliseconds - 9)}
     assert source.offsets(subscribe=name, **by_partition) == [(0, 5), (1, 0)]
     ends = {"endingOffsetsByTimestamp": spark_json(name, milliseconds + 1, milliseconds)}
@@ -185,8 +185,8 @@ def test_the_position_of_an_earlier_time_is_a_bound(source: Source) -> None:
             )  # fmt: skip
     between = {"startingOffsets": "ledger@2026-08-01T01:30:00Z", "endingOffsets": "ledger@2026-08-01T02:00:00+00:00"}
     assert source.offsets(**source.of_group, **between) == [(0, n) for n in range(3, 7)] + [(1, n) for n in range(3, 6)]
-    said = source.refused(**source.of_group, startingOffsets="ledger@2026-08-01T00:59:59Z")
-    assert f"the ledger has no sample of {name}/0 before that" in said
+    message = source.refused(**source.of_group, startingOffsets="ledger@2026-08-01T00:59:59Z")
+    assert f"the ledger has no sample of {name}/0 before that" in message
 
 
 def test_bounds_that_do_not_fit_are_refused_where_the_frame_is_made(source: Source) -> None:

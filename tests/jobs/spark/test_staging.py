@@ -91,14 +91,14 @@ def test_a_module_that_only_the_driver_has_is_missing_there(
     here.mkdir()
     monkeypatch.syspath_prepend(str(here))
     alone = f"alone_{secrets.token_hex(6)}"
-    made = job(f"import {alone}\n{PLAIN}") if what.startswith("a module") and _write(here, alone, "") else job()
+    staged_job = job(f"import {alone}\n{PLAIN}") if what.startswith("a module") and _write(here, alone, "") else job()
     if what.startswith("the"):
-        _write(here, alone, f"from {made.reload.sources[0].name.split(':')[0]} import orders\n")
-        made = Job(made.orders_group, spark, f"{alone}:orders")
-    driver = made.opened()
+        _write(here, alone, f"from {staged_job.reload.sources[0].name.split(':')[0]} import orders\n")
+        staged_job = Job(staged_job.orders_group, spark, f"{alone}:orders")
+    driver = staged_job.opened()
     with pytest.raises(ConfigError, match=rf"on the executor \S+: .*{alone}.*Executors need the modules"):
-        list(made.stager.stage(driver.run, made.tasks(driver)))
-    assert made.reload.runs.get(driver.run.id).state == "staging", "the run goes on with the right modules"
+        list(staged_job.stager.stage(driver.run, staged_job.tasks(driver)))
+    assert staged_job.reload.runs.get(driver.run.id).state == "staging", "the run goes on with the right modules"
 
 
 def _write(folder: Path, name: str, source: str) -> bool:
@@ -108,11 +108,11 @@ def _write(folder: Path, name: str, source: str) -> bool:
 
 
 def test_a_whole_reload_by_spark(job: Callable[..., Job]) -> None:
-    made = job()
+    staged_job = job()
     progress: list[tuple[str, int, int]] = []
-    made.reload._progress = lambda *step: progress.append(step)
-    made.reload.run(made.reload.open())
-    assert made.orders_group.rows() == expected()
+    staged_job.reload._progress = lambda *step: progress.append(step)
+    staged_job.reload.run(staged_job.reload.open())
+    assert staged_job.orders_group.rows() == expected()
     assert [step for step in progress if step[0] == "staging"][-1] == ("staging", 200, 200)
 
 
@@ -121,36 +121,36 @@ def test_a_whole_reload_by_spark(job: Callable[..., Job]) -> None:
 def test_a_worker_that_is_killed_is_replaced_and_nothing_counts_twice(
     job: Callable[..., Job], tmp_path: Path, source: str
 ) -> None:
-    made = job(source)
-    driver = made.opened()
-    tasks = made.tasks(driver)
-    staged = list(made.stager.stage(driver.run, tasks))
+    staged_job = job(source)
+    driver = staged_job.opened()
+    tasks = staged_job.tasks(driver)
+    staged = list(staged_job.stager.stage(driver.run, tasks))
     assert (tmp_path / "marker").exists(), "no process was killed"
-    places = sorted((one.partition, one.start, one.end) for one in staged)
+    places = sorted((range_.partition, range_.start, range_.end) for range_ in staged)
     assert places == sorted((task.range.partition, task.range.start, task.range.end) for task in tasks)
-    rows = made.orders_group.execute("SELECT count(*) FROM {schema}.reload_staged")
+    rows = staged_job.orders_group.execute("SELECT count(*) FROM {schema}.reload_staged")
     assert rows == [(len(tasks) + (source == BEHIND_COMMIT),)]
-    made.reload.run(driver)
-    assert made.orders_group.rows() == expected()
+    staged_job.reload.run(driver)
+    assert staged_job.orders_group.rows() == expected()
 
 
 @pytest.mark.long
 def test_a_record_that_ends_the_run_is_reported_with_the_error_it_raised(job: Callable[..., Job]) -> None:
-    made = job()
-    made.orders_group.produce(made.orders_group.topic, [of(7, 2_000)], partition=1)  # version 2 refuses it
-    worker = made.orders_group.worker()
-    worker.finish(made.orders_group.topic, 101, 1)
-    driver = made.reload.open()
+    staged_job = job()
+    staged_job.orders_group.produce(staged_job.orders_group.topic, [of(7, 2_000)], partition=1)  # version 2 refuses it
+    worker = staged_job.orders_group.worker()
+    worker.finish(staged_job.orders_group.topic, 101, 1)
+    driver = staged_job.reload.open()
     with pytest.raises(ReloadRefused, match="offset 100: row: ValueError: too much") as refused:
-        made.reload.stage(driver)
+        staged_job.reload.stage(driver)
     assert "Fix the pipeline" in refused.value.reasons[0]
-    assert made.reload.runs.get(driver.run.id).state == "failed"
+    assert staged_job.reload.runs.get(driver.run.id).state == "failed"
 
 
 @pytest.mark.long
 def test_what_ends_the_run_is_not_tried_again(job: Callable[..., Job], tmp_path: Path) -> None:
     """Spark would, three times more and with all that came before: the answer is the same, some seconds later."""
-    made = job(
+    staged_job = job(
         PLAIN
         + """
 import os, pathlib
@@ -162,14 +162,14 @@ def first(record):
         raise ValueError("not this one")
 """
     )
-    driver = made.reload.open()
+    driver = staged_job.reload.open()
     with pytest.raises(ReloadRefused, match="offset 60: row: ValueError: not this one"):
-        made.reload.stage(driver)
+        staged_job.reload.stage(driver)
     tries = (tmp_path / "marker").read_text().splitlines()
     assert len(tries) <= 2 * len(set(tries)), "once as a stream, and once in parts, which name the record"
     assert len({line.split()[0] for line in tries}) == len(set(tries))
-    assert "not this one" in str(made.reload.runs.get(driver.run.id).error)
-    assert not made.orders_group.execute("SELECT 1 FROM {schema}.reload_staged WHERE to_offset = 80")
+    assert "not this one" in str(staged_job.reload.runs.get(driver.run.id).error)
+    assert not staged_job.orders_group.execute("SELECT 1 FROM {schema}.reload_staged WHERE to_offset = 80")
 
 
 @pytest.mark.long
@@ -179,51 +179,59 @@ def test_executors_with_older_code_stage_nothing_and_the_run_continues_with_the_
     """Also where a task of the cancelled job reports its error when the next job has begun."""
     deployed = tmp_path / "marker"
     deployed.write_text("2")
-    made = job(DEPLOYED)
-    driver = made.reload.open()
+    staged_job = job(DEPLOYED)
+    driver = staged_job.reload.open()
     deployed.write_text("1")
     with pytest.raises(ConfigError, match="with handler version 2, and the code of this process is version 1"):
-        made.reload.stage(driver)
-    assert made.reload.runs.get(driver.run.id).state == "staging"
-    assert made.orders_group.execute("SELECT count(*) FROM {schema}.reload_staged") == [(0,)]
+        staged_job.reload.stage(driver)
+    assert staged_job.reload.runs.get(driver.run.id).state == "staging"
+    assert staged_job.orders_group.execute("SELECT count(*) FROM {schema}.reload_staged") == [(0,)]
     deployed.write_text("2")
-    plan = made.stager._plan
+    plan = staged_job.stager._plan
 
-    def plan_later(*given: Any) -> Any:
+    def plan_later(*args: Any) -> Any:
         report_task_error(
-            made.orders_group.engine, made.orders_group.schema, driver.run.id, "the cancelled job", ConfigError("late")
+            staged_job.orders_group.engine,
+            staged_job.orders_group.schema,
+            driver.run.id,
+            "the cancelled job",
+            ConfigError("late"),
         )
-        return plan(*given)
+        return plan(*args)
 
-    monkeypatch.setattr(made.stager, "_plan", plan_later)
-    made.reload.run(driver)
-    assert made.orders_group.rows() == expected()
+    monkeypatch.setattr(staged_job.stager, "_plan", plan_later)
+    staged_job.reload.run(driver)
+    assert staged_job.orders_group.rows() == expected()
 
 
 @pytest.mark.long("another error of Spark's tasks")
 def test_a_run_that_is_over_takes_no_more_ranges(job: Callable[..., Job]) -> None:
-    made = job()
-    driver = made.opened()
-    tasks = made.tasks(driver)
-    made.reload.runs.abort(driver.run.id, "changed my mind")
+    staged_job = job()
+    driver = staged_job.opened()
+    tasks = staged_job.tasks(driver)
+    staged_job.reload.runs.abort(driver.run.id, "changed my mind")
     with pytest.raises(ReloadOver, match="is aborted: it accepts no more ranges"):
-        list(made.stager.stage(driver.run, tasks))
+        list(staged_job.stager.stage(driver.run, tasks))
 
 
 def test_retention_in_mid_run_is_reported_with_partition_and_offset(job: Callable[..., Job]) -> None:
-    made = job()
-    driver = made.opened()
-    tasks = made.tasks(driver)
-    trim(AdminClient({"bootstrap.servers": made.orders_group.brokers, "log_level": 0}), made.orders_group.topic, 30)
+    staged_job = job()
+    driver = staged_job.opened()
+    tasks = staged_job.tasks(driver)
+    trim(
+        AdminClient({"bootstrap.servers": staged_job.orders_group.brokers, "log_level": 0}),
+        staged_job.orders_group.topic,
+        30,
+    )
     with pytest.raises(RangeLost, match="the first offset left is 30") as lost:
-        list(made.stager.stage(driver.run, tasks))
-    assert (lost.value.partition, lost.value.offset) == (Partition(made.orders_group.topic, 0), 0)
+        list(staged_job.stager.stage(driver.run, tasks))
+    assert (lost.value.partition, lost.value.offset) == (Partition(staged_job.orders_group.topic, 0), 0)
 
 
 @pytest.mark.long
 def test_a_driver_that_stops_reading_results_cancels_the_rest(job: Callable[..., Job], spark: SparkSession) -> None:
     """A driver that lost its run to another one cancels its tasks at once: the cluster is not kept busy in vain."""
-    made = job(
+    staged_job = job(
         PLAIN
         + """
 import threading
@@ -233,8 +241,8 @@ def first(record):
         threading.Event().wait(60)
 """
     )
-    driver = made.opened()
-    telling = made.stager.stage(driver.run, made.tasks(driver))
+    driver = staged_job.opened()
+    telling = staged_job.stager.stage(driver.run, staged_job.tasks(driver))
     first = next(telling)
     assert (first.partition.number, first.records) == (0, 40)
     began, pause = monotonic(), threading.Event()
@@ -247,18 +255,18 @@ def first(record):
 
 
 def test_nothing_to_stage_is_no_job(job: Callable[..., Job]) -> None:
-    made = job()
-    assert list(made.stager.stage(made.opened().run, [])) == []
+    staged_job = job()
+    assert list(staged_job.stager.stage(staged_job.opened().run, [])) == []
 
 
 def test_a_pipeline_without_a_name_cannot_be_sent(
     orders_group: OrdersGroup, spark: SparkSession, job: Callable[..., Job]
 ) -> None:
-    made = job()
-    made.reload = orders_group.reload(stager=made.stager)
-    driver = made.opened()
+    staged_job = job()
+    staged_job.reload = orders_group.reload(stager=staged_job.stager)
+    driver = staged_job.opened()
     with pytest.raises(ConfigError, match="name it as"):
-        list(made.stager.stage(driver.run, made.tasks(driver)))
+        list(staged_job.stager.stage(driver.run, staged_job.tasks(driver)))
 
 
 def test_passwords_are_given_by_name(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,10 +285,10 @@ def test_passwords_are_given_by_name(spark: SparkSession, monkeypatch: pytest.Mo
 
 
 def test_errors_survive_the_way_from_a_task_to_the_driver() -> None:
-    at = Partition("orders", 3)
+    partition = Partition("orders", 3)
     for error in (
-        RangeLost(at, 7, "retention"),
-        TopicRecreated(at, 7, "it was", choices=["a", "b"]),
+        RangeLost(partition, 7, "retention"),
+        TopicRecreated(partition, 7, "it was", choices=["a", "b"]),
         ReloadRefused(["one", "two"]),
         ReloadOver("over"),
         ConfigError("no"),

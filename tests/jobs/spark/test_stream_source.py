@@ -96,8 +96,8 @@ def test_it_begins_at_the_end_or_at_an_offset_or_where_the_group_is(streams: Str
     assert streams.run(streams.frame(subscribe=name), "latest") == [], "as Spark's"
     streams.archived_group.produce(name, ["new"], partition=0)
     assert streams.run(streams.frame(subscribe=name), "latest") == [[(0, 5)]]
-    given = json.dumps({name: {"0": -1, "1": 3}})
-    assert streams.run(streams.frame(subscribe=name, startingOffsets=given), "given") == [of(1, 3, 5)]
+    offsets = json.dumps({name: {"0": -1, "1": 3}})
+    assert streams.run(streams.frame(subscribe=name, startingOffsets=offsets), "given") == [of(1, 3, 5)]
     group = streams.frame(subscribe=name, **streams.of_group)
     assert streams.run(group, "without") == [of(0, 0, 6) + of(1, 0, 5)], "a group that has not begun"
     streams.archived_group.set_positions(name, {0: 4, 1: 2})
@@ -107,15 +107,17 @@ def test_it_begins_at_the_end_or_at_an_offset_or_where_the_group_is(streams: Str
 @pytest.mark.long("each refusal is a query")
 def test_what_a_stream_does_not_take_is_refused_in_words(streams: Streams) -> None:
     name = streams.archived_group.topic()
-    at = {"subscribe": name, "startingOffsets": "earliest"}
-    assert "endingOffsets: a stream has no end; leave it out" in streams.refused(**at, endingOffsets="latest")
-    assert "maxTriggerDelay limits how long minOffsetsPerTrigger waits" in streams.refused(**at, maxTriggerDelay="1m")
+    options = {"subscribe": name, "startingOffsets": "earliest"}
+    assert "endingOffsets: a stream has no end; leave it out" in streams.refused(**options, endingOffsets="latest")
+    assert "maxTriggerDelay limits how long minOffsetsPerTrigger waits" in streams.refused(
+        **options, maxTriggerDelay="1m"
+    )
     assert "maxTriggerDelay must be a time such as 30s" in streams.refused(
-        **at, maxTriggerDelay="soon", minOffsetsPerTrigger=1
+        **options, maxTriggerDelay="soon", minOffsetsPerTrigger=1
     )
     batch = streams.spark.read.format("seekpoint").option("kafka.bootstrap.servers", streams.archived_group.brokers)
     with pytest.raises(PySparkException, match="maxOffsetsPerTrigger bounds the micro-batches of a stream"):
-        batch.options(**at, maxOffsetsPerTrigger=3).load().count()
+        batch.options(**options, maxOffsetsPerTrigger=3).load().count()
     batch = streams.spark.read.format("seekpoint").option("kafka.bootstrap.servers", streams.archived_group.brokers)
     unknown = streams.of_group | {"group": "unknown"}
     refused = r"as a batch .*has no offsets of group 'unknown'.*; as a stream \(spark.readStream\): deadLetters"
@@ -125,7 +127,7 @@ def test_what_a_stream_does_not_take_is_refused_in_words(streams: Streams) -> No
     with pytest.raises(PySparkException, match=r"has no offsets of group 'unknown'"):
         batch.options(decode="json:loads", **unknown).load().count()
     streams.archived_group.produce(name, ["a"])
-    frame = streams.frame(**at)
+    frame = streams.frame(**options)
     streams.start(frame, "one", processingTime="1 second")
     until(lambda: streams.batches == [[(0, 0)]], "the first query's records", 120)
     with pytest.raises(StreamingQueryException, match="two queries read one streaming DataFrame"):

@@ -30,12 +30,12 @@ def project(  # noqa: PLR0917 -- fixtures
     for name in ("SEEKPOINT_DATABASE_URL", "SEEKPOINT_KAFKA_CONFIG", "SEEKPOINT_TRACEBACK"):
         monkeypatch.delenv(name, raising=False)
     before = list(sys.path)
-    made = Project(
+    project = Project(
         tmp_path, seekpoint_dsn, seekpoint_broker, seekpoint_schema, topic(), group, seekpoint_engine, produce
     )
-    yield made
+    yield project
     sys.path[:] = before
-    for process in made.started:
+    for process in project.started:
         process.close()
 
 

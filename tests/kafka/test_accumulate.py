@@ -76,7 +76,10 @@ def test_two_workers_add_to_the_same_keys(worker_group: WorkerGroup) -> None:
     until(lambda: stored(worker_group).get("all", (0,))[0] > 0, "the first sums")
     first.stop()
     third = worker_group.worker(counting(worker_group, name))
-    until(lambda: {at.next_offset for at in worker_group.ledger.read()} == {len(numbers)}, "the end of the log")
+    until(
+        lambda: {position.next_offset for position in worker_group.ledger.read()} == {len(numbers)},
+        "the end of the log",
+    )
     for run in (second, third):
         run.stop()
     assert stored(worker_group) == expected(numbers * 2)

@@ -20,7 +20,9 @@ def commit_to_kafka(worker_group: WorkerGroup, offsets: dict[tuple[str, int], in
     """What anybody may do to a group without members: commit whatever they like."""
     consumer = Consumer({"bootstrap.servers": worker_group.broker, "group.id": worker_group.group, "log_level": 0})
     try:
-        consumer.commit(offsets=[TopicPartition(*at, offset) for at, offset in offsets.items()], asynchronous=False)
+        consumer.commit(
+            offsets=[TopicPartition(*place, offset) for place, offset in offsets.items()], asynchronous=False
+        )
     finally:
         consumer.close()
 
@@ -90,8 +92,8 @@ def test_start_at_is_resolved_once_to_numbers_and_stored(case: str, worker_group
     name, now = worker_group.topic(), datetime.now(UTC)
     producer = Producer({"bootstrap.servers": worker_group.broker, "log_level": 0})
     for n in range(20):  # ten records of an hour ago, ten of half an hour ago
-        at = now - timedelta(minutes=60 if n < 10 else 30)
-        producer.produce(name, str(n), partition=0, timestamp=round(at.timestamp() * 1000))
+        time = now - timedelta(minutes=60 if n < 10 else 30)
+        producer.produce(name, str(n), partition=0, timestamp=round(time.timestamp() * 1000))
     producer.flush(20)
     commit_to_kafka(worker_group, {(name, 0): 13})
     start, first = start_at(case, name, now - timedelta(minutes=45))
@@ -110,7 +112,7 @@ def test_start_at_is_resolved_once_to_numbers_and_stored(case: str, worker_group
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("numbers", "says"),
     [
         (None, "has no commit in Kafka for"),
         ([0], "names no offset for"),
@@ -118,10 +120,10 @@ def test_start_at_is_resolved_once_to_numbers_and_stored(case: str, worker_group
     ],
 )
 def test_a_start_that_does_not_fit_the_topic_ends_the_worker(
-    given: list[int] | None, says: str, worker_group: WorkerGroup
+    numbers: list[int] | None, says: str, worker_group: WorkerGroup
 ) -> None:
     name = worker_group.topic(2)
-    start = StartAt.committed() if given is None else StartAt.offsets({(name, number): 0 for number in given})
+    start = StartAt.committed() if numbers is None else StartAt.offsets({(name, number): 0 for number in numbers})
     run = worker_group.worker(worker_group.pipeline(name, start=start))
     run.ends_with(ConfigError, says)
     assert worker_group.positions() == {}
@@ -167,9 +169,9 @@ def test_a_pause_that_outlives_a_placement_is_ended_by_the_next(worker_group: Wo
 
 def read(held: Assignment, consumer: Consumer, count: int) -> list[Any]:
     """Read until so many records are there."""
-    found: list[Any] = []
+    records: list[Any] = []
     for _ in range(300):
-        found += held.accept_poll(consumer.consume(500, 0.1))
-        if len(found) >= count:
-            return found
-    raise AssertionError(f"{len(found)} of {count} records in 30 s")
+        records += held.accept_poll(consumer.consume(500, 0.1))
+        if len(records) >= count:
+            return records
+    raise AssertionError(f"{len(records)} of {count} records in 30 s")

@@ -99,11 +99,11 @@ pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[keep, Append("
 
 def test_explain_shows_the_write_strategies_of_a_pipeline(project: Project) -> None:
     module = project.module("from seekpoint import Upsert", *UPSERTED.splitlines())
-    said = seekpoint("explain", f"{module}:pipe").stdout
-    assert f"{project.group} reads {project.topic}; a poison record: stop" in said
-    assert "one row for each id: the highest at, also compared with the stored row" in said
-    assert "copy    more rows, while all their keys are new" in said
-    assert f"handler handle, which writes {project.schema}.other" in said
+    output = seekpoint("explain", f"{module}:pipe").stdout
+    assert f"{project.group} reads {project.topic}; a poison record: stop" in output
+    assert "one row for each id: the highest at, also compared with the stored row" in output
+    assert "copy    more rows, while all their keys are new" in output
+    assert f"handler handle, which writes {project.schema}.other" in output
 
     looked = ["explain", f"{module}:pipe", "--json", "--database-url", project.url]
     missing = seekpoint(*looked, exits=1)
@@ -137,17 +137,17 @@ def test_explain_shows_what_is_added_to_which_rows(project: Project) -> None:
     looked = ["explain", f"{module}:pipe", "--database-url", project.url]
     assert "no unique index on exactly" in seekpoint(*looked, exits=2).stderr
     project.sql("ALTER TABLE {schema}.daily ADD PRIMARY KEY (day)")
-    said = seekpoint(*looked).stdout
-    assert f"Accumulate('{project.schema}.daily') writes {project.schema}.daily" in said
-    assert "one row for each day: the sums of cents, orders; the highest last" in said
-    assert "unnest  fewer than 100 keys in a transaction: one statement, in the order of the keys" in said
+    output = seekpoint(*looked).stdout
+    assert f"Accumulate('{project.schema}.daily') writes {project.schema}.daily" in output
+    assert "one row for each day: the sums of cents, orders; the highest last" in output
+    assert "unnest  fewer than 100 keys in a transaction: one statement, in the order of the keys" in output
 
 
 # -- what is wrong with the command ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "message"),
     [
         ("nonsense", "'nonsense' is not module:name, e.g. billing.ingest:orders"),
         ("billing/shop.py:orders", "'billing/shop.py:orders' names a file: write billing.shop:orders"),
@@ -160,7 +160,7 @@ def test_explain_shows_what_is_added_to_which_rows(project: Project) -> None:
         ("{module}:later", "{module}:later is an async function; expected a Pipeline"),
     ],
 )
-def test_a_target_that_is_none(project: Project, target: str, said: str) -> None:
+def test_a_target_that_is_none(project: Project, target: str, message: str) -> None:
     module = project.module(
         """\
         def post(tx, batch): pass
@@ -172,7 +172,7 @@ def test_a_target_that_is_none(project: Project, target: str, said: str) -> None
     )
     result = seekpoint("run", target.format(module=module), *project.options(), exits=2)
     assert result.stdout == ""
-    assert f"error: {said.format(module=module)}" in result.stderr
+    assert f"error: {message.format(module=module)}" in result.stderr
 
 
 def test_a_module_that_fails_names_the_line(project: Project) -> None:
@@ -186,7 +186,7 @@ def test_a_module_that_fails_names_the_line(project: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (
             ["--kafka", "bootstrap.servers=x"],
@@ -203,12 +203,12 @@ def test_a_module_that_fails_names_the_line(project: Project) -> None:
         ),
     ],
 )
-def test_servers_that_are_not_named(project: Project, options: list[str], said: str) -> None:
+def test_servers_that_are_not_named(project: Project, options: list[str], message: str) -> None:
     (project.folder / "bad.properties").write_text("# mine\nbootstrap.servers=x\nsasl.password hunter2\n")
     module = project.module('pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[Append("t")])')
     result = seekpoint("run", f"{module}:pipe", *options, exits=2)
     assert result.stdout == ""
-    assert said in result.stderr
+    assert message in result.stderr
     assert "hunter2" not in result.output.replace("not 'hunter2'", "")
 
 
@@ -223,7 +223,7 @@ def test_a_worker_brings_its_own_servers(project: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ("no.such.key=1", 'the Kafka configuration was refused: No such configuration property: "no.such.key"'),
         ("session.timeout.ms=soon", "the Kafka configuration was refused: Invalid value for configuration property"),
@@ -234,10 +234,10 @@ def test_a_worker_brings_its_own_servers(project: Project) -> None:
         ("group.id=other", "remove 'group.id': 'other' from the Kafka configuration; the group is the pipeline's"),
     ],
 )
-def test_a_kafka_key_that_cannot_be(project: Project, lines: None, setting: str, said: str) -> None:
+def test_a_kafka_key_that_cannot_be(project: Project, lines: None, setting: str, message: str) -> None:
     result = project.run(project.module(TO_TABLE), "pipe", "--kafka", setting, exits=2)
     assert result.stdout == ""
-    assert f"error: {said}" in result.stderr
+    assert f"error: {message}" in result.stderr
 
 
 def test_generators_and_other_drivers_are_refused(project: Project) -> None:
@@ -305,7 +305,7 @@ def test_brokers_that_do_not_answer(project: Project, lines: None) -> None:
 def test_a_database_that_cannot_be_reached(project: Project, lines: None) -> None:
     url, module = make_url(project.url), project.module(TO_TABLE)
     role = f"role_{uuid4().hex}"
-    for changed, code, said in (
+    for changed, code, message in (
         ({"database": "no_such_database"}, 1, 'database "no_such_database" does not exist; create the database'),
         ({"username": role, "password": "hunter2"}, 1, f'failed for user "{role}"; check the user and password'),
         ({"port": 1}, 3, "refused Is the server running on that host and accepting TCP/IP connections?; check"),
@@ -314,7 +314,7 @@ def test_a_database_that_cannot_be_reached(project: Project, lines: None) -> Non
         result = project.run(module, "pipe", "--start-wait", "0.1", url=away, exits=code)
         assert result.stdout == ""
         assert "error: Postgres: " in result.stderr
-        assert said in result.stderr
+        assert message in result.stderr
         assert "hunter2" not in result.output
 
 
@@ -576,7 +576,10 @@ def test_dev_shows_a_demo_until_ctrl_c(project: Project) -> None:
             if error.code != 422:  # no worker of the group has started yet
                 raise
             return False
-        return sum(at["position"]["next_offset"] for at in group["partitions"]) > 100 and len(group["workers"]) == 2
+        return (
+            sum(partition["position"]["next_offset"] for partition in group["partitions"]) > 100
+            and len(group["workers"]) == 2
+        )
 
     until(applied, "the console shows records that were applied", timeout=60)
     children = psutil.Process(process.pid).children(recursive=True)

@@ -61,8 +61,8 @@ def stored(seekpoint_broker: str) -> Read:
     """``stored(topic, partition=0)``: key, value and headers of the partition's records."""
 
     def read(topic: str, partition: int = 0) -> list[Stored]:
-        found = messages(seekpoint_broker, topic, partition)
-        return [(one.key(), one.value(), one.headers() or []) for one in found]  # type: ignore[misc]
+        stored_messages = messages(seekpoint_broker, topic, partition)
+        return [(message.key(), message.value(), message.headers() or []) for message in stored_messages]  # type: ignore[misc]
 
     return read
 
@@ -71,8 +71,8 @@ def stored(seekpoint_broker: str) -> Read:
 
 
 def test_a_topic_is_created_once(pair: RunningPair, seekpoint_broker: str, new_name: str) -> None:
-    made = dev("topic", new_name, "--partitions", "3")
-    assert made.stdout == f"{new_name}: 3 partitions at {seekpoint_broker}\n"
+    created = dev("topic", new_name, "--partitions", "3")
+    assert created.stdout == f"{new_name}: 3 partitions at {seekpoint_broker}\n"
     admin = AdminClient({"bootstrap.servers": seekpoint_broker, "log_level": 0})
     assert len(admin.list_topics(new_name, timeout=20).topics[new_name].partitions) == 3
 
@@ -85,8 +85,8 @@ def test_a_topic_is_created_once(pair: RunningPair, seekpoint_broker: str, new_n
 
 
 def test_the_report_of_a_topic_as_json(seekpoint_broker: str, new_name: str) -> None:
-    made = dev("topic", new_name, "--kafka", f"bootstrap.servers={seekpoint_broker}", "--json")
-    assert json.loads(made.stdout) == {"topic": new_name, "partitions": 1, "brokers": seekpoint_broker}
+    created = dev("topic", new_name, "--kafka", f"bootstrap.servers={seekpoint_broker}", "--json")
+    assert json.loads(created.stdout) == {"topic": new_name, "partitions": 1, "brokers": seekpoint_broker}
 
 
 def test_a_name_that_no_topic_can_have(pair: RunningPair) -> None:
@@ -117,12 +117,14 @@ def test_keys_choose_the_partition_and_each_is_reported(
     partitions = report.pop("partitions")
     assert report == {"topic": name, "brokers": seekpoint_broker, "records": 100}
     assert set(partitions) == {"0", "1"}
-    assert sum(one["records"] for one in partitions.values()) == 100
-    found: list[Stored] = []
-    for number, one in partitions.items():
-        assert one["last_offset"] == one["records"] - 1
-        found += stored(name, int(number))
-    assert sorted(found, key=lambda one: int(one[1] or b"")) == [(b"k%d" % (n % 10), b"%d" % n, []) for n in range(100)]
+    assert sum(partition["records"] for partition in partitions.values()) == 100
+    records: list[Stored] = []
+    for number, log in partitions.items():
+        assert log["last_offset"] == log["records"] - 1
+        records += stored(name, int(number))
+    assert sorted(records, key=lambda record: int(record[1] or b"")) == [
+        (b"k%d" % (n % 10), b"%d" % n, []) for n in range(100)
+    ]
 
 
 def test_objects_have_a_key_a_value_and_headers(pair: RunningPair, topic: Callable[..., str], stored: Read) -> None:
@@ -164,16 +166,16 @@ def test_a_topic_that_does_not_exist(pair: RunningPair, seekpoint_broker: str, n
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["no-such-file"], "no-such-file cannot be read: No such file or directory"),
         (["--key-separator", ""], "--key-separator takes at least one character, for example --key-separator :"),
         (["--key-separator", ":", "--json-lines"], "--json-lines and --key-separator exclude each other"),
     ],
 )
-def test_wrong_usage(pair: RunningPair, arguments: list[str], said: str) -> None:
+def test_wrong_usage(pair: RunningPair, arguments: list[str], message: str) -> None:
     refused = dev("produce", "orders", *arguments, exits=2)
-    assert f"error: {said}" in refused.stderr
+    assert f"error: {message}" in refused.stderr
 
 
 # -- which servers ---------------------------------------------------------------------------------------
@@ -188,7 +190,7 @@ def test_brokers_that_are_away(monkeypatch: pytest.MonkeyPatch, command: list[st
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         (["topic", "orders"], "no brokers are named and `seekpoint dev` is not running: start it in another terminal"),
         (
@@ -199,9 +201,9 @@ def test_brokers_that_are_away(monkeypatch: pytest.MonkeyPatch, command: list[st
         (["env"], "`seekpoint dev` is not running: start it in another terminal"),
     ],
 )
-def test_without_a_pair_the_commands_say_how_to_get_one(command: list[str], said: str) -> None:
+def test_without_a_pair_the_commands_say_how_to_get_one(command: list[str], message: str) -> None:
     refused = dev(*command, stdin="x", exits=2)
-    assert refused.stderr.startswith(f"error: {said}")
+    assert refused.stderr.startswith(f"error: {message}")
 
 
 def test_a_pair_whose_process_has_ended_is_not_found(pair: RunningPair, tmp_path: Path) -> None:
@@ -246,8 +248,8 @@ def test_sql_prints_what_each_statement_answers(pair: RunningPair, seekpoint_sch
         "count",
         "    2",
     ]
-    found = dev("sql", f"SELECT id, note, id / 4.0 AS part FROM {name} ORDER BY id", "--json")
-    assert json.loads(found.stdout)[0] == {"id": 1, "note": "50 %s", "part": "0.25000000000000000000"}
+    result = dev("sql", f"SELECT id, note, id / 4.0 AS part FROM {name} ORDER BY id", "--json")
+    assert json.loads(result.stdout)[0] == {"id": 1, "note": "50 %s", "part": "0.25000000000000000000"}
 
 
 PIPE = """\
@@ -286,8 +288,8 @@ def test_sql_prints_values_that_python_and_json_do_not_have(pair: RunningPair) -
     columns = (
         "'infinity'::timestamptz AS a, '0044-03-15 BC'::date AS b, 'NaN'::float8 AS c, ARRAY['-Infinity'::float4] AS d"
     )
-    found = json.loads(dev("sql", f"SELECT {columns}, 0.5::float8 AS e", "--json").stdout)
-    assert found == [{"a": "infinity", "b": "0044-03-15 BC", "c": "NaN", "d": ["-Infinity"], "e": 0.5}]
+    rows = json.loads(dev("sql", f"SELECT {columns}, 0.5::float8 AS e", "--json").stdout)
+    assert rows == [{"a": "infinity", "b": "0044-03-15 BC", "c": "NaN", "d": ["-Infinity"], "e": 0.5}]
     assert "0044-03-15 BC" in dev("sql", f"SELECT {columns}").stdout
 
 

@@ -221,8 +221,8 @@ def test_to_where_the_group_was_at_a_time(worker_group: WorkerGroup, stopped_top
     an_hour_ago = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
     applied(worker_group, "--all-topics", "--to-processed", an_hour_ago)
     assert worker_group.positions() == {(stopped_topic, 0): 7}
-    said = reset(worker_group, "--all-topics", "--to-processed", "2020-01-01T00:00Z", exits=2).stderr
-    assert f"there is no sample before 2020-01-01 00:00:00+00:00 for {stopped_topic}/0" in said
+    stderr = reset(worker_group, "--all-topics", "--to-processed", "2020-01-01T00:00Z", exits=2).stderr
+    assert f"there is no sample before 2020-01-01 00:00:00+00:00 for {stopped_topic}/0" in stderr
 
 
 def test_to_the_positions_of_another_group_and_to_kafkas_commits(worker_group: WorkerGroup, stopped_topic: str) -> None:
@@ -245,8 +245,8 @@ def test_to_the_positions_of_another_group_and_to_kafkas_commits(worker_group: W
     try:  # it may commit before the plan is applied
         consumer.subscribe([stopped_topic])
         worker_group.wait(lambda: consumer.poll(0.1) is not None or len(consumer.assignment()) > 0)
-        said = reset(worker_group, "--all-topics", "--to-kafka", alive, exits=1).stderr
-        assert f"group '{alive}' has 1 member in Kafka (old on " in said
+        stderr = reset(worker_group, "--all-topics", "--to-kafka", alive, exits=1).stderr
+        assert f"group '{alive}' has 1 member in Kafka (old on " in stderr
     finally:
         consumer.close()
 
@@ -257,8 +257,8 @@ def test_a_mirrors_commit_is_no_target(worker_group: WorkerGroup, stopped_topic:
         mirrored = Commit.mirror(offset, None, 1).at(Partition(stopped_topic, 0))
         commits = [ConsumerGroupTopicPartitions(worker_group.group, [mirrored])]
         worker_group.admin.alter_consumer_group_offsets(commits)[worker_group.group].result(20)
-        said = reset(worker_group, "--all-topics", "--to-kafka", worker_group.group, exits=exits)
-        assert ("was mirrored from a ledger" in said.stderr) == bool(exits)
+        result = reset(worker_group, "--all-topics", "--to-kafka", worker_group.group, exits=exits)
+        assert ("was mirrored from a ledger" in result.stderr) == bool(exits)
 
 
 def test_offsets_are_exported_and_read_from_files(
@@ -311,10 +311,10 @@ BAD_FILES = [
 def test_a_bad_file_is_refused_with_its_line(
     file: tuple[str, str], worker_group: WorkerGroup, stopped_topic: str, tmp_path: Path
 ) -> None:
-    content, said = file
+    content, message = file
     assert stopped_topic
     (tmp_path / "offsets").write_text(content)
-    assert said in reset(worker_group, "--all-topics", "--from-file", str(tmp_path / "offsets"), exits=2).stderr
+    assert message in reset(worker_group, "--all-topics", "--from-file", str(tmp_path / "offsets"), exits=2).stderr
 
 
 def test_after_the_failed_record(worker_group: WorkerGroup) -> None:
@@ -329,8 +329,8 @@ def test_after_the_failed_record(worker_group: WorkerGroup) -> None:
     worker = worker_group.worker(pipeline, limits=OFTEN)
     stops = "SELECT stop_kind FROM {schema}.partition_state"
     worker_group.wait(lambda: [row.stop_kind for row in worker_group.sql(stops)] == ["PoisonStop"])
-    said = reset(worker_group, "--all-topics", "--after-failed").stdout
-    assert f"{name}/0 1 → 2: the failed record is skipped, and recorded as a lost range with reason operator" in said
+    output = reset(worker_group, "--all-topics", "--after-failed").stdout
+    assert f"{name}/0 1 → 2: the failed record is skipped, and recorded as a lost range with reason operator" in output
     plan = admin(worker_group).plan_reset(worker_group.group, ResetTo.after_failed())
     admin(worker_group).apply(plan, reason="ticket 89", actor="ada")
     worker.reached(name, 3)
@@ -365,11 +365,11 @@ def test_of_two_operators_who_apply_the_same_plan_one_wins(
     with ThreadPoolExecutor(2) as pool:
         plan = ResetPlan.from_json((tmp_path / "plan").read_bytes())
         both = [pool.submit(admin(worker_group).apply, plan, reason="r", actor=actor) for actor in ("ada", "bob")]
-        errors = [one.exception(60) for one in both]
+        errors = [future.exception(60) for future in both]
     assert sorted(map(type, errors), key=str) == sorted([type(None), Fenced], key=str)
     assert len(worker_group.sql("SELECT 1 FROM {schema}.admin_action")) == 1
-    said = applied(worker_group, *from_file, exits=1).stderr
-    assert f"{applied_topic}/0 was reset since the plan was made" in said
+    stderr = applied(worker_group, *from_file, exits=1).stderr
+    assert f"{applied_topic}/0 was reset since the plan was made" in stderr
 
 
 def test_a_plan_holds_while_the_position_moves_on_and_not_past_its_target(
@@ -428,7 +428,7 @@ def test_a_plan_is_one_transaction_or_one_for_each_partition(
     assert worker_group.positions() == {(two_partition_topic, 0): 3, (two_partition_topic, 1): 10}
     result = it.apply(plan, reason="r", each=True)
     assert [done.partition for done in result.done] == [Partition(two_partition_topic, 1)]
-    assert [said.split(" is at")[0] for said in result.refused] == [f"{two_partition_topic}/0"]
+    assert [refusal.split(" is at")[0] for refusal in result.refused] == [f"{two_partition_topic}/0"]
     assert worker_group.positions() == {(two_partition_topic, 0): 3, (two_partition_topic, 1): 6}
 
 
@@ -462,16 +462,16 @@ def test_locks_are_released_while_one_is_not_to_be_had(worker_group: WorkerGroup
 
 
 def test_a_wait_for_workers_that_do_not_run_ends(worker_group: WorkerGroup, stopped_topic: str) -> None:
-    said = applied(worker_group, "--all-topics", "--to-offset", "3", "--wait-until-applied", "1s", exits=1).stderr
-    assert "not applied within" in said
+    stderr = applied(worker_group, "--all-topics", "--to-offset", "3", "--wait-until-applied", "1s", exits=1).stderr
+    assert "not applied within" in stderr
     assert worker_group.positions() == {(stopped_topic, 0): 3}
 
 
 def test_retention_has_removed_what_is_wanted(worker_group: WorkerGroup, stopped_topic: str) -> None:
-    at = TopicPartition(stopped_topic, 0, 8)
-    worker_group.admin.delete_records([at])[at].result(20)
-    said = reset(worker_group, "--all-topics", "--to-offset", "3").stdout
-    assert f"{stopped_topic}/0: the log begins at 8: up to 5 offsets are gone" in said
+    partition = TopicPartition(stopped_topic, 0, 8)
+    worker_group.admin.delete_records([partition])[partition].result(20)
+    output = reset(worker_group, "--all-topics", "--to-offset", "3").stdout
+    assert f"{stopped_topic}/0: the log begins at 8: up to 5 offsets are gone" in output
     assert "--accept-loss" in applied(worker_group, "--all-topics", "--to-offset", "3", exits=2).stderr
     applied(worker_group, "--all-topics", "--to-offset", "3", "--accept-loss")
     assert worker_group.positions() == {(stopped_topic, 0): 8}
@@ -503,8 +503,8 @@ WRONG_USAGE = [
 
 def test_wrong_usage_exits_with_2(worker_group: WorkerGroup, stopped_topic: str) -> None:
     def check(case: tuple[list[str], str]) -> None:
-        words, said = case
-        assert said in reset(worker_group, *(word.format(topic=stopped_topic) for word in words), exits=2).stderr
+        words, message = case
+        assert message in reset(worker_group, *(word.format(topic=stopped_topic) for word in words), exits=2).stderr
         assert worker_group.positions() == {(stopped_topic, 0): 10}
 
     check_each(WRONG_USAGE, check)
@@ -515,8 +515,8 @@ def test_without_brokers_what_needs_none_is_planned(
     worker_group: WorkerGroup, stopped_topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seekpoint_admin, "KAFKA_TIMEOUT", 1.0)
-    said = reset(worker_group, "--all-topics", "--to-offset", "3", brokers=False).stdout
-    assert "no brokers are named: the offsets were not compared with the logs" in said
+    output = reset(worker_group, "--all-topics", "--to-offset", "3", brokers=False).stdout
+    assert "no brokers are named: the offsets were not compared with the logs" in output
     assert (
         "name them with --kafka" in reset(worker_group, "--all-topics", "--to-earliest", brokers=False, exits=2).stderr
     )
@@ -533,7 +533,7 @@ def test_history_names_who_did_what(worker_group: WorkerGroup, stopped_topic: st
     applied(worker_group, "--all-topics", "--to-offset", "3")
     run(worker_group, "groups", "pause", worker_group.group, "--apply", "--reason", "maintenance", "--actor", "bob")
     shown = json.loads(run(worker_group, "offsets", "history", worker_group.group, "--json").stdout)
-    assert [(one["action"], one["actor"], one["to_offset"]) for one in shown] == [
+    assert [(action["action"], action["actor"], action["to_offset"]) for action in shown] == [
         ("pause", "bob", None),
         ("reset", "ada", 3),
     ]
@@ -555,8 +555,10 @@ def test_plans_that_are_none(worker_group: WorkerGroup, stopped_topic: str) -> N
 
 def expected_rows(worker_group: WorkerGroup) -> list[tuple[int, int]]:
     """What is read from 0 on, from each reset's target to the position of the next reset, and to the position now."""
-    rows, began = [], dict.fromkeys((at.number for at in worker_group.positions()), 0)
+    rows, began = [], dict.fromkeys((position.number for position in worker_group.positions()), 0)
     for row in worker_group.sql("SELECT partition, from_offset, to_offset FROM {schema}.admin_action ORDER BY id"):
         rows += [(row.partition, n) for n in range(began[row.partition], row.from_offset)]
         began[row.partition] = row.to_offset
-    return rows + [(p.number, n) for p, at in worker_group.positions().items() for n in range(began[p.number], at)]
+    return rows + [
+        (p.number, n) for p, position in worker_group.positions().items() for n in range(began[p.number], position)
+    ]

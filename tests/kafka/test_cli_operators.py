@@ -59,27 +59,27 @@ def test_a_check_is_silent_on_a_healthy_group(worker_group: WorkerGroup, sampled
 @pytest.mark.parametrize("fault", ["lag", "age", "stale", "stopped", "unknown"])
 def test_a_check_reports_the_fault_that_it_is_for(worker_group: WorkerGroup, sampled_topic: str, fault: str) -> None:
     """Each by the rows that a worker would have written."""
-    at = f"{worker_group.group}: {sampled_topic}/0"
+    where = f"{worker_group.group}: {sampled_topic}/0"
     limits: list[str] = []
     match fault:
         case "lag":
             worker_group.sql("UPDATE {schema}.position_sample SET log_end = 17")
-            limits, said = ["--max-lag", "6"], f"{at}: a lag of 7 records, over 6"
+            limits, message = ["--max-lag", "6"], f"{where}: a lag of 7 records, over 6"
         case "age":
             worker_group.sql("UPDATE {schema}.position_sample SET log_end = 17",
                       "UPDATE {schema}.partition_offset SET record_time = now() - interval '10 minutes'")  # fmt: skip
-            limits, said = ["--max-age", "5m"], " s old, over 300 s"
+            limits, message = ["--max-age", "5m"], " s old, over 300 s"
         case "stale":
             worker_group.sql("UPDATE {schema}.position_sample SET at = at - interval '4 minutes'")
-            said = f"{at}: the lag is not known: the last sample is from "
+            message = f"{where}: the lag is not known: the last sample is from "
         case "stopped":
             worker_group.sql(put_stop("{schema}", "PoisonStop", "10"))
-            said = f"{at} stopped at offset 10 (PoisonStop)"
+            message = f"{where} stopped at offset 10 (PoisonStop)"
         case _:
             worker_group.sql("DELETE FROM {schema}.position_sample")
-            said = f"{at}: the lag is not known: no sample is stored"
+            message = f"{where}: the lag is not known: no sample is stored"
     result = run(worker_group, "status", worker_group.group, "--check", *limits, exits=1)
-    assert said in result.stdout
+    assert message in result.stdout
     assert len(result.stdout.splitlines()) == 1
 
 
@@ -121,9 +121,12 @@ def test_a_partition_without_an_answer_leaves_those_of_the_others(
         worker_group.engine, {"bootstrap.servers": worker_group.broker, "log_level": 0}, schema=worker_group.schema
     )
     [group], doubts = admin.status([worker_group.group])
-    assert [(at.position.partition.number, at.end, at.lag) for at in group.partitions] == [(0, 10, 0), (7, None, None)]
+    assert [(partition.position.partition.number, partition.end, partition.lag) for partition in group.partitions] == [
+        (0, 10, 0),
+        (7, None, None),
+    ]
     assert doubts == [f"no broker answers for the log of {sampled_topic}/7; its lag is as of the last sample"]
-    assert not any(isinstance(each, BrokersAway) for each in doubts)
+    assert not any(isinstance(doubt, BrokersAway) for doubt in doubts)
     shown = run(
         worker_group, "status", worker_group.group, "--kafka", f"bootstrap.servers={worker_group.broker}", exits=1
     )

@@ -23,7 +23,7 @@ def ada(admin: Admin) -> Browser:
 
 
 def stops(ledger: Ledger) -> list[str | None]:
-    return [None if at.stop is None else at.stop.kind for at in ledger.read()]
+    return [None if position.stop is None else position.stop.kind for position in ledger.read()]
 
 
 def test_a_loss_is_accepted_and_the_worker_resumes(worker_group: WorkerGroup) -> None:
@@ -59,7 +59,7 @@ def test_a_topic_that_was_created_again_is_read(worker_group: WorkerGroup) -> No
         browser.apply(browser.plan("accept-topic", group=worker_group.group, topic=name), "ticket 93").status_code
         == 303
     )
-    worker_group.wait(lambda: [at.next_offset for at in worker_group.ledger.read()] == [4])
+    worker_group.wait(lambda: [position.next_offset for position in worker_group.ledger.read()] == [4])
     run.stop()
 
 

@@ -27,9 +27,9 @@ class RestartedWorker:
     """A worker of a fixed list, started again whenever its process has ended; ``processes`` are all that there were."""
 
     def __init__(self, worker_group: WorkerGroup, name: str, partitions: int = 1, **what: Any) -> None:
-        given = {"handle": "crashing", "on_poison": "dead_letter", "retry": {"crashes": 2}, **what}
+        options = {"handle": "crashing", "on_poison": "dead_letter", "retry": {"crashes": 2}, **what}
         self._worker_group, self._name = worker_group, name
-        self._given = {**given, "partitions": [(name, n) for n in range(partitions)]}
+        self._given = {**options, "partitions": [(name, n) for n in range(partitions)]}
         self.processes: list[WorkerProcess] = []
 
     def until(self, there: Callable[[], bool], most: int) -> list[int]:
@@ -48,7 +48,7 @@ class RestartedWorker:
 
     def all(self, event: str) -> list[Mapping[str, Any]]:
         """The events of this kind, of all processes."""
-        return [one for process in self.processes for one in process.all(event)]
+        return [seen for process in self.processes for seen in process.all(event)]
 
 
 def dead(worker_group: WorkerGroup) -> list[tuple[Any, ...]]:
@@ -83,7 +83,7 @@ def test_a_crashing_record_is_dead_lettered_and_the_others_are_applied_once(
 def test_a_crashing_record_at_the_head_and_one_next_to_it(worker_group: WorkerGroup) -> None:
     name, stored = worker_group.log(["exit", "exit", "ok", "ok", "exit", "ok"])
     deaths = RestartedWorker(worker_group, name).until(at_end(worker_group, stored, name), 12)
-    assert dead(worker_group) == [(0, at, "dead_lettered", "crashed") for at in (0, 1, 4)]
+    assert dead(worker_group) == [(0, offset, "dead_lettered", "crashed") for offset in (0, 1, 4)]
     assert len(deaths) == 3 * (2 + 2), "each time two until the partition is suspected: one that is found ends that"
     worker_group.record_table.assert_holds(name, [stored[2], stored[3], stored[5]])
 
@@ -96,7 +96,7 @@ def test_an_idle_partition_and_a_busy_one_beside_a_crashing_record_lose_nothing(
     restarted_worker = RestartedWorker(worker_group, name, 3, limits={"lag_check": 0.2})
     restarted_worker.until(at_end(worker_group, stored, name), 4)
     assert dead(worker_group) == [(0, 5, "dead_lettered", "crashed")]
-    worker_group.record_table.assert_holds(name, [at for at in stored if at != (0, 5)])
+    worker_group.record_table.assert_holds(name, [place for place in stored if place != (0, 5)])
     assert 2 not in {event["partition"] for event in restarted_worker.all("CrashSuspected")}, (
         "nothing was there to kill anybody"
     )
@@ -106,7 +106,7 @@ def test_an_idle_partition_and_a_busy_one_beside_a_crashing_record_lose_nothing(
 def test_a_crashing_record_in_a_group_of_two(worker_group: WorkerGroup) -> None:
     worker_group.notice_the_dead_soon()
     name = worker_group.topic(4)
-    stored = [at for n in range(4) for at in worker_group.produce(name, ["ok"] * 20, partition=n)]
+    stored = [place for n in range(4) for place in worker_group.produce(name, ["ok"] * 20, partition=n)]
     killer = worker_group.produce(name, ["exit"], partition=2)
     stored += worker_group.produce(name, ["ok"] * 20, partition=2)
 
@@ -119,12 +119,12 @@ def test_a_crashing_record_in_a_group_of_two(worker_group: WorkerGroup) -> None:
     there, died = at_end(worker_group, stored, name), 0
     while not there():
         worker_group.wait(lambda: there() or not all(m.is_alive for m in processes), 60)
-        for at, process in enumerate(processes):
+        for number, process in enumerate(processes):
             if not process.is_alive:
                 died += 1
                 assert died <= 8, f"{worker_group.dead_letters('state', 'cause')}, {worker_group.ledger.read()}"
                 process.ended()
-                processes[at] = start()
+                processes[number] = start()
     assert dead(worker_group) == [(2, killer[0][1], "dead_lettered", "crashed")]
     worker_group.record_table.assert_holds(name, stored)
 
@@ -169,10 +169,10 @@ def test_suspected_records_that_are_innocent_are_applied_once_and_suspicion_ends
 def wait_for_a_try(worker_group: WorkerGroup, name: str, gate: Gate) -> Any:
     """A worker in the second attempt at the record at offset 1, held by the gate."""
     crashing_handler = CrashingHandler(worker_group.record_table)
-    made = worker_group.pipeline(
+    pipeline = worker_group.pipeline(
         name, handle=crashing_handler, retry=Retry(attempts=3, wait_initial=0.1, crashes=1), on_poison="dead_letter"
     )
-    run = worker_group.worker(made, observe=[crashing_handler.watch, gate], limits=Limits(idle_check=0.3))
+    run = worker_group.worker(pipeline, observe=[crashing_handler.watch, gate], limits=Limits(idle_check=0.3))
     gate.wait()
     return run
 
@@ -302,7 +302,7 @@ def test_one_crashing_record_costs_five_crashes_without_progress_and_at_most_two
     assert 2555 < until <= 4555
     assert restarted_worker.all("SuspectsLeft")[-1]["left"] == 0
     assert worker_group.ledger.read()[0].suspect_end is None
-    worker_group.record_table.assert_holds(name, [at for at in stored if at != (0, 2555)])
+    worker_group.record_table.assert_holds(name, [place for place in stored if place != (0, 2555)])
 
 
 @pytest.mark.long("another course of the search")

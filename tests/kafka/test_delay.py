@@ -36,9 +36,9 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A delay of an hour ends when the test sets this clock: the test does not wait for it."""
-    made = Clock()
-    monkeypatch.setattr(Moment, "now", made.now)
-    return made
+    clock = Clock()
+    monkeypatch.setattr(Moment, "now", clock.now)
+    return clock
 
 
 class RecordingHandler:
@@ -59,10 +59,10 @@ def delayed(worker_group: WorkerGroup, name: str, seconds: float, **options: Any
 
 
 def produce(
-    worker_group: WorkerGroup, name: str, at: float, count: int = 1, partition: int = 0
+    worker_group: WorkerGroup, name: str, time: float, count: int = 1, partition: int = 0
 ) -> list[tuple[int, int]]:
     """So many records with this timestamp, in seconds since the epoch."""
-    return worker_group.produce(name, ["x"] * count, partition=partition, timestamp=round(at * 1000))
+    return worker_group.produce(name, ["x"] * count, partition=partition, timestamp=round(time * 1000))
 
 
 def pulled(run: Run) -> int:
@@ -77,7 +77,7 @@ def test_a_record_is_handled_when_it_is_old_enough_and_in_order(worker_group: Wo
     run.placed()
     now = time.time()
     times = [now - 2 * HOUR, now - HOUR / 2, now - 2 * HOUR, now, now - 2 * HOUR]  # old ones after new ones
-    stored = [at for one in times for at in produce(worker_group, name, one)]
+    stored = [place for time in times for place in produce(worker_group, name, time)]
     run.reached(name, 1)  # it was old enough when it was read
     for ahead, done in ((HOUR / 2 - 1, 1), (HOUR / 2, 3), (HOUR - 1, 3), (HOUR, 5)):
         clock.ahead = ahead

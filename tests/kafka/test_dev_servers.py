@@ -122,9 +122,9 @@ def test_a_postgres_that_cannot_start_shows_its_log(tmp_path: Path, monkeypatch:
 def test_an_ended_server_shows_the_space_left(own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     own_postgres.kill()
     monkeypatch.setattr(server, "LITTLE", 2**63)  # as if the disk were full
-    said = str(own_postgres.failure("it has ended by itself"))
-    assert said.startswith("it has ended by itself [SP1001]\nThe last lines of its log:\n")
-    assert re.search(r"\n/\S+ has \d+ MB left\.\nRemedy: set TMPDIR to a folder with free space", said)
+    message = str(own_postgres.failure("it has ended by itself"))
+    assert message.startswith("it has ended by itself [SP1001]\nThe last lines of its log:\n")
+    assert re.search(r"\n/\S+ has \d+ MB left\.\nRemedy: set TMPDIR to a folder with free space", message)
 
 
 def test_binaries_out_of_reach_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_binaries_out_of_reach_are_copied(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "url"),
+    ("dsn", "url"),
     [
         (
             "postgresql://ann:p%40ss@db:6432/app?sslmode=require",
@@ -153,16 +153,16 @@ def test_binaries_out_of_reach_are_copied(monkeypatch: pytest.MonkeyPatch) -> No
         ("host=db port=6432 user=ann password='p@ss' dbname=app", "postgresql+psycopg://ann:p%40ss@db:6432/app"),
     ],
 )
-def test_a_dsn_is_understood_in_both_forms(given: str, url: str) -> None:
-    assert url_of(given).render_as_string(hide_password=False) == url
+def test_a_dsn_is_understood_in_both_forms(dsn: str, url: str) -> None:
+    assert url_of(dsn).render_as_string(hide_password=False) == url
 
 
 def test_a_given_postgres_is_never_broken(own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DSN_VARIABLE, own_postgres.dsn)
-    with start_postgres() as given:
-        assert given.url == own_postgres.url
-        assert given.describe().endswith("(given)")
-        for refuse in (given.stop, given.kill, given.freeze):
+    with start_postgres() as postgres:
+        assert postgres.url == own_postgres.url
+        assert postgres.describe().endswith("(given)")
+        for refuse in (postgres.stop, postgres.kill, postgres.freeze):
             with pytest.raises(ServerFailed, match="was not started here"):
                 refuse()
     assert own_postgres.running
@@ -215,7 +215,7 @@ def test_clients_of_the_second_listener_use_the_proxy(
         produce(name, ["through"], bootstrap=broker.proxied_bootstrap)
         assert records(broker.proxied_bootstrap, name) == [b"through"]
         behind = AdminClient({"bootstrap.servers": broker.proxied_bootstrap, "log_level": 0})
-        assert [each.port for each in behind.list_topics(timeout=10).brokers.values()] == [proxy.port]
+        assert [broker.port for broker in behind.list_topics(timeout=10).brokers.values()] == [proxy.port]
         proxy.refuse()
         proxy.cut()
         with pytest.raises(KafkaException):
@@ -248,19 +248,19 @@ def test_a_broker_that_cannot_start_shows_its_log(tmp_path: Path, monkeypatch: p
 @pytest.mark.long
 def test_a_given_broker_is_used_and_never_broken(own_kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BROKERS_VARIABLE, own_kafka.bootstrap)
-    with start_kafka() as given:
-        assert given.bootstrap == own_kafka.bootstrap
-        assert given.describe() == f"Kafka at {own_kafka.bootstrap} (given)"
+    with start_kafka() as kafka:
+        assert kafka.bootstrap == own_kafka.bootstrap
+        assert kafka.describe() == f"Kafka at {own_kafka.bootstrap} (given)"
         with pytest.raises(ServerFailed, match="was not started here"):
-            given.kill()
+            kafka.kill()
     assert own_kafka.running
 
 
 def test_docker_compose_starts_a_broker_with_the_same_settings_from_the_same_images() -> None:
     compose = (Path(__file__).parents[2] / "docker-compose.yml").read_text()
-    given = dict(re.findall(r'^ +KAFKA_(\w+): "?([^"\n]+?)"?$', compose, re.MULTILINE))
+    settings = dict(re.findall(r'^ +KAFKA_(\w+): "?([^"\n]+?)"?$', compose, re.MULTILINE))
     wanted = {name.upper().replace(".", "_"): value for name, value in kafka.SETTINGS.items()}
-    assert wanted.items() <= given.items()
+    assert wanted.items() <= settings.items()
     assert re.findall(r"image: (\S+)", compose) == [postgres.IMAGE, kafka.IMAGE]
 
 

@@ -31,8 +31,10 @@ def failures(worker_group: WorkerGroup, level: Level = Level.FAILURE) -> dict[st
 
 
 def findings(worker_group: WorkerGroup, level: Level) -> dict[str, Finding]:
-    found = Admin(worker_group.engine, {"bootstrap.servers": worker_group.broker}, schema=worker_group.schema).doctor()
-    return {each.check: each for each in found.findings if each.level is level}
+    diagnosis = Admin(
+        worker_group.engine, {"bootstrap.servers": worker_group.broker}, schema=worker_group.schema
+    ).doctor()
+    return {finding.check: finding for finding in diagnosis.findings if finding.level is level}
 
 
 @pytest.mark.long

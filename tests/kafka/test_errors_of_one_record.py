@@ -51,10 +51,10 @@ def accept(worker_group: WorkerGroup) -> None:
     worker_group.sql(f'DROP FUNCTION "{worker_group.schema}".refuse CASCADE')
 
 
-def made(worker_group: WorkerGroup, name: str, strategy: str, **options: Any) -> Pipeline:
-    given = {"on_poison": "dead_letter", "retry": SOON, **options}
+def pipeline_of(worker_group: WorkerGroup, name: str, strategy: str, **options: Any) -> Pipeline:
+    arguments = {"on_poison": "dead_letter", "retry": SOON, **options}
     return worker_group.pipeline(
-        name, **given, **({"handle": worker_group.record_table.enter} if strategy == "handler" else {})
+        name, **arguments, **({"handle": worker_group.record_table.enter} if strategy == "handler" else {})
     )
 
 
@@ -67,10 +67,10 @@ def fixed(name: str, partitions: int, **options: Any) -> dict[str, Any]:
 def test_one_record_of_many_is_a_dead_letter(worker_group: WorkerGroup, sqlstate: str, strategy: str) -> None:
     refuse(worker_group, sqlstate)
     name, stored = worker_group.log([*map(str, range(150)), "bad", *map(str, range(149))])
-    run = worker_group.worker(made(worker_group, name, strategy), **fixed(name, 1))
+    run = worker_group.worker(pipeline_of(worker_group, name, strategy), **fixed(name, 1))
     run.finish(name, 300)
     assert worker_group.dead_letters("sqlstate") == [(0, 150, sqlstate)]
-    worker_group.record_table.assert_holds(name, [at for at in stored if at != (0, 150)])
+    worker_group.record_table.assert_holds(name, [place for place in stored if place != (0, 150)])
 
 
 @pytest.mark.parametrize("strategy", ["sink", "handler"])
@@ -79,7 +79,7 @@ def test_a_mistake_that_every_record_meets_ends_the_worker_and_moves_nothing(
 ) -> None:
     refuse(worker_group, "42883")
     name, _ = worker_group.log(["bad"] * 300)
-    run = worker_group.worker(made(worker_group, name, strategy), **fixed(name, 1))
+    run = worker_group.worker(pipeline_of(worker_group, name, strategy), **fixed(name, 1))
     run.ends_with(Exception, "no_such_function")
     assert (
         worker_group.dead_letters("sqlstate"),
@@ -97,7 +97,7 @@ def test_many_bad_records_before_a_good_one_are_each_classified(worker_group: Wo
     """None has been applied when the first one fails: others of the batch are tried, and undone."""
     refuse(worker_group, "42883")
     name, stored = worker_group.log(["bad"] * 20 + ["good"] * 20)
-    run = worker_group.worker(made(worker_group, name, strategy), **fixed(name, 1))
+    run = worker_group.worker(pipeline_of(worker_group, name, strategy), **fixed(name, 1))
     run.finish(name, 40)
     assert worker_group.dead_letters("sqlstate") == [(0, n, "42883") for n in range(20)]
     worker_group.record_table.assert_holds(name, stored[20:])
@@ -108,7 +108,7 @@ def test_a_batch_of_one_proves_nothing_and_stops_its_partition_alone(worker_grou
     refuse(worker_group, "42883")
     name = worker_group.topic(2)
     worker_group.produce(name, ["bad"])
-    run = worker_group.worker(made(worker_group, name, strategy), **fixed(name, 2))
+    run = worker_group.worker(pipeline_of(worker_group, name, strategy), **fixed(name, 2))
     stop = run.seen.wait_for(events.PartitionStopped).error
     assert isinstance(stop, PoisonStop)
     assert (stop.partition, stop.offset, stop.failure.cause) == (Partition(name, 0), 0, Cause.PROGRAM)
@@ -121,7 +121,7 @@ def test_a_batch_of_one_proves_nothing_and_stops_its_partition_alone(worker_grou
     assert worker_group.dead_letters("sqlstate") == []
 
     stored = worker_group.produce(name, 3)  # together with these, it is shown to be the record
-    again = worker_group.worker(made(worker_group, name, strategy), **fixed(name, 2))
+    again = worker_group.worker(pipeline_of(worker_group, name, strategy), **fixed(name, 2))
     again.finish(name, 4)
     assert worker_group.dead_letters("sqlstate") == [(0, 0, "42883")]
     worker_group.record_table.assert_holds(name, [*others, *stored])
@@ -157,7 +157,7 @@ def test_kills_of_a_worker_that_has_stopped_in_front_of_a_record_are_not_its_rec
     assert worker_group.dead_letters("sqlstate") == []
 
     stored = worker_group.produce(name, ["ok"] * 3)
-    again = worker_group.worker(made(worker_group, name, "handler"), **fixed(name, 1))
+    again = worker_group.worker(pipeline_of(worker_group, name, "handler"), **fixed(name, 1))
     again.finish(name, 4)
     assert worker_group.dead_letters("sqlstate") == [(0, 0, "42883")]
     worker_group.record_table.assert_holds(name, stored)
@@ -173,7 +173,7 @@ def test_a_transient_error_of_one_record_is_an_attempt_and_then_stops(
     name = worker_group.topic(2)
     stored = worker_group.produce(name, [*map(str, range(30)), "bad", *map(str, range(10))])
     others = worker_group.produce(name, 50, partition=1)
-    run = worker_group.worker(made(worker_group, name, strategy), **fixed(name, 2, limits=Limits(batch_age=60)))
+    run = worker_group.worker(pipeline_of(worker_group, name, strategy), **fixed(name, 2, limits=Limits(batch_age=60)))
     stop = run.seen.wait_for(events.PartitionStopped).error
     assert isinstance(stop, PoisonStop)
     assert (stop.offset, stop.failure.cause, stop.failure.attempts) == (30, Cause.TRANSIENT, 3)
@@ -186,7 +186,7 @@ def test_a_transient_error_of_one_record_is_an_attempt_and_then_stops(
     worker_group.record_table.assert_holds(name, [*stored[:30], *others])
 
     accept(worker_group)
-    again = worker_group.worker(made(worker_group, name, strategy), **fixed(name, 2))
+    again = worker_group.worker(pipeline_of(worker_group, name, strategy), **fixed(name, 2))
     again.finish(name, 41)
     worker_group.record_table.assert_holds(name, [*stored, *others])
 
@@ -199,7 +199,7 @@ def test_an_outage_of_the_server_is_no_single_record_attempt(worker_group: Worke
     refuse(worker_group, "40001")
     name, stored = worker_group.log(["good", "bad"])
     slow = Retry(attempts=3, wait_initial=0.5, jitter=0)
-    run = worker_group.worker(made(worker_group, name, "handler", retry=slow), **fixed(name, 1))
+    run = worker_group.worker(pipeline_of(worker_group, name, "handler", retry=slow), **fixed(name, 1))
     run.seen.wait_for(events.RetryScheduled)
     since = run.seen.mark()
     raise_always(worker_group, outage)
@@ -216,11 +216,11 @@ def test_a_transient_error_of_one_record_waits_over_a_restart(worker_group: Work
     refuse(worker_group, "40001")
     name, _ = worker_group.log(["good", "bad"])
     slow, quick = (Retry(attempts=3, wait_initial=wait, wait_max=wait, multiplier=1, jitter=0) for wait in (600, 0.5))
-    run = worker_group.worker(made(worker_group, name, "handler", retry=slow), **fixed(name, 1))
+    run = worker_group.worker(pipeline_of(worker_group, name, "handler", retry=slow), **fixed(name, 1))
     run.seen.wait_for(events.RetryScheduled)
     run.stop()
     again = worker_group.worker(
-        made(worker_group, name, "handler", retry=quick), **fixed(name, 1)
+        pipeline_of(worker_group, name, "handler", retry=quick), **fixed(name, 1)
     )  # waits 0.5 s of the 600 s
     stop = again.seen.wait_for(events.PartitionStopped).error
     assert isinstance(stop, PoisonStop)
@@ -251,7 +251,7 @@ def test_a_wait_for_one_rows_lock_is_its_records_alone_and_makes_no_part_smaller
     holds, seen_waiting = worker_group.engine.connect(), threading.Event()
     try:
         holds.exec_driver_sql(f"SELECT 1 FROM \"{worker_group.schema}\".account WHERE id = '40' FOR UPDATE")
-        run = worker_group.worker(made(worker_group, name, "x", handle=handle, retry=patient), engine=engine,
+        run = worker_group.worker(pipeline_of(worker_group, name, "x", handle=handle, retry=patient), engine=engine,
                            observe=[lambda e: seen_waiting.set() if isinstance(e, events.RetryScheduled) else None],
                            **fixed(name, 2, limits=Limits(batch_age=60)))  # fmt: skip
         assert seen_waiting.wait(60)

@@ -95,13 +95,15 @@ def test_an_own_loop_counts_every_record_once(
     worker_group: WorkerGroup, protocol: str, word_counts: Any, in_schema: Any
 ) -> None:
     name, kafka = worker_group.topic(4), dict(PROTOCOLS[protocol])
-    stored = [at for n in range(4) for at in worker_group.produce(name, ["to be or not to be"] * 50, partition=n)]
+    stored = [place for n in range(4) for place in worker_group.produce(name, ["to be or not to be"] * 50, partition=n)]
     with looping(worker_group, name, in_schema(worker_group.dsn), kafka):
         worker_group.wait_until_caught_up(name, stored)
         with looping(worker_group, name, in_schema(worker_group.dsn), kafka):  # a second member joins …
-            stored += [at for n in range(4) for at in worker_group.produce(name, ["to be"] * 50, partition=n)]
+            stored += [place for n in range(4) for place in worker_group.produce(name, ["to be"] * 50, partition=n)]
             worker_group.wait_until_caught_up(name, stored)
-        stored += [at for n in range(4) for at in worker_group.produce(name, ["not"] * 50, partition=n)]  # … and leaves
+        stored += [
+            place for n in range(4) for place in worker_group.produce(name, ["not"] * 50, partition=n)
+        ]  # … and leaves
         worker_group.wait_until_caught_up(name, stored)
     assert word_counts() == {"to": 600, "be": 600, "or": 200, "not": 400}
     assert [row.owner for row in worker_group.ledger.read()] == [None] * 4

@@ -73,8 +73,8 @@ class Stream:
 
     def _good(self, partition: int, count: int) -> None:
         for _ in range(count):
-            at = self._end(partition)
-            self._append(good(at + 1000 * 1000 * partition, partition, at, self.topic))
+            end = self._end(partition)
+            self._append(good(end + 1000 * 1000 * partition, partition, end, self.topic))
 
     def _append(self, record: RawRecord) -> None:
         self._producer.produce(
@@ -99,18 +99,18 @@ class Stream:
 
 @pytest.fixture
 def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
-    made = SinkTables(seekpoint_engine, seekpoint_schema)
-    prepare(made)
-    create(made, "t")
-    return made
+    sink_tables = SinkTables(seekpoint_engine, seekpoint_schema)
+    prepare(sink_tables)
+    create(sink_tables, "t")
+    return sink_tables
 
 
 @pytest.fixture
 def retried_failure() -> Any:
-    made = RetriedFailure()
-    BY_NAME[made.kind.name] = made.kind
-    yield made
-    del BY_NAME[made.kind.name]
+    retried_failure = RetriedFailure()
+    BY_NAME[retried_failure.kind.name] = retried_failure.kind
+    yield retried_failure
+    del BY_NAME[retried_failure.kind.name]
 
 
 @pytest.fixture

@@ -67,8 +67,8 @@ def test_a_failover_that_loses_the_tail_or_the_claim(worker_group: WorkerGroup, 
     if lost == "claim":
         run.seen.wait_for(events.ClaimLost, since=mark)
         assert run.seen.wait_for(events.Activated, since=mark).offset == 4
-    found = run.seen.wait_for(events.Resynced, since=mark)
-    assert (found.expected, found.found, found.cause) == (10, 4, "rolled back")
+    resynced = run.seen.wait_for(events.Resynced, since=mark)
+    assert (resynced.expected, resynced.found, resynced.cause) == (10, 4, "rolled back")
     worker_group.wait_for_position(name, len(stored))
     run.stop()
     worker_group.record_table.assert_holds(name, stored)

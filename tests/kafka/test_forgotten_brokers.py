@@ -63,9 +63,9 @@ def worker_group(
 
 def worker(worker_group: WorkerGroup, proxy: KafkaProxy, name: str, options: Mapping[str, Any], **more: Any) -> Run:
     """A worker that reaches the broker through the proxy, and forgets brokers for good."""
-    given = {"limits": SOON, **options, **more}
+    arguments = {"limits": SOON, **options, **more}
     kafka = {**QUICK, **options.get("kafka", {}), **FORGETFUL, "bootstrap.servers": proxy.bootstrap}
-    return worker_group.worker(name, **{**given, "kafka": kafka})
+    return worker_group.worker(name, **{**arguments, "kafka": kafka})
 
 
 def test_a_worker_whose_client_for_topic_ids_forgot_the_brokers_commits_on(

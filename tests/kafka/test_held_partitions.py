@@ -37,23 +37,23 @@ def held_sets(monkeypatch: pytest.MonkeyPatch) -> list[set[Partition]]:
     """What each transaction held. No transaction moves another partition."""
     monkeypatch.setattr(reader, "CHUNK", 15)
     monkeypatch.setattr(apply, "MOST_RECORDS_IN_ONE_INSERT", 0)  # a small batch reads all before it holds anything
-    found: list[set[Partition]] = []
+    held_sets: list[set[Partition]] = []
     hold, advance = Ledger.hold, Ledger.advance
 
     def noted(self: Ledger, tx: Any, expected: Sequence[Expected]) -> str:
         partitions = [e.claim.partition for e in expected]
         assert len(set(partitions)) == len(partitions)
-        found.append(set(partitions))
+        held_sets.append(set(partitions))
         return hold(self, tx, expected)
 
     def checked(self: Ledger, tx: Any, moves: Sequence[Move], *more: Any) -> list[Claim]:
         moves = list(moves)
-        assert {move.claim.partition for move in moves} <= found[-1]
+        assert {move.claim.partition for move in moves} <= held_sets[-1]
         return advance(self, tx, moves, *more)
 
     monkeypatch.setattr(Ledger, "hold", noted)
     monkeypatch.setattr(Ledger, "advance", checked)
-    return found
+    return held_sets
 
 
 @pytest.fixture(autouse=True)
@@ -63,13 +63,13 @@ def chunk_waits(monkeypatch: pytest.MonkeyPatch, held_sets: list[set[Partition]]
 
     def waits(self: Client, most: int, wait: float) -> list[Any]:
         is_patient = wait == 0 and left[0] > 0 and len(held_sets) <= transactions[0]
-        found = [] if is_patient else read(self, most, wait)
-        while is_patient and len(found) < min(most, left[0]):
-            if not (more := read(self, min(most, left[0]) - len(found), SECONDS)):
+        messages = [] if is_patient else read(self, most, wait)
+        while is_patient and len(messages) < min(most, left[0]):
+            if not (more := read(self, min(most, left[0]) - len(messages), SECONDS)):
                 break
-            found += more
-        left[0] -= sum(message.error() is None for message in found)
-        return found
+            messages += more
+        left[0] -= sum(message.error() is None for message in messages)
+        return messages
 
     monkeypatch.setattr(Client, "read", waits)
     return transactions
@@ -109,7 +109,7 @@ def test_a_chunk_of_another_partition_closes_the_batch_and_begins_the_next(
     first, second = held_sets[:2]
     assert len(first) == 1, "the first chunk's"
     assert len(second) == PARTITIONS, "full chunks: there is a backlog"
-    assert [len(one) for one in spans(run)[:2]] == [1, PARTITIONS - 1]
+    assert [len(span) for span in spans(run)[:2]] == [1, PARTITIONS - 1]
     assert read(run) == ALL, "nothing is read twice"
 
 
@@ -125,8 +125,8 @@ def test_partitions_that_moved_lately_are_held_too(
     name, stored = worker_group.log(EACH, PARTITIONS)
     run = worker_group.worker(name)
     finish(run, name, stored)
-    assert [len(one) for one in held_sets] == [1, 2, 3, 4], "one more with each transaction"
-    assert [len(one) for one in spans(run)] == [1] * PARTITIONS
+    assert [len(held) for held in held_sets] == [1, 2, 3, 4], "one more with each transaction"
+    assert [len(span) for span in spans(run)] == [1] * PARTITIONS
 
 
 def test_a_kept_chunk_survives_an_unknown_commit(
@@ -167,5 +167,5 @@ def test_a_reset_of_a_kept_partition_is_obeyed(worker_group: WorkerGroup) -> Non
     worker_group.ledger.reset_offset(name, other, 30, log=None, reason="a test", lost="operator")
     gate.open()
     worker_group.finish(run, name, stored)
-    expected = [at for at in stored if at[0] != other or at[1] >= 30]
+    expected = [place for place in stored if place[0] != other or place[1] >= 30]
     worker_group.record_table.assert_holds(name, expected)

@@ -192,7 +192,7 @@ def test_two_workers_start_a_new_topic_at_latest_at_once(
 
     def slowly(self: Watermarks, topic: str, *args: Any) -> Any:
         calls.append(topic)
-        found = resolve(self, topic, *args)
+        answer = resolve(self, topic, *args)
         came.set()
         until(
             lambda: waits_for_lock(worker_group.engine, f"seekpoint % {worker_group.group[:30]}%"),
@@ -200,17 +200,17 @@ def test_two_workers_start_a_new_topic_at_latest_at_once(
         )
         stored.extend(worker_group.produce(name, 5))
         stored.extend(worker_group.produce(name, 5, partition=1))
-        return found
+        return answer
 
     monkeypatch.setattr(Watermarks, "resolve", slowly)
     pipeline = worker_group.pipeline(name, start=StartAt.latest())
     limits = Limits(claim_wait=20.0)
-    one = worker_group.worker(pipeline, partitions=[(name, 0)], limits=limits)
+    worker = worker_group.worker(pipeline, partitions=[(name, 0)], limits=limits)
     assert came.wait(20)
     two = worker_group.worker(pipeline, partitions=[(name, 1)], limits=limits)
-    one.reached(name, 8)
+    worker.reached(name, 8)
     two.reached(name, 5, partition=1)
-    one.stop()
+    worker.stop()
     two.stop()
     assert calls == [name]
     worker_group.record_table.assert_holds(name, stored)
@@ -226,7 +226,7 @@ def test_a_partition_is_activated_again_while_it_is_read(
     """I3, I6: the client may still be ending the old placement when the new one seeks: it is waited for."""
     name, _ = worker_group.log(100)
     config = consumer_config({"bootstrap.servers": worker_group.broker, **protocol}, group=worker_group.group)
-    client, assigned, at = Client(make_consumer(config), config), threading.Event(), Partition(name, 0)
+    client, assigned, partition = Client(make_consumer(config), config), threading.Event(), Partition(name, 0)
     client.subscribe([name], lambda _: assigned.set(), lambda *_: None)
 
     def read() -> int | None:
@@ -235,8 +235,8 @@ def test_a_partition_is_activated_again_while_it_is_read(
     try:
         until(lambda: read() is None and assigned.is_set(), "the assignment")
         for offset in range(60):
-            client.assign({at: (offset, 0)}, {})
+            client.assign({partition: (offset, 0)}, {})
             if offset % 2:  # while the client reads, and while its queue is full
-                assert until(lambda: None if (found := read()) is None else (found,), "a record") == (offset,)
+                assert until(lambda: None if (value := read()) is None else (value,), "a record") == (offset,)
     finally:
         client.close()

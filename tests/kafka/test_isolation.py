@@ -341,7 +341,7 @@ def test_a_constraint_that_the_second_sink_fulfils_is_deferred_while_bisecting(
 
 
 @pytest.mark.parametrize(
-    ("limits", "is_bad", "said"),
+    ("limits", "is_bad", "message"),
     [
         (DeadLetterLimits(consecutive=9, ratio=None), lambda v: int(v) >= 40, "more than 9 records in a row failed"),
         (DeadLetterLimits(consecutive=None, ratio=0.2, window=50), lambda v: int(v) % 2 == 0, "the limit is 20%"),
@@ -350,7 +350,7 @@ def test_a_constraint_that_the_second_sink_fulfils_is_deferred_while_bisecting(
 )
 @pytest.mark.parametrize("on_poison", ["dead_letter", "skip"])
 def test_too_many_dead_letters_end_the_worker_with_nothing_of_the_batch_written(
-    worker_group: WorkerGroup, limits: DeadLetterLimits, is_bad: Callable[[str], bool], said: str, on_poison: str
+    worker_group: WorkerGroup, limits: DeadLetterLimits, is_bad: Callable[[str], bool], message: str, on_poison: str
 ) -> None:
     name, _ = worker_group.log(60)
     options: dict[str, Any] = {"on_poison": on_poison, "dead_letter_limits": limits}
@@ -359,7 +359,7 @@ def test_too_many_dead_letters_end_the_worker_with_nothing_of_the_batch_written(
     )
     run = worker_group.worker(pipeline, **fixed(name, limits=Limits(batch_records=60)))
     run.seen.wait_for(events.WorkerStopped)
-    with pytest.raises(TooManyDeadLetters, match=said) as caught:
+    with pytest.raises(TooManyDeadLetters, match=message) as caught:
         run.stop()
     assert "Fix the handler" in str(caught.value)
     assert not run.health().live

@@ -132,9 +132,9 @@ def test_i4_a_position_out_of_range_is_sought_before_the_brokers_refuse_it(
         trim(worker_group.admin, name, 30, partition=n)
     seek = Client._seek
 
-    def seek_late(client: Client, at: TopicPartition) -> None:
-        _wait_for_refusal(worker_group.broker, at)
-        seek(client, at)
+    def seek_late(client: Client, partition: TopicPartition) -> None:
+        _wait_for_refusal(worker_group.broker, partition)
+        seek(client, partition)
 
     monkeypatch.setattr(Client, "_seek", seek_late)
     run = worker_group.worker(name, kafka=protocol)
@@ -145,13 +145,13 @@ def test_i4_a_position_out_of_range_is_sought_before_the_brokers_refuse_it(
     run.stop()
 
 
-def _wait_for_refusal(broker: str, at: TopicPartition) -> None:
+def _wait_for_refusal(broker: str, partition: TopicPartition) -> None:
     """Until the brokers have refused this position to another client, three times."""
     config = {"bootstrap.servers": broker, "group.id": "none", "enable.auto.commit": False, "log_level": 0}
     consumer = Consumer({**config, "auto.offset.reset": "error"})
     try:
         for _ in range(3):
-            consumer.assign([TopicPartition(at.topic, at.partition, at.offset)])
+            consumer.assign([TopicPartition(partition.topic, partition.partition, partition.offset)])
             message = consumer.poll(20)
             assert message is not None
             error = message.error()

@@ -68,15 +68,15 @@ def test_without_brokers_a_number_shows_its_age_and_a_check_does_not_trust_it(
     worker_group: WorkerGroup, killed_worker_topic: str
 ) -> None:
     [group], _ = admin_of(worker_group, brokers=False).status([worker_group.group])
-    [at] = group.partitions
-    assert (at.lag, at.is_sampled) == (0, True)
-    assert at.age is not None
-    assert at.age > timedelta(minutes=2)
+    [partition] = group.partitions
+    assert (partition.lag, partition.is_sampled) == (0, True)
+    assert partition.age is not None
+    assert partition.age > timedelta(minutes=2)
     shown = status(worker_group, brokers=False).stdout
     assert " 2 min " in shown
     assert " ago" in shown
-    said = status(worker_group, "--check", "--max-age", "30s", exits=1, brokers=False).stdout
-    assert f"{killed_worker_topic}/0: the age of its next record is not known: its last sample is 1" in said
+    output = status(worker_group, "--check", "--max-age", "30s", exits=1, brokers=False).stdout
+    assert f"{killed_worker_topic}/0: the age of its next record is not known: its last sample is 1" in output
     assert status(worker_group, "--check", "--max-age", "10m", brokers=False).stdout == ""
     browser = Browser(
         create_app(admin_of(worker_group, brokers=False), access=lambda _: Access("a", Right.READ)), base_url=LOCAL
@@ -156,9 +156,9 @@ def test_a_rebalance_that_waits_for_a_member_is_shown(worker_group: WorkerGroup)
     run = worker_group.worker(name, kafka={**eager, "client.id": "the-next"})
     admin = admin_of(worker_group)
     worker_group.wait(lambda: admin.status([worker_group.group])[0][0].rebalance is not None)
-    said = str(admin.status([worker_group.group])[0][0].rebalance)
-    assert f"{worker_group.group}: Kafka rebalances the group" in said
-    assert said in " ".join(status(worker_group).stdout.split())
+    message = str(admin.status([worker_group.group])[0][0].rebalance)
+    assert f"{worker_group.group}: Kafka rebalances the group" in message
+    assert message in " ".join(status(worker_group).stdout.split())
     process.thaw()
     run.ready()
     worker_group.wait(lambda: admin.status([worker_group.group])[0][0].rebalance is None)

@@ -63,8 +63,10 @@ def test_a_signal_drains_the_batch_in_hand_and_gives_the_partitions_back(
     assert process.all("Committed")
     assert [row.owner for row in worker_group.ledger.read()] == [None, None]
     assert sum(row.unreleased_claims for row in worker_group.ledger.read()) == 0
-    committed = {f"{topic}/{number}": at for (topic, number), at in worker_group.positions().items()}
-    worker_group.record_table.assert_holds(name, [at for at in stored if at[1] < committed[f"{name}/{at[0]}"]])
+    committed = {f"{topic}/{number}": position for (topic, number), position in worker_group.positions().items()}
+    worker_group.record_table.assert_holds(
+        name, [place for place in stored if place[1] < committed[f"{name}/{place[0]}"]]
+    )
 
 
 @pytest.mark.parametrize("handle", ["blocks", "awaits"])
@@ -91,17 +93,17 @@ def test_a_second_signal_throws_the_open_transaction_away(worker_group: WorkerGr
 
 def make(worker_group: WorkerGroup, pipeline: Pipeline, *, kafka: Mapping[str, Any] = QUICK, **options: Any) -> Worker:
     """A worker that the test runs itself."""
-    given = {"engine": worker_group.engine, "schema": worker_group.schema, **options}
-    return Worker(pipeline, kafka={"bootstrap.servers": worker_group.broker, **kafka}, **given)
+    arguments = {"engine": worker_group.engine, "schema": worker_group.schema, **options}
+    return Worker(pipeline, kafka={"bootstrap.servers": worker_group.broker, **kafka}, **arguments)
 
 
 def test_i2_a_worker_is_another_owner_in_each_process_that_runs_it(worker_group: WorkerGroup) -> None:
     """A server that forks after it has made its worker has one in each process: their claims must not be the same."""
     seen = Recorder()
     worker = make(worker_group, worker_group.pipeline(worker_group.topic()), observe=[seen])
-    made = worker._ledger.owner.hex
+    owner = worker._ledger.owner.hex
     with worker.running():
-        assert seen.wait_for(events.Started).owner == worker._ledger.owner.hex != made
+        assert seen.wait_for(events.Started).owner == worker._ledger.owner.hex != owner
 
 
 @pytest.mark.pins("batch")
@@ -279,7 +281,7 @@ def test_a_start_waits_as_long_as_it_may_and_then_says_what_is_away(worker_group
     assert str(delayed).endswith("the worker waits, 2 s at most")
     assert delayed.limit == 2
     assert delayed.reason
-    assert all(each.wait > 0 for each in seen.all(trouble)[:-1])  # type: ignore[attr-defined]
+    assert all(event.wait > 0 for event in seen.all(trouble)[:-1])  # type: ignore[attr-defined]
 
 
 @pytest.mark.long
@@ -354,7 +356,7 @@ def test_an_embedded_worker_that_dies_is_reported(worker_group: WorkerGroup, cap
     died = threading.Event()
     with pytest.raises(SystemExit):
         serve()
-    assert [type(each) for each in deaths] == [SystemExit]
+    assert [type(death) for death in deaths] == [SystemExit]
     (logged,) = [r for r in caplog.records if r.levelno == logging.ERROR and r.name == "seekpoint.events"]
     assert "enough" in logged.getMessage()
     assert logged.exc_info is not None
@@ -416,9 +418,9 @@ class BlockingHandler:
 @pytest.fixture
 def blocking_handler(worker_group: WorkerGroup) -> Iterator[BlockingHandler]:
     """Let go at the end of the test."""
-    made = BlockingHandler(worker_group)
-    yield made
-    made.released.set()
+    handler = BlockingHandler(worker_group)
+    yield handler
+    handler.released.set()
 
 
 @pytest.mark.repeats("shutdown")
@@ -547,12 +549,12 @@ def test_a_worker_given_up_before_it_joins_leaves_no_member(
         assert answered.wait(30)
         return differs(ledger, topics)
 
-    def made(*args: Any, **options: Any) -> Any:
+    def produced(*args: Any, **options: Any) -> Any:
         clients.append(make_consumer(*args, **options))
         return clients[-1]
 
     monkeypatch.setattr(Ledger, "differs", slow)
-    monkeypatch.setattr(loop, "make_consumer", made)
+    monkeypatch.setattr(loop, "make_consumer", produced)
     with (
         pytest.raises(StopTimeout),
         make(worker_group, worker_group.pipeline(worker_group.topic())).running(wait=False, grace=0.1),

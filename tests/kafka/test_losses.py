@@ -90,7 +90,7 @@ def test_one_command_accepts_the_losses_of_all_partitions(worker_group: WorkerGr
     assert "is for one partition" in seekpoint(*words, "--to-offset", "5", exits=2).stderr
     worker_group.wait(lambda: seekpoint(*words).stdout.count("2 offsets, 3 to 4, are given up") == 2)
     seekpoint(*words, "--apply", "--reason", "a week away")
-    assert {at.number: offset for at, offset in worker_group.positions().items()} == {0: 5, 1: 5, 2: 3}
+    assert {partition.number: offset for partition, offset in worker_group.positions().items()} == {0: 5, 1: 5, 2: 3}
     assert f"group '{worker_group.group}' has lost nothing" in seekpoint(*words).stdout
     assert (
         f"topic '{name}' has lost nothing"
@@ -136,14 +136,14 @@ def test_an_open_transaction_is_no_end_of_the_log(worker_group: WorkerGroup) -> 
 def test_a_running_worker_resumes(worker_group: WorkerGroup) -> None:
     name = lost_log(worker_group)
     run = worker_group.worker(name, limits=OFTEN)
-    worker_group.wait(lambda: [at.stop is not None for at in worker_group.ledger.read()] == [True])
-    given = ["lost", "accept", worker_group.group, f"{name}:0", *worker_group.server_options]
-    assert "dry run; --apply does it" in seekpoint(*given, exits=0).stdout
-    assert seekpoint(*given, "--apply", exits=2).stdout == ""
-    report = json.loads(seekpoint(*given, "--execute", "--reason", "a test", "--json", exits=0).stdout)
+    worker_group.wait(lambda: [position.stop is not None for position in worker_group.ledger.read()] == [True])
+    words = ["lost", "accept", worker_group.group, f"{name}:0", *worker_group.server_options]
+    assert "dry run; --apply does it" in seekpoint(*words, exits=0).stdout
+    assert seekpoint(*words, "--apply", exits=2).stdout == ""
+    report = json.loads(seekpoint(*words, "--execute", "--reason", "a test", "--json", exits=0).stdout)
     assert report["applied"]
     run.reached(name, 10)
-    assert "nothing to do" in seekpoint(*given, "--apply", "--reason", "a test", exits=0).stdout
+    assert "nothing to do" in seekpoint(*words, "--apply", "--reason", "a test", exits=0).stdout
     (listed,) = json.loads(
         seekpoint("lost", "list", worker_group.group, *worker_group.database_options, "--json", exits=0).stdout
     )
@@ -171,13 +171,13 @@ def test_a_topic_that_was_created_again(worker_group: WorkerGroup) -> None:
     admin.apply(admin.plan_accept_topic(worker_group.group, name), reason="a test")
     with pytest.raises(Fenced):
         admin.apply(plan, reason="a test")
-    (at,) = worker_group.ledger.read()
-    assert (at.next_offset, at.topic_id) == (0, worker_group.topic_id(name))
+    (position,) = worker_group.ledger.read()
+    assert (position.next_offset, position.topic_id) == (0, worker_group.topic_id(name))
     (lost,) = admin.lost()
     assert (lost.topic_id, lost.from_offset, lost.to_offset, lost.reason) == (old, 10, None, "recreated")
-    given = ["topics", "accept", worker_group.group, name, *worker_group.server_options]
-    assert "nothing to do" in seekpoint(*given, "--from-beginning", exits=0).stdout
-    seekpoint(*given, exits=2)
+    words = ["topics", "accept", worker_group.group, name, *worker_group.server_options]
+    assert "nothing to do" in seekpoint(*words, "--from-beginning", exits=0).stdout
+    seekpoint(*words, exits=2)
 
 
 def test_a_topic_that_was_created_again_with_fewer_partitions(worker_group: WorkerGroup) -> None:
@@ -238,7 +238,7 @@ def stored_stop(worker_group: WorkerGroup, log_end: int | None) -> Stop:
     stops: list[Stop] = []
 
     def is_stored() -> bool:
-        stops[:] = [at.stop for at in worker_group.ledger.read() if at.stop is not None]
+        stops[:] = [position.stop for position in worker_group.ledger.read() if position.stop is not None]
         return [stop.log_end for stop in stops] == [log_end]
 
     worker_group.wait(is_stored)
@@ -272,7 +272,7 @@ def test_i4_a_truncated_log_that_has_grown_again_continues_where_it_ended(
     run.reached(name, 120)
     run.stop()
     assert worker_group.record_table.written(name) == [(0, n) for n in range(100)] + [(0, n) for n in range(80, 120)]
-    assert [(each.from_offset, each.to_offset, each.reason) for each in admin.lost()] == [(80, 100, "rewritten")]
+    assert [(loss.from_offset, loss.to_offset, loss.reason) for loss in admin.lost()] == [(80, 100, "rewritten")]
 
 
 @pytest.mark.long
@@ -325,9 +325,9 @@ def test_i4_a_truncated_log_that_no_worker_has_seen_needs_an_offset(
             plan()
     with pytest.raises(ConfigError, match="--to-offset 100 is outside 0 to 99"):
         admin.plan_accept_lost(worker_group.group, here, to_offset=100)
-    given = ["lost", "accept", worker_group.group, f"{name}:0", *worker_group.server_options]
-    seekpoint(*given, exits=1)
-    seekpoint(*given, "--to-offset", "80", "--apply", "--reason", "a test", exits=0)
+    words = ["lost", "accept", worker_group.group, f"{name}:0", *worker_group.server_options]
+    seekpoint(*words, exits=1)
+    seekpoint(*words, "--to-offset", "80", "--apply", "--reason", "a test", exits=0)
     run.reached(name, 120)
     run.stop()
-    assert [(each.from_offset, each.to_offset, each.reason) for each in admin.lost()] == [(80, 100, "rewritten")]
+    assert [(loss.from_offset, loss.to_offset, loss.reason) for loss in admin.lost()] == [(80, 100, "rewritten")]

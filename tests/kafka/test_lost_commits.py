@@ -44,9 +44,9 @@ def test_a_commit_that_took_effect_and_was_not_answered(worker_group: WorkerGrou
     """I1, I3: the ledger is ahead of the reader: the batch is dropped, not written again."""
     name, stored = worker_group.log(10)
     run = commit_through(worker_group, proxy, name, "after_commit")
-    found = run.seen.wait_for(events.Resynced)
-    assert (found.expected, found.cause) == (0, "reply lost")
-    assert found.found == worker_group.positions()[Partition(name, 0)] > 0
+    resynced = run.seen.wait_for(events.Resynced)
+    assert (resynced.expected, resynced.cause) == (0, "reply lost")
+    assert resynced.found == worker_group.positions()[Partition(name, 0)] > 0
     run.seen.wait_for(events.CommitUnknown)
     goes_on(worker_group, run, name, stored)
 

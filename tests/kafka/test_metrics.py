@@ -73,8 +73,8 @@ def test_worker_and_ledger_have_the_same_numbers(worker_group: WorkerGroup) -> N
     assert its.of(catalogue.OWNED) == {(worker_group.group, name, str(n)): 1 for n in range(2)}
     assert its.of(catalogue.WORKERS) == {(worker_group.group,): 1}
     assert its.of(catalogue.HEADROOM) == {(worker_group.group, name, str(n)): 20 for n in range(2)}
-    for key, at in its.of(catalogue.LAST_COMMIT).items():
-        assert mine.of(catalogue.LAST_COMMIT)[key] == pytest.approx(at, abs=2)
+    for key, time in its.of(catalogue.LAST_COMMIT).items():
+        assert mine.of(catalogue.LAST_COMMIT)[key] == pytest.approx(time, abs=2)
     assert its.of(catalogue.LEDGER_UP) == {(): 1}
     assert not its.of(catalogue.KAFKA_UP), "no brokers were named"
 
@@ -83,12 +83,12 @@ def test_with_all_workers_dead_a_small_lag_does_not_look_healthy(worker_group: W
     worker_group.sql("UPDATE {schema}.position_sample SET at = at - interval '4 minutes'")
     worker_group.produce(sampled_topic, 7)
     frozen, asked = read(gauges(worker_group)), read(gauges(worker_group, brokers=worker_group.broker))
-    at = (worker_group.group, sampled_topic, "0")
+    labels = (worker_group.group, sampled_topic, "0")
     assert (frozen.of(catalogue.LAG), frozen.of(catalogue.HEADROOM)) == ({}, {})
-    assert frozen.of(catalogue.SAMPLE_AGE)[at] > 239
-    assert frozen.of(catalogue.OWNED)[at] == 0
-    assert asked.of(catalogue.LAG) == {at: 7}, "the brokers know the end"
-    assert asked.of(catalogue.HEADROOM) == {at: 10}
+    assert frozen.of(catalogue.SAMPLE_AGE)[labels] > 239
+    assert frozen.of(catalogue.OWNED)[labels] == 0
+    assert asked.of(catalogue.LAG) == {labels: 7}, "the brokers know the end"
+    assert asked.of(catalogue.HEADROOM) == {labels: 10}
     assert asked.of(catalogue.KAFKA_UP) == {(): 1}
 
 
@@ -96,53 +96,55 @@ def test_a_killed_worker_has_no_partition(worker_group: WorkerGroup) -> None:
     """It has released nothing: its row says when it was seen last."""
     name, _ = worker_group.log(10)
     process = worker_group.worker_process(name)
-    at = (worker_group.group, name, "0")
+    labels = (worker_group.group, name, "0")
     worker_group.wait_for_position(name, 10)
-    worker_group.wait(lambda: read(gauges(worker_group)).of(catalogue.OWNED) == {at: 1})
+    worker_group.wait(lambda: read(gauges(worker_group)).of(catalogue.OWNED) == {labels: 1})
     process.kill()
     worker_group.sql("UPDATE {schema}.worker SET seen_at = seen_at - interval '1 minute'")
     assert [row.owner is None for row in worker_group.sql("SELECT owner FROM {schema}.lag")] == [False]
-    assert read(gauges(worker_group)).of(catalogue.OWNED) == {at: 0}
+    assert read(gauges(worker_group)).of(catalogue.OWNED) == {labels: 0}
 
 
 def test_with_brokers_lag_and_headroom_in_time_outlive_the_workers(
     worker_group: WorkerGroup, sampled_topic: str
 ) -> None:
     """Retention has deleted nine of ten records in the two hours since a sample, and the next one came lately."""
-    at = (worker_group.group, sampled_topic, "0")
+    labels = (worker_group.group, sampled_topic, "0")
     worker_group.sql(
         "DELETE FROM {schema}.position_sample WHERE at <> (SELECT max(at) FROM {schema}.position_sample)",
         "UPDATE {schema}.position_sample SET at = now() - interval '2 hours'",
     )
-    assert read(gauges(worker_group, brokers=worker_group.broker)).of(catalogue.LAG_SECONDS) == {at: 0}, "nothing waits"
+    assert read(gauges(worker_group, brokers=worker_group.broker)).of(catalogue.LAG_SECONDS) == {labels: 0}, (
+        "nothing waits"
+    )
     worker_group.produce(sampled_topic, 10)
     worker_group.admin.delete_records([TopicPartition(sampled_topic, 0, 9)])[TopicPartition(sampled_topic, 0)].result(
         20
     )
-    found = read(gauges(worker_group, brokers=worker_group.broker))
-    assert found.of(catalogue.SAMPLE_AGE)[at] > 7199
-    assert (found.of(catalogue.LAG), found.of(catalogue.HEADROOM)) == ({at: 10}, {at: 1})
-    assert found.of(catalogue.LAG_SECONDS)[at] == pytest.approx(7200, abs=60), "it came after the sample"
-    assert found.of(catalogue.HEADROOM_SECONDS)[at] == pytest.approx(7200 / 9, abs=10)
+    samples = read(gauges(worker_group, brokers=worker_group.broker))
+    assert samples.of(catalogue.SAMPLE_AGE)[labels] > 7199
+    assert (samples.of(catalogue.LAG), samples.of(catalogue.HEADROOM)) == ({labels: 10}, {labels: 1})
+    assert samples.of(catalogue.LAG_SECONDS)[labels] == pytest.approx(7200, abs=60), "it came after the sample"
+    assert samples.of(catalogue.HEADROOM_SECONDS)[labels] == pytest.approx(7200 / 9, abs=10)
     without = read(gauges(worker_group))
     assert (without.of(catalogue.LAG_SECONDS), without.of(catalogue.HEADROOM_SECONDS)) == ({}, {})
 
 
 def test_with_brokers_lag_in_time_is_interpolated_up_to_now(worker_group: WorkerGroup, sampled_topic: str) -> None:
     """Of the 20 records since the sample of an hour ago, the position has passed half."""
-    at = (worker_group.group, sampled_topic, "0")
+    labels = (worker_group.group, sampled_topic, "0")
     worker_group.produce(sampled_topic, 10)
     worker_group.sql(
         "DELETE FROM {schema}.position_sample WHERE at <> (SELECT max(at) FROM {schema}.position_sample)",
         "UPDATE {schema}.position_sample SET at = now() - interval '1 hour', log_end = 0, next_offset = 0",
     )
-    found = read(gauges(worker_group, brokers=worker_group.broker))
-    assert found.of(catalogue.LAG_SECONDS)[at] == pytest.approx(1800, abs=30)
+    samples = read(gauges(worker_group, brokers=worker_group.broker))
+    assert samples.of(catalogue.LAG_SECONDS)[labels] == pytest.approx(1800, abs=30)
     worker_group.admin.delete_records([TopicPartition(sampled_topic, 0, 12)])[TopicPartition(sampled_topic, 0)].result(
         20
     )
     lost = read(gauges(worker_group, brokers=worker_group.broker))
-    assert (lost.of(catalogue.HEADROOM)[at], lost.of(catalogue.HEADROOM_SECONDS)[at]) == (-2, 0)
+    assert (lost.of(catalogue.HEADROOM)[labels], lost.of(catalogue.HEADROOM_SECONDS)[labels]) == (-2, 0)
 
 
 def test_a_topic_that_was_created_again_has_no_lag(worker_group: WorkerGroup, sampled_topic: str) -> None:
@@ -157,9 +159,9 @@ def test_brokers_that_are_away_leave_the_samples(
 ) -> None:
     source = gauges(worker_group, brokers="127.0.0.1:1")
     for _ in range(2):
-        found = read(source)
-        assert found.of(catalogue.LAG) == {(worker_group.group, sampled_topic, "0"): 0}
-        assert (found.of(catalogue.KAFKA_UP), found.of(catalogue.LEDGER_UP)) == ({(): 0}, {(): 1})
+        samples = read(source)
+        assert samples.of(catalogue.LAG) == {(worker_group.group, sampled_topic, "0"): 0}
+        assert (samples.of(catalogue.KAFKA_UP), samples.of(catalogue.LEDGER_UP)) == ({(): 0}, {(): 1})
     assert [r.name for r in caplog.records if "the brokers do not answer" in r.getMessage()] == ["seekpoint.metrics"]
 
 
@@ -175,12 +177,12 @@ def test_stops_dead_letters_pauses_and_silent_drivers_are_seen(worker_group: Wor
         "UPDATE {schema}.consumer_group SET paused = true",
         SILENT_RELOAD,
     )
-    found, at = read(gauges(worker_group)), (worker_group.group, sampled_topic, "0")
-    assert found.of(catalogue.STOPPED) == {(*at, "PoisonStop"): 1}
-    assert found.of(catalogue.LAG) == {at: 0}, "a stopped partition keeps its lag"
-    assert found.of(catalogue.PAUSED) == {(worker_group.group,): 1}
-    assert found.of(catalogue.DEAD_LETTERS_OPEN) == {at: 0}
-    ((key, silent),) = found.of(catalogue.RELOAD_SILENT).items()
+    samples, labels = read(gauges(worker_group)), (worker_group.group, sampled_topic, "0")
+    assert samples.of(catalogue.STOPPED) == {(*labels, "PoisonStop"): 1}
+    assert samples.of(catalogue.LAG) == {labels: 0}, "a stopped partition keeps its lag"
+    assert samples.of(catalogue.PAUSED) == {(worker_group.group,): 1}
+    assert samples.of(catalogue.DEAD_LETTERS_OPEN) == {labels: 0}
+    ((key, silent),) = samples.of(catalogue.RELOAD_SILENT).items()
     assert key[1] == "opened"
     assert 3600 <= silent < 3700
 
@@ -207,21 +209,23 @@ def test_the_exporter_runs_with_the_rights_of_a_reader(
         "--kafka",
         f"bootstrap.servers={worker_group.broker}",
     ]
-    found = json.loads(seekpoint("exporter", "--once", "--json", *where).stdout)
-    at = {"group": worker_group.group, "topic": sampled_topic, "partition": "0"}
-    assert {"name": "lag_records", "labels": at, "value": 0} in found
-    assert {one["name"]: one["value"] for one in found}.items() >= {"ledger_up": 1, "kafka_up": 1}.items()
-    assert [one["labels"]["state"] for one in found if one["name"] == catalogue.RELOAD_SILENT.name] == ["opened"]
+    samples = json.loads(seekpoint("exporter", "--once", "--json", *where).stdout)
+    labels = {"group": worker_group.group, "topic": sampled_topic, "partition": "0"}
+    assert {"name": "lag_records", "labels": labels, "value": 0} in samples
+    assert {sample["name"]: sample["value"] for sample in samples}.items() >= {"ledger_up": 1, "kafka_up": 1}.items()
+    assert [sample["labels"]["state"] for sample in samples if sample["name"] == catalogue.RELOAD_SILENT.name] == [
+        "opened"
+    ]
 
 
 def test_a_database_that_is_away_is_a_metric(caplog: pytest.LogCaptureFixture) -> None:
     source = LedgerGauges(AWAY)
     for _ in range(2):
-        found = read(source)
-        assert found.of(catalogue.LEDGER_UP) == {(): 0}
-        assert not any(found.of(metric) for metric in catalogue.CATALOGUE if metric is not catalogue.LEDGER_UP)
+        samples = read(source)
+        assert samples.of(catalogue.LEDGER_UP) == {(): 0}
+        assert not any(samples.of(metric) for metric in catalogue.CATALOGUE if metric is not catalogue.LEDGER_UP)
     assert source.error is not None
-    assert len([one for one in caplog.records if "the ledger cannot be read" in one.getMessage()]) == 1
+    assert len([line for line in caplog.records if "the ledger cannot be read" in line.getMessage()]) == 1
 
 
 def test_a_locked_ledger_ends_a_scrape_soon(worker_group: WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,20 +234,20 @@ def test_a_locked_ledger_ends_a_scrape_soon(worker_group: WorkerGroup, monkeypat
     source = gauges(worker_group)
     with worker_group.engine.connect() as other, ThreadPoolExecutor(2) as scrapes:
         other.execute(text(f'LOCK TABLE "{worker_group.schema}".partition_offset IN ACCESS EXCLUSIVE MODE'))
-        found = [each.result(30) for each in [scrapes.submit(read, source) for _ in range(2)]]
-    assert [one.of(catalogue.LEDGER_UP) for one in found] == [{(): 0}] * 2
+        readings = [reading.result(30) for reading in [scrapes.submit(read, source) for _ in range(2)]]
+    assert [reading.of(catalogue.LEDGER_UP) for reading in readings] == [{(): 0}] * 2
     assert "timeout" in str(source.error)
     assert read(source).of(catalogue.LEDGER_UP) == {(): 1}, "the next one finds it again"
     assert source.error is None
 
 
 def test_without_the_extra_the_exporter_names_it(worker_group: WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [one for one in sys.modules if one.split(".")[0] == "prometheus_client"]:
+    for name in [module for module in sys.modules if module.split(".")[0] == "prometheus_client"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "seekpoint.metrics.prometheus")
-    said = seekpoint("exporter", *worker_group.database_options, "--once", exits=2).stderr
-    assert "seekpoint[prometheus]" in said
+    stderr = seekpoint("exporter", *worker_group.database_options, "--once", exits=2).stderr
+    assert "seekpoint[prometheus]" in stderr
 
 
 def test_a_worker_is_scraped_by_http(worker_group: WorkerGroup) -> None:

@@ -49,8 +49,12 @@ def in_kafka(worker_group: WorkerGroup, group: str | None = None) -> dict[Partit
             return None
 
     answer = until(answered, "an answer about the group's commits")
-    found = {Partition(at.topic, at.partition): at for at in answer.topic_partitions if at.offset >= 0}
-    return {p: Commit(at.offset, at.leader_epoch, at.metadata or "") for p, at in found.items()}
+    committed = {
+        Partition(topic_partition.topic, topic_partition.partition): topic_partition
+        for topic_partition in answer.topic_partitions
+        if topic_partition.offset >= 0
+    }
+    return {p: Commit(commit.offset, commit.leader_epoch, commit.metadata or "") for p, commit in committed.items()}
 
 
 def offsets(worker_group: WorkerGroup, group: str | None = None) -> dict[Partition, int]:
@@ -65,7 +69,7 @@ def commit_to_kafka(worker_group: WorkerGroup, offsets: Mapping[Partition, int],
     def is_written() -> bool:
         """An error is an attribute of each partition; a coordinator may not know a new topic yet."""
         asked = worker_group.admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, commits)])
-        return all(at.error is None for at in asked[group].result(20).topic_partitions)
+        return all(topic_partition.error is None for topic_partition in asked[group].result(20).topic_partitions)
 
     worker_group.wait(is_written)
 
@@ -95,7 +99,9 @@ def test_kafkas_own_tool_shows_the_positions_of_running_workers(worker_group: Wo
     for group in groups.values():
         worker_group.wait(lambda group=group: offsets(worker_group, group) == ends)  # type: ignore[misc]
     shown = describe(worker_group.broker, *groups.values())
-    assert shown == {(group, at): CommittedOffset(end, end, 0) for group in groups.values() for at, end in ends.items()}
+    assert shown == {
+        (group, partition): CommittedOffset(end, end, 0) for group in groups.values() for partition, end in ends.items()
+    }
 
     refusing.set()
     for group, worker in workers.items():
@@ -191,8 +197,8 @@ def test_commits_of_another_consumer_are_named_at_the_assignment(worker_group: W
     name, _ = worker_group.log(10, 2)
     commit_to_kafka(worker_group, {Partition(name, 1): 3})
     worker = worker_group.worker(name, mirror=True, limits=OFTEN)
-    found = worker.seen.wait_for(events.OtherCommits)
-    assert found.commits == {Partition(name, 1): 3}
+    other = worker.seen.wait_for(events.OtherCommits)
+    assert other.commits == {Partition(name, 1): 3}
     worker_group.wait(lambda: offsets(worker_group) == {Partition(name, 0): 10, Partition(name, 1): 10})
     worker.stop()
     later = worker_group.worker(name, limits=OFTEN)
@@ -262,8 +268,8 @@ def test_a_group_begins_where_the_checkpoint_of_a_query_is(
     assert "the offsets are the end of batch 0, the last one committed; stop the query first" in shown
     run(worker_group, *words, "--missing", "latest", *DO)
     assert worker_group.positions() == {Partition(consumed_topic, 0): 3, Partition(consumed_topic, 1): 10}
-    said = run(worker_group, *words, "--from-group", "old", exits=2).stderr
-    assert "give either --from-group OLD or --from-checkpoint DIR" in said
+    stderr = run(worker_group, *words, "--from-group", "old", exits=2).stderr
+    assert "give either --from-group OLD or --from-checkpoint DIR" in stderr
 
 
 def test_offsets_of_partitions_that_a_topic_does_not_have_are_of_another_topic(
@@ -274,10 +280,10 @@ def test_offsets_of_partitions_that_a_topic_does_not_have_are_of_another_topic(
         (tmp_path / name / "0").write_text(f"v1\n{{}}\n{line}")
     words = ["offsets", "import", worker_group.group, "--from-checkpoint", str(tmp_path)]
     for more in ([], ["--topic", consumed_topic]):
-        said = run(worker_group, *words, *more, exits=1).stderr
+        stderr = run(worker_group, *words, *more, exits=1).stderr
         assert (
             f"has committed 9 for {consumed_topic}/2, but topic '{consumed_topic}' has 2 partitions on these brokers"
-            in said
+            in stderr
         )
 
 
@@ -300,8 +306,8 @@ def test_commits_that_cannot_be_positions_are_refused(worker_group: WorkerGroup,
     )
     third = worker_group.topic(3)
     commit_to_kafka(worker_group, {Partition(third, 1): 0}, group)
-    said = imported(worker_group, "--topic", third, exits=1).stderr
-    assert f"for {third}/0, {third}/2: say where" in said, "each partition without a commit is named"
+    stderr = imported(worker_group, "--topic", third, exits=1).stderr
+    assert f"for {third}/0, {third}/2: say where" in stderr, "each partition without a commit is named"
     commit_to_kafka(worker_group, {Partition(other, 0): 6, Partition(other, 1): 0}, group)
     assert "past the end of the log" in imported(worker_group, "--topic", other, exits=1).stderr
     mirrored = Commit.mirror(2, None, 7).at(Partition(other, 0))
@@ -408,7 +414,8 @@ def test_commits_that_an_open_transaction_replaces_are_not_read(worker_group: Wo
 
     def planned(topic: str) -> list[int]:
         return [
-            at.offset for at in asked.plan_import(worker_group.group, group, [topic], missing="earliest").partitions
+            partition.offset
+            for partition in asked.plan_import(worker_group.group, group, [topic], missing="earliest").partitions
         ]
 
     worker_group.wait(lambda: offsets(worker_group, group).keys() >= {Partition(new, 0)})
@@ -446,7 +453,7 @@ def test_an_import_of_other_logs_than_those_of_its_plan_is_refused(
     commit_to_kafka(worker_group, {Partition(consumed_topic, 0): 4, Partition(consumed_topic, 1): 7}, group)
     with pytest.raises(Fenced, match="was created again"):
         admin(worker_group).apply(plan, reason="test")
-    ids = tuple(replace(each, topic_id=worker_group.topic_id(consumed_topic)) for each in plan.partitions)
+    ids = tuple(replace(partition, topic_id=worker_group.topic_id(consumed_topic)) for partition in plan.partitions)
     worker_group.add_partitions(consumed_topic, 3)
     with pytest.raises(Fenced, match="more partitions than in the plan"):
         admin(worker_group).apply(replace(plan, partitions=ids), reason="test")

@@ -33,12 +33,12 @@ def varint(number: int) -> bytes:
     return out + bytes([zigzag])
 
 
-def produce_by_hand(broker: str, topic: str, value: bytes, header: bytes, at: int) -> None:
+def produce_by_hand(broker: str, topic: str, value: bytes, header: bytes, timestamp: int) -> None:
     """One record to partition 0, by a Produce request of our own: clients refuse what other languages' clients send."""
     body = b"\0" + varint(0) + varint(0) + varint(-1) + varint(len(value)) + value
     body += varint(1) + varint(len(header)) + header + varint(1) + b"1"
     records = struct.pack(">i", 1) + varint(len(body)) + body
-    checked = struct.pack(">hiqqqhi", 0, 0, at, at, -1, -1, -1) + records
+    checked = struct.pack(">hiqqqhi", 0, 0, timestamp, timestamp, -1, -1, -1) + records
     batch = struct.pack(">iBI", 0, 2, crc32c(checked)) + checked
     batch = struct.pack(">qi", 0, len(batch)) + batch
     name = topic.encode()

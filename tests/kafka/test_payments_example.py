@@ -88,8 +88,8 @@ class Provider:
 @pytest.fixture
 def url(worker_group: WorkerGroup) -> str:
     """The database, with the test's own tables first in the search path."""
-    found = worker_group.engine.url.update_query_dict({"options": f"-csearch_path={worker_group.schema}"})
-    return found.render_as_string(hide_password=False)
+    url = worker_group.engine.url.update_query_dict({"options": f"-csearch_path={worker_group.schema}"})
+    return url.render_as_string(hide_password=False)
 
 
 @pytest.fixture
@@ -120,13 +120,13 @@ def start(url: str) -> Iterator[Start]:
         return started[-1]
 
     yield begin
-    for one in started:
-        kill(one)
+    for child in started:
+        kill(child)
 
 
-def kill(one: subprocess.Popen[bytes]) -> None:
-    one.kill()
-    one.wait(SECONDS)
+def kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait(SECONDS)
 
 
 @pytest.fixture
@@ -135,14 +135,14 @@ def start_worker(worker_group: WorkerGroup, url: str, start: Start) -> Start:
 
     def begin(example: str, topic: str, **what: Any) -> subprocess.Popen[bytes]:
         servers = {"bootstrap.servers": worker_group.broker, **QUICK}
-        given = {
+        variables = {
             "example": example,
             "url": url,
             "schema": worker_group.schema,
             "group": worker_group.group,
             "topic": topic,
         }
-        return start(__file__, json.dumps({**given, "kafka": servers, **what}))
+        return start(__file__, json.dumps({**variables, "kafka": servers, **what}))
 
     return begin
 
@@ -341,8 +341,8 @@ def test_two_calls_of_one_key_at_once_have_one_effect(engine: Engine) -> None:
 # -- the worker's process ---------------------------------------------------------------------------------------
 
 
-def wait_until_stopped(one: subprocess.Popen[bytes]) -> None:
-    until(lambda: psutil.Process(one.pid).status() == psutil.STATUS_STOPPED, "a process that has stopped itself")
+def wait_until_stopped(process: subprocess.Popen[bytes]) -> None:
+    until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "a process that has stopped itself")
 
 
 def main(*, example: str, url: str, schema: str, group: str, topic: str, kafka: dict[str, str], **what: str) -> None:

@@ -65,10 +65,10 @@ def nothing_is_left(seekpoint_engine: Engine) -> Iterator[None]:
 
 def test_it_is_detected_and_nothing_is_prepared(seekpoint_engine: Engine, seekpoint_schema: str) -> None:
     with Ledger(seekpoint_engine, "g", schema=seekpoint_schema).engine.connect() as connection:
-        found, driver = pooler.detect(connection), connection.connection.driver_connection
-        assert found is not None
+        detected, driver = pooler.detect(connection), connection.connection.driver_connection
+        assert detected is not None
         assert isinstance(driver, psycopg.Connection)
-        assert found.announced == driver.info.backend_pid
+        assert detected.announced == driver.info.backend_pid
         assert driver.prepare_threshold is None
         assert driver.info.transaction_status == psycopg.pq.TransactionStatus.IDLE, "no transaction was begun"
         assert not driver.autocommit
@@ -184,8 +184,8 @@ def executemany(tx: Connection, schema: str, rows: Sequence[Mapping[str, Any]]) 
 def cursors(tx: Connection, schema: str, rows: Sequence[Mapping[str, Any]]) -> None:
     executemany(tx, schema, rows)
     streaming = {"stream_results": True}
-    found = tx.execute(text(f'SELECT id FROM "{schema}".t'), execution_options=streaming)
-    assert {row["id"] for row in rows} <= {row.id for row in found}
+    result = tx.execute(text(f'SELECT id FROM "{schema}".t'), execution_options=streaming)
+    assert {row["id"] for row in rows} <= {row.id for row in result}
 
 
 def orm(tx: Connection, schema: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -61,8 +61,8 @@ def test_a_backend_terminated_in_mid_batch_is_replaced(worker_group: WorkerGroup
 def transactions_of(worker_group: WorkerGroup) -> list[int]:
     """The sessions that hold a row of this schema's ledger."""
     table = f"'{worker_group.schema}.partition_offset'::regclass"
-    found = worker_group.sql(f"SELECT DISTINCT pid FROM pg_locks WHERE relation = {table} AND mode = 'RowShareLock'")
-    return [row.pid for row in found]
+    rows = worker_group.sql(f"SELECT DISTINCT pid FROM pg_locks WHERE relation = {table} AND mode = 'RowShareLock'")
+    return [row.pid for row in rows]
 
 
 @pytest.mark.repeats("before")

@@ -55,12 +55,12 @@ def test_a_handler_that_does_not_return_is_not_live(project: Project) -> None:
 def test_an_address_that_cannot_be_listened_on(project: Project, lines: None) -> None:
     target = f"{project.module(TO_TABLE)}:pipe"
     for wrong in ("8080", "localhost:http", ":8080", "127.0.0.1:70000", f"127.0.0.1:{'9' * 4301}"):
-        said = seekpoint("run", target, *project.options(), "--listen", wrong, exits=2).stderr
-        assert f"--listen takes host:port, e.g. 127.0.0.1:8080 or 0.0.0.0:8080, not '{wrong}'" in said
+        stderr = seekpoint("run", target, *project.options(), "--listen", wrong, exits=2).stderr
+        assert f"--listen takes host:port, e.g. 127.0.0.1:8080 or 0.0.0.0:8080, not '{wrong}'" in stderr
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        said = seekpoint("run", target, *project.options(), "--listen", address, exits=1).stderr
-    assert f"--listen {address}: Address already in use" in said
+        stderr = seekpoint("run", target, *project.options(), "--listen", address, exits=1).stderr
+    assert f"--listen {address}: Address already in use" in stderr
 
 
 HANDLED = """\
@@ -81,14 +81,14 @@ def test_a_log_of_json_has_fields_and_no_password(project: Project, lines: None)
     until(lambda: project.lines() == ["a"], "the record applied")
     process.signal(signal.SIGTERM)
     assert process.end() == 0, process.said
-    found = process.log()
-    assert [line["message"] for line in found if line["logger"] == "seekpoint.cli"] == [
+    log_lines = process.log()
+    assert [line["message"] for line in log_lines if line["logger"] == "seekpoint.cli"] == [
         "stopping after the batch in hand; Ctrl-C again aborts",
         f"{project.group}: drained: 1 record in 1 transaction",
     ]
-    started = next(line for line in found if line.get("event") == "Started")
+    started = next(line for line in log_lines if line.get("event") == "Started")
     assert (started["level"], started["logger"], started["group"]) == ("INFO", "seekpoint.events", project.group)
-    mine = next(line for line in found if line["logger"] == "mine")
+    mine = next(line for line in log_lines if line["logger"] == "mine")
     order = {"secret": "password=***", "ratio": "nan", "most": ["inf", 1.5]}
     assert (mine["level"], mine["order"]) == ("WARNING", order)
     assert "hunter2" not in process.said
@@ -174,7 +174,7 @@ def test_several_pipelines_share_a_process(project: Project, lines: None) -> Non
 
     def ready() -> tuple[int, dict[str, int]]:
         status, body = ask(port, "/ready")
-        return status, {one["group"]: one["records"] for one in json.loads(body)["pipelines"]}
+        return status, {pipeline["group"]: pipeline["records"] for pipeline in json.loads(body)["pipelines"]}
 
     until(lambda: ready() == (200, groups), "both have the answer to their COMMIT", 60)
     shown = ask(port, "/metrics")[1].decode()

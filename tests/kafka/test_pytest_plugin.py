@@ -65,7 +65,7 @@ def test_pure_tests_start_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("workers", "environment", "code", "said"),
+    ("workers", "environment", "code", "message"),
     [
         ([], {}, 0, "4 skipped"),
         (["-n", "2"], {}, 0, "4 skipped"),
@@ -74,7 +74,7 @@ def test_pure_tests_start_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_missing_servers_skip_on_a_desk_and_fail_where_they_are_required(
-    tmp_path: Path, workers: list[str], environment: dict[str, str], code: int, said: str
+    tmp_path: Path, workers: list[str], environment: dict[str, str], code: int, message: str
 ) -> None:
     dead = f"127.0.0.1:{free_port()}"
     done = run(
@@ -86,7 +86,7 @@ def test_missing_servers_skip_on_a_desk_and_fail_where_they_are_required(
         **environment,
     )
     assert done.returncode == code, done.stdout + done.stderr
-    assert said in done.stdout + done.stderr
+    assert message in done.stdout + done.stderr
     assert "unset SEEKPOINT_TEST_DSN" in done.stdout + done.stderr
     assert "secret" not in done.stdout + done.stderr
 

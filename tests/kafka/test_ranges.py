@@ -64,9 +64,9 @@ class Log:
         return name
 
     def id_of(self, name: str) -> UUID:
-        found = topic_ids(self.kafka, [name])[name]
-        assert found is not None
-        return found
+        topic_id = topic_ids(self.kafka, [name])[name]
+        assert topic_id is not None
+        return topic_id
 
     def range(self, name: str, start: int, end: int, number: int = 0) -> Range:
         return Range(Partition(name, number), self.id_of(name), start, end)
@@ -76,8 +76,8 @@ class Log:
         return offsets(read_range(self.kafka, self.range(name, start, end), **options))
 
     def follow(self, name: str, positions: Mapping[int, int]) -> RangeFollower:
-        at = {Partition(name, n): position for n, position in positions.items()}
-        return RangeFollower(self.kafka, {name: self.id_of(name)}, at)
+        by_partition = {Partition(name, n): position for n, position in positions.items()}
+        return RangeFollower(self.kafka, {name: self.id_of(name)}, by_partition)
 
 
 @pytest.fixture
@@ -183,9 +183,9 @@ def test_compaction_leaves_holes_across_both_ends(log: Log) -> None:
 def test_a_range_past_an_open_transaction_is_stuck(log: Log) -> None:
     name = log.filled(5)
     producer = in_transactions(log.broker, name, (3, None))
-    at = Partition(name, 0)
-    assert stable_ends(log.kafka, [at]) == {at: 5}
-    assert stable_ends({**log.kafka, "isolation.level": "read_uncommitted"}, [at]) == {at: 8}
+    partition = Partition(name, 0)
+    assert stable_ends(log.kafka, [partition]) == {partition: 5}
+    assert stable_ends({**log.kafka, "isolation.level": "read_uncommitted"}, [partition]) == {partition: 8}
     assert log.read(name, 0, 5) == list(range(5))
     seen: list[int] = []
     began = monotonic()
@@ -193,7 +193,7 @@ def test_a_range_past_an_open_transaction_is_stuck(log: Log) -> None:
         drain(read_range(log.kafka, log.range(name, 0, 8), idle=5), seen)
     assert monotonic() - began < 25
     assert seen == list(range(5))
-    assert (stuck.value.partition, stuck.value.offset, stuck.value.end) == (at, 5, 8)
+    assert (stuck.value.partition, stuck.value.offset, stuck.value.end) == (partition, 5, 8)
     producer.abort_transaction(30)
     assert log.read(name, 0, 9) == list(range(5))
 
@@ -323,11 +323,11 @@ def test_what_a_worker_refuses_is_refused_and_a_group_is_left_out(log: Log) -> N
 
 
 def by_partition(pieces: Iterable[Piece]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    offsets_by_partition: dict[int, list[int]] = {}
     for piece in pieces:
         for record in piece:
-            found.setdefault(record.partition, []).append(record.offset)
-    return found
+            offsets_by_partition.setdefault(record.partition, []).append(record.offset)
+    return offsets_by_partition
 
 
 def test_a_follower_reads_to_each_end_and_resumes_there(log: Log) -> None:
@@ -336,8 +336,8 @@ def test_a_follower_reads_to_each_end_and_resumes_there(log: Log) -> None:
     with log.follow(name, {0: 10, 1: 0, 2: 100}) as follower:
         assert by_partition(follower.read_to({first: 50, second: 0, third: 100})) == {0: list(range(10, 50))}
         assert follower.positions == {first: 50, second: 0, third: 100}
-        found = by_partition(follower.read_to({first: 60, second: 100}))
-        assert found == {0: list(range(50, 60)), 1: list(range(100))}
+        read = by_partition(follower.read_to({first: 60, second: 100}))
+        assert read == {0: list(range(50, 60)), 1: list(range(100))}
         log.produce(name, ["late"], partition=2)
         assert by_partition(follower.read_to({third: 101, first: 60})) == {2: [100]}
         assert by_partition(follower.read_to({first: 100, second: 50})) == {0: list(range(60, 100))}
@@ -367,8 +367,8 @@ def test_a_follower_goes_back_to_what_is_stored(log: Log) -> None:
             assert by_partition(follower.read_to({first: 2000, second: 2500})) != {}
             follower.reassign({first: back, second: back // 2})
             assert follower.positions == {first: back, second: back // 2}
-            found = by_partition(follower.read_to({first: 3000, second: 3000}))
-            assert found == {0: list(range(back, 3000)), 1: list(range(back // 2, 3000))}
+            read = by_partition(follower.read_to({first: 3000, second: 3000}))
+            assert read == {0: list(range(back, 3000)), 1: list(range(back // 2, 3000))}
             follower.reassign({first: 10, second: 10})
         dropped = follower.read_to({first: 3000, second: 3000}, chunk=10)
         next(dropped)
@@ -381,8 +381,8 @@ def test_records_past_an_end_are_kept_within_bounds_and_come_later(log: Log) -> 
     name = log.filled(many, 2)
     first, second = (Partition(name, n) for n in range(2))
     with log.follow(name, {0: 0, 1: 0}) as follower:
-        found = by_partition(follower.read_to({first: 10, second: many}))
-        assert found == {0: list(range(10)), 1: list(range(many))}
+        read = by_partition(follower.read_to({first: 10, second: many}))
+        assert read == {0: list(range(10)), 1: list(range(many))}
         assert len(follower._kept[first]) <= KEPT + 500
         assert by_partition(follower.read_to({first: many, second: many})) == {0: list(range(10, many))}
         assert not follower._kept[first]
@@ -390,38 +390,38 @@ def test_records_past_an_end_are_kept_within_bounds_and_come_later(log: Log) -> 
 
 def test_a_follower_passes_aborted_records_and_markers(log: Log) -> None:
     name = log.topic()
-    at = Partition(name, 0)
+    partition = Partition(name, 0)
     with log.follow(name, {0: 0}) as follower:
         in_transactions(log.broker, name, (3, True))
-        assert by_partition(follower.read_to({at: 4})) == {0: [0, 1, 2]}
+        assert by_partition(follower.read_to({partition: 4})) == {0: [0, 1, 2]}
         in_transactions(log.broker, name, (3, False))
-        assert by_partition(follower.read_to({at: 7})) == {}
-        assert by_partition(follower.read_to({at: 8})) == {}
+        assert by_partition(follower.read_to({partition: 7})) == {}
+        assert by_partition(follower.read_to({partition: 8})) == {}
         producer = in_transactions(log.broker, name, (2, None))
         with pytest.raises(RangeStuck, match="because of an open transaction, the log can be read only up to 8"):
-            list(follower.read_to({at: 10}, idle=0.5))
+            list(follower.read_to({partition: 10}, idle=0.5))
         producer.abort_transaction(30)
 
 
 def test_a_follower_hears_of_losses_and_of_another_topic(log: Log) -> None:
     name = log.filled(20)
-    at = Partition(name, 0)
+    partition = Partition(name, 0)
     with log.follow(name, {0: 20}) as follower:
         follower.check()
         trim(log.admin, name, 15)
-        follower.reassign({at: 5})
+        follower.reassign({partition: 5})
         with pytest.raises(RangeLost, match="the first offset left is 15"):
-            list(follower.read_to({at: 20}))
-        follower.reassign({at: 15})
-        assert by_partition(follower.read_to({at: 20})) == {0: list(range(15, 20))}
+            list(follower.read_to({partition: 20}))
+        follower.reassign({partition: 15})
+        assert by_partition(follower.read_to({partition: 20})) == {0: list(range(15, 20))}
         delete(log.kafka, log.admin, name)
         log.topic(name=name)
         with pytest.raises(TopicRecreated):
             follower.check()
         log.produce(name, map(str, range(40)))
-        follower.reassign({at: 20})
+        follower.reassign({partition: 20})
         with pytest.raises(TopicRecreated):
-            list(follower.read_to({at: 30}))
+            list(follower.read_to({partition: 30}))
 
 
 def test_a_follower_refuses_what_it_does_not_follow(log: Log) -> None:
@@ -440,12 +440,12 @@ def test_what_was_asked_leaves_no_client_to_the_garbage_collector(log: Log) -> N
     gc.collect()
     gc.disable()
     try:
-        before = sum(isinstance(each, AdminClient) for each in gc.get_objects())
+        before = sum(isinstance(item, AdminClient) for item in gc.get_objects())
         assert offsets(read_range(log.kafka, whole)) == list(range(5))
         assert stable_ends(log.kafka, [whole.partition]) == {whole.partition: 5}
         with log.follow(name, {0: 0}) as follower:
             assert by_partition(follower.read_to({whole.partition: 5})) == {0: list(range(5))}
         del follower
-        assert sum(isinstance(each, AdminClient) for each in gc.get_objects()) == before
+        assert sum(isinstance(item, AdminClient) for item in gc.get_objects()) == before
     finally:
         gc.enable()

@@ -60,13 +60,13 @@ def kept_counts(monkeypatch: pytest.MonkeyPatch, full_chunks: list[int]) -> list
     left, read, keep = full_chunks, Client.read, AssignedPartitions.keep
 
     def waits(self: Client, most: int, wait: float) -> list[Any]:
-        found: list[Any] = [] if wait == 0 else read(self, most, wait)
-        while wait == 0 and left[0] > 0 and len(found) < min(most, left[0]):
-            if not (more := read(self, min(most, left[0]) - len(found), SECONDS)):
-                return found
-            found += more
-        left[0] -= len(found)
-        return found or (read(self, most, 0) if wait == 0 else [])
+        messages: list[Any] = [] if wait == 0 else read(self, most, wait)
+        while wait == 0 and left[0] > 0 and len(messages) < min(most, left[0]):
+            if not (more := read(self, min(most, left[0]) - len(messages), SECONDS)):
+                return messages
+            messages += more
+        left[0] -= len(messages)
+        return messages or (read(self, most, 0) if wait == 0 else [])
 
     def noted(self: AssignedPartitions, chunk: Chunk[Any]) -> None:
         keep(self, chunk)
@@ -78,11 +78,11 @@ def kept_counts(monkeypatch: pytest.MonkeyPatch, full_chunks: list[int]) -> list
 
 
 def start(
-    worker_group: WorkerGroup, at: type[events.Event], **options: Any
+    worker_group: WorkerGroup, event: type[events.Event], **options: Any
 ) -> tuple[Run, Gate, str, list[tuple[int, int]]]:
     """A worker that waits at an event of its first batch."""
     name, stored = worker_group.log(ALL)
-    gate = Gate(at)
+    gate = Gate(event)
     run = worker_group.worker(name, observe=[gate], limits=LIMITS, **options)
     gate.wait()
     return run, gate, name, stored
@@ -133,7 +133,7 @@ def test_a_reset_drops_them(worker_group: WorkerGroup, kept_counts: list[int]) -
     worker_group.ledger.reset_offset(name, 0, 150, log=None, reason="a test", lost="operator")
     gate.open()
     worker_group.finish(run, name, stored)
-    worker_group.record_table.assert_holds(name, [at for at in stored if at[1] < BATCH or at[1] >= 150])
+    worker_group.record_table.assert_holds(name, [place for place in stored if place[1] < BATCH or place[1] >= 150])
 
 
 def test_another_claim_drops_them(worker_group: WorkerGroup, kept_counts: list[int]) -> None:
@@ -192,7 +192,7 @@ def test_a_record_that_cannot_be_decoded_is_the_dead_letter_of_its_own_batch(
     run = worker_group.worker(pipeline, limits=LIMITS)
     run.reached(name, ALL)
     assert kept_counts
-    assert [(at, offset) for at, offset, *_ in worker_group.dead_letters()] == [(0, 73)]
+    assert [(number, offset) for number, offset, *_ in worker_group.dead_letters()] == [(0, 73)]
     assert worker_group.sql("SELECT count(*) FROM {schema}.plain")[0][0] == ALL - 1
     assert worker_group.positions() == {Partition(name, 0): ALL}
 

@@ -157,8 +157,8 @@ def test_an_open_batch_reads_nothing_more_after_a_revocation(
     run.seen.wait_for(events.Released)
     run.stop()
     happened = [e for e in run.seen.events if isinstance(e, events.ChunkRead | events.Revoked | events.Released)]
-    at = next(n for n, e in enumerate(happened) if isinstance(e, events.Revoked))
-    assert isinstance(happened[at + 1], events.Released)
+    index = next(n for n, e in enumerate(happened) if isinstance(e, events.Revoked))
+    assert isinstance(happened[index + 1], events.Released)
 
 
 # -- a handler that takes longer than the group would wait ---------------------------------------------------

@@ -93,8 +93,8 @@ class RegistryGroup:
     def rows(self) -> list[tuple[Any, ...]]:
         """What the table has."""
         with self.engine.connect() as connection:
-            found = connection.execute(text(f'SELECT id, amount, at, uid FROM "{self.schema}".orders ORDER BY id'))
-            return [tuple(row) for row in found]
+            rows = connection.execute(text(f'SELECT id, amount, at, uid FROM "{self.schema}".orders ORDER BY id'))
+            return [tuple(row) for row in rows]
 
     def ids(self) -> list[int]:
         """The orders it has."""
@@ -182,8 +182,8 @@ def test_a_bad_record_is_a_dead_letter_and_the_others_are_applied(registry_group
     run.finish(name, 8)
     assert registry_group.ids() == [0, 1, 2]
     aside = run.seen.all(events.DeadLettered)
-    assert {one.failure.cause for one in aside} == {Cause.DECODE}
-    errors = {one.offset: one.failure.error for one in aside}
+    assert {dead_letter.failure.cause for dead_letter in aside} == {Cause.DECODE}
+    errors = {dead_letter.offset: dead_letter.failure.error for dead_letter in aside}
     assert errors.keys() == {1, 2, 4, 5, 6}
     assert "Invalid magic byte" in errors[1]
     assert "LookupError: schema 77 is not in the registry" in errors[2]

@@ -37,9 +37,9 @@ def schemas(seekpoint_engine: Engine, seekpoint_schema: str) -> Iterator[tuple[s
 @pytest.fixture
 def replacement(schemas: tuple[str, str], worker_group: WorkerGroup) -> Iterator[Replacement]:
     """Two groups, without workers."""
-    made = Replacement(worker_group, *schemas)
-    yield made
-    for engine in made.engines.values():
+    replacement = Replacement(worker_group, *schemas)
+    yield replacement
+    for engine in replacement.engines.values():
         engine.dispose()
 
 
@@ -55,12 +55,12 @@ def test_a_newer_handler_takes_the_groups_place(replacement: Replacement) -> Non
     words = ["groups", "replace", replacement.old, "--by", replacement.new]
     replacement.wait_for(replacement.new, 3)
     planned = run(replacement, *words).stdout
-    for said in (
+    for line in (
         f"would replace {replacement.old} by {replacement.new}:",
         f"{replacement.next}.entries becomes {replacement.live}.entries",
         "dry run",
     ):
-        assert said in planned
+        assert line in planned
     assert replacement.versions() == ({OLD}, {NEW})
     assert "--reason" in run(replacement, *words, "--apply", exits=2).stderr
 
@@ -79,8 +79,8 @@ def test_a_newer_handler_takes_the_groups_place(replacement: Replacement) -> Non
     history = json.loads(
         run(replacement, "offsets", "history", replacement.old, "--json", "--action", "replace").stdout
     )
-    assert {(each["actor"], each["reason"]) for each in history} == {("ada", f"by {replacement.new}: a fix")}
-    (group,) = [each for each in replacement.admin.groups()[0] if each.name == replacement.new]
+    assert {(action["actor"], action["reason"]) for action in history} == {("ada", f"by {replacement.new}: a fix")}
+    (group,) = [group for group in replacement.admin.groups()[0] if group.name == replacement.new]
     assert group.pause is not None
     assert group.pause.by == f"replacement of {replacement.old}"
 
@@ -96,7 +96,7 @@ def test_a_group_that_is_further_on_brings_its_position(replacement: Replacement
     new = replacement.worker(replacement.new, NEW)
     replacement.wait_for(replacement.new, 3)
     result = replacement.replace()
-    assert {(each.from_offset, each.to_offset) for each in result.positions} == {(2, 3)}
+    assert {(position.from_offset, position.to_offset) for position in result.positions} == {(2, 3)}
     assert (result.resumed, result.seconds) == (False, None)  # an operator has paused it, and resumes it
     (group,) = replacement.admin.status([replacement.old])[0]
     assert group.pause is not None
@@ -124,7 +124,7 @@ def test_a_group_that_does_not_come_is_waited_for_and_the_live_one_continues(rep
     replacement.wait_for(replacement.old, 4)
     assert replacement.versions() == ({OLD}, {NEW})
     assert not [
-        each for each in replacement.admin.history(replacement.old) if each.action == "pause"
+        action for action in replacement.admin.history(replacement.old) if action.action == "pause"
     ]  # it never waited for this
 
 
@@ -145,8 +145,8 @@ def test_dead_letters_go_with_the_tables_that_lack_their_records(replacement: Re
     replacement.replace(accept_differences=True)
     assert replacement.versions() == ({NEW}, {OLD})
     dead_letters = {
-        (each.consumer_group, each.record_offset)
-        for each in replacement.worker_group.sql("SELECT * FROM {schema}.dead_letter")
+        (row.consumer_group, row.record_offset)
+        for row in replacement.worker_group.sql("SELECT * FROM {schema}.dead_letter")
     }
     assert dead_letters == {(replacement.old, 2), (replacement.new, 1)}
     old.ends_with(HandlerOutdated)
@@ -169,8 +169,8 @@ def test_dead_letters_of_both_are_no_difference(replacement: Replacement) -> Non
         dead_letter: replacement.new if group == replacement.old else replacement.old
         for dead_letter, group in before.items()
     }
-    for each in workers:
-        each.ends_with(HandlerOutdated)
+    for worker in workers:
+        worker.ends_with(HandlerOutdated)
 
 
 @pytest.mark.long
@@ -187,7 +187,7 @@ def test_a_commit_without_an_answer_is_looked_up(replacement: Replacement, proxy
     result = admin.replace_group(replacement.plan(), reason="a test")
     assert proxy.counts[when] == 1
     assert (len(result.positions), result.resumed, replacement.versions()) == (2, True, ({NEW}, {OLD}))
-    actions = [each.action for each in replacement.admin.history(replacement.old) if each.topic is None]
+    actions = [action.action for action in replacement.admin.history(replacement.old) if action.topic is None]
     assert actions[:3] == ["resume", "replace", "pause"]
     old.ends_with(HandlerOutdated)
     engine.dispose()
@@ -196,15 +196,15 @@ def test_a_commit_without_an_answer_is_looked_up(replacement: Replacement, proxy
 @pytest.fixture
 def process() -> Iterator[Callable[..., ReplaceProcess]]:
     """``process(**what)`` is ended after the test."""
-    made: list[ReplaceProcess] = []
+    processes: list[ReplaceProcess] = []
 
     def start(**what: Any) -> ReplaceProcess:
-        made.append(ReplaceProcess(**what))
-        return made[-1]
+        processes.append(ReplaceProcess(**what))
+        return processes[-1]
 
     yield start
-    for each in made:
-        each.close()
+    for process in processes:
+        process.close()
 
 
 @pytest.mark.long
@@ -220,8 +220,8 @@ def test_whatever_is_killed_the_live_rows_are_the_log_up_to_the_positions(
     workers = {replacement.old: OLD, replacement.new: NEW}
     running = {group: process(**replacement.process(group, version)) for group, version in workers.items()}
     with replacement.worker_group.stream(replacement.topic, replacement.partitions, rate=300):
-        for each in running.values():
-            each.wait_for("Committed", count=chance.randint(1, 8))
+        for started in running.values():
+            started.wait_for("Committed", count=chance.randint(1, 8))
         what = {
             "role": "operator",
             "dsn": replacement.worker_group.dsn,

@@ -61,11 +61,11 @@ class Requests:
     def seen(self) -> datetime:
         """When the worker was last seen."""
         with self.dead_letter_group.engine.connect() as connection:
-            found = connection.execute(
+            row = connection.execute(
                 text(f'SELECT max(seen_at) FROM "{self.dead_letter_group.schema}".worker')
             ).scalar_one()
-        assert isinstance(found, datetime)
-        return found
+        assert isinstance(row, datetime)
+        return row
 
     def seen_again(self) -> None:
         before = self.seen()
@@ -75,8 +75,8 @@ class Requests:
         """Whether a session waits for a lock of the group's row."""
         waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE :one"
         with self.dead_letter_group.engine.connect() as connection:
-            found = connection.execute(text(waits), {"one": f"%{self.dead_letter_group.schema}%"}).scalar_one()
-        return bool(found)
+            count = connection.execute(text(waits), {"one": f"%{self.dead_letter_group.schema}%"}).scalar_one()
+        return bool(count)
 
     def execute(self, statement: str) -> None:
         with self.dead_letter_group.engine.begin() as tx:
@@ -137,9 +137,9 @@ def test_a_partition_is_taken_while_its_dead_letter_is_replayed(requests: Reques
     assert (done.state, done.replayed, done.error) == ("done", 2, None)
     requests.produce(requests.dead_letter_group.topic, [b"e"], partition=0)
     until(lambda: 4 in requests.dead_letter_group.applied(), "one of the two has it, and reads on")
-    for one in (requests.run, other):
+    for requested in (requests.run, other):
         with suppress(Fenced):  # without a group, the newest claim wins
-            one.stop()
+            requested.stop()
     assert requests.dead_letter_group.applied() == [0, 3, 1, 2, 4]
 
 
@@ -168,7 +168,7 @@ def test_i2_nothing_is_replayed_by_a_worker_that_was_given_up(requests: Requests
         requests.run.stop()
     assert requests.now(request).state == "started"
     assert requests.dead_letter_group.applied() == [0, 3]
-    assert [one.replays for one in requests.dead_letter_group.open()] == [0, 0]
+    assert [dead_letter.replays for dead_letter in requests.dead_letter_group.open()] == [0, 0]
     requests.start()
     assert requests.ended(request).state == "failed"
 

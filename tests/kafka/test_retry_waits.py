@@ -79,7 +79,7 @@ def test_after_the_last_attempt_it_is_poison(worker_group: WorkerGroup) -> None:
     run.finish(name, 6)
     worker_group.record_table.assert_holds(name, [stored[0], stored[2], stored[5]])
     assert worker_group.dead_letters("state", "cause", "attempts") == [
-        (0, at, "dead_lettered", "handler", 3) for at in (1, 3, 4)
+        (0, offset, "dead_lettered", "handler", 3) for offset in (1, 3, 4)
     ]
     assert not run.seen.all(events.RetrySucceeded)
 
@@ -148,7 +148,7 @@ def test_a_wait_survives_a_kill_of_its_process(worker_group: WorkerGroup) -> Non
 def test_a_wait_survives_a_rebalance(worker_group: WorkerGroup, protocol: Protocol) -> None:
     worker_group.notice_the_dead_soon()
     name, crashing_handler = worker_group.topic(2), CrashingHandler(worker_group.record_table)
-    stored = [at for n in range(2) for at in worker_group.produce(name, ["ok", "fail 1", "ok"], partition=n)]
+    stored = [place for n in range(2) for place in worker_group.produce(name, ["ok", "fail 1", "ok"], partition=n)]
     retry = Retry(attempts=3, wait_initial=WAIT, jitter=0)
     first = start(worker_group, name, retry, crashing_handler=crashing_handler, kafka=protocol)
     first.seen.wait_for(events.RetryScheduled, count=2)
@@ -199,7 +199,7 @@ def test_many_partitions_that_fail_at_once_each_keep_their_own_schedule(
 ) -> None:
     name = worker_group.topic(6)
     values = ["fail 2" if n % 10 == 3 else "ok" for n in range(30)]
-    stored = [at for n in range(6) for at in worker_group.produce(name, values, partition=n)]
+    stored = [place for n in range(6) for place in worker_group.produce(name, values, partition=n)]
     later = None if delay is None else timedelta(seconds=delay)
     run = start(worker_group, name, Retry(attempts=4, wait_initial=0.2, wait_max=0.3), delay=later)
     worker_group.finish(run, name, stored)

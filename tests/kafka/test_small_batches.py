@@ -33,9 +33,9 @@ SENT = "bool_and(c.relkind"  # in the last statement that leaves with the rows; 
 class SmallBatch:
     """A worker that has applied ten records, and waits at an event of a small batch of five more."""
 
-    def __init__(self, worker_group: WorkerGroup, at: type[events.Event], **options: Any) -> None:
+    def __init__(self, worker_group: WorkerGroup, event: type[events.Event], **options: Any) -> None:
         later = threading.Event()
-        self.worker_group, self.gate = worker_group, Gate(at, lambda _: later.is_set())
+        self.worker_group, self.gate = worker_group, Gate(event, lambda _: later.is_set())
         self.name, self.stored = worker_group.log(10)
         self.run = worker_group.worker(self.name, observe=[self.gate], **options)
         self.run.reached(self.name, 10)

@@ -29,18 +29,20 @@ def status(worker_group: WorkerGroup, *options: str, exits: int = 0) -> str:
 
 def stored(worker_group: WorkerGroup, run: Run, name: str) -> Any:
     """The stop in the ledger, once it is there; the worker stores it by its next step."""
-    at = Partition(name, 0)
-    worker_group.wait(lambda: any(row.partition == at and row.stop is not None for row in worker_group.ledger.read()))
-    return next(row.stop for row in worker_group.ledger.read() if row.partition == at)
+    partition = Partition(name, 0)
+    worker_group.wait(
+        lambda: any(row.partition == partition and row.stop is not None for row in worker_group.ledger.read())
+    )
+    return next(row.stop for row in worker_group.ledger.read() if row.partition == partition)
 
 
 def test_a_poison_record_stops_with_its_lag_and_its_choices(worker_group: WorkerGroup) -> None:
     name, _ = worker_group.log(10)
     run = worker_group.worker(refusing(worker_group, name), limits=LOOKS)
     stop = run.seen.wait_for(events.PartitionStopped).error
-    at = stored(worker_group, run, name)
-    assert (at.kind, at.offset, at.choices) == ("PoisonStop", 3, stop.choices)
-    assert "broken" in at.message
+    places = stored(worker_group, run, name)
+    assert (places.kind, places.offset, places.choices) == ("PoisonStop", 3, stop.choices)
+    assert "broken" in places.message
     run.seen.wait_for(events.LagSampled, lambda e: e.lag == {Partition(name, 0): 7}, since=run.seen.mark())
     assert run.health().lag == {Partition(name, 0): 7}
     run.stop()
@@ -88,19 +90,21 @@ def test_a_stop_whose_row_is_locked_by_another_session_holds_up_no_other_partiti
 
 def test_a_position_past_the_log_is_no_lag_of_zero(worker_group: WorkerGroup) -> None:
     name = worker_group.topic()
-    at = Partition(name, 0)
+    partition = Partition(name, 0)
     worker_group.produce(name, 10)
     run = worker_group.worker(name, limits=LOOKS)
     run.reached(name, 10)
     worker_group.ledger.reset_offset(name, 0, 1000, log=None, reason="a slip of the hand", actor="ada")
     stop = run.seen.wait_for(events.PartitionStopped).error
     assert isinstance(stop, OffsetLost)
-    found = stored(worker_group, run, name)
-    assert (found.kind, found.offset, found.message) == ("OffsetLost", 1000, stop.message)
-    run.seen.wait_for(events.LagSampled, lambda e: e.unknown == {at} and at not in e.lag, since=run.seen.mark())
+    places = stored(worker_group, run, name)
+    assert (places.kind, places.offset, places.message) == ("OffsetLost", 1000, stop.message)
+    run.seen.wait_for(
+        events.LagSampled, lambda e: e.unknown == {partition} and partition not in e.lag, since=run.seen.mark()
+    )
     health = run.health()
     assert dict(health.lag) == {}
-    assert health.lag_unknown == frozenset({at})
+    assert health.lag_unknown == frozenset({partition})
     shown = status(worker_group, exits=1)
     assert "past the end of the log (10)" in shown
     assert "ada reset it to 1000" in shown

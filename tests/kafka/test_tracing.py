@@ -24,9 +24,9 @@ def exporter() -> InMemorySpanExporter:
 
 @pytest.fixture
 def provider(exporter: InMemorySpanExporter) -> TracerProvider:
-    made = TracerProvider()
-    made.add_span_processor(SimpleSpanProcessor(exporter))
-    return made
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return provider
 
 
 def header(number: int) -> list[tuple[str, bytes]]:

@@ -127,7 +127,7 @@ def test_many_wait_at_once_with_few_connections(worker: LedgerWorker, new_engine
         waiting = [pool.submit(ledger.wait_until_applied, "t", 0, 5 + n, 20) for n in range(30)]
         for end in range(6, 36):
             worker.commit({0: end})
-        assert [one.result(20).offset for one in waiting] == list(range(5, 35))
+        assert [future.result(20).offset for future in waiting] == list(range(5, 35))
 
 
 def test_the_pause_grows_with_the_time_waited_within_bounds() -> None:
@@ -150,8 +150,8 @@ def test_a_look_is_a_lookup_by_the_primary_key(worker: LedgerWorker) -> None:
         tx.execute(text(f"ANALYZE {schema}.partition_offset"))
     query = WAIT["passed_yet"].in_schema(schema)
     with engine.connect() as tx:
-        given = {"group": "g", "topic": "u", "partition": 77}
-        plan = tx.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {query}", given).scalar_one()[0]["Plan"]
+        labels = {"group": "g", "topic": "u", "partition": 77}
+        plan = tx.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {query}", labels).scalar_one()[0]["Plan"]
     (read,) = scans(plan, "partition_offset")
     assert (read["Node Type"], read["Index Name"]) == ("Index Scan", "partition_offset_pkey")
 
@@ -276,9 +276,9 @@ def test_a_topic_that_is_recreated_meanwhile_ends_the_wait(worker: LedgerWorker,
     known = reader.wait(7, topic_id=old)
     reader.has_looked(4)
     worker.ledger.reset_offset("t", 0, to=50, topic_id=new, log=None, reason="adopt")
-    for one in (waiting, known):
+    for thread in (waiting, known):
         with pytest.raises(NotApplied, match="was recreated meanwhile") as refused:
-            one.result(20)
+            thread.result(20)
         assert f"belonged to topic id {old}, now to {new}" in str(refused.value)
         assert f"topic_id=UUID('{new}')" in str(refused.value)
 
@@ -316,7 +316,7 @@ def test_records_before_the_position_of_a_new_topic_were_not_read(worker: Ledger
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [
         (("t", 0, -1), "offset -1 of t/0: offsets begin at 0"),
         (("t", 0, -1001), "in the producer's delivery report"),
@@ -331,10 +331,12 @@ def test_records_before_the_position_of_a_new_topic_were_not_read(worker: Ledger
         (("t", 0, 4, None), "timeout=None"),
     ],
 )
-def test_what_cannot_be_waited_for_is_refused_at_once(worker: LedgerWorker, given: tuple[Any, ...], said: str) -> None:
+def test_what_cannot_be_waited_for_is_refused_at_once(
+    worker: LedgerWorker, arguments: tuple[Any, ...], message: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
-        worker.ledger.wait_until_applied(*given)
-    assert said in str(refused.value)
+        worker.ledger.wait_until_applied(*arguments)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(("topic", "partition"), [("t", 9), ("x", 0)])

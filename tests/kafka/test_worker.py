@@ -32,7 +32,7 @@ def test_one_record_is_written_at_once_in_a_transaction_of_its_own(worker_group:
 @pytest.mark.pins("batch")
 def test_many_records_are_written_in_big_batches(worker_group: WorkerGroup) -> None:
     name = worker_group.topic(3)
-    stored = [at for number in range(3) for at in worker_group.produce(name, 10_000, partition=number)]
+    stored = [place for number in range(3) for place in worker_group.produce(name, 10_000, partition=number)]
     run = worker_group.worker(name)
     worker_group.finish(run, name, stored)
     sizes = [e.records for e in run.seen.all(events.Committed)]

@@ -39,14 +39,14 @@ class Log:
 
 def passed(connection: Connection, schema: str, group: str) -> Ranges:
     """From 0 to the first reset's position, from its target to that of the next one, and to the position now."""
-    found: Ranges = defaultdict(list)
+    ranges: Ranges = defaultdict(list)
     began: dict[int, int] = defaultdict(int)
     for partition, from_offset, to_offset in _ask(connection, RESETS, schema, group):
-        found[partition].append((began[partition], from_offset))
+        ranges[partition].append((began[partition], from_offset))
         began[partition] = to_offset
     for partition, position in _ask(connection, POSITIONS, schema, group):
-        found[partition].append((began[partition], position))
-    return found
+        ranges[partition].append((began[partition], position))
+    return ranges
 
 
 def _ask(connection: Connection, query: str, schema: str, group: str) -> Sequence[Any]:
@@ -86,8 +86,8 @@ class Checker(Background):
         for partition, spans in ranges.items():
             offsets = list(self._log.records(partition, spans))
             many, total = sum(map(len, offsets)), sum(map(sum, offsets))
-            if (found := rows.get(partition, (0, 0))) != (many, total):
+            if (stored := rows.get(partition, (0, 0))) != (many, total):
                 self.failures.append(
-                    f"snapshot {self.snapshots}, partition {partition}: {found[0]} rows (sum of offsets {found[1]}), "
+                    f"snapshot {self.snapshots}, partition {partition}: {stored[0]} rows (sum of offsets {stored[1]}), "
                     f"but the position has passed {many} ({total}): {spans[-3:]}"
                 )

@@ -82,7 +82,7 @@ class RandomPlans:
         assert moved <= {reset.at for reset in plan.moves}
         self.account.applied += 1
         if settled is not None and happens in {self._apply, self._apply_by_two}:
-            self._measure({at: epochs[at] + 2 for at in moved}, settled)
+            self._measure({partition: epochs[partition] + 2 for partition in moved}, settled)
 
     def _target(self) -> ResetTo:
         """Mostly near the position; now and then all is read again."""
@@ -114,7 +114,7 @@ class RandomPlans:
         """Two operators at once: one wins at the most."""
         with ThreadPoolExecutor(2) as pool:
             both = [pool.submit(self.admin.apply, plan, reason=reason, actor=actor) for actor in ("ada", "bob")]
-        errors = [one.exception() for one in both]
+        errors = [future.exception() for future in both]
         assert all(error is None or isinstance(error, Fenced) for error in errors), errors
         assert errors.count(None) <= 1
         assert len(self._actions(reason)) == len(self._moved(reason)), "each partition once"
@@ -155,10 +155,10 @@ class RandomPlans:
     # -- what became of it ----------------------------------------------------------------------------------------
 
     def _actions(self, reason: str) -> list[Partition]:
-        found = self.worker_group.sql(
+        rows = self.worker_group.sql(
             f"SELECT topic, partition FROM {{schema}}.admin_action WHERE action = 'reset' AND reason = '{reason}'"
         )
-        return [Partition(row.topic, row.partition) for row in found]
+        return [Partition(row.topic, row.partition) for row in rows]
 
     def _moved(self, reason: str) -> set[Partition]:
         return set(self._actions(reason))
@@ -170,13 +170,13 @@ class RandomPlans:
 
     def _settled(self) -> list[int] | None:
         """A mark in each worker's events, if each partition has one worker that reads it."""
-        read = sorted(at.number for worker in self.workers for at in worker.health().positions)
+        read = sorted(position.number for worker in self.workers for position in worker.health().positions)
         return [worker.seen.mark() for worker in self.workers] if read == [0, 1, 2] else None
 
     def _measure(self, claimed: dict[Partition, int], settled: list[int]) -> None:
         """Until the workers have claimed again what was reset: the reset raised the epoch, and so do their claims."""
         began, pause = monotonic(), threading.Event()
-        while any(epoch < claimed[at] for at, epoch in self._epochs().items() if at in claimed):
+        while any(epoch < claimed[partition] for partition, epoch in self._epochs().items() if partition in claimed):
             assert monotonic() - began < 30, "no worker has claimed what was reset"
             pause.wait(0.005)
         seconds = monotonic() - began

@@ -65,7 +65,7 @@ def consume(
         "bootstrap.servers": worker_group.broker, "group.id": group, "enable.auto.commit": False,
         "auto.offset.reset": "error", "log_level": 0, **kafka,
     })  # fmt: skip
-    found: list[tuple[int, int]] = []
+    records: list[tuple[int, int]] = []
     ends: dict[int, int] = {}
     consumer.subscribe([topic])
     try:
@@ -76,20 +76,20 @@ def consume(
                 assert partition is not None
                 assert offset is not None
                 assert value is not None
-                found.append((partition, offset))
+                records.append((partition, offset))
                 ends[partition] = offset + 1
-        rows = [{"topic": topic, "partition": p, "offset": at, "value": "plain"} for p, at in found]
+        rows = [{"topic": topic, "partition": p, "offset": offset, "value": "plain"} for p, offset in records]
         with worker_group.engine.begin() as tx:
             tx.execute(worker_group.record_table.table.insert(), rows)
         consumer.commit(offsets=[TopicPartition(topic, p, end) for p, end in ends.items()], asynchronous=False)
     finally:
         consumer.close()
-    return found
+    return records
 
 
 def shown(worker_group: WorkerGroup, group: str) -> dict[Partition, int | None]:
     """What Kafka's own tool shows as the group's offsets."""
-    return {at: line.current for (_, at), line in describe(worker_group.broker, group).items()}
+    return {number: line.current for (_, number), line in describe(worker_group.broker, group).items()}
 
 
 def in_order(worker_group: WorkerGroup, log: Log) -> list[tuple[int, int]]:
@@ -146,11 +146,11 @@ def _from_plain_consumer(
     starter.commit(offsets=first, asynchronous=False)
     starter.close()
     consume(worker_group, kafka, old, name, lambda ends: len(ends) == PARTITIONS and min(ends.values()) >= 50)
-    said = run(
+    output = run(
         worker_group, "offsets", "import", worker_group.group, "--from-group", old, "--apply", "--reason", "moved"
     )
     positions = worker_group.positions()
-    assert all(f"{at} begins at {offset}, Kafka's commit" in said for at, offset in positions.items())
+    assert all(f"{partition} begins at {offset}, Kafka's commit" in output for partition, offset in positions.items())
     account.add_mirror(shown(worker_group, old), positions)
 
 
@@ -165,10 +165,10 @@ def _require_losses(worker_group: WorkerGroup) -> None:
 
 def _mirrored(worker_group: WorkerGroup, account: OperatorsAccount) -> None:
     """Running workers bring Kafka's commits to the positions."""
-    at = [TopicPartition(*place) for place in worker_group.positions()]
+    partitions = [TopicPartition(*place) for place in worker_group.positions()]
 
     def is_equal() -> bool:
-        asked = ask(worker_group, at)
+        asked = ask(worker_group, partitions)
         return asked == worker_group.positions()
 
     worker_group.wait(is_equal)
@@ -179,8 +179,8 @@ def ask(worker_group: WorkerGroup, partitions: list[TopicPartition]) -> dict[Any
     """The group's commits, as the brokers report them."""
     consumer = Consumer({"bootstrap.servers": worker_group.broker, "group.id": worker_group.group})
     try:
-        found = consumer.committed(partitions, timeout=20)
-        return {Partition(one.topic, one.partition): one.offset for one in found}
+        committed = consumer.committed(partitions, timeout=20)
+        return {Partition(position.topic, position.partition): position.offset for position in committed}
     finally:
         consumer.close()
 
@@ -195,7 +195,10 @@ def _to_plain_consumer(
     positions = worker_group.positions()
     account.add_mirror(shown(worker_group, worker_group.group), positions)
     before = in_order(worker_group, log)
-    left = {at.number: next(log.records(at.number, [(offset, offset + BACK)])) for at, offset in positions.items()}
+    left = {
+        partition.number: next(log.records(partition.number, [(offset, offset + BACK)]))
+        for partition, offset in positions.items()
+    }
     ends = {number: offsets[-1] + 1 for number, offsets in left.items()}
     read = consume(worker_group, kafka, worker_group.group, name, lambda now: now == ends)
     assert sorted(read) == [(number, offset) for number in sorted(left) for offset in left[number]]

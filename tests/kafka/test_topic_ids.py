@@ -97,12 +97,12 @@ def test_small_transactions_share_an_answer(worker_group: WorkerGroup, monkeypat
         return ask(identity, topics)
 
     monkeypatch.setattr(Identity, "ask", counted)
-    name, stored = worker_group.log(200)
-    run = worker_group.worker(name, limits=Limits(batch_records=1, idle_check=60))
-    run.finish(name, 200)
+    name, stored = worker_group.log(1200)
+    run = worker_group.worker(name, limits=Limits(batch_records=6, idle_check=60))
+    run.finish(name, 1200)
     assert worker_group.record_table.written(name) == stored
     assert len(run.seen.all(events.Committed)) == 200
-    assert 200 / 50 <= len(asked) < 20, "one for each fifty, and those of start and claims"
+    assert 1200 / 500 <= len(asked) < 20, "one for each 500 records, and those of start and claims"
 
 
 @pytest.mark.pins("batch", "read_ahead")
@@ -124,7 +124,7 @@ def test_small_batches_are_full_and_what_they_leave_does_not_pile_up(
     run = worker_group.worker(pipeline, limits=Limits(batch_records=7, idle_check=60))
     run.finish(name, 2100)
     assert worker_group.record_table.written(name) == stored
-    assert 7 < max(kept) < 50 + 7
+    assert 7 < max(kept) < 500 + 7
     assert sum(event.records == 7 for event in run.seen.all(events.Committed)) > 280
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import pytest
 
 import goals
+import microseconds
 import page
 import report
 import show
@@ -218,3 +221,10 @@ def test_questions_are_chosen_by_group_and_name_with_what_they_are_compared_with
     assert {q.name for q in chosen([], quick=True)} == {"floor", "loop", "seeds, sync", "append", "upsert"}
     with pytest.raises(LookupError, match="nonsense"):
         chosen(["nonsense"])
+
+
+def test_each_stage_of_the_microseconds_is_a_function_of_the_library() -> None:
+    for stage, place in microseconds.STAGES.items():
+        module, _, path = place.partition(":")
+        function = attrgetter(path)(import_module(module))
+        assert callable(function), stage

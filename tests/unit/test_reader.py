@@ -180,12 +180,12 @@ def test_a_kept_chunk_that_is_larger_than_the_room_closes_the_batch() -> None:
     assert made.read(5, 0, held) is assignment.kept.first
 
 
-@pytest.mark.parametrize(("most", "asked"), [(1, True), (49, True), (50, False)])
+@pytest.mark.parametrize(("most", "asked"), [(1, True), (499, True), (500, False)])
 def test_between_small_batches_the_client_is_asked_though_records_are_kept(most: int, asked: bool) -> None:
-    """Rebalances run when it is: fifty transactions of a slow handler would delay them fiftyfold."""
+    """Rebalances run when it is: hundreds of transactions of a slow handler would delay them all that time."""
     assignment = FakeAssignment()
     made = full_reader(assignment, threading.Event())
-    assignment.kept.first = Chunk(list(range(60)), {})
+    assignment.kept.first = Chunk(list(range(600)), {})
     assert made.read(most, 0.2) is assignment.kept.first
     assert (assignment.reads == 2) is asked
 

@@ -8,10 +8,10 @@ if its column cannot hold it as it is.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Context, Decimal, InvalidOperation
 from enum import Enum
-from operator import itemgetter
 from types import NoneType
 from typing import Any
 from uuid import UUID
@@ -38,7 +38,14 @@ from seekpoint.sinks.conversions import Conversions
 from seekpoint.sinks.enum_labels import labels_of
 from seekpoint.sinks.event_values import of_event
 from seekpoint.sinks.json_text import json_text
-from seekpoint.sinks.times import DATE_CONVERTS, TIME_CONVERTS, ZONED_CONVERTS, Convert, timestamp_converts
+from seekpoint.sinks.times import (
+    DATE_CONVERTS,
+    TIME_CONVERTS,
+    ZONED_CONVERTS,
+    Convert,
+    are_fixed,
+    timestamp_converts,
+)
 
 # Types whose input refuses any text that is not one of their values: bool, bytea, integers, floats, interval, uuid,
 # money, addresses.
@@ -54,6 +61,7 @@ _REFUSALS: Sequence[tuple[type | tuple[type, ...], Callable[[ColumnType], bool],
     ),
     (list, lambda _: False, "make the column an array or jsonb, or convert the value to a text in row="),
 )
+_ZONED = frozenset({TIMETZ, TIMESTAMPTZ})
 _TIMES = {DATE: DATE_CONVERTS, TIME: TIME_CONVERTS, TIMETZ: ZONED_CONVERTS, TIMESTAMPTZ: ZONED_CONVERTS}
 _TEXT: Mapping[type, Convert] = {  # for arrays of several types: the server reads each text by the array's type
     str: str,
@@ -82,15 +90,15 @@ class Encoders:
 
     def rows(self, rows: Sequence[Row]) -> Sequence[Row]:
         """The rows for the driver to dump. Raises Unwritable, which names the column."""
-        changed = {}
-        for place, encoder in self._columns:
-            values = list(map(itemgetter(place), rows))
-            if (encoded := encoder.values(values)) is not values:
-                changed[place] = encoded
-        if not changed:
+        if not self._columns:
             return rows
-        columns = zip(*rows, strict=True)
-        return list(zip(*(changed.get(place, values) for place, values in enumerate(columns)), strict=True))
+        columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
+        encoded = columns.copy()
+        for place, encoder in self._columns:
+            encoded[place] = encoder.values(columns[place])
+        if all(map(operator.is_, encoded, columns)):
+            return rows
+        return list(zip(*encoded, strict=True))
 
 
 def needs_look(column: ColumnType, allowed: Conversions) -> bool:
@@ -119,8 +127,8 @@ class ColumnEncoder:
         kinds = set(map(type, values))
         if kinds <= self._as_is:
             return values
-        if kinds == {Decimal} and self._quantum is not None and all(map(self._quantum.same_quantum, values)):
-            return values  # fast path: amounts usually have the column's scale
+        if self._are_usual(kinds, values):
+            return values
         try:
             if self._type.dimensions:
                 return [value if value is None else self._array(value) for value in values]
@@ -133,6 +141,15 @@ class ColumnEncoder:
         except Exception as error:
             reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
             raise Unwritable(f"column {self._name!r} ({self._type.named}): {reason}") from error
+
+    def _are_usual(self, kinds: set[type], values: Sequence[Any]) -> bool:
+        """Fast path: whether the values are of one type and plainly need no conversion, which a glance at all shows."""
+        if self._type.dimensions or self._allowed.is_of_event or len(kinds - {NoneType}) != 1:
+            return False
+        present = values if len(kinds) == 1 else [value for value in values if value is not None]
+        if Decimal in kinds:  # amounts usually have the column's scale
+            return self._quantum is not None and all(map(self._quantum.same_quantum, present))
+        return str in kinds and self._type.item in _ZONED and are_fixed(present)
 
     def _meet(self, kind: type) -> None:
         if kind not in self._as_is and kind not in self._converts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, time, tzinfo
 from typing import Any
 
@@ -50,6 +50,12 @@ def _date_text(value: str) -> str:
     if not _DATE.fullmatch(value):
         raise ValueError(f"{value!r} is not an ISO 8601 date; the column would drop a time of day")
     return value
+
+
+def are_fixed(values: Iterable[str]) -> bool:
+    """Whether the texts lack letters that each word for a time of reading has; the texts of ISO 8601 do."""
+    texts = "".join(values)
+    return not any(letter in texts for letter in "wWyY")
 
 
 def _fixed_text(value: str) -> str:

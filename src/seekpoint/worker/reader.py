@@ -15,7 +15,7 @@ from seekpoint.worker.assignment import Chunk, WorkerAssignment
 from seekpoint.worker.open_batch import CHUNK
 from seekpoint.worker.waiting import Stopwatch
 
-AHEAD = 50  # at least this many records are read at once, so that several transactions share an answer on topic ids
+AHEAD = 500  # at least this many records are read at once, so that several transactions share an answer on topic ids
 
 
 class Reader:

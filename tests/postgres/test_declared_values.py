@@ -6,6 +6,7 @@ import dataclasses
 from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from typing import Annotated, Any, TypedDict
 
 import msgspec
@@ -13,6 +14,8 @@ import pytest
 from sqlalchemy import Engine
 
 from seekpoint import Append, Json, Pipeline, Upsert
+from seekpoint.codecs import CloudEvent
+from seekpoint.codecs.registry import JsonSchema
 from seekpoint.errors import ConfigError
 from seekpoint.sinks.arrow import AppendArrow
 from support.sink_tables import TOPIC, SinkTables, with_enums
@@ -109,13 +112,20 @@ def started(sink_tables: SinkTables, sink: Any, value: Any) -> str:
     return refusal(sink_tables, Pipeline("g", topics=TOPIC, value=value, sinks=[sink]))
 
 
+class JsonOfOurs(Json[Any]):
+    """A subclass decodes JSON, too."""
+
+
+@pytest.mark.parametrize("codec", [Json, JsonOfOurs, partial(JsonSchema, registry="http://localhost:1")])
 @pytest.mark.parametrize("kind", [Append, AppendArrow, Upsert])
-def test_a_field_that_its_column_cannot_hold_is_refused_at_the_start(sink_tables: SinkTables, kind: Any) -> None:
+def test_a_field_that_its_column_cannot_hold_is_refused_at_the_start(
+    sink_tables: SinkTables, kind: Any, codec: Any
+) -> None:
     options: dict[str, Any] = {"key": ["id"]} if kind is Upsert else {}
     found = []
     for field, column, said in REFUSED:
         value = msgspec.defstruct("Value", [("id", int), ("v", field)])
-        message = started(sink_tables, kind(table(sink_tables, column), **options), Json(value))
+        message = started(sink_tables, kind(table(sink_tables, column), **options), codec(value))
         if not (said in message and "field 'v', column 'v'" in message):
             found.append(f"{field} into {column}: {message or 'taken'}")
     assert not found, "\n".join(found)
@@ -128,6 +138,15 @@ def test_what_a_column_holds_is_not_refused(sink_tables: SinkTables) -> None:
         if message := started(sink_tables, Append(table(sink_tables, column)), Json(value)):
             found.append(f"{field} into {column}: {message}")
     assert not found, "\n".join(found)
+
+
+class Binary:
+    """A codec of another format, which knows its type."""
+
+    type = msgspec.defstruct("Value", [("id", int), ("v", float)])
+
+    def __call__(self, data: bytes) -> Any:
+        return self.type(1, 0.1)
 
 
 @dataclasses.dataclass
@@ -151,6 +170,18 @@ def test_every_kind_of_value_that_names_its_fields_is_checked(sink_tables: SinkT
         assert FLOAT in started(sink_tables, Append(path, columns=columns), Json(value)), value
 
 
+def test_the_data_of_a_cloud_event_is_checked_as_its_codec_decodes_it(sink_tables: SinkTables) -> None:
+    columns = ["id", "data"]
+    path = sink_tables.create("id text PRIMARY KEY, data jsonb")
+    for inner, message in ((Json(Price), FLOAT), (Json(Keys), FLOAT), (Json(), ""), (Binary(), "")):
+        assert message in (got := started(sink_tables, Append(path, columns=columns), CloudEvent(inner))), inner
+        assert bool(got) == bool(message), got
+    missing = sink_tables.create("id text", "missing")
+    assert 'column "source" of relation "missing" does not exist' in started(
+        sink_tables, Append(missing), CloudEvent(Json(Price))
+    )
+
+
 def test_the_sinks_options_allow_what_is_refused_without_them(sink_tables: SinkTables) -> None:
     value = msgspec.defstruct("Value", [("id", int), ("v", float)])
     assert not started(sink_tables, Append(table(sink_tables, "numeric"), round=True), Json(value))
@@ -162,16 +193,6 @@ def test_the_sinks_options_allow_what_is_refused_without_them(sink_tables: SinkT
 
 def test_floats_of_other_formats_have_their_digits(sink_tables: SinkTables) -> None:
     """A double of Avro is a double: no digit of the record is lost."""
-    value = msgspec.defstruct("Value", [("id", int), ("v", float)])
-
-    class Binary:
-        """A codec that knows its type."""
-
-        type = value
-
-        def __call__(self, data: bytes) -> Any:
-            return value(1, 0.1)
-
     assert not started(sink_tables, Append(table(sink_tables, "numeric")), Binary())
 
 

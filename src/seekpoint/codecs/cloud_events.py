@@ -60,7 +60,9 @@ class CloudEvent(Generic[E_co]):
     def __init__(self: CloudEvent[Event[D] | None], inner: Codec[D], *, tombstones: bool) -> None: ...
     def __init__(self, inner: Codec[Any], *, tombstones: bool = False) -> None:
         self.inner, self.tombstones = inner, tombstones
-        self.type = Event
+        kind = getattr(inner, "type", None)
+        self.type: Any = Event if kind is None else Event[kind]  # type: ignore[valid-type]
+        self.is_json: bool = getattr(inner, "is_json", False)
         self._data = value_decoder(inner)
 
     def __repr__(self) -> str:

@@ -61,6 +61,8 @@ class Json(Generic[V_co]):
     (:class:`JsonFloat`); a field of type ``Decimal``, also of a model, has all digits.
     """
 
+    is_json = True  # a float field keeps about 15 digits of the record's number: sinks check where these go
+
     @overload
     def __init__(self: Json[T], type: type[T], *, tombstones: Literal[False] = False) -> None: ...
     @overload

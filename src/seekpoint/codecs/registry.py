@@ -231,6 +231,8 @@ class JsonSchema(RegistryCodec[V_co]):
     Schemas with rules, and options that migrate, always give dicts; with ``type`` they raise ConfigError.
     """
 
+    is_json = True  # as of Json
+
     @overload
     def __init__(
         self: JsonSchema[T], type: type[T], *, tombstones: Literal[False] = False, **more: Unpack[_OfJson]

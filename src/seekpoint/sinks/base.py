@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import tzinfo
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, get_origin
 
 from sqlalchemy import Connection
 
@@ -114,9 +114,10 @@ class TableSink(Generic[V_contra, K_contra]):
         kind = next(iter(kinds), None)
         if self.written is not None or self.row_of is not None or self.rows_of is not None:
             return self.written
-        if not isinstance(kind, type) or any(other is not kind for other in kinds):
+        origin = get_origin(kind) or kind  # the class of a generic Struct
+        if not isinstance(origin, type) or any(other != kind for other in kinds):
             return None
-        return None if (fields := field_names(kind)) is None else (*fields, *self.provenance.values())
+        return None if (fields := field_names(origin)) is None else (*fields, *self.provenance.values())
 
     def without_tombstones(self) -> Self:
         """A copy that deletes no rows, and needs no DELETE privilege."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import inspect
 
-from seekpoint.codecs import Codec, Json
+from seekpoint.codecs import Codec
 from seekpoint.codecs.value_types import WITH_FIELDS, type_info
 from seekpoint.errors import ConfigError
 from seekpoint.sinks.column_type import BOOL, BYTEA, DATE, JSON, NUMERIC, TIME, TIMESTAMP, ColumnType, ColumnTypes
@@ -34,9 +34,14 @@ def check_fields(
         fields = fields_of(getattr(codec, "type", None), columns or ())
         for name, field in fields.items():
             if name in types and (columns is None or name in columns):
-                why = misfit(field, types[name], allowed, is_json=type(codec) is Json)
+                why = misfit(field, types[name], allowed, is_json=is_json(codec))
                 if why is not None:
                     raise ConfigError(f"{me}: field {name!r}, column {name!r} ({types[name].named}): {why}")
+
+
+def is_json(codec: Codec) -> bool:
+    """Whether the codec decodes JSON, whose numbers may have more digits than a float field keeps."""
+    return getattr(codec, "is_json", False)
 
 
 def fields_of(kind: Any, columns: Sequence[str]) -> Mapping[str, inspect.Type]:

@@ -29,12 +29,12 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeEngine
 
-from seekpoint.codecs import Codec, Json
+from seekpoint.codecs import Codec
 from seekpoint.errors import ConfigError
 from seekpoint.sinks.accumulate.accumulate import Accumulate
 from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.column_type import ColumnType
-from seekpoint.sinks.declared_types import admits_none, alternatives, fields_of, misfit
+from seekpoint.sinks.declared_types import admits_none, alternatives, fields_of, is_json, misfit
 
 #: Percent of a page that INSERT fills in a table whose rows are updated. The rest is for new versions of its rows,
 #: which then need no new index entries. Measured at 50 (docs/performance.md, Upserts): the table has twice
@@ -148,8 +148,8 @@ def _column(sink: TableSink[Any, Any], name: str, field: inspect.Type, codecs: C
         )
     kind = kinds[0]
     if isinstance(kind, JSONB):
-        is_json = sink.row_of is None and sink.rows_of is None and any(type(codec) is Json for codec in codecs)
-        if (reason := misfit(field, _JSONB, sink.conversions, is_json=is_json)) is not None:
+        of_json = sink.row_of is None and sink.rows_of is None and any(map(is_json, codecs))
+        if (reason := misfit(field, _JSONB, sink.conversions, is_json=of_json)) is not None:
             raise ConfigError(f"{sink!r}: field {name!r}: {reason}")
     nullable = admits_none(field) and name not in sink.key
     if isinstance(sink, Accumulate):

@@ -102,8 +102,8 @@ def test_the_lowest_and_the_highest_value_are_kept(sink_tables: SinkTables, stra
     noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
     def row(hours: int | None, low: str | None, name: str | None) -> dict[str, Any]:
-        at = None if hours is None else noon + timedelta(hours=hours)
-        return {"k": 1, "first_at": at, "low": low and Decimal(low), "last_at": at, "name": name}
+        time = None if hours is None else noon + timedelta(hours=hours)
+        return {"k": 1, "first_at": time, "low": low and Decimal(low), "last_at": time, "name": name}
 
     def stored() -> list[Any]:
         return sink_tables.rows("first_at", "low", "last_at", "name")
@@ -225,8 +225,8 @@ def test_whatever_the_records_and_the_batches_the_sums_are_those_of_a_plain_loop
             write_some = [dict(zip(names, (k, n, a, v, v), strict=True)) for k, n, a, v in records[start:end]]
             with sink_tables.engine.begin() as tx:
                 part(sink, tx, *write_some)
-        found = sorted(sink_tables.rows("k", "n", "amount", "lowest", "highest"))
-        assert found == sorted((k, *row) for k, row in expected.items())
+        rows = sorted(sink_tables.rows("k", "n", "amount", "lowest", "highest"))
+        assert rows == sorted((k, *row) for k, row in expected.items())
 
     check()
 
@@ -375,7 +375,7 @@ def test_the_record_whose_sum_overflows_is_a_data_error_and_the_others_are_added
     sink_tables: SinkTables, group: str, strategy: str, case: tuple[str, list[Any], str]
 ) -> None:
     """The last of these values does not fit any more; the bisecting engine finds its record among others."""
-    kind, values, said = case
+    kind, values, message = case
     sink = sums(sink_tables, f"k text PRIMARY KEY, n {kind}", add=["n"])
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[sink], on_poison="dead_letter")
     others = [{"k": "other", "n": 1}] * 5
@@ -383,7 +383,7 @@ def test_the_record_whose_sum_overflows_is_a_data_error_and_the_others_are_added
     done = sink_tables.process(pipeline, *orders(*map(msgspec.json.encode, [*others, *added, *others])))
     [dead_letter] = done.dead_letters
     assert dead_letter.offset == len(others) + len(values) - 1
-    assert said in dead_letter.failure.error
+    assert message in dead_letter.failure.error
     rows = dict(sink_tables.rows("k", "n"))
     assert rows == {"a": pytest.approx(sum(values[:-1])), "other": 10}
 
@@ -399,7 +399,7 @@ def test_a_record_that_overflows_stops_its_partition_before_it(
 
 
 @pytest.mark.parametrize(
-    ("body", "options", "said"),
+    ("body", "options", "message"),
     [
         ("k int, n int", {}, r"no unique index on exactly \("),
         ("k int PRIMARY KEY, n text", {}, "column 'n' is text, and add= takes only integers, numeric and double"),
@@ -413,10 +413,10 @@ def test_a_record_that_overflows_stops_its_partition_before_it(
         ("k int UNIQUE, n int", {}, "may be NULL"),
     ],
 )
-def test_the_start_checks_the_table(sink_tables: SinkTables, body: str, options: dict[str, Any], said: str) -> None:
+def test_the_start_checks_the_table(sink_tables: SinkTables, body: str, options: dict[str, Any], message: str) -> None:
     sink_tables.sql("CREATE DOMAIN stock AS int CHECK (VALUE >= 0)")
     sink = sums(sink_tables, body.replace("stock", f'"{sink_tables.schema}".stock'), **{"add": ["n"], **options})
-    with sink_tables.engine.connect() as tx, pytest.raises(ConfigError, match=said):
+    with sink_tables.engine.connect() as tx, pytest.raises(ConfigError, match=message):
         sink.check(tx, [Json()])
 
 
@@ -444,9 +444,9 @@ def test_dead_letters_add_when_they_are_replayed_in_any_order(sink_tables: SinkT
     sink = sums(sink_tables, "k text PRIMARY KEY, n int CHECK (n < 100)", add=["n"])
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[sink], on_poison="dead_letter")
     values = [90, 20, 5, 30, -60]
-    records = [raw(b'{"k": "a", "n": %d}' % n, topic=TOPIC, offset=at, key=b"a") for at, n in enumerate(values)]
-    for one in records:
-        sink_tables.process(pipeline, one)
+    records = [raw(b'{"k": "a", "n": %d}' % n, topic=TOPIC, offset=offset, key=b"a") for offset, n in enumerate(values)]
+    for sent in records:
+        sink_tables.process(pipeline, sent)
     replay = DeadLetterReplay(pipeline, sink_tables.engine, schema=sink_tables.schema, actor="ada")
     assert sink_tables.rows("k", "n") == [("a", 35)], "90 + 5 - 60; 20 and 30 would have exceeded the limit"
     assert [dead_letter.state for dead_letter in replay.list()] == [State.DEAD_LETTERED] * 2

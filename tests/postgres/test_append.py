@@ -47,8 +47,8 @@ def test_cloud_events_of_both_modes_become_rows(sink_tables: SinkTables, group: 
     ]
     pipeline = of(group, CloudEvent(Json(Order)), sink)
     assert "not a CloudEvent" in str(stopped_at(sink_tables.process(pipeline, *records), 0, 2))
-    at = datetime(2026, 3, 29, 1, tzinfo=UTC)
-    assert sink_tables.rows("event", "at", "id") == [("a", at, 1), ("b", at, 2)]
+    time = datetime(2026, 3, 29, 1, tzinfo=UTC)
+    assert sink_tables.rows("event", "at", "id") == [("a", time, 1), ("b", time, 2)]
 
 
 # -- shapes of rows -----------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ WORSE = {  # partition and offset of the bad records, of 3 partitions with 4 eac
 def test_a_bad_row_stops_its_partition_in_front_of_it_and_no_other(
     sink_tables: SinkTables, group: str, bad: str, where: str
 ) -> None:
-    column, make, said = BAD[bad]
+    column, make, message = BAD[bad]
     sink_tables.sql(
         "CREATE TYPE mood AS ENUM ('0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '10', '11');"
         "CREATE TABLE parent (id text PRIMARY KEY); INSERT INTO parent SELECT generate_series(0, 20)::text;"
@@ -348,7 +348,7 @@ def test_a_bad_row_stops_its_partition_in_front_of_it_and_no_other(
         sink_tables.sql("CREATE TRIGGER refusing AFTER INSERT ON t FOR EACH ROW EXECUTE FUNCTION refuse()")
     # The first record's "0" is what a duplicate repeats.
     twin = {(1, 0)} if bad.startswith(("UNIQUE", "EXCLUDE")) else set()
-    check_stops(sink_tables, group, table, column=column, make=make, said=said, worse=WORSE[where] - twin)
+    check_stops(sink_tables, group, table, column=column, make=make, message=message, worse=WORSE[where] - twin)
 
 
 def check_stops(
@@ -358,7 +358,7 @@ def check_stops(
     *,
     column: str,
     make: Callable[[], Any],
-    said: str,
+    message: str,
     worse: set[tuple[int, int]],
 ) -> None:
     """Run it with the bad records, look at everything, and once more when they are corrected."""
@@ -380,13 +380,15 @@ def check_stops(
 
     ends = {p: min([o for q, o in worse if q == p], default=4) for p in range(3)}
     assert sink_tables.rows("p", "o") == [(p, o) for p in range(3) for o in range(ends[p])]
-    assert {p.number: at for p, at in sink_tables.positions(pipeline).items()} == ends, "the position equals the rows"
+    assert {p.number: position for p, position in sink_tables.positions(pipeline).items()} == ends, (
+        "the position equals the rows"
+    )
     assert {p.number for p in done.stopped} == {p for p, end in ends.items() if end < 4}
     assert done.records == sum(ends.values())
     for p in (p for p, end in ends.items() if end < 4):
         stop = stopped_at(done, p, ends[p])
         assert isinstance(stop, PoisonStop)
-        assert said in str(stop)
+        assert message in str(stop)
         assert "DEFERRED" in column or "(in a row for " in str(stop)  # at COMMIT it is no sink's any more
         assert len(str(stop)) < 2000
 
@@ -398,7 +400,7 @@ def check_stops(
 
 
 @pytest.mark.parametrize(
-    ("value", "codec", "said"),
+    ("value", "codec", "message"),
     [
         (b"{", Json(Order), "DecodeError"),
         (b'{"id": "x"}', Json(Order), "ValidationError: Expected `int`, got `str` - at `$.id`"),
@@ -407,13 +409,13 @@ def check_stops(
     ],
 )
 def test_a_record_that_cannot_be_decoded_stops_its_partition(
-    sink_tables: SinkTables, group: str, value: bytes | None, codec: Codec, said: str
+    sink_tables: SinkTables, group: str, value: bytes | None, codec: Codec, message: str
 ) -> None:
     good = b'{"id": 1}' if isinstance(codec, Json) else b"1"
     sink = sink_tables.append("o int", columns=["o"], row=lambda r: (r.offset,))
     pipeline = of(group, codec, sink)
     done = sink_tables.process(pipeline, *orders(good, good, value, good), *orders(good, partition=1))
-    assert said in str(stopped_at(done, 0, 2))
+    assert message in str(stopped_at(done, 0, 2))
     assert sink_tables.rows("o") == [(0,), (0,), (1,)]
     assert sink_tables.positions(pipeline) == {Partition(TOPIC, 0): 2, Partition(TOPIC, 1): 1}
 
@@ -468,7 +470,7 @@ def test_a_bad_row_far_from_the_start_of_a_large_batch(sink_tables: SinkTables, 
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "said"),
+    ("make", "error", "message"),
     [
         (lambda s: Append((s, "none"), columns=["id"]), psycopg.errors.UndefinedTable, "none"),
         (lambda s: Append((s, "t"), columns=["id", "nope"]), psycopg.errors.UndefinedColumn, "nope"),
@@ -478,11 +480,11 @@ def test_a_bad_row_far_from_the_start_of_a_large_batch(sink_tables: SinkTables, 
     ],
 )
 def test_a_mistake_in_the_program_ends_the_work_and_writes_nothing(
-    sink_tables: SinkTables, group: str, make: Callable[[str], Append], error: type[Exception], said: str
+    sink_tables: SinkTables, group: str, make: Callable[[str], Append], error: type[Exception], message: str
 ) -> None:
     sink_tables.create("id int, twice int GENERATED ALWAYS AS (id * 2) STORED")
     pipeline = of(group, Json(), make(sink_tables.schema))
-    with pytest.raises(error, match=said) as caught:
+    with pytest.raises(error, match=message) as caught:
         sink_tables.process(pipeline, *orders(*[b'{"id": 1, "nope": 1, "twice": 2}'] * 3))
     assert f"{TOPIC}/0 [0, 3)" in caught.value.__notes__[-1]
     assert sink_tables.rows("id") == []

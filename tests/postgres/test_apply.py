@@ -91,8 +91,8 @@ def test_sinks_write_in_their_order_then_the_handler_all_in_one_transaction(
     assert (done.records, seen) == (3, [6])
     assert handler.rows() == [(0, 0), (0, 1), (1, 0)]
     assert handler.spans == [(Span(Partition(TOPIC, 0), 0, 2), Span(Partition(TOPIC, 1), 0, 1))] == [done.spans]
-    (one,) = {xid for table in ("parents", "children") for (xid,) in sink_tables.rows("xid", name=table)}
-    assert one
+    (shared,) = {xid for table in ("parents", "children") for (xid,) in sink_tables.rows("xid", name=table)}
+    assert shared
 
 
 def test_a_record_that_one_sink_cannot_take_goes_into_none(sink_tables: SinkTables, group: str) -> None:
@@ -116,11 +116,13 @@ def test_a_row_that_the_second_sink_is_refused_undoes_the_first(
     second = sink_tables.append(f"id int {constraint}", name="second", columns=["id"], row=lambda r: (r.value,))
     handler = RecordingHandler(sink_tables)
     done = sink_tables.process(handled(group, handler, first, second), *numbers(1, 2, 7, 3), *numbers(5, partition=1))
-    assert "the database refused it: " in (said := str(stopped_at(done, 0, 2)))
-    assert '"second"' in said
+    assert "the database refused it: " in (message := str(stopped_at(done, 0, 2)))
+    assert '"second"' in message
     assert sink_tables.rows("id", name="first") == sink_tables.rows("id", name="second") == [(1,), (2,), (5,)]
     assert handler.rows() == [(0, 0), (0, 1), (1, 0)]
-    assert [at for call in handler.calls for at in call] == handler.rows(), "the handler saw only the parts that held"
+    assert [offset for call in handler.calls for offset in call] == handler.rows(), (
+        "the handler saw only the parts that held"
+    )
 
 
 def test_what_a_sink_defers_the_handler_may_still_fulfil(sink_tables: SinkTables, group: str) -> None:
@@ -399,8 +401,8 @@ def test_a_group_of_poison_is_poison(sink_tables: SinkTables, group: str, nested
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=(handler := RecordingHandler(sink_tables, refuse)),
                         on_poison="dead_letter")  # fmt: skip
     done = sink_tables.process(pipeline, *numbers(1, -2, 3, -4))
-    found = [(aside.offset, aside.failure.cause, aside.failure.error) for aside in done.dead_letters]
-    assert found == [(1, Cause.POISON, "Poison: negative: -2"), (3, Cause.POISON, "Poison: negative: -4")]
+    failures = [(aside.offset, aside.failure.cause, aside.failure.error) for aside in done.dead_letters]
+    assert failures == [(1, Cause.POISON, "Poison: negative: -2"), (3, Cause.POISON, "Poison: negative: -4")]
     assert handler.rows() == [(0, 0), (0, 2)]
     assert len(handler.calls) == 2, "all are named: nothing is searched for"
 
@@ -516,14 +518,14 @@ def process_in_chunks(
     ids = {TOPIC: kit.topic_id(TOPIC)}
     claims = ledger.claim(list(cursors), ids, cluster_id=kit.CLUSTER, start=lambda _: dict(cursors)).granted
     chunks: list[Chunk[RawRecord]] = []
-    edges = sorted({0, len(records), *(at for at in cuts if at < len(records))})
+    edges = sorted({0, len(records), *(edge for edge in cuts if edge < len(records))})
     for start, end in pairwise(edges):
         reads: dict[Partition, Read] = {}
-        for one in records[start:end]:
-            at = Partition(one.topic, one.partition)
-            before = reads[at].start if at in reads else cursors[at]
-            reads[at] = Read(claims[at], before, one.offset + 1)
-            cursors[at] = one.offset + 1
+        for r in records[start:end]:
+            partition = Partition(r.topic, r.partition)
+            before = reads[partition].start if partition in reads else cursors[partition]
+            reads[partition] = Read(claims[partition], before, r.offset + 1)
+            cursors[partition] = r.offset + 1
         chunks.append(Chunk(records[start:end], reads))
     seen, hands = kit._Seen(), kit.FixedClaims(ledger, dict(claims))
     committer = Committer(ledger, PipelineWriters(pipeline), hands, Announcer([seen]))
@@ -599,7 +601,7 @@ def test_rows_equal_the_records_before_each_first_bad_one(sink_tables: SinkTable
         assert {p.number: stop.offset for p, stop in done.stopped.items()} == bad
         last = {p: o + 1 for p, o in expected}
         ends = {p: bad.get(p, last[p]) if p in last else 0 for p in range(3)}
-        assert {p.number: at for p, at in sink_tables.positions(pipeline).items()} == ends
+        assert {p.number: position for p, position in sink_tables.positions(pipeline).items()} == ends
         if path == "whole":
             seen = [(p, o) for _, p, o in sink_tables.rows("n", "p", "o", name="handled")]
             assert seen == expected, "in the order of the batch, in however many parts"

@@ -38,10 +38,10 @@ BERLIN = timezone(timedelta(hours=1))
 
 def ipc(table: Any, *, file: bool = False) -> bytes:
     """The table in Arrow's stream format, or its file format."""
-    made = pa.BufferOutputStream()
-    with (pa.ipc.new_file if file else pa.ipc.new_stream)(made, table.schema) as writer:
+    buffer = pa.BufferOutputStream()
+    with (pa.ipc.new_file if file else pa.ipc.new_stream)(buffer, table.schema) as writer:
         writer.write_table(table)
-    return bytes(made.getvalue())
+    return bytes(buffer.getvalue())
 
 
 def numbered(*ids: int, **more: Any) -> Any:
@@ -100,11 +100,11 @@ def test_each_type_comes_back_as_it_went_in(sink_tables: SinkTables, name: str) 
     """With nulls between the values, in slices, and in several chunks."""
     kind, column, values, expected = TYPES[name]
     table = sink_tables.create(f"id bigint, v {column}")
-    given = [v for value in values for v in (value, None)] * 3
-    chunks = pa.chunked_array([pa.array([], kind), pa.array(given[:1], kind), pa.array(given[1:], kind)])
-    whole = pa.table({"id": range(len(given)), "v": chunks})
+    cells = [v for value in values for v in (value, None)] * 3
+    chunks = pa.chunked_array([pa.array([], kind), pa.array(cells[:1], kind), pa.array(cells[1:], kind)])
+    whole = pa.table({"id": range(len(cells)), "v": chunks})
     with sink_tables.engine.begin() as tx:
-        assert copy_into(tx, table, whole.slice(1)) == len(given) - 1
+        assert copy_into(tx, table, whole.slice(1)) == len(cells) - 1
         assert copy_into(tx, table, whole.slice(0, 1).to_batches()[0]) == 1
     returned = values if expected is SAME else expected
     assert [v for _, v in sink_tables.rows("id", "v")] == [v for value in returned for v in (value, None)] * 3
@@ -113,7 +113,7 @@ def test_each_type_comes_back_as_it_went_in(sink_tables: SinkTables, name: str) 
 def test_uuids_go_into_uuid(sink_tables: SinkTables) -> None:
     """As Arrow's extension, and as text."""
     table, ids = sink_tables.create("id bigint, v uuid"), [UUID(int=7), UUID(int=2**127)]
-    stored = pa.array([one.bytes for one in ids], pa.binary(16))
+    stored = pa.array([id_.bytes for id_ in ids], pa.binary(16))
     with sink_tables.engine.begin() as tx:
         copy_into(tx, table, numbered(0, 1, v=pa.ExtensionArray.from_storage(pa.uuid(), stored)))
         copy_into(tx, table, numbered(2, 3, v=list(map(str, ids))))
@@ -129,7 +129,7 @@ def test_any_column_goes_into_json_where_that_is_said(sink_tables: SinkTables) -
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         (
             pa.array([1], pa.timestamp("ns")),
@@ -142,9 +142,9 @@ def test_any_column_goes_into_json_where_that_is_said(sink_tables: SinkTables) -
         (pa.array([[("k", 1), ("k", 2)]], pa.map_(pa.string(), pa.int64())), "column 'v': KeyError"),
     ],
 )
-def test_what_has_no_text_is_poison(sink_tables: SinkTables, values: Any, said: str) -> None:
+def test_what_has_no_text_is_poison(sink_tables: SinkTables, values: Any, message: str) -> None:
     table = sink_tables.create("id bigint, v text")
-    with pytest.raises(Poison, match=said), sink_tables.engine.begin() as tx:
+    with pytest.raises(Poison, match=message), sink_tables.engine.begin() as tx:
         copy_into(tx, table, numbered(1, v=values))
     assert sink_tables.rows("id") == []
 
@@ -216,13 +216,13 @@ def _numbered(rows: list[Fields], record: RawRecord) -> Fields:
 Outcome = tuple[list[int], str]
 
 
-def written_by(sink_tables: SinkTables, made: Callable[..., Any], name: str, body: str, rows: list[Any]) -> Outcome:
+def written_by(sink_tables: SinkTables, sink_of: Callable[..., Any], name: str, body: str, rows: list[Any]) -> Outcome:
     """Which records were refused, and the rows of the others."""
-    sink = made(sink_tables.create(f"n bigserial, {body}", name), row=partial(_numbered, rows))
+    sink = sink_of(sink_tables.create(f"n bigserial, {body}", name), row=partial(_numbered, rows))
     pipeline = Pipeline(name, topics=TOPIC, value=Bytes(), sinks=[sink], on_poison="dead_letter")
     done = sink_tables.process(pipeline, *orders(*(b"" for _ in rows)))
-    found = sink_tables.rows("n", "a", "b", "c", name=name)
-    return [aside.offset for aside in done.dead_letters], repr([row[1:] for row in found])
+    stored = sink_tables.rows("n", "a", "b", "c", name=name)
+    return [aside.offset for aside in done.dead_letters], repr([row[1:] for row in stored])
 
 
 @pytest.mark.long
@@ -253,8 +253,8 @@ def test_a_time_is_stored_as_append_stores_it(sink_tables: SinkTables, zones: tu
 # -- records that are tables ------------------------------------------------------------------------------------
 
 
-def tables(*given: Any, start: int = 0) -> list[RawRecord]:
-    return orders(*(one if isinstance(one, bytes) else ipc(one) for one in given), start=start)
+def tables(*args: Any, start: int = 0) -> list[RawRecord]:
+    return orders(*(table if isinstance(table, bytes) else ipc(table) for table in args), start=start)
 
 
 def of(group: str, sink: AppendArrow, **more: Any) -> Pipeline:
@@ -271,8 +271,8 @@ def test_a_record_becomes_all_rows_of_its_table(sink_tables: SinkTables, group: 
 
 def test_the_columns_are_those_that_each_table_has(sink_tables: SinkTables, group: str) -> None:
     sink = AppendArrow(sink_tables.create("id bigint, v text DEFAULT 'none', w int"))
-    given = numbered(1, v=["a"]), numbered(2), numbered(3, w=[5]), numbered(4, w=[6]), numbered(5)
-    sink_tables.process(of(group, sink), *tables(*given))
+    parts = numbered(1, v=["a"]), numbered(2), numbered(3, w=[5]), numbered(4, w=[6]), numbered(5)
+    sink_tables.process(of(group, sink), *tables(*parts))
     assert sink_tables.rows("id", "v", "w") == [
         (1, "a", None), (2, "none", None), (3, "none", 5), (4, "none", 6), (5, "none", None),
     ]  # fmt: skip
@@ -280,8 +280,8 @@ def test_the_columns_are_those_that_each_table_has(sink_tables: SinkTables, grou
 
 def test_columns_that_are_named_are_taken_and_must_be_there(sink_tables: SinkTables, group: str) -> None:
     sink = AppendArrow(sink_tables.create("id bigint, v text"), columns=["v", "id"])
-    given = numbered(1, v=["a"], other=[1]), numbered(2), numbered(3, v=["c"])
-    done = sink_tables.process(of(group, sink, on_poison="dead_letter"), *tables(*given))
+    parts = numbered(1, v=["a"], other=[1]), numbered(2), numbered(3, v=["c"])
+    done = sink_tables.process(of(group, sink, on_poison="dead_letter"), *tables(*parts))
     assert sink_tables.rows("id", "v") == [(1, "a"), (3, "c")]
     (aside,) = done.dead_letters
     assert (aside.offset, aside.failure.cause) == (1, "row")
@@ -289,16 +289,18 @@ def test_columns_that_are_named_are_taken_and_must_be_there(sink_tables: SinkTab
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "message"),
     [
         (pa.table([[1], [2]], names=["id", "id"]), "has two columns of one name: id, id"),
         (pa.table({}), "the table has no columns"),
     ],
 )
-def test_a_table_that_is_none_is_its_records_fault(sink_tables: SinkTables, group: str, table: Any, said: str) -> None:
+def test_a_table_that_is_none_is_its_records_fault(
+    sink_tables: SinkTables, group: str, table: Any, message: str
+) -> None:
     sink = AppendArrow(sink_tables.create("id bigint"))
     done = sink_tables.process(of(group, sink), *tables(numbered(1), table))
-    assert said in str(stopped_at(done, 0, 1))
+    assert message in str(stopped_at(done, 0, 1))
     assert sink_tables.rows("id") == [(1,)]
 
 
@@ -338,9 +340,9 @@ def test_row_may_make_tables_of_any_library_and_rows_beside_them(sink_tables: Si
 
 def test_among_rows_and_tables_the_record_at_fault_is_named(sink_tables: SinkTables, group: str) -> None:
     """They are sent in their order, and each table counts as one."""
-    made = [(0,), (1,), numbered(2), numbered(3, 4), (5,), numbered(6, 2**40), numbered(7), (2**40,), (8,)]
-    sink = AppendArrow(sink_tables.create("id int PRIMARY KEY"), columns=["id"], row=lambda r: made[r.offset])
-    done = sink_tables.process(of(group, sink, value=Bytes(), on_poison="dead_letter"), *orders(*(b"" for _ in made)))
+    values = [(0,), (1,), numbered(2), numbered(3, 4), (5,), numbered(6, 2**40), numbered(7), (2**40,), (8,)]
+    sink = AppendArrow(sink_tables.create("id int PRIMARY KEY"), columns=["id"], row=lambda r: values[r.offset])
+    done = sink_tables.process(of(group, sink, value=Bytes(), on_poison="dead_letter"), *orders(*(b"" for _ in values)))
     assert [aside.offset for aside in done.dead_letters] == [5, 7]
     assert [n for (n,) in sink_tables.rows("id")] == [0, 1, 2, 3, 4, 5, 7, 8]
 
@@ -368,7 +370,7 @@ class OpenCounter:
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "message"),
     [
         (b'{"id": 700, "note": "a\\u0000b"}', "invalid byte sequence for encoding"),
         (b'{"id": 99999999999}', "out of range for type integer"),
@@ -377,7 +379,7 @@ class OpenCounter:
     ],
 )
 def test_the_server_names_the_row_and_so_the_record(
-    sink_tables: SinkTables, group: str, monkeypatch: pytest.MonkeyPatch, bad: bytes, said: str
+    sink_tables: SinkTables, group: str, monkeypatch: pytest.MonkeyPatch, bad: bytes, message: str
 ) -> None:
     """After more rows than are sent at a time; the values before it hold line breaks."""
     sink, calls, count = (
@@ -389,9 +391,9 @@ def test_the_server_names_the_row_and_so_the_record(
     values[AT_ONCE + 500] = bad
     done = sink_tables.process(of(group, sink, value=Json(Order), on_poison="dead_letter"), *orders(*values))
     (aside,) = done.dead_letters
-    cause = "decode" if "Expected" in said else "database"
+    cause = "decode" if "Expected" in message else "database"
     assert (aside.offset, aside.failure.cause) == (AT_ONCE + 500, cause)
-    assert said in aside.failure.error
+    assert message in aside.failure.error
     assert len(sink_tables.rows("id")) == count - 1
     assert calls.opened <= (2 if cause == "decode" else 4), "the record was named, not searched for"
 
@@ -408,7 +410,7 @@ def test_a_value_that_nothing_can_write_is_its_records_fault(sink_tables: SinkTa
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "message"),
     [
         (numbered(7, 99, v=["x", "y"]), "duplicate key value violates unique constraint"),
         (numbered(80, 81, v=["x", "a\0b"]), "invalid byte sequence"),
@@ -420,7 +422,7 @@ def test_a_value_that_nothing_can_write_is_its_records_fault(sink_tables: SinkTa
         (b"no Arrow at all", "ArrowInvalid"),
     ],
 )
-def test_one_bad_row_makes_its_whole_record_poison(sink_tables: SinkTables, group: str, bad: Any, said: str) -> None:
+def test_one_bad_row_makes_its_whole_record_poison(sink_tables: SinkTables, group: str, bad: Any, message: str) -> None:
     """In the middle of the batch, between tables with other columns."""
     sink = AppendArrow(sink_tables.create("id bigint PRIMARY KEY, v text, w int"))
     before = [numbered(2 * n, 2 * n + 1, v=["a\nb", None]) for n in range(5)]
@@ -428,7 +430,7 @@ def test_one_bad_row_makes_its_whole_record_poison(sink_tables: SinkTables, grou
     done = sink_tables.process(of(group, sink, on_poison="dead_letter"), *tables(*before, bad, *behind))
     (aside,) = done.dead_letters
     assert aside.offset == 5
-    assert said in aside.failure.error
+    assert message in aside.failure.error
     assert [n for (n,) in sink_tables.rows("id")] == [*range(10), 20, 21, 22]
 
 
@@ -458,8 +460,8 @@ def test_what_is_refused_at_the_end_is_found_by_halves(sink_tables: SinkTables, 
     sink_tables.sql("INSERT INTO parent SELECT generate_series(0, 99)")
     sink = AppendArrow(sink_tables.create("id int REFERENCES parent"))
     wanted = [numbered(n, n + 1) if n != 42 else numbered(42, 1000) for n in range(60)]
-    found = sink_tables.process(of(group, sink, on_poison="dead_letter"), *tables(*wanted))
-    assert [aside.offset for aside in found.dead_letters] == [42]
+    done = sink_tables.process(of(group, sink, on_poison="dead_letter"), *tables(*wanted))
+    assert [aside.offset for aside in done.dead_letters] == [42]
     assert len(sink_tables.rows("id")) == 118
 
 
@@ -497,7 +499,7 @@ def test_poison_in_a_handler_is_found_without_another_try(sink_tables: SinkTable
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: AppendArrow("a.b.c"), "name it 'table' or 'schema.table'"),
         (lambda: AppendArrow("t", json="v"), r"json= takes several names: json=\['v'\]"),
@@ -505,8 +507,8 @@ def test_poison_in_a_handler_is_found_without_another_try(sink_tables: SinkTable
         (lambda: Arrow("id"), r"takes a pyarrow\.Schema, got 'id'"),
     ],
 )
-def test_a_declaration_that_cannot_be_meant_is_refused(make: Callable[[], Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_declaration_that_cannot_be_meant_is_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         make()
 
 
@@ -523,9 +525,9 @@ def test_it_is_explained_and_not_reloaded() -> None:
 
 def test_the_codec_casts_to_its_schema_where_nothing_is_lost() -> None:
     codec = Arrow(pa.schema([("v", pa.string()), ("id", pa.int32())]))
-    made = codec(ipc(numbered(1, v=["a"], other=[1])))
-    assert made.schema == codec.schema
-    assert made.to_pylist() == [{"v": "a", "id": 1}]
+    decoded = codec(ipc(numbered(1, v=["a"], other=[1])))
+    assert decoded.schema == codec.schema
+    assert decoded.to_pylist() == [{"v": "a", "id": 1}]
     with pytest.raises(ValueError, match="the table has no column 'v'"):
         codec(ipc(numbered(1)))
     with pytest.raises(pa.ArrowInvalid, match="not in range"):

@@ -447,7 +447,7 @@ async def starts_a_task_when_it_is_cancelled(tx: Tx, batch: Records) -> None:
 
 
 @pytest.mark.parametrize(
-    ("handle", "said"),
+    ("handle", "message"),
     [
         (commits, r"called commit\(\) on the connection it was lent"),
         (closes, r"called close\(\) on the connection it was lent"),
@@ -461,13 +461,13 @@ async def starts_a_task_when_it_is_cancelled(tx: Tx, batch: Records) -> None:
         (uses_another_loop, r"used an object of another event loop .*create clients, locks and queues in resources="),
     ],
 )
-def test_a_misuse_is_refused_and_nothing_is_written(table: Table, handle: Handle, said: str) -> None:
+def test_a_misuse_is_refused_and_nothing_is_written(table: Table, handle: Handle, message: str) -> None:
     async def writes_first(tx: Tx, batch: Records) -> object:
         if handle is not ends_by_sql:
             await table.each(tx, batch)
         return await handle(tx, batch)
 
-    with pytest.raises(HandlerMisuse, match=said):
+    with pytest.raises(HandlerMisuse, match=message):
         table.run(writes_first, "a")
     assert table.rows() == []
 

@@ -140,12 +140,12 @@ def parked_terminal(terminal: Terminal) -> Terminal:
 )
 def test_conditions_narrow_the_list(case: tuple[list[str], list[int]], parked_terminal: Terminal) -> None:
     conditions, offsets = case
-    found = parked_terminal.json("dead-letters", "list", "g", *conditions)
-    assert [one["offset"] for one in found] == offsets
-    assert all("value" not in one and one["group"] == "g" for one in found)
+    listed = parked_terminal.json("dead-letters", "list", "g", *conditions)
+    assert [line["offset"] for line in listed] == offsets
+    assert all("value" not in line and line["group"] == "g" for line in listed)
     if not offsets:
-        said = parked_terminal.run("dead-letters", "list", "g", *conditions).stdout
-        assert said == "g: no dead letters meet these conditions\n"
+        output = parked_terminal.run("dead-letters", "list", "g", *conditions).stdout
+        assert output == "g: no dead letters meet these conditions\n"
 
 
 def test_dead_letters_are_counted_by_exception_and_line_and_replayed_by_them(terminal: Terminal) -> None:
@@ -161,14 +161,14 @@ def test_dead_letters_are_counted_by_exception_and_line_and_replayed_by_them(ter
         None,
     )
     assert terminal.lines("dead-letters", "list", "g", "--by-cause")[2].split()[:3] == ["2", "handler", "ValueError"]
-    [one] = terminal.json("dead-letters", "list", "g", "--by-cause", "--error", "worse")
-    assert (one["count"], one["first_id"]) == (1, ids[1])
+    [cause] = terminal.json("dead-letters", "list", "g", "--by-cause", "--error", "worse")
+    assert (cause["count"], cause["first_id"]) == (1, ids[1])
 
     mine = ["--exception", "ValueError", "--line", handler["error_line"]]
-    assert [one["id"] for one in terminal.json("dead-letters", "list", "g", *mine)] == ids[:2]
+    assert [dead_letter["id"] for dead_letter in terminal.json("dead-letters", "list", "g", *mine)] == ids[:2]
     assert terminal.json("dead-letters", "list", "g", "--exception", "KeyError") == []
     planned = terminal.json("dead-letters", "replay", f"{terminal.module}:pipe", "--all", *mine)["planned"]
-    assert [one["id"] for one in planned] == ids, "and the one that is blocked after the first"
+    assert [dead_letter["id"] for dead_letter in planned] == ids, "and the one that is blocked after the first"
     assert (
         terminal.json("dead-letters", "replay", f"{terminal.module}:pipe", "--all", *mine, "--apply")["replayed"] == 3
     )
@@ -207,11 +207,11 @@ def test_a_list_that_is_cut_says_so(terminal: Terminal) -> None:
     lambda case: " ".join(case[0]),
 )
 def test_what_is_wrong_is_said(case: tuple[list[str], str], parked_terminal: Terminal) -> None:
-    words, said = case
+    words, message = case
     result = parked_terminal.run(
         "dead-letters", *(word.format(module=parked_terminal.module) for word in words), exits=2
     )
-    assert said in result.stderr
+    assert message in result.stderr
     assert result.stdout == ""
 
 
@@ -224,7 +224,7 @@ def test_a_dead_letter_of_another_group_is_not_called_unknown(terminal: Terminal
 
 def test_show_prints_the_whole_dead_letter_and_what_can_be_done(terminal: Terminal) -> None:
     ids = park(terminal)
-    said = terminal.run("dead-letters", "show", str(ids[0])).stdout
+    output = terminal.run("dead-letters", "show", str(ids[0])).stdout
     for line in (
         f"dead letter {ids[0]} of group g: dead_lettered",
         "  record    orders/0 offset 0, no timestamp",
@@ -239,7 +239,7 @@ def test_show_prints_the_whole_dead_letter_and_what_can_be_done(terminal: Termin
         f"    seekpoint dead-letters replay MODULE:PIPELINE {ids[0]} --apply",
         f"  close it without applying it: seekpoint dead-letters discard {ids[0]} --reason '…' --apply",
     ):
-        assert f"{line}\n" in said
+        assert f"{line}\n" in output
     held = terminal.run("dead-letters", "show", str(ids[2])).stdout
     assert f"replay or discard {ids[0]} (offset 0) first: this one is blocked behind it" in held
     assert "2026-07-01 12:00:00 UTC" in terminal.run("dead-letters", "show", str(ids[1])).stdout
@@ -254,8 +254,8 @@ def test_show_does_not_let_a_record_speak_to_the_terminal(terminal: Terminal) ->
     values = [b"\x1b[2Jgone", b"\xff\x00\n", b"x" * 5000, "ü".encode() * 1500]
     dead_letter_group.bad = set(values)
     ids = [dead_letter.id for dead_letter in dead_letter_group.park(*orders(*values))]
-    shown = [terminal.run("dead-letters", "show", str(one)).stdout for one in ids]
-    assert not any("\x1b" in one for one in shown)
+    shown = [terminal.run("dead-letters", "show", str(id_)).stdout for id_ in ids]
+    assert not any("\x1b" in text for text in shown)
     assert "  00000000  1b 5b 32 4a 67 6f 6e 65                          .[2Jgone\n" in shown[0]
     assert "  value     3 bytes, as bytes:\n  00000000  ff 00 0a    " in shown[1]
     assert "  value     5,000 bytes, the first 2,048 here (--full shows all), UTF-8:\n" in shown[2]
@@ -268,14 +268,14 @@ def test_show_does_not_let_a_record_speak_to_the_terminal(terminal: Terminal) ->
 
 
 def test_no_password_comes_out_of_an_error(terminal: Terminal) -> None:
-    (one, *_) = park(terminal)
+    (first, *_) = park(terminal)
     with terminal.dead_letter_group.engine.begin() as tx:
         error = "OperationalError: postgresql://me:hunter2@db/shop refused, password=hunter2"
         table = f'"{terminal.dead_letter_group.schema}".dead_letter'
         tx.execute(text(f"UPDATE {table} SET error = '{error}', traceback = '{error}'"))
-    for words in (["list", "g"], ["list", "g", "--json"], ["show", str(one)], ["show", str(one), "--json"]):
+    for words in (["list", "g"], ["list", "g", "--json"], ["show", str(first)], ["show", str(first), "--json"]):
         assert "hunter2" not in terminal.run("dead-letters", *words).output
-    for words in (["export", "g"], ["discard", str(one), "--reason", "x"]):
+    for words in (["export", "g"], ["discard", str(first), "--reason", "x"]):
         assert "hunter2" not in terminal.run("dead-letters", *words).output
 
 
@@ -284,16 +284,16 @@ def test_no_password_comes_out_of_an_error(terminal: Terminal) -> None:
 
 def test_replay_is_a_dry_run_without_apply(terminal: Terminal) -> None:
     ids = park(terminal)
-    said = [line.rstrip() for line in terminal.replay(str(ids[0])).stdout.splitlines()]
-    assert said[0] == "dry run"
-    assert said[2].split() == [str(ids[0]), "orders", "0", "0", "dead_lettered", "replayed"]
-    assert said[3].endswith(f"blocked        replayed after {ids[0]}, which has the same key")
-    assert said[4] == "dry run: 2 would be replayed, 0 refused; --apply does it"
+    output = [line.rstrip() for line in terminal.replay(str(ids[0])).stdout.splitlines()]
+    assert output[0] == "dry run"
+    assert output[2].split() == [str(ids[0]), "orders", "0", "0", "dead_lettered", "replayed"]
+    assert output[3].endswith(f"blocked        replayed after {ids[0]}, which has the same key")
+    assert output[4] == "dry run: 2 would be replayed, 0 refused; --apply does it"
     refused = terminal.replay(str(ids[2]), exits=1).stdout
     assert f"comes after {ids[0]} (offset 0)" in refused
     assert refused.endswith("dry run: 0 would be replayed, 1 refused; --apply does it\n")
     plan = terminal.json("dead-letters", "replay", f"{terminal.module}:pipe", "--all")
-    assert [(one["id"], one["refusal"]) for one in plan["planned"]] == [(one, None) for one in ids]
+    assert [(planned["id"], planned["refusal"]) for planned in plan["planned"]] == [(id_, None) for id_ in ids]
     assert plan["applied"] is False
     assert terminal.dead_letter_group.applied() == []
 
@@ -302,8 +302,8 @@ def test_replay_applies_and_says_what_became_of_each(terminal: Terminal) -> None
     ids = park(terminal)
     terminal.refuse("worse")
     words = ("--all", "--apply", "--reason", "ticket 7", "--actor", "eve")
-    said = terminal.replay(*words, exits=1).stdout
-    assert said == (
+    output = terminal.replay(*words, exits=1).stdout
+    assert output == (
         f"failed again: {ids[1]} (orders/0 offset 1): ValueError: b'worse' is not to be taken\n"
         "2 replayed, 1 failed again, 0 refused\n"
     )
@@ -315,7 +315,7 @@ def test_replay_applies_and_says_what_became_of_each(terminal: Terminal) -> None
     report = terminal.json(
         "dead-letters", "replay", f"{terminal.module}:pipe", str(ids[0]), str(ids[1]), "--apply", exits=1
     )
-    assert (report["replayed"], [one["offset"] for one in report["failed"]]) == (0, [1])
+    assert (report["replayed"], [failed["offset"] for failed in report["failed"]]) == (0, [1])
     assert f"dead letter {ids[0]} (orders/0 offset 0) was replayed by eve at 20" in report["refused"][0]["refusal"]
     terminal.refuse()
     assert terminal.replay("--all", "--apply").stdout == "1 replayed, 0 failed again, 0 refused\n"
@@ -362,7 +362,7 @@ def test_a_running_worker_is_asked_to_replay(terminal: Terminal, monkeypatch: py
     ]
     assert terminal.json(*shown, "--wait", "1s", exits=1)["request"]["replayed"] == 2
     assert terminal.dead_letter_group.applied() == [0, 2]
-    assert [one["id"] for one in terminal.json(*by_worker, "--all")["planned"]] == [ids[1]]
+    assert [planned["id"] for planned in terminal.json(*by_worker, "--all")["planned"]] == [ids[1]]
 
 
 def test_what_a_worker_is_not_asked_for_is_said(terminal: Terminal) -> None:
@@ -372,9 +372,9 @@ def test_what_a_worker_is_not_asked_for_is_said(terminal: Terminal) -> None:
     assert terminal.json(*asked, exits=1)["planned"][1]["refusal"] is not None
     done = terminal.json(*asked, "--apply", "--reason", "fixed", exits=1)
     assert done["request"]["dead_letters"] == [first]
-    assert [one["id"] for one in done["refused"]] == [second]
-    said = terminal.run(*asked, "--apply", "--reason", "fixed", exits=1).stdout
-    assert f"refused, so not in the request: dead letter {second}: " in said
+    assert [refused["id"] for refused in done["refused"]] == [second]
+    output = terminal.run(*asked, "--apply", "--reason", "fixed", exits=1).stdout
+    assert f"refused, so not in the request: dead letter {second}: " in output
 
 
 def test_a_paused_group_says_who_paused_it(terminal: Terminal) -> None:
@@ -403,45 +403,45 @@ def test_discard_is_a_dry_run_without_apply(terminal: Terminal) -> None:
     report = terminal.json(
         *("dead-letters", "discard", "--all", "--group", "g", "--cause", "blocked", "--reason", "x", "--apply")
     )
-    assert [(one["id"], one["refusal"]) for one in report["discarded"]] == [(ids[2], None)]
+    assert [(discarded["id"], discarded["refusal"]) for discarded in report["discarded"]] == [(ids[2], None)]
     assert "it was discarded" in terminal.run("dead-letters", "show", str(ids[0])).stdout
 
 
 def test_edit_is_a_dry_run_without_apply(terminal: Terminal, tmp_path: Path) -> None:
     """Shown with both values, and by the replay's plan; `--undo` takes it back."""
-    (one, *_) = map(str, park(terminal))
+    (first, *_) = map(str, park(terminal))
     terminal.refuse("bad")
     file = tmp_path / "value"
     file.write_bytes(b"fixed")
-    words = ("dead-letters", "edit", one, "--value-file", str(file), "--actor", "ada", "--reason", "typo")
+    words = ("dead-letters", "edit", first, "--value-file", str(file), "--actor", "ada", "--reason", "typo")
     assert terminal.lines(*words) == [
-        f'a replay would apply {one} (orders/0 offset 0) edited: "fixed"',
+        f'a replay would apply {first} (orders/0 offset 0) edited: "fixed"',
         "dry run; --apply does it",
     ]
-    assert "edited" not in terminal.run("dead-letters", "show", one).stdout
+    assert "edited" not in terminal.run("dead-letters", "show", first).stdout
     assert terminal.lines(*words, "--apply") == [
-        f'a replay applies {one} (orders/0 offset 0) edited: "fixed"',
-        f"replay it: seekpoint dead-letters replay MODULE:PIPELINE {one} --apply",
+        f'a replay applies {first} (orders/0 offset 0) edited: "fixed"',
+        f"replay it: seekpoint dead-letters replay MODULE:PIPELINE {first} --apply",
     ]
-    shown = terminal.run("dead-letters", "show", one).stdout
+    shown = terminal.run("dead-letters", "show", first).stdout
     assert re.search(
         r"  value     3 bytes, UTF-8:\n  bad\n  edited    20.* UTC by ada: typo\n  to apply  5 bytes", shown
     )
-    assert f"undo the edit: seekpoint dead-letters edit {one} --undo" in shown
-    assert "replayed, with the value that ada gave it" in " ".join(terminal.replay(one).stdout.split())
-    undo = ("dead-letters", "edit", one, "--undo", "--reason", "right")
+    assert f"undo the edit: seekpoint dead-letters edit {first} --undo" in shown
+    assert "replayed, with the value that ada gave it" in " ".join(terminal.replay(first).stdout.split())
+    undo = ("dead-letters", "edit", first, "--undo", "--reason", "right")
     assert terminal.json(*undo, "--apply")["edited"]["refusal"] is None
     assert "is not edited" in terminal.run(*undo, "--apply", exits=1).stdout
     terminal.run(*words, "--apply")
-    assert terminal.replay(one, "--apply").stdout.endswith("0 failed again, 0 refused\n")
+    assert terminal.replay(first, "--apply").stdout.endswith("0 failed again, 0 refused\n")
     assert terminal.dead_letter_group.states()[0] == "replayed"
     assert "was replayed by" in terminal.run(*words, exits=1).stdout
-    for wrong, said in (
+    for wrong, message in (
         ((), "give --value-file FILE with the new value, or --undo"),
         (("--value-file", str(tmp_path / "none")), "none: No such file"),
         (("--undo", "--apply"), "--apply needs --reason"),
     ):
-        assert said in terminal.run("dead-letters", "edit", one, *wrong, exits=2).stderr
+        assert message in terminal.run("dead-letters", "edit", first, *wrong, exits=2).stderr
 
 
 def test_export_writes_json_lines(terminal: Terminal, tmp_path: Path) -> None:
@@ -518,9 +518,9 @@ def test_status_says_what_is_waited_for(terminal: Terminal, columns: dict[str, s
         statement = put_trouble(f'"{terminal.dead_letter_group.schema}"', **{**FAILED, **columns}).replace(":", "\\:")
         tx.execute(text(statement))
     exits = int(columns is STOPPED)
-    (said,) = terminal.run("status", "g", exits=exits).stdout.splitlines()[3:]
-    assert said.startswith(begins)
-    assert said.endswith(ends)
+    (output,) = terminal.run("status", "g", exits=exits).stdout.splitlines()[3:]
+    assert output.startswith(begins)
+    assert output.endswith(ends)
     (line,) = terminal.json("status", "g", exits=exits)
     assert (line["retry"]["offset"], line["retry"]["stopped"]) == (3, columns is STOPPED)
     terminal.dead_letter_group.process(orders(b"d", start=3))
@@ -531,24 +531,24 @@ def test_status_says_so_of_a_real_stop(terminal: Terminal) -> None:
     """I4: as the unit of work leaves it."""
     terminal.dead_letter_group.bad = {b"bad"}
     terminal.dead_letter_group.process(orders(b"a", b"b", b"c", b"bad"), on_poison="stop")
-    (said,) = terminal.run("status", "g", exits=1).stdout.splitlines()[3:]
-    assert said.startswith(
+    (output,) = terminal.run("status", "g", exits=1).stdout.splitlines()[3:]
+    assert output.startswith(
         "orders/0 has stopped before offset 3: ValueError: b'bad' is not to be taken (at dead_letter_group.py:"
     )
-    assert "); tried 1 of" in said
-    assert said.endswith(f"{MEND}'poison', reason=...))")
+    assert "); tried 1 of" in output
+    assert output.endswith(f"{MEND}'poison', reason=...))")
 
 
 def test_tables_are_as_wide_as_they_are_whatever_the_group_is_called(terminal: Terminal) -> None:
     """An offset that is cut is none; a group's name is no markup."""
     terminal.dead_letter_group.group, terminal.dead_letter_group.bad = "a[/b]", {b"bad"}
-    at = 123_456_789_012
-    terminal.dead_letter_group.process(orders(b"bad", start=at))
+    offset = 123_456_789_012
+    terminal.dead_letter_group.process(orders(b"bad", start=offset))
     for command in ("status", "dead-letters list"):
-        said = terminal.run(*command.split(), "a[/b]").stdout
-        assert str(at)[:-1] in said, said
-        assert said.startswith(("a[/b]", "dead letters of a[/b]"))
-        assert len(said.splitlines()) == 3
+        output = terminal.run(*command.split(), "a[/b]").stdout
+        assert str(offset)[:-1] in output, output
+        assert output.startswith(("a[/b]", "dead letters of a[/b]"))
+        assert len(output.splitlines()) == 3
 
 
 def test_nothing_in_a_dead_letter_reaches_the_terminal_raw(terminal: Terminal) -> None:
@@ -560,12 +560,12 @@ def test_nothing_in_a_dead_letter_reaches_the_terminal_raw(terminal: Terminal) -
         raise ValueError(odd)
 
     terminal.dead_letter_group.park(dead_letter, handle=fail)
-    (one,) = terminal.dead_letter_group.open()
-    for words in (["list", "g"], ["show", str(one.id)], ["discard", str(one.id), "--reason", odd]):
-        said = terminal.run("dead-letters", *words).output
-        assert not {"\x1b", "\x07", "\u202e"} & set(said), said
-    terminal.run("dead-letters", "discard", str(one.id), "--reason", odd, "--actor", odd, "--apply")
-    refused = terminal.run("dead-letters", "discard", str(one.id), "--reason", "x", exits=1).output
+    (parked,) = terminal.dead_letter_group.open()
+    for words in (["list", "g"], ["show", str(parked.id)], ["discard", str(parked.id), "--reason", odd]):
+        message = terminal.run("dead-letters", *words).output
+        assert not {"\x1b", "\x07", "\u202e"} & set(message), message
+    terminal.run("dead-letters", "discard", str(parked.id), "--reason", odd, "--actor", odd, "--apply")
+    refused = terminal.run("dead-letters", "discard", str(parked.id), "--reason", "x", exits=1).output
     assert "by \\x1b]0;owned" in refused
     assert not {"\x1b", "\x07", "\u202e"} & set(refused)
 
@@ -585,8 +585,8 @@ def test_blocked_records_are_counted_apart_everywhere(terminal: Terminal) -> Non
     engine, schema = terminal.dead_letter_group.engine, terminal.dead_letter_group.schema
     samples = Samples()
     LedgerGauges(engine, schema=schema).add_to(samples)
-    at = ("g", TOPIC, "0")
-    assert (samples.of(catalogue.DEAD_LETTERS_OPEN), samples.of(catalogue.BLOCKED)) == ({at: 3}, {at: 1})
+    labels = ("g", TOPIC, "0")
+    assert (samples.of(catalogue.DEAD_LETTERS_OPEN), samples.of(catalogue.BLOCKED)) == ({labels: 3}, {labels: 1})
     admin = Admin(engine, schema=schema)
     ((group,), _), ((summary,), _) = admin.status(["g"]), admin.groups()
     assert present.dead_letters(group.partitions[0]) == present.dead_letters(summary) == "3 (1 blocked)"

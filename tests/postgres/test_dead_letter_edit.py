@@ -199,7 +199,7 @@ def test_a_purge_keeps_what_was_applied_in_place_of_the_logs_value(dead_letter_g
     plan = admin.plan_purge(dead_letter_group.group, timedelta(0))
     assert plan.counts == {"replayed": 1}
     assert admin.apply(plan, reason="old", actor="ada") is not None
-    assert [one.id for one in dead_letter_group.dead_letters()] == [first.id]
+    assert [dead_letter.id for dead_letter in dead_letter_group.dead_letters()] == [first.id]
 
 
 def test_an_export_has_both_values(dead_letter_group: DeadLetterGroup) -> None:

@@ -26,9 +26,9 @@ NOT_UTF8 = b"\xff\xfe-name".decode("utf-8", "surrogateescape")
 def odd() -> list[RawRecord]:
     """Records that are hard to write down."""
     headers = [("a", b"1"), ("a", b"1"), ("", b""), ("null", None), ("nul\0", b"\0"), (NOT_UTF8, b"\xff"), ("ü", b"\n")]
-    at = datetime(2026, 7, 1, 12, 0, 0, 123_000, tzinfo=UTC)
+    time = datetime(2026, 7, 1, 12, 0, 0, 123_000, tzinfo=UTC)
     return [
-        raw(b"a\0b", topic=TOPIC, offset=0, key=b"\0", headers=headers, timestamp=at, leader_epoch=3),
+        raw(b"a\0b", topic=TOPIC, offset=0, key=b"\0", headers=headers, timestamp=time, leader_epoch=3),
         raw(LARGE, topic=TOPIC, offset=1, key=b"\xff\xfe"),
         raw(None, topic=TOPIC, offset=2, key=None),
         raw(b"", topic=TOPIC, offset=3, key=b""),
@@ -39,8 +39,8 @@ def odd() -> list[RawRecord]:
 def back(line: dict[str, Any]) -> RawRecord:
     """The record that a line of the export stands for."""
 
-    def data(given: dict[str, str] | None) -> bytes | None:
-        return None if given is None else b64decode(given["base64"], validate=True)
+    def data(encoded: dict[str, str] | None) -> bytes | None:
+        return None if encoded is None else b64decode(encoded["base64"], validate=True)
 
     headers = tuple(
         ((data(name) or b"").decode("utf-8", "surrogateescape"), data(value)) for name, value in line["headers"]
@@ -109,22 +109,22 @@ def test_a_choice_meets_every_condition(dead_letter_group: DeadLetterGroup) -> N
     dead_letter_group.process(orders(*[b"bad"] * 1100, partition=1), dead_letter_limits=NO_LIMITS)
     dead_letters = DeadLetterAdmin(dead_letter_group.engine, "g", schema=dead_letter_group.schema, actor="eve")
 
-    def found(**where: Any) -> int:
+    def count(**where: Any) -> int:
         return len(list(dead_letters.list(Where(**where))))
 
-    assert found() == 1104
-    assert (found(topic=TOPIC, partition=0), found(topic="other"), found(error="b'worse'")) == (4, 0, 1)
-    assert found(topic=TOPIC, partition=1, from_offset=10, to_offset=20) == 10
-    assert (found(cause=Cause.HANDLER), found(cause=Cause.BLOCKED), found(states=(State.DISCARDED,))) == (1104, 0, 0)
+    assert count() == 1104
+    assert (count(topic=TOPIC, partition=0), count(topic="other"), count(error="b'worse'")) == (4, 0, 1)
+    assert count(topic=TOPIC, partition=1, from_offset=10, to_offset=20) == 10
+    assert (count(cause=Cause.HANDLER), count(cause=Cause.BLOCKED), count(states=(State.DISCARDED,))) == (1104, 0, 0)
     now = datetime.now(UTC)
-    assert (found(since=now - timedelta(hours=1)), found(since=now + timedelta(hours=1))) == (1104, 0)
-    assert [one.offset for one in dead_letters.list(limit=6)] == [0, 1, 2, 3, 0, 1]
+    assert (count(since=now - timedelta(hours=1)), count(since=now + timedelta(hours=1))) == (1104, 0)
+    assert [dead_letter.offset for dead_letter in dead_letters.list(limit=6)] == [0, 1, 2, 3, 0, 1]
     seen: list[int] = []
     done = dead_letters.discard(
-        Where(topic=TOPIC, partition=0), reason="all", progress=lambda one: seen.append(one.dead_letter.id)
+        Where(topic=TOPIC, partition=0), reason="all", progress=lambda planned: seen.append(planned.dead_letter.id)
     )
-    assert [one.dead_letter.id for one in done] == seen
-    assert (len(done), found(), found(states=(State.DISCARDED,))) == (4, 1100, 4)
+    assert [planned.dead_letter.id for planned in done] == seen
+    assert (len(done), count(), count(states=(State.DISCARDED,))) == (4, 1100, 4)
 
 
 def test_the_history_counts_those_that_a_discard_closes(dead_letter_group: DeadLetterGroup) -> None:
@@ -133,9 +133,12 @@ def test_the_history_counts_those_that_a_discard_closes(dead_letter_group: DeadL
     first, *early = dead_letter_group.park(*orders(b"b", b"b", b"b"))
     *_, late = dead_letter_group.park(*orders(b"b", start=3))
     dead_letter_group.new_replay().discard(first.id, reason="a double")
-    chosen, as_of = [one.id for one in (first, *early, late)], max(one.dead_lettered_at for one in early)
+    chosen, as_of = (
+        [dead_letter.id for dead_letter in (first, *early, late)],
+        max(dead_letter.dead_lettered_at for dead_letter in early),
+    )
     done = dead_letter_group.new_replay().discard(chosen, reason="old", as_of=as_of)
-    assert [one.refusal is None for one in done] == [False, True, True, False]
+    assert [planned.refusal is None for planned in done] == [False, True, True, False]
     assert dead_letter_group.actions()[1:] == [("discard", 1, "ada", "2 dead letters: old")]
 
 

@@ -45,9 +45,9 @@ class DeadLetterWorker(LedgerWorker):
             moved = self.ledger.advance(tx, moves, transaction)
         self.accept(moved)
 
-    def dead_lettered(self, one: NewDeadLetter) -> DeadLetter:
+    def dead_lettered(self, new: NewDeadLetter) -> DeadLetter:
         """Dead-letter this record; returns the only dead letter that there is then."""
-        self.park(one)
+        self.park(new)
         [dead_letter] = self.all()
         return dead_letter
 
@@ -87,10 +87,12 @@ def new_worker(seekpoint_engine: Engine, seekpoint_schema: str) -> NewDeadLetter
     topic_id = uuid4()
 
     def make(group: str = "g", *, claim: bool = True, **options: Any) -> DeadLetterWorker:
-        made = DeadLetterWorker(Ledger(seekpoint_engine, group, schema=seekpoint_schema, **options), topic_id=topic_id)
+        worker = DeadLetterWorker(
+            Ledger(seekpoint_engine, group, schema=seekpoint_schema, **options), topic_id=topic_id
+        )
         if claim:
-            made.claim(0, 1)
-        return made
+            worker.claim(0, 1)
+        return worker
 
     return make
 
@@ -109,11 +111,11 @@ def aside(
 
 
 def dead_lettered(
-    new_worker: NewDeadLetterWorker, offset: int, *given: Any, **options: Any
+    new_worker: NewDeadLetterWorker, offset: int, *args: Any, **options: Any
 ) -> tuple[DeadLetterWorker, DeadLetter]:
     """A worker that has dead-lettered one record, and its dead letter."""
     worker = new_worker()
-    return worker, worker.dead_lettered(aside(offset, *given, **options))
+    return worker, worker.dead_lettered(aside(offset, *args, **options))
 
 
 # -- nothing of a record is lost ------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ def test_a_thousand_are_dead_lettered_at_once(new_worker: NewDeadLetterWorker) -
     worker.park(*reversed(many))
     seconds = time.monotonic() - began
     parked = worker.all(limit=2_000)
-    assert [dead_letter.record for dead_letter in parked] == [one.record for one in many]
+    assert [dead_letter.record for dead_letter in parked] == [new.record for new in many]
     assert [dead_letter.id for dead_letter in parked] == sorted(dead_letter.id for dead_letter in parked)
     assert seconds < 5, "one round trip, not a thousand"
 
@@ -312,9 +314,9 @@ def test_open_keys_are_those_of_the_partitions_that_are_asked_for(new_worker: Ne
         aside(5, b""),
     )
     worker.park(aside(0, b"a", partition=1), number=1)
-    zero, one = worker.at(0), worker.at(1)
-    assert open_keys(worker) == {(zero, b"a"): 1, (zero, b""): 5, (one, b"a"): 0}
-    assert open_keys(worker, 1) == {(one, b"a"): 0}
+    zero, first = worker.at(0), worker.at(1)
+    assert open_keys(worker) == {(zero, b"a"): 1, (zero, b""): 5, (first, b"a"): 0}
+    assert open_keys(worker, 1) == {(first, b"a"): 0}
     worker.close(worker.all(partition=0, from_offset=1)[0].id)
     assert open_keys(worker, 0) == {(zero, b"a"): 2, (zero, b""): 5}
 
@@ -334,7 +336,7 @@ def test_the_first_of_a_key_is_found(new_worker: NewDeadLetterWorker) -> None:
     worker.park(aside(0, b"b"), aside(1, b"a"), aside(2, b"a", state=State.BLOCKED), aside(3, None))
     worker.park(aside(0, b"a", partition=1), number=1)
     _, first, second, keyless, other = worker.all()
-    assert [worker.first_of_key(one) for one in (first, second, keyless, other)] == [1, 1, None, 0]
+    assert [worker.first_of_key(record) for record in (first, second, keyless, other)] == [1, 1, None, 0]
     worker.close(first.id)
     assert worker.first_of_key(second) == 2
     worker.close(second.id)
@@ -358,10 +360,13 @@ def test_dead_letters_of_others_are_not_the_first_of_a_key(new_worker: NewDeadLe
 def test_a_move_supersedes_nothing_of_another_group(new_worker: NewDeadLetterWorker) -> None:
     """I4: the other group does not read the records again."""
     worker, other = new_worker(), new_worker("h")
-    for one in (worker, other):
-        one.park(aside(3))
+    for closing in (worker, other):
+        closing.park(aside(3))
     worker.rewind(0)
-    assert [one.state for one in (*worker.all(), *other.all())] == [State.SUPERSEDED, State.DEAD_LETTERED]
+    assert [dead_letter.state for dead_letter in (*worker.all(), *other.all())] == [
+        State.SUPERSEDED,
+        State.DEAD_LETTERED,
+    ]
 
 
 # -- for people -----------------------------------------------------------------------------------------------------
@@ -376,7 +381,7 @@ def test_lists_are_ordered_filtered_and_paged(new_worker: NewDeadLetterWorker) -
     everything = worker.all()
 
     def places(**conditions: Any) -> list[tuple[int, int]]:
-        return [(one.partition, one.offset) for one in worker.all(**conditions)]
+        return [(dead_letter.partition, dead_letter.offset) for dead_letter in worker.all(**conditions)]
 
     assert places() == [*((0, n) for n in range(4)), *((1, n) for n in range(3))]
     assert places(partition=1, from_offset=1) == [(1, 1), (1, 2)]
@@ -387,7 +392,7 @@ def test_lists_are_ordered_filtered_and_paged(new_worker: NewDeadLetterWorker) -
     assert places(states=[]) == []
     assert places(error="2% of_") == [(0, 2)]
     assert places(error="2%of") == []
-    latest = max(one.dead_lettered_at for one in everything)
+    latest = max(dead_letter.dead_lettered_at for dead_letter in everything)
     assert places(since=latest + timedelta(microseconds=1)) == []
     assert (1, 2) in places(since=latest)
     pages: list[DeadLetter] = []
@@ -405,11 +410,11 @@ def test_a_page_begins_after_a_dead_letter_that_was_deleted_meanwhile(new_worker
     with worker.ledger.engine.begin() as tx:
         gone = delete(dead_letter_table).where(dead_letter_table.c.id == first[-1].id)
         assert tx.execute(gone, execution_options=in_schema(worker.ledger.schema)).rowcount == 1
-    assert [one.offset for one in worker.all(limit=3, after=first[-1])] == [3, 4, 5]
+    assert [dead_letter.offset for dead_letter in worker.all(limit=3, after=first[-1])] == [3, 4, 5]
 
 
 @pytest.mark.parametrize(
-    ("condition", "said"),
+    ("condition", "message"),
     [
         ({"error": "a\0"}, r"have them escaped: 'a\\x00'"),
         ({"topic": "\udc80"}, "no dead letter has this"),
@@ -422,12 +427,12 @@ def test_a_page_begins_after_a_dead_letter_that_was_deleted_meanwhile(new_worker
     ],
 )
 def test_what_postgres_cannot_be_asked_is_refused(
-    new_worker: NewDeadLetterWorker, condition: dict[str, Any], said: str
+    new_worker: NewDeadLetterWorker, condition: dict[str, Any], message: str
 ) -> None:
     """A sentence that says what to correct, and no error of the database."""
     with pytest.raises(ConfigError) as refused:
         new_worker(claim=False).all(**condition)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("dead_letter_id", [2**63, -(2**63), 2**200])

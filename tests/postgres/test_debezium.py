@@ -134,11 +134,11 @@ MISREAD: list[tuple[str, dict[str, Any], Any, str]] = [
 def test_a_value_that_the_column_would_read_otherwise(
     sink_tables: SinkTables, group: str, case: tuple[str, dict[str, Any], Any, str]
 ) -> None:
-    column, schema, sent, said = case
+    column, schema, sent, message = case
     pipeline = replica(sink_tables, group, f"id int PRIMARY KEY, v {column}", columns=["id", "v"])
     body = event([field("id", "int32"), schema], "c", None, {"id": 1, "v": sent})
     done = sink_tables.process(pipeline, raw(body, topic=TOPIC, key=key_of(id=1)))
-    assert said in done.dead_letters[0].failure.summary
+    assert message in done.dead_letters[0].failure.summary
     assert sink_tables.rows("id") == []
 
 
@@ -159,7 +159,7 @@ def test_a_sink_that_would_leave_deleted_rows(
         sink_tables.process(
             pipeline, *[raw(json.dumps(envelope).encode(), topic=TOPIC, offset=n, key=b"1") for n in range(2)]
         )
-    assert ["a Debezium envelope" in one.getMessage() for one in caplog.records] == [True], "once"
+    assert ["a Debezium envelope" in line.getMessage() for line in caplog.records] == [True], "once"
 
 
 # -- what Debezium itself has written ---------------------------------------------------------------------------------

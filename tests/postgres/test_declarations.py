@@ -26,15 +26,15 @@ SIZES = [1, 2, 150, 3]  # few rows in one statement, many by COPY
 def engines(seekpoint_dsn: str) -> Iterator[list[Engine]]:
     """Two databases, each with a ledger and the table ``t``."""
     with ExitStack() as stack:
-        made = []
+        engines = []
         for kind in TYPES:
             engine = create_engine(stack.enter_context(new_database(seekpoint_dsn)))
             stack.callback(engine.dispose)
             schema.upgrade(engine)
             with engine.begin() as tx:
                 tx.execute(text(f"CREATE TABLE t (id int PRIMARY KEY, v {kind})"))
-            made.append(engine)
-        yield made
+            engines.append(engine)
+        yield engines
 
 
 def state_of(sink: Any) -> dict[str, str]:
@@ -62,8 +62,8 @@ def test_two_workers_of_one_pipeline_write_two_databases_by_their_own_types(
         number += size
     for engine, values in zip(engines, TYPES.values(), strict=True):
         with engine.connect() as tx:
-            found = [tuple(row) for row in tx.execute(text("SELECT id, v FROM t ORDER BY id"))]
-        assert found == [(n, values[n % 2]) for n in range(number)]
+            stored = [tuple(row) for row in tx.execute(text("SELECT id, v FROM t ORDER BY id"))]
+        assert stored == [(n, values[n % 2]) for n in range(number)]
     assert (state_of(sink), set(vars(pipeline))) == before
     for worker in workers:
         worker.committer.close()
@@ -81,8 +81,8 @@ class Note(msgspec.Struct):
 
 def test_each_writer_learns_the_columns_of_its_own_first_row() -> None:
     sink: Append[Any, Any] = Append("t")
-    one, other = sink.writer(), sink.writer()
-    assert one.value_rows([Order(1, "a")]) == [(1, "a")]
+    first, other = sink.writer(), sink.writer()
+    assert first.value_rows([Order(1, "a")]) == [(1, "a")]
     assert other.value_rows([Note("b", 2)]) == [("b", 2)]
-    assert one.value_rows([Note("c", 3)]) == [(3, "c")], "in the order of its first row"
+    assert first.value_rows([Note("c", 3)]) == [(3, "c")], "in the order of its first row"
     assert sink.written is None

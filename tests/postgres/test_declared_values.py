@@ -122,22 +122,22 @@ def test_a_field_that_its_column_cannot_hold_is_refused_at_the_start(
     sink_tables: SinkTables, kind: Any, codec: Any
 ) -> None:
     options: dict[str, Any] = {"key": ["id"]} if kind is Upsert else {}
-    found = []
-    for field, column, said in REFUSED:
+    messages = []
+    for field, column, wanted in REFUSED:
         value = msgspec.defstruct("Value", [("id", int), ("v", field)])
         message = started(sink_tables, kind(table(sink_tables, column), **options), codec(value))
-        if not (said in message and "field 'v', column 'v'" in message):
-            found.append(f"{field} into {column}: {message or 'taken'}")
-    assert not found, "\n".join(found)
+        if not (wanted in message and "field 'v', column 'v'" in message):
+            messages.append(f"{field} into {column}: {message or 'taken'}")
+    assert not messages, "\n".join(messages)
 
 
 def test_what_a_column_holds_is_not_refused(sink_tables: SinkTables) -> None:
-    found = []
+    messages = []
     for field, column in TAKEN:
         value = msgspec.defstruct("Value", [("id", int), ("v", field)])
         if message := started(sink_tables, Append(table(sink_tables, column)), Json(value)):
-            found.append(f"{field} into {column}: {message}")
-    assert not found, "\n".join(found)
+            messages.append(f"{field} into {column}: {message}")
+    assert not messages, "\n".join(messages)
 
 
 class Binary:

@@ -60,12 +60,12 @@ def engine(database: str) -> Iterator[Engine]:
     empty(database)
 
 
-def found(diagnosis: Diagnosis, level: Level = Level.FAILURE) -> dict[str, str]:
+def messages_of(diagnosis: Diagnosis, level: Level = Level.FAILURE) -> dict[str, str]:
     """Messages by check, of the findings of a level; each of them says what to do."""
-    findings = [each for each in diagnosis.findings if each.level is level]
-    assert level is Level.OK or all(each.remedies for each in findings)
-    checks = {each.check for each in findings}
-    return {check: "\n".join(each.message for each in findings if each.check == check) for check in checks}
+    findings = [finding for finding in diagnosis.findings if finding.level is level]
+    assert level is Level.OK or all(finding.remedies for finding in findings)
+    checks = {finding.check for finding in findings}
+    return {check: "\n".join(finding.message for finding in findings if finding.check == check) for check in checks}
 
 
 def sql(engine: Engine, *statements: str) -> None:
@@ -77,11 +77,11 @@ def sql(engine: Engine, *statements: str) -> None:
 def test_a_healthy_ledger_has_no_failure(engine: Engine) -> None:
     diagnosis = Admin(engine).doctor()
     assert diagnosis.is_well
-    assert found(diagnosis) == {}
-    assert set(found(diagnosis, Level.WARNING)) <= {"brokers", "durability"}  # test servers may not sync
+    assert messages_of(diagnosis) == {}
+    assert set(messages_of(diagnosis, Level.WARNING)) <= {"brokers", "durability"}  # test servers may not sync
     checks = {"versions", "server", "pooler", "clocks", "transaction_timeout", "replication", "schema", "rights",
               "autovacuum", "stops", "retention"}  # fmt: skip
-    assert checks <= found(diagnosis, Level.OK).keys()
+    assert checks <= messages_of(diagnosis, Level.OK).keys()
 
 
 def test_it_runs_where_nothing_can_be_written_and_while_rows_are_locked(engine: Engine) -> None:
@@ -93,44 +93,44 @@ def test_it_runs_where_nothing_can_be_written_and_while_rows_are_locked(engine: 
 
 
 def test_no_ledger_a_newer_and_an_older_one(engine: Engine) -> None:
-    assert "has no ledger tables" in found(Admin(engine, schema="none").doctor())["schema"]
+    assert "has no ledger tables" in messages_of(Admin(engine, schema="none").doctor())["schema"]
     sql(engine, "UPDATE seekpoint.alembic_version SET version_num = '9999'")
-    assert "9999" in found(Admin(engine).doctor())["schema"]
+    assert "9999" in messages_of(Admin(engine).doctor())["schema"]
     sql(engine, f"UPDATE seekpoint.alembic_version SET version_num = '{schema.HEAD}'")
     sql(engine, "UPDATE seekpoint.alembic_version SET version_num = '0000'")
-    assert "older than revision" in found(Admin(engine).doctor())["schema"]
+    assert "older than revision" in messages_of(Admin(engine).doctor())["schema"]
 
 
 @pytest.fixture
 def roles(engine: Engine) -> Iterator[LedgerRoles]:
     """The roles of the ledger."""
-    made = LedgerRoles(engine.url)
-    made.script()
-    yield made
-    made.drop()
+    roles = LedgerRoles(engine.url)
+    roles.script()
+    yield roles
+    roles.drop()
 
 
 def test_each_role_has_its_rights(roles: LedgerRoles) -> None:
     """A role that may not read the groups' rows is warned that they were not checked."""
     for role in (Role.WRITER, Role.OPERATOR, Role.READER, Role.STAGER):
         diagnosis = Admin(roles.engine(role)).doctor(role)
-        assert found(diagnosis) == {}
-        assert role.value in found(diagnosis, Level.OK)["rights"]
-        assert ("groups" in found(diagnosis, Level.WARNING)) == (role in {Role.WRITER, Role.READER})
-        assert "is not in pg_read_all_stats" in found(diagnosis, Level.OK)["autovacuum"]
+        assert messages_of(diagnosis) == {}
+        assert role.value in messages_of(diagnosis, Level.OK)["rights"]
+        assert ("groups" in messages_of(diagnosis, Level.WARNING)) == (role in {Role.WRITER, Role.READER})
+        assert "is not in pg_read_all_stats" in messages_of(diagnosis, Level.OK)["autovacuum"]
 
 
 def test_a_right_that_is_missing(engine: Engine, roles: LedgerRoles) -> None:
     writer, reader = roles.engine(Role.WRITER), roles.engine(Role.READER)
     name = roles.names[Role.WRITER]
-    assert "lacks rights of a writer" in found(Admin(reader).doctor(Role.WRITER))["rights"]
+    assert "lacks rights of a writer" in messages_of(Admin(reader).doctor(Role.WRITER))["rights"]
     sql(engine, f'REVOKE UPDATE ON seekpoint.dead_letter FROM "{name}"')
-    message = found(Admin(writer).doctor())["rights"]
+    message = messages_of(Admin(writer).doctor())["rights"]
     assert message.endswith("for a writer it lacks UPDATE on dead_letter")
     sql(engine, f'REVOKE SELECT (state) ON seekpoint.reload_run FROM "{roles.names[Role.READER]}"')
-    assert found(Admin(reader).doctor(Role.READER))["rights"].endswith(": SELECT (state) on reload_run")
+    assert messages_of(Admin(reader).doctor(Role.READER))["rights"].endswith(": SELECT (state) on reload_run")
     sql(engine, f'REVOKE SELECT ON seekpoint.alembic_version FROM "{name}"')
-    assert "may not read seekpoint.alembic_version" in found(Admin(writer).doctor())["schema"]
+    assert "may not read seekpoint.alembic_version" in messages_of(Admin(writer).doctor())["schema"]
     sql(engine, f'REVOKE ALL ON SCHEMA seekpoint FROM "{name}"')
     assert not Admin(writer).doctor().is_well
 
@@ -141,8 +141,8 @@ def test_a_login_without_any_right_is_named(engine: Engine, roles: LedgerRoles) 
     sql(engine, f'REVOKE ALL ON ALL TABLES IN SCHEMA seekpoint FROM "{name}"')
     sql(engine, f'REVOKE ALL ON SCHEMA seekpoint FROM "{name}"')
     diagnosis = Admin(roles.engine(Role.READER)).doctor()
-    assert found(diagnosis)["schema"].startswith(f"{name} may not read seekpoint.alembic_version")
-    assert "server" in found(diagnosis, Level.OK)
+    assert messages_of(diagnosis)["schema"].startswith(f"{name} may not read seekpoint.alembic_version")
+    assert "server" in messages_of(diagnosis, Level.OK)
 
 
 @pytest.mark.parametrize(
@@ -153,15 +153,15 @@ def test_a_login_without_any_right_is_named(engine: Engine, roles: LedgerRoles) 
      ("track_counts=off", "autovacuum", Level.FAILURE)],
 )  # fmt: skip
 def test_settings_of_the_login(engine: Engine, setting: str, check: str, level: Level) -> None:
-    assert check in found(Admin(session(engine, setting)).doctor(), level)
+    assert check in messages_of(Admin(session(engine, setting)).doctor(), level)
 
 
 def test_a_reader_may_be_read_only_and_its_database_may_not(engine: Engine) -> None:
     reader = session(engine, "default_transaction_read_only=on")
-    assert "server" not in found(Admin(reader).doctor(Role.READER))
-    assert "server" in found(Admin(reader).doctor(Role.WRITER))
+    assert "server" not in messages_of(Admin(reader).doctor(Role.READER))
+    assert "server" in messages_of(Admin(reader).doctor(Role.WRITER))
     sql(engine, f'ALTER DATABASE "{engine.url.database}" SET default_transaction_read_only = on')
-    assert "server" in found(Admin(engine).doctor(Role.READER))
+    assert "server" in messages_of(Admin(engine).doctor(Role.READER))
 
 
 def session(engine: Engine, setting: str) -> Engine:
@@ -172,18 +172,18 @@ def session(engine: Engine, setting: str) -> Engine:
 def test_a_pooler_is_in_between(engine: Engine) -> None:
     with run_own(engine.url.render_as_string(hide_password=False)) as url:
         through = create_engine(url, poolclass=NullPool)
-        assert "is not the one announced on connecting" in found(Admin(through).doctor(), Level.WARNING)["pooler"]
+        assert "is not the one announced on connecting" in messages_of(Admin(through).doctor(), Level.WARNING)["pooler"]
 
 
 @pytest.mark.parametrize("seconds", [-60, 60])
 def test_clocks_that_differ(engine: Engine, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
     answered(monkeypatch, now=datetime.now(UTC) + timedelta(seconds=seconds))
-    assert re.search(r"differ by (59|6\d)\.\d s", found(Admin(engine).doctor(), Level.WARNING)["clocks"])
+    assert re.search(r"differ by (59|6\d)\.\d s", messages_of(Admin(engine).doctor(), Level.WARNING)["clocks"])
 
 
 def test_a_postgres_without_transaction_timeout(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     answered(monkeypatch, number=160004, transaction_timeout="")
-    assert "Postgres 17" in found(Admin(engine).doctor(), Level.WARNING)["transaction_timeout"]
+    assert "Postgres 17" in messages_of(Admin(engine).doctor(), Level.WARNING)["transaction_timeout"]
 
 
 def answered(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
@@ -202,13 +202,13 @@ def test_a_table_without_autovacuum_and_dead_rows_that_are_left(engine: Engine) 
         "DELETE FROM seekpoint.position_sample WHERE at < (SELECT max(at) FROM seekpoint.position_sample)",
         "SELECT pg_stat_force_next_flush()",
     )
-    messages = found(Admin(engine).doctor(), Level.WARNING)["autovacuum"].splitlines()
+    messages = messages_of(Admin(engine).doctor(), Level.WARNING)["autovacuum"].splitlines()
     table = "seekpoint.position_sample"
     assert messages == [f"autovacuum is off for {table}", f"{table} has 20,001 dead rows and 1 live row"]
     sql(engine, "ALTER TABLE seekpoint.position_sample RESET (autovacuum_enabled)")
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as tx:
         tx.execute(text("VACUUM seekpoint.position_sample"))
-    assert "autovacuum" in found(Admin(engine).doctor(), Level.OK)
+    assert "autovacuum" in messages_of(Admin(engine).doctor(), Level.OK)
 
 
 LEFT_OPEN = {
@@ -225,7 +225,7 @@ def test_a_transaction_that_was_left_open(engine: Engine, monkeypatch: pytest.Mo
     isolation, left = LEFT_OPEN[name]
     with engine.connect().execution_options(isolation_level=isolation) as idle:
         idle.execute(text(left))
-        assert "a transaction has been open for" in found(Admin(engine).doctor(), Level.WARNING)["autovacuum"]
+        assert "a transaction has been open for" in messages_of(Admin(engine).doctor(), Level.WARNING)["autovacuum"]
 
 
 RISKY = {"fsync": "off", "full_page_writes": "off", "autovacuum": "off", "wal_level": "logical",
@@ -238,7 +238,7 @@ def test_a_server_that_may_lose_commits_or_takes_none(monkeypatch: pytest.Monkey
     with start_postgres(RISKY, own=True) as server:
         engine = create_engine(server.url, poolclass=NullPool)
         schema.upgrade(engine)
-        failures = found(Admin(engine).doctor())
+        failures = messages_of(Admin(engine).doctor())
         assert "fsync is off" in failures["durability"]
         assert "full_page_writes is off" in failures["durability"]
         assert "nothing removes them" in failures["autovacuum"]
@@ -247,13 +247,13 @@ def test_a_server_that_may_lose_commits_or_takes_none(monkeypatch: pytest.Monkey
         with monkeypatch.context() as patch:
             patch.setattr(check_postgres, "OLD", 0.0)
             _alone(engine, "BEGIN", "CREATE TABLE left_open ()", "PREPARE TRANSACTION 'left'")
-            assert "a transaction has been open for" in found(Admin(engine).doctor(), Level.WARNING)["autovacuum"]
+            assert "a transaction has been open for" in messages_of(Admin(engine).doctor(), Level.WARNING)["autovacuum"]
             _alone(engine, "ROLLBACK PREPARED 'left'")
         folder = _answer(engine, "SELECT current_setting('data_directory')")
         _alone(engine, f"COPY (SELECT 1) TO '{folder}/standby.signal'")
         server.stop()
         server.start()
-        assert "is a standby and takes no writes" in found(Admin(engine).doctor())["server"]
+        assert "is a standby and takes no writes" in messages_of(Admin(engine).doctor())["server"]
 
 
 def _replicas(server: PostgresServer, engine: Engine) -> None:
@@ -262,11 +262,11 @@ def _replicas(server: PostgresServer, engine: Engine) -> None:
     replica = psycopg.pq.PGconn.connect(make_conninfo(server.dsn, replication="database").encode())
     try:
         assert replica.status == psycopg.pq.ConnStatus.OK
-        assert "1 asynchronous standby: a failover" in found(Admin(engine).doctor(), Level.WARNING)["replication"]
+        assert "1 asynchronous standby: a failover" in messages_of(Admin(engine).doctor(), Level.WARNING)["replication"]
         options = "proto_version '1', publication_names 'changes'"
         started = replica.exec_(f"START_REPLICATION SLOT other LOGICAL 0/0 ({options})".encode())
         assert started.status == psycopg.pq.ExecStatus.COPY_BOTH
-        assert "replication" in found(Admin(engine).doctor(), Level.OK)
+        assert "replication" in messages_of(Admin(engine).doctor(), Level.OK)
     finally:
         replica.finish()
     ended = "SELECT count(*) = 0 FROM pg_stat_replication"
@@ -278,10 +278,10 @@ def _standby_that_is_not_waited_for(engine: Engine) -> None:
     """It is named, and this login's commits do not wait for it."""
     local = session(engine, "synchronous_commit=local")
     _alone(engine, "ALTER SYSTEM SET synchronous_standby_names = 'one'", "SELECT pg_reload_conf()")
-    said = "synchronous_commit is local: commits do not wait for one"
-    until(lambda: found(Admin(local).doctor(), Level.WARNING).get("replication") == said, "the setting")
+    message = "synchronous_commit is local: commits do not wait for one"
+    until(lambda: messages_of(Admin(local).doctor(), Level.WARNING).get("replication") == message, "the setting")
     _alone(engine, "ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
-    until(lambda: "replication" in found(Admin(local).doctor(), Level.OK), "the setting to end")
+    until(lambda: "replication" in messages_of(Admin(local).doctor(), Level.OK), "the setting to end")
 
 
 def _answer(engine: Engine, query: str) -> Any:
@@ -302,14 +302,14 @@ def test_a_stop_and_records_that_retention_deleted(engine: Engine) -> None:
         put_stop("seekpoint", "OffsetLost", "10"),
         "UPDATE seekpoint.position_sample SET log_start = 25, log_end = 30",
     )
-    failures = found(Admin(engine).doctor())
+    failures = messages_of(Admin(engine).doctor())
     assert failures["stops"] == "shop: orders/0 stopped at 10: OffsetLost"
     assert failures["retention"] == "shop: orders/0: retention deleted 15 records that had not been applied"
 
 
 def test_a_pause(engine: Engine) -> None:
     sql(engine, "UPDATE seekpoint.consumer_group SET paused = true, paused_by = 'ada', paused_reason = 'the index'")
-    assert found(Admin(engine).doctor(), Level.WARNING)["pauses"] == "shop: paused by ada: the index"
+    assert messages_of(Admin(engine).doctor(), Level.WARNING)["pauses"] == "shop: paused by ada: the index"
 
 
 def test_many_partitions_with_the_same_problem_are_counted(engine: Engine) -> None:
@@ -321,7 +321,7 @@ def test_many_partitions_with_the_same_problem_are_counted(engine: Engine) -> No
         engine,
         put_stop("seekpoint", "PoisonStop", "10"),
     )
-    *_, last = lines = found(Admin(engine).doctor())["stops"].splitlines()
+    *_, last = lines = messages_of(Admin(engine).doctor())["stops"].splitlines()
     assert (len(lines), last) == (11, "shop: the same for 15 more partitions")
 
 
@@ -334,19 +334,19 @@ def test_records_that_retention_is_about_to_delete_and_no_fresh_sample(engine: E
         "SELECT consumer_group, topic, partition, topic_id, at - interval '1 hour', 10, 0, 10 "
         "FROM seekpoint.position_sample",
     )
-    assert "retention" in found(Admin(engine).doctor(), Level.OK), "all is applied"
+    assert "retention" in messages_of(Admin(engine).doctor(), Level.OK), "all is applied"
     sql(engine, "UPDATE seekpoint.position_sample SET log_end = 12 WHERE log_start = 2")
-    message = found(Admin(engine).doctor(), Level.WARNING)["retention"]
+    message = messages_of(Admin(engine).doctor(), Level.WARNING)["retention"]
     assert message.startswith("shop: orders/0: the log's start reaches the position in 4:00:0")
     sql(engine, "UPDATE seekpoint.position_sample SET at = at - interval '4 minutes'")
-    message = found(Admin(engine).doctor(), Level.WARNING)["retention"]
+    message = messages_of(Admin(engine).doctor(), Level.WARNING)["retention"]
     assert message.endswith("headroom is not known for 1 partition: no sample is recent")
 
 
 def test_brokers_that_do_not_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seekpoint.admin.admin.KAFKA_TIMEOUT", 0.5)
     diagnosis = Admin(engine, {"bootstrap.servers": "127.0.0.1:1"}).doctor()
-    assert "no broker answered" in found(diagnosis)["brokers"]
+    assert "no broker answered" in messages_of(diagnosis)["brokers"]
 
 
 def member_of(*workers: tuple[str | None, str, timedelta]) -> GroupStatus:
@@ -379,7 +379,7 @@ def test_the_command_answers_with_exit_code_and_without_a_password(engine: Engin
     failed = CliRunner().invoke(app, ["doctor", "--database-url", url, "--json", "-q"])
     report = json.loads(failed.stdout)
     assert (failed.exit_code, report["ok"]) == (1, False)
-    assert "stops" in [each["check"] for each in report["findings"] if each["level"] == "failure"]
+    assert "stops" in [finding["check"] for finding in report["findings"] if finding["level"] == "failure"]
     for answer in (done, failed):
         assert str(make_url(url).password) not in answer.output
 
@@ -414,8 +414,8 @@ def of_tables(engine: Engine, *targets: str, exits: int) -> list[list[Any]]:
     """Level, message and remedies of each finding on the tables of these pipelines."""
     url = engine.url.render_as_string(hide_password=False)
     report = json.loads(seekpoint("doctor", *targets, "--database-url", url, "--json", exits=exits).stdout)
-    findings = [each for each in report["findings"] if each["check"] == "tables"]
-    return [[each["level"], each["message"], each["remedies"]] for each in findings]
+    findings = [finding for finding in report["findings"] if finding["check"] == "tables"]
+    return [[finding["level"], finding["message"], finding["remedies"]] for finding in findings]
 
 
 def test_what_the_tables_of_a_pipeline_lack(engine: Engine, module: str) -> None:

@@ -26,9 +26,9 @@ def sink_tables(seekpoint_dsn: str) -> Iterator[SinkTables]:
     name, engine = f"seekpoint_{secrets.token_hex(6)}", create_engine(seekpoint_dsn)
     try:
         schema.upgrade(engine, schema=name)
-        made = SinkTables(engine, name)
-        prepare(made)
-        yield made
+        sink_tables = SinkTables(engine, name)
+        prepare(sink_tables)
+        yield sink_tables
         with engine.begin() as tx:
             tx.execute(text("SET LOCAL lock_timeout = '10s'"))
             tx.execute(DropSchema(name, cascade=True, if_exists=True))

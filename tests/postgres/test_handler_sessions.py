@@ -49,7 +49,7 @@ def test_options_of_one_call_are_gone_in_the_next(service: Service, isolating: b
 
     service.run(handle, ["a", "b"], ["c", "d"], on_poison="dead_letter")
     assert len(options) >= 2
-    assert all(each == options[0] for each in options)
+    assert all(option == options[0] for option in options)
     assert "schema_translate_map" not in options[0]
 
 
@@ -87,15 +87,15 @@ def test_the_next_part_of_a_batch_finds_its_tables(service: Service, new_engine:
 
 
 def test_a_handler_finds_the_drivers_connection_as_the_host_made_it(service: Service) -> None:
-    found: list[tuple[Any, ...]] = []
+    sessions: list[tuple[Any, ...]] = []
 
     def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
-        found.append((driver(tx).row_factory, driver(tx).prepare_threshold, driver(tx).prepared_max))
+        sessions.append((driver(tx).row_factory, driver(tx).prepare_threshold, driver(tx).prepared_max))
         driver(tx).row_factory = psycopg.rows.dict_row
         driver(tx).prepare_threshold, driver(tx).prepared_max = None, 7
 
     service.run(handle, ["a"], ["b"])
-    assert found[0] == found[1]
+    assert sessions[0] == sessions[1]
 
 
 # -- the session --------------------------------------------------------------------------------------------------
@@ -170,19 +170,19 @@ WAYS = {
 @pytest.mark.parametrize("name", WAYS)
 def test_no_call_finds_a_setting_of_the_one_before(service: Service, name: str) -> None:
     """I1: however it was set: the server has no list of such settings, so they are reset together with COMMIT."""
-    found: list[Any] = []
+    values: list[Any] = []
     service.sink_tables.sql(
         "CREATE FUNCTION quiet(x text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN "
         "PERFORM set_config('app.' || 'function', x, false); RETURN x; END $$"
     )
 
     def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
-        found.append(tx.exec_driver_sql(f"SELECT nullif(current_setting('{name}', true), '')").scalar())
+        values.append(tx.exec_driver_sql(f"SELECT nullif(current_setting('{name}', true), '')").scalar())
         tx.exec_driver_sql(WAYS[name].format(schema=service.sink_tables.schema))
         service.insert(tx, batch)
 
     service.run(handle, ["a"], ["b"], ["c"])
-    assert found == [None] * 3
+    assert values == [None] * 3
     assert len(set(service.backends)) == 1
     assert service.changed() == []
 
@@ -220,8 +220,8 @@ def test_i1_a_commit_that_is_answered_with_rollback_is_an_error(service: Service
 def test_a_change_of_the_session_ends_with_its_transaction(service: Service, change: str) -> None:
     """I1: also what a function or a trigger leaves: the connection is closed after COMMIT, and the next batch has
     another one."""
-    made, what = CHANGES[change]
-    statement = made if isinstance(made, str) else made(service)
+    change_engine, what = CHANGES[change]
+    statement = change_engine if isinstance(change_engine, str) else change_engine(service)
 
     def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
         service.insert(tx, batch)
@@ -305,8 +305,8 @@ def test_a_handler_that_always_sets_something_is_applied_all_the_same(service: S
 
 def test_a_lent_connection_never_returns_to_the_hosts_pool(service: Service) -> None:
     service.run(lambda tx, batch: None, ["a"])
-    with service.engine.connect() as one, service.engine.connect() as two:
-        assert not {driver(one).info.backend_pid, driver(two).info.backend_pid} & set(service.backends)
+    with service.engine.connect() as first, service.engine.connect() as two:
+        assert not {driver(first).info.backend_pid, driver(two).info.backend_pid} & set(service.backends)
 
 
 @pytest.mark.parametrize("moment", ["connect", "checkout", "begin"])
@@ -331,19 +331,19 @@ def test_what_the_hosts_engine_events_set_is_there_in_each_batch(service: Servic
         event.listen(service.engine, "begin", on_begin)
     else:
         event.listen(service.engine, moment, on_driver)
-    found: list[tuple[Any, ...]] = []
+    settings: list[tuple[Any, ...]] = []
 
     def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
         asked = text("SELECT current_setting('app.tenant'), current_setting('work_mem')")
-        found.append(tuple(tx.execute(asked).one()))
+        settings.append(tuple(tx.execute(asked).one()))
         if batch.spans[0].start == 2:
             tx.exec_driver_sql("SET app.tenant = 'handler'; SET work_mem = '8MB'")
 
     service.run(handle, *[[str(n)] for n in range(5)])
-    assert found == [("host", "7MB")] * 5
-    one, two, three, four, five = service.backends
+    assert settings == [("host", "7MB")] * 5
+    first, two, three, four, five = service.backends
     if moment == "begin":
-        assert one == two == three != four == five
+        assert first == two == three != four == five
         assert service.changed() == [("setting work_mem",)]
     else:
         assert len(set(service.backends)) == 5
@@ -398,15 +398,15 @@ def test_what_a_connection_was_made_with_is_there_in_each_batch(  # noqa: PLR091
 ) -> None:
     """I1: a default is restored by RESET ALL; after code of the host's, each batch has a connection of its own."""
     service.engine = make(service.engine.url, new_engine)
-    found: list[Any] = []
+    settings: list[Any] = []
 
     def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
-        found.append(tx.exec_driver_sql(f"SELECT current_setting('{setting}')").scalar())
+        settings.append(tx.exec_driver_sql(f"SELECT current_setting('{setting}')").scalar())
         tx.exec_driver_sql("SET app.tenant = 'handler'")
         service.insert(tx, batch)
 
     service.run(handle, ["a"], ["b"], ["c"])
-    assert found == [value] * 3
+    assert settings == [value] * 3
     assert len(set(service.backends)) == connections
     assert service.changed() == []
 

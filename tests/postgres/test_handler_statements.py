@@ -135,7 +135,7 @@ def test_psycopg_logs_no_error_of_a_pipeline_again(
 
     with suppress(psycopg.Error, ValueError):
         counter.run(handle, "v0")
-    warnings = [one.getMessage() for one in caplog.records if one.name == "psycopg"]
+    warnings = [line.getMessage() for line in caplog.records if line.name == "psycopg"]
     assert [text.rsplit(": ", 1)[-1] for text in warnings] == logged
 
 
@@ -205,10 +205,10 @@ def test_rows_that_a_statement_returns_are_there(counter: Counter) -> None:
         assert cursor.description is not None
         assert cursor.fetchall() == [("v1",)]
         assert tx.scalar(text(f"SELECT count(*) FROM {counter.t}")) == 6
-        found = tx.execute(
+        rows = tx.execute(
             text(f"WITH gone AS (DELETE FROM {counter.t} WHERE id >= 50 RETURNING id) SELECT * FROM gone")
         )
-        assert sorted(found.scalars()) == [50, 60, 61]
+        assert sorted(rows.scalars()) == [50, 60, 61]
 
     counter.run(handle, "v0", "v1", "v2")
     assert counter.rows() == [(0, "v0"), (1, "v1"), (2, "v2")]
@@ -557,12 +557,12 @@ def unit_of_work(counter: Counter, count: int, **options: Any) -> int:
     """The round trips of one transaction with so many records, from its begin to its COMMIT."""
     engine = create_engine(counter.sink_tables.engine.url, pool_size=1, max_overflow=0)
     pipeline = Pipeline(counter.group, topics="orders", value=Utf8(), **options)
-    tracing, found = ExitStack(), list[RoundTrips]()
+    tracing, counted = ExitStack(), list[RoundTrips]()
 
     def observe(event: events.Event) -> None:
         if isinstance(event, events.BatchOpened):
             with engine.connect() as connection:  # the pool's only one: the batch will have it, too
-                found.append(tracing.enter_context(trips(driver(connection))))
+                counted.append(tracing.enter_context(trips(driver(connection))))
         if isinstance(event, events.Committed):
             tracing.close()
 
@@ -572,7 +572,7 @@ def unit_of_work(counter: Counter, count: int, **options: Any) -> int:
             process(pipeline, engine, records, schema=counter.sink_tables.schema, observe=(observe,))
     finally:
         engine.dispose()
-    return found[-1].count
+    return counted[-1].count
 
 
 KEYS = {"keep_key_order": True, "on_poison": "dead_letter"}
@@ -654,15 +654,15 @@ def repeated(row: tuple[Any, ...], count: int) -> Callable[[Any], list[tuple[Any
 @pytest.mark.long
 def test_values_mean_the_same_in_few_rows_and_in_many(counter: Counter) -> None:
     """Text of no type, read by the column's own: not rounded, cut or cast on the way, as COPY does not."""
-    made = [
+    values = [
         ("int", "12.5"), ("int", True), ("numeric(6,1)", "12.56"), ("varchar(3)", "abcd"), ("char(3)", "ab"),
         ("text", 5), ("text", {"a": [1]}), ("jsonb", {"a": [1]}), ("int[]", [1, None]), ("bool", "yes"),
         ("bytea", b"\x00\xff"),
         ("timestamptz", "2026-01-01T00:00:00Z"), ("float8", "NaN"), ("money", "12.50"), ("inet", "10.0.0.1"),
         ("int GENERATED ALWAYS AS IDENTITY", 7), ("int", None), ("text", "\\N"), ("text", "tab\there"),
     ]  # fmt: skip
-    for n, (kind, value) in enumerate(made):
-        found = []
+    for n, (kind, value) in enumerate(values):
+        outcomes = []
         for rows in (1, ROWS + 1):
             name = f"t_{n}_{rows}"
             counter.sink_tables.create(f'"a%b" {kind}', name)
@@ -671,5 +671,5 @@ def test_values_mean_the_same_in_few_rows_and_in_many(counter: Counter) -> None:
             counter.process(pipeline, "x")  # the connection knows the table from here on
             done = counter.sink_tables.process(pipeline, *orders(b"x", start=1))
             states = [stop.failure.sqlstate for stop in done.stopped.values() if isinstance(stop, PoisonStop)]
-            found.append((counter.sink_tables.rows("a%b", name=name)[:1], states))
-        assert repr(found[0]) == repr(found[1]), (kind, value)
+            outcomes.append((counter.sink_tables.rows("a%b", name=name)[:1], states))
+        assert repr(outcomes[0]) == repr(outcomes[1]), (kind, value)

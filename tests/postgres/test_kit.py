@@ -30,16 +30,16 @@ def pipeline(sink_tables: SinkTables, group: str) -> Pipeline:
 
 
 def test_raw_and_record_hold_what_they_are_given() -> None:
-    at = datetime(2026, 8, 1, 12, 30, 0, 123000, UTC)
-    given: dict[str, Any] = {
+    time = datetime(2026, 8, 1, 12, 30, 0, 123000, UTC)
+    options: dict[str, Any] = {
         "topic": "orders", "partition": 3, "offset": 2**40, "headers": [("h", b"1"), ("h", None)],
-        "timestamp": at, "leader_epoch": 4,
+        "timestamp": time, "leader_epoch": 4,
     }  # fmt: skip
-    assert raw(b"v", key=b"k", **given) == RawRecord(
+    assert raw(b"v", key=b"k", **options) == RawRecord(
         "orders", 3, 2**40, 1785587400123, b"k", b"v", (("h", b"1"), ("h", None)), 4
     )
-    assert record({"v": 1}, key=5, **given).value == {"v": 1}
-    assert record(None, key=5, **given).timestamp == at
+    assert record({"v": 1}, key=5, **options).value == {"v": 1}
+    assert record(None, key=5, **options).timestamp == time
     assert raw(None) == RawRecord("topic", 0, 0, None, None, None)
 
 
@@ -50,9 +50,9 @@ def test_a_naive_timestamp_is_refused() -> None:
 
 def test_a_batch_spans_its_records() -> None:
     some = [record(1, offset=5), record(2, partition=1, offset=7), record(3, offset=9)]
-    made = batch(*some)
-    assert list(made) == some
-    assert made.spans == (Span(Partition("topic", 0), 5, 10), Span(Partition("topic", 1), 7, 8))
+    built = batch(*some)
+    assert list(built) == some
+    assert built.spans == (Span(Partition("topic", 0), 5, 10), Span(Partition("topic", 1), 7, 8))
     assert batch().spans == ()
 
 
@@ -159,11 +159,11 @@ def test_records_of_another_topic_are_refused(sink_tables: SinkTables, pipeline:
     assert sink_tables.positions(pipeline) == {}
 
 
-@pytest.mark.parametrize(("offsets", "said"), [([0, 0], "and 0 comes after 0"), ([5, 7, 6], "and 6 comes after 7")])
+@pytest.mark.parametrize(("offsets", "message"), [([0, 0], "and 0 comes after 0"), ([5, 7, 6], "and 6 comes after 7")])
 def test_offsets_rise_or_nothing_is_claimed(
-    sink_tables: SinkTables, pipeline: Pipeline, offsets: list[int], said: str
+    sink_tables: SinkTables, pipeline: Pipeline, offsets: list[int], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"the offsets of {TOPIC}/0 must rise from record to record, {said}"):
+    with pytest.raises(ConfigError, match=rf"the offsets of {TOPIC}/0 must rise from record to record, {message}"):
         sink_tables.process(pipeline, *[raw(b"", topic=TOPIC, offset=o) for o in offsets])
     assert sink_tables.positions(pipeline) == {}, "the corrected call stores the first position"
 

@@ -98,11 +98,11 @@ def test_dead_letters_are_those_of_a_run_without_faults(group: str, table: str, 
 
 
 def test_a_function_makes_the_pipeline_again_after_each_crash(group: str, table: str, seekpoint_engine: Engine) -> None:
-    made = count()
+    counted = count()
 
     def make() -> Pipeline:
         """A handler that counts in memory what it has written, as its process must not."""
-        next(made)
+        next(counted)
         written: set[tuple[int, int]] = set()
 
         def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
@@ -113,7 +113,7 @@ def test_a_function_makes_the_pipeline_again_after_each_crash(group: str, table:
 
     survived = check_exactly_once(make, seekpoint_engine, records(), ignore=["id"], runs=2)
     crashes = sum(number for fault, number in survived.faults.items() if fault.startswith("crash"))
-    assert next(made) > crashes > 0, survived
+    assert next(counted) > crashes > 0, survived
 
 
 # -- pipelines that do not ----------------------------------------------------------------------------------

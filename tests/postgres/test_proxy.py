@@ -320,10 +320,10 @@ class Table:
 @pytest.fixture
 def table(seekpoint_dsn: str) -> Iterator[Table]:
     with psycopg.connect(libpq(seekpoint_dsn), autocommit=True) as direct:
-        made = Table(direct)
-        yield made
+        table = Table(direct)
+        yield table
         direct.execute(f"SET lock_timeout = '{int(SECONDS)}s'")
-        direct.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(made.schema)))
+        direct.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(table.schema)))
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_closed_ones_are_purged_by_their_age(aged_group: DeadLetterGroup) -> Non
     assert "only if the position has passed it" in run(aged_group, *again).stdout
     run(aged_group, *again, "--apply", "--reason", "tidy")
     assert sorted(aged_group.states().values()) == ["blocked", "dead_lettered"]
-    assert [each[0] for each in aged_group.actions()] == ["purge"] * 3
+    assert [action[0] for action in aged_group.actions()] == ["purge"] * 3
 
 
 def test_one_that_is_opened_again_or_locked_meanwhile_stays(aged_group: DeadLetterGroup) -> None:

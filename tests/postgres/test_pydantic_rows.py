@@ -120,7 +120,7 @@ class Holds(BaseModel):
 
 
 @pytest.mark.parametrize(
-    ("model", "column", "said"),
+    ("model", "column", "message"),
     [
         (Floats, "numeric", "a float keeps about 15 digits of a JSON number"),
         (Holds, "jsonb", "a float keeps about 15 digits of a JSON number"),
@@ -128,11 +128,11 @@ class Holds(BaseModel):
     ],
 )
 def test_a_models_field_that_its_column_cannot_hold_is_refused_at_the_start(
-    sink_tables: SinkTables, model: Any, column: str, said: str
+    sink_tables: SinkTables, model: Any, column: str, message: str
 ) -> None:
     sink: Append[Any, Any] = Append(sink_tables.create(f"id int, v {column}"))
     pipeline = Pipeline("g", topics=TOPIC, value=Json(model), sinks=[sink])
-    with sink_tables.engine.connect() as tx, pytest.raises(ConfigError, match=f"field 'v', column 'v' .*{said}"):
+    with sink_tables.engine.connect() as tx, pytest.raises(ConfigError, match=f"field 'v', column 'v' .*{message}"):
         pipeline.check_tables(tx)
 
 
@@ -184,9 +184,9 @@ def test_a_record_that_does_not_fit_the_model_is_a_dead_letter_with_pydantics_me
     records = [raw(body, topic=TOPIC, offset=n) for n, body in enumerate((b'{"sku": "s", "price": "Hunter2"}', b"{}"))]
     sink_tables.process(pipeline, *records, raw(b'{"sku": "s", "price": 1.10}', topic=TOPIC, offset=2))
     assert sink_tables.rows("price") == [(Decimal("1.10"),)]
-    found = DeadLetters(Ledger(sink_tables.engine, group, schema=sink_tables.schema)).list(Where())
-    assert [one.error for one in found] == [
+    dead_letters = DeadLetters(Ledger(sink_tables.engine, group, schema=sink_tables.schema)).list(Where())
+    assert [dead_letter.error for dead_letter in dead_letters] == [
         "ValidationError: Input should be a valid decimal - at `$.price`",
         "ValidationError: Field required - at `$.sku`; Field required - at `$.price`",
     ]
-    assert not any("Hunter2" in f"{one.traceback}" for one in found)
+    assert not any("Hunter2" in f"{dead_letter.traceback}" for dead_letter in dead_letters)

@@ -50,12 +50,12 @@ def test_a_request_is_one_action_that_is_committed_with_the_first_record(dead_le
     assert dead_letter_group.actions() == [], "nothing was applied"
     dead_letter_group.bad = {b"b"}
     summary = dead_letter_group.new_replay().replay_all(reason="fixed")
-    assert (summary.replayed, [one.dead_letter.id for one in summary.failed]) == (3, [first.id])
+    assert (summary.replayed, [failed.dead_letter.id for failed in summary.failed]) == (3, [first.id])
     assert dead_letter_group.actions() == [("replay", None, "ada", "4 dead letters: fixed")], (
         "of two partitions: no offset"
     )
     closed = dead_letter_group.new_replay().list(Where(states=(State.REPLAYED,)))
-    assert {(one.closed_by, one.closed_reason) for one in closed} == {("ada", "fixed")}
+    assert {(dead_letter.closed_by, dead_letter.closed_reason) for dead_letter in closed} == {("ada", "fixed")}
     dead_letter_group.bad = {b"d"}
     dead_letter_group.park(*orders(b"d", b"d", start=3))
     dead_letter_group.new_replay("eve").discard(Where(), reason="no order")
@@ -94,7 +94,7 @@ def test_a_replay_that_fails_again_keeps_both_errors(dead_letter_group: DeadLett
 
 
 @pytest.mark.parametrize(
-    ("table", "value", "cause", "said"),
+    ("table", "value", "cause", "message"),
     [
         ("id int", b"{", Cause.DECODE, "DecodeError: "),
         ("id int", b'{"no": 1}', Cause.ROW, "KeyError: 'id'"),
@@ -104,7 +104,7 @@ def test_a_replay_that_fails_again_keeps_both_errors(dead_letter_group: DeadLett
     ids=["decode", "row", "sink", "commit"],
 )
 def test_a_replay_reports_what_is_wrong_again(
-    dead_letter_group: DeadLetterGroup, table: str, value: bytes, cause: Cause, said: str
+    dead_letter_group: DeadLetterGroup, table: str, value: bytes, cause: Cause, message: str
 ) -> None:
     """I4: the pipeline's own codecs and sinks, and constraints that are asked at COMMIT."""
     with dead_letter_group.engine.begin() as tx:
@@ -117,7 +117,7 @@ def test_a_replay_reports_what_is_wrong_again(
     done = dead_letter_group.new_replay(**options).replay(dead_letter.id)
     assert done.failure is not None
     assert done.failure.cause is cause
-    assert done.failure.error.startswith(said)
+    assert done.failure.error.startswith(message)
     assert dead_letter_group.new_replay().get(dead_letter.id).replay_error == done.failure.error
     with dead_letter_group.engine.begin() as tx:
         tx.execute(
@@ -165,21 +165,21 @@ def test_what_a_handler_sets_for_one_dead_letter_is_not_there_for_the_next(dead_
     dead_letter_group.bad = {b"a", b"b", b"c", b"d"}
     dead_letter_group.park(*orders(b"a", b"b", b"c", b"d"))
     dead_letter_group.bad.clear()
-    found: list[tuple[int, str]] = []
+    seen_rows: list[tuple[int, str]] = []
 
     def look(tx: Connection, record: Any) -> None:
         asked = tx.execute(text("SELECT pg_backend_pid(), current_setting('work_mem')")).one()
-        found.append((asked[0], asked[1]))
+        seen_rows.append((asked[0], asked[1]))
         if record.offset == 1:
             tx.execute(text("SET work_mem = '77MB'"))
 
     dead_letter_group.on_record = look
     assert dead_letter_group.new_replay().replay_all().replayed == 4
-    (one, before), (two, _), (three, after), (four, _) = found
-    assert one == two != three == four
+    (first, before), (two, _), (three, after), (four, _) = seen_rows
+    assert first == two != three == four
     assert {after, before} == {before}
     with dead_letter_group.engine.connect() as tx:
-        assert tx.scalar(text("SELECT pg_backend_pid()")) not in {one, three}
+        assert tx.scalar(text("SELECT pg_backend_pid()")) not in {first, three}
 
 
 def test_a_handler_that_ends_the_transaction_is_found(dead_letter_group: DeadLetterGroup) -> None:
@@ -265,10 +265,10 @@ def test_dead_letters_of_an_earlier_topic_are_refused(dead_letter_group: DeadLet
     dead_letter = dead_letter_group.dead_lettered(b"a", b"b")
     dead_letter_group.ledger.reset_offset(TOPIC, 0, to=0, topic_id=uuid4(), log=None, reason="created anew")
     (planned,) = dead_letter_group.new_replay().plan()
-    said = refusal(lambda: dead_letter_group.new_replay().replay(dead_letter.id))
-    assert said == planned.refusal
-    assert f"dead letter {dead_letter.id} (orders/0 offset 1) is from an earlier topic 'orders'" in said
-    assert [one.refusal for one in dead_letter_group.new_replay().replay_all().refused] == [said]
+    message = refusal(lambda: dead_letter_group.new_replay().replay(dead_letter.id))
+    assert message == planned.refusal
+    assert f"dead letter {dead_letter.id} (orders/0 offset 1) is from an earlier topic 'orders'" in message
+    assert [refused.refusal for refused in dead_letter_group.new_replay().replay_all().refused] == [message]
     assert [line["offset"] for line in dead_letter_group.new_replay().export()] == [1]
     assert [d.refusal for d in dead_letter_group.new_replay().discard(dead_letter.id, reason="old topic")] == [None]
     assert dead_letter_group.applied() == [0]
@@ -298,8 +298,8 @@ def test_other_dead_letters_that_cannot_be_replayed(dead_letter_group: DeadLette
     )
     with dead_letter_group.engine.begin() as tx:
         tx.execute(text(f'UPDATE "{dead_letter_group.schema}".partition_offset SET next_offset = 1'))
-    said = refusal(lambda: dead_letter_group.new_replay().replay(dead_letter.id))
-    assert said.endswith("the position is before it, at 1, so it will be read again")
+    message = refusal(lambda: dead_letter_group.new_replay().replay(dead_letter.id))
+    assert message.endswith("the position is before it, at 1, so it will be read again")
     assert dead_letter_group.applied() == []
 
 
@@ -357,12 +357,12 @@ def test_a_dead_letter_that_a_reset_passed_belongs_to_the_stream(dead_letter_gro
     """I1, I5: dead-lettered, reset past it, replayed: applied once, by the worker that reads it again."""
     dead_letter = dead_letter_group.dead_lettered(b"a", b"b", b"c")
     dead_letter_group.ledger.reset_offset(TOPIC, 0, to=1, actor="eve", log=None, reason="ticket 9")
-    said = refusal(lambda: dead_letter_group.new_replay().replay(dead_letter.id))
-    assert "was superseded by eve at 20" in said
-    assert said.endswith(": reset to 1: ticket 9")
+    message = refusal(lambda: dead_letter_group.new_replay().replay(dead_letter.id))
+    assert "was superseded by eve at 20" in message
+    assert message.endswith(": reset to 1: ticket 9")
     dead_letter_group.process(orders(b"b", b"c", start=1))
     assert dead_letter_group.applied() == [0, 2, 1, 2]
-    assert refusal(lambda: dead_letter_group.new_replay().replay(dead_letter.id)) == said
+    assert refusal(lambda: dead_letter_group.new_replay().replay(dead_letter.id)) == message
     assert dead_letter_group.states() == {1: "superseded"}
 
 

@@ -138,13 +138,13 @@ dead_letter_group.new_replay("killed").replay(what["id"])
 """
 
 
-@pytest.mark.repeats("at")
-@pytest.mark.parametrize("at", ["handler", "closed"])
-def test_an_operator_killed_in_mid_replay(dead_letter_group: DeadLetterGroup, at: str) -> None:
+@pytest.mark.repeats("step")
+@pytest.mark.parametrize("step", ["handler", "closed"])
+def test_an_operator_killed_in_mid_replay(dead_letter_group: DeadLetterGroup, step: str) -> None:
     """I1: nothing of it remains, and the next one applies it once."""
     dead_letter = dead_letter_group.dead_lettered(b"b")
     dsn = dead_letter_group.engine.url.render_as_string(hide_password=False)
-    what = {"dsn": dsn, "schema": dead_letter_group.schema, "id": dead_letter.id, "at": at}
+    what = {"dsn": dsn, "schema": dead_letter_group.schema, "id": dead_letter.id, "at": step}
     with subprocess.Popen(
         [sys.executable, "-c", OPERATOR, json.dumps(what)],
         stdout=subprocess.PIPE,

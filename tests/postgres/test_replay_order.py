@@ -57,7 +57,7 @@ def parked(dead_letter_group: DeadLetterGroup) -> dict[int, int]:
 
 
 def offsets(done: tuple[Replayed, ...]) -> list[int]:
-    return [one.dead_letter.offset for one in done]
+    return [replayed.dead_letter.offset for replayed in done]
 
 
 def test_the_first_of_a_key_draws_the_others_along(dead_letter_group: KeyOrderedGroup) -> None:
@@ -66,7 +66,7 @@ def test_the_first_of_a_key_draws_the_others_along(dead_letter_group: KeyOrdered
     dead_letter_group.bad.clear()
     seen: list[tuple[int, int, int]] = []
     done = dead_letter_group.new_replay().replay(
-        ids[0], progress=lambda one, n, total: seen.append((one.dead_letter.offset, n, total))
+        ids[0], progress=lambda replayed, n, total: seen.append((replayed.dead_letter.offset, n, total))
     )
     assert (done.is_applied, offsets(done.followers)) == (True, [2, 4])
     assert dead_letter_group.of_key(b"k") == [(0, 0), (0, 2), (0, 4)]
@@ -83,12 +83,12 @@ def test_one_that_is_not_first_is_refused_with_the_one_to_replay_first(dead_lett
     dead_letter_group.bad.clear()
     with pytest.raises(Fenced) as refused:
         dead_letter_group.new_replay().replay(ids[4])
-    said = f"dead letter {ids[4]} (orders/0 offset 4) comes after {ids[0]} (offset 0), and records of one key"
-    assert refused.value.reason.startswith(said)
+    message = f"dead letter {ids[4]} (orders/0 offset 4) comes after {ids[0]} (offset 0), and records of one key"
+    assert refused.value.reason.startswith(message)
     assert refused.value.reason.endswith(f"replay or discard {ids[0]} first")
     assert [p.refusal for p in dead_letter_group.new_replay().plan([ids[4]])] == [refused.value.reason]
-    (one,) = dead_letter_group.new_replay().replay_all(Where(topic=TOPIC, from_offset=4)).refused
-    assert one.refusal == refused.value.reason
+    (refusal,) = dead_letter_group.new_replay().replay_all(Where(topic=TOPIC, from_offset=4)).refused
+    assert refusal.refusal == refused.value.reason
     assert dead_letter_group.applied() == [5]
 
 
@@ -98,7 +98,7 @@ def test_one_that_fails_again_blocks_those_after_it(dead_letter_group: KeyOrdere
     dead_letter_group.bad = {b"2"}
     done = dead_letter_group.new_replay().replay(ids[0])
     assert done.is_applied
-    assert [(one.dead_letter.offset, one.failure is not None) for one in done.followers] == [(2, True)]
+    assert [(follower.dead_letter.offset, follower.failure is not None) for follower in done.followers] == [(2, True)]
     assert dead_letter_group.states() == {0: "replayed", 1: "dead_lettered", 2: "blocked", 3: "blocked", 4: "blocked"}
     summary = dead_letter_group.new_replay().replay_all()
     assert (summary.replayed, offsets(summary.failed), offsets(summary.refused)) == (2, [2], [4])
@@ -114,7 +114,9 @@ def test_those_after_a_discarded_one_can_be_replayed(dead_letter_group: KeyOrder
     """I4."""
     ids = parked(dead_letter_group)
     dead_letter_group.bad.clear()
-    assert [one.refusal for one in dead_letter_group.new_replay().discard([ids[0]], reason="a double")] == [None]
+    assert [discarded.refusal for discarded in dead_letter_group.new_replay().discard([ids[0]], reason="a double")] == [
+        None
+    ]
     assert offsets(dead_letter_group.new_replay().replay(ids[2]).followers) == [4]
     assert dead_letter_group.of_key(b"k") == [(0, 2), (0, 4)]
     assert dead_letter_group.actions()[0] == ("discard", 0, "ada", f"dead letter {ids[0]}: a double")
@@ -125,7 +127,10 @@ def test_a_plan_shows_what_would_be_done_and_does_nothing(dead_letter_group: Key
     ids = parked(dead_letter_group)
 
     def summary(planned: tuple[Planned, ...]) -> list[tuple[int, int | None, bool]]:
-        return [(one.dead_letter.offset, one.after, one.refusal is None) for one in planned]
+        return [
+            (planned_replay.dead_letter.offset, planned_replay.after, planned_replay.refusal is None)
+            for planned_replay in planned
+        ]
 
     replay = dead_letter_group.new_replay()
     assert summary(replay.plan()) == [(n, None, True) for n in range(5)]
@@ -164,7 +169,11 @@ def test_all_go_in_the_order_of_topic_partition_and_offset(dead_letter_group: Ke
     dead_letter_group.bad = {b"worse"}
     dead_letter_group.batches.clear()
     summary = dead_letter_group.new_replay().replay_all()
-    assert [(one.dead_letter.partition, one.dead_letter.offset) for one in summary.failed] == [(0, 1), (1, 1), (2, 1)]
+    assert [(failed.dead_letter.partition, failed.dead_letter.offset) for failed in summary.failed] == [
+        (0, 1),
+        (1, 1),
+        (2, 1),
+    ]
     assert (summary.replayed, summary.refused) == (9, ())
     tried = [(batch[0].partition, batch[0].offset) for batch in dead_letter_group.batches]
     assert tried == [(p, o) for p in range(3) for o in range(4)]
@@ -231,7 +240,7 @@ def test_a_replay_includes_the_records_of_its_key_that_a_worker_still_blocks(run
     done = dead_letter_group.new_replay().replay(head.id)
     assert done.is_applied
     assert len(done.followers) > 10
-    assert all(one.is_applied for one in done.followers)
+    assert all(follower.is_applied for follower in done.followers)
     producer.join()
     run.reached(name, sent[0])
     assert dead_letter_group.open() == []
@@ -309,14 +318,17 @@ class RandomActions:
         """All that was not discarded is applied once, and each key in the order of the log."""
         dead_letter_group, discarded = self.dead_letter_group, self.discarded
         assert dead_letter_group.open() == []
-        states = {(one.partition, one.offset): one.state for one in dead_letter_group.dead_letters()}
-        assert {at for at, state in states.items() if state is State.DISCARDED} == discarded
+        states = {
+            (dead_letter.partition, dead_letter.offset): dead_letter.state
+            for dead_letter in dead_letter_group.dead_letters()
+        }
+        assert {place for place, state in states.items() if state is State.DISCARDED} == discarded
         for partition, log in self.log.items():
-            left = [one for one in log if (partition, one.offset) not in discarded]
-            assert sorted(dead_letter_group.applied(partition)) == [one.offset for one in left]
+            left = [record for record in log if (partition, record.offset) not in discarded]
+            assert sorted(dead_letter_group.applied(partition)) == [record.offset for record in left]
             for key in (b"a", b"b", b"c"):
                 written = [offset for p, offset in dead_letter_group.of_key(key) if p == partition]
-                assert written == [one.offset for one in left if one.key == key]
+                assert written == [record.offset for record in left if record.key == key]
 
 
 @pytest.mark.repeats("number")
@@ -351,7 +363,7 @@ def test_keys_stay_in_order_with_several_operators(dead_letter_group: KeyOrdered
                 actions.arrive()
         finally:
             ended.set()
-        assert sum(one.result(60) for one in people) > 0
+        assert sum(future.result(60) for future in people) > 0
     dead_letter_group.bad = set()
     assert dead_letter_group.new_replay().replay_all().is_complete
     actions.assert_accounted()

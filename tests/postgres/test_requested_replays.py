@@ -108,30 +108,34 @@ def test_a_part_ends_after_a_hundred_dead_letters_or_a_second(
 
 def test_a_request_says_who_made_it_and_is_taken_by_one_worker(replay_requests: Requests) -> None:
     replay_requests.dead_letters(12)
-    ids = [one.id for one in replay_requests.dead_letter_group.open()]
-    made = [replay_requests.request(reversed(ids[n : n + 3])) for n in range(0, 12, 3)]
-    assert made[0].dead_letters == tuple(ids[:3])
+    ids = [dead_letter.id for dead_letter in replay_requests.dead_letter_group.open()]
+    requests = [replay_requests.request(reversed(ids[n : n + 3])) for n in range(0, 12, 3)]
+    assert requests[0].dead_letters == tuple(ids[:3])
     assert replay_requests.dead_letter_group.actions()[0] == (
         "request replay",
         None,
         "ada",
-        f"request {made[0].id}, 3 dead letters: fixed",
+        f"request {requests[0].id}, 3 dead letters: fixed",
     )
     barrier = threading.Barrier(2)
 
     def compete() -> None:
         worker = replay_requests.worker()
         barrier.wait(10)
-        work(worker, lambda: all(replay_requests.now(one).has_ended for one in made))
+        work(worker, lambda: all(replay_requests.now(request).has_ended for request in requests))
 
     threads = [threading.Thread(target=compete) for _ in range(2)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(30)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
     assert [
-        (replay_requests.now(one).state, replay_requests.now(one).replayed, replay_requests.now(one).refused)
-        for one in made
+        (
+            replay_requests.now(request).state,
+            replay_requests.now(request).replayed,
+            replay_requests.now(request).refused,
+        )
+        for request in requests
     ] == [("done", 3, 0)] * 4
     assert sorted(replay_requests.dead_letter_group.applied()) == list(range(12))
 
@@ -146,7 +150,7 @@ def test_a_worker_that_ends_hands_its_request_back_with_what_is_left(
         [*orders(*[b"b"] * 3, key=b"k"), *orders(b"b", b"b", start=3, key=b"other")], keep_key_order=True
     )
     replay_requests.dead_letter_group.bad.clear()
-    first, *_, last = (one.id for one in replay_requests.dead_letter_group.open())
+    first, *_, last = (dead_letter.id for dead_letter in replay_requests.dead_letter_group.open())
     request = replay_requests.request([first, last])
     for _ in range(2):
         worker = replay_requests.worker(keep_key_order=True)
@@ -342,9 +346,12 @@ def test_a_plan_counts_what_is_drawn_along_and_refusals_are_stored_with_their_se
     records = [raw(b"bad" if n < 2 else b"good", topic=TOPIC, offset=n, key=key) for n, key in enumerate(keys)]
     dead_letter_group.process(records, keep_key_order=True)
     replay_requests.execute('UPDATE {s}.consumer_group SET declared = \'{{"orders": {{"keep_key_order": true}}}}\'')
-    ids = {one.offset: one.id for one in dead_letter_group.open()}
+    ids = {dead_letter.offset: dead_letter.id for dead_letter in dead_letter_group.open()}
     plan = replay_requests.admin.plan_replay(dead_letter_group.group, [ids[0], ids[3]])
-    assert [(one.dead_letter.offset, one.after, one.refusal is None) for one in plan.planned] == [
+    assert [
+        (planned_replay.dead_letter.offset, planned_replay.after, planned_replay.refusal is None)
+        for planned_replay in plan.planned
+    ] == [
         (0, None, True),
         (2, ids[0], True),
         (3, None, False),
@@ -381,8 +388,8 @@ def test_a_plan_of_many_reads_them_in_few_statements(replay_requests: Requests) 
     replay_requests.execute('UPDATE {s}.consumer_group SET declared = \'{{"orders": {{"keep_key_order": true}}}}\'')
     statements: list[str] = []
 
-    def note(*given: Any) -> None:
-        statements.append(given[2])
+    def note(*args: Any) -> None:
+        statements.append(args[2])
 
     event.listen(replay_requests.dead_letter_group.engine, "before_cursor_execute", note)
     try:

@@ -54,14 +54,14 @@ def roles(database_url: str) -> Iterator[LedgerRoles]:
 
 def _roles(url: str) -> Iterator[LedgerRoles]:
     """The database has the tables ``items`` and ``totals``, too."""
-    made = LedgerRoles(make_url(url))
-    schema.upgrade(create_engine(made.url, poolclass=NullPool))
-    with psycopg.connect(made.dsn()) as server:
+    roles = LedgerRoles(make_url(url))
+    schema.upgrade(create_engine(roles.url, poolclass=NullPool))
+    with psycopg.connect(roles.dsn()) as server:
         server.execute("CREATE TABLE items (id int, v text)")
         server.execute("CREATE TABLE totals (id int PRIMARY KEY, v text)")
-    made.script("items", "public.totals")
-    yield made
-    made.drop()
+    roles.script("items", "public.totals")
+    yield roles
+    roles.drop()
 
 
 def _values(query: str) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _values(query: str) -> dict[str, Any]:
 
 def refused(roles: LedgerRoles, role: Role) -> set[str]:
     """The statements that the server refuses to this role, before it looks at a row."""
-    found = set()
+    names = set()
     with psycopg.connect(roles.dsn(), cursor_factory=ClientCursor) as server:
         server.execute(f'SET ROLE "{roles.names[role]}"'.encode())
         for name, query in NAMED.items():
@@ -81,18 +81,22 @@ def refused(roles: LedgerRoles, role: Role) -> set[str]:
                 with server.transaction(force_rollback=True):
                     server.execute(f"EXPLAIN {text}".encode(), _values(text))
             except psycopg.errors.InsufficientPrivilege:
-                found.add(name)
-    return found
+                names.add(name)
+    return names
 
 
 def among(*names: str) -> set[str]:
     """Statements by ``file.name``; ``file.*`` are all of one."""
-    found = set()
+    allowed = set()
     for name in names:
-        matching = {each for each in NAMED if each == name or (name.endswith(".*") and each.startswith(name[:-1]))}
+        matching = {
+            statement
+            for statement in NAMED
+            if statement == name or (name.endswith(".*") and statement.startswith(name[:-1]))
+        }
         assert matching, f"there is no statement {name}"
-        found |= matching
-    return found
+        allowed |= matching
+    return allowed
 
 
 # Of a run: its row is locked, and changed, by its driver alone.
@@ -197,10 +201,12 @@ def test_an_operator_pauses_and_resets_a_group_and_a_reader_sees_it(roles: Ledge
     Ledger(engine, "shop").reset_offset("orders", 0, 20, log=None, reason="a test", lost="a test gave them up")
     ((group,), doubts) = admin.status()
     assert group.pause is not None
-    assert [at.position.next_offset for at in group.partitions] == [20]
+    assert [partition.position.next_offset for partition in group.partitions] == [20]
     assert doubts == []
     reader = Admin(roles.engine(Role.READER))
-    assert [(one.name, one.pause is not None, one.partitions) for one in reader.groups()[0]] == [("shop", True, 1)]
+    assert [(group.name, group.pause is not None, group.partitions) for group in reader.groups()[0]] == [
+        ("shop", True, 1)
+    ]
     with pytest.raises(ProgrammingError, match="permission denied"):
         reader.status()
 
@@ -253,18 +259,18 @@ def test_the_script_revokes_what_is_too_much(roles: LedgerRoles) -> None:
 
 def test_any_name_is_quoted(database_url: str) -> None:
     for name in ("it's", 'say "so"', "50% off", "a;b--c", "ü"):
-        made = LedgerRoles(make_url(database_url), name)
-        made.names = {role: f"{name} {role} {uuid4().hex[:8]}" for role in Role}
-        with create_engine(made.url, poolclass=NullPool).begin() as tx:
+        roles = LedgerRoles(make_url(database_url), name)
+        roles.names = {role: f"{name} {role} {uuid4().hex[:8]}" for role in Role}
+        with create_engine(roles.url, poolclass=NullPool).begin() as tx:
             schema.upgrade(tx, schema=name)
-        made.script()
-        with psycopg.connect(made.dsn(), autocommit=True) as server:
+        roles.script()
+        with psycopg.connect(roles.dsn(), autocommit=True) as server:
             owners = server.execute(
                 "SELECT DISTINCT pg_get_userbyid(relowner) FROM pg_class WHERE relkind IN ('r', 'v') "
                 "AND relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = %s)", (name,)
             ).fetchall()  # fmt: skip
-        assert owners == [(made.names[Role.OWNER],)]
-        made.drop()
+        assert owners == [(roles.names[Role.OWNER],)]
+        roles.drop()
 
 
 @pytest.mark.parametrize(
@@ -284,7 +290,7 @@ def test_the_command_prints_the_script_or_the_rights() -> None:
     assert done.exit_code == 0
     assert done.stdout == role_script(names={Role.READER: "grafana"}, targets=["public.orders"])
     report = json.loads(CliRunner().invoke(app, ["db", "roles", "--reader", "grafana", "--json"]).stdout)
-    (reader,) = [each for each in report["roles"] if each["role"] == "reader"]
+    (reader,) = [role for role in report["roles"] if role["role"] == "reader"]
     assert (reader["name"], sorted(reader["tables"])) == ("grafana", ["alembic_version", "group_status", "lag"])
     assert reader["columns"]["reload_run"] == ["id", "state", "changed_at"]
     assert CliRunner().invoke(app, ["db", "roles", "--reader", "x" * 64]).exit_code == 2

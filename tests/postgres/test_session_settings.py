@@ -14,7 +14,7 @@ from seekpoint.sinks import Append
 from support.fixtures import NewEngine
 
 REFUSED = pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "message"),
     [
         ({"client_encoding": "SQL_ASCII"}, "its client_encoding is SQL_ASCII, .*: set client_encoding=utf8"),
         ({"client_encoding": "GBK"}, "its client_encoding is GBK, .*: set client_encoding=utf8"),
@@ -33,7 +33,7 @@ def test_refused(  # noqa: PLR0917 -- fixtures
     group: str,
     new_engine: NewEngine,
     query: dict[str, str],
-    said: str,
+    message: str,
 ) -> None:
     url = make_url(seekpoint_dsn).update_query_dict(query)
     own = new_engine(url)
@@ -43,12 +43,12 @@ def test_refused(  # noqa: PLR0917 -- fixtures
     if query.get("client_encoding") == "SQL_ASCII":  # SQLAlchemy itself cannot connect by an engine of the host's
         engines = [url]
     else:
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             schema.upgrade(own, schema=seekpoint_schema)
     for engine in engines:
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             Ledger(engine, group, schema=seekpoint_schema).read()
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             Worker(pipeline, engine=engine, kafka=kafka, schema=seekpoint_schema).run()
 
 
@@ -65,7 +65,7 @@ def test_what_is_refused_to_seekpoint_is_the_applications_own_business(
     ledger = Ledger(engine, group, schema=seekpoint_schema)
     for _ in range(2):
         with engine.connect() as first, engine.connect() as second:
-            pids = {first.exec_driver_sql("SELECT pg_backend_pid()").scalar_one() for tx in (first, second)}
+            pids = {tx.exec_driver_sql("SELECT pg_backend_pid()").scalar_one() for tx in (first, second)}
         with pytest.raises(ConfigError, match="the session cannot be used: its"):
             ledger.read()
     with engine.connect() as again:
@@ -73,7 +73,7 @@ def test_what_is_refused_to_seekpoint_is_the_applications_own_business(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"execution_options": {"isolation_level": "REPEATABLE READ"}}, "isolation level is REPEATABLE READ"),
         ({"poolclass": StaticPool}, "has a StaticPool, whose one connection"),
@@ -83,12 +83,12 @@ def test_what_is_refused_to_seekpoint_is_the_applications_own_business(
     ids=["repeatable read", "static", "no schema", "schema"],
 )
 def test_an_engine_whose_declaration_a_worker_would_not_keep_is_refused(
-    seekpoint_dsn: str, group: str, new_engine: NewEngine, options: Any, said: str
+    seekpoint_dsn: str, group: str, new_engine: NewEngine, options: Any, message: str
 ) -> None:
     sinks: list[Any] = [Append("t", columns=["id"]), Append("own.t", columns=["id"])]
     pipeline = Pipeline(group, topics="t", value=Json(), sinks=sinks)
     engine = new_engine(seekpoint_dsn, **options)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         Worker(pipeline, engine=engine, kafka={"bootstrap.servers": "127.0.0.1:1"})
     plain = {"isolation_level": "READ COMMITTED", "schema_translate_map": {}}
     if "poolclass" not in options:

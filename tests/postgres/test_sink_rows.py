@@ -28,7 +28,7 @@ def numbers(*values: object) -> list[RawRecord]:
 def counted(sink_tables: SinkTables, pipeline: Pipeline, records: Sequence[RawRecord]) -> dict[str, int]:
     seen: list[Event] = []
     sink_tables.process(pipeline, *records, observe=(seen.append,))
-    (committed,) = [one for one in seen if isinstance(one, events.Committed)]
+    (committed,) = [event for event in seen if isinstance(event, events.Committed)]
     return {name.rpartition(".")[2]: count for name, count in committed.rows.items()}
 
 
@@ -53,8 +53,8 @@ def test_of_several_sinks_of_a_table_and_beside_a_handler(sink_tables: SinkTable
     table, other = sink_tables.create("v int", "twice"), sink_tables.create("v int PRIMARY KEY", "once")
     sinks = [Append(table, columns=["v"], row=lambda r: (r.value,)) for _ in range(2)]
     upsert: Upsert[Any, Any] = Upsert(other, key=["v"], columns=["v"], row=lambda r: (r.value,))
-    made = pipeline(group, *sinks, upsert, handle=lambda tx, batch: None)
-    assert counted(sink_tables, made, numbers(1, 2, 3)) == {"twice": 6, "once": 3}
+    declared = pipeline(group, *sinks, upsert, handle=lambda tx, batch: None)
+    assert counted(sink_tables, declared, numbers(1, 2, 3)) == {"twice": 6, "once": 3}
 
 
 def test_of_whole_tables(sink_tables: SinkTables, group: str) -> None:

@@ -41,15 +41,15 @@ def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
 @pytest.fixture
 def sent_statements(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Statement]]:
     """The statements that left with the ledger's own, for each time."""
-    found: list[Sequence[Statement]] = []
+    sent: list[Sequence[Statement]] = []
     real = begin_and_run
 
     def note(driver: Any, statements: Sequence[Statement]) -> list[Any]:
-        found.append([each for each in statements if ".partition_offset" not in each.text])
+        sent.append([statement for statement in statements if ".partition_offset" not in statement.text])
         return real(driver, statements)
 
     monkeypatch.setattr("seekpoint.postgres.connection.begin_and_run", note)
-    return found
+    return sent
 
 
 @pytest.fixture
@@ -60,11 +60,11 @@ def new_committer(sink_tables: SinkTables, group: str) -> Iterator[Callable[...,
         def make(
             pipeline: Pipeline, *, first: Any = None, partitions: int = 1, engine: Engine | None = None
         ) -> BatchCommitter:
-            made = BatchCommitter(engine or sink_tables.engine, sink_tables.schema, pipeline, partitions)
-            stack.callback(made.committer.close)
+            batch_committer = BatchCommitter(engine or sink_tables.engine, sink_tables.schema, pipeline, partitions)
+            stack.callback(batch_committer.committer.close)
             if first is not None:
-                made.apply(first)
-            return made
+                batch_committer.apply(first)
+            return batch_committer
 
         yield make
 
@@ -105,14 +105,14 @@ def test_its_settings_end_with_it(sink_tables: SinkTables, group: str, new_commi
         sink_tables.engine.url, connect_args={"options": "-cdefault_transaction_isolation=serializable"}
     )
     committer = new_committer(appends(sink_tables, group, synchronous_commit=False), first=order(1), engine=engine)
-    found = list[tuple[Any, ...]]()
+    rows = list[tuple[Any, ...]]()
     names = ["application_name", "idle_in_transaction_session_timeout", "synchronous_commit", "transaction_isolation"]
     if (engine.dialect.server_version_info or (0,)) >= (17,):
         names.append("transaction_timeout")
     query = "SELECT " + ", ".join(f"current_setting('{name}')" for name in names)
 
     def ask() -> None:
-        found.append(committer.driver.execute(query).fetchone())
+        rows.append(committer.driver.execute(query).fetchone())
 
     committer.before_commit = ask
     assert committer.apply(order(2)) == SMALL
@@ -120,7 +120,7 @@ def test_its_settings_end_with_it(sink_tables: SinkTables, group: str, new_commi
     committer.driver.rollback()
     committer.committer.close()
     engine.dispose()
-    (name, age, *others), after = found
+    (name, age, *others), after = rows
     assert name.startswith("seekpoint ")
     assert age != "0"
     assert others == ["off", "read committed", *[age] * (len(names) - 4)]
@@ -139,7 +139,7 @@ def test_values_are_stored_as_by_copy(
     committer = new_committer(Pipeline(group, topics=TOPIC, value=Json(), sinks=[sink]), first=1)
     committer.apply(1)
     committer.apply(1, 1, 1)
-    assert [len(one) for one in sent_statements] == [2, 2]
+    assert [len(sent) for sent in sent_statements] == [2, 2]
     with sink_tables.engine.connect() as tx:
         query = f'SELECT count(DISTINCT v::text), count(v), count(*) FROM "{sink_tables.schema}".t'
         assert tuple(tx.exec_driver_sql(query).one()) == ((0, 0, 5) if value is None else (1, 5, 5))
@@ -247,7 +247,7 @@ def test_many_rows_of_few_records_go_by_copy(
     committer = new_committer(Pipeline(group, topics=TOPIC, value=Json(), sinks=[sink]), first=order(1))
     committer.apply(order(2))
     committer.apply(order(3), order(4))
-    assert [len(one) for one in sent_statements] == [2]
+    assert [len(sent) for sent in sent_statements] == [2]
     assert len(sink_tables.rows("id")) == 4 * ROWS
 
 

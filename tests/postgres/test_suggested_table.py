@@ -175,12 +175,12 @@ def test_a_sum_has_a_column_that_is_wider_than_its_records(sink_tables: SinkTabl
     make(sink_tables, sink, Take)
     assert changes(sink_tables, sink, Take) == []
     pipeline = Pipeline(group, topics=TOPIC, value=Json(Take), sinks=[sink])
-    at = datetime(2026, 11, 1, tzinfo=UTC)
-    take = Take("north", at.date(), 100, 0.5, Decimal("0.10"), None, at)
+    time = datetime(2026, 11, 1, tzinfo=UTC)
+    take = Take("north", time.date(), 100, 0.5, Decimal("0.10"), None, time)
     records = [raw(msgspec.json.encode(take), topic=TOPIC, offset=n) for n in range(400)]
     assert sink_tables.process(pipeline, *records).records == 400
     sums = sink_tables.rows("cents", "weight", "price", "guests", "first", "best")
-    assert sums == [(40_000, 200.0, Decimal("40.00"), 0, at, None)]
+    assert sums == [(40_000, 200.0, Decimal("40.00"), 0, time, None)]
     assert "fillfactor = 50" in create_statement(suggest(sink, Take))
 
 

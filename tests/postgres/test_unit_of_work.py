@@ -321,7 +321,7 @@ def test_a_constraint_that_is_checked_at_commit_is_one_records_fault(handler_gro
 
 
 @pytest.mark.parametrize(
-    "made",
+    "wrap",
     [
         lambda engine: engine.execution_options(isolation_level="AUTOCOMMIT"),
         lambda engine: create_engine(engine.url, isolation_level="AUTOCOMMIT"),
@@ -330,10 +330,10 @@ def test_a_constraint_that_is_checked_at_commit_is_one_records_fault(handler_gro
     ids=["option", "argument", "option of the argument"],
 )
 def test_an_engine_that_commits_by_itself_is_refused(
-    handler_group: HandlerGroup, made: Callable[[Engine], Engine]
+    handler_group: HandlerGroup, wrap: Callable[[Engine], Engine]
 ) -> None:
     """I1: AUTOCOMMIT would make rows and offset two transactions; said before anything is done."""
-    handler_group.engine = made(handler_group.engine)
+    handler_group.engine = wrap(handler_group.engine)
     with pytest.raises(ConfigError, match="the engine is in AUTOCOMMIT mode"):
         handler_group.run(handler_group.write)
 
@@ -343,8 +343,8 @@ def test_a_connection_that_commits_by_itself_is_refused(
     handler_group: HandlerGroup, new_engine: NewEngine, how: str
 ) -> None:
     """I1: even if users own their loop, and the engine says nothing of it."""
-    given = {"connect_args": {"autocommit": True}} if how == "driver" else {}
-    engine = new_engine(handler_group.engine.url, **given)
+    options = {"connect_args": {"autocommit": True}} if how == "driver" else {}
+    engine = new_engine(handler_group.engine.url, **options)
     ledger = Ledger(engine, handler_group.group, schema=handler_group.schema)
     with engine.connect() as tx:
         if how == "options":
@@ -370,11 +370,11 @@ def test_an_exit_in_a_handler_is_said(
     with pytest.raises(SystemExit) as ended:
         handler_group.run(leave, on_poison="dead_letter")
     assert ended.value.code == 3
-    (line,) = [one for one in caplog.records if one.name == "seekpoint.worker.unit_of_work"]
+    (line,) = [line for line in caplog.records if line.name == "seekpoint.worker.unit_of_work"]
     assert line.levelno == logging.ERROR
-    said = line.getMessage()
+    message = line.getMessage()
     for words in ("SystemExit(3)", "in leave", "topic/0 [0, 3)", "nothing of this batch was written", "Worker.stop()"):
-        assert words in said
+        assert words in message
     handler_group.holds(0, 0)
 
 

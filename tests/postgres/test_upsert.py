@@ -56,8 +56,8 @@ def strategy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def part(sink: Upsert, tx: Connection, *records: AnyRecord) -> None:
     """Write these records in this transaction."""
     with writer_of(sink).open(tx) as writer:
-        for one in records:
-            writer.write(list(writer_of(sink).rows(one)))
+        for record in records:
+            writer.write(list(writer_of(sink).rows(record)))
 
 
 def write(sink_tables: SinkTables, sink: Upsert, *records: AnyRecord) -> Wrote:
@@ -101,7 +101,7 @@ def test_rows_are_inserted_updated_and_deleted_by_key(sink_tables: SinkTables, s
 def test_strategies_store_as_copy_does(
     sink_tables: SinkTables, monkeypatch: pytest.MonkeyPatch, kind: str, value: Any
 ) -> None:
-    kind, found = of_test(sink_tables, kind), []
+    kind, results = of_test(sink_tables, kind), []
     for n, small in enumerate((0, 0, 10**9)):
         monkeypatch.setattr(strategies, "SMALL", small)
         sink: Any = upsert(sink_tables, f"id int PRIMARY KEY, v {kind}", name=f"t{n}", columns=["id", "v"])
@@ -120,8 +120,8 @@ def test_strategies_store_as_copy_does(
             rows = tx.execute(
                 text(f'SELECT id, v::text, pg_typeof(v)::text FROM "{sink_tables.schema}".t{n} ORDER BY id')
             )
-            found.append([tuple(row) for row in rows])
-    assert found[0] == found[1] == found[2]
+            results.append([tuple(row) for row in rows])
+    assert results[0] == results[1] == results[2]
 
 
 def test_null_is_null_missing_is_poison_and_other_columns_are_kept(
@@ -314,7 +314,7 @@ def test_two_instants_of_a_zone_in_two_partitions_are_no_key_in_both(
 
 
 @pytest.mark.parametrize(
-    ("kind", "stored", "given"),
+    ("kind", "stored", "sent"),
     [
         ("numeric(6,2)", Decimal("1.00"), Decimal("1.001")),
         ("timestamptz(0)", "2026-01-01 00:00:00Z", "2026-01-01 00:00:00.3Z"),
@@ -325,13 +325,13 @@ def test_two_instants_of_a_zone_in_two_partitions_are_no_key_in_both(
 )
 @pytest.mark.parametrize("alone", [False, True])  # has this process seen a row before
 def test_a_tombstone_deletes_what_its_key_was_rounded_to(
-    sink_tables: SinkTables, strategy: WriteStrategy, *, kind: str, stored: Any, given: Any, alone: bool
+    sink_tables: SinkTables, strategy: WriteStrategy, *, kind: str, stored: Any, sent: Any, alone: bool
 ) -> None:
     sink_tables.sql("CREATE DOMAIN short AS varchar(3)")
     kind = f'"{sink_tables.schema}".{kind}' if kind == "short" else kind
     sink = upsert(sink_tables, f"id {kind} PRIMARY KEY, v text", columns=None if alone else ["id", "v"], round=True)
     sink_tables.sql(f"INSERT INTO t VALUES ('{stored}', 'old')")
-    write(sink_tables, sink, record(None, key=given))
+    write(sink_tables, sink, record(None, key=sent))
     assert sink_tables.rows("v") == []
 
 
@@ -346,10 +346,10 @@ def test_the_newest_spelling_of_a_key_is_stored_whatever_the_batches(
     sink_tables: SinkTables, strategy: WriteStrategy
 ) -> None:
     sink = upsert(sink_tables, "id numeric PRIMARY KEY, v int", columns=["id", "v"])
-    versions = [record({"id": Decimal(one), "v": n}) for n, one in enumerate(("1.00", "1", "1.0"))]
+    versions = [record({"id": Decimal(id_), "v": n}) for n, id_ in enumerate(("1.00", "1", "1.0"))]
     write(sink_tables, sink, versions[0])
-    for one in versions[1:]:
-        write(sink_tables, sink, one)
+    for version in versions[1:]:
+        write(sink_tables, sink, version)
     assert sink_tables.value("id::text") == "1.0"
     write(sink_tables, sink, *versions[:2])
     assert sink_tables.value("id::text") == "1"
@@ -461,15 +461,15 @@ def test_an_update_that_repeats_another_unique_value_of_its_own_is_no_fault(sink
 
 def test_a_key_that_another_transaction_writes_meanwhile_is_waited_for(sink_tables: SinkTables) -> None:
     sink = upsert(sink_tables, columns=["id", "v"])
-    found: list[Wrote] = []
+    written: list[Wrote] = []
     with sink_tables.engine.connect() as rival:
         rival.execute(text(f"INSERT INTO \"{sink_tables.schema}\".t VALUES ({MANY // 2}, 'theirs')"))
-        ours = threading.Thread(target=lambda: found.append(write(sink_tables, sink, *rows(0, MANY, "ours"))))
+        ours = threading.Thread(target=lambda: written.append(write(sink_tables, sink, *rows(0, MANY, "ours"))))
         ours.start()
         wait_until_blocked(sink_tables.engine, by=backend(rival))
         rival.commit()
         ours.join(30)
-    assert found[0].fell_back
+    assert written[0].fell_back
     assert sink_tables.rows("id", "v") == [(n, "ours") for n in range(MANY)]
 
 
@@ -493,10 +493,10 @@ def test_two_writers_of_the_same_keys_in_any_order_never_deadlock(
             failed.append(error)
 
     writers = [threading.Thread(target=run, args=(sink, seed)) for seed, sink in enumerate(sinks)]
-    for one in writers:
-        one.start()
-    for one in writers:
-        one.join(60)
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
     assert not failed
     last = sink_tables.rows("v")
     assert len(last) == MANY
@@ -513,7 +513,7 @@ def test_a_deadlock_between_new_keys_turns_to_the_stage(sink_tables: SinkTables,
         new_engine(sink_tables.engine.url, connect_args={"options": "-c deadlock_timeout=20ms"}), sink_tables.schema
     )
     sink = upsert(sink_tables, columns=["id", "v"])
-    found: list[Wrote] = []
+    written: list[Wrote] = []
     theirs = text(f"INSERT INTO \"{sink_tables.schema}\".t VALUES (:id, 'theirs')")
 
     def go_on(rival: Connection) -> None:
@@ -523,7 +523,7 @@ def test_a_deadlock_between_new_keys_turns_to_the_stage(sink_tables: SinkTables,
     with patient.connect() as third, patient.connect() as rival:
         third.execute(theirs, {"id": MANY // 2})
         rival.execute(theirs, {"id": MANY - 1})
-        writer = threading.Thread(target=lambda: found.append(write(ours, sink, *rows(0, MANY, "ours"))))
+        writer = threading.Thread(target=lambda: written.append(write(ours, sink, *rows(0, MANY, "ours"))))
         writer.start()
         waits = wait_until_blocked(sink_tables.engine, by=backend(third))
         going_on = threading.Thread(target=go_on, args=[rival])
@@ -532,7 +532,7 @@ def test_a_deadlock_between_new_keys_turns_to_the_stage(sink_tables: SinkTables,
         third.rollback()
         writer.join(30)
         going_on.join(30)
-    assert found[0].fell_back
+    assert written[0].fell_back
     assert sink_tables.rows("id", "v") == [(n, "ours") for n in range(MANY)]
 
 
@@ -682,7 +682,7 @@ BAD: dict[str, tuple[str, Any, str]] = {
 def test_a_bad_row_stops_its_partition_before_it(
     sink_tables: SinkTables, group: str, strategy: WriteStrategy, bad: str
 ) -> None:
-    column, value, said = BAD[bad]
+    column, value, message = BAD[bad]
     sink_tables.sql(
         "CREATE TYPE mood AS ENUM ('0', '1', '2', '3', '4', '5', '6', '7', '8');"
         "CREATE DOMAIN short AS text CHECK (VALUE <> 'no');"
@@ -702,7 +702,7 @@ def test_a_bad_row_stops_its_partition_before_it(
         (o, p) for o in range(4) for p in (1, 0))]  # fmt: skip
     sink = upsert(sink_tables, f"id int PRIMARY KEY, v {column}", columns=["id", "v"], row=row)
     done = sink_tables.process(Pipeline(group, topics=TOPIC, value=Text(), sinks=[sink]), *records)
-    assert said in str(stopped_at(done, 0, 2))
+    assert message in str(stopped_at(done, 0, 2))
     assert sink_tables.rows("id") == [(100 - n,) for n in (6, 4, 3, 2, 1, 0)], "sorted by key, they came the other way"
     assert done.records == 6
 
@@ -713,16 +713,16 @@ def test_the_line_of_a_refused_row_is_known_after_tombstones(
     sink_tables: SinkTables, strategy: WriteStrategy, before: Sequence[AnyRecord], bad: AnyRecord
 ) -> None:
     sink = upsert(sink_tables, "id int PRIMARY KEY, v int", columns=["id", "v"])
-    made = [kv(1, 1), *before, kv(2, 2), bad, kv(3, 3), gone(2)]
+    records = [kv(1, 1), *before, kv(2, 2), bad, kv(3, 3), gone(2)]
     with pytest.raises(RowRefused) as refused:
-        write(sink_tables, sink, *made)
+        write(sink_tables, sink, *records)
     if strategy is not WriteStrategy.UNNEST:  # where the server does not say which it was
-        assert refused.value.line == made.index(bad) + 1
+        assert refused.value.line == records.index(bad) + 1
     assert sink_tables.rows("id") == []
 
 
 @pytest.mark.parametrize(
-    ("body", "options", "error", "said"),
+    ("body", "options", "error", "message"),
     [
         ("id int, v text", {}, ConfigError, r'no unique index on exactly \("id"\).*CREATE UNIQUE INDEX ON'),
         ("id int, v text, PRIMARY KEY (id, v)", {}, ConfigError, "no unique index on exactly"),
@@ -739,12 +739,12 @@ def test_a_mistake_in_the_program_ends_the_work_and_names_the_remedy(
     body: str,
     options: dict[str, Any],
     error: type[Exception],
-    said: str,
+    message: str,
 ) -> None:
     sink = upsert(sink_tables, body, **{"columns": ["id", "v"], **options})
     if options.get("name"):
         sink = Upsert((sink_tables.schema, "none"), key=["id"], columns=["id"])
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         write(sink_tables, sink, record(dict.fromkeys(["id", "v", "nope", "g"], 1)))
 
 
@@ -775,8 +775,8 @@ def test_values_alone_tombstones_between_and_the_audit_is_a_query(
     records = [raw(b'{"id": %d, "note": "n"}' % n, topic=TOPIC, offset=n, key=b"%d" % n) for n in ids]
     records += [raw(None, topic=TOPIC, offset=1000, key=b"2"), raw(b'{"id": 1}', topic=TOPIC, offset=1001, key=b"1")]
     value, key = Json(Order, tombstones=True), Json(int)
-    for n, one in enumerate((sink, audited)):
-        pipeline = Pipeline(f"{group}-{n}", topics=TOPIC, value=value, key=key, sinks=[one])
+    for n, sink_ in enumerate((sink, audited)):
+        pipeline = Pipeline(f"{group}-{n}", topics=TOPIC, value=value, key=key, sinks=[sink_])
         assert sink_tables.process(pipeline, *records).records == len(records)
     expected = [(n, None if n == 1 else "n") for n in ids if n != 2]
     assert sink_tables.rows("id", "note") == expected
@@ -795,12 +795,12 @@ def test_bad_rows_among_many_are_dead_lettered(sink_tables: SinkTables, group: s
     chance = random.Random(seed)
     sink_tables.sql("CREATE TABLE parent (id int PRIMARY KEY); INSERT INTO parent SELECT generate_series(0, 100)")
     body = f'id int PRIMARY KEY, v int CHECK (v >= 0) REFERENCES "{sink_tables.schema}".parent, o bigint'
-    sink = upsert(sink_tables, body, columns=["id", "v"], offset_column="o", row=lambda r: (r.key, made[r.offset]))
+    sink = upsert(sink_tables, body, columns=["id", "v"], offset_column="o", row=lambda r: (r.key, records[r.offset]))
     pipeline = Pipeline(
         group, topics=TOPIC, value=Json(tombstones=True), key=Json(int), sinks=[sink], on_poison="dead_letter",
         dead_letter_limits=DeadLetterLimits(consecutive=10**6, ratio=1.0),
     )  # fmt: skip
-    made: list[Any] = []
+    records: list[Any] = []
     log: list[RawRecord] = []
     bad: dict[int, int] = {}
     expected: dict[int, tuple[Any, ...]] = {}
@@ -808,21 +808,21 @@ def test_bad_rows_among_many_are_dead_lettered(sink_tables: SinkTables, group: s
     for offset in range(3 * MANY):
         key = offset if chance.random() >= repeats else chance.randrange(offset + 1)
         is_bad, is_gone = chance.random() < 0.02, chance.random() < gone_at
-        made.append(BAD_VALUES[chance.choice(list(BAD_VALUES))] if is_bad else chance.randrange(100))
+        records.append(BAD_VALUES[chance.choice(list(BAD_VALUES))] if is_bad else chance.randrange(100))
         log.append(raw(None if is_gone else b"0", topic=TOPIC, offset=offset, key=b"%d" % key))
         if is_gone:
             expected.pop(key, None)
         elif is_bad:
             bad[offset] = key
         else:
-            expected[key] = (key, made[-1], offset)
+            expected[key] = (key, records[-1], offset)
     aside: set[int] = set()
     for end in (MANY, 3 * MANY):
         done = sink_tables.process(pipeline, *log[:end])
-        aside |= {one.offset for one in done.dead_letters}
+        aside |= {dead_letter.offset for dead_letter in done.dead_letters}
     assert sink_tables.rows("id", "v", "o") == sorted(expected.values())
     assert aside <= set(bad)
-    last = {int(one.key or b""): one.offset for one in log}
+    last = {int(record.key or b""): record.offset for record in log}
     assert all(last[bad[offset]] > offset for offset in set(bad) - aside), "only what is superseded is not looked at"
 
 
@@ -864,10 +864,10 @@ STEPS = st.lists(
 )
 
 
-def cut(steps: Sequence[Any], at: list[int]) -> Iterator[Sequence[Any]]:
+def cut(steps: Sequence[Any], ends: list[int]) -> Iterator[Sequence[Any]]:
     """The batches of one split."""
     start = 0
-    for end in sorted({min(n, len(steps)) for n in at} | {len(steps)}):
+    for end in sorted({min(n, len(steps)) for n in ends} | {len(steps)}):
         yield steps[start:end]
         start = end
 
@@ -883,21 +883,21 @@ def last_record(expected: dict[int, int], key: int, what: str, v: int) -> None:
 def same_as_a_dict(
     sink_tables: SinkTables,
     sink: Upsert,
-    made: Callable[[int, int, str, int, int], AnyRecord],
+    record_of: Callable[[int, int, str, int, int], AnyRecord],
     model: Callable[[dict[int, int], int, str, int], None],
 ) -> None:
     """Whatever the records, their partitions and the batches: the table is what the model says. Prints the seed."""
 
     @settings(max_examples=60)
     @given(STEPS, st.lists(st.integers(0, 40), max_size=6))
-    def check(steps: list[tuple[int, int, str, int]], at: list[int]) -> None:
+    def check(steps: list[tuple[int, int, str, int]], ends: list[int]) -> None:
         sink_tables.sql("TRUNCATE t")
         expected: dict[int, int] = {}
         offset = 0
-        for batch in cut(steps, at):
+        for batch in cut(steps, ends):
             records = []
             for partition, key, what, v in batch:
-                records.append(made(partition, key, what, v, offset))
+                records.append(record_of(partition, key, what, v, offset))
                 model(expected, key, what, v)
                 offset += 1
             with sink_tables.engine.begin() as tx:
@@ -910,23 +910,23 @@ def same_as_a_dict(
 def test_a_key_in_one_partition_ends_as_its_last_record_says(sink_tables: SinkTables, strategy: WriteStrategy) -> None:
     """Partitions interleave; a key belongs to one of them, as Kafka's partitioner has it."""
 
-    def made(_: int, key: int, what: str, v: int, offset: int) -> AnyRecord:
+    def record_of(_: int, key: int, what: str, v: int, offset: int) -> AnyRecord:
         return kv(key, v, offset, key % 3) if what == "up" else gone(key, offset, key % 3)
 
     same_as_a_dict(
-        sink_tables, upsert(sink_tables, "id int PRIMARY KEY, v int", columns=["id", "v"]), made, last_record
+        sink_tables, upsert(sink_tables, "id int PRIMARY KEY, v int", columns=["id", "v"]), record_of, last_record
     )
 
 
 def test_a_key_that_the_server_dedupes_ends_as_its_last_record_says(sink_tables: SinkTables) -> None:
     """Keys come as text for a column of integers."""
 
-    def made(_: int, key: int, what: str, v: int, offset: int) -> AnyRecord:
+    def record_of(_: int, key: int, what: str, v: int, offset: int) -> AnyRecord:
         spelled = f"{key:03}" if offset % 2 else str(key)
         return record({"id": spelled, "v": v} if what == "up" else None, key=spelled, offset=offset)
 
     same_as_a_dict(
-        sink_tables, upsert(sink_tables, "id int PRIMARY KEY, v int", columns=["id", "v"]), made, last_record
+        sink_tables, upsert(sink_tables, "id int PRIMARY KEY, v int", columns=["id", "v"]), record_of, last_record
     )
 
 
@@ -935,14 +935,14 @@ def test_a_key_in_several_partitions_ends_at_its_highest_order(
 ) -> None:
     """Without deletions, which are not remembered: the highest value of each key, wherever and whenever it came."""
 
-    def made(partition: int, key: int, _: str, v: int, offset: int) -> AnyRecord:
+    def record_of(partition: int, key: int, _: str, v: int, offset: int) -> AnyRecord:
         return kv(key, v, offset, partition)
 
     def model(expected: dict[int, int], key: int, _: str, v: int) -> None:
         expected[key] = max(expected.get(key, v), v)
 
     sink = upsert(sink_tables, "id int PRIMARY KEY, v int", columns=["id", "v"], order_by="v")
-    same_as_a_dict(sink_tables, sink, made, model)
+    same_as_a_dict(sink_tables, sink, record_of, model)
 
 
 @pytest.mark.long
@@ -955,7 +955,7 @@ def test_a_guarded_table_outlives_any_replay(sink_tables: SinkTables, strategy: 
     def check(steps: list[tuple[int, int, str, int]], again: list[tuple[int, int]]) -> None:
         sink_tables.sql("TRUNCATE t")
         log = [kv(key, v, n) for n, (_, key, _, v) in enumerate(steps)]
-        last = {one.value["id"]: (one.value["v"], one.offset) for one in log}
+        last = {record.value["id"]: (record.value["v"], record.offset) for record in log}
         for batch in (log, *(log[a : a + b] for a, b in again)):
             with sink_tables.engine.begin() as tx:
                 part(sink, tx, *batch)

@@ -276,8 +276,8 @@ def failures(sink_tables: SinkTables, write: Write, cells: list[Any]) -> Iterato
 def test_each_cell_of_the_page_by_each_statement(sink_tables: SinkTables, strategy: str) -> None:
     cells: list[Any] = [(kind, value, {}, expected) for kind, value, expected in CELLS]
     cells += [(kind, value, options, Stored(text)) for kind, value, options, text in CONVERTED]
-    found = list(failures(sink_tables, WRITES[strategy], cells))
-    assert not found, "\n".join(found)
+    different = list(failures(sink_tables, WRITES[strategy], cells))
+    assert not different, "\n".join(different)
 
 
 # A type, a text that its input refuses with an SQLSTATE that says something else, and one that it takes.
@@ -337,5 +337,5 @@ def test_a_lone_record_that_a_types_input_refuses_is_a_dead_letter(
     pipeline = Pipeline(name, topics=TOPIC, value=Text(), sinks=[sink], on_poison="dead_letter")
     for offset, text in enumerate((good, bad, good, bad)):
         done = sink_tables.process(pipeline, *orders(text.encode(), start=offset))
-        assert [one.offset for one in done.dead_letters] == [offset] * (text == bad)
+        assert [dead_letter.offset for dead_letter in done.dead_letters] == [offset] * (text == bad)
     assert sink_tables.rows("id", name=name) == [(0,), (2,)]

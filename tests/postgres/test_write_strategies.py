@@ -62,8 +62,8 @@ CLOCKS = [
     datetime(2026, 4, 5, 1, 45),  # twice on Lord Howe
     datetime(2026, 10, 25, 0, 30, 0, 400000),
 ]
-NAIVE = [*CLOCKS, *(one.replace(fold=1) for one in CLOCKS)]
-AWARE = [one.replace(tzinfo=zone, fold=fold) for one, zone, fold in product(CLOCKS, ZONES, (0, 1))]
+NAIVE = [*CLOCKS, *(clock.replace(fold=1) for clock in CLOCKS)]
+AWARE = [clock.replace(tzinfo=zone, fold=fold) for clock, zone, fold in product(CLOCKS, ZONES, (0, 1))]
 ONE = uuid.UUID("0190d5b0-0000-7000-8000-00000000000a")
 TEXTS = ["a", "A", "a ", "ä", "Ä", "a\u0308", "b", "B", "", " ", "1", "1.0"]
 
@@ -145,7 +145,7 @@ def typed_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> Iterator[Si
 @pytest.fixture
 def types(typed_tables: SinkTables) -> Mapping[str, Values]:
     """Those that this server has."""
-    found = dict(TYPES)
+    types = dict(TYPES)
     collation = "CREATE COLLATION blind (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
     for kind, create in (
         ("citext", partial(create_extension, typed_tables.engine, "citext")),
@@ -156,14 +156,14 @@ def types(typed_tables: SinkTables) -> Mapping[str, Values]:
         except Exception as error:  # noqa: BLE001 -- SQLAlchemy's, of whatever the server lacks
             print(f"{kind} is left out: {error.__cause__ or error}")
         else:
-            found[kind] = OPTIONAL[kind]
-    return {kind: Values(values, _taken(typed_tables, kind, values)) for kind, values in found.items()}
+            types[kind] = OPTIONAL[kind]
+    return {kind: Values(values, _taken(typed_tables, kind, values)) for kind, values in types.items()}
 
 
 def as_json(value: Any, kind: str) -> Any:
     """What the model gives the driver: for a column of JSON, JSON."""
     if kind == "jsonb[]" and isinstance(value, list):
-        return [one if one is None else Json(one, dumps=json_text) for one in value]
+        return [element if element is None else Json(element, dumps=json_text) for element in value]
     if kind not in {"json", "jsonb", "document"} or value is None or isinstance(value, Json | Jsonb):
         return value
     return Json(value, dumps=json_text)
@@ -229,8 +229,10 @@ def cases(draw: st.DrawFn, types: Mapping[str, Values]) -> Case:
     order = draw(st.none() | st.just("offset") | st.sampled_from(sorted(types.keys() - NO_ORDER)))
     # Values that are refused only as keys: other columns of a row that is not the newest may be looked at or not.
     # Few values, so that keys come again; another spelling of the same one is as likely as the same.
-    pools = [draw(st.lists(st.sampled_from(range(len(types[one].all))), min_size=1, max_size=4)) for one in keys]
-    columns = [st.sampled_from([types[one].all[at] for at in pool]) for one, pool in zip(keys, pools, strict=True)]
+    pools = [draw(st.lists(st.sampled_from(range(len(types[key].all))), min_size=1, max_size=4)) for key in keys]
+    columns = [
+        st.sampled_from([types[key].all[index] for index in pool]) for key, pool in zip(keys, pools, strict=True)
+    ]
     orders = st.none() if order in {None, "offset"} else st.sampled_from(types[str(order)].taken)
     step = st.builds(
         Step,
@@ -283,9 +285,9 @@ class Table:
     def create(self) -> None:
         """Make the strategies' tables, and the model's: rows as they come, each key's newest, and the result."""
         key, all_ = ", ".join(self.keys), ", ".join(self.columns)
-        same = " AND ".join(f"{{0}}.{one} = r.{one}" for one in self.keys)
-        values = ", ".join(f"r.{one}" for one in self.columns)
-        everything = ", ".join(f"{one} = excluded.{one}" for one in self.columns)
+        same = " AND ".join(f"{{0}}.{key} = r.{key}" for key in self.keys)
+        values = ", ".join(f"r.{column}" for column in self.columns)
+        everything = ", ".join(f"{column} = excluded.{column}" for column in self.columns)
         newer = "({0}.o IS NULL OR {1}.o >= {0}.o)" if self.case.order else "true"
         tables = [_table(strategy) for strategy in WriteStrategy]
         self.sink_tables.sql(f"""
@@ -323,7 +325,7 @@ class Table:
             try:
                 with driver.cursor() as cursor, cursor.copy(into) as copy:
                     for row in rows:
-                        copy.write_row([as_json(one, kind) for one, kind in zip(row, self.kinds, strict=True)])
+                        copy.write_row([as_json(cell, kind) for cell, kind in zip(row, self.kinds, strict=True)])
                 driver.execute(sql.SQL("CALL {}.apply()").format(sql.Identifier(self.sink_tables.schema)))
             except (psycopg.DataError, psycopg.IntegrityError, TypeError, ValueError):
                 return False
@@ -343,7 +345,7 @@ def write(sink_tables: SinkTables, sink: Upsert, records: Sequence[AnyRecord]) -
     """One transaction; returns what the server says of a row that it refuses."""
     try:
         with sink_tables.engine.begin() as tx, writer_of(sink).open(tx) as writer:
-            writer.write([row for one in records for row in writer_of(sink).rows(one)])
+            writer.write([row for record in records for row in writer_of(sink).rows(record)])
     except RowRefused as refused:
         return refused.cause
     return None
@@ -406,7 +408,7 @@ def by_model(sink_tables: SinkTables, path: tuple[str, str], kinds: Sequence[str
         try:
             for row in rows:
                 with driver.cursor() as cursor, cursor.copy(into) as copy:
-                    copy.write_row([as_json(one, kind) for one, kind in zip(row, kinds, strict=True)])
+                    copy.write_row([as_json(cell, kind) for cell, kind in zip(row, kinds, strict=True)])
         except (psycopg.DataError, psycopg.IntegrityError, TypeError, ValueError):
             return False
         driver.commit()
@@ -440,7 +442,7 @@ def test_every_strategy_of_an_append_stores_what_the_model_stores(
         kinds, rows = case
         columns = [f"c{n}" for n in range(len(kinds))]
         declared = ", ".join(f"{name} {body(kind)}" for name, kind in zip(columns, kinds, strict=True))
-        tables = [one.__name__ for one in (by_model, *STRATEGIES)]
+        tables = [strategy.__name__ for strategy in (by_model, *STRATEGIES)]
         typed_tables.sql(
             f"DROP TABLE IF EXISTS {', '.join(tables)};" + "".join(f"CREATE TABLE {t} ({declared});" for t in tables)
         )

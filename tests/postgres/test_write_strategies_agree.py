@@ -53,13 +53,13 @@ def kv(n: int, v: Any) -> Any:
     return record({"id": n, "v": v}, key={"id": n})
 
 
-def made(sink: Upsert, numbers: range, v: str = WIDE) -> list[Any]:
+def written(sink: Upsert, numbers: range, v: str = WIDE) -> list[Any]:
     return [row for n in numbers for row in writer_of(sink).rows(kv(n, v))]
 
 
 def new_rows(sink: Upsert) -> list[list[Any]]:
     """2,000 rows in four parts, of which the second row is an update."""
-    return [made(sink, range(n, n + 500)) for n in range(0, 2000, 500)]
+    return [written(sink, range(n, n + 500)) for n in range(0, 2000, 500)]
 
 
 def _write(sink_tables: SinkTables, sink: Upsert, parts: Iterable[list[Any]]) -> None:
@@ -84,13 +84,13 @@ def test_a_copy_that_is_given_up_logs_no_warning(sink_tables: SinkTables, caplog
     assert len(sink_tables.rows("id")) == 1999, "a tombstone after an update"
     assert writer_of(sink).strategies.last is not None
     assert writer_of(sink).strategies.last.fell_back
-    assert [one.getMessage() for one in caplog.records if one.name.startswith("psycopg")] == []
+    assert [line.getMessage() for line in caplog.records if line.name.startswith("psycopg")] == []
 
 
 def test_a_value_that_cannot_be_written_after_an_update(sink_tables: SinkTables) -> None:
     sink = one_old(sink_tables)
     with pytest.raises(RowRefused) as refused:
-        _write(sink_tables, sink, [*new_rows(sink), made(sink, range(2000, 2001), "a\0b")])
+        _write(sink_tables, sink, [*new_rows(sink), written(sink, range(2000, 2001), "a\0b")])
     assert isinstance(refused.value.cause, Unwritable)
     assert refused.value.line == 2001
 
@@ -120,7 +120,7 @@ def test_an_update_is_not_blamed_for_what_ends_the_copy(
     ]
     log.append(raw(last, topic=TOPIC, offset=2000, key=b"5"))
     done = sink_tables.process(pipeline, *log)
-    assert [one.offset for one in done.dead_letters] == ([] if last is None else [2000])
+    assert [dead_letter.offset for dead_letter in done.dead_letters] == ([] if last is None else [2000])
     assert (1, WIDE) in sink_tables.rows("id", "v")
 
 
@@ -168,7 +168,7 @@ def test_an_error_after_a_savepoint_by_hand(sink_tables: SinkTables, group: str)
     pipeline = Pipeline(group, topics=TOPIC, value=Text(), handle=handle, on_poison="dead_letter")
     log = [raw(v, topic=TOPIC, offset=n) for n, v in enumerate([b"a", b"bad", b"a", b"c"])]
     done = sink_tables.process(pipeline, *log)
-    assert [one.offset for one in done.dead_letters] == [2]
+    assert [dead_letter.offset for dead_letter in done.dead_letters] == [2]
     assert sink_tables.rows("id") == [(0,), (3,)]
     assert sink_tables.rows("v", name="audit") == [("a",), ("bad",), ("c",)]
 
@@ -223,8 +223,8 @@ def test_values_for_a_column_of_json_are_dumped_as_json(
     done = sink_tables.process(pipeline, *[raw(v, topic=TOPIC, offset=n) for n, v in enumerate(bodies)])
     assert done.dead_letters == ()
     with sink_tables.engine.connect() as tx:
-        found = tx.execute(text(f'SELECT v::jsonb::text FROM "{sink_tables.schema}".t ORDER BY id'))
-        assert [row[0] for row in found][: len(STORED)] == STORED
+        rows = tx.execute(text(f'SELECT v::jsonb::text FROM "{sink_tables.schema}".t ORDER BY id'))
+        assert [row[0] for row in rows][: len(STORED)] == STORED
 
 
 def _sink_of(strategy: str, path: tuple[str, str]) -> Any:

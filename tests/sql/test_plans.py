@@ -204,9 +204,9 @@ def dead_letter_ledger(request: pytest.FixtureRequest, seekpoint_dsn: str) -> It
 
 
 def assert_dead_letters_by_an_index(plan: Plan) -> None:
-    found = {node["Node Type"] for node in scans(plan, "dead_letter")}
-    assert found, plan
-    assert found <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan"}, plan
+    kinds = {node["Node Type"] for node in scans(plan, "dead_letter")}
+    assert kinds, plan
+    assert kinds <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan"}, plan
 
 
 @for_each(ASKED)
@@ -222,8 +222,8 @@ def test_the_first_of_a_key_is_found_by_the_key(dead_letter_ledger: FilledLedger
     """I4: replaying many dead letters of one partition costs as many lookups, not their square (once analyzed)."""
     with dead_letter_ledger.engine.connect() as tx:
         tx.execute(text(f"ANALYZE {dead_letter_ledger.schema}.dead_letter"))
-        given = {"group": "g", **ASKED["first_of_key"]}
-        plan = plan_of(tx, dead_letter_ledger.schema, DEAD_LETTERS["first_of_key"], given, how="FORMAT JSON")
+        options = {"group": "g", **ASKED["first_of_key"]}
+        plan = plan_of(tx, dead_letter_ledger.schema, DEAD_LETTERS["first_of_key"], options, how="FORMAT JSON")
         tx.rollback()
     assert {node["Index Name"] for node in scans(plan, "dead_letter")} == {"dead_letter_key_idx"}
 
@@ -293,8 +293,10 @@ def test_a_key_is_read_once_however_many_dead_letters_it_has(
     dead_letter_ledger, tx = blocked_key_ledger
     if analyzed:
         tx.execute(text(f"ANALYZE {dead_letter_ledger.schema}.dead_letter"))
-    given = {"group": "g", "asked_topic": ["blocked"], "asked_partition": [0]}
-    plan = plan_of(tx, dead_letter_ledger.schema, DEAD_LETTERS["open_keys"], given, how="ANALYZE, BUFFERS, FORMAT JSON")
+    options = {"group": "g", "asked_topic": ["blocked"], "asked_partition": [0]}
+    plan = plan_of(
+        tx, dead_letter_ledger.schema, DEAD_LETTERS["open_keys"], options, how="ANALYZE, BUFFERS, FORMAT JSON"
+    )
     assert rows_read(plan, "dead_letter") == 5, plan  # the last one is of another partition
     dead_letters = DeadLetters(Ledger(dead_letter_ledger.engine, "g", schema=dead_letter_ledger.schema))
     here = Partition("blocked", 0)
@@ -328,8 +330,8 @@ def busy_group(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[t
 def test_the_resets_of_one_partition_are_found_by_an_index(busy_group: tuple[Connection, str], offset: int) -> None:
     """I5: a wait for a record asks whether a reset passed it; replays and discards are not in the way."""
     tx, name = busy_group
-    given = {"group": "g", "topic": "t", "partition": 7, "asked_offset": offset}
-    plan = plan_of(tx, name, WAIT["became"], given)
+    options = {"group": "g", "topic": "t", "partition": 7, "asked_offset": offset}
+    plan = plan_of(tx, name, WAIT["became"], options)
     tx.rollback()
     (scan,) = scans(plan, "admin_action")
     assert scan["Index Name"] == "admin_action_reset_idx", plan

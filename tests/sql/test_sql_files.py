@@ -46,10 +46,10 @@ def test_the_server_accepts_each_statement(
 
 def test_each_statement_is_used_and_each_that_is_used_is_there() -> None:
     used = {
-        (found[1], found[2])
+        (match[1], match[2])
         for file in SOURCE.rglob("*.py")
-        for found in re.finditer(r'\b([A-Z_]+)\["([a-z_]+)"\]', file.read_text(encoding="utf-8"))
-        if found[1].lower() in FILES
+        for match in re.finditer(r'\b([A-Z_]+)\["([a-z_]+)"\]', file.read_text(encoding="utf-8"))
+        if match[1].lower() in FILES
     }
     assert used == {(stem.upper(), query.name) for stem, query in QUERIES}
 
@@ -62,9 +62,9 @@ def test_lines_are_as_long_as_those_of_code() -> None:
 def test_a_file_lists_the_states_of_a_closed_run_as_the_tables_do() -> None:
     closed = ", ".join(f"'{state}'" for state in RELOAD_CLOSED)
     lists = [
-        (query.name, found[1])
+        (query.name, match[1])
         for _, query in QUERIES
-        for found in re.finditer(r"state NOT IN \(([^)]*'cut_over'[^)]*)\)", query.text)
+        for match in re.finditer(r"state NOT IN \(([^)]*'cut_over'[^)]*)\)", query.text)
     ]
     assert lists
     assert [name for name, states in lists if states != closed] == []
@@ -79,7 +79,7 @@ def test_two_ledgers_of_one_process_are_in_schemas_whose_names_are_quoted(seekpo
             tx.execute(text(f"INSERT INTO {quoted}.consumer_group (name) VALUES ('of {number}')"))
     for number, name in enumerate(names):
         groups, _ = Admin(seekpoint_engine, schema=name).groups()
-        assert [each.name for each in groups] == [f"of {number}"]
+        assert [group.name for group in groups] == [f"of {number}"]
         with seekpoint_engine.begin() as tx:
             tx.execute(DropSchema(name, cascade=True))
 
@@ -128,8 +128,8 @@ def everything_a_ledger_does(ledger: Ledger, topic: str, count: int) -> None:
     ledger.pause(reason="a test")
     ledger.resume()
     newer = Ledger(ledger.engine, ledger.group, schema=ledger.schema, version=2)
-    claims = newer.record_attempts_alone([(each, Attempt(0, 1)) for each in claim(newer)])
-    newer.record_suspects_alone([SuspectNote(each, 9, 5) for each in claims])
+    claims = newer.record_attempts_alone([(claimed, Attempt(0, 1)) for claimed in claim(newer)])
+    newer.record_suspects_alone([SuspectNote(claim, 9, 5) for claim in claims])
     everything_that_is_done_to_dead_letters(DeadLetters(newer), claims, ids)
     newer.release(claims)
 
@@ -147,22 +147,22 @@ def everything_that_is_done_to_dead_letters(dead_letters: DeadLetters, claims: l
         assert dead_letters.open_keys(tx, partitions) == {}
         dead_letters.insert(tx, asides, ids, version=2)
     parked = dead_letters.list(Where())
-    assert sum(one.count for one in dead_letters.by_cause(Where())) == len(parked)
+    assert sum(cause.count for cause in dead_letters.by_cause(Where())) == len(parked)
     assert sum(dead_letters.count_open().values()) == len(parked) == len(claims)
-    chosen = dead_letters.chosen([each.id for each in reversed(parked)])
-    assert [each.id for each in chosen] == [each.id for each in parked]
+    chosen = dead_letters.chosen([dead_letter.id for dead_letter in reversed(parked)])
+    assert [dead_letter.id for dead_letter in chosen] == [dead_letter.id for dead_letter in parked]
     with engine.begin() as tx:
-        one = dead_letters.lock(tx, dead_letters.get(parked[0].id).id)
-        assert dead_letters.first_open_of_key(tx, one) == 0
-        dead_letters.edit(tx, one, b"edited", "alice", "a test")
-        dead_letters.failed_again(tx, one, failure)
-        dead_letters.close(tx, one, State.DISCARDED, "alice", "a test")
+        locked = dead_letters.lock(tx, dead_letters.get(parked[0].id).id)
+        assert dead_letters.first_open_of_key(tx, locked) == 0
+        dead_letters.edit(tx, locked, b"edited", "alice", "a test")
+        dead_letters.failed_again(tx, locked, failure)
+        dead_letters.close(tx, locked, State.DISCARDED, "alice", "a test")
     with engine.begin() as tx:
         dead_letters.insert(tx, asides, ids, version=2)
     ledger = dead_letters.ledger
-    assert group_of(engine, one.id, schema=ledger.schema) == ledger.group
-    pipeline = Pipeline(ledger.group, topics=one.topic, value=Bytes(), handle=lambda tx, batch: None, version=2)
-    assert DeadLetterReplay(pipeline, engine, schema=ledger.schema).replay(one.id).is_applied
+    assert group_of(engine, locked.id, schema=ledger.schema) == ledger.group
+    pipeline = Pipeline(ledger.group, topics=locked.topic, value=Bytes(), handle=lambda tx, batch: None, version=2)
+    assert DeadLetterReplay(pipeline, engine, schema=ledger.schema).replay(locked.id).is_applied
 
 
 def test_what_runs_is_what_the_files_have(seekpoint_engine: Engine, seekpoint_schema: str) -> None:

@@ -59,11 +59,11 @@ def test_the_views_read_five_samples_of_each_of_a_thousand_partitions(
             assert {node.get("Index Name") for node in scans(plan, "position_sample")} == {"position_sample_pkey"}
             assert rows_read(plan, "position_sample") <= 5 * PARTITIONS, plan
     admin = Admin(seekpoint_engine, schema=seekpoint_schema)
-    found, doubts = admin.status()
+    lines, doubts = admin.status()
     status = seconds(admin.status)
     print(f"group_status {whole:.3f} s, status {status:.3f} s")
     assert len(groups) == GROUPS
     assert all(group.lag_records == 10 * group.partitions for group in groups)
-    assert (len(found), sum(len(group.partitions) for group in found), doubts) == (GROUPS, PARTITIONS, [])
+    assert (len(lines), sum(len(group.partitions) for group in lines), doubts) == (GROUPS, PARTITIONS, [])
     assert status < 1
     assert whole < 1

@@ -17,19 +17,19 @@ from support.ledger_worker import LedgerWorker, make_table
 def new_worker(seekpoint_engine: Engine, seekpoint_schema: str) -> Callable[..., LedgerWorker]:
     """``new_worker(**options of Ledger)`` is one more worker of the group ``g``, over the topic ``t`` that all share.
 
-    With ``at={partition: offset}`` it has claimed these partitions and applied their records up to these offsets.
+    With ``positions={partition: offset}`` it has claimed these partitions and applied the records before the offsets.
     """
     make_table(seekpoint_engine, seekpoint_schema)
     topic_id: UUID = uuid4()
 
     def make(
-        group: str = "g", *, topic_id: UUID = topic_id, at: Mapping[int, int] | None = None, **options: Any
+        group: str = "g", *, topic_id: UUID = topic_id, positions: Mapping[int, int] | None = None, **options: Any
     ) -> LedgerWorker:
-        given = {"engine": seekpoint_engine, "schema": seekpoint_schema, **options}
-        worker = LedgerWorker(Ledger(group=group, **given), topic_id=topic_id)
-        if at:
-            worker.claim(*at)
-        if ends := {number: end for number, end in (at or {}).items() if end}:
+        arguments = {"engine": seekpoint_engine, "schema": seekpoint_schema, **options}
+        worker = LedgerWorker(Ledger(group=group, **arguments), topic_id=topic_id)
+        if positions:
+            worker.claim(*positions)
+        if ends := {number: end for number, end in (positions or {}).items() if end}:
             worker.commit(ends)
         return worker
 

@@ -38,7 +38,7 @@ def test_a_failure_is_noted_after_the_advance_for_the_next_owner(
     new_worker: NewLedgerWorker, seekpoint_engine: Engine
 ) -> None:
     """I1, I4: progress before the record and the record's own count become visible together."""
-    worker, successor = new_worker(at={0: 0, 1: 0}), new_worker()
+    worker, successor = new_worker(positions={0: 0, 1: 0}), new_worker()
     with seekpoint_engine.begin() as tx:
         moved = worker.work(tx, {0: 3, 1: 9})
         [noted] = worker.ledger.record_attempts(tx, [(worker.claims[0], FAILED)])
@@ -56,7 +56,7 @@ def test_a_failure_is_noted_after_the_advance_for_the_next_owner(
 
 def test_an_abort_takes_the_note_away(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I1: the attempt is counted with the batch, or not at all."""
-    worker = new_worker(at={0: 0})
+    worker = new_worker(positions={0: 0})
     with seekpoint_engine.connect() as tx:
         worker.work(tx, {0: 3})
         worker.ledger.record_attempts(tx, [(worker.claims[0], FAILED)])
@@ -79,8 +79,8 @@ def test_a_wait_is_never_negative_and_may_be_none(new_worker: NewLedgerWorker) -
 
 def test_who_does_not_come_back_is_counted(new_worker: NewLedgerWorker) -> None:
     """I4: an attempt that was begun, and then the partition is claimed by another process: it killed its own."""
-    one, two, three = new_worker(), new_worker(), new_worker()
-    one.ledger.record_attempts_alone([(granted(one), begun(0, 1))])
+    first, two, three = new_worker(), new_worker(), new_worker()
+    first.ledger.record_attempts_alone([(granted(first), begun(0, 1))])
     attempt = on_record(two)
     assert (attempt.offset, attempt.number, attempt.error, attempt.crashes) == (0, 1, None, 1)
     assert (attempt.allowed, attempt.then) == (5, "dead_letter")
@@ -89,7 +89,7 @@ def test_who_does_not_come_back_is_counted(new_worker: NewLedgerWorker) -> None:
     assert (attempt.number, attempt.error, attempt.crashes) == (2, None, 2)
     assert three.claims[0].unreleased == 2
     # Claimed once more, by any worker: it was not tried since.
-    assert (on_record(one).number, on_record(one).crashes) == (2, 2)
+    assert (on_record(first).number, on_record(first).crashes) == (2, 2)
 
 
 @pytest.mark.parametrize("how", ["released", "claimed again by itself"])
@@ -147,7 +147,7 @@ def test_failures_are_no_crashes(new_worker: NewLedgerWorker) -> None:
 
 def test_an_attempt_past_the_position_is_answered_and_one_before_it_is_not(new_worker: NewLedgerWorker) -> None:
     """I3: compaction may have taken what lies between position and record; what was passed is over."""
-    worker = new_worker(at={0: 5})
+    worker = new_worker(positions={0: 5})
     worker.ledger.record_attempts_alone([(worker.claims[0], Attempt(8, 1, "x"))])
     assert on_record(worker).offset == 8
     worker.ledger.record_attempts_alone([(worker.claims[0], Attempt(5, 1, "x"))])
@@ -192,7 +192,7 @@ def test_progress_and_moves_clear_it_and_nothing_else_does(new_worker: NewLedger
 
 def test_a_zombies_note_is_refused(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I2: a worker that lost one of its partitions writes nothing of any, alone or within its transaction."""
-    zombie, successor = new_worker(at={0: 0, 1: 0}), new_worker(at={0: 0})
+    zombie, successor = new_worker(positions={0: 0, 1: 0}), new_worker(positions={0: 0})
     before = successor.row(0), successor.row(1)
     notes = [(zombie.claims[n], FAILED) for n in (0, 1)]
     with pytest.raises(Fenced, match="the claim is not the expected one; rows locked: 1"):
@@ -226,16 +226,16 @@ def test_an_error_of_any_text_can_be_noted(new_worker: NewLedgerWorker) -> None:
 
 def test_claims_tell_how_many_owners_went_without_a_word(new_worker: NewLedgerWorker) -> None:
     """I4: what a worker needs to know before it passes a whole batch; its own progress begins again."""
-    one, two, three = new_worker(), new_worker(), new_worker()
-    assert granted(one).unreleased == 0
+    first, two, three = new_worker(), new_worker(), new_worker()
+    assert granted(first).unreleased == 0
     assert granted(two).unreleased == 1
     assert granted(three).unreleased == 2
     three.commit({0: 1})
     assert three.claims[0].unreleased == 0
     assert granted(three).unreleased == 0
-    assert granted(one).unreleased == 1
-    one.ledger.reset_offset("t", 0, to=5, log=None, reason="over it")
-    assert granted(one).unreleased == 0, "the worker that moved the position has dealt with it"
+    assert granted(first).unreleased == 1
+    first.ledger.reset_offset("t", 0, to=5, log=None, reason="over it")
+    assert granted(first).unreleased == 0, "the worker that moved the position has dealt with it"
 
 
 # -- suspect ranges ------------------------------------------------------------------------------------------
@@ -249,12 +249,12 @@ def suspects(worker: LedgerWorker) -> tuple[int | None, int | None]:
 
 def test_the_end_of_a_suspect_range_is_stored_once_and_outlives_owners(new_worker: NewLedgerWorker) -> None:
     """I4: a later claim neither redraws nor extends it."""
-    one, two, three = new_worker(), new_worker(), new_worker()
-    one.ledger.record_suspects_alone([SuspectNote(granted(one), 100)])
+    first, two, three = new_worker(), new_worker(), new_worker()
+    first.ledger.record_suspects_alone([SuspectNote(granted(first), 100)])
     assert suspects(two) == (100, None)
     two.ledger.record_suspects_alone([SuspectNote(two.claims[0], 500, 40)])
     assert suspects(three) == (100, 40), "the second one died in the part"
-    assert suspects(one) == (100, 40), "and that is known until the part is passed"
+    assert suspects(first) == (100, 40), "and that is known until the part is passed"
 
 
 @pytest.mark.parametrize("how", ["released", "claimed again by itself"])
@@ -270,8 +270,8 @@ def test_a_part_that_was_given_up_has_seen_no_crash(new_worker: NewLedgerWorker,
 
 def test_progress_keeps_a_suspect_range_until_its_end(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I1: the part's rows, the offset and the next part become visible together."""
-    one, two, three = new_worker(), new_worker(), new_worker()
-    granted(one)
+    first, two, three = new_worker(), new_worker(), new_worker()
+    granted(first)
     two.ledger.record_suspects_alone([SuspectNote(granted(two), 100, 40)])
     with seekpoint_engine.begin() as tx:
         moved = two.work(tx, {0: 40})
@@ -282,30 +282,30 @@ def test_progress_keeps_a_suspect_range_until_its_end(new_worker: NewLedgerWorke
     assert three.claims[0].unreleased == 2, "a part says nothing of what comes after it"
     three.ledger.record_attempts_alone([(three.claims[0], begun(40, 1))])
     three.commit({0: 41})
-    assert suspects(one) == (100, 80), "one record after the other, up to the part's end"
-    one.ledger.record_suspects_alone([SuspectNote(one.claims[0], 100, 100)])
-    one.commit({0: 100})
+    assert suspects(first) == (100, 80), "one record after the other, up to the part's end"
+    first.ledger.record_suspects_alone([SuspectNote(first.claims[0], 100, 100)])
+    first.commit({0: 100})
     assert suspects(two) == (None, None)
     assert two.claims[0].unreleased == 1, "only the last one"
 
 
 def test_a_whole_batch_a_guilty_record_and_a_move_end_a_suspect_range(new_worker: NewLedgerWorker) -> None:
-    one, two = new_worker(), new_worker()
-    one.ledger.record_suspects_alone([SuspectNote(granted(one), 100)])
-    one.commit({0: 10})
+    first, two = new_worker(), new_worker()
+    first.ledger.record_suspects_alone([SuspectNote(granted(first), 100)])
+    first.commit({0: 10})
     assert suspects(two) == (None, None)
     two.ledger.record_suspects_alone([SuspectNote(two.claims[0], 100, 40)])
     two.ledger.record_suspects_alone([SuspectNote(two.claims[0], None)])
-    assert (suspects(one), one.claims[0].unreleased) == ((None, None), 1)
-    one.ledger.record_suspects_alone([SuspectNote(one.claims[0], 100, 40)])
-    one.ledger.reset_offset("t", 0, to=5, log=None, reason="again")
+    assert (suspects(first), first.claims[0].unreleased) == ((None, None), 1)
+    first.ledger.record_suspects_alone([SuspectNote(first.claims[0], 100, 40)])
+    first.ledger.reset_offset("t", 0, to=5, log=None, reason="again")
     assert suspects(two) == (None, None)
 
 
 def test_i2_a_suspect_range_is_noted_under_the_claim_alone(new_worker: NewLedgerWorker) -> None:
-    one, two = new_worker(), new_worker()
-    granted(one)
+    first, two = new_worker(), new_worker()
+    granted(first)
     granted(two)
     with pytest.raises(Fenced, match="the claim is not the expected one"):
-        one.ledger.record_suspects_alone([SuspectNote(one.claims[0], 100, 40)])
+        first.ledger.record_suspects_alone([SuspectNote(first.claims[0], 100, 40)])
     assert suspects(two) == (None, None)

@@ -37,10 +37,10 @@ def test_every_claim_draws_a_token_and_raises_the_epoch(new_worker: NewLedgerWor
     """I2, I5: also the same process, also without any work between: no token comes twice."""
     worker, other = new_worker(), new_worker()
     tokens, epochs = [], []
-    for one in (worker, worker, other, worker):
-        one.claim(0)
-        tokens.append(one.claims[0].token)
-        epochs.append(one.claims[0].epoch)
+    for claiming in (worker, worker, other, worker):
+        claiming.claim(0)
+        tokens.append(claiming.claims[0].token)
+        epochs.append(claiming.claims[0].epoch)
     assert len(set(tokens)) == 4
     assert epochs == sorted(set(epochs))
     assert (worker.row().token, worker.row().epoch) == (tokens[-1], epochs[-1])
@@ -51,7 +51,7 @@ def test_a_claim_waits_for_a_commit(
     new_worker: NewLedgerWorker, seekpoint_engine: Engine, threads: ThreadPoolExecutor
 ) -> None:
     """I2, I3: the successor begins after what the transaction in flight commits, not before it."""
-    worker, successor = new_worker(at={0: 3, 1: 0}), new_worker(limits=PATIENT)
+    worker, successor = new_worker(positions={0: 3, 1: 0}), new_worker(limits=PATIENT)
     with seekpoint_engine.begin() as tx:
         worker.work(tx, {0: 8})
         claiming = threads.submit(successor.claim, 0, 1)
@@ -69,7 +69,7 @@ def test_a_claim_sees_the_attempt_that_it_waited_for(
     new_worker: NewLedgerWorker, seekpoint_engine: Engine, threads: ThreadPoolExecutor
 ) -> None:
     """A statement that waits for the position's row would read the trouble as it was before it waited."""
-    worker, successor = new_worker(at={0: 3}), new_worker(limits=PATIENT)
+    worker, successor = new_worker(positions={0: 3}), new_worker(limits=PATIENT)
     with seekpoint_engine.begin() as tx:
         worker.accept(worker.work(tx, {0: 8}))
         worker.ledger.record_attempts(tx, [(worker.claims[0], Attempt(8, 1))])
@@ -86,7 +86,7 @@ def test_a_claim_counts_no_crash_for_a_release_that_it_waited_for(
     new_worker: NewLedgerWorker, seekpoint_engine: Engine, threads: ThreadPoolExecutor
 ) -> None:
     """A statement that did not wait would find the owner who has just given the partition back."""
-    worker, successor = new_worker(at={0: 3}), new_worker(limits=PATIENT)
+    worker, successor = new_worker(positions={0: 3}), new_worker(limits=PATIENT)
     claim = worker.claims[0]
     released = arrays([(*claim.partition, claim.token)], "released_topic", "released_partition", "released_token")
     with seekpoint_engine.begin() as tx:
@@ -102,7 +102,7 @@ def test_a_claim_ends_the_stop_that_it_waited_for(
     new_worker: NewLedgerWorker, seekpoint_engine: Engine, threads: ThreadPoolExecutor
 ) -> None:
     """And keeps where the log ended: the successor finds the cause again by it."""
-    worker, successor = new_worker(at={0: 3}), new_worker(limits=PATIENT)
+    worker, successor = new_worker(positions={0: 3}), new_worker(limits=PATIENT)
     with seekpoint_engine.begin() as tx:
         record_stop(worker.ledger.group_connection(tx), stop_of(worker, log_end=2))
         claiming = threads.submit(successor.claim, 0)
@@ -116,7 +116,7 @@ def test_a_claim_waits_for_an_abort(
     new_worker: NewLedgerWorker, seekpoint_engine: Engine, threads: ThreadPoolExecutor
 ) -> None:
     """I1, I3: the transaction in flight comes to nothing: the successor begins where the last COMMIT ended."""
-    worker, successor = new_worker(at={0: 3}), new_worker(limits=PATIENT)
+    worker, successor = new_worker(positions={0: 3}), new_worker(limits=PATIENT)
     with seekpoint_engine.connect() as tx:
         worker.work(tx, {0: 8})
         claiming = threads.submit(successor.claim, 0)
@@ -143,12 +143,12 @@ def test_a_claim_whose_connection_is_lost_is_made_or_not(
         begun.wait()
         end = monotonic() + after
         with worker.ledger.engine.connect() as tx:
-            found = False
-            while not found and monotonic() < end + 0.05:
+            ended = False
+            while not ended and monotonic() < end + 0.05:
                 if monotonic() > end:
-                    found = bool(tx.execute(text(ENDED), {"name": f"%{worker.ledger.owner.hex[:8]}%"}).scalar())
+                    ended = bool(tx.execute(text(ENDED), {"name": f"%{worker.ledger.owner.hex[:8]}%"}).scalar())
                     tx.rollback()
-        return found
+        return ended
 
     def claims() -> bool:
         try:
@@ -244,7 +244,7 @@ def test_an_added_partition_begins_at_its_first_record(new_worker: NewLedgerWork
 
 def test_another_owners_claim_is_not_released(new_worker: NewLedgerWorker) -> None:
     """I2: a worker that lost its partition long ago releases; the new owner's row does not change."""
-    worker, successor = new_worker(at={0: 0, 1: 0}), new_worker(at={0: 0})
+    worker, successor = new_worker(positions={0: 0, 1: 0}), new_worker(positions={0: 0})
     before = successor.row()
     worker.ledger.release(worker.claims.values())
     assert successor.row() == before
@@ -259,7 +259,7 @@ def test_another_owners_claim_is_not_released(new_worker: NewLedgerWorker) -> No
 
 def test_a_claim_is_released_whatever_token_a_move_has_drawn_since(new_worker: NewLedgerWorker) -> None:
     """I5: a move keeps the owner, who leaves without a crash; what another process has claimed since is its own."""
-    worker, successor = new_worker(at={0: 0, 1: 0, 2: 0}), new_worker()
+    worker, successor = new_worker(positions={0: 0, 1: 0, 2: 0}), new_worker()
     worker.ledger.pause(reason="a test")
     worker.ledger.resume()
     successor.claim(1)
@@ -273,22 +273,22 @@ def test_a_claim_is_released_whatever_token_a_move_has_drawn_since(new_worker: N
 
 def test_claims_over_owners_that_did_not_release_are_counted(new_worker: NewLedgerWorker) -> None:
     """I4: a record that kills its worker shows as claims without release; progress in a batch begins again."""
-    one, two, three = new_worker(), new_worker(), new_worker()
+    first, two, three = new_worker(), new_worker(), new_worker()
 
     def counted() -> int:
-        return int(one.row().unreleased_claims)
+        return int(first.row().unreleased_claims)
 
-    one.claim(0)
-    one.claim(0)
+    first.claim(0)
+    first.claim(0)
     assert counted() == 0  # over itself: no crash
     two.claim(0)
     three.claim(0)
     assert counted() == 2
     three.commit({0: 1})
     assert counted() == 0
-    one.claim(0)
+    first.claim(0)
     assert counted() == 1
-    one.ledger.release(one.claims.values())
+    first.ledger.release(first.claims.values())
     two.claim(0)
     assert counted() == 1  # released: there was no crash, and what is suspected stays so
     two.ledger.record_attempts_alone([(two.claims[0], Attempt(1, 1))])

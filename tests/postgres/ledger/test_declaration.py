@@ -40,19 +40,19 @@ def test_the_first_claim_stores_the_tables_and_another_set_is_refused(
     new_worker: NewLedgerWorker, tables: tuple[str, str]
 ) -> None:
     """I2: two pipelines under one group name must not divide a topic: the refusal names both sets and the choices."""
-    one, two = tables
-    here, other = new_worker(tables=[one], at={0: 0}), new_worker(tables=[two])
-    assert stored(here) == {"t": (1, [one], 0)}
+    first, two = tables
+    here, other = new_worker(tables=[first], positions={0: 0}), new_worker(tables=[two])
+    assert stored(here) == {"t": (1, [first], 0)}
     before = here.row(0)
     with pytest.raises(
-        DeclarationDiffers, match=f"of topic 't' to {one}, but this pipeline writes them to {two}"
+        DeclarationDiffers, match=f"of topic 't' to {first}, but this pipeline writes them to {two}"
     ) as met:
         other.claim(1)
-    assert (met.value.stored, met.value.declared) == ((one,), (two,))
+    assert (met.value.stored, met.value.declared) == ((first,), (two,))
     assert "raise its version=" in str(met.value)
     assert here.row(0) == before
     here.commit({0: 1})
-    new_worker(tables={"t": [one]}).claim(1)
+    new_worker(tables={"t": [first]}).claim(1)
     assert other.ledger.differs(["t"]) is not None
     assert here.ledger.differs(["t"]) is None
 
@@ -61,8 +61,8 @@ def test_what_is_stored_between_the_two_steps_of_a_claim_is_compared_too(
     new_worker: NewLedgerWorker, tables: tuple[str, str]
 ) -> None:
     """I2: the comparison is part of the claim's own transaction."""
-    one, two = tables
-    here = new_worker(tables=[one], at={0: 0})
+    first, two = tables
+    here = new_worker(tables=[first], positions={0: 0})
     claimant = Claimant("g", uuid4(), 1, CLUSTER, {"t": here.topic_id}, Declaration.of([two]))
     with pytest.raises(DeclarationDiffers):
         here.ledger._claim_together(claimant, [here.at(1)], None)
@@ -72,15 +72,15 @@ def test_two_first_claims_store_one_set(
     new_worker: NewLedgerWorker, tables: tuple[str, str], threads: ThreadPoolExecutor
 ) -> None:
     """I2: the group row's lock decides which comes first; the other is refused."""
-    one, two = tables
+    first_table, two = tables
     new_worker().claim(0)
-    workers = [new_worker(tables=[one]), new_worker(tables=[two])]
+    workers = [new_worker(tables=[first_table]), new_worker(tables=[two])]
     start = threading.Barrier(2)
 
-    def first(at: LedgerWorker) -> bool:
+    def first(ledger_worker: LedgerWorker) -> bool:
         start.wait()
         try:
-            at.claim(0)
+            ledger_worker.claim(0)
         except DeclarationDiffers:
             return False
         return True
@@ -92,12 +92,12 @@ def test_any_set_matches_where_none_is_known(
     new_worker: NewLedgerWorker, tables: tuple[str, str], seekpoint_engine: Engine
 ) -> None:
     """A ledger from before has none, and a Ledger without tables declares none; the first that does stores its own."""
-    one, two = tables
-    silent = new_worker(at={0: 0})
+    first, two = tables
+    silent = new_worker(positions={0: 0})
     assert stored(silent) == {}
-    new_worker(tables=[one]).claim(0)
+    new_worker(tables=[first]).claim(0)
     silent.claim(0)
-    assert stored(silent) == {"t": (1, [one], 0)}
+    assert stored(silent) == {"t": (1, [first], 0)}
     with seekpoint_engine.begin() as tx:
         tx.execute(group_topic.update().values(tables=None), execution_options=in_schema(silent.ledger.schema))
     new_worker(tables=[two]).claim(0)
@@ -106,17 +106,17 @@ def test_any_set_matches_where_none_is_known(
 
 def test_a_topic_of_another_pipeline_is_not_compared(new_worker: NewLedgerWorker, tables: tuple[str, str]) -> None:
     """One group over several pipelines with different topics stays legal."""
-    one, two = tables
-    here, beside = new_worker(tables={"t": [one]}), new_worker(tables={"u": [two]})
+    first, two = tables
+    here, beside = new_worker(tables={"t": [first]}), new_worker(tables={"u": [two]})
     beside.topic = "u"
     here.claim(0)
     beside.claim(0)
-    assert stored(here) == {"t": (1, [one], 0), "u": (1, [two], 0)}
+    assert stored(here) == {"t": (1, [first], 0), "u": (1, [two], 0)}
 
 
 def test_a_higher_version_replaces_the_tables(new_worker: NewLedgerWorker, tables: tuple[str, str]) -> None:
-    one, two = tables
-    older, newer = new_worker(tables=[one], at={0: 0}), new_worker(tables=[two], version=2)
+    first, two = tables
+    older, newer = new_worker(tables=[first], positions={0: 0}), new_worker(tables=[two], version=2)
     assert newer.ledger.differs(["t"]) is None
     newer.claim(0)
     assert stored(newer) == {"t": (2, [two], 0)}
@@ -128,15 +128,15 @@ def test_an_accepted_declaration_fences_others(
     new_worker: NewLedgerWorker, tables: tuple[str, str], seekpoint_engine: Engine
 ) -> None:
     """I5: tokens are drawn again; processes from before are outdated, later ones wait."""
-    one, two = tables
-    running, waiting = new_worker(tables=[one], at={0: 0, 1: 0}), new_worker(tables=[one, two])
+    first, two = tables
+    running, waiting = new_worker(tables=[first], positions={0: 0, 1: 0}), new_worker(tables=[first, two])
     assert waiting.ledger.differs(["t"]) is not None
     accepting = new_worker(tables=[two], accept_declaration=True)
     assert accepting.ledger.differs(["t"]) is None
     accepting.claim(0)
     assert stored(accepting) == {"t": (1, [two], 1)}
     [action] = accepting.actions()
-    assert (action.action, action.reason) == ("declaration", f"records of topic 't': {one} -> {two}")
+    assert (action.action, action.reason) == ("declaration", f"records of topic 't': {first} -> {two}")
     del running.claims[0]
     with pytest.raises(Fenced), seekpoint_engine.begin() as tx:
         running.hold(tx)
@@ -145,8 +145,8 @@ def test_an_accepted_declaration_fences_others(
     with pytest.raises(HandlerOutdated):
         waiting.ledger.differs(["t"])
     with pytest.raises(DeclarationDiffers):
-        new_worker(tables=[one]).claim(1)
-    new_worker(tables=[one], accept_declaration=True, at={0: 0})
+        new_worker(tables=[first]).claim(1)
+    new_worker(tables=[first], accept_declaration=True, positions={0: 0})
     with pytest.raises(HandlerOutdated):  # it accepts its own declaration at its start, and not again
         accepting.claim(0)
 
@@ -155,13 +155,13 @@ def test_names_are_compared_by_the_catalog(
     new_worker: NewLedgerWorker, tables: tuple[str, str], seekpoint_engine: Engine, seekpoint_schema: str
 ) -> None:
     """`orders` and `public.orders` are one table, under whichever search_path; a view keeps the name of its table."""
-    one, _ = tables
+    first, _ = tables
 
     def under(path: str) -> Any:
         url = seekpoint_engine.url.update_query_dict({"options": f"-c search_path={path}"})
         return new_worker(tables=["one"], engine=url)
 
-    new_worker(tables=[one]).claim(0)
+    new_worker(tables=[first]).claim(0)
     near = under(f"pg_temp,{seekpoint_schema},public")
     near.claim(0)
     near.ledger.engine.dispose()
@@ -170,14 +170,14 @@ def test_names_are_compared_by_the_catalog(
         far.claim(0)
     far.ledger.engine.dispose()
     with seekpoint_engine.begin() as tx:
-        tx.execute(text(f"ALTER TABLE {one} RENAME TO one_g1"))
-        tx.execute(text(f"CREATE VIEW {one} AS SELECT * FROM {one}_g1"))
-    new_worker(tables=[one]).claim(0)
+        tx.execute(text(f"ALTER TABLE {first} RENAME TO one_g1"))
+        tx.execute(text(f"CREATE VIEW {first} AS SELECT * FROM {first}_g1"))
+    new_worker(tables=[first]).claim(0)
 
 
 def test_a_pause_is_met_before_the_tables_are_compared(new_worker: NewLedgerWorker, tables: tuple[str, str]) -> None:
-    one, two = tables
-    here = new_worker(tables=[one], at={0: 0})
+    first, two = tables
+    here = new_worker(tables=[first], positions={0: 0})
     here.ledger.pause(reason="a test")
     here.ledger.resume()
     with pytest.raises(DeclarationDiffers):
@@ -187,13 +187,13 @@ def test_a_pause_is_met_before_the_tables_are_compared(new_worker: NewLedgerWork
 def test_the_tables_are_stored_under_the_group_rows_lock(
     new_worker: NewLedgerWorker, tables: tuple[str, str], seekpoint_engine: Engine, threads: ThreadPoolExecutor
 ) -> None:
-    one, _ = tables
-    here = new_worker(at={0: 0})
-    declaring = new_worker(tables=[one])
+    first, _ = tables
+    here = new_worker(positions={0: 0})
+    declaring = new_worker(tables=[first])
     with seekpoint_engine.begin() as tx:
         tx.execute(text(f'SELECT FROM "{here.ledger.schema}".consumer_group FOR SHARE'))
         claiming = threads.submit(declaring.claim, 0)
         wait_until_blocked(seekpoint_engine, backend(tx))
         assert stored(here) == {}
     claiming.result(30)
-    assert stored(here) == {"t": (1, [one], 0)}
+    assert stored(here) == {"t": (1, [first], 0)}

@@ -18,7 +18,7 @@ def test_a_counter_that_comes_back_after_a_failover_admits_no_owner(
     new_worker: NewLedgerWorker, seekpoint_engine: Engine
 ) -> None:
     """I2, I5: the old owner's epoch is drawn a second time, by another worker; its token is not."""
-    first, old, new = new_worker(at={0: 0}), new_worker(), new_worker()
+    first, old, new = new_worker(positions={0: 0}), new_worker(), new_worker()
     before = {name: value for name, value in first.row()._mapping.items() if name in partition_offset.c}
     old.claim(0)
     with seekpoint_engine.begin() as tx:  # the standby had not heard of the old owner's claim
@@ -34,7 +34,7 @@ def test_a_counter_that_comes_back_after_a_failover_admits_no_owner(
 
 def test_a_moves_counter_comes_back_too(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I5: a move after the failover draws the epoch that a claim lost by it had; the lost claim stays outside."""
-    first, old = new_worker(at={0: 0}), new_worker()
+    first, old = new_worker(positions={0: 0}), new_worker()
     before = {name: value for name, value in first.row()._mapping.items() if name in partition_offset.c}
     old.claim(0)
     with seekpoint_engine.begin() as tx:

@@ -22,7 +22,7 @@ NewLedgerWorker = Callable[..., LedgerWorker]
 
 def test_rows_and_offsets_appear_together(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I1: no session sees the one without the other, at any moment."""
-    worker = new_worker(at={0: 0, 1: 0})
+    worker = new_worker(positions={0: 0, 1: 0})
     with seekpoint_engine.begin() as tx:
         moved = worker.work(tx, {0: 3, 1: 5})
         worker.exactly({0: 0, 1: 0})  # as seen from another connection
@@ -32,7 +32,7 @@ def test_rows_and_offsets_appear_together(new_worker: NewLedgerWorker, seekpoint
 
 def test_an_abort_leaves_neither(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I1: what is rolled back is gone, rows and offsets, and the same claim continues from there."""
-    worker = new_worker(at={0: 0})
+    worker = new_worker(positions={0: 0})
     with seekpoint_engine.connect() as tx:
         worker.work(tx, {0: 3})
         tx.rollback()
@@ -43,7 +43,7 @@ def test_an_abort_leaves_neither(new_worker: NewLedgerWorker, seekpoint_engine: 
 
 def test_a_zombie_is_refused_at_hold(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I2: after a new claim the old one writes nothing, although the position is still what it read."""
-    zombie, successor = new_worker(at={0: 0}), new_worker(at={0: 0})
+    zombie, successor = new_worker(positions={0: 0}), new_worker(positions={0: 0})
     with pytest.raises(Fenced, match="rows held: 0"), seekpoint_engine.begin() as tx:
         zombie.hold(tx)
     successor.commit({0: 2})
@@ -52,7 +52,7 @@ def test_a_zombie_is_refused_at_hold(new_worker: NewLedgerWorker, seekpoint_engi
 
 def test_a_zombie_is_refused_at_advance(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I2, I1: without hold, advance has the same fence, and takes the rows away again."""
-    zombie, successor = new_worker(at={0: 0}), new_worker(at={0: 0})
+    zombie, successor = new_worker(positions={0: 0}), new_worker(positions={0: 0})
     with seekpoint_engine.connect() as tx:
         zombie.write(tx, 0, 0, 3)
         with pytest.raises(Fenced, match="rows advanced: 0"):
@@ -65,7 +65,7 @@ def test_a_zombie_that_waited_is_refused(
     new_worker: NewLedgerWorker, seekpoint_engine: Engine, threads: ThreadPoolExecutor
 ) -> None:
     """I2: hold reads the row as it is after the wait, not as it was when it began to wait."""
-    zombie, successor = new_worker(at={0: 0}), new_worker()
+    zombie, successor = new_worker(positions={0: 0}), new_worker()
 
     def late() -> None:
         with seekpoint_engine.begin() as tx:
@@ -85,7 +85,7 @@ def test_a_zombie_that_waited_is_refused(
 @pytest.mark.parametrize("position", [9, 11], ids=["behind", "ahead"])
 def test_another_position_is_refused(new_worker: NewLedgerWorker, seekpoint_engine: Engine, position: int) -> None:
     """I3: with the right claim, and a position that is not the ledger's: neither a gap nor a repetition."""
-    worker = new_worker(at={0: 10})
+    worker = new_worker(positions={0: 10})
     claim = worker.claims[0]
     with pytest.raises(Fenced), seekpoint_engine.begin() as tx:
         worker.ledger.hold(tx, [Expected(claim, position)])
@@ -127,10 +127,10 @@ def test_a_refusal_comes_before_a_commit_that_is_already_on_its_way(
     new_worker: NewLedgerWorker, seekpoint_engine: Engine
 ) -> None:
     """I1: in a pipeline COMMIT is sent before any answer is read; the fence must be shut by the server itself."""
-    worker = new_worker(at={0: 0})
-    given = {f"moving_{name}": [value] for name, value in asdict(worker.move(0, 3)).items() if name != "claim"}
+    worker = new_worker(positions={0: 0})
+    parameters = {f"moving_{name}": [value] for name, value in asdict(worker.move(0, 3)).items() if name != "claim"}
     where = {"moving_topic": ["t"], "moving_partition": [0], "moving_token": [uuid4()]}
-    bound = {"group": "g", "expected": 1, "transaction": None, **given, **where}
+    bound = {"group": "g", "expected": 1, "transaction": None, **parameters, **where}
     advance = WORKER["advance"].in_schema(worker.ledger.schema)
     dsn = seekpoint_engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
 
@@ -149,7 +149,7 @@ def test_a_refusal_comes_before_a_commit_that_is_already_on_its_way(
 
 def test_advance_belongs_to_the_transaction_of_hold(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I1: after a literal COMMIT between the two, rows and offset would part: advance refuses."""
-    worker = new_worker(at={0: 0})
+    worker = new_worker(positions={0: 0})
     with seekpoint_engine.connect() as tx:
         transaction = worker.hold(tx)
         tx.exec_driver_sql("COMMIT")
@@ -161,7 +161,7 @@ def test_advance_belongs_to_the_transaction_of_hold(new_worker: NewLedgerWorker,
 
 def test_a_savepoint_between_the_two_does_no_harm(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I1: savepoints have transaction ids of their own; the comparison is of the outermost one."""
-    worker = new_worker(at={0: 0})
+    worker = new_worker(positions={0: 0})
     with seekpoint_engine.begin() as tx:
         transaction = worker.hold(tx)
         with tx.begin_nested():
@@ -173,7 +173,7 @@ def test_a_savepoint_between_the_two_does_no_harm(new_worker: NewLedgerWorker, s
 
 def test_a_row_that_is_missing_is_refused(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I2: no row, no right: a claim of a partition that the ledger does not know moves nothing."""
-    worker = new_worker(at={0: 0})
+    worker = new_worker(positions={0: 0})
     stranger = replace(worker.claims[0], partition=worker.at(5))
     with pytest.raises(Fenced, match="rows held: 0"), seekpoint_engine.begin() as tx:
         worker.ledger.hold(tx, [Expected(stranger, 0)])
@@ -182,7 +182,7 @@ def test_a_row_that_is_missing_is_refused(new_worker: NewLedgerWorker, seekpoint
 
 def test_the_same_names_in_another_group_are_other_rows(new_worker: NewLedgerWorker) -> None:
     """I2: groups do not see each other: a claim in one fences no worker of the other."""
-    here, there = new_worker("g", at={0: 0}), new_worker("h", at={0: 0})
+    here, there = new_worker("g", positions={0: 0}), new_worker("h", positions={0: 0})
     here.commit({0: 3})
     assert here.positions() == {0: 3}
     assert there.positions() == {0: 0}
@@ -191,7 +191,7 @@ def test_the_same_names_in_another_group_are_other_rows(new_worker: NewLedgerWor
 
 def test_an_end_without_records_is_advanced_alone(new_worker: NewLedgerWorker) -> None:
     """I2, I3: the step over trailing control records has the same fence."""
-    worker, other = new_worker(at={0: 3}), new_worker()
+    worker, other = new_worker(positions={0: 3}), new_worker()
     assert worker.row().leader_epoch == 7
     [moved] = worker.ledger.advance_alone([Move(worker.claims[0], 3, 5)])
     assert (moved.next_offset, moved.leader_epoch) == (5, None)

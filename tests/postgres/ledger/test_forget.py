@@ -34,11 +34,11 @@ FAILURE = Failure(Cause.POISON, "Poison: a test")
 
 def ended(new_worker: NewLedgerWorker, dead_letters: int = 3) -> LedgerWorker:
     """A paused group at offset 7 of partition 0 and 2 of partition 1, with dead letters and one lost range."""
-    worker = new_worker(at={0: 5, 1: 2}, tables=["applied"])
+    worker = new_worker(positions={0: 5, 1: 2}, tables=["applied"])
     store = DeadLetters(worker.ledger)
     with worker.ledger.engine.begin() as tx:
         records = [RawRecord("t", 0, n, None, b"k%d" % n, b"\xff%d" % n) for n in range(dead_letters)]
-        new = [NewDeadLetter(each, FAILURE, State.DEAD_LETTERED) for each in records]
+        new = [NewDeadLetter(record, FAILURE, State.DEAD_LETTERED) for record in records]
         store.insert(tx, new, {"t": worker.topic_id}, 1)
     worker.ledger.reset_offset("t", 0, 7, log=None, reason="a test", lost="a test gave them up")
     worker.ledger.pause(reason="it has ended", actor="ada")
@@ -77,10 +77,10 @@ def test_a_group_is_forgotten_and_comes_back_at_its_offsets(new_worker: NewLedge
     of_group.edit(first.id, b"edited", reason="a typing error")
     words = ["groups", "forget", "g", "--export", str(file)]
     planned = run(worker, *words).stdout
-    for said in ("would forget g:", "positions of 2 partitions", "3 dead letters are deleted: 3 dead_lettered"):
-        assert said in planned
-    for said in ("1 lost range is deleted", f"a copy of these is written to {file} first", "dry run; --apply does it"):
-        assert said in planned
+    for line in ("would forget g:", "positions of 2 partitions", "3 dead letters are deleted: 3 dead_lettered"):
+        assert line in planned
+    for line in ("1 lost range is deleted", f"a copy of these is written to {file} first", "dry run; --apply does it"):
+        assert line in planned
     assert (counts(worker), file.exists()) == ([2, 1, 3, 1], False)
     assert "--reason" in run(worker, *words, "--apply", exits=2).stderr
 
@@ -88,7 +88,11 @@ def test_a_group_is_forgotten_and_comes_back_at_its_offsets(new_worker: NewLedge
     assert done == f"g is forgotten, with 3 dead letters and 1 lost range, which are in {file}\n"
     assert counts(worker) == [0, 0, 0, 0]
     *dead_letters, lost = map(json.loads, file.read_text().splitlines())
-    assert [base64.b64decode(each["value"]["base64"]) for each in dead_letters] == [b"\xff0", b"\xff1", b"\xff2"]
+    assert [base64.b64decode(dead_letter["value"]["base64"]) for dead_letter in dead_letters] == [
+        b"\xff0",
+        b"\xff1",
+        b"\xff2",
+    ]
     assert dead_letters[0]["edited_value"]["text"] == "edited", "the file is the only copy of it"
     assert dead_letters[0]["edited_reason"] == "a typing error"
     assert (lost["lost_range"]["from_offset"], lost["lost_range"]["to_offset"]) == (5, 7)
@@ -129,26 +133,33 @@ def test_a_group_is_forgotten_and_comes_back_at_its_offsets(new_worker: NewLedge
     worker.ledger.resume()
     worker.claim(0, 1)
     worker.commit({0: 9, 1: 3})
-    assert [each.action for each in worker.actions()] == ["reset", "pause", "edit", "forget", "undo forget", "resume"]
+    assert [action.action for action in worker.actions()] == [
+        "reset",
+        "pause",
+        "edit",
+        "forget",
+        "undo forget",
+        "resume",
+    ]
     assert "nothing to do" in run(worker, "groups", "forget", "g", "--undo").stdout
 
 
 def test_dead_letters_of_reprocesses_and_requests_go_too(new_worker: NewLedgerWorker, tmp_path: Path) -> None:
     """Their dead letters have keys and values of records: they are counted, written to the file, and deleted."""
     worker, file = ended(new_worker, dead_letters=0), tmp_path / "g.jsonl"
-    name, one = f'"{worker.ledger.schema}"', uuid4()
+    name, id_ = f'"{worker.ledger.schema}"', uuid4()
     inserted = (
         f"INSERT INTO {name}.reload_run (id, groups, tables, strategy, pipelines, version_from, version_to, state, "
-        f"driver_epoch, driver, staging_schema, actor, reason) VALUES ('{one}', '{{g}}', '{{t}}', 'reprocess', "
+        f"driver_epoch, driver, staging_schema, actor, reason) VALUES ('{id_}', '{{g}}', '{{t}}', 'reprocess', "
         "'{m:p}', '{1}', '{1}', 'cut_over', 1, 'd', 's', 'ada', 'x')"
     )
     position = (
         f"INSERT INTO {name}.reload_position (run, consumer_group, topic, partition, topic_id, first_offset, "
-        f"end_offset, next_offset, epoch, resets) VALUES ('{one}', 'g', 't', 0, '{worker.topic_id}', 0, 3, 3, 1, 0)"
+        f"end_offset, next_offset, epoch, resets) VALUES ('{id_}', 'g', 't', 0, '{worker.topic_id}', 0, 3, 3, 1, 0)"
     )
     of_run = (
         f"INSERT INTO {name}.reprocess_dead_letter (run, record_offset, key, value, header_names, header_values, "
-        f"state, cause, error) VALUES ('{one}', 2, 'k', 'secret', '{{h}}', '{{v}}', 'dead_lettered', 'poison', 'e')"
+        f"state, cause, error) VALUES ('{id_}', 2, 'k', 'secret', '{{h}}', '{{v}}', 'dead_lettered', 'poison', 'e')"
     )
     request = (
         f"INSERT INTO {name}.replay_request (consumer_group, version, dead_letters, state, actor, reason) "
@@ -166,8 +177,8 @@ def test_dead_letters_of_reprocesses_and_requests_go_too(new_worker: NewLedgerWo
     done = run(worker, "groups", "forget", "g", "--export", str(file), "--apply", "--reason", "moved away").stdout
     assert "forgotten, with 0 dead letters and 1 lost range, and 1 dead letter of reprocesses, which are in" in done
     assert worker.actions()[-1].reason == "moved away (0 dead letters, 1 lost range, 1 dead letter of reprocesses)"
-    found, _ = map(json.loads, file.read_text().splitlines())
-    assert base64.b64decode(found["reprocess_dead_letter"]["value"]["base64"]) == b"secret"
+    first_line, _ = map(json.loads, file.read_text().splitlines())
+    assert base64.b64decode(first_line["reprocess_dead_letter"]["value"]["base64"]) == b"secret"
     with worker.ledger.engine.connect() as tx:
         for table in ("reprocess_dead_letter", "replay_request"):
             assert tx.exec_driver_sql(f"SELECT count(*) FROM {name}.{table}").scalar_one() == 0
@@ -178,11 +189,11 @@ def test_a_start_that_accepts_it_begins_a_new_group(new_worker: NewLedgerWorker)
     worker = ended(new_worker)
     admin = admin_of(worker)
     admin.apply(admin.plan_forget("g", export_to=None), reason="x", actor="bob")
-    ((at, plan),) = [(each.at, admin.plan_undo_forget("g")) for each in admin.forgotten()]
+    ((forgotten_at, plan),) = [(forgotten.at, admin.plan_undo_forget("g")) for forgotten in admin.forgotten()]
     for other in (None, "2026-01-01T00:00:00Z"):
-        with pytest.raises(GroupForgotten, match=f"--accept-forgotten {at}"):
+        with pytest.raises(GroupForgotten, match=f"--accept-forgotten {forgotten_at}"):
             another(worker, accept_forgotten=other).claim(0)
-    new = another(worker, accept_forgotten=at)
+    new = another(worker, accept_forgotten=forgotten_at)
     new.cluster_id = "cluster-2"  # as a group that has never run
     assert new.ledger.standby() is None
     new.claim(0, start={0: 4})
@@ -239,7 +250,7 @@ def test_resets_of_before_count_after_the_undo_and_not_after_a_new_beginning(new
 
 
 def test_only_a_group_that_no_worker_and_no_job_writes_for(new_worker: NewLedgerWorker) -> None:
-    worker = new_worker(at={0: 5})
+    worker = new_worker(positions={0: 5})
     admin = admin_of(worker)
     with pytest.raises(Fenced, match="is not paused, so its workers may be running: seekpoint groups pause g --apply"):
         admin.plan_forget("g", export_to=None)
@@ -297,7 +308,7 @@ def test_nothing_is_deleted_that_is_not_in_the_file(
 
 def test_what_came_since_the_plan_counted_nothing_is_not_deleted(new_worker: NewLedgerWorker, tmp_path: Path) -> None:
     """I4: a paused group can be reset; without something to write, the plan has no file."""
-    worker = new_worker(at={0: 5}, tables=["applied"])
+    worker = new_worker(positions={0: 5}, tables=["applied"])
     worker.ledger.pause(reason="it has ended", actor="ada")
     admin = admin_of(worker)
     plan = admin.plan_forget("g", export_to=tmp_path / "g.jsonl")
@@ -341,10 +352,10 @@ def test_it_is_one_transaction_wherever_the_connection_is_lost(
     for when in ("before_commit", "after_commit"):
         number += 1
         far.engine.dispose()
-        made = plan()
+        forget_plan = plan()
         proxy.arm(when)
         with pytest.raises(OperationalError):
-            far.apply(made, reason="x")
+            far.apply(forget_plan, reason="x")
         assert proxy.fired.wait(10)
         assert counts(worker)[:2] == (full if when == "before_commit" else gone)[:2], when
     assert plan().is_done
@@ -409,7 +420,7 @@ def test_any_order_of_pauses_commits_and_forgetting(new_worker: NewLedgerWorker,
     """I1..I5: each step does what a model says; no record is applied twice or lost."""
     print(f"seed {seed}")
     draw = random.Random(seed)
-    model = Model(new_worker(at={0: 0}, tables=["applied"]))
+    model = Model(new_worker(positions={0: 0}, tables=["applied"]))
     steps = [model.commit, model.pause, model.resume, model.make_plan, model.forget, model.undo]
     for step in draw.choices(steps, weights=[3, 2, 1, 3, 3, 2], k=80):
         step()
@@ -431,7 +442,7 @@ def test_a_partition_of_a_forgotten_group_is_not_there_for_a_fixed_owner(new_wor
 
 def test_names_that_the_ledger_does_not_know_are_usage_errors(new_worker: NewLedgerWorker) -> None:
     """And not an empty answer, which would look as if nothing was lost or done."""
-    worker = new_worker(at={0: 10})
+    worker = new_worker(positions={0: 10})
     brokers = ["--kafka", "bootstrap.servers=127.0.0.1:1"]
     for words in (
         ["lost", "list", "typo"],

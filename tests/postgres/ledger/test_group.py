@@ -34,7 +34,7 @@ def refused_at_hold(worker: LedgerWorker, engine: Engine) -> None:
 
 def test_an_older_handler_is_refused(new_worker: NewLedgerWorker) -> None:
     """I5: the refusal names both versions, and the newer worker's claim is as it was."""
-    newer, older = new_worker(version=3, at={0: 0}), new_worker(version=2)
+    newer, older = new_worker(version=3, positions={0: 0}), new_worker(version=2)
     before = newer.row()
     with pytest.raises(
         HandlerOutdated, match=r"at handler version 3, but this process runs version 2: deploy version 3"
@@ -46,7 +46,7 @@ def test_an_older_handler_is_refused(new_worker: NewLedgerWorker) -> None:
 
 def test_a_newer_handler_takes_over(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I5: its claim fences the older workers everywhere, not only where it claims, and leaves a row that says so."""
-    older, newer = new_worker(version=1, at={0: 3, 1: 3}), new_worker(version=2)
+    older, newer = new_worker(version=1, positions={0: 3, 1: 3}), new_worker(version=2)
     before = older.row(1)
     newer.claim(0)
     assert group_row(newer).version == 2
@@ -66,10 +66,10 @@ def test_a_newer_handler_takes_over(new_worker: NewLedgerWorker, seekpoint_engin
 
 def test_the_same_version_raises_nothing(new_worker: NewLedgerWorker) -> None:
     """I5: a second worker of the version that the group has fences no other by starting."""
-    one = new_worker(version=2, at={0: 0})
-    new_worker(version=2, at={1: 0})
-    one.commit({0: 1})
-    assert one.actions() == []
+    started = new_worker(version=2, positions={0: 0})
+    new_worker(version=2, positions={1: 0})
+    started.commit({0: 1})
+    assert started.actions() == []
 
 
 # -- pause --------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def test_the_same_version_raises_nothing(new_worker: NewLedgerWorker) -> None:
 
 def test_a_pause_fences_until_a_resume(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I5: pausing draws every token again: a worker in full run is refused; positions stay where they are."""
-    worker = new_worker(at={0: 3, 1: 0})
+    worker = new_worker(positions={0: 3, 1: 0})
     before = worker.row(1)
     worker.ledger.pause(reason="index rebuild", actor="alice")
     refused_at_hold(worker, seekpoint_engine)
@@ -111,7 +111,7 @@ def test_a_claim_that_is_refused_after_tokens_were_drawn_is_rolled_back(
 
     As where the group changes after it was read without a lock, before the claim.
     """
-    here = new_worker(at={0: 3, 1: 0})
+    here = new_worker(positions={0: 3, 1: 0})
     claimant = Claimant("g", uuid4(), 1, "cluster-2" if kind is ClusterChanged else CLUSTER, {"t": here.topic_id})
     if kind is GroupPaused:
         here.ledger.pause(reason="x")
@@ -128,7 +128,7 @@ def test_a_claim_that_is_refused_after_tokens_were_drawn_is_rolled_back(
 
 def test_another_cluster_is_refused(new_worker: NewLedgerWorker) -> None:
     """I4: offsets of one cluster mean nothing in another; the refusal names both and the choices."""
-    worker, stranger = new_worker(at={0: 0}), new_worker()
+    worker, stranger = new_worker(positions={0: 0}), new_worker()
     stranger.cluster_id = "cluster-2"
     with pytest.raises(ClusterChanged, match="cluster cluster-1, but these brokers are cluster cluster-2") as caught:
         stranger.claim(0)
@@ -138,7 +138,7 @@ def test_another_cluster_is_refused(new_worker: NewLedgerWorker) -> None:
 
 def test_a_recreated_topic_stops_its_partitions_alone(new_worker: NewLedgerWorker) -> None:
     """I4: the offset belongs to the topic's earlier life: refused with the choices; the row is not touched."""
-    worker, other = new_worker(at={0: 5}), new_worker()
+    worker, other = new_worker(positions={0: 5}), new_worker()
     before = worker.row()
     renewed = uuid4()
     wanted, ids = [Partition("t", 0), Partition("u", 0)], {"t": renewed, "u": uuid4()}
@@ -156,7 +156,7 @@ def test_a_recreated_topic_stops_its_partitions_alone(new_worker: NewLedgerWorke
 
 def test_a_reset_binds_the_row_to_the_recreated_topic(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I4, I5: the operator's decision binds the row to the new topic; the old life's reader is fenced."""
-    worker, successor = new_worker(at={0: 5}), new_worker()
+    worker, successor = new_worker(positions={0: 5}), new_worker()
     successor.topic_id = uuid4()
     assert successor.at(0) in successor.claim(0).refused
     successor.ledger.reset_offset(

@@ -34,15 +34,15 @@ class Groups:
             self.sql(f"CREATE TABLE {name}.t (id serial PRIMARY KEY, origin text NOT NULL)")
             self.sql(f"INSERT INTO {name}.t (origin) VALUES ('{name}')")
         self.admin = Admin(engine, schema=schema)
-        self.old = new_worker("old", at={0: 5, 1: 3}, tables=[f"{self.live}.t"])
-        self.new = new_worker("new", at={0: 5, 1: 3}, tables=[f"{self.next}.t"], version=2)
+        self.old = new_worker("old", positions={0: 5, 1: 3}, tables=[f"{self.live}.t"])
+        self.new = new_worker("new", positions={0: 5, 1: 3}, tables=[f"{self.next}.t"], version=2)
 
     def sql(self, *statements: str) -> list[Any]:
         """Run these, with the names of the schemas for ``{live}``, ``{next}`` and ``{ledger}``."""
         names = {"{live}": self.live, "{next}": self.next, "{ledger}": f'"{self.schema}"'}
         with self.engine.begin() as tx:
-            for given in statements:
-                statement = given
+            for sql in statements:
+                statement = sql
                 for name, value in names.items():
                     statement = statement.replace(name, value)
                 result = tx.execute(text(statement))
@@ -70,9 +70,9 @@ class Groups:
 def groups(
     new_worker: Callable[..., LedgerWorker], seekpoint_engine: Engine, seekpoint_schema: str
 ) -> Iterator[Groups]:
-    made = Groups(new_worker, seekpoint_engine, seekpoint_schema)
-    yield made
-    made.drop()
+    groups = Groups(new_worker, seekpoint_engine, seekpoint_schema)
+    yield groups
+    groups.drop()
 
 
 def declares(worker: LedgerWorker, version: int, *sinks: Accumulate, **options: Any) -> None:
@@ -131,10 +131,10 @@ def test_resets_go_with_the_positions(groups: Groups) -> None:
     assert "reset the position over it (of old: skip)" in str(
         groups.new.ledger.wait_until_applied("t", 0, 6, timeout=0)
     )
-    [copied, *_] = [each for each in groups.admin.history("new") if each.action == "reset"]
-    [reset, *_] = [each for each in groups.admin.history("old") if each.action == "reset"]
+    [copied, *_] = [action for action in groups.admin.history("new") if action.action == "reset"]
+    [reset, *_] = [action for action in groups.admin.history("old") if action.action == "reset"]
     assert (copied.at, copied.actor) == (reset.at, reset.actor)
-    groups.new_worker("third", at={0: 9, 1: 3}, tables=[f"{groups.live}.t"])
+    groups.new_worker("third", positions={0: 9, 1: 3}, tables=[f"{groups.live}.t"])
     with pytest.raises(Fenced, match=r"new was reset \(t/0\), so its tables may lack records"):
         groups.admin.plan_replace("third", by="new")
 
@@ -142,13 +142,16 @@ def test_resets_go_with_the_positions(groups: Groups) -> None:
 def test_positions_tables_and_their_sequences_are_exchanged(groups: Groups) -> None:
     """I1, I5: both groups have new tokens, and each table draws from its own sequence as before."""
     groups.new.commit({0: 9})
-    before = {each.ledger.group: each.row() for each in (groups.old, groups.new)}
+    before = {group.ledger.group: group.row() for group in (groups.old, groups.new)}
     plan = groups.plan()
     assert (plan.behind, plan.differences, plan.is_done) == (0, (), False)
     result = groups.admin.replace_group(plan, reason="a fix", actor="ada")
-    assert [(each.partition, each.from_offset, each.to_offset) for each in result.positions] == [(0, 5, 9), (1, 3, 3)]
+    assert [(position.partition, position.from_offset, position.to_offset) for position in result.positions] == [
+        (0, 5, 9),
+        (1, 3, 3),
+    ]
     assert groups.origins() == ("_next", "_live")
-    after = {each.ledger.group: each.row() for each in (groups.old, groups.new)}
+    after = {group.ledger.group: group.row() for group in (groups.old, groups.new)}
     assert (after["old"].next_offset, after["new"].next_offset) == (9, 5)
     assert all(after[name].token != before[name].token for name in after)
     assert all(after[name].epoch > before[name].epoch for name in after)
@@ -177,7 +180,7 @@ def _run_of_old(groups: Groups) -> None:
 
 
 def _third_group(groups: Groups) -> None:
-    groups.new_worker("third", at={0: 1}, tables=[f"{groups.next}.t"])
+    groups.new_worker("third", positions={0: 1}, tables=[f"{groups.next}.t"])
 
 
 def _statements(*statements: str) -> Callable[[Groups], object]:
@@ -234,15 +237,15 @@ REFUSALS: dict[str, tuple[Callable[[Groups], object], str]] = {
 @pytest.mark.parametrize("why", REFUSALS)
 def test_what_would_lose_or_double_rows_is_refused_in_the_plan_and_under_the_locks(groups: Groups, why: str) -> None:
     plan = groups.plan()
-    change, said = REFUSALS[why]
+    change, message = REFUSALS[why]
     change(groups)
     before = groups.sql("SELECT * FROM {ledger}.partition_offset ORDER BY 1, 2, 3")
     for refused in (groups.plan, lambda: groups.admin.replace_group(plan, reason="a test")):
         with pytest.raises(Fenced) as caught:
             refused()
-        assert said in str(caught.value)
+        assert message in str(caught.value)
     assert groups.sql("SELECT * FROM {ledger}.partition_offset ORDER BY 1, 2, 3") == before
-    assert not [each for each in groups.admin.history("old") if each.action in {"pause", "replace"}]
+    assert not [action for action in groups.admin.history("old") if action.action in {"pause", "replace"}]
 
 
 def test_a_publication_of_all_tables_is_refused(groups: Groups) -> None:
@@ -312,7 +315,7 @@ def test_a_refusal_after_the_pause_resumes_the_group(groups: Groups) -> None:
 
     with pytest.raises(Fenced, match="has view"):
         groups.admin.replace_group(plan, reason="a test", progress=meanwhile)
-    actions = [each.action for each in groups.admin.history("old")][:2]
+    actions = [action.action for action in groups.admin.history("old")][:2]
     assert (actions, groups.origins()) == (["resume", "pause"], ("_live", "_next"))
     (row,) = groups.sql("SELECT * FROM {ledger}.consumer_group WHERE name = 'old'")
     assert (row.paused, row.paused_by) == (False, None)
@@ -339,7 +342,7 @@ def test_a_run_that_was_killed_is_completed_or_undone(groups: Groups) -> None:
     ledger: Ledger = groups.old.ledger
     ledger.pause(reason="a test", actor="replacement by new")
     plan = groups.plan()
-    assert any("which this run completes" in said for said in plan.consequences)
+    assert any("which this run completes" in consequence for consequence in plan.consequences)
     result = groups.admin.replace_group(plan, reason="again")
     assert (result.resumed, groups.origins()) == (True, ("_next", "_live"))
     (row,) = groups.sql("SELECT * FROM {ledger}.consumer_group WHERE name = 'old'")

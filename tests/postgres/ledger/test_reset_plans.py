@@ -42,7 +42,7 @@ def test_a_plan_counts_the_dead_letters_that_it_supersedes(
     new_worker: NewLedgerWorker, admin: Admin, seekpoint_engine: Engine, seekpoint_schema: str
 ) -> None:
     """Also what an operator has given up: its record is read and applied again."""
-    worker = new_worker(at={0: 10, 1: 10})
+    worker = new_worker(positions={0: 10, 1: 10})
     dead_letters = DeadLetters(worker.ledger)
     failure = Failure(Cause.POISON, "Poison: a test")
     new = [
@@ -63,10 +63,14 @@ def test_a_plan_counts_the_dead_letters_that_it_supersedes(
     ) in plan.consequences
     assert "2 of these records were given up (discarded or skipped), and are applied again" in plan.consequences
     admin.apply(plan, reason="r")
-    found = rows(seekpoint_engine, seekpoint_schema, "SELECT partition, count(*) FROM {s}.dead_letter "
+    counts = rows(seekpoint_engine, seekpoint_schema, "SELECT partition, count(*) FROM {s}.dead_letter "
                  "WHERE state = 'superseded' GROUP BY 1 ORDER BY 1")  # fmt: skip
-    assert found == [(0, 5), (1, 1)]
-    assert not [said for said in admin.plan_reset("g", ResetTo.offset(20)).consequences if "dead letters" in said]
+    assert counts == [(0, 5), (1, 1)]
+    assert not [
+        consequence
+        for consequence in admin.plan_reset("g", ResetTo.offset(20)).consequences
+        if "dead letters" in consequence
+    ]
 
 
 @pytest.mark.long
@@ -74,7 +78,7 @@ def test_a_plan_of_a_thousand_partitions_is_one_transaction(
     new_worker: NewLedgerWorker, admin: Admin, seekpoint_engine: Engine, seekpoint_schema: str
 ) -> None:
     """All locks are taken within the second, and a busy partition is named; then nothing is reset."""
-    new_worker(at=dict.fromkeys(range(MANY), 10))
+    new_worker(positions=dict.fromkeys(range(MANY), 10))
     plan = admin.plan_reset("g", ResetTo.offset(3))
     assert len(plan.moves) == MANY
     with seekpoint_engine.begin() as tx:
@@ -105,7 +109,7 @@ def broken(
 
     Returns how many resets there were in all.
     """
-    worker = new_worker(at={0: 200, 1: 200, 2: 200})
+    worker = new_worker(positions={0: 200, 1: 200, 2: 200})
     through = Admin(new_engine(proxy.dsn, poolclass=NullPool), schema=seekpoint_schema)
     direct = Admin(worker.ledger.engine, schema=seekpoint_schema)
 
@@ -124,10 +128,10 @@ def broken(
             assert not proxy.fired.is_set()
         if when == "after_commit_delayed":
             proxy.deliver()
-        found = worker.actions()[before:]
-        assert {row.reason for row in found} <= {"first"}
-        assert positions() == ({target} if found else {target + 1}), "all of it or nothing"
-        if found:
+        actions = worker.actions()[before:]
+        assert {row.reason for row in actions} <= {"first"}
+        assert positions() == ({target} if actions else {target + 1}), "all of it or nothing"
+        if actions:
             with pytest.raises(Fenced, match="was reset since the plan was made"):
                 direct.apply(plan, reason="again")
         else:
@@ -155,20 +159,20 @@ def test_the_failed_record_may_lie_after_a_gap(
     new_worker: NewLedgerWorker, admin: Admin, seekpoint_engine: Engine
 ) -> None:
     """Compaction, or a transaction's marker: the position stays at the gap where the failed record is read first."""
-    worker = new_worker(at={0: 100, 1: 100, 2: 100})
+    worker = new_worker(positions={0: 100, 1: 100, 2: 100})
     with seekpoint_engine.begin() as tx:
         for partition, offset in ((0, 101), (1, 99)):
             where = f"o.partition = {partition}"
             tx.execute(text(put_stop(f'"{worker.ledger.schema}"', "PoisonStop", str(offset), where)))
     plan = admin.plan_reset("g", ResetTo.after_failed())
-    assert [(each.at.number, each.target) for each in plan.moves] == [(0, 102)]
+    assert [(move.at.number, move.target) for move in plan.moves] == [(0, 102)]
     admin.apply(plan, reason="the record is empty")
     assert worker.positions()[0] == 102
     assert [(lost.from_offset, lost.to_offset) for lost in admin.lost()] == [(100, 102)]
 
 
 def test_a_forgotten_group_has_no_positions_to_reset_or_export(new_worker: NewLedgerWorker, admin: Admin) -> None:
-    new_worker(at={0: 100}).ledger.pause(reason="it has ended")
+    new_worker(positions={0: 100}).ledger.pause(reason="it has ended")
     admin.apply(admin.plan_forget("g", export_to=None), reason="it has ended")
     with pytest.raises(GroupForgotten):
         admin.plan_reset("g", ResetTo.offset(3))
@@ -180,7 +184,7 @@ def test_a_plan_that_waits_for_a_lock_too_long_is_refused(
     new_worker: NewLedgerWorker, seekpoint_engine: Engine
 ) -> None:
     """With what to do, and not as an error of the database."""
-    worker = new_worker(at={0: 100})
+    worker = new_worker(positions={0: 100})
     admin = Admin(seekpoint_engine, schema=worker.ledger.schema, limits=Limits(transaction_age=0.2))
     plan = admin.plan_pause("g")
     with seekpoint_engine.begin() as tx:
@@ -192,7 +196,7 @@ def test_a_plan_that_waits_for_a_lock_too_long_is_refused(
 
 def test_a_loss_is_accepted_once(new_worker: NewLedgerWorker, admin: Admin) -> None:
     """Also where the partition continues where it was: what the log has there may be other records."""
-    worker = new_worker(at={0: 100})
+    worker = new_worker(positions={0: 100})
     (row,) = worker.ledger.read()
     accepted = Acceptance(row.partition, row.topic_id, None, 100, 100, (0, 100), last_reset=None)
     plan = AcceptPlan("g", (accepted,), ())
@@ -203,21 +207,21 @@ def test_a_loss_is_accepted_once(new_worker: NewLedgerWorker, admin: Admin) -> N
 
 
 def test_a_pause_is_carried_out_once(new_worker: NewLedgerWorker, admin: Admin) -> None:
-    new_worker(at={0: 100})
+    new_worker(positions={0: 100})
     plan = admin.plan_pause("g")
     admin.apply(plan, reason="a test")
     admin.apply(admin.plan_resume("g"), reason="a test")
     with pytest.raises(Fenced, match="acted on since the plan was made: it was paused and resumed"):
         admin.apply(plan, reason="a test")
-    assert [one.action for one in admin.history("g")] == ["resume", "pause"]
+    assert [action.action for action in admin.history("g")] == ["resume", "pause"]
 
 
 @pytest.fixture
 def roles(new_worker: NewLedgerWorker, seekpoint_engine: Engine, seekpoint_schema: str) -> Iterator[LedgerRoles]:
-    made = LedgerRoles(seekpoint_engine.url, seekpoint_schema, owner=seekpoint_engine.url.username)
-    made.script()
-    yield made
-    made.drop()
+    roles = LedgerRoles(seekpoint_engine.url, seekpoint_schema, owner=seekpoint_engine.url.username)
+    roles.script()
+    yield roles
+    roles.drop()
 
 
 LOCK = "UPDATE {s}.partition_offset SET epoch = epoch WHERE partition = 1"
@@ -228,7 +232,7 @@ def test_a_busy_partition_is_named_to_an_operator_who_may_not_see_other_sessions
     new_worker: NewLedgerWorker, roles: LedgerRoles, seekpoint_schema: str
 ) -> None:
     """Of a session of another role, its name is visible, and not since when it has a transaction."""
-    new_worker(at={0: 10, 1: 10, 2: 10})
+    new_worker(positions={0: 10, 1: 10, 2: 10})
     admin = Admin(roles.engine(Role.OPERATOR), schema=seekpoint_schema)
     plan = admin.plan_reset("g", ResetTo.offset(3))
     with roles.engine(Role.WRITER).begin() as tx:
@@ -243,13 +247,13 @@ def test_a_busy_partition_is_named_to_an_operator_who_may_not_see_other_sessions
 def test_resets_that_are_done_are_reported_whatever_ends_the_next_one(
     new_worker: NewLedgerWorker, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    new_worker(at={0: 10, 1: 10, 2: 10})
+    new_worker(positions={0: 10, 1: 10, 2: 10})
     plan = admin.plan_reset("g", ResetTo.offset(3))
 
-    def fails(tx: Any, partition: Any, *given: Any, **more: Any) -> Any:
+    def fails(tx: Any, partition: Any, *args: Any, **more: Any) -> Any:
         if partition.number == 1:
             raise TypeError("an error of ours")
-        return reset_offset(tx, partition, *given, **more)
+        return reset_offset(tx, partition, *args, **more)
 
     monkeypatch.setattr(apply_resets, "reset_offset", fails)
     result = admin.apply(plan, reason="r", each=True)
@@ -264,7 +268,7 @@ def test_partitions_of_a_plan_have_one_wait(
     seekpoint_schema: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    new_worker(at=dict.fromkeys(range(4), 10))
+    new_worker(positions=dict.fromkeys(range(4), 10))
     plan = admin.plan_reset("g", ResetTo.offset(3))
     now, waited = [1000.0], list[float]()
 
@@ -284,14 +288,14 @@ def test_partitions_of_a_plan_have_one_wait(
 
 def test_partitions_that_have_left_their_target_are_named(new_worker: NewLedgerWorker, admin: Admin) -> None:
     """When the plan was made there was nothing to do for them."""
-    worker = new_worker(at={0: 10, 1: 20, 2: 10})
+    worker = new_worker(positions={0: 10, 1: 20, 2: 10})
     plan = admin.plan_reset("g", ResetTo.offset(10))
-    assert [each.at.number for each in plan.moves] == [1]
+    assert [move.at.number for move in plan.moves] == [1]
     nothing = admin.plan_reset("g", ResetTo.offset(10), {"t": [2]})
     assert nothing.is_done
     worker.commit({0: 15, 2: 11})
     result = admin.apply(plan, reason="r")
     assert [done.partition.number for done in result.done] == [1]
-    said = "t/{} was at its target 10 when the plan was made, and is at {} now: make another plan"
-    assert result.skipped == (said.format(0, 15), said.format(2, 11))
-    assert admin.apply(nothing, reason="r").skipped == (said.format(2, 11),)
+    message = "t/{} was at its target 10 when the plan was made, and is at {} now: make another plan"
+    assert result.skipped == (message.format(0, 15), message.format(2, 11))
+    assert admin.apply(nothing, reason="r").skipped == (message.format(2, 11),)

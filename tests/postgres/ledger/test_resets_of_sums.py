@@ -33,12 +33,15 @@ def declares(ledger: Ledger, *sinks: Any, **options: Any) -> None:
 
 def test_a_backward_reset_is_refused_by_plan_and_by_the_ledger(new_worker: NewLedgerWorker, admin: Admin) -> None:
     """I1: nothing is done, even if the plan was made before the worker's declaration was known."""
-    worker = new_worker(at={0: 10, 1: 10})
+    worker = new_worker(positions={0: 10, 1: 10})
     unaware = admin.plan_reset("g", ResetTo.offset(4), {"t": [0]})
     declares(worker.ledger, SUMS, Append("log"))
     plan = admin.plan_reset("g", ResetTo.offset(4), {"t": [0]})
     assert plan.counts_twice == ("daily_sales",)
-    assert any("daily_sales would count records twice: refused, unless --rebuild" in said for said in plan.consequences)
+    assert any(
+        "daily_sales would count records twice: refused, unless --rebuild" in consequence
+        for consequence in plan.consequences
+    )
     for refused in (plan, unaware):
         with pytest.raises(ConfigError, match=REFUSED):
             admin.apply(refused, reason="a test")
@@ -50,7 +53,7 @@ def test_a_backward_reset_is_refused_by_plan_and_by_the_ledger(new_worker: NewLe
 
 @pytest.mark.parametrize("sinks", [[Append("log")], []])
 def test_of_other_pipelines_records_are_read_again(new_worker: NewLedgerWorker, admin: Admin, sinks: list[Any]) -> None:
-    worker = new_worker(at={0: 10})
+    worker = new_worker(positions={0: 10})
     if sinks:
         declares(worker.ledger, *sinks)
     plan = admin.plan_reset("g", ResetTo.offset(4))
@@ -61,7 +64,7 @@ def test_of_other_pipelines_records_are_read_again(new_worker: NewLedgerWorker, 
 
 def test_what_was_not_applied_counts_once(new_worker: NewLedgerWorker, admin: Admin) -> None:
     """Forward; back from a forward reset, while nothing was applied since; before the first offset of all."""
-    worker = new_worker(at={0: 10})
+    worker = new_worker(positions={0: 10})
     declares(worker.ledger, SUMS)
     admin.apply(admin.plan_reset("g", ResetTo.offset(20)), reason="too far")
     admin.apply(admin.plan_reset("g", ResetTo.offset(10)), reason="undone")
@@ -80,7 +83,7 @@ def test_what_was_not_applied_counts_once(new_worker: NewLedgerWorker, admin: Ad
 def test_a_group_that_began_late_may_read_what_was_before(
     new_worker: NewLedgerWorker, admin: Admin, seekpoint_engine: Engine, seekpoint_schema: str
 ) -> None:
-    worker = new_worker(at={0: 0})
+    worker = new_worker(positions={0: 0})
     declares(worker.ledger, SUMS)
     with seekpoint_engine.begin() as tx:
         late = f'UPDATE "{seekpoint_schema}".partition_offset SET first_offset = 50, next_offset = 50'
@@ -93,7 +96,7 @@ def test_a_group_that_began_late_may_read_what_was_before(
 
 def test_a_truncated_log_has_other_records_at_these_offsets(new_worker: NewLedgerWorker) -> None:
     """From its end on nothing of what is read was applied; from before it, some was."""
-    worker = new_worker(at={0: 10})
+    worker = new_worker(positions={0: 10})
     declares(worker.ledger, SUMS)
     with pytest.raises(ConfigError, match=REFUSED):
         worker.ledger.reset_offset("t", 0, 5, reason="a test", log=(0, 7))
@@ -103,7 +106,7 @@ def test_a_truncated_log_has_other_records_at_these_offsets(new_worker: NewLedge
 
 def test_a_log_end_that_is_older_than_the_position_is_no_truncation(new_worker: NewLedgerWorker, admin: Admin) -> None:
     """I1: a worker has committed since the brokers were asked; no lost range is stored either."""
-    worker = new_worker(at={0: 100})
+    worker = new_worker(positions={0: 100})
     declares(worker.ledger, SUMS)
     worker.claim(0)
     worker.commit({0: 110})
@@ -114,16 +117,16 @@ def test_a_log_end_that_is_older_than_the_position_is_no_truncation(new_worker: 
 
 
 def test_a_group_that_is_forgotten_says_what_its_next_beginning_does(new_worker: NewLedgerWorker, admin: Admin) -> None:
-    worker = new_worker(at={0: 10})
+    worker = new_worker(positions={0: 10})
     declares(worker.ledger, SUMS)
     worker.ledger.pause(reason="it has ended")
     plan = admin.plan_forget("g", export_to=None)
-    assert any("adds its records again to the sums in daily_sales" in said for said in plan.consequences)
+    assert any("adds its records again to the sums in daily_sales" in consequence for consequence in plan.consequences)
 
 
 def test_a_reset_before_a_group_began_again_was_of_another_position(new_worker: NewLedgerWorker, admin: Admin) -> None:
     """I1: what it had skipped was applied since."""
-    worker = new_worker(at={0: 10})
+    worker = new_worker(positions={0: 10})
     declares(worker.ledger, SUMS)
     admin.apply(admin.plan_reset("g", ResetTo.offset(20)), reason="skip")
     worker.ledger.pause(reason="it has ended")
@@ -141,20 +144,20 @@ def test_a_reset_before_a_group_began_again_was_of_another_position(new_worker: 
 
 def test_a_process_of_the_same_version_does_not_remove_sums(new_worker: NewLedgerWorker, admin: Admin) -> None:
     """I1: in a rolling deploy an older process, whose handler writes the table, may claim last."""
-    worker = new_worker(at={0: 10})
+    worker = new_worker(positions={0: 10})
     declares(worker.ledger, SUMS)
     declares(worker.ledger, handle=lambda tx, batch: None, writes=["daily_sales"])
     with pytest.raises(ConfigError, match=REFUSED):
         admin.apply(admin.plan_reset("g", ResetTo.offset(4)), reason="a test")
     declares(worker.ledger, SUMS, Append("log"))  # what does not concern sums is the last worker's
-    (said,) = [said for said in admin.plan_reset("g", ResetTo.offset(4)).consequences if said.startswith("log ")]
-    assert "two rows of each record" in said
+    (line,) = [line for line in admin.plan_reset("g", ResetTo.offset(4)).consequences if line.startswith("log ")]
+    assert "two rows of each record" in line
 
 
 def test_sums_of_a_table_that_the_topic_no_longer_goes_to_are_removed(
     new_worker: NewLedgerWorker, admin: Admin
 ) -> None:
-    worker = new_worker(at={0: 10})
+    worker = new_worker(positions={0: 10})
     declares(worker.ledger, SUMS)
     declares(worker.ledger, Append("log"))
     assert admin.plan_reset("g", ResetTo.offset(4)).counts_twice == ()

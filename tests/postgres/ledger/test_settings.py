@@ -52,7 +52,7 @@ def test_a_batch_commits_as_the_pipeline_says(
     new_worker: NewLedgerWorker, unsynced_engine: Engine, durable: bool
 ) -> None:
     """I1: rows and offset vanish together, so both settings are right; COMMIT runs under the one that was asked for."""
-    worker = new_worker(engine=unsynced_engine, synchronous_commit=durable, at={0: 0})
+    worker = new_worker(engine=unsynced_engine, synchronous_commit=durable, positions={0: 0})
     with at_commit(unsynced_engine, "synchronous_commit") as seen:
         worker.commit({0: 2})
     assert seen == ["on" if durable else "off"]
@@ -82,7 +82,7 @@ def test_claims_and_moves_are_durable_whatever_the_batches_are(
     new_worker: NewLedgerWorker, unsynced_engine: Engine, order: str
 ) -> None:
     """I5: a crash may take a batch back, never an order: its token would be good again."""
-    worker = new_worker(engine=unsynced_engine, synchronous_commit=False, at={0: 0})
+    worker = new_worker(engine=unsynced_engine, synchronous_commit=False, positions={0: 0})
     with at_commit(unsynced_engine, "synchronous_commit") as seen:
         ORDERS[order](worker.ledger)
     assert seen
@@ -94,7 +94,7 @@ def test_an_order_waits_as_long_as_a_batch_may_take(
     new_worker: NewLedgerWorker, seekpoint_engine: Engine, order: str
 ) -> None:
     """I5: a claim gives up soon and comes again; what an operator orders waits for the batch in hand."""
-    worker = new_worker(limits=Limits(claim_wait=3.0, transaction_age=90.0), at={0: 0})
+    worker = new_worker(limits=Limits(claim_wait=3.0, transaction_age=90.0), positions={0: 0})
     with at_commit(seekpoint_engine, "lock_timeout") as seen:
         ORDERS[order](worker.ledger)
     assert set(seen) - {"3s"} == ({"90s"} if order in {"move", "pause", "resume"} else set()), seen
@@ -102,7 +102,7 @@ def test_an_order_waits_as_long_as_a_batch_may_take(
 
 def test_a_transaction_is_bounded_and_named(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I2: what its successor, and an operator in pg_stat_activity, finds it by; and when the server ends it."""
-    worker = new_worker(limits=Limits(transaction_age=12.5), at={0: 0})
+    worker = new_worker(limits=Limits(transaction_age=12.5), positions={0: 0})
     with seekpoint_engine.begin() as tx:
         worker.hold(tx)
         assert show(tx, "application_name") == f"seekpoint {worker.ledger.owner.hex[:8]} g"
@@ -150,7 +150,7 @@ def test_odd_names_are_names(seekpoint_engine: Engine, odd_schema: str) -> None:
 
 def test_a_long_group_has_a_name_too(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I2: the server cuts names at 63 bytes; its successor finds it all the same."""
-    worker = new_worker("ü" * 200, at={0: 0})
+    worker = new_worker("ü" * 200, positions={0: 0})
     with seekpoint_engine.begin() as tx:
         worker.hold(tx)
         assert show(tx, "application_name").startswith(f"seekpoint {worker.ledger.owner.hex[:8]} ")

@@ -31,7 +31,7 @@ def stall(worker: LedgerWorker, tx: Connection, number: int) -> int:
 
 def test_only_the_stalled_partition_waits(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I2: three of four are claimed at once; the fourth is left to its holder, who may still commit."""
-    worker, successor = new_worker(at={0: 0, 1: 0, 2: 0, 3: 0}), new_worker(limits=QUICK)
+    worker, successor = new_worker(positions={0: 0, 1: 0, 2: 0, 3: 0}), new_worker(limits=QUICK)
     with seekpoint_engine.begin() as tx:
         pid = stall(worker, tx, 1)
         claimed = successor.claim(0, 1, 2, 3)
@@ -48,7 +48,7 @@ def test_only_the_stalled_partition_waits(new_worker: NewLedgerWorker, seekpoint
 
 def test_an_abandoned_transaction_is_ended(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I1, I2: older than `transaction_age`: the server ends the session, and nothing of it remains."""
-    worker, strict, successor = new_worker(at={0: 0, 1: 0}), new_worker(limits=STRICT), new_worker()
+    worker, strict, successor = new_worker(positions={0: 0, 1: 0}), new_worker(limits=STRICT), new_worker()
     with seekpoint_engine.connect() as tx:
         pid = stall(worker, tx, 1)
         claimed = strict.claim(0, 1)
@@ -66,7 +66,7 @@ def test_an_abandoned_transaction_is_ended(new_worker: NewLedgerWorker, seekpoin
 
 def test_another_session_that_locks_the_row_is_not_ended(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I2: only sessions of ours are ended: a session of psql is waited for."""
-    worker, strict = new_worker(at={0: 0, 1: 0}), new_worker(limits=STRICT)
+    worker, strict = new_worker(positions={0: 0, 1: 0}), new_worker(limits=STRICT)
     with seekpoint_engine.begin() as tx:
         tx.execute(text("SET LOCAL application_name = 'psql'"))
         tx.execute(text(f"UPDATE {worker.ledger.schema}.partition_offset SET owner = owner WHERE partition = 1"))
@@ -79,7 +79,7 @@ def test_another_session_that_locks_the_row_is_not_ended(new_worker: NewLedgerWo
 
 def test_the_server_ends_a_transaction_that_is_too_old(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I1: the server's own limit needs no successor; what the transaction wrote is gone."""
-    worker = new_worker(limits=Limits(transaction_age=4.0), at={0: 0})
+    worker = new_worker(limits=Limits(transaction_age=4.0), positions={0: 0})
     with seekpoint_engine.connect() as tx:
         pid = stall(worker, tx, 0)
         until(lambda: not alive(seekpoint_engine, pid), "the end of the session that is idle in its transaction")
@@ -93,7 +93,7 @@ def test_the_server_ends_a_busy_transaction_too(new_worker: NewLedgerWorker, see
     """I1: busy in the database past its age, where the server has transaction_timeout (17)."""
     if (seekpoint_engine.dialect.server_version_info or (17,)) < (17,):
         pytest.skip("transaction_timeout came with Postgres 17")
-    worker = new_worker(limits=Limits(transaction_age=0.3), at={0: 0})
+    worker = new_worker(limits=Limits(transaction_age=0.3), positions={0: 0})
 
     def work_on(tx: Connection) -> None:
         stall(worker, tx, 0)

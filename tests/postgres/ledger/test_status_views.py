@@ -38,7 +38,7 @@ def age(worker: LedgerWorker, by: str) -> None:
 
 
 def test_lag_and_headroom_of_a_sample(new_worker: NewLedgerWorker) -> None:
-    worker = new_worker(at={0: 5, 1: 7})
+    worker = new_worker(positions={0: 5, 1: 7})
     status_of(worker).seen("running")
     status_of(worker).sample({worker.at(0): (2, 25), worker.at(1): (0, 7)})
     first, second = sorted(view(worker, lag), key=lambda row: row.partition)
@@ -56,7 +56,7 @@ def test_lag_and_headroom_of_a_sample(new_worker: NewLedgerWorker) -> None:
 def test_a_worker_that_has_ended_or_was_not_seen_lately_has_no_partition(
     new_worker: NewLedgerWorker, change: str
 ) -> None:
-    worker = new_worker(at={0: 5})
+    worker = new_worker(positions={0: 5})
     assert [row.owned for row in view(worker, lag)] == [False], "its row is not written yet"
     status_of(worker).seen("running")
     assert [row.owned for row in view(worker, lag)] == [True]
@@ -67,7 +67,7 @@ def test_a_worker_that_has_ended_or_was_not_seen_lately_has_no_partition(
 @pytest.mark.parametrize("minutes", [2, 4])
 def test_an_old_sample_says_nothing_of_the_lag(new_worker: NewLedgerWorker, minutes: int) -> None:
     """With all workers dead, a small lag that no owner updates must not look healthy."""
-    worker = new_worker(at={0: 5, 1: 5})
+    worker = new_worker(positions={0: 5, 1: 5})
     status_of(worker).sample({worker.at(0): (0, 6), worker.at(1): (0, 6)})
     age(worker, f"{minutes} minutes")
     status_of(worker).sample({worker.at(1): (0, 6)})
@@ -81,13 +81,13 @@ def test_an_old_sample_says_nothing_of_the_lag(new_worker: NewLedgerWorker, minu
 
 
 def test_a_position_past_the_end_of_the_log_is_no_lag_of_zero(new_worker: NewLedgerWorker) -> None:
-    worker = new_worker(at={0: 50})
+    worker = new_worker(positions={0: 50})
     status_of(worker).sample({worker.at(0): (0, 6)})
     assert [row.lag_records for row in view(worker, lag)] == [None]
 
 
 def test_a_position_that_has_passed_the_sample_is_a_lag_of_zero(new_worker: NewLedgerWorker) -> None:
-    worker = new_worker(at={0: 5})
+    worker = new_worker(positions={0: 5})
     status_of(worker).sample({worker.at(0): (0, 6)})
     worker.commit({0: 9})
     assert [(row.lag_records, row.lag_seconds) for row in view(worker, lag)] == [(0, 0.0)]
@@ -95,7 +95,7 @@ def test_a_position_that_has_passed_the_sample_is_a_lag_of_zero(new_worker: NewL
 
 def test_an_old_sample_says_when_it_was_and_how_fast_retention_deleted(new_worker: NewLedgerWorker) -> None:
     """For the exporter, which asks the brokers where the log is now."""
-    worker = new_worker(at={0: 150})
+    worker = new_worker(positions={0: 150})
     status = status_of(worker)
     for start, end, later in ((0, 100, "20 minutes"), (40, 140, "30 minutes"), (60, 200, "30 minutes")):
         status.sample({worker.at(0): (start, end)})
@@ -113,7 +113,7 @@ def test_an_old_sample_says_when_it_was_and_how_fast_retention_deleted(new_worke
 
 def test_lag_in_time_is_interpolated_between_samples(new_worker: NewLedgerWorker) -> None:
     """The log's end was at 100 an hour ago, at 200 half an hour ago: offset 150 came three quarters of an hour ago."""
-    worker = new_worker(at={0: 150})
+    worker = new_worker(positions={0: 150})
     status = status_of(worker)
     for end, later in ((100, "30 minutes"), (200, "29 minutes"), (300, "1 minute")):
         status.sample({worker.at(0): (0, end)})
@@ -125,7 +125,7 @@ def test_lag_in_time_is_interpolated_between_samples(new_worker: NewLedgerWorker
 
 
 def test_before_the_first_sample_the_last_record_says_how_late_it_is(new_worker: NewLedgerWorker) -> None:
-    worker = new_worker(at={0: 5})
+    worker = new_worker(positions={0: 5})
     execute(worker, "UPDATE {s}.partition_offset SET record_time = clock_timestamp() - interval '7 minutes'")
     status_of(worker).sample({worker.at(0): (0, 90)})
     (row,) = view(worker, lag)
@@ -134,7 +134,7 @@ def test_before_the_first_sample_the_last_record_says_how_late_it_is(new_worker:
 
 def test_a_lag_in_time_that_is_not_known_is_null(new_worker: NewLedgerWorker) -> None:
     """Nothing was applied yet, and the first sample was late: zero would look healthy."""
-    worker = new_worker(at={0: 5})
+    worker = new_worker(positions={0: 5})
     execute(worker, "UPDATE {s}.partition_offset SET record_time = NULL")
     status_of(worker).sample({worker.at(0): (0, 90)})
     assert [(row.lag_records, row.lag_seconds) for row in view(worker, lag)] == [(85, None)]
@@ -142,7 +142,7 @@ def test_a_lag_in_time_that_is_not_known_is_null(new_worker: NewLedgerWorker) ->
 
 def test_headroom_in_time_is_extrapolated(new_worker: NewLedgerWorker) -> None:
     """The log's start moves by 100 records an hour, and 300 are left."""
-    worker = new_worker(at={0: 500})
+    worker = new_worker(positions={0: 500})
     status = status_of(worker)
     status.sample({worker.at(0): (100, 600)})
     age(worker, "60 minutes")
@@ -153,7 +153,7 @@ def test_headroom_in_time_is_extrapolated(new_worker: NewLedgerWorker) -> None:
 
 
 def test_a_sample_of_an_earlier_life_of_the_topic_is_of_another_log(new_worker: NewLedgerWorker) -> None:
-    worker = new_worker(at={0: 5})
+    worker = new_worker(positions={0: 5})
     status_of(worker).sample({worker.at(0): (0, 90)})
     execute(worker, "UPDATE {s}.partition_offset SET topic_id = gen_random_uuid()")
     assert [(row.lag_records, row.sampled_at) for row in view(worker, lag)] == [(None, None)]
@@ -161,13 +161,13 @@ def test_a_sample_of_an_earlier_life_of_the_topic_is_of_another_log(new_worker: 
 
 def test_only_the_owner_samples_a_partition(new_worker: NewLedgerWorker) -> None:
     """Two workers that both believe to have it must not write two histories."""
-    worker = new_worker(at={0: 5})
+    worker = new_worker(positions={0: 5})
     status_of(new_worker()).sample({worker.at(0): (0, 90)})
     assert execute(worker, "SELECT FROM {s}.position_sample") == []
 
 
 def test_samples_are_pruned_to_an_hour_after_a_day_and_go_after_a_month(new_worker: NewLedgerWorker) -> None:
-    worker = new_worker(at={0: 5, 1: 5})
+    worker = new_worker(positions={0: 5, 1: 5})
     execute(
         worker,
         "INSERT INTO {s}.position_sample SELECT 'g', 't', p, now() - n * interval '1 minute', gen_random_uuid(), 1, "
@@ -189,7 +189,7 @@ def test_samples_are_pruned_to_an_hour_after_a_day_and_go_after_a_month(new_work
 
 
 def test_workers_that_were_not_seen_for_a_day_are_deleted_by_others(new_worker: NewLedgerWorker) -> None:
-    worker, other = new_worker(at={0: 5}), new_worker()
+    worker, other = new_worker(positions={0: 5}), new_worker()
     status_of(worker).seen("running")
     execute(worker, "UPDATE {s}.worker SET seen_at = seen_at - interval '25 hours'")
     status_of(other).seen("running")
@@ -198,7 +198,7 @@ def test_workers_that_were_not_seen_for_a_day_are_deleted_by_others(new_worker: 
 
 
 def test_a_declaration_is_kept_by_topic_at_the_version_of_the_group(new_worker: NewLedgerWorker) -> None:
-    worker = new_worker(at={0: 5})
+    worker = new_worker(positions={0: 5})
     status = status_of(worker)
     status.declare({"a": {"on_poison": "stop"}})
     status.declare({"b": {"on_poison": "skip"}})
@@ -212,7 +212,7 @@ def test_a_declaration_is_kept_by_topic_at_the_version_of_the_group(new_worker: 
 @pytest.mark.parametrize("fewer", [{"sinks": ["orders"]}, {"sinks": []}, {}])
 def test_what_is_no_longer_declared_is_no_longer_stored(new_worker: NewLedgerWorker, fewer: dict[str, Any]) -> None:
     """A sink that was removed, or a sentence that does not hold any more."""
-    worker = new_worker(at={0: 5})
+    worker = new_worker(positions={0: 5})
     status = status_of(worker)
     status.declare({"a": {"sinks": ["orders", "lines"]}, "b": {}})
     status.declare({"a": fewer})
@@ -220,7 +220,7 @@ def test_what_is_no_longer_declared_is_no_longer_stored(new_worker: NewLedgerWor
 
 
 def test_a_declaration_that_is_stored_already_locks_nothing(new_worker: NewLedgerWorker) -> None:
-    worker = new_worker(at={0: 5})
+    worker = new_worker(positions={0: 5})
     status_of(worker).declare({"a": {}})
     with worker.ledger.engine.begin() as tx:
         tx.execute(text(f'SELECT FROM "{worker.ledger.schema}".consumer_group FOR UPDATE'))
@@ -230,7 +230,7 @@ def test_a_declaration_that_is_stored_already_locks_nothing(new_worker: NewLedge
 @pytest.fixture
 def reader(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> Any:
     """A connection that may read the views, and nothing else."""
-    worker = new_worker(at={0: 5})
+    worker = new_worker(positions={0: 5})
     role, schema = f"reader_{worker.ledger.schema}", f'"{worker.ledger.schema}"'
     with seekpoint_engine.begin() as tx:
         tx.execute(text(f'CREATE ROLE "{role}"'))
@@ -255,5 +255,5 @@ def test_a_reader_needs_no_right_on_a_table(reader: tuple[Connection, str]) -> N
 
 
 def test_the_views_show_no_texts_of_errors_and_no_records() -> None:
-    names = {column.name for each in (lag, group_status) for column in each.columns}
+    names = {column.name for view in (lag, group_status) for column in view.columns}
     assert not names & {"key", "value", "stop_message", "stop_choices", "attempt_error", "error"}

@@ -25,7 +25,7 @@ def stored(worker: LedgerWorker, number: int = 0) -> Stop | None:
 
 
 def test_a_stop_is_stored_and_keeps_its_time(new_worker: NewLedgerWorker) -> None:
-    worker = new_worker(at={0: 0, 1: 0})
+    worker = new_worker(positions={0: 0, 1: 0})
     worker.ledger.record_stops([stop_of(worker)])
     first = stored(worker)
     assert first is not None
@@ -41,7 +41,7 @@ def test_a_stop_is_stored_and_keeps_its_time(new_worker: NewLedgerWorker) -> Non
 def test_a_row_that_another_session_has_locked_is_left_out(
     new_worker: NewLedgerWorker, seekpoint_engine: Engine
 ) -> None:
-    worker, other = new_worker(at={0: 0}), new_worker(at={1: 0})
+    worker, other = new_worker(positions={0: 0}), new_worker(positions={1: 0})
     with seekpoint_engine.begin() as tx:
         worker.work(tx, {0: 3})
         assert worker.ledger.record_stops([stop_of(worker), stop_of(other, number=1)]) == {worker.at(0)}
@@ -54,7 +54,7 @@ def test_a_row_that_another_session_has_locked_is_left_out(
 @pytest.mark.parametrize("by", ["claim", "move"])
 def test_a_stop_under_another_claim_is_not_stored(new_worker: NewLedgerWorker, by: str) -> None:
     """I2: the partition is another's by now, or an operator has decided: the stop is over."""
-    worker, other = new_worker(at={0: 0}), new_worker()
+    worker, other = new_worker(positions={0: 0}), new_worker()
     late = stop_of(worker)
     if by == "claim":
         other.claim(0)
@@ -66,7 +66,7 @@ def test_a_stop_under_another_claim_is_not_stored(new_worker: NewLedgerWorker, b
 
 @pytest.mark.parametrize("by", ["claim", "move", "commit"])
 def test_a_stop_ends_with_the_next_claim_move_or_commit(new_worker: NewLedgerWorker, by: str) -> None:
-    worker = new_worker(at={0: 0})
+    worker = new_worker(positions={0: 0})
     worker.ledger.record_stops([stop_of(worker, log_end=9)])
     assert stored(worker) is not None
     match by:
@@ -81,7 +81,7 @@ def test_a_stop_ends_with_the_next_claim_move_or_commit(new_worker: NewLedgerWor
 
 def test_a_release_keeps_the_stop(new_worker: NewLedgerWorker) -> None:
     """A worker that leaves decides nothing: the stop is seen until the next claim."""
-    worker = new_worker(at={0: 0})
+    worker = new_worker(positions={0: 0})
     worker.ledger.record_stops([stop_of(worker)])
     worker.ledger.release(worker.claims.values())
     assert stored(worker) is not None
@@ -90,7 +90,7 @@ def test_a_release_keeps_the_stop(new_worker: NewLedgerWorker) -> None:
 @pytest.mark.parametrize("by", ["claim", "move", "commit"])
 def test_where_a_truncated_log_ended_is_known_until_it_is_decided(new_worker: NewLedgerWorker, by: str) -> None:
     """I4: the log has grown by the time it is read again, and the new records before the position would be passed."""
-    worker = new_worker(at={0: 5})
+    worker = new_worker(positions={0: 5})
     worker.ledger.record_stops([stop_of(worker, log_end=3)])
     match by:
         case "claim":
@@ -101,6 +101,6 @@ def test_where_a_truncated_log_ended_is_known_until_it_is_decided(new_worker: Ne
         case _:
             worker.commit({0: 6})
     worker.ledger.record_stops([stop_of(worker, "longer again")])
-    found = stored(worker)
-    assert found is not None
-    assert found.log_end == (3 if by == "claim" else None)
+    stop = stored(worker)
+    assert stop is not None
+    assert stop.log_end == (3 if by == "claim" else None)

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from seekpoint import errors
 from seekpoint.errors import ConfigError
-from seekpoint.records import Failure, Partition, Span, State, error_attribute, one_line
+from seekpoint.records import Failure, Partition, Span, State, one_line
 
 logger = logging.getLogger("seekpoint.events")
 
@@ -75,7 +75,7 @@ def _plain(value: Any) -> Any:  # noqa: PLR0911 -- one case per kind
         case Failure():
             return value.summary
         case BaseException():
-            return _one_line(value)
+            return one_line(value)
         case Mapping():
             return {str(_plain(key)): _plain(element) for key, element in value.items()}
         case tuple() | list():
@@ -83,12 +83,6 @@ def _plain(value: Any) -> Any:  # noqa: PLR0911 -- one case per kind
         case frozenset() | set():
             return sorted(map(_plain, value))
     return repr(value)
-
-
-def _one_line(error: BaseException) -> str:
-    """The error in one line, without the statement that SQLAlchemy adds."""
-    original = error_attribute(error, "orig")
-    return one_line(original if isinstance(original, BaseException) else error)
 
 
 def _listed(values: Iterable[object]) -> str:
@@ -208,7 +202,7 @@ class WorkerStopped(Event):
     def _message(self) -> str:
         if self.is_aborted:
             return "aborted"
-        return "" if self.error is None else f"by an error: {_one_line(self.error)}"
+        return "" if self.error is None else f"by an error: {one_line(self.error)}"
 
     @property
     def is_aborted(self) -> bool:

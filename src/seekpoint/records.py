@@ -212,14 +212,12 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException, cause: Cause, *, attempts: int = 1) -> Failure:
         """Describe an exception as a failure."""
-        original = error_attribute(error, "orig")  # SQLAlchemy's wrapping adds the whole statement to the message
-        reported = original if isinstance(original, BaseException) else error
-        state = error_attribute(reported, "sqlstate")
+        state = error_attribute(_without_statement(error), "sqlstate")
         # Each part is cut separately, because one message of many megabytes would leave no room for the frames.
         trace = "".join(_bounded(part, "\n") for part in traceback.format_exception(error))
         return cls(
             cause,
-            " ".join([one_line(reported), *(f"({storable(note)})" for note in notes(reported))]),
+            one_line(error),
             storable(trace[-TRACED:]),
             state if isinstance(state, str) else None,
             attempts,
@@ -296,12 +294,26 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """``type: message`` on one line, bounded in length, storable."""
+    """``type: message (notes)`` on one line, each part bounded in length, storable, without SQLAlchemy's statement."""
+    reported = _without_statement(error)
     try:
-        message = str(error)
+        message = str(reported)
     except Exception as failed:  # noqa: BLE001 -- dead-lettering must not fail because of an error's own __str__
         message = f"(its message cannot be read: {type(failed).__name__})"
-    return storable(" ".join(f"{type(error).__name__}: {_bounded(message)}".split()).rstrip(":"))
+    line = " ".join(f"{type(reported).__name__}: {_bounded(message)}".split()).rstrip(":")
+    return storable(with_notes(line, reported, error))
+
+
+def with_notes(line: str, *errors: BaseException) -> str:
+    """The line, then the notes of these errors, each in parentheses and once."""
+    added = dict.fromkeys(" ".join(_bounded(note).split()) for error in errors for note in notes(error))
+    return " ".join([line, *(f"({note})" for note in added)])
+
+
+def _without_statement(error: BaseException) -> BaseException:
+    """The driver's error if SQLAlchemy has wrapped it, whose message has the whole statement; else the error itself."""
+    original = error_attribute(error, "orig")
+    return original if isinstance(original, BaseException) else error
 
 
 def _bounded(text: str, end: str = "") -> str:

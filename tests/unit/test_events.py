@@ -6,7 +6,9 @@ import dataclasses
 import logging
 from typing import Any
 
+import psycopg
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from seekpoint import Pipeline, Text, Worker, events
 from seekpoint.errors import ConfigError, DeclarationDiffers, OffsetLost
@@ -159,6 +161,25 @@ def test_a_log_line_has_the_group_the_sentence_and_the_fields(caplog: pytest.Log
     assert (had["wait"], had["failure"]) == (1.5, "KeyError: 'price' (at ingest.py:14 in post)")
     assert vars(two)["spans"] == ["orders/3 [5, 9)"]
     assert two.getMessage() == "billing: Committed: spans ['orders/3 [5, 9)'], records 4, seconds 0.5, rows {}"
+
+
+def test_an_error_is_logged_with_the_notes_of_sqlalchemys_error_and_the_drivers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The remedy may be in a note of either; a note that both have is written once, and no statement is."""
+    driver = psycopg.OperationalError("server closed the connection unexpectedly")
+    error = OperationalError("SELECT secret", {}, driver)
+    for noted in (error, driver):
+        noted.add_note("raise statement_timeout")
+    driver.add_note("the transaction had taken\n301.0 s")
+    Announcer()(events.DatabaseTrouble(error=error, wait=1.0))
+    (logged,) = caplog.records
+    expected = (
+        "OperationalError: server closed the connection unexpectedly (raise statement_timeout) (the transaction had "
+        "taken 301.0 s)"
+    )
+    assert logged.getMessage() == f"DatabaseTrouble: {expected}; again in 1.0 s"
+    assert vars(logged)["error"] == expected
 
 
 def test_no_field_of_an_event_is_a_log_records_own() -> None:

@@ -41,6 +41,13 @@ def test_a_refusal_asks_the_ledger_and_gives_up_where_it_sees_no_reason_again_an
     assert recovery_for(Fenced("no"), LAST) == DropPartitions("no", gives_up=True)
 
 
+def test_a_refusal_has_the_notes_of_its_error() -> None:
+    """A transaction that was ended by its age may be refused: the note says how long it took."""
+    fenced = Fenced("the claim is another's")
+    fenced.add_note("the transaction had taken 301.0 s")
+    assert recovery_for(fenced, FIRST) == DropPartitions("the claim is another's (the transaction had taken 301.0 s)")
+
+
 @pytest.mark.parametrize("attempt", [FIRST, LAST])
 def test_partitions_of_another_topic_are_dropped(attempt: Mode) -> None:
     mismatches = {Partition(str(uuid4()), 0): None}

@@ -52,7 +52,7 @@ def apply_resets(
             refused.append(str(error))
         except Exception as error:  # noqa: BLE001 -- after any error, the partitions that were reset must be reported
             see = "`seekpoint offsets history` shows whether it was reset; later partitions were not tried"
-            refused.append(f"{reset.at}: {one_line(getattr(error, 'orig', None) or error)}: {see}")
+            refused.append(f"{reset.at}: {one_line(error)}: {see}")
             break
     return ResetResult(tuple(done), tuple(refused), skipped)
 

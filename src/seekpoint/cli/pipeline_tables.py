@@ -11,7 +11,7 @@ from seekpoint.admin.findings import Finding, Level, problems_or_ok
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.sqlstates import is_transient
-from seekpoint.records import error_attribute, one_line
+from seekpoint.records import one_line
 from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.suggested_table import FILLFACTOR, joined_table, suggested_table
 from seekpoint.sinks.table_changes import table_changes
@@ -48,7 +48,7 @@ def table_findings(engine: Engine, target: str, pipeline: Pipeline) -> list[Find
     except Exception as error:
         if not is_transient(error):
             raise
-        reason = one_line(error_attribute(error, "orig") or error)
+        reason = one_line(error)
         problems = [Finding.of("tables", Level.WARNING, f"{target}: not checked: {reason}", "run doctor again")]
     return problems_or_ok("tables", problems, f"{target}: its tables take every row")
 

@@ -9,7 +9,7 @@ from seekpoint import events
 from seekpoint.errors import Fenced, KafkaUnavailable, PartitionStopped
 from seekpoint.postgres.session import CommitRefused, SentRowsFailed, raised_by
 from seekpoint.postgres.sqlstates import FEATURE_NOT_SUPPORTED, Fault, connection_lost, fault_of, is_transient, sqlstate
-from seekpoint.records import Cause, Partition, RawRecord
+from seekpoint.records import Cause, Partition, RawRecord, with_notes
 from seekpoint.worker.failed import TRIES, Failed, Mode
 
 STALE_PLAN = FEATURE_NOT_SUPPORTED  # "cached plan must not change result type": a new connection plans again
@@ -69,7 +69,7 @@ def recovery_for(error: Exception, attempt: Mode) -> Recovery:
     is_last = attempt.attempt >= TRIES
     match error:
         case Fenced():
-            return DropPartitions(error.reason, gives_up=is_last)
+            return DropPartitions(with_notes(error.reason, error), gives_up=is_last)
         case TopicIdMismatch():
             return DropPartitions(mismatches=error.mismatches)
         case Failed():

@@ -95,7 +95,7 @@ class StartChecks:
             except Exception as error:
                 if not is_transient_at_start(error) or monotonic() - began >= limit:
                     raise
-                trouble, reason = events.DatabaseTrouble(error=error), one_line(getattr(error, "orig", None) or error)
+                trouble, reason = events.DatabaseTrouble(error=error), one_line(error)
             else:
                 return not self._stopping.is_set()
             if not is_delayed:

@@ -211,8 +211,9 @@ def _refused(within: str, frames: Sequence[str], error: Exception) -> Exception 
     if isinstance(error, Fenced):
         return None
     if is_data_error(error):
-        details = notes(error) or [f"at the COMMIT of {', '.join(frames)}"]  # a deferred constraint
-        what = "; ".join([one_line(error), *details])
+        what = one_line(error)
+        if not notes(error):  # a deferred constraint
+            what += f"; at the COMMIT of {', '.join(frames)}"
         return FrameFailed(
             f"the database refuses rows that tasks could stage ({what}): make rows "
             f"that the table accepts. Nothing of {within} is written, and the positions have not moved"

@@ -55,7 +55,7 @@ def _date_text(value: str) -> str:
 def are_fixed(values: Iterable[str]) -> bool:
     """Whether the texts lack letters that each word for a time of reading has; the texts of ISO 8601 do."""
     texts = "".join(values)
-    return not any(letter in texts for letter in "wWyY")
+    return not any(char in texts for char in "wWyY")
 
 
 def _fixed_text(value: str) -> str:

@@ -53,7 +53,7 @@ def _date_text(value: str) -> str:
 
 
 def are_fixed(values: Iterable[str]) -> bool:
-    """Whether the texts lack letters that each word for a time of reading has; the texts of ISO 8601 do."""
+    """Whether no text has a W or Y: words for a time of reading ('now', 'today') have one, ISO 8601 has none."""
     texts = "".join(values)
     return not any(char in texts for char in "wWyY")
 

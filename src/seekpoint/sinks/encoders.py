@@ -43,7 +43,7 @@ from seekpoint.sinks.times import (
     TIME_CONVERTS,
     ZONED_CONVERTS,
     Convert,
-    are_fixed,
+    is_fixed,
     timestamp_converts,
 )
 
@@ -119,16 +119,20 @@ class ColumnEncoder:
         self._name, self._type, self._allowed = name, column, allowed
         self._adapters, self._encoding = adapters, encoding
         self._quantum = None if column.dimensions or column.scale is None else Decimal(1).scaleb(-column.scale)
+        is_text = column.item in _ZONED or (column.category == "S" and column.kind == "b")
+        self._takes_texts = is_text and not column.dimensions and not allowed.is_of_event
         self._as_is: set[type] = {NoneType}
         self._converts: dict[type, Convert] = {}
 
     def values(self, values: Sequence[Any]) -> Sequence[Any]:
         """The values for the driver to dump; the same object if nothing changes. Raises Unwritable."""
+        if self._are_usual_texts(values):
+            return values
         kinds = set(map(type, values))
         if kinds <= self._as_is:
             return values
-        if self._are_usual(kinds, values):
-            return values
+        if kinds == {Decimal} and self._quantum is not None and all(map(self._quantum.same_quantum, values)):
+            return values  # fast path: amounts usually have the column's scale
         try:
             if self._type.dimensions:
                 return [value if value is None else self._array(value) for value in values]
@@ -142,14 +146,15 @@ class ColumnEncoder:
             reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
             raise Unwritable(f"column {self._name!r} ({self._type.named}): {reason}") from error
 
-    def _are_usual(self, kinds: set[type], values: Sequence[Any]) -> bool:
-        """Fast path: whether the values are of one type and plainly need no conversion, which a glance at all shows."""
-        if self._type.dimensions or self._allowed.is_of_event or len(kinds - {NoneType}) != 1:
+    def _are_usual_texts(self, values: Sequence[Any]) -> bool:
+        """Fast path: whether all values are texts that need no conversion. Joining them is faster than asking each."""
+        if not self._takes_texts:
             return False
-        present = values if len(kinds) == 1 else [value for value in values if value is not None]
-        if Decimal in kinds:  # amounts usually have the column's scale
-            return self._quantum is not None and all(map(self._quantum.same_quantum, present))
-        return str in kinds and self._type.item in _ZONED and are_fixed(present)
+        try:
+            texts = "".join(values)
+        except TypeError:  # some are not texts
+            return False
+        return self._type.item not in _ZONED or is_fixed(texts)
 
     def _meet(self, kind: type) -> None:
         if kind not in self._as_is and kind not in self._converts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import datetime, time, tzinfo
 from typing import Any
 
@@ -52,14 +52,13 @@ def _date_text(value: str) -> str:
     return value
 
 
-def are_fixed(values: Iterable[str]) -> bool:
-    """Whether no text has a W or Y: words for a time of reading ('now', 'today') have one, ISO 8601 has none."""
-    texts = "".join(values)
-    return not any(char in texts for char in "wWyY")
+def is_fixed(text: str) -> bool:
+    """Whether the text has no W or Y: words for the time of reading ('now', 'today') have one, ISO 8601 has none."""
+    return not any(char in text for char in "wWyY")
 
 
 def _fixed_text(value: str) -> str:
-    if _OF_NOW.search(value):
+    if not is_fixed(value) and _OF_NOW.search(value):
         raise ValueError(f"{value!r} would be another time if the record were read again: write the time itself")
     return value
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from operator import lt
+from itertools import groupby, repeat
+from operator import is_not, lt
 from time import monotonic
 from typing import Any
 
@@ -38,10 +38,11 @@ def _runs(messages: list[Message]) -> Iterator[tuple[tuple[str | None, int | Non
     """
     if not messages:
         return
-    if True in [message.error() is not None for message in messages]:
+    kind: Any = type(messages[0])  # map() over its methods takes half the time of a comprehension
+    if any(map(is_not, map(kind.error, messages), repeat(None))):  # its errors cannot be compared with None by ==
         yield None, messages
         return
-    topics, numbers = [message.topic() for message in messages], [message.partition() for message in messages]
+    topics, numbers = list(map(kind.topic, messages)), list(map(kind.partition, messages))
     if topics.count(topics[0]) == numbers.count(numbers[0]) == len(messages):
         yield (topics[0], numbers[0]), messages
         return
@@ -67,7 +68,8 @@ class _Accepted:
         active = self._partitions.active.get(partition)
         if active is None or active.backlog is not None:
             return False
-        offsets: list[Any] = [message.offset() for message in run]
+        kind: Any = type(run[0])
+        offsets: list[Any] = list(map(kind.offset, run))
         if offsets[0] < active.read_position or not all(map(lt, offsets, offsets[1:])):
             return False
         self._keep(active, run, offsets[-1])

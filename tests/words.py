@@ -43,16 +43,16 @@ class Text(NamedTuple):
     @property
     def prose(self) -> str:
         """Without code and targets of links; lines keep their numbers."""
-        plain = _CODE.sub(lambda found: "`" + "\n" * found[0].count("\n") + "`", self.text)
+        plain = _CODE.sub(lambda match: "`" + "\n" * match[0].count("\n") + "`", self.text)
         return _LINKED.sub("]", plain)
 
     @property
     def code(self) -> str:
         """Only the code; lines keep their numbers."""
         end, kept = 0, []
-        for found in _CODE.finditer(self.text):
-            kept += ["\n" * self.text.count("\n", end, found.start()), found[0]]
-            end = found.end()
+        for match in _CODE.finditer(self.text):
+            kept += ["\n" * self.text.count("\n", end, match.start()), match[0]]
+            end = match.end()
         return " ".join(kept)
 
 
@@ -72,8 +72,8 @@ class Word(NamedTuple):
             return
         searched = code if self.is_name else prose
         if self.opens_docstring:
-            found = self.pattern.match(searched) if text.is_docstring else None
-            yield from () if found is None else (text.line,)
+            opening = self.pattern.match(searched) if text.is_docstring else None
+            yield from () if opening is None else (text.line,)
             return
         for match in self.pattern.finditer(searched):
             yield text.line + searched[: match.start()].count("\n")
@@ -82,7 +82,7 @@ class Word(NamedTuple):
 @cache
 def words() -> tuple[Word, ...]:
     """All of ``words.toml``."""
-    given = tomllib.loads(WORDS.read_text(encoding="utf-8"))
+    table = tomllib.loads(WORDS.read_text(encoding="utf-8"))
     prose = [
         Word(
             name,
@@ -91,12 +91,12 @@ def words() -> tuple[Word, ...]:
             tuple(word.get("except", ())),
             word.get("opens", False),
         )
-        for name, word in given["words"].items()
+        for name, word in table["words"].items()
     ]
     source = identifiers()
     names = [
         Word(name, use, re.compile(rf"(?<!\w){name}(?!\w)"), is_name=True)
-        for name, use in given["names"].items()
+        for name, use in table["names"].items()
         if name not in source
     ]
     return (*prose, *names)

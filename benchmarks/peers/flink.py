@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 
 from peers import jars, kinds
-from peers.processes import JOBS, said, started
+from peers.processes import JOBS, printed, started
 from peers.trial import Measured, SkippedError, Trial, play
 from peers.watch import Seen, watch
 from seekpoint.testing.servers.java import find_java
@@ -81,7 +81,7 @@ def _measure(trial: Trial, command: list[str], *, exactly_once: bool) -> tuple[S
     }
     with started("flink", command, env) as child:
         seen = watch(trial, child, all_of_it=exactly_once)
-        seconds = seen.last - said(child, "FIRST") / 1000 if exactly_once else seen.seconds
+        seconds = seen.last - printed(child, "FIRST") / 1000 if exactly_once else seen.seconds
     return seen, seconds
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from peers import kinds, venvs
-from peers.processes import job, said, started
+from peers.processes import job, printed, started
 from peers.trial import Measured, Trial, play
 from peers.watch import watch
 
@@ -43,7 +43,7 @@ def run(trial: Trial, *, snapshot: bool) -> Measured:
     command, env = job("pathway", "pathway_job.py", settings)
     with started("pathway", command, {**env, "PATHWAY_THREADS": str(trial.parallelism)}) as child:
         seen = watch(trial, child, all_of_it=True)
-        seconds = seen.last - said(child, "RUN")
+        seconds = seen.last - printed(child, "RUN")
     kinds.verify(trial.kind, trial.dsn, trial.records, RENAMED)
     return Measured(
         venvs.version("pathway", "pathway"),

@@ -52,7 +52,7 @@ def answer(environment: str, script: str, settings: Mapping[str, Any], **env: st
     return report
 
 
-def said(child: Child, word: str) -> float:
+def printed(child: Child, word: str) -> float:
     """The number after ``word`` at the start of a line of the child's output."""
     for line in child.log_tail(1_000_000).splitlines():
         if line.startswith(f"{word} "):

@@ -135,27 +135,27 @@ class Terminal:
         """Type the command; returns when it has ended (or runs in the background) and has printed its lines."""
         deadline, pause = monotonic() + self._seconds, threading.Event()
         while not self._does(command, deadline):
-            assert LOOKS.match(command.line), f"$ {command.line}\nhas not printed {command.prints}:\n{self.said}"
-            assert monotonic() < deadline, f"$ {command.line}\nnever prints {command.prints}:\n{self.said}"
+            assert LOOKS.match(command.line), f"$ {command.line}\nhas not printed {command.prints}:\n{self.written}"
+            assert monotonic() < deadline, f"$ {command.line}\nnever prints {command.prints}:\n{self.written}"
             pause.wait(0.2)
 
     def _does(self, command: Command, deadline: float) -> bool:
-        start, pause = len(self.said), threading.Event()
+        start, pause = len(self.written), threading.Event()
         os.write(self._keyboard, f"{command.line}\n".encode())
         while True:
-            output, in_background = self.said[start:], command.line.endswith("&")
+            output, in_background = self.written[start:], command.line.endswith("&")
             ended = re.search(r"^~ (\d+) ~$", output, re.MULTILINE)
             if ended is not None:
-                assert ended[1] == "0", f"$ {command.line}\nends with {ended[1]}:\n{self.said}"
+                assert ended[1] == "0", f"$ {command.line}\nends with {ended[1]}:\n{self.written}"
                 if not in_background:
                     return printed(output, command.prints)
             if in_background and ended is not None and printed(output, command.prints):
                 return True
-            assert monotonic() < deadline, f"$ {command.line}\nhas not ended:\n{self.said}"
+            assert monotonic() < deadline, f"$ {command.line}\nhas not ended:\n{self.written}"
             pause.wait(0.05)
 
     @property
-    def said(self) -> str:
+    def written(self) -> str:
         return self._output.read_text(encoding="utf-8")
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class Terminal:
         os.write(self._keyboard, b"kill -9 $(jobs -p) 2> /dev/null; exit\n")
         os.close(self._keyboard)
         self._bash.wait(SECONDS)
-        print(self.said)
+        print(self.written)
 
 
 @pytest.fixture

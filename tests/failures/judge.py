@@ -81,7 +81,7 @@ def judge(sink_tables: SinkTables, kind: Kind, strategy: str, policy: OnPoison, 
     records, group = records_of(kind), name
     pipeline = pipeline_on(strategy, sink_tables, name, topics=TOPIC, on_poison=policy, retry=TRY_ONCE, **key_of(kind))
     if kind.raises is not None:
-        with pytest.raises(kind.raises, match=kind.said):
+        with pytest.raises(kind.raises, match=kind.message):
             sink_tables.process(pipeline, *records)
         _nothing_happened(sink_tables, group, name, pipeline_positions=sink_tables.positions(pipeline))
         return _outcome(
@@ -170,7 +170,7 @@ def _check_reports(row: Any, records: Sequence[RawRecord], kind: Kind, strategy:
     assert (row.cause, row.attempts, row.version) == (cause.value, 1, 1)
     assert row.is_by_someone
     assert row.sqlstate == kind.sqlstate
-    assert re.search(kind.said, row.error), row.error
+    assert re.search(kind.message, row.error), row.error
     assert len(row.error) < LONGEST
     assert "\n" not in row.error
     assert row.traceback
@@ -184,8 +184,8 @@ def _stands_still(sink_tables: SinkTables, group: str, done: Processed, kind: Ki
     stop: Any = done.stopped[OURS]
     assert (list(done.stopped), stop.offset) == ([OURS], BAD[0])
     assert (stop.failure.cause, stop.failure.sqlstate) == (cause, kind.sqlstate)
-    assert re.search(kind.said, str(stop))
+    assert re.search(kind.message, str(stop))
     assert len(str(stop)) < 2 * LONGEST
     (row,) = select(sink_tables, STOPPED, group=group, topic=TOPIC)
     assert (row.attempt_offset, row.attempts, row.attempt_policy, row.retry_at) == (BAD[0], 1, "stop", None)
-    assert re.search(kind.said, row.attempt_error)
+    assert re.search(kind.message, row.attempt_error)

@@ -68,7 +68,7 @@ class Kind:
 
     name: str
     cause: Cause | None
-    said: str = ""
+    message: str = ""
     sqlstate: str | None = None
     strategies: tuple[str, ...] = EVERY
     bytes_: bytes | None = b""

@@ -416,7 +416,7 @@ def test_garbage_is_collected_rarely_unless_the_module_says_how_often(project: P
     before = gc.get_threshold()
     try:
         result = project.run(
-            project.module(FAILING.replace("1 / 0", "dict()[__import__('gc').get_threshold()]"), given=own), exits=1
+            project.module(FAILING.replace("1 / 0", "dict()[__import__('gc').get_threshold()]"), more=own), exits=1
         )
     finally:
         left = gc.get_threshold()
@@ -461,13 +461,13 @@ def test_a_signal_drains(project: Project, lines: None, how: signal.Signals) -> 
     process.wait_for("in hand", "out")
     process.signal(how)
     (project.folder / "go").touch()
-    assert process.end() == 0, process.said
+    assert process.end() == 0, process.output
     assert project.lines() == ["one", "two"], "the batch in hand was finished"
     [position] = Ledger(project.engine, project.group, schema=project.schema).read()
     assert (position.next_offset, position.owner) == (2, None), "the claim was given back"
-    assert f"INFO    seekpoint.events {project.group}: Activated: " in process.said
-    assert f"INFO    seekpoint.cli {project.group}: drained: 2 records in 1 transaction" in process.said
-    assert str(make_url(project.url).password) not in process.said
+    assert f"INFO    seekpoint.events {project.group}: Activated: " in process.output
+    assert f"INFO    seekpoint.cli {project.group}: drained: 2 records in 1 transaction" in process.output
+    assert str(make_url(project.url).password) not in process.output
 
 
 ALARM = """
@@ -478,13 +478,13 @@ threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT)).start()  # the wait 
 
 @pytest.mark.long
 def test_ctrl_c_ends_the_wait_for_the_first_answer(project: Project, lines: None) -> None:
-    module = project.module("import signal, threading", TO_TABLE, given=ALARM)
+    module = project.module("import signal, threading", TO_TABLE, more=ALARM)
     process = project.start("run", f"{module}:pipe", *project.options(broker="127.0.0.1:1"))
-    assert process.end() == 130, process.said
-    assert "aborted: before the worker had started" in process.said
-    assert f"INFO    seekpoint.events {project.group}: WorkerStopped: aborted" in process.said
-    assert "ERROR" not in process.said
-    assert "batch in hand" not in process.said
+    assert process.end() == 130, process.output
+    assert "aborted: before the worker had started" in process.output
+    assert f"INFO    seekpoint.events {project.group}: WorkerStopped: aborted" in process.output
+    assert "ERROR" not in process.output
+    assert "batch in hand" not in process.output
 
 
 def test_a_second_signal_aborts(project: Project, lines: None) -> None:
@@ -493,10 +493,10 @@ def test_a_second_signal_aborts(project: Project, lines: None) -> None:
     process.wait_for("in hand", "out")
     process.signal(signal.SIGINT)
     process.signal(signal.SIGTERM)
-    assert process.end() == 130, process.said
-    assert "aborted: second SIG" in process.said
-    assert "WorkerStopped: aborted" in process.said
-    assert "Traceback" not in process.said
+    assert process.end() == 130, process.output
+    assert "aborted: second SIG" in process.output
+    assert "WorkerStopped: aborted" in process.output
+    assert "Traceback" not in process.output
     assert project.lines() == []
 
 
@@ -511,9 +511,9 @@ def test_a_stopped_partition_is_logged_and_stops_alone(
     process.wait_for(f"ERROR   seekpoint.events {project.group}: {stopped}")
     process.wait_for("Choices:\n  - fix the codec")
     process.signal(signal.SIGTERM)
-    assert process.end() == 1, process.said
-    assert "stopping after the batch in hand; Ctrl-C again aborts" in process.said
-    assert f"error: 1 partition stopped: {project.topic}/0\n" in process.said
+    assert process.end() == 1, process.output
+    assert "stopping after the batch in hand; Ctrl-C again aborts" in process.output
+    assert f"error: 1 partition stopped: {project.topic}/0\n" in process.output
 
 
 def test_a_record_that_fails_is_logged_with_its_line_attempt_and_policy(project: Project) -> None:
@@ -528,7 +528,7 @@ def test_a_record_that_fails_is_logged_with_its_line_attempt_and_policy(project:
     )
     process.wait_for(f"DeadLettered: {failed % 'skipped, '}")
     process.signal(signal.SIGTERM)
-    assert process.end() == 0, process.said
+    assert process.end() == 0, process.output
 
 
 @pytest.mark.long
@@ -536,9 +536,9 @@ def test_dev_lends_a_pair_until_ctrl_c(project: Project, monkeypatch: pytest.Mon
     process = project.start("dev", env={"TMPDIR": str(project.folder)})
     monkeypatch.setattr(tempfile, "tempdir", str(project.folder))
     process.wait_for("Ctrl-C removes both", "out", seconds=90)
-    assert "`seekpoint db table shop:orders | seekpoint dev sql -` creates the tables" in process.said
+    assert "`seekpoint db table shop:orders | seekpoint dev sql -` creates the tables" in process.output
     exports = dict(
-        line.removeprefix("export ").split("=", 1) for line in process.said.splitlines() if "export " in line
+        line.removeprefix("export ").split("=", 1) for line in process.output.splitlines() if "export " in line
     )
     assert set(exports) == {"SEEKPOINT_DATABASE_URL", "SEEKPOINT_KAFKA_CONFIG"}
     announced = seekpoint("dev", "env").stdout
@@ -549,7 +549,7 @@ def test_dev_lends_a_pair_until_ctrl_c(project: Project, monkeypatch: pytest.Mon
     config = Path(exports["SEEKPOINT_KAFKA_CONFIG"])
     assert config.read_text().startswith("bootstrap.servers=127.0.0.1:")
     process.signal(signal.SIGINT)
-    assert process.end() == 0, process.said
+    assert process.end() == 0, process.output
     assert not config.parent.exists()
     seekpoint("dev", "env", exits=2)
     gone = seekpoint("db", "check", env=exports, exits=3)
@@ -565,7 +565,7 @@ def test_dev_shows_a_demo_until_ctrl_c(project: Project) -> None:
         )
         process.wait_for("  Console   http://", "out", seconds=120)
     process.wait_for("Open it in a browser.", "out")
-    (address,) = re.findall(r"  Console   (\S+)", process.said)
+    (address,) = re.findall(r"  Console   (\S+)", process.output)
     assert not address.endswith(":8484/")
 
     def applied() -> bool:
@@ -585,7 +585,7 @@ def test_dev_shows_a_demo_until_ctrl_c(project: Project) -> None:
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) > 2
     process.signal(signal.SIGINT)
-    assert process.end() == 0, process.said
+    assert process.end() == 0, process.output
     _, left = psutil.wait_procs(children, timeout=20)
     assert left == []
     with pytest.raises(urllib.error.URLError, match="refused"):

@@ -180,7 +180,7 @@ def check_reports(row: Any, kind: Kind, record: RawRecord, strategy: str, policy
     """The whole record, and why it failed, how often it was tried."""
     cause = kind.cause_on(strategy)
     assert (row.cause, row.sqlstate) == (cause, kind.sqlstate), kind.name
-    assert re.search(kind.said, row.error), row.error
+    assert re.search(kind.message, row.error), row.error
     assert row.state == ("dead_lettered" if policy is OnPoison.DEAD_LETTER else "skipped")
     assert row.attempts == (TRIES if cause is Cause.HANDLER and "Retry.on" not in kind.name else 1), kind.name
     assert row.value == (record.value if policy is OnPoison.DEAD_LETTER else None)
@@ -208,7 +208,7 @@ def test_each_kind_stops_its_partition_until_it_is_passed_by_hand(
         parked = run.seen.wait_for(events.PartitionStopped, since=mark)
         mark = run.seen.mark()
         assert (parked.partition, parked.error.offset) == (Partition(stream.topic, 0), offset)
-        assert re.search(stream.kinds[offset].said, str(parked.error))
+        assert re.search(stream.kinds[offset].message, str(parked.error))
         ledger.reset_offset(stream.topic, 0, offset + 1, expected=offset, lost="poison", log=None, reason="a test")
     run.finish(stream.topic, stream.ends[Partition(stream.topic, 0)], 0)
     holds(sink_tables, stream, failed)
@@ -225,7 +225,7 @@ def test_a_mistake_of_the_program_ends_the_worker_and_moves_nothing(
     assert kind.raises is not None
     _, pipeline, run = start("executemany", OnPoison.DEAD_LETTER, [kind])
     run.seen.wait_for(events.WorkerStopped)
-    with pytest.raises(kind.raises, match=kind.said):
+    with pytest.raises(kind.raises, match=kind.message):
         run.stop()
     assert not run.health().live
     assert sink_tables.rows("id") == []

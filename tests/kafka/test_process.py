@@ -38,7 +38,7 @@ def test_probes_answer_while_the_worker_runs(project: Project, lines: None) -> N
     assert json.loads(ask(port, "/other")[1]) == {"paths": ["/live", "/ready", "/stale", "/metrics"]}
     assert ask(port, "/live", "POST")[0] == 501
     process.signal(signal.SIGTERM)
-    assert process.end() == 0, process.said
+    assert process.end() == 0, process.output
     assert ask(port, "/live")[0] == 0
 
 
@@ -80,7 +80,7 @@ def test_a_log_of_json_has_fields_and_no_password(project: Project, lines: None)
     process.wait_for('"event": "Started"')
     until(lambda: project.lines() == ["a"], "the record applied")
     process.signal(signal.SIGTERM)
-    assert process.end() == 0, process.said
+    assert process.end() == 0, process.output
     log_lines = process.log()
     assert [line["message"] for line in log_lines if line["logger"] == "seekpoint.cli"] == [
         "stopping after the batch in hand; Ctrl-C again aborts",
@@ -91,7 +91,7 @@ def test_a_log_of_json_has_fields_and_no_password(project: Project, lines: None)
     mine = next(line for line in log_lines if line["logger"] == "mine")
     order = {"secret": "password=***", "ratio": "nan", "most": ["inf", 1.5]}
     assert (mine["level"], mine["order"]) == ("WARNING", order)
-    assert "hunter2" not in process.said
+    assert "hunter2" not in process.output
     assert started["message"].startswith(f"{project.group}: Started")
 
 
@@ -111,7 +111,7 @@ def test_systemd_hears_of_start_watchdog_and_end(project: Project, lines: None) 
         messages = {heard.recv(100)}
         while b"STOPPING=1" not in messages:
             messages.add(heard.recv(100))
-        assert process.end() == 0, process.said
+        assert process.end() == 0, process.output
 
 
 IMPORTED = """\
@@ -134,7 +134,7 @@ def test_systemd_hears_of_worker_processes_once_each_has_been_live(project: Proj
         process.signal(signal.SIGTERM)
         while heard.recv(100) != b"STOPPING=1":
             pass
-        assert process.end() == 0, process.said
+        assert process.end() == 0, process.output
 
 
 def test_the_default_client_id_names_the_process(project: Project, lines: None) -> None:
@@ -180,8 +180,8 @@ def test_several_pipelines_share_a_process(project: Project, lines: None) -> Non
     shown = ask(port, "/metrics")[1].decode()
     assert all(f'seekpoint_records_total{{group="{group}"}} 1.0' in shown for group in groups)
     process.signal(signal.SIGTERM)
-    assert process.end() == 0, process.said
-    assert all(f"{group}: drained: 1 record in 1 transaction" in process.said for group in groups)
+    assert process.end() == 0, process.output
+    assert all(f"{group}: drained: 1 record in 1 transaction" in process.output for group in groups)
 
 
 def test_of_several_pipelines_one_that_ends_by_an_error_drains_all(project: Project, lines: None) -> None:
@@ -190,8 +190,8 @@ def test_of_several_pipelines_one_that_ends_by_an_error_drains_all(project: Proj
     process.wait_for(f"{project.group}-other: Started")
     process.wait_for(f"{project.group}: Started")
     project.produce(["bad"])
-    assert process.end() == 1, process.said
-    assert f"{project.group}: Draining" in process.said
+    assert process.end() == 1, process.output
+    assert f"{project.group}: Draining" in process.output
 
 
 @pytest.mark.long
@@ -203,9 +203,9 @@ def test_a_second_signal_aborts_several_pipelines(project: Project, lines: None)
     process.signal(signal.SIGINT)
     process.wait_for("stopping after the batch in hand")
     process.signal(signal.SIGTERM)
-    assert process.end() == 130, process.said
+    assert process.end() == 130, process.output
     # The line is printed before the handler has run: of two signals that wait for it, the later one's may come first.
-    assert "aborted: second SIG" in process.said
+    assert "aborted: second SIG" in process.output
     assert "other a" not in project.lines()
 
 
@@ -219,7 +219,7 @@ STUCK = """\
 def test_what_ends_a_worker_is_a_sentence_at_error(project: Project) -> None:
     module = project.module(TO_TABLE)
     process = project.start("run", f"{module}:pipe", *project.options(), "--log-format", "json")
-    assert process.end() == 1, process.said
+    assert process.end() == 1, process.output
     died, ended = (line for line in process.log() if line["level"] == "ERROR")
     assert (died["event"], died["group"]) == ("WorkerStopped", project.group)
     assert (ended["logger"], died["message"]) == (
@@ -230,7 +230,7 @@ def test_what_ends_a_worker_is_a_sentence_at_error(project: Project) -> None:
 
 def test_what_ends_the_command_is_a_line_of_the_json_log(project: Project, lines: None) -> None:
     process = project.start("run", "no_such_module:pipe", *project.options(), "--log-format", "json")
-    assert process.end() == 2, process.said
+    assert process.end() == 2, process.output
     (line,) = process.log()
     assert (line["level"], line["logger"]) == ("ERROR", "seekpoint.cli")
     assert "no_such_module" in line["message"]
@@ -242,7 +242,7 @@ def test_what_ends_the_command_is_a_line_of_the_json_log(project: Project, lines
     process = project.start("run", f"{stops}:pipe", *project.options(), "--log-format", "json")
     process.wait_for("PartitionStopped")
     process.signal(signal.SIGTERM)
-    assert process.end() == 1, process.said
+    assert process.end() == 1, process.output
     assert process.log()[-1]["message"] == f"1 partition stopped: {project.topic}/0"
 
 
@@ -260,5 +260,5 @@ def test_lines_about_worker_processes_have_fields(project: Project, lines: None)
     assert (ended["worker"], ended["pid"], ended["code"]) == (1, started["pid"], -9)
     process.wait_for('"event": "Started"', times=2)
     process.signal(signal.SIGTERM)
-    assert process.end() == 0, process.said
+    assert process.end() == 0, process.output
     process.log()

@@ -85,7 +85,7 @@ def test_children_that_are_killed_under_load_lose_and_repeat_nothing(
     operators_account.add_rows(project.lines(), expected)
     last = children(process)
     process.signal(signal.SIGTERM)
-    assert process.end() == 0, process.said
+    assert process.end() == 0, process.output
     assert all(map(gone, last))
 
 
@@ -107,8 +107,8 @@ def test_each_child_answers_on_its_own_port_and_sigterm_drains_all(
     until(lambda: sum(map(records, ports)) == len(sent), "all records, each at one port")
     assert Counter(project.lines()) == Counter(sent)
     process.signal(signal.SIGTERM)
-    assert process.end() == 0, process.said
-    assert process.said.count("drained: ") == 2
+    assert process.end() == 0, process.output
+    assert process.output.count("drained: ") == 2
     assert [ask(port, "/live")[0] for port in ports] == [0, 0]
 
 
@@ -140,8 +140,8 @@ def test_children_end_when_the_parent_is_killed(project: Project, lines: None) -
 @pytest.mark.long
 def test_a_target_that_is_wrong_ends_all(project: Project, lines: None) -> None:
     process = project.start("run", f"{project.module(TO_TABLE)}:missing", *project.options(), "--workers", "2")
-    assert process.end(STARTED) == 2, process.said
-    assert "ended with exit code 2: a restart does not help, so all workers stop" in process.said
+    assert process.end(STARTED) == 2, process.output
+    assert "ended with exit code 2: a restart does not help, so all workers stop" in process.output
 
 
 @pytest.mark.long
@@ -159,4 +159,4 @@ def test_ctrl_c_of_the_terminal_reaches_the_parent_alone(project: Project, lines
     [child] = children(process)
     assert os.getpgid(child) != os.getpgid(process.pid)
     process.signal(signal.SIGINT)
-    assert process.end() == 0, process.said
+    assert process.end() == 0, process.output

@@ -130,7 +130,7 @@ def close_and_stop(*given, **options):
     close(*given, **options)
     stop()
 
-if what["at"] == "handler":
+if what["step"] == "handler":
     dead_letter_group.on_record = stop
 else:
     DeadLetters.close = close_and_stop
@@ -144,7 +144,7 @@ def test_an_operator_killed_in_mid_replay(dead_letter_group: DeadLetterGroup, st
     """I1: nothing of it remains, and the next one applies it once."""
     dead_letter = dead_letter_group.dead_lettered(b"b")
     dsn = dead_letter_group.engine.url.render_as_string(hide_password=False)
-    what = {"dsn": dsn, "schema": dead_letter_group.schema, "id": dead_letter.id, "at": step}
+    what = {"dsn": dsn, "schema": dead_letter_group.schema, "id": dead_letter.id, "step": step}
     with subprocess.Popen(
         [sys.executable, "-c", OPERATOR, json.dumps(what)],
         stdout=subprocess.PIPE,

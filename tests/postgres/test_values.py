@@ -73,7 +73,7 @@ class Stored(NamedTuple):
 class Refused(NamedTuple):
     """What the message says."""
 
-    said: str
+    message: str
 
 
 def number(text: str) -> Any:
@@ -267,7 +267,7 @@ def failures(sink_tables: SinkTables, write: Write, cells: list[Any]) -> Iterato
         sink_tables.create(f"id int PRIMARY KEY, v {own}", f"of {kind}")
     for kind, value, options, expected in cells:
         got = outcome(sink_tables, write, f"of {kind}", options, value)
-        is_right = got == expected if isinstance(expected, Stored) else expected.said in getattr(got, "said", "")
+        is_right = got == expected if isinstance(expected, Stored) else expected.message in getattr(got, "message", "")
         if not is_right:
             yield f"{value!r} into {kind}: {got}, not {expected}"
 

@@ -64,14 +64,14 @@ class ArchivedGroup:
     def set_positions(self, topic: str, ends: Mapping[int, int], *, first: int = 0, group: str = "") -> None:
         """Set positions, as if the group had applied each partition from ``first`` to its end."""
         ledger = Ledger(self.engine, group or self.group, schema=self.schema)
-        known = {at.partition for at in ledger.read()}
+        known = {position.partition for position in ledger.read()}
         ours = [Partition(topic, number) for number in ends]
-        if new := [at for at in ours if at not in known]:
+        if new := [position for position in ours if position not in known]:
             ids = {topic: self.id_of(topic)}
             ledger.claim(new, ids, cluster_id="a test's", start=lambda _: dict.fromkeys(new, first))
-        for at in ours:
+        for position in ours:
             ledger.reset_offset(
-                topic, at.number, ends[at.number], log=None, reason="a test", topic_id=self.id_of(topic)
+                topic, position.number, ends[position.number], log=None, reason="a test", topic_id=self.id_of(topic)
             )
 
     def export(self, *, group: str = "", **options: Any) -> Export:
@@ -79,9 +79,9 @@ class ArchivedGroup:
         return Export(self.engine, self.kafka, archive, group or self.group, **options)
 
     def id_of(self, topic: str) -> UUID:
-        found = topic_ids(self.kafka, [topic])[topic]
-        assert found is not None
-        return found
+        topic_id = topic_ids(self.kafka, [topic])[topic]
+        assert topic_id is not None
+        return topic_id
 
     def range(self, topic: str, start: int, end: int, number: int = 0) -> Range:
         return Range(Partition(topic, number), self.id_of(topic), start, end)
@@ -104,8 +104,8 @@ class ArchivedGroup:
 
     def spans(self, topic: str, number: int = 0) -> list[tuple[int, int, int]]:
         """The manifest's rows of a partition: start, end, number of records."""
-        found = self.archive.entries(topic)
-        return [(e.start, e.end, e.records) for e in found if e.partition.number == number]
+        entries = self.archive.entries(topic)
+        return [(e.start, e.end, e.records) for e in entries if e.partition.number == number]
 
     def runs(self) -> list[UUID]:
         """The ids of the ledger's exports."""

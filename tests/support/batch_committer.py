@@ -49,19 +49,21 @@ class BatchCommitter:
 
     def batch(self, *values: Any, partition: int = 0) -> list[RawRecord]:
         """A partition's next records, with these values."""
-        at = self.held.claims[Partition(TOPIC, partition)].next_offset
-        given = [v if isinstance(v, bytes) else json.dumps(v).encode() for v in values]
-        return [raw(v, topic=TOPIC, partition=partition, offset=at + n, leader_epoch=3) for n, v in enumerate(given)]
+        offset = self.held.claims[Partition(TOPIC, partition)].next_offset
+        encoded = [v if isinstance(v, bytes) else json.dumps(v).encode() for v in values]
+        return [
+            raw(v, topic=TOPIC, partition=partition, offset=offset + n, leader_epoch=3) for n, v in enumerate(encoded)
+        ]
 
     def commit(self, records: Sequence[RawRecord]) -> list[type[events.Event]]:
         """Apply the records as one batch; returns the types of its events."""
         reads: dict[Partition, Read] = {}
-        for one in records:
-            claim = self.held.claims[Partition(one.topic, one.partition)]
-            reads[claim.partition] = Read(claim, claim.next_offset, one.offset + 1, 3, None)
+        for record in records:
+            claim = self.held.claims[Partition(record.topic, record.partition)]
+            reads[claim.partition] = Read(claim, claim.next_offset, record.offset + 1, 3, None)
         mark = len(self.seen)
         self.committer.commit(OpenBatch(Buffer(Chunk(records, reads), lambda: None, kit.same_topics, Limits())))
-        return [type(one) for one in self.seen[mark:]]
+        return [type(event) for event in self.seen[mark:]]
 
     def apply(self, *values: Any) -> list[type[events.Event]]:
         """Apply the next records of partition 0 as one batch."""

@@ -20,32 +20,34 @@ from support.reload_orders import OrdersGroup, pipeline
 
 def batch(orders_group: OrdersGroup, pipelines: Pipeline | str | None = None, **options: Any) -> BatchJob:
     """A batch job of ``pipelines``, by default the group's in version 1."""
-    made = pipelines or orders_group.pipeline(**options.pop("pipeline", {}))
+    declared = pipelines or orders_group.pipeline(**options.pop("pipeline", {}))
     options.setdefault("engine", orders_group.engine)
     engine = options.pop("engine")
-    return BatchJob(made, engine, {"bootstrap.servers": orders_group.brokers}, schema=orders_group.schema, **options)
+    return BatchJob(
+        declared, engine, {"bootstrap.servers": orders_group.brokers}, schema=orders_group.schema, **options
+    )
 
 
 def offsets(orders_group: OrdersGroup) -> dict[str, int]:
     """The group's positions."""
-    return {str(at.partition): at.next_offset for at in orders_group.ledger().read()}
+    return {str(position.partition): position.next_offset for position in orders_group.ledger().read()}
 
 
 def paused(orders_group: OrdersGroup) -> str | None:
     """Who has paused the group; None if it is not paused."""
-    found = orders_group.execute(
+    rows = orders_group.execute(
         "SELECT paused_by FROM {schema}.consumer_group WHERE name = :g AND paused", g=orders_group.group
     )
-    return found[0][0] if found else None
+    return rows[0][0] if rows else None
 
 
 class PausingStager:
     """A stager that calls a function before it returns the result of a task."""
 
     def __init__(self, orders_group: OrdersGroup, then: Any, **options: Any) -> None:
-        made = sources([orders_group.pipeline(**options)])
+        pipeline_sources = sources([orders_group.pipeline(**options)])
         self._stager = LocalStager(
-            orders_group.engine, orders_group.schema, {"bootstrap.servers": orders_group.brokers}, made
+            orders_group.engine, orders_group.schema, {"bootstrap.servers": orders_group.brokers}, pipeline_sources
         )
         self._then = then
 
@@ -55,7 +57,7 @@ class PausingStager:
 
 
 class Batcher(JobProcess):
-    """A process with a batch job; ``at`` is where it halts, as of ``HaltedDriver``: ``staging``, ``turn cut_over``."""
+    """A process with a batch job; it halts at ``step``, a place of ``HaltedDriver``: ``staging``, ``turn cut_over``."""
 
     def __init__(self, orders_group: OrdersGroup, **options: Any) -> None:
         super().__init__("support.batch_process", orders_group, topic=orders_group.topic, **options)
@@ -64,16 +66,18 @@ class Batcher(JobProcess):
 def main(what: dict[str, Any]) -> None:
     """Run a batch job to its end, or to the step at which it halts."""
     engine = create_engine(what["url"])
-    HaltedDriver.at = what.get("at", "")
+    HaltedDriver.halts_at = what.get("step", "")
     vars(job)["Driver"] = HaltedDriver
     options = {"version": what.get("version", 1), "kind": what.get("kind", "upsert")}
-    made = pipeline(what["group"], what["topic"], what["schema"], **options)
-    one = BatchJob(made, engine, {"bootstrap.servers": what["brokers"]}, schema=what["schema"], range_records=50)
+    declared = pipeline(what["group"], what["topic"], what["schema"], **options)
+    batch_job = BatchJob(
+        declared, engine, {"bootstrap.servers": what["brokers"]}, schema=what["schema"], range_records=50
+    )
     if "run" in what:
-        one.take_over(UUID(what["run"]))
+        batch_job.take_over(UUID(what["run"]))
     elif "range" in what:
-        one.reprocess((what["topic"], 0), *what["range"], reason="a test", accept_repeats=True)
+        batch_job.reprocess((what["topic"], 0), *what["range"], reason="a test", accept_repeats=True)
     else:
-        one.run()
+        batch_job.run()
     engine.dispose()
     report("done")

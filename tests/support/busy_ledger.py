@@ -112,26 +112,26 @@ def fill(engine: Engine, schema: str, groups: int = 40) -> Mapping[str, str]:
     """Fill the ledger; returns a path of the console for each template."""
     with engine.begin() as tx:
         for statement in _FILL.replace("{s}", f'"{schema}"').replace("{{", "{").replace("}}", "}").split(";\n"):
-            given = {"groups": groups} if ":groups" in statement else {}
-            tx.execute(text(statement), given)
+            parameters = {"groups": groups} if ":groups" in statement else {}
+            tx.execute(text(statement), parameters)
         (dead_letter,) = tx.execute(text(f'SELECT min(id) FROM "{schema}".dead_letter')).scalars()
         (request,) = tx.execute(text(f'SELECT min(id) FROM "{schema}".replay_request')).scalars()
     return {
         "groups": "",
-        "group": at("group", group=BUSY),
-        "partition": at("partition", group=STOPPED, topic="invoices", partition=2),
-        "dead_letters": at("dead-letters", group=BUSY),
-        "dead_letter": at("dead-letter", group=BUSY, id=dead_letter),
-        "replay": at("replay", group=BUSY, id=request),
+        "group": path_of("group", group=BUSY),
+        "partition": path_of("partition", group=STOPPED, topic="invoices", partition=2),
+        "dead_letters": path_of("dead-letters", group=BUSY),
+        "dead_letter": path_of("dead-letter", group=BUSY, id=dead_letter),
+        "replay": path_of("replay", group=BUSY, id=request),
         "reloads": "reloads",
         "history": "history",
         "health": "health",
-        "plan": at("plan", action="reset", group=BUSY, target="offset", value=900_000),
-        "error": at("group", group="none"),
-        "reset": at("plan", action="reset", group=BUSY, target="offset", value="many"),
+        "plan": path_of("plan", action="reset", group=BUSY, target="offset", value=900_000),
+        "error": path_of("group", group="none"),
+        "reset": path_of("plan", action="reset", group=BUSY, target="offset", value="many"),
     }
 
 
-def at(page: str, /, **parameters: object) -> str:
+def path_of(page: str, /, **parameters: object) -> str:
     """A path of the console."""
     return f"{page}?{urlencode(parameters)}"

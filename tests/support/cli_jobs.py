@@ -46,7 +46,7 @@ class Terminal:
 
     @classmethod
     def of(cls, orders_group: OrdersGroup, folder: Path) -> Terminal:
-        made = cls(orders_group, folder, f"pipes_{secrets.token_hex(6)}")
+        terminal = cls(orders_group, folder, f"pipes_{secrets.token_hex(6)}")
         body = MODULE.format(
             group=orders_group.group,
             topic=orders_group.topic,
@@ -54,8 +54,8 @@ class Terminal:
             brokers=orders_group.brokers,
             url=orders_group.url,
         )
-        (folder / f"{made.module}.py").write_text(body, encoding="utf-8")
-        return made
+        (folder / f"{terminal.module}.py").write_text(body, encoding="utf-8")
+        return terminal
 
     def run(self, *words: str, exits: int = 0) -> Result:
         """Call the command; fails unless its exit code is ``exits``."""
@@ -89,5 +89,5 @@ def wait_for_lock(orders_group: OrdersGroup, column: str, like: str) -> None:
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    at = next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
-    return list(words[:at]), list(words[at:])
+    index = next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
+    return list(words[:index]), list(words[index:])

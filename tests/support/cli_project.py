@@ -41,7 +41,7 @@ class Process:
 
     def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
         self._process = Forked("support.cli_process", {"words": arguments}, env=env)
-        self._news, self._said = threading.Condition(), {"out": "", "err": ""}
+        self._news, self._output = threading.Condition(), {"out": "", "err": ""}
         self._readers = [
             threading.Thread(target=self._read, args=(name, stream), daemon=True)
             for name, stream in (("out", self._process.stdout), ("err", self._process.stderr))
@@ -52,16 +52,16 @@ class Process:
     def _read(self, name: str, stream: object) -> None:
         for line in stream:  # type: ignore[attr-defined]
             with self._news:
-                self._said[name] += line
+                self._output[name] += line
                 self._news.notify_all()
         stream.close()  # type: ignore[attr-defined]
 
     def wait_for(self, what: str, name: str = "err", seconds: float = 40.0, times: int = 1) -> None:
         deadline = monotonic() + seconds
         with self._news:
-            while self._said[name].count(what) < times:
-                assert self._process.poll() is None, f"ended before it said {what!r}:\n{self.said}"
-                assert self._news.wait(max(0.0, deadline - monotonic())), f"never said {what!r}:\n{self.said}"
+            while self._output[name].count(what) < times:
+                assert self._process.poll() is None, f"ended before it said {what!r}:\n{self.output}"
+                assert self._news.wait(max(0.0, deadline - monotonic())), f"never said {what!r}:\n{self.output}"
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -77,8 +77,8 @@ class Process:
         return self._process.pid
 
     @property
-    def said(self) -> str:
-        return self._said["out"] + self._said["err"]
+    def output(self) -> str:
+        return self._output["out"] + self._output["err"]
 
     def log(self) -> list[dict[str, Any]]:
         """The JSON objects in the lines of stderr; fails for NaN and Infinity."""
@@ -86,7 +86,7 @@ class Process:
         def refuse(constant: str) -> None:
             raise AssertionError(f"{constant} is no JSON")
 
-        return [json.loads(line, parse_constant=refuse) for line in self._said["err"].splitlines()]
+        return [json.loads(line, parse_constant=refuse) for line in self._output["err"].splitlines()]
 
     def close(self) -> None:
         if self._process.poll() is None:
@@ -132,10 +132,10 @@ class Project:
         with self.engine.connect() as connection:
             return list(connection.execute(text(f'SELECT line FROM "{self.schema}".lines ORDER BY 1')).scalars())
 
-    def module(self, *lines: str, given: str = "") -> str:
+    def module(self, *lines: str, more: str = "") -> str:
         """Write a module; ``lines`` may use {topic}, {group}, {schema}, {broker} and {url}. Returns its name."""
         name = f"pipes_{secrets.token_hex(6)}"
-        body = HEADER + dedent("\n".join(lines)).format(**vars(self)) + given
+        body = HEADER + dedent("\n".join(lines)).format(**vars(self)) + more
         (self.folder / f"{name}.py").write_text(body, encoding="utf-8")
         return name
 

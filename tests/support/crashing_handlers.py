@@ -31,12 +31,12 @@ class CrashingHandler:
             self.failed[event.partition.number, event.offset] = event.attempt
 
     def __call__(self, tx: Connection, batch: Batch[str, Any]) -> None:
-        for one in batch:
-            word, *rest = one.value.split()
+        for record in batch:
+            word, *rest = record.value.split()
             match word:
                 case "fail":
-                    if not rest or self.failed.get((one.partition, one.offset), 0) < int(rest[0]):
-                        raise TimeoutError(f"no answer for {one.offset}")
+                    if not rest or self.failed.get((record.partition, record.offset), 0) < int(rest[0]):
+                        raise TimeoutError(f"no answer for {record.offset}")
                 case "exit":
                     os._exit(3)
                 case "sigkill":

@@ -110,8 +110,8 @@ class DeadLetterGroup:
 
     def pipeline(self, **options: Any) -> Pipeline:
         """A pipeline that dead-letters a record at its first failure."""
-        given = {"value": Bytes(), "handle": self.handle, "on_poison": "dead_letter", "retry": Retry(attempts=1)}
-        return Pipeline(self.group, topics=self.topic, **{**given, **options})
+        arguments = {"value": Bytes(), "handle": self.handle, "on_poison": "dead_letter", "retry": Retry(attempts=1)}
+        return Pipeline(self.group, topics=self.topic, **{**arguments, **options})
 
     def process(self, records: Iterable[RawRecord], **options: Any) -> Processed:
         """Apply records as a worker does."""
@@ -153,7 +153,11 @@ class DeadLetterGroup:
 
     def states(self, partition: int = 0) -> dict[int, str]:
         """The state of each dead letter of a partition, by its offset."""
-        return {one.offset: one.state.value for one in self.dead_letters() if one.partition == partition}
+        return {
+            dead_letter.offset: dead_letter.state.value
+            for dead_letter in self.dead_letters()
+            if dead_letter.partition == partition
+        }
 
     def applied(self, partition: int = 0) -> list[int]:
         """The applied offsets of a partition, in the order of writing."""

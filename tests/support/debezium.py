@@ -25,17 +25,17 @@ GOLDEN = Path(__file__).parent / "golden"
 def golden(settings: str, topic: str, *, source: str) -> list[RawRecord]:
     """The golden events of a source's table, written with these settings, as records of the topic."""
     lines = GOLDEN.joinpath(f"{settings}.jsonl").read_text(encoding="utf-8").splitlines()
-    found = [one for one in map(json.loads, lines) if one["topic"] == source]
+    changes = [change for change in map(json.loads, lines) if change["topic"] == source]
     return [
-        raw(_bytes(one["value"]), topic=topic, offset=offset, key=_bytes(one["key"]))
-        for offset, one in enumerate(found)
+        raw(_bytes(change["value"]), topic=topic, offset=offset, key=_bytes(change["key"]))
+        for offset, change in enumerate(changes)
     ]
 
 
 def golden_avro(settings: str, topic: str, *, source: str, client: Any) -> list[RawRecord]:
     """The golden records as Confluent's AvroConverter writes them; registers their schemas with the client."""
     head, *lines = map(json.loads, GOLDEN.joinpath(f"avro/{settings}.jsonl").read_text(encoding="utf-8").splitlines())
-    found = [one for one in lines if one["topic"] == source]
+    changes = [change for change in lines if change["topic"] == source]
 
     def framed(side: dict[str, Any] | None, field: str) -> bytes | None:
         if side is None:
@@ -44,8 +44,8 @@ def golden_avro(settings: str, topic: str, *, source: str, client: Any) -> list[
         return frame(client.register_schema(f"{topic}-{field}", written)) + b64decode(side["data"])
 
     return [
-        raw(framed(one["value"], "value"), topic=topic, offset=offset, key=framed(one["key"], "key"))
-        for offset, one in enumerate(found)
+        raw(framed(change["value"], "value"), topic=topic, offset=offset, key=framed(change["key"], "key"))
+        for offset, change in enumerate(changes)
     ]
 
 
@@ -60,15 +60,15 @@ def _bytes(text: str | None) -> bytes | None:
 
 def field(name: str, kind: str = "string", named: str | None = None, **parameters: str) -> dict[str, Any]:
     """A field's schema; ``named`` names its type."""
-    made: dict[str, Any] = {"field": name, "type": kind, "optional": True}
-    return made | ({"name": named} if named else {}) | ({"parameters": parameters} if parameters else {})
+    schema: dict[str, Any] = {"field": name, "type": kind, "optional": True}
+    return schema | ({"name": named} if named else {}) | ({"parameters": parameters} if parameters else {})
 
 
 def event(
     fields: list[dict[str, Any]], op: str, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
 ) -> bytes:
     """An event in JSON, with its schema."""
-    rows = [{"type": "struct", "fields": fields, "optional": True, "field": each} for each in ("before", "after")]
+    rows = [{"type": "struct", "fields": fields, "optional": True, "field": part} for part in ("before", "after")]
     schema = {"type": "struct", "fields": [*rows, field("op")], "name": "dbz.shop.t.Envelope"}
     payload = {"before": before, "after": after, "source": {"table": "t"}, "op": op, "ts_ms": 1}
     return json.dumps({"schema": schema, "payload": payload}).encode()

@@ -44,8 +44,8 @@ def name_of(page: Path) -> str:
 
 def blocks(text: str, language: str | None = None) -> list[Block]:
     """The fenced blocks of one language, or of all."""
-    found = [Block(m[1], m[2], text[: m.start()].count("\n") + 1) for m in _FENCE.finditer(text)]
-    return [block for block in found if language in {None, block.language}]
+    blocks = [Block(m[1], m[2], text[: m.start()].count("\n") + 1) for m in _FENCE.finditer(text)]
+    return [block for block in blocks if language in {None, block.language}]
 
 
 def prose(text: str) -> str:
@@ -56,15 +56,15 @@ def prose(text: str) -> str:
 @cache
 def anchors(text: str) -> set[str]:
     """The anchors of a page: each heading's slug, as GitHub makes it."""
-    found: set[str] = set()
+    names: set[str] = set()
     for heading in _HEADING.findall(prose(text)):
         plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", heading).replace("`", "")
         slug = re.sub(r"[^\w\- ]", "", plain.strip().lower()).replace(" ", "-")
         number = 0
-        while (numbered := slug if number == 0 else f"{slug}-{number}") in found:
+        while (numbered := slug if number == 0 else f"{slug}-{number}") in names:
             number += 1
-        found.add(numbered)
-    return found
+        names.add(numbered)
+    return names
 
 
 def links(text: str) -> Iterator[str]:

@@ -70,24 +70,24 @@ class Recorder:
         Fails after ``timeout`` seconds, or at once if the worker ends before; the message has the events.
         """
         deadline = monotonic() + timeout
-        at, found = since, 0
+        index, count_seen = since, 0
         with self._news:
             while True:
-                for event in self._events[at:]:
+                for event in self._events[index:]:
                     if isinstance(event, kind) and (where is None or where(event)):
-                        found += 1
-                        if found == count:
+                        count_seen += 1
+                        if count_seen == count:
                             return event
-                at = len(self._events)
-                ended = at > 0 and isinstance(self._events[-1], WorkerStopped)
+                index = len(self._events)
+                ended = index > 0 and isinstance(self._events[-1], WorkerStopped)
                 if ended or not self._news.wait(max(0.0, deadline - monotonic())):
-                    raise AssertionError(self._missing(kind, found, count, timeout, ended))
+                    raise AssertionError(self._missing(kind, count_seen, count, timeout, ended))
 
-    def _missing(self, kind: Any, found: int, count: int, timeout: float, ended: bool) -> str:
+    def _missing(self, kind: Any, count_seen: int, count: int, timeout: float, ended: bool) -> str:
         names = ", ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
         why = "the worker ended" if ended else f"not within {timeout} s"
         tail = "\n  ".join(map(repr, self._events[-30:]))
-        return f"waited for {names} ({found} of {count} seen): {why}. What happened last:\n  {tail}"
+        return f"waited for {names} ({count_seen} of {count} seen): {why}. What happened last:\n  {tail}"
 
 
 class Gate:
@@ -133,7 +133,7 @@ class Run:
 
     def __init__(self, make: Callable[..., Worker], observe: Sequence[Observer]) -> None:
         self.seen = Recorder()
-        self._gates = [one for one in observe if isinstance(one, Gate)]
+        self._gates = [gate for gate in observe if isinstance(gate, Gate)]
         self.worker = make(observe=[self.seen, *observe])
         self._running: Running | None = self.worker.running()
         try:

@@ -21,14 +21,14 @@ PLACES = ("planned", "in a file", "a file", "its row", "second file")
 class Exporter(JobProcess):
     """A process with an export that halts at one of ``PLACES`` (or at ``table``: after the Delta table's commit)."""
 
-    def __init__(self, archived_group: ArchivedGroup, at: str, **options: Any) -> None:
+    def __init__(self, archived_group: ArchivedGroup, step: str, **options: Any) -> None:
         group = options.pop("group", archived_group.group)
         super().__init__(
             "support.export_process",
             archived_group,
             group=group,
             root=archived_group.archive.root,
-            at=at,
+            step=step,
             options=options,
         )
 
@@ -49,21 +49,21 @@ def stand_in_a_file() -> None:
 
 
 def stand_before(of: type, name: str, nth: int = 0) -> None:
-    numbers, made = iter(range(99)), getattr(of, name)
+    numbers, original = iter(range(99)), getattr(of, name)
 
-    def halting(*given: Any, **named: Any) -> Any:
+    def halting(*args: Any, **named: Any) -> Any:
         if next(numbers) == nth:
             halt()
-        return made(*given, **named)
+        return original(*args, **named)
 
     setattr(of, name, halting)
 
 
 def stand_behind(of: type, name: str) -> None:
-    made = getattr(of, name)
+    original = getattr(of, name)
 
-    def halting(*given: Any, **named: Any) -> None:
-        made(*given, **named)
+    def halting(*args: Any, **named: Any) -> None:
+        original(*args, **named)
         halt()
 
     setattr(of, name, halting)
@@ -81,7 +81,7 @@ PLACED: dict[str, Callable[[], None]] = {
 
 def main(what: dict[str, Any]) -> None:
     """Export, up to where it halts."""
-    PLACED[what["at"]]()
+    PLACED[what["step"]]()
     engine = create_engine(what["url"])
     archive = Archive(what["root"], engine, schema=what["schema"])
     Export(engine, {"bootstrap.servers": what["brokers"]}, archive, what["group"], **what["options"]).run()

@@ -74,11 +74,11 @@ def proxy(seekpoint_dsn: str) -> Iterator[PostgresProxy]:
 @pytest.fixture
 def new_engine() -> Iterator[NewEngine]:
     """``new_engine(url, **options)`` makes an engine for this test; its pool is closed after the test."""
-    with ExitStack() as made:
+    with ExitStack() as stack:
 
         def make(url: URL | str, **options: Any) -> Engine:
             engine = create_engine(url, **options)
-            made.callback(engine.dispose)
+            stack.callback(engine.dispose)
             return engine
 
         yield make
@@ -93,12 +93,12 @@ def encoding() -> str:
 @pytest.fixture(scope="session")
 def idle_databases(seekpoint_dsn: str) -> Iterator[Callable[[], AbstractContextManager[str]]]:
     """Lends emptied databases again, because dropping a database waits for a checkpoint."""
-    with ExitStack() as made:
+    with ExitStack() as stack:
         idle: list[str] = []
 
         @contextmanager
         def lend() -> Iterator[str]:
-            url = idle.pop() if idle else made.enter_context(new_database(seekpoint_dsn))
+            url = idle.pop() if idle else stack.enter_context(new_database(seekpoint_dsn))
             yield url
             empty(url)
             idle.append(url)
@@ -155,8 +155,8 @@ def new_worker_process(knobs: Knobs) -> Iterator[Callable[..., WorkerProcess]]:
         return processes[-1]
 
     yield start
-    for one in processes:
-        one.close()
+    for process in processes:
+        process.close()
 
 
 @pytest.fixture

@@ -146,16 +146,16 @@ def _serve(orders: socket.socket) -> Callable[[], None] | None:
         if pid := os.fork():
             statuses[pid] = descriptors[2]
             os.write(descriptors[2], pid.to_bytes(4, "big"))
-            for each in descriptors[:2]:
-                os.close(each)
+            for descriptor in descriptors[:2]:
+                os.close(descriptor)
             continue
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.dup2(descriptors[0], 1)
         os.dup2(descriptors[1], 2)
-        for each in (*descriptors, *statuses.values(), wake, woken):
-            os.close(each)
+        for descriptor in (*descriptors, *statuses.values(), wake, woken):
+            os.close(descriptor)
         return _task(json.loads(message))
 
 

@@ -15,11 +15,11 @@ from support.reload_orders import OrdersGroup
 
 
 class FramesProcess(JobProcess):
-    """A driver's process, which applies the available records, and halts at ``at``.
+    """A driver's process, which applies the available records, and halts at ``step``.
 
-    ``at`` is a place of ``HaltedDriver``, or ``"applied"``. With ``streams`` it runs until it is killed. With
+    ``step`` is a place of ``HaltedDriver``, or ``"applied"``. With ``streams`` it runs until it is killed. With
     ``checkpoint`` it runs a query with ``foreach_batch``, which may also halt before it claims (``"called"``). With
-    ``reloads`` it rebuilds the tables, or resumes the run ``resume``; ``at`` may be a place of
+    ``reloads`` it rebuilds the tables, or resumes the run ``resume``; ``step`` may be a place of
     :func:`_stand_in_a_reload`, too.
     """
 
@@ -36,11 +36,11 @@ def main(what: dict[str, Any]) -> None:
 
     os.environ |= QUICK_JAVA | {"PYTHONPATH": what["path"], "SEEKPOINT_TEST_SPARK_DATABASE": what["url"]}
     sys.path.insert(0, what["modules"])
-    HaltedDriver.at = what.get("at", "")
+    HaltedDriver.halts_at = what.get("step", "")
     vars(under_claims)["Driver"] = HaltedDriver
-    if HaltedDriver.at == "applied":
+    if HaltedDriver.halts_at == "applied":
         vars(steps)["totals"] = lambda *_: halt()
-    if HaltedDriver.at == "called":
+    if HaltedDriver.halts_at == "called":
         vars(bound_pipeline)["load_spark_pipeline"] = lambda _: halt()
     with start_spark("local[2,4]") as spark:
         if what.get("reloads"):
@@ -70,7 +70,7 @@ def _run(spark: Any, what: dict[str, Any]) -> None:
 def _reload(spark: Any, what: dict[str, Any]) -> None:
     from seekpoint.spark import Env, reload
 
-    _stand_in_a_reload(what.get("at", ""))
+    _stand_in_a_reload(what.get("step", ""))
     done = reload(
         spark,
         what["name"],
@@ -85,16 +85,16 @@ def _reload(spark: Any, what: dict[str, Any]) -> None:
     report("done", state=done.run.state)
 
 
-def _stand_in_a_reload(at: str) -> None:
+def _stand_in_a_reload(step: str) -> None:
     """Make a reload halt at ``HaltedDriver``'s places, when it merges a pass, or "locked", before the last pass."""
     from seekpoint.jobs import manage_runs
     from seekpoint.jobs.frames import passes
     from seekpoint.jobs.reload import open as opening
 
     vars(opening)["Driver"] = vars(manage_runs)["Driver"] = HaltedDriver
-    if at == "merging":
+    if step == "merging":
         vars(passes)["write_rows"] = lambda *_: halt()
-    if at == "locked":
+    if step == "locked":
         passes.FramePasses.last_pass = lambda *_: halt()  # type: ignore[method-assign]
 
 

@@ -116,7 +116,7 @@ class WorkerGroup:
     def log(self, values: int | Sequence[Any], partitions: int = 1) -> tuple[str, list[tuple[int, int]]]:
         """Create a topic with these values, or this number of records, in each partition."""
         name = self.topic(partitions)
-        return name, [at for n in range(partitions) for at in self.produce(name, values, partition=n)]
+        return name, [place for n in range(partitions) for place in self.produce(name, values, partition=n)]
 
     def stream(self, topic: str, partitions: int, rate: float = 500) -> Stream:
         """Produce steadily during a ``with`` block."""
@@ -129,19 +129,19 @@ class WorkerGroup:
     def worker(self, of: str | Pipeline, *, kafka: Mapping[str, Any] = QUICK, **options: Any) -> Run:
         """Run a worker on a separate thread until the test ends."""
         pipeline = self.pipeline(of) if isinstance(of, str) else of
-        given = {"engine": self.engine, "schema": self.schema, **options}
-        return self._run_worker(pipeline, kafka={"bootstrap.servers": self.broker, **kafka}, **given)
+        arguments = {"engine": self.engine, "schema": self.schema, **options}
+        return self._run_worker(pipeline, kafka={"bootstrap.servers": self.broker, **kafka}, **arguments)
 
     def worker_process(self, topic: str, *, kafka: Mapping[str, Any] = QUICK, **what: Any) -> WorkerProcess:
         """Run a worker in a separate process until the test ends."""
         servers = {"bootstrap.servers": self.broker, **kafka}
-        given = {"dsn": self.dsn, "schema": self.schema, "group": self.group, "topic": topic}
-        return self._new_worker_process(**{**given, "kafka": servers, **what})
+        order = {"dsn": self.dsn, "schema": self.schema, "group": self.group, "topic": topic}
+        return self._new_worker_process(**{**order, "kafka": servers, **what})
 
     def sql(self, *statements: str) -> Sequence[Row[Any]]:
         """Run statements in one transaction, with the schema's name for ``{schema}``; returns the last one's rows."""
         with self.engine.begin() as tx:
-            done = [tx.exec_driver_sql(each.replace("{schema}", f'"{self.schema}"')) for each in statements]
+            done = [tx.exec_driver_sql(statement.replace("{schema}", f'"{self.schema}"')) for statement in statements]
             return done[-1].all() if done[-1].returns_rows else []
 
     def dead_letters(self, *columns: str) -> list[tuple[Any, ...]]:
@@ -176,8 +176,8 @@ class WorkerGroup:
 
     def topic_id(self, topic: str) -> UUID:
         """The topic's id at the brokers now."""
-        found = self.admin.describe_topics(TopicCollection([topic]))[topic].result(20).topic_id
-        high, low = found.get_most_significant_bits(), found.get_least_significant_bits()
+        topic_id = self.admin.describe_topics(TopicCollection([topic]))[topic].result(20).topic_id
+        high, low = topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()
         return UUID(int=(high % 2**64 << 64) | low % 2**64)
 
     def wait(self, there: Callable[[], bool], timeout: float = SECONDS) -> None:

@@ -154,5 +154,5 @@ class _Cursor:
             self.skip(self.unsigned())
 
 
-def _int(data: bytes | bytearray, at: int, size: int) -> int:
-    return int.from_bytes(data[at : at + size], "big", signed=True)
+def _int(data: bytes | bytearray, start: int, size: int) -> int:
+    return int.from_bytes(data[start : start + size], "big", signed=True)

@@ -29,13 +29,13 @@ class CommittedOffset(NamedTuple):
 def describe(broker: str, *groups: str) -> dict[tuple[str, Partition], CommittedOffset]:
     """The tool's lines about these groups, by group and partition."""
     words = [word for group in groups for word in ("--group", group)]
-    found = {}
+    tools = {}
     for line in _run(broker, "--describe", *words).splitlines():
         cells = line.split()
         if len(cells) >= 6 and cells[0] in groups:
             numbers = (None if cell == "-" else int(cell) for cell in cells[3:6])
-            found[cells[0], Partition(cells[1], int(cells[2]))] = CommittedOffset(*numbers)
-    return found
+            tools[cells[0], Partition(cells[1], int(cells[2]))] = CommittedOffset(*numbers)
+    return tools
 
 
 def _run(broker: str, *words: str) -> str:

@@ -55,8 +55,8 @@ class LedgerRoles:
 
     def engine(self, role: Role, **settings: str) -> Engine:
         """An engine whose sessions have this role and these settings."""
-        given = " ".join(f"-c {name}={value}" for name, value in {"role": self.names[role], **settings}.items())
-        connect: dict[str, Any] = {"options": given}
+        options = " ".join(f"-c {name}={value}" for name, value in {"role": self.names[role], **settings}.items())
+        connect: dict[str, Any] = {"options": options}
         return create_engine(self.url, poolclass=NullPool, connect_args=connect)
 
     def login(self, role: Role) -> URL:

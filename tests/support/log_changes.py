@@ -40,21 +40,21 @@ def in_transactions(broker: str, name: str, *batches: tuple[int, bool | None], p
 def messages(broker: str, topic: str, partition: int = 0) -> list[Message]:
     """All records that are in a partition's log now; no offset is committed."""
     config = {"bootstrap.servers": broker, "group.id": "none", "enable.auto.commit": False}
-    consumer, found = Consumer({**config, "enable.partition.eof": True, "log_level": 0}), list[Message]()
+    consumer, messages = Consumer({**config, "enable.partition.eof": True, "log_level": 0}), list[Message]()
     try:
         consumer.assign([TopicPartition(topic, partition, 0)])
         while (message := consumer.poll(30)) is not None and message.error() is None:
-            found.append(message)
+            messages.append(message)
         assert message is not None, f"no end of {topic} within 30 s"
-        return found
+        return messages
     finally:
         consumer.close()
 
 
 def trim(admin: AdminClient, name: str, to: int, *, partition: int = 0) -> None:
     """Delete the records before ``to``, as retention does."""
-    at = TopicPartition(name, partition, to)
-    admin.delete_records([at])[at].result(20)
+    end = TopicPartition(name, partition, to)
+    admin.delete_records([end])[end].result(20)
 
 
 def delete(kafka: Mapping[str, Any], admin: AdminClient, name: str) -> None:

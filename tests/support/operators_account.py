@@ -42,9 +42,9 @@ class OperatorsAccount:
     seeds: list[int] = field(default_factory=list)
     obeyed: list[float] = field(default_factory=list)
 
-    def add_rows(self, found: Iterable[Any], expected: Iterable[Any]) -> None:
+    def add_rows(self, stored: Iterable[Any], expected: Iterable[Any]) -> None:
         """Compare written rows with the expected ones, repetitions included; raises AssertionError if they differ."""
-        is_there, wanted = Counter(found), Counter(expected)
+        is_there, wanted = Counter(stored), Counter(expected)
         lost, twice = wanted - is_there, is_there - wanted
         self.records += wanted.total()
         self.lost += lost.total()
@@ -62,9 +62,11 @@ class OperatorsAccount:
 
     def report(self) -> dict[str, Any]:
         """The counts for JSON, with median and maximum of the seconds."""
-        found = self.obeyed
-        seconds = {"median": round(statistics.median(found), 3), "most": round(max(found), 3)} if found else {}
-        return asdict(self) | {"obeyed": {"measured": len(found), **seconds}}
+        durations = self.obeyed
+        seconds = (
+            {"median": round(statistics.median(durations), 3), "most": round(max(durations), 3)} if durations else {}
+        )
+        return asdict(self) | {"obeyed": {"measured": len(durations), **seconds}}
 
     def write(self) -> None:
         """Write the report to the file that the environment names, and print it."""

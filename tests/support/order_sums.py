@@ -74,18 +74,18 @@ def expected(records: Records, by: int = 1) -> list[tuple[Any, ...]]:
         if value is None:
             row[0] -= 1
             continue
-        made = _row(Order(**json.loads(value)), by)
+        amounts = _row(Order(**json.loads(value)), by)
         for place, name in enumerate(("orders", *_AMOUNTS)):
-            row[place] += made[name]
-        at, late = made["first_at"], made["last_at"]
-        row[4] = at if row[4] is None else min(row[4], at)
+            row[place] += amounts[name]
+        early, late = amounts["first_at"], amounts["last_at"]
+        row[4] = early if row[4] is None else min(row[4], early)
         row[5] = late if row[5] is None else max(row[5], late or row[5])
     return [(bucket, *row) for bucket, row in sorted(table.items())]
 
 
 def assert_sums(orders_group: OrdersGroup, records: Records, by: int = 1) -> None:
     """Assert that the table has a plain loop's rows; floats may differ in their last digits."""
-    found, wanted = orders_group.rows("totals", COLUMNS), expected(records, by)
-    assert [row[:4] + row[5:] for row in found] == [row[:4] + row[5:] for row in wanted]
-    for ours, theirs in zip(found, wanted, strict=True):
+    rows, wanted = orders_group.rows("totals", COLUMNS), expected(records, by)
+    assert [row[:4] + row[5:] for row in rows] == [row[:4] + row[5:] for row in wanted]
+    for ours, theirs in zip(rows, wanted, strict=True):
         assert abs(ours[4] - theirs[4]) <= 1e-9 * max(abs(ours[4]), abs(theirs[4]))

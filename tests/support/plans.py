@@ -26,7 +26,9 @@ class FilledLedger(NamedTuple):
 
 
 @contextmanager
-def filled_ledger(dsn: str, tables: tuple[str, ...], fill: str, analyzed: bool, **given: Any) -> Iterator[FilledLedger]:
+def filled_ledger(
+    dsn: str, tables: tuple[str, ...], fill: str, analyzed: bool, **parameters: Any
+) -> Iterator[FilledLedger]:
     """Create a ledger's schema with the rows of ``fill``, analyzed once or never; autovacuum is off."""
     engine, name = create_engine(dsn), f"plans_{secrets.token_hex(6)}"
     schema.upgrade(engine, schema=name)
@@ -34,7 +36,7 @@ def filled_ledger(dsn: str, tables: tuple[str, ...], fill: str, analyzed: bool, 
         for table in tables:
             tx.execute(text(f"ALTER TABLE {name}.{table} SET (autovacuum_enabled = off)"))
         for statement in fill.format(schema=name).split(";"):
-            tx.execute(text(statement), given)
+            tx.execute(text(statement), parameters)
         if analyzed:
             tx.execute(text(f"ANALYZE {', '.join(f'{name}.{table}' for table in tables)}"))
     yield FilledLedger(engine, name)
@@ -44,10 +46,10 @@ def filled_ledger(dsn: str, tables: tuple[str, ...], fill: str, analyzed: bool, 
 
 
 def plan_of(
-    tx: Connection, ledger: str, query: Query, given: Mapping[str, Any], *, how: str = "ANALYZE, FORMAT JSON"
+    tx: Connection, ledger: str, query: Query, parameters: Mapping[str, Any], *, how: str = "ANALYZE, FORMAT JSON"
 ) -> Plan:
     """The plan with these values; the caller rolls back what ANALYZE writes."""
-    plan: Plan = tx.exec_driver_sql(f"EXPLAIN ({how}) {query.in_schema(ledger)}", given).scalar_one()[0]["Plan"]
+    plan: Plan = tx.exec_driver_sql(f"EXPLAIN ({how}) {query.in_schema(ledger)}", parameters).scalar_one()[0]["Plan"]
     return plan
 
 
@@ -70,10 +72,11 @@ def scans(plan: Plan, table: str) -> Iterator[Plan]:
 
 def rows_read(plan: Plan, table: str) -> int:
     """The rows read from a table, including those that a filter removed."""
-    found = list(scans(plan, table))
-    assert found, plan
+    found_scans = list(scans(plan, table))
+    assert found_scans, plan
     return sum(
-        round((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]) for node in found
+        round((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"])
+        for node in found_scans
     )
 
 

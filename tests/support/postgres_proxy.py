@@ -31,7 +31,7 @@ class _Fault:
         if self.session is not None and not any(self.session in text for text in link.texts):
             return False
         texts = [sql] if self.when == "at_statement" else link.transaction if commit else []
-        wanted = any(self.text is None or self.text in each for each in texts)
+        wanted = any(self.text is None or self.text in text for text in texts)
         if wanted and self.skip:
             self.skip -= 1
             return False

@@ -17,14 +17,14 @@ class JobProcess(ChildProcess):
     """A process that runs ``main`` of ``script`` on these servers, and reports ``halted`` when it has halted."""
 
     def __init__(self, script: str, servers: OrdersGroup | ArchivedGroup, **what: Any) -> None:
-        given = {
+        options = {
             "url": servers.engine.url.render_as_string(hide_password=False),
             "brokers": servers.brokers,
             "schema": servers.schema,
             "group": servers.group,
             **what,
         }
-        super().__init__(Forked(script, given))
+        super().__init__(Forked(script, options))
 
     def kill_where_it_waits(self) -> None:
         """SIGKILL the process when it has halted, or when the test is over."""
@@ -36,18 +36,18 @@ class JobProcess(ChildProcess):
 
 
 class HaltedDriver(Driver):
-    """A driver that halts in the state ``at``, or in the transition to it (``turn STATE``)."""
+    """A driver that halts in the state ``halts_at``, or in the transition to it (``turn STATE``)."""
 
-    at = ""
+    halts_at = ""
 
     def _admit(self, row: Any, states: Any) -> None:
         super()._admit(row, states)
-        if self.run.state == self.at:
+        if self.run.state == self.halts_at:
             halt()
 
     def transition(self, tx: Tx, state: str) -> None:
         super().transition(tx, state)
-        if self.at == f"turn {state}":
+        if self.halts_at == f"turn {state}":
             halt()
 
 

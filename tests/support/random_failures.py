@@ -79,8 +79,8 @@ class RandomCase:
         }
         for killer in chance.choice(((), ("killer",), ("flaky",), ("killer", "flaky"))):
             of = self.log[chance.randrange(count)]
-            at = chance.randrange(len(of))
-            of[at] = killer, of[at][1]
+            index = chance.randrange(len(of))
+            of[index] = killer, of[index][1]
         self.crashes = [(chance.choice(STEPS), chance.randrange(1, 8)) for _ in range(chance.randrange(5))]
 
     def __str__(self) -> str:
@@ -163,11 +163,11 @@ class CrashingObserver:
         self._crash, self._left = crash or ("", 0)
         self._death, self._ledger = death, ledger
         self.worker: Worker | None = None
-        self.said: list[str] = []
+        self.events: list[str] = []
 
     def __call__(self, event: events.Event) -> None:
         step = type(event).__name__
-        self.said.append(repr(event)[:300])
+        self.events.append(repr(event)[:300])
         if isinstance(event, events.Activated):
             self._at[event.partition] = event.offset
         if isinstance(event, events.Committed):
@@ -229,7 +229,7 @@ class StoredOutcome:
             def of(query: str) -> Sequence[Any]:
                 return tx.execute(text(query), {"g": group} if ":g" in query else {}).all()
 
-            found = cls(
+            outcome = cls(
                 [tuple(r) for r in of('SELECT partition, "offset" FROM rows ORDER BY seq')],
                 [tuple(r) for r in of('SELECT partition, "offset" FROM rows_too ORDER BY seq')],
                 {
@@ -244,12 +244,12 @@ class StoredOutcome:
                 {r.partition: r.next_offset for r in of("SELECT * FROM partition_offset WHERE consumer_group = :g")},
             )
             tx.exec_driver_sql("RESET search_path")
-            return found
+            return outcome
 
     def judge(self, random_case: RandomCase, deaths: int) -> None:
         """Assert that each record is applied, dead-lettered or skipped by an operator once; rows are in order."""
         assert self.positions == random_case.ends, "everything is passed"
-        log = {(p, o): one for p, records in random_case.log.items() for o, one in enumerate(records)}
+        log = {(p, o): record for p, records in random_case.log.items() for o, record in enumerate(records)}
         ended, wanted = Counter([*self.rows, *self.dead_letters, *self.passed]), Counter(list(log))
         assert ended == wanted, f"lost {wanted - ended}, more than once {ended - wanted}"
         assert sorted(self.rows_too) == (sorted(self.rows) if random_case.strategy == "both" else [])
@@ -258,28 +258,28 @@ class StoredOutcome:
                 offsets = [o for q, o in rows if q == p]
                 assert offsets == sorted(offsets), f"partition {p} was written out of order"
         assert not (self.dead_letters if random_case.policy is OnPoison.STOP else self.passed)
-        for at, (kind, _) in log.items():
-            self._judge_one(random_case, at, kind, deaths)
+        for place, (kind, _) in log.items():
+            self._judge_one(random_case, place, kind, deaths)
         if random_case.keep_key_order:
             self._judge_keys(log)
 
-    def _judge_one(self, random_case: RandomCase, at: tuple[int, int], kind: str, deaths: int) -> None:
-        is_applied = at in set(self.rows)
-        assert not (is_applied and kind in {*POISON, "killer"}), f"{kind} at {at} was applied"
-        if at in self.dead_letters:
-            state, cause, has_value = self.dead_letters[at]
+    def _judge_one(self, random_case: RandomCase, place: tuple[int, int], kind: str, deaths: int) -> None:
+        is_applied = place in set(self.rows)
+        assert not (is_applied and kind in {*POISON, "killer"}), f"{kind} at {place} was applied"
+        if place in self.dead_letters:
+            state, cause, has_value = self.dead_letters[place]
             assert has_value == (state is not State.SKIPPED)
             if state is State.BLOCKED:
                 assert (cause, random_case.keep_key_order) == (Cause.BLOCKED, True)
                 return
             assert state is (State.DEAD_LETTERED if random_case.policy is OnPoison.DEAD_LETTER else State.SKIPPED)
             if cause is Cause.CRASHED:
-                assert deaths >= 2, f"{kind} at {at} is called a killer after {deaths} deaths"
+                assert deaths >= 2, f"{kind} at {place} is called a killer after {deaths} deaths"
             else:
-                assert kind in POISON, f"{kind} at {at} is a dead letter: {cause}"
+                assert kind in POISON, f"{kind} at {place} is a dead letter: {cause}"
                 assert cause is POISON[kind][random_case.strategy]
-        if at in self.passed and kind not in {*POISON, "killer"}:
-            assert deaths >= 2, f"{kind} at {at} stopped its partition after {deaths} deaths"
+        if place in self.passed and kind not in {*POISON, "killer"}:
+            assert deaths >= 2, f"{kind} at {place} stopped its partition after {deaths} deaths"
 
     def _judge_keys(self, log: Mapping[tuple[int, int], tuple[str, str | None]]) -> None:
         """Assert that records after an open dead letter of their key are dead letters, and no others blocked."""

@@ -92,14 +92,14 @@ class RecordTable:
         """Partition and offset of each row, in the order of writing."""
         c = self.table.c
         with self.engine.connect() as connection:
-            found = connection.execute(select(c.partition, c.offset).where(c.topic == topic).order_by(c.n))
-            return [(partition, offset) for partition, offset in found]
+            rows = connection.execute(select(c.partition, c.offset).where(c.topic == topic).order_by(c.n))
+            return [(partition, offset) for partition, offset in rows]
 
     def assert_holds(self, topic: str, stored: Stored) -> None:
         """Assert that these records are there, each exactly once, in order within each partition."""
-        expected, found = Counter(stored), Counter(written := self.written(topic))
-        assert not (expected - found), f"lost: {sorted((expected - found).elements())[:10]}"
-        assert not (found - expected), f"twice, or from nowhere: {sorted((found - expected).elements())[:10]}"
+        expected, counted = Counter(stored), Counter(written := self.written(topic))
+        assert not (expected - counted), f"lost: {sorted((expected - counted).elements())[:10]}"
+        assert not (counted - expected), f"twice, or from nowhere: {sorted((counted - expected).elements())[:10]}"
         for partition in {p for p, _ in written}:
             offsets = [offset for p, offset in written if p == partition]
             assert offsets == sorted(offsets), f"partition {partition} was written out of order"
@@ -173,8 +173,10 @@ class Transactions(Background):
                 sent.append((message.partition() or 0, message.offset() or 0))
 
             self._producer.begin_transaction()
-            for one in range(number, number + 10):
-                self._producer.produce(self._topic, f"{one}", partition=one % self._partitions, on_delivery=delivered)
+            for number_ in range(number, number + 10):
+                self._producer.produce(
+                    self._topic, f"{number_}", partition=number_ % self._partitions, on_delivery=delivered
+                )
             assert self._producer.flush(30) == 0
             number += 10
             if number % 50 == 0:
@@ -186,7 +188,7 @@ class Transactions(Background):
 
 def ends(stored: Stored) -> dict[int, int]:
     """The offset after the last record of each partition."""
-    found: dict[int, int] = {}
+    positions: dict[int, int] = {}
     for partition, offset in stored:
-        found[partition] = max(found.get(partition, 0), offset + 1)
-    return found
+        positions[partition] = max(positions.get(partition, 0), offset + 1)
+    return positions

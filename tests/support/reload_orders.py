@@ -57,8 +57,8 @@ def pipeline(
         order = record.value
         if version > 1 and order.amount > 1_000:
             raise ValueError("too much")
-        made = {"id": order.id, "amount": order.amount * version, "at": order.at}
-        return made | ({"topic_offset": record.offset} if kind == "append" else {})
+        row = {"id": order.id, "amount": order.amount * version, "at": order.at}
+        return row | ({"topic_offset": record.offset} if kind == "append" else {})
 
     columns = ["id", "amount", "at"]
     sink: Any
@@ -128,9 +128,9 @@ class OrdersGroup:
     @classmethod
     def _made(cls, get: Callable[[str], Any], engine: Engine, run_worker: Callable[..., Run]) -> OrdersGroup:
         names = (get("seekpoint_broker"), get("seekpoint_schema"), get("group"), get("topic")(2))
-        made = cls(engine, *names, run_worker, get("produce"))
-        made.make_tables()
-        return made
+        orders_group = cls(engine, *names, run_worker, get("produce"))
+        orders_group.make_tables()
+        return orders_group
 
     @property
     def url(self) -> str:
@@ -191,13 +191,13 @@ class OrdersGroup:
 
     def rows(self, table: str = "orders", columns: str = "id, amount, at") -> list[tuple[Any, ...]]:
         with self.engine.connect() as connection:
-            found = connection.execute(text(f"SELECT {columns} FROM {self.schema}.{table} ORDER BY 1, 2, 3"))
-            return [tuple(row) for row in found]
+            rows = connection.execute(text(f"SELECT {columns} FROM {self.schema}.{table} ORDER BY 1, 2, 3"))
+            return [tuple(row) for row in rows]
 
     def execute(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
         with self.engine.begin() as tx:
-            found = tx.execute(text(statement.format(schema=self.schema)), values)
-            return [tuple(row) for row in found] if found.returns_rows else []
+            rows = tx.execute(text(statement.format(schema=self.schema)), values)
+            return [tuple(row) for row in rows] if rows.returns_rows else []
 
     @contextmanager
     def holding(self, *statements: str, isolation: Any = "READ COMMITTED") -> Iterator[Connection]:

@@ -17,7 +17,7 @@ from support.reload_orders import OrdersGroup, pipeline
 
 
 class Reloader(JobProcess):
-    """A process with a reload; ``at`` is where it halts, as of ``HaltedDriver``: ``staged``, ``turn cut_over``."""
+    """A process with a reload; ``step`` is where it halts, as of ``HaltedDriver``: ``staged``, ``turn cut_over``."""
 
     def __init__(self, orders_group: OrdersGroup, run: UUID, **options: Any) -> None:
         super().__init__("support.reload_process", orders_group, topic=orders_group.topic, run=str(run), **options)
@@ -26,22 +26,22 @@ class Reloader(JobProcess):
 def main(what: dict[str, Any]) -> None:
     """Drive the run to its end, or to where it halts."""
     engine = create_engine(what["url"])
-    made = pipeline(what["group"], what["topic"], what["schema"], version=what.get("version", 2))
+    declared = pipeline(what["group"], what["topic"], what["schema"], version=what.get("version", 2))
     reload = Reload(
-        [made],
+        [declared],
         engine,
         {"bootstrap.servers": what["brokers"]},
         schema=what["schema"],
         range_records=what["width"],
         max_wait=what.get("max_wait", 60.0),
         max_deletes=1.0,
-        compared=lambda _: halt() if what.get("at") == "compared" else None,
+        compared=lambda _: halt() if what.get("step") == "compared" else None,
     )
-    if what.get("at") == "after a long try":
+    if what.get("step") == "after a long try":
         vars(cutover)["longer_pause"] = lambda _: halt()
     taken = reload.take_over(UUID(what["run"]))
     driver = HaltedDriver(taken.engine, taken.schema, taken.run, taken.limits)
-    driver.at = what.get("at", "")
+    driver.halts_at = what.get("step", "")
     report("driving")
     reload.run(driver)
     engine.dispose()

@@ -61,8 +61,8 @@ def _replace(what: Mapping[str, Any]) -> None:
         if "exchanging" in reached:
             step("committing")
 
-    def progress(said: str, done: int, total: int) -> None:
-        step("waiting" if said.endswith("catches up") else "paused")
+    def progress(message: str, done: int, total: int) -> None:
+        step("waiting" if message.endswith("catches up") else "paused")
 
     admin = Admin(engine, schema=what["schema"])
     plan = admin.plan_replace(what["old"], by=what["new"])

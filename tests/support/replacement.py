@@ -33,9 +33,9 @@ def handler(version: int) -> Any:
 
     def handle(tx: Connection, batch: Batch[str, Any]) -> None:
         records = list(batch)
-        if bad := [each for each in records if each.value.startswith(f"bad {version}")]:
+        if bad := [record for record in records if record.value.startswith(f"bad {version}")]:
             raise Poison("a test", *bad)
-        rows = [{"partition": each.partition, "offset": each.offset, "version": version} for each in records]
+        rows = [{"partition": record.partition, "offset": record.offset, "version": version} for record in records]
         tx.execute(
             text('INSERT INTO entries (partition, "offset", version) VALUES (:partition, :offset, :version)'), rows
         )
@@ -44,7 +44,10 @@ def handler(version: int) -> Any:
                 "INSERT INTO totals VALUES (:partition, :records) ON CONFLICT (partition) DO UPDATE SET "
                 "records = totals.records + excluded.records"
             ),
-            [{"partition": at, "records": n} for at, n in sorted(Counter(each.partition for each in records).items())],
+            [
+                {"partition": partition, "records": n}
+                for partition, n in sorted(Counter(record.partition for record in records).items())
+            ],
         )
 
     return handle
@@ -76,8 +79,8 @@ class Replacement:
     def worker(self, group: str, version: int) -> Run:
         """Run a worker of the group on a thread."""
         schema = self.live if group == self.old else self.next
-        made = pipeline(group, self.topic, version)
-        return self.worker_group.worker(made, engine=self.engines[schema], limits=OFTEN)
+        declared = pipeline(group, self.topic, version)
+        return self.worker_group.worker(declared, engine=self.engines[schema], limits=OFTEN)
 
     def process(self, group: str, version: int) -> Mapping[str, Any]:
         """The parameters for a process with a worker of the group."""
@@ -118,8 +121,8 @@ class Replacement:
         )
         expected -= {(row.partition, row.record_offset) for row in dead_letters}
         entries = tx.execute(text(f'SELECT partition, "offset", version FROM {schema}.entries')).all()
-        found = Counter((row.partition, row.offset) for row in entries)
-        lost, twice = expected - found.keys(), found - Counter(expected)
+        counted = Counter((row.partition, row.offset) for row in entries)
+        lost, twice = expected - counted.keys(), counted - Counter(expected)
         assert (not lost, not twice) == (True, True), f"{schema}: lost {sorted(lost)[:9]}, twice {sorted(twice)[:9]}"
         counts = {row.partition: row.records for row in tx.execute(text(f"SELECT * FROM {schema}.totals"))}
         assert counts == Counter(row.partition for row in entries)
@@ -139,8 +142,8 @@ class Replacement:
 def make_worker(what: Mapping[str, Any], observe: list[Any]) -> tuple[Worker, Engine]:
     """Make the worker of :meth:`Replacement.process`, and its engine, which the caller disposes of."""
     engine = engine_into(what["dsn"], what["into"])
-    made = pipeline(what["group"], what["topic"], what["version"])
+    declared = pipeline(what["group"], what["topic"], what["version"])
     worker = Worker(
-        made, engine=engine, kafka=what["kafka"], schema=what["schema"], limits=OFTEN, observe=observe,
+        declared, engine=engine, kafka=what["kafka"], schema=what["schema"], limits=OFTEN, observe=observe,
     )  # fmt: skip
     return worker, engine

@@ -57,4 +57,4 @@ def trips(driver: psycopg.Connection[Any]) -> Iterator[RoundTrips]:
             driver.pgconn.untrace()
             file.seek(0)
             messages = [line.decode(errors="replace").rstrip("\n").split("\t") for line in file]
-            trips.count = sum(len(one) > 3 and one[1] == "B" and one[3] in ANSWERS for one in messages)
+            trips.count = sum(len(message) > 3 and message[1] == "B" and message[3] in ANSWERS for message in messages)

@@ -67,12 +67,12 @@ class SchemaRegistry:
         self.headers.append(dict(request.headers))
         while self.silent.is_set():
             threading.Event().wait(0.02)
-        status, said = self.answer or self._found(request.path.split("?")[0], body)
+        status, answer = self.answer or self._found(request.path.split("?")[0], body)
         request.close_connection = True
         request.send_response(status)
-        request.send_header("Content-Length", str(len(said)))
+        request.send_header("Content-Length", str(len(answer)))
         request.end_headers()
-        request.wfile.write(said)
+        request.wfile.write(answer)
 
     def _found(self, path: str, body: bytes) -> tuple[int, bytes]:
         parts = path.strip("/").split("/")
@@ -81,17 +81,17 @@ class SchemaRegistry:
             self.schemas.append({**schema, "version": 1 + sum(s["subject"] == parts[1] for s in self.schemas)})
             return 200, json.dumps(self.schemas[-1]).encode()
         named = {"ids": "id", "guids": "guid"}.get(parts[1])
-        found = [s for s in self.schemas if (str(s[named]) == parts[2] if named else s["subject"] == parts[1])]
-        if not found:
+        schemas = [s for s in self.schemas if (str(s[named]) == parts[2] if named else s["subject"] == parts[1])]
+        if not schemas:
             return 404, b'{"error_code": 40403, "message": "Schema not found"}'
-        return 200, json.dumps(found[-1]).encode()
+        return 200, json.dumps(schemas[-1]).encode()
 
 
 def _message(name: str, *fields: tuple[str, int, dict[str, Any]]) -> descriptor_pb2.DescriptorProto:
-    made = descriptor_pb2.DescriptorProto(name=name)
+    descriptor = descriptor_pb2.DescriptorProto(name=name)
     for number, (field, kind, more) in enumerate(fields, 1):
-        made.field.add(name=field, number=number, type=kind, **{"label": TYPES.LABEL_OPTIONAL, **more})
-    return made
+        descriptor.field.add(name=field, number=number, type=kind, **{"label": TYPES.LABEL_OPTIONAL, **more})
+    return descriptor
 
 
 def shop() -> dict[str, Any]:

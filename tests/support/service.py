@@ -44,21 +44,21 @@ class Service:
             assert handle is not None
             handle(tx, batch)
 
-        given = None if handle is None else counted
-        pipeline = Pipeline(self.group, topics=TOPIC, value=Utf8(), handle=given, **options)
+        handler = None if handle is None else counted
+        pipeline = Pipeline(self.group, topics=TOPIC, value=Utf8(), handle=handler, **options)
         ledger = Ledger(self.engine, self.group, schema=self.sink_tables.schema)
-        at = Partition(TOPIC, 0)
+        partition = Partition(TOPIC, 0)
         claims = ledger.claim(
-            [at], {TOPIC: kit.topic_id(TOPIC)}, cluster_id=kit.CLUSTER, start=lambda _: {at: 0}
+            [partition], {TOPIC: kit.topic_id(TOPIC)}, cluster_id=kit.CLUSTER, start=lambda _: {partition: 0}
         ).granted
         hands = kit.FixedClaims(ledger, dict(claims))
         committer = Committer(ledger, PipelineWriters(pipeline), hands, Announcer([self.seen.append]))
-        offset = claims[at].next_offset
+        offset = claims[partition].next_offset
         try:
             for values in batches:
                 records = orders(*map(str.encode, values), start=offset)
-                claim = hands.expected({at: offset})[0].claim
-                chunk = Chunk(records, {at: Read(claim, offset, offset + len(records), None, None)})
+                claim = hands.expected({partition: offset})[0].claim
+                chunk = Chunk(records, {partition: Read(claim, offset, offset + len(records), None, None)})
                 committer.commit(OpenBatch(Buffer(chunk, lambda: None, kit.same_topics, Limits())))
                 offset += len(records)
         finally:
@@ -70,7 +70,7 @@ class Service:
 
     def changed(self) -> list[tuple[str, ...]]:
         """The changes for which connections were replaced."""
-        return [one.changed for one in self.seen if isinstance(one, events.SessionReplaced)]
+        return [event.changed for event in self.seen if isinstance(event, events.SessionReplaced)]
 
 
 class _Base(DeclarativeBase):
@@ -87,6 +87,6 @@ class Row(_Base):
 
 
 def driver(tx: Connection) -> psycopg.Connection[Any]:
-    found = tx.connection.driver_connection
-    assert isinstance(found, psycopg.Connection)
-    return found
+    connection = tx.connection.driver_connection
+    assert isinstance(connection, psycopg.Connection)
+    return connection

@@ -92,27 +92,27 @@ class SinkCalls:
 
 
 class SinkProcess(JobProcess):
-    """A process that applies a micro-batch of ``[start, end)``, and halts at ``at``.
+    """A process that applies a micro-batch of ``[start, end)``, and halts at ``step``.
 
-    ``at`` is a place of ``HaltedDriver``, or ``called`` (before it claims), ``written`` or ``applied`` (after COMMIT).
+    ``step`` is a place of ``HaltedDriver``, ``called`` (before it claims), ``written`` or ``applied`` (after COMMIT).
     """
 
-    def __init__(self, orders_group: OrdersGroup, start: int, end: int, at: str) -> None:
-        super().__init__("support.sink_calls", orders_group, topic=orders_group.topic, start=start, end=end, at=at)
+    def __init__(self, orders_group: OrdersGroup, start: int, end: int, step: str) -> None:
+        super().__init__("support.sink_calls", orders_group, topic=orders_group.topic, start=start, end=end, step=step)
 
 
 def main(what: dict[str, Any]) -> None:
     """Apply the micro-batch, up to where it halts."""
     os.environ[DATABASE] = what["url"]
-    HaltedDriver.at = what["at"]
+    HaltedDriver.halts_at = what["step"]
     for module in (stream_writer, under_claims):
         vars(module)["Driver"] = HaltedDriver
-    if HaltedDriver.at == "called":
+    if HaltedDriver.halts_at == "called":
         vars(stream_writer)["take_plan"] = lambda _: halt()
-    if HaltedDriver.at == "applied":
+    if HaltedDriver.halts_at == "applied":
         vars(steps)["totals"] = lambda *_: halt()
     calls = SinkCalls(what["brokers"], what["schema"], what["group"], what["topic"])
-    if HaltedDriver.at == "written":
+    if HaltedDriver.halts_at == "written":
         vars(calls)["commit"] = lambda _: halt()
     calls.apply(what["start"], what["end"])
     report("done")

@@ -116,8 +116,8 @@ class SinkTables:
         """These columns of the table's rows, sorted by them."""
         with self.engine.connect() as tx:
             chosen: list[ColumnElement[Any]] = [column(c) for c in columns]
-            found = tx.execute(select(*chosen).select_from(table(name, schema=self.schema)).order_by(*chosen))
-            return [tuple(row) for row in found]
+            rows = tx.execute(select(*chosen).select_from(table(name, schema=self.schema)).order_by(*chosen))
+            return [tuple(row) for row in rows]
 
     def value(self, expression: str, name: str = "t") -> Any:
         """An expression's value over the table's only row."""

@@ -57,8 +57,8 @@ def run_pgbouncer(dsn: str, size: int = POOL_SIZE) -> Iterator[str]:
     assert program is not None
     user = _unprivileged()  # PgBouncer refuses to run as root, too
     folder = Folder("pgbouncer", owner=user)
-    given = {"host": url.host, "port": url.port or 5432, "user": url.username, "password": url.password}
-    target = " ".join(f"{name}='{value}'" for name, value in given.items() if value is not None)
+    options = {"host": url.host, "port": url.port or 5432, "user": url.username, "password": url.password}
+    target = " ".join(f"{name}='{value}'" for name, value in options.items() if value is not None)
     (folder.path / "pgbouncer.ini").write_text(
         f"[databases]\n* = {target}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
         f"auth_type = any\npool_mode = transaction\ndefault_pool_size = {size}\nmax_client_conn = 300\n"
@@ -90,11 +90,11 @@ def _await(url: URL, child: Child) -> None:
 def in_each_session(dsn: str, query: LiteralString, size: int = POOL_SIZE) -> list[tuple[Any, ...]]:
     """The query's result in each session of the pooler, all of which are open after this call."""
     with ExitStack() as stack:
-        found = []
+        rows = []
         for _ in range(size):
             client = stack.enter_context(psycopg.connect(dsn.replace("+psycopg", "", 1), connect_timeout=_SECONDS))
-            found += client.execute(query, prepare=False).fetchall()
-        return found
+            rows += client.execute(query, prepare=False).fetchall()
+        return rows
 
 
 class TransactionPooler:
@@ -125,10 +125,10 @@ class TransactionPooler:
     def close(self) -> None:
         """Close all connections."""
         self._listening.close()
-        for each in list(self._open):
+        for client in list(self._open):
             with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+                client.shutdown(socket.SHUT_RDWR)
+            client.close()
 
     # -- server connections ---------------------------------------------------------------------------------
 
@@ -285,10 +285,10 @@ class _Messages:
 def _readable(watched: Sequence[socket.socket]) -> list[socket.socket]:
     """Wait until some sockets can be read, and return them. ``select`` handles only a process's first 1,024 files."""
     poll = select.poll()
-    for each in watched:
-        poll.register(each, select.POLLIN)
+    for client in watched:
+        poll.register(client, select.POLLIN)
     ready = {number for number, _ in poll.poll()}
-    return [each for each in watched if each.fileno() in ready]
+    return [client for client in watched if client.fileno() in ready]
 
 
 def _message(kind: str, body: bytes) -> bytes:

@@ -234,20 +234,20 @@ def codecs(data: bytes) -> None:
     Json("Order")  # type: ignore[call-overload]
 
 
-def records(one: Record[Order, str], some: Batch[Order, str]) -> None:
-    assert_type(one.value, Order)
-    assert_type(one.key, str)
-    assert_type(one.headers, tuple[tuple[str, bytes | None], ...])
-    assert_type(one.timestamp, datetime | None)
-    assert_type(one.leader_epoch, int | None)
-    assert_type(one.id, str)
+def records(record: Record[Order, str], some: Batch[Order, str]) -> None:
+    assert_type(record.value, Order)
+    assert_type(record.key, str)
+    assert_type(record.headers, tuple[tuple[str, bytes | None], ...])
+    assert_type(record.timestamp, datetime | None)
+    assert_type(record.leader_epoch, int | None)
+    assert_type(record.id, str)
     assert_type(some[0], Record[Order, str])
     assert_type(some[1:], tuple[Record[Order, str], ...])
     assert_type([r.value.id for r in some], list[int])
     assert_type(some.by_partition(), Mapping[Partition, Sequence[Record[Order, str]]])
     assert_type(some.spans, tuple[Span, ...])
     assert_type(some.spans[0].partition.number, int)
-    raise Poison("why", one)
+    raise Poison("why", record)
 
 
 async def post_later(tx: Connection, some: Batch[Order, bytes | None]) -> None:

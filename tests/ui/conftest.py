@@ -26,8 +26,8 @@ expect.set_options(timeout=1000 * SECONDS)
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A run that does not name this folder leaves it out: it needs a browser."""
-    named = (Path(one.partition("::")[0]).resolve() for one in config.args)
-    return None if any(one.is_relative_to(HERE) for one in named) else True
+    named = (Path(arg.partition("::")[0]).resolve() for arg in config.args)
+    return None if any(path.is_relative_to(HERE) for path in named) else True
 
 
 class Console:
@@ -56,16 +56,16 @@ class Console:
 
     def noted(self, *texts: str) -> None:
         """The browser has noted problems with one of these texts, and no other problem."""
-        found, self.watch.problems = self.watch.problems, []
-        assert found
-        assert [problem for problem in found if not any(text in problem for text in texts)] == []
+        problems, self.watch.problems = self.watch.problems, []
+        assert problems
+        assert [problem for problem in problems if not any(text in problem for text in texts)] == []
 
     def refused(self, *statuses: int) -> None:
         """The browser has noted these statuses, which the test has asked for, and no other problem."""
-        found, self.watch.problems = self.watch.problems, []
-        assert [one for one in found if "console: Failed to load resource" not in one], found
-        noted = [int(one.split(": ")[1]) for one in found if "console: " not in one]
-        assert noted == list(statuses), found
+        problems, self.watch.problems = self.watch.problems, []
+        assert [problem for problem in problems if "console: Failed to load resource" not in problem], problems
+        noted = [int(problem.split(": ")[1]) for problem in problems if "console: " not in problem]
+        assert noted == list(statuses), problems
 
 
 Serve = Callable[..., Console]
@@ -93,8 +93,8 @@ def serve(chromium: Browser, seekpoint_engine: Engine, seekpoint_schema: str) ->
 
         def start(*, kafka: Any = None, admin: Admin | None = None, **options: Any) -> Console:
             admin = admin or Admin(seekpoint_engine, kafka, schema=seekpoint_schema)
-            given = {"allow_actions": True, "refresh": REFRESH, "access": as_user("ada"), **options}
-            address = opened.enter_context(serving(admin, "127.0.0.1", 0, **given))
+            arguments = {"allow_actions": True, "refresh": REFRESH, "access": as_user("ada"), **options}
+            address = opened.enter_context(serving(admin, "127.0.0.1", 0, **arguments))
             consoles.append(Console(chromium, address, opened))
             return consoles[-1]
 

@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 from seekpoint import Limits, events
 from seekpoint.admin import Admin
 from support.before_cutover import settled, started
-from support.busy_ledger import at
+from support.busy_ledger import path_of
 from support.dead_letter_group import DeadLetterGroup
 from support.events import Run
 from support.kafka_postgres import WorkerGroup
@@ -49,7 +49,7 @@ def test_lag_falls_while_one_looks_and_types(
     run = run_worker(orders.pipeline(), limits=LIMITS)
     try:
         run.placed()
-        tab = serve(kafka={"bootstrap.servers": seekpoint_broker}).tab(at("group", group=orders.group))
+        tab = serve(kafka={"bootstrap.servers": seekpoint_broker}).tab(path_of("group", group=orders.group))
         expect(tab.locator("#live")).to_contain_text("every 0.3 s")
         tab.evaluate("window.opened = 'once'")
         tab.locator("select[name=target]").select_option("offset")
@@ -83,7 +83,7 @@ def test_a_pause_is_obeyed_within_a_second(serve: Serve, worker_group: WorkerGro
     with worker_group.stream(topic, 2, rate=200):
         run = worker_group.worker(topic, observe=[noted])
         run.reached(topic, 20)
-        tab = serve(kafka={"bootstrap.servers": worker_group.broker}).tab(at("group", group=worker_group.group))
+        tab = serve(kafka={"bootstrap.servers": worker_group.broker}).tab(path_of("group", group=worker_group.group))
         tab.get_by_role("link", name="Pause…").click()
         tab.get_by_label("Reason").fill("the index is built")
         sent: list[float] = []
@@ -116,7 +116,7 @@ def test_a_running_worker_replays_dead_letters(
     orders.bad.clear()
     console = serve(payloads="full")
     for scripts, left in ((True, "1"), (False, "0")):
-        tab = console.tab(at("group", group=orders.group), scripts=scripts)
+        tab = console.tab(path_of("group", group=orders.group), scripts=scripts)
         tab.locator(".actions").get_by_role("link", name="Dead letters").click()
         tab.get_by_role("region", name="Records").locator("tbody th a").first.click()
         expect(tab.locator("pre.error").first).to_contain_text("is not to be taken")
@@ -132,7 +132,7 @@ def test_a_running_worker_replays_dead_letters(
 
         until(is_done, "the replay has ended")
         assert fact(tab, "Replayed") == "1"
-        console.go(tab, at("group", group=orders.group))
+        console.go(tab, path_of("group", group=orders.group))
         assert fact(tab, "Dead letters") == left
     assert orders.applied() == [0, 3, 1, 2]
 
@@ -201,7 +201,7 @@ def test_an_answer_that_is_no_page_of_the_console_changes_nothing_on_it(
     """The page stays, says that there is no answer, and is read again."""
     LedgerWorker(orders.ledger).claim(0)
     console = serve()
-    tab = console.tab(at("group", group=orders.group))
+    tab = console.tab(path_of("group", group=orders.group))
     tab.locator("input[name=value]").fill("42")
     status, kind, body = FOREIGN[what]
 

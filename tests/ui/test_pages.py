@@ -17,7 +17,7 @@ from seekpoint.pipeline.policy import OnPoison
 from seekpoint.records import Partition, State
 from seekpoint.web import Right
 from seekpoint.web.site import _templates
-from support.busy_ledger import BUSY, LOST, MANY, PAUSED, STOPPED, at, fill
+from support.busy_ledger import BUSY, LOST, MANY, PAUSED, STOPPED, fill, path_of
 from support.kafka_postgres import WorkerGroup
 from support.lost_log import OFTEN, lost_log
 from support.postgres_proxy import PostgresProxy
@@ -27,16 +27,16 @@ LOOKS = (("light", 1600, 400), ("dark", 400, 1600))  # axe-core looks at the fir
 PARTS = {"base", "macros"}  # templates that are no pages
 OF_A_LOG = {"record"}  # it needs a log: below
 MORE = {
-    "a group that is paused": at("group", group=PAUSED),
-    "a group that lost offsets": at("group", group=LOST),
-    "a group of many partitions": at("group", group=MANY, page=2),
-    "a partition with a retry": at("partition", group=BUSY, topic="orders", partition=3),
-    "dead letters of one failure": at("dead-letters", group=BUSY, cause="handler"),
-    "no dead letters": at("dead-letters", group=PAUSED),
-    "history of a group": at("history", group=BUSY),
-    "a pause": at("plan", action="pause", group=BUSY),
-    "nothing to do": at("plan", action="resume", group=BUSY),
-    "a plan of dead letters": at("plan", action="discard", group=BUSY),
+    "a group that is paused": path_of("group", group=PAUSED),
+    "a group that lost offsets": path_of("group", group=LOST),
+    "a group of many partitions": path_of("group", group=MANY, page=2),
+    "a partition with a retry": path_of("partition", group=BUSY, topic="orders", partition=3),
+    "dead letters of one failure": path_of("dead-letters", group=BUSY, cause="handler"),
+    "no dead letters": path_of("dead-letters", group=PAUSED),
+    "history of a group": path_of("history", group=BUSY),
+    "a pause": path_of("plan", action="pause", group=BUSY),
+    "nothing to do": path_of("plan", action="resume", group=BUSY),
+    "a plan of dead letters": path_of("plan", action="discard", group=BUSY),
 }
 AT_FOCUS = """() => {
   const one = document.activeElement, box = one.getBoundingClientRect(), style = getComputedStyle(one);
@@ -61,17 +61,17 @@ def test_axe_finds_nothing_on_any_page_and_none_is_wider_than_its_window(
 ) -> None:
     assert {name.removesuffix(".html") for name in _templates.list_templates()} == {*pages, *PARTS, *OF_A_LOG}
     console = serve(payloads="full", refresh=60.0)
-    found = []
+    problems = []
     for scheme, first, second in LOOKS:
         tab = console.tab(scheme=scheme, width=first)
         for name, path in {**pages, **MORE}.items():
             console.go(tab, path)
-            found += [f"{name}, {scheme}, {first}: {each}" for each in violations(tab)]
+            problems += [f"{name}, {scheme}, {first}: {violation}" for violation in violations(tab)]
             for width in (second, first):
                 tab.set_viewport_size({"width": width, "height": 900})
                 console.watch.measure(tab)
                 console.watch.measure(tab, ".scroll")
-    assert found == []
+    assert problems == []
     console.refused(*[422] * 4)
 
 
@@ -92,7 +92,7 @@ def test_axe_finds_nothing_on_the_record_that_stopped_a_partition(serve: Serve, 
     worker_group.worker(worker_group.pipeline(name, sinks=(), handle=refusing, on_poison=OnPoison.STOP), limits=OFTEN)
     worker_group.wait(lambda: [row.stop is not None for row in worker_group.ledger.read()] == [True])
     console = serve(kafka={"bootstrap.servers": worker_group.broker}, payloads="full", refresh=60.0)
-    tab = console.tab(at("group", group=worker_group.group))
+    tab = console.tab(path_of("group", group=worker_group.group))
     tab.get_by_role("link", name="Show the record").click()
     expect(tab.locator("pre").nth(2)).to_have_text("bad")
     assert list(violations(tab)) == []
@@ -117,14 +117,14 @@ def test_a_reset_that_is_none_keeps_what_was_typed(serve: Serve, pages: Mapping[
 
 def violations(tab: Page) -> Iterator[str]:
     """What axe-core finds on the page."""
-    for one in Axe().run(tab).response["violations"]:
-        yield f"{one['id']}: {one['nodes'][0]['html'][:200]} ({len(one['nodes'])} times)"
+    for violation in Axe().run(tab).response["violations"]:
+        yield f"{violation['id']}: {violation['nodes'][0]['html'][:200]} ({len(violation['nodes'])} times)"
 
 
 def test_axe_finds_nothing_on_a_refused_plan(serve: Serve, pages: Mapping[str, str], admin: Admin) -> None:
     """The refusal is on the plan as it is now, with the reason as it was typed, and it can be sent again."""
     console = serve(refresh=60.0)
-    tab = console.tab(at("plan", action="reset", group=STOPPED, target="offset", value=7))
+    tab = console.tab(path_of("plan", action="reset", group=STOPPED, target="offset", value=7))
     admin.apply(admin.plan_reset(STOPPED, ResetTo.offset(5)), reason="first", actor="grace")
     carry_out(tab, "a duplicate")
     expect(tab.get_by_role("alert")).to_contain_text("nothing was done")
@@ -141,7 +141,7 @@ def test_axe_finds_nothing_while_the_database_is_away(
     serve: Serve, pages: Mapping[str, str], admin: Admin, proxy: PostgresProxy, new_engine: Callable[..., Engine]
 ) -> None:
     console = serve(admin=Admin(new_engine(proxy.dsn), schema=admin.schema))
-    tab = console.tab(at("group", group=BUSY))
+    tab = console.tab(path_of("group", group=BUSY))
     proxy.refuse()
     proxy.cut()
     expect(tab.locator(".banner").first).to_contain_text("The database cannot be read")
@@ -156,7 +156,7 @@ def test_axe_finds_nothing_on_a_plan_whose_loss_is_to_be_accepted(serve: Serve, 
     """It is not sent before that is ticked."""
     at_start = Partition(lost_log(worker_group), 0)
     console = serve(kafka={"bootstrap.servers": worker_group.broker})
-    tab = console.tab(at("plan", action="reset", group=worker_group.group, target="offset", value=2))
+    tab = console.tab(path_of("plan", action="reset", group=worker_group.group, target="offset", value=2))
     loss = tab.get_by_label("accept their loss")
     expect(loss).to_be_visible()
     assert list(violations(tab)) == []
@@ -206,13 +206,17 @@ def test_everything_is_done_without_javascript(serve: Serve, pages: Mapping[str,
     tab.get_by_role("region", name="Failures").get_by_role("link").first.click()
     tab.get_by_role("link", name="Discard these").click()
     carry_out(tab, "test data")
-    assert {(one.action, one.actor, one.reason) for one in admin.history(STOPPED)} >= {
+    assert {(action.action, action.actor, action.reason) for action in admin.history(STOPPED)} >= {
         ("reset", "ada", "a duplicate"),
         ("reset", "ada", "once more"),
     }
-    assert sum(one.reason.endswith(" dead letters: test data") for one in admin.history(BUSY, limit=500)) == 1
+    assert sum(action.reason.endswith(" dead letters: test data") for action in admin.history(BUSY, limit=500)) == 1
     assert (
-        sum(one.closed_reason == "test data" for one in admin.dead_letters(BUSY).list(Where(states=tuple(State)))) > 40
+        sum(
+            dead_letter.closed_reason == "test data"
+            for dead_letter in admin.dead_letters(BUSY).list(Where(states=tuple(State)))
+        )
+        > 40
     )
     for name in ("Reloads", "History", "Health"):
         tab.get_by_role("navigation", name="Pages").get_by_role("link", name=name).click()
@@ -221,7 +225,7 @@ def test_everything_is_done_without_javascript(serve: Serve, pages: Mapping[str,
 
 def test_a_group_is_paused_by_keyboard_alone(serve: Serve, pages: Mapping[str, str], admin: Admin) -> None:
     """Focus is always seen, goes in the page's order, and stays where it is when the page is read again."""
-    tab = serve().tab(at("group", group=BUSY))
+    tab = serve().tab(path_of("group", group=BUSY))
     tab.keyboard.press("Tab")
     assert tab.evaluate(AT_FOCUS)["text"] == "Skip to the content"
     assert tab.evaluate(AT_FOCUS)["seen"]
@@ -264,7 +268,7 @@ def test_forms_of_another_site_and_forms_sent_twice_are_refused(
     serve: Serve, pages: Mapping[str, str], admin: Admin
 ) -> None:
     console = serve()
-    tab = console.tab(at("plan", action="pause", group=BUSY))
+    tab = console.tab(path_of("plan", action="pause", group=BUSY))
     form = tab.locator("form.apply").evaluate("form => Object.fromEntries(new FormData(form))")
     fields = "".join(f'<input name="{name}" value="{value}">' for name, value in {**form, "reason": "x"}.items())
     page = f'<form method="post" action="{console.address}apply">{fields}<button>Win a prize</button></form>'

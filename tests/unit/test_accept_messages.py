@@ -62,14 +62,14 @@ class Client:
 
 def placed() -> AssignedPartitions:
     """Both partitions at offset 10."""
-    made = AssignedPartitions(Client(), Announcer())  # type: ignore[arg-type]
-    made.activate({p: Claim(p, uuid4(), 1, 10, None, uuid4()) for p in (ZERO, ONE)})
-    return made
+    places = AssignedPartitions(Client(), Announcer())  # type: ignore[arg-type]
+    places.activate({p: Claim(p, uuid4(), 1, 10, None, uuid4()) for p in (ZERO, ONE)})
+    return places
 
 
-def take(made: AssignedPartitions, *read: tuple[int, int]) -> dict[Partition, tuple[int, int]]:
+def take(places: AssignedPartitions, *read: tuple[int, int]) -> dict[Partition, tuple[int, int]]:
     messages: Any = [Message(partition, offset) for partition, offset in read]
-    chunk = accept_messages(made, messages, Announcer())
+    chunk = accept_messages(places, messages, Announcer())
     kept = [(m.partition(), m.offset()) for m in chunk]
     assert len(kept) == len(set(kept)), "none of them twice"
     return {p: (r.start, r.end) for p, r in chunk.reads.items()}
@@ -77,9 +77,9 @@ def take(made: AssignedPartitions, *read: tuple[int, int]) -> dict[Partition, tu
 
 def test_cursors_move_when_records_are_read_and_chain_over_gaps() -> None:
     """I3: the next chunk starts where this one ended, whatever offsets lie between."""
-    made = placed()
-    assert take(made, (0, 10), (1, 12), (0, 15)) == {ZERO: (10, 16), ONE: (10, 13)}
-    assert take(made, (0, 16)) == {ZERO: (16, 17)}
+    places = placed()
+    assert take(places, (0, 10), (1, 12), (0, 15)) == {ZERO: (10, 16), ONE: (10, 13)}
+    assert take(places, (0, 16)) == {ZERO: (16, 17)}
 
 
 def test_records_below_the_cursor_are_stale() -> None:
@@ -91,24 +91,24 @@ def test_records_below_the_cursor_are_stale() -> None:
 
 def test_records_of_a_partition_that_is_gone_are_stale() -> None:
     """I2: what the client still had when Kafka took the partition away is dropped, before it is released."""
-    made = placed()
-    made.on_revoked([ZERO], True)
-    assert take(made, (0, 10), (1, 10)) == {ONE: (10, 11)}
+    places = placed()
+    places.on_revoked([ZERO], True)
+    assert take(places, (0, 10), (1, 10)) == {ONE: (10, 11)}
 
 
 def test_what_has_to_wait_moves_the_cursor_and_not_the_position() -> None:
     """I3: the position moves when the records are given."""
-    made = placed()
-    made.set_backlog(ZERO, Backlog(delay=60.0))
-    assert take(made, (0, 10), (1, 10), (0, 12), (0, 12)) == {ONE: (10, 11)}
-    at = made.active[ZERO]
-    assert (at.read_position, at.position, len(at.backlog or ())) == (13, 10, 2)
-    assert at.backlog is not None
-    assert [r.offset for r in at.backlog.give(1, Moment(0.0, 1e12))] == [10]
-    assert at.position == 11
-    assert [r.offset for r in at.backlog.give(9, Moment(0.0, 1e12))] == [12]
-    assert at.position == 13
-    assert not at.has_trailing
+    places = placed()
+    places.set_backlog(ZERO, Backlog(delay=60.0))
+    assert take(places, (0, 10), (1, 10), (0, 12), (0, 12)) == {ONE: (10, 11)}
+    active = places.active[ZERO]
+    assert (active.read_position, active.position, len(active.backlog or ())) == (13, 10, 2)
+    assert active.backlog is not None
+    assert [r.offset for r in active.backlog.give(1, Moment(0.0, 1e12))] == [10]
+    assert active.position == 11
+    assert [r.offset for r in active.backlog.give(9, Moment(0.0, 1e12))] == [12]
+    assert active.position == 13
+    assert not active.has_trailing
 
 
 class Refused(Message):
@@ -121,45 +121,45 @@ class Refused(Message):
         return None if self._offset < 0 else self._offset
 
 
-def refuse(made: AssignedPartitions, *events: Refused) -> None:
+def refuse(places: AssignedPartitions, *events: Refused) -> None:
     messages: Any = events
-    assert len(accept_messages(made, messages, Announcer())) == 0
+    assert len(accept_messages(places, messages, Announcer())) == 0
 
 
 def test_a_refused_offset_counts_if_it_is_of_the_present_assignment() -> None:
     """I4: librdkafka's event survives a new assignment, and may be of the position before a decision."""
     for offset, is_noted in ((9, False), (10, True), (12, True), (-1, False)):
-        made = placed()
-        refuse(made, Refused(0, offset))
-        assert bool(made.out_of_range) == is_noted, offset
+        places = placed()
+        refuse(places, Refused(0, offset))
+        assert bool(places.out_of_range) == is_noted, offset
 
 
 def test_a_truncation_is_noted_where_a_leader_epoch_was_given_or_a_record_read() -> None:
     """I4: the client compares no epoch that it does not have."""
-    made = placed()
-    made.activate({ZERO: Claim(ZERO, uuid4(), 1, 10, 3, uuid4())})
-    take(made, (1, 10))
-    refuse(made, Refused(0, -1), Refused(1, -1))
-    assert made.out_of_range == {ZERO: None, ONE: None}
+    places = placed()
+    places.activate({ZERO: Claim(ZERO, uuid4(), 1, 10, 3, uuid4())})
+    take(places, (1, 10))
+    refuse(places, Refused(0, -1), Refused(1, -1))
+    assert places.out_of_range == {ZERO: None, ONE: None}
 
 
 def test_a_partition_that_is_out_of_range_is_not_assigned_again_by_the_stop_of_another() -> None:
-    made, others = placed(), list[Any]()
-    made._client.unassign = lambda partitions, kept: others.append(kept)  # type: ignore[method-assign,assignment]
-    refuse(made, Refused(0, 10), Refused(1, 10))
-    made.deactivate([ZERO])
+    places, others = placed(), list[Any]()
+    places._client.unassign = lambda partitions, kept: others.append(kept)  # type: ignore[method-assign,assignment]
+    refuse(places, Refused(0, 10), Refused(1, 10))
+    places.deactivate([ZERO])
     assert others == [{}]
 
 
 def test_a_partition_that_is_out_of_range_is_not_sought() -> None:
     """The client has ended it, so that the seek would fail, and what waits in backlogs would be dropped."""
-    made, sought = placed(), list[Any]()
-    client: Any = made._client
+    places, sought = placed(), list[Any]()
+    client: Any = places._client
     client.pause, client.resume, client.continue_reading = (lambda _: None), sought.append, sought.append
-    made.pause([ZERO, ONE])
-    refuse(made, Refused(0, 10))
-    made.continue_reading()
-    made.resume([ZERO, ONE])
+    places.pause([ZERO, ONE])
+    refuse(places, Refused(0, 10))
+    places.continue_reading()
+    places.resume([ZERO, ONE])
     assert sought == [{ONE: (10, None)}] * 2
 
 
@@ -182,15 +182,18 @@ def test_what_is_taken_by_runs_is_what_is_taken_one_by_one(
     messages: Any = [kind(partition, offset) for partition, offset, kind in read]
 
     def outcome() -> object:
-        made = placed()
-        made.on_revoked(list(gone), False)
-        for partition in made.active.keys() & held:
-            made.set_backlog(partition, Backlog(delay=60.0))
-        chunk = accept_messages(made, messages, Announcer())
+        places = placed()
+        places.on_revoked(list(gone), False)
+        for partition in places.active.keys() & held:
+            places.set_backlog(partition, Backlog(delay=60.0))
+        chunk = accept_messages(places, messages, Announcer())
         return (
             list(chunk),
             {p: (r.start, r.end, r.leader_epoch, r.timestamp_ms) for p, r in chunk.reads.items()},
-            {p: (at.read_position, at.position, at.end, len(at.backlog or ())) for p, at in made.active.items()},
+            {
+                p: (active.read_position, active.position, active.end, len(active.backlog or ()))
+                for p, active in places.active.items()
+            },
         )
 
     with patch.object(_Accepted, "add_run", lambda *_: False):

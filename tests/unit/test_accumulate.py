@@ -36,7 +36,7 @@ class Sale(msgspec.Struct):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"key": "day", "add": ["cents"]}, r"key=\['day'\]"),
         ({"key": ["day"], "add": "cents"}, r"add=\['cents'\]"),
@@ -49,8 +49,8 @@ class Sale(msgspec.Struct):
         ({"key": ["day"], "add": ["n"], "row": str, "rows": str}, "not both"),
     ],
 )
-def test_a_declaration_that_contradicts_itself_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_declaration_that_contradicts_itself_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Accumulate("sales", **options)
 
 
@@ -67,8 +67,8 @@ def test_a_row_has_the_columns_in_the_order_of_their_parts() -> None:
     writer = Accumulate("sales", **its).writer()
     assert writer.value_rows([Sale("mon", "a", 5), Sale("tue", "b", None)]) == [("mon", "a", 5), ("tue", "b", None)]
     sink = Accumulate("sales", **its, least=["first"], most=["last"], row=lambda r: {**r.value, "first": 1, "last": 2})
-    made = sink.writer().rows(record({"shop": "a", "cents": 5, "day": "mon"}))
-    assert list(made) == [("mon", "a", 5, 1, 2)]
+    rows = sink.writer().rows(record({"shop": "a", "cents": 5, "day": "mon"}))
+    assert list(rows) == [("mon", "a", 5, 1, 2)]
     several = Accumulate("sales", **its, rows=lambda r: [("mon", "a", n) for n in r.value])
     assert list(several.writer().rows(record([1, 2]))) == [("mon", "a", 1), ("mon", "a", 2)]
 

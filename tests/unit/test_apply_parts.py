@@ -65,9 +65,9 @@ Handle = Callable[[Any, Batch[Any, Any]], None]
 
 def opened(records: Sequence[RawRecord]) -> OpenBatch:
     reads: dict[Partition, Read] = {}
-    for one in records:
-        at = Partition(one.topic, one.partition)
-        reads[at] = Read(Claim(at, uuid4(), 1, 0, None, uuid4()), 0, one.offset + 1)
+    for record in records:
+        partition = Partition(record.topic, record.partition)
+        reads[partition] = Read(Claim(partition, uuid4(), 1, 0, None, uuid4()), 0, record.offset + 1)
     return OpenBatch(Buffer(Chunk(records, reads), lambda: None, lambda *_: Answer(), Limits()))
 
 

@@ -48,10 +48,10 @@ def client() -> FakeClient:
 @pytest.fixture
 def places(client: FakeClient) -> AssignedPartitions:
     """P and Q are assigned, claimed and read."""
-    made = AssignedPartitions(cast("Client", client), Announcer())
-    made.on_assigned([P, Q])
-    made.activate({P: claim(P, 5), Q: claim(Q, 7)})
-    return made
+    places = AssignedPartitions(cast("Client", client), Announcer())
+    places.on_assigned([P, Q])
+    places.activate({P: claim(P, 5), Q: claim(Q, 7)})
+    return places
 
 
 def test_what_kafka_took_away_is_not_claimed_again_after_a_refusal(places: AssignedPartitions) -> None:
@@ -219,13 +219,13 @@ class Record:
 
 def chunk(places: AssignedPartitions, read: Sequence[tuple[Partition, int]]) -> Chunk[RawRecord]:
     """These were read, and are records now."""
-    accepted = accept_messages(places, cast("Any", [Record(*at) for at in read]), Announcer())
-    return Chunk([RawRecord(p.topic, p.number, at, None, None, None, (), 3) for p, at in read], accepted.reads)
+    accepted = accept_messages(places, cast("Any", [Record(*place) for place in read]), Announcer())
+    return Chunk([RawRecord(p.topic, p.number, offset, None, None, None, (), 3) for p, offset in read], accepted.reads)
 
 
 def kept(places: AssignedPartitions) -> None:
     """Two records of each partition were read, in a transaction that holds P alone."""
-    read = [(at, offset) for at, first in ((P, 5), (Q, 7)) for offset in (first, first + 1)]
+    read = [(partition, offset) for partition, first in ((P, 5), (Q, 7)) for offset in (first, first + 1)]
     mine = places.keep_others(chunk(places, read), frozenset([P]))
     assert [record.offset for record in mine] == [5, 6]
     assert list(mine.reads) == [P]
@@ -233,7 +233,7 @@ def kept(places: AssignedPartitions) -> None:
 
 def test_what_is_not_held_is_kept_and_taken_once(places: AssignedPartitions) -> None:
     kept(places)
-    assert [(at.position, at.read_position) for at in places.active.values()] == [(7, 7), (7, 9)]
+    assert [(active.position, active.read_position) for active in places.active.values()] == [(7, 7), (7, 9)]
     taken = places.take_kept()
     assert [record.offset for record in taken] == [7, 8]
     assert (taken.reads[Q].start, taken.reads[Q].end) == (7, 9)
@@ -258,7 +258,7 @@ def test_what_was_kept_is_dropped_with_its_claim(
     kept(places)
     happens(places)
     taken = [places.take_kept() for _ in range(len(places.kept))]
-    assert [(list(one), one.reads) for one in taken] in ([], [([], {})])
+    assert [(list(chunk), chunk.reads) for chunk in taken] in ([], [([], {})])
 
 
 def test_a_part_that_is_kept_keeps_what_is_unreadable(places: AssignedPartitions) -> None:
@@ -283,7 +283,7 @@ def test_what_was_kept_waits_after_a_record_that_is_tried_again(places: Assigned
     assert (placed.kept_from, placed.position, placed.read_position) == (None, 4, 8)
     assert placed.leader_epoch == 3, "a pause of the client ends with a question about this epoch"
     assert [record.offset for _, record in backlog._queue] == [4, 5, 6, 7]
-    assert [one.offset for _ in range(len(places.kept)) for one in places.take_kept()] == [7, 8]
+    assert [record.offset for _ in range(len(places.kept)) for record in places.take_kept()] == [7, 8]
     assert places.active[Q].kept_from is None
 
 
@@ -322,16 +322,16 @@ def test_what_was_kept_of_a_partition_is_taken_in_order_and_the_position_is_that
     for first in (5, 7):
         places.keep(chunk(places, [(P, first), (P, first + 1)]))
     assert places.active[P].position == 5
-    assert [one.offset for one in places.take_kept()] == [5, 6]
+    assert [record.offset for record in places.take_kept()] == [5, 6]
     assert places.active[P].position == 7
-    assert [one.offset for one in places.take_kept()] == [7, 8]
+    assert [record.offset for record in places.take_kept()] == [7, 8]
     assert (places.active[P].position, places.active[P].kept_from) == (9, None)
 
 
 def test_what_was_kept_counts_with_its_bytes(places: AssignedPartitions) -> None:
     """I3, H2: what is read ahead is bounded by it. A part of a chunk is a list, a whole one has counted its bytes."""
     accepted = accept_messages(places, cast("Any", [Record(P, 5), Record(Q, 7), Record(Q, 8)]), Announcer())
-    records = [RawRecord(*at, 1, b"k", b"x" * 9, (), 3) for at in (("t", 0, 5), ("t", 1, 7), ("t", 1, 8))]
+    records = [RawRecord(*place, 1, b"k", b"x" * 9, (), 3) for place in (("t", 0, 5), ("t", 1, 7), ("t", 1, 8))]
     places.keep_others(Chunk(records, accepted.reads), frozenset([P]))
     assert (places.kept.records, places.kept.bytes) == (2, 20)
     accepted = accept_messages(places, cast("Any", [Record(P, 6)]), Announcer())

@@ -27,11 +27,11 @@ def record(offset: int, age: float | None = 0.0, size: int = 1) -> RawRecord:
     return Record("t", 0, offset, timestamp, None, b"x" * size)
 
 
-def filled(*records: RawRecord, at: Moment = START, **how: Any) -> Backlog:
+def filled(*records: RawRecord, now: Moment = START, **how: Any) -> Backlog:
     backlog, end = Backlog(**how), 0
-    for one in records:
-        backlog.add(one, end, at)
-        end = one.offset + 1
+    for record in records:
+        backlog.add(record, end, now)
+        end = record.offset + 1
     return backlog
 
 
@@ -140,9 +140,9 @@ def test_a_stopped_record_without_a_next_time_is_tried_at_once() -> None:
 # -- clocks that are set ----------------------------------------------------------------------------------
 
 
-def set_by(seconds: float, at: Moment) -> Moment:
+def set_by(seconds: float, now: Moment) -> Moment:
     """The wall clock is set, back where negative."""
-    return Moment(at.steady, at.wall + seconds)
+    return Moment(now.steady, now.wall + seconds)
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
@@ -159,11 +159,11 @@ def test_a_wall_clock_that_is_set_changes_no_wait_that_has_begun(hours: int) -> 
 def test_what_is_read_after_the_clock_was_set_back_waits_the_delay_at_most() -> None:
     """Its timestamp is from before, and lies in the future: it is counted from now, and that is recorded."""
     now = set_by(-3600, later(30))
-    backlog = filled(record(0, age=-20), delay=60, at=now)
+    backlog = filled(record(0, age=-20), delay=60, now=now)
     assert backlog.wait(now) == pytest.approx(60)
     assert backlog.due_by(now) == DueBy(0, now.steady + 60)
     fresh = record(1, age=3600 - 30)  # produced after it: its timestamp and the clock agree
-    assert filled(fresh, delay=60, at=now).wait(now) == pytest.approx(60)
+    assert filled(fresh, delay=60, now=now).wait(now) == pytest.approx(60)
 
 
 def test_a_recorded_due_time_waits_the_delay_at_most() -> None:
@@ -221,8 +221,8 @@ def test_a_suspect_range_goes_in_a_hundred_parts_and_one_with_a_crash_record_by_
     ],
 )
 def test_how_a_suspect_range_is_divided(length: int, total: int, crashed: int | None, step: int, inner: int) -> None:
-    found = SuspectRange.of(5, 5 + length, None if crashed is None else 5 + crashed, total)
-    assert (found.step, found.inner) == (step, inner)
+    suspects = SuspectRange.of(5, 5 + length, None if crashed is None else 5 + crashed, total)
+    assert (suspects.step, suspects.inner) == (step, inner)
 
 
 def test_a_part_is_what_is_here_of_it_and_the_next_one_begins_where_it_ended() -> None:
@@ -249,7 +249,7 @@ def test_a_record_with_a_history_is_met_on_the_way_through_the_suspected_ones() 
     for offset in range(3):
         backlog.add(record(offset), offset, START)
     tried = [backlog.give_single(START) for _ in range(3)]
-    assert [one and (one.record.offset, one.tries, one.attempt) for one in tried] == [
+    assert [delayed and (delayed.record.offset, delayed.tries, delayed.attempt) for delayed in tried] == [
         (0, 0, None),
         (1, 1, history),
         (2, 0, None),
@@ -258,9 +258,9 @@ def test_a_record_with_a_history_is_met_on_the_way_through_the_suspected_ones() 
 
 def test_bytes_are_counted() -> None:
     backlog = filled(record(0, size=10), record(1, size=5))
-    given = backlog.give(1, START)
+    chunk = backlog.give(1, START)
     assert backlog.bytes == 5
-    backlog.put_back(given, 0, Attempt(0, 1, "no", 0.0), START)
+    backlog.put_back(chunk, 0, Attempt(0, 1, "no", 0.0), START)
     assert backlog.bytes == 15
 
 
@@ -302,11 +302,11 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(many=st.integers(1, 6))
     def read(self, many: int) -> None:
-        for one in [r for r in self.log if r.offset >= self.read_position][:many]:
-            self.backlog.add(one, self.read_position, self.now)
-            age = 0.0 if one.timestamp_ms is None else max(0.0, self.now.wall - one.timestamp_ms / 1000)
-            self.seen.setdefault(one.offset, self.now.steady - age)
-            self.read_position = one.offset + 1
+        for record in [r for r in self.log if r.offset >= self.read_position][:many]:
+            self.backlog.add(record, self.read_position, self.now)
+            age = 0.0 if record.timestamp_ms is None else max(0.0, self.now.wall - record.timestamp_ms / 1000)
+            self.seen.setdefault(record.offset, self.now.steady - age)
+            self.read_position = record.offset + 1
 
     @rule(seconds=st.floats(0, 15))
     def time_goes_by(self, seconds: float) -> None:
@@ -317,10 +317,10 @@ class Interleavings(RuleBasedStateMachine):
         self.now = set_by(-seconds, self.now)
 
     def _check_due(self, records: list[RawRecord]) -> None:
-        for one in records:
-            if self.delay is not None and one.timestamp_ms is not None:
-                least = self.seen[one.offset] + self.delay
-                assert self.now.steady >= least - 1.01, f"{one.offset} was given too early"
+        for record in records:
+            if self.delay is not None and record.timestamp_ms is not None:
+                least = self.seen[record.offset] + self.delay
+                assert self.now.steady >= least - 1.01, f"{record.offset} was given too early"
 
     def _apply(self, records: list[RawRecord], start: int) -> None:
         assert start == self.ledger, "what is given begins where the ledger stands"
@@ -329,13 +329,13 @@ class Interleavings(RuleBasedStateMachine):
         self.attempt = None
         self.backlog.noted = -1
 
-    def _fail(self, records: list[RawRecord], start: int, at: int, wait: float, number: int) -> None:
-        if at:
-            self._apply(records[:at], start)
-        failed = records[at]
+    def _fail(self, records: list[RawRecord], start: int, index: int, wait: float, number: int) -> None:
+        if index:
+            self._apply(records[:index], start)
+        failed = records[index]
         assert failed.offset >= self.ledger
         self.attempt, self.due_at = Attempt(failed.offset, number, "no", wait), self.now.steady + wait
-        self.backlog.put_back(records[at:], self.ledger, self.attempt, self.now)
+        self.backlog.put_back(records[index:], self.ledger, self.attempt, self.now)
 
     @rule(most=st.integers(1, 5), fails=st.none() | st.integers(0, 4), wait=st.floats(0, 20))
     def give(self, most: int, fails: int | None, wait: float) -> None:
@@ -384,7 +384,7 @@ class Interleavings(RuleBasedStateMachine):
         if part is None:
             return
         assert part.records
-        assert all(one.offset < part.end for one in part.records)
+        assert all(record.offset < part.end for record in part.records)
         self._check_due(part.records)
         if fails is not None and fails < len(part.records):
             self._fail(part.records, part.start, fails, wait, 1)

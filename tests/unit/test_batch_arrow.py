@@ -77,17 +77,17 @@ class Typed(TypedDict):
     note: NotRequired[str]
 
 
-def values(*given: Any) -> Batch[Any, Any]:
-    return batch(*(record(value, offset=n) for n, value in enumerate(given)))
+def values(*args: Any) -> Batch[Any, Any]:
+    return batch(*(record(value, offset=n) for n, value in enumerate(args)))
 
 
 def poisoned(caught: pytest.ExceptionInfo[Poison]) -> list[int]:
-    return [one.offset for one in caught.value.records]
+    return [record.offset for record in caught.value.records]
 
 
 def test_columns_have_the_types_of_the_annotations() -> None:
-    made = values(ORDER).arrow()
-    assert made.schema == pa.schema(
+    arrow = values(ORDER).arrow()
+    assert arrow.schema == pa.schema(
         [
             pa.field("id", pa.int64(), False),
             pa.field("price", pa.float64(), False),
@@ -109,15 +109,15 @@ def test_columns_have_the_types_of_the_annotations() -> None:
             pa.field("anything", pa.null(), True),
         ]
     )
-    row = made.to_pylist()[0]
+    row = arrow.to_pylist()[0]
     assert row["items"] == [{"sku": "s", "count": 1}, {"sku": "t", "count": None}]
     assert (row["at"], row["local"], row["uid"]) == (AT, AT.replace(tzinfo=None), UUID(int=7))
     assert (row["prices"], row["state"], row["amount"]) == ([("p", 1)], "open", Decimal("1.50"))
 
 
-@pytest.mark.parametrize("made", [Small(1), Parcel(1), {"id": 1}])
-def test_structs_dataclasses_and_mappings_have_fields(made: Any) -> None:
-    assert values(made, made).arrow().column("id").to_pylist() == [1, 1]
+@pytest.mark.parametrize("value", [Small(1), Parcel(1), {"id": 1}])
+def test_structs_dataclasses_and_mappings_have_fields(value: Any) -> None:
+    assert values(value, value).arrow().column("id").to_pylist() == [1, 1]
 
 
 @pytest.mark.parametrize(("value", "kind"), [(5, pa.int64()), ("x", pa.string()), (b"x", pa.binary()), ([1], None)])
@@ -139,11 +139,11 @@ def test_messages_have_the_fields_that_their_values_have() -> None:
 
 
 def test_provenance_is_in_the_columns_that_are_named() -> None:
-    made = batch(
+    located = batch(
         record({"id": 1}, topic="a", partition=1, offset=7, key=b"k", timestamp=AT.replace(microsecond=678000)),
         record({"id": 2}, topic="b", partition=0, offset=2**40, key=None, timestamp=None),
     )
-    table = made.arrow(provenance={"key": "k", "offset": "o", "topic": "t", "partition": "p", "timestamp": "ts"})
+    table = located.arrow(provenance={"key": "k", "offset": "o", "topic": "t", "partition": "p", "timestamp": "ts"})
     assert table.schema == pa.schema(
         {
             "id": pa.int64(), "t": pa.dictionary(pa.int32(), pa.string()), "p": pa.int32(), "o": pa.int64(),
@@ -154,13 +154,13 @@ def test_provenance_is_in_the_columns_that_are_named() -> None:
         {"id": 1, "t": "a", "p": 1, "o": 7, "ts": AT.replace(microsecond=678000), "k": b"k"},
         {"id": 2, "t": "b", "p": 0, "o": 2**40, "ts": None, "k": None},
     ]
-    assert made.arrow(provenance=("t", "p", "o")).column_names == ["id", "t", "p", "o"]
+    assert located.arrow(provenance=("t", "p", "o")).column_names == ["id", "t", "p", "o"]
     keyed = batch(record(1, key=Small(5)), record(1, key=None))
     assert keyed.arrow(provenance={"key": "k"}).column("k").to_pylist() == [{"id": 5}, None]
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"provenance": "topic"}, "names the columns of topic, partition and offset"),
         ({"provenance": {"where": "w"}}, "there is no 'where'"),
@@ -169,8 +169,8 @@ def test_provenance_is_in_the_columns_that_are_named() -> None:
         ({"schema": int}, "must be a pyarrow.Schema, Struct"),
     ],
 )
-def test_arguments_that_cannot_be_meant_are_refused(options: Mapping[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_arguments_that_cannot_be_meant_are_refused(options: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         values({"id": 1}).arrow(**options)
 
 
@@ -183,8 +183,8 @@ def test_values_of_several_types_need_a_schema() -> None:
 
 @pytest.mark.parametrize("schema", [pa.schema({"id": pa.int64()}), Small])
 def test_a_batch_without_records_keeps_the_schema(schema: Any) -> None:
-    made = values().arrow(schema)
-    assert (made.num_rows, made.schema.field("id").type) == (0, pa.int64())
+    arrow = values().arrow(schema)
+    assert (arrow.num_rows, arrow.schema.field("id").type) == (0, pa.int64())
     assert values().arrow().num_rows == 0
     assert values().arrow(provenance=("t", "p", "o")).column_names == ["t", "p", "o"]
 
@@ -209,7 +209,7 @@ def test_a_schema_says_what_a_mapping_must_have() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "good", "bad", "said"),
+    ("kind", "good", "bad", "message"),
     [
         (pa.int64(), 1, 2**63, "column 'v'"),
         (pa.int64(), 1, 1.5, "1.5 is not an integer"),
@@ -233,27 +233,27 @@ def test_a_schema_says_what_a_mapping_must_have() -> None:
         (pa.map_(pa.string(), pa.int64()), {"a": 1}, {"a": "x"}, "'x' is not an integer"),
     ],
 )
-def test_a_value_that_does_not_fit_is_its_records_fault(kind: Any, good: Any, bad: Any, said: str) -> None:
+def test_a_value_that_does_not_fit_is_its_records_fault(kind: Any, good: Any, bad: Any, message: str) -> None:
     schema = pa.schema({"v": kind})
-    with pytest.raises(Poison, match=said) as caught:
+    with pytest.raises(Poison, match=message) as caught:
         values(*({"v": v} for v in (good, None, bad, good, bad))).arrow(schema)
     assert poisoned(caught) == [2, 4]
     assert values({"v": good}).arrow(schema).schema == schema
 
 
 @pytest.mark.parametrize(
-    ("given", "bad"), [((1, 2, "x", 3, "y"), 2), (("x", 1), 1), ((1, [1]), 1), ((1, None, {"a": 1}), 2)]
+    ("mixed", "bad"), [((1, 2, "x", 3, "y"), 2), (("x", 1), 1), ((1, [1]), 1), ((1, None, {"a": 1}), 2)]
 )
-def test_of_values_that_do_not_go_together_the_first_that_differs_is_named(given: Any, bad: int) -> None:
+def test_of_values_that_do_not_go_together_the_first_that_differs_is_named(mixed: Any, bad: int) -> None:
     with pytest.raises(Poison, match="column 'v'") as caught:
-        values(*({"v": v} for v in given)).arrow()
+        values(*({"v": v} for v in mixed)).arrow()
     assert poisoned(caught) == [bad]
 
 
 def test_tables_are_put_one_below_the_other() -> None:
     tables = pa.table({"id": [1, 2]}), pa.table({"id": [3], "note": ["x"]}).to_batches()[0]
-    made = values(*tables, None).arrow(provenance=("t", "p", "o"))
-    assert made.select(["id", "note", "o"]).to_pylist() == [
+    arrow = values(*tables, None).arrow(provenance=("t", "p", "o"))
+    assert arrow.select(["id", "note", "o"]).to_pylist() == [
         {"id": 1, "note": None, "o": 0}, {"id": 2, "note": None, "o": 0}, {"id": 3, "note": "x", "o": 1},
     ]  # fmt: skip
     schema = pa.schema({"id": pa.int32()})

@@ -99,8 +99,8 @@ def test_a_table_may_have_lines_of_other_groups_beside_its_own() -> None:
         ]
     ]
     text = "<!-- bench:workers -->\n<!-- /bench -->"
-    found = page.render({"summary": lines}, text)
-    assert [name for name in ("append |", "upsert |", "append, 2 workers (4 processors) |") if name in found] == [
+    rendered = page.render({"summary": lines}, text)
+    assert [name for name in ("append |", "upsert |", "append, 2 workers (4 processors) |") if name in rendered] == [
         "append |",
         "append, 2 workers (4 processors) |",
     ]
@@ -165,8 +165,8 @@ def test_an_estimate_is_in_proportion_to_the_records_of_a_whole_topic() -> None:
         row("claims", None, case="a", whole_seconds=7),
         row("claims", None, case="b", whole_seconds=7),
     ]
-    found = show.durations(rows, [{"run": 1, "records": 500}], 1000)
-    assert found == {"append": 10, "append, 1": 3, "claims": 7}
+    durations = show.durations(rows, [{"run": 1, "records": 500}], 1000)
+    assert durations == {"append": 10, "append, 1": 3, "claims": 7}
 
 
 def test_a_line_has_median_least_most_and_ratios() -> None:

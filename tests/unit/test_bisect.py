@@ -41,14 +41,16 @@ class Part:
 
 @given(n=st.integers(1, 200), bad=st.sets(st.integers(0, 199)))
 def test_those_that_fail_are_found_in_order_and_all_others_are_applied_once(n: int, bad: set[int]) -> None:
-    bad = {at for at in bad if at < n}
+    bad = {index for index in bad if index < n}
     part = Part(bad)
-    found: list[FailedRecords[str]] = []
-    for one in bisect(n, part.run):
-        assert part.applied == [index for index in range(one.indexes[0]) if index not in bad], "those before it, first"
-        found.append(one)
-    assert [one.indexes for one in found] == [(at,) for at in sorted(bad)]
-    assert part.applied == [at for at in range(n) if at not in bad]
+    failed: list[FailedRecords[str]] = []
+    for failure in bisect(n, part.run):
+        assert part.applied == [index for index in range(failure.indexes[0]) if index not in bad], (
+            "those before it, first"
+        )
+        failed.append(failure)
+    assert [failure.indexes for failure in failed] == [(index,) for index in sorted(bad)]
+    assert part.applied == [index for index in range(n) if index not in bad]
 
 
 @given(st.integers(1, 10_000), st.data())
@@ -67,20 +69,20 @@ def test_named_records_need_no_search() -> None:
     def admitted(part: range, again: bool) -> Sequence[int]:
         return [n for n in part if not again or n not in (2, 7)]
 
-    (found,) = bisect(9, run, admitted=admitted)
-    assert (found.indexes, found.resume_at) == ((7, 2), 0)
+    (failure,) = bisect(9, run, admitted=admitted)
+    assert (failure.indexes, failure.resume_at) == ((7, 2), 0)
 
 
 def test_what_is_known_of_all_is_not_run_again() -> None:
     part = Part({3})
-    assert [found.indexes for found in bisect(4, part.run, known=PartFailure("bad"))] == [(3,)]
+    assert [failure.indexes for failure in bisect(4, part.run, known=PartFailure("bad"))] == [(3,)]
     assert part.runs == 3, "0 to 1, 2, 3"
 
 
 def test_a_part_that_fails_only_as_a_whole_is_applied_and_its_size_is_known() -> None:
     part, strides = Part(set(), most=3), Strides()
-    found = list(bisect(16, part.run, strides))
-    assert (found[0].indexes, found[0].too_many) == ((), 4)
+    failures = list(bisect(16, part.run, strides))
+    assert (failures[0].indexes, failures[0].too_many) == ((), 4)
     assert part.applied == [*range(16)]
     assert strides.expects_failures
 
@@ -89,15 +91,15 @@ def test_a_wait_for_a_lock_says_nothing_of_the_size() -> None:
     def run(part: Sequence[int]) -> PartFailure[str] | None:
         return PartFailure("lock", was_cancelled=True, waited=True) if len(part) > 1 else None
 
-    assert {found.too_many for found in bisect(8, run)} == {None}
+    assert {failure.too_many for failure in bisect(8, run)} == {None}
 
 
 def test_an_error_that_is_found_alone_is_that_records_own() -> None:
     def run(part: Sequence[int]) -> PartFailure[str] | None:
         return PartFailure("the part's") if len(part) > 1 else PartFailure("its own") if part[0] == 1 else None
 
-    found = list(bisect(2, run))
-    assert [(one.indexes, one.error) for one in found] == [((1,), "its own")]
+    failures = list(bisect(2, run))
+    assert [(failure.indexes, failure.error) for failure in failures] == [((1,), "its own")]
 
 
 def test_strides_follow_the_distance_between_failures_and_are_forgotten_after_a_calm() -> None:
@@ -129,14 +131,14 @@ def test_parts_are_longer_where_failures_are_named() -> None:
         return None
 
     def admitted(part: range, again: bool) -> Sequence[int]:
-        return [n for n in part if not again or n not in found]
+        return [n for n in part if not again or n not in indexes]
 
-    found: set[int] = set()
-    for one in bisect(10_000, run, admitted=admitted):
-        found |= {*one.indexes}
-        left -= found
-    assert applied == [n for n in range(10_000) if n not in found]
-    assert len(found) == 100
+    indexes: set[int] = set()
+    for failure in bisect(10_000, run, admitted=admitted):
+        indexes |= {*failure.indexes}
+        left -= indexes
+    assert applied == [n for n in range(10_000) if n not in indexes]
+    assert len(indexes) == 100
     assert len(sizes) < 100 * 3, "about two runs for each failure; with parts of a quarter, five"
 
 

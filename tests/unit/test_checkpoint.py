@@ -25,10 +25,10 @@ def write(folder: Path, batch: int, *sources: str, version: str = "v1", is_commi
 def test_the_last_committed_batch_counts_and_not_the_last_name(tmp_path: Path) -> None:
     write(tmp_path, 9, '{"orders":{"0":20,"1":6}}')
     write(tmp_path, 10, ORDERS)
-    found = read_checkpoint(str(tmp_path))
-    assert (found.batch, found.others) == (10, 0)
-    assert found.offsets == {Partition("orders", 0): 23, Partition("orders", 1): 7}
-    assert found.notes() == (
+    checkpoint = read_checkpoint(str(tmp_path))
+    assert (checkpoint.batch, checkpoint.others) == (10, 0)
+    assert checkpoint.offsets == {Partition("orders", 0): 23, Partition("orders", 1): 7}
+    assert checkpoint.notes() == (
         "the offsets are the end of batch 10, the last one committed; stop the query first",
         "a checkpoint has no topic ids: if orders was created again since, the offsets are wrong",
     )
@@ -37,10 +37,10 @@ def test_the_last_committed_batch_counts_and_not_the_last_name(tmp_path: Path) -
 def test_a_batch_that_was_begun_is_named_with_its_ranges(tmp_path: Path) -> None:
     write(tmp_path, 3, ORDERS)
     write(tmp_path, 4, '{"orders":{"0":30,"1":7,"2":5}}', is_committed=False)
-    found = read_checkpoint(str(tmp_path))
-    assert found.batch == 3
-    assert "has begun batch 4 but has not committed it" in found.notes()[1]
-    assert "applies orders/0 [23, 30), orders/2 [0, 5) again" in found.notes()[1]
+    checkpoint = read_checkpoint(str(tmp_path))
+    assert checkpoint.batch == 3
+    assert "has begun batch 4 but has not committed it" in checkpoint.notes()[1]
+    assert "applies orders/0 [23, 30), orders/2 [0, 5) again" in checkpoint.notes()[1]
 
 
 def test_the_last_of_several_batches_that_were_begun_counts(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_files_that_are_not_complete_are_refused(tmp_path: Path) -> None:
     write(tmp_path, 2, ORDERS)
     assert "/offsets/2 has 1 sources, but offsets/1 has 2: it is incomplete" in refused()
     write(tmp_path, 2, ORDERS, payments)
-    for text, said in (
+    for text, message in (
         (b"", "has format ''"),
         (b"v1", "/offsets/3 has 0 sources, but offsets/2 has 2"),
         (b"v1\n\xff{}", "/offsets/3 is not UTF-8"),
@@ -74,7 +74,7 @@ def test_files_that_are_not_complete_are_refused(tmp_path: Path) -> None:
         (f'v1\n{{}}\n{payments}\n{{"orders":{{"0":{"9" * 5000}}}}}'.encode(), "/offsets/3, source 1, is not JSON"),
     ):
         (tmp_path / "offsets" / "3").write_bytes(text)
-        assert said in refused(), "also of a batch that is not committed"
+        assert message in refused(), "also of a batch that is not committed"
     (tmp_path / "offsets" / "3").unlink()
     (tmp_path / "commits" / "007").write_text("v1")
     assert read_checkpoint(str(tmp_path)).batch == 2, "a name that Spark does not write"
@@ -82,9 +82,9 @@ def test_files_that_are_not_complete_are_refused(tmp_path: Path) -> None:
 
 def test_several_sources_are_taken_together_and_others_are_said(tmp_path: Path) -> None:
     write(tmp_path, 0, "-", ORDERS, '{"payments":{"0":1}}', '{"logOffset":4}', "17", version="v1")
-    found = read_checkpoint(str(tmp_path))
-    assert found.offsets == {Partition("orders", 0): 23, Partition("orders", 1): 7, Partition("payments", 0): 1}
-    assert "also reads 2 sources that are not Kafka" in found.notes()[1]
+    checkpoint = read_checkpoint(str(tmp_path))
+    assert checkpoint.offsets == {Partition("orders", 0): 23, Partition("orders", 1): 7, Partition("payments", 0): 1}
+    assert "also reads 2 sources that are not Kafka" in checkpoint.notes()[1]
 
 
 def test_names_of_sources_in_the_second_format(tmp_path: Path) -> None:

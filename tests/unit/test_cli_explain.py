@@ -30,7 +30,7 @@ def _no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "postgresql://me:hunter2@db:5432/shop",
         "postgresql+psycopg://me:hun@ter2@db/shop",
@@ -42,8 +42,8 @@ def _no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
         'sasl.jaas.config="x required password=hunter2;"',
     ],
 )
-def test_passwords_are_masked_where_they_look_like_one(said: str) -> None:
-    shown = masked(said)
+def test_passwords_are_masked_where_they_look_like_one(message: str) -> None:
+    shown = masked(message)
     assert "***" in shown
     assert "hunter2" not in shown
     assert "ter2@" not in shown
@@ -190,5 +190,5 @@ def test_a_full_disk_is_named_with_the_remedy() -> None:
         full.write("x\n")
     with suppress(OSError):
         full.close()
-    said = "No space left on device; free some space, or set TMPDIR to a folder that has it"
-    assert message_of(raised.value) == said
+    message = "No space left on device; free some space, or set TMPDIR to a folder that has it"
+    assert message_of(raised.value) == message

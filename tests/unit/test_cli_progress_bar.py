@@ -29,9 +29,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(progress, "monotonic", made)
-    return made
+    clock = Clock()
+    monkeypatch.setattr(progress, "monotonic", clock)
+    return clock
 
 
 def test_a_line_every_few_seconds_and_at_the_ends(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,8 +136,8 @@ def test_a_step_without_a_total_has_not_that_of_the_step_before(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "message"),
     [(0.4, "0 s"), (59, "59 s"), (61, "1 min 1 s"), (3_660, "1 h 1 min"), (172_800, "2 d 0 h")],
 )
-def test_lengths_of_time(seconds: float, said: str) -> None:
-    assert lasting(seconds) == said
+def test_lengths_of_time(seconds: float, message: str) -> None:
+    assert lasting(seconds) == message

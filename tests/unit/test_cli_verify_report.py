@@ -26,13 +26,13 @@ def report(*tables: Difference) -> Report:
 def test_differences_that_a_changed_input_may_explain_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as ended:
         print_report(report(ROWS, SUMS), as_json=False)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert ended.value.exit_code == 1
-    assert said.count("as it is now") == 1
-    assert SENTENCE in said
+    assert output.count("as it is now") == 1
+    assert SENTENCE in output
     with pytest.raises(typer.Exit):
         print_report(report(ROWS, SUMS), as_json=True)
-    assert [one["inputs"] for one in json.loads(capsys.readouterr().out)["tables"]] == [[], ["customers"]]
+    assert [table["inputs"] for table in json.loads(capsys.readouterr().out)["tables"]] == [[], ["customers"]]
 
 
 def test_equal_tables_say_nothing_of_their_inputs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ def test_json_without_a_type_becomes_what_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "message"),
     [
         (b'{"id": "5"}', "Expected `int`, got `str` - at `$.id`"),
         (b'{"id": 5.5}', "Expected `int`, got `float` - at `$.id`"),
@@ -57,10 +57,10 @@ def test_json_without_a_type_becomes_what_it_is() -> None:
         (b'{"id": 1e400}', "Number out of range"),
     ],
 )
-def test_json_of_another_shape_says_where(document: bytes, said: str) -> None:
+def test_json_of_another_shape_says_where(document: bytes, message: str) -> None:
     with pytest.raises(msgspec.DecodeError) as caught:
         Json(Order)(document)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_what_is_not_json_is_refused(document: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "message"),
     [
         (b'"\\ud800"', "a lone surrogate \\ud800 at byte 1: UTF-8 has no code for it"),
         (b'{"a": "x\\uDC01y"}', None),
@@ -86,11 +86,11 @@ def test_what_is_not_json_is_refused(document: bytes) -> None:
         (b'"\\ud800', "Input data was truncated"),
     ],
 )
-def test_a_lone_surrogate_is_named(document: bytes, said: str | None) -> None:
+def test_a_lone_surrogate_is_named(document: bytes, message: str | None) -> None:
     """msgspec says of one at the end of a text that the input was truncated."""
     with pytest.raises(msgspec.DecodeError) as refused:
         Json()(document)
-    assert str(explained(refused.value, document)) == (said or str(refused.value))
+    assert str(explained(refused.value, document)) == (message or str(refused.value))
 
 
 def test_an_escaped_nul_is_text() -> None:
@@ -173,10 +173,10 @@ def test_codecs_show_themselves() -> None:
 
 @pytest.mark.parametrize("codec", [Json(), Json(Order), Text(), Bytes(), lambda data: data])
 def test_a_null_value_is_poison_unless_declared(codec: Codec) -> None:
-    one = raw(None)
+    record = raw(None)
     with pytest.raises(Poison, match="the codec does not declare tombstones=True") as caught:
-        value_decoder(codec)(one)
-    assert caught.value.records == (one,)
+        value_decoder(codec)(record)
+    assert caught.value.records == (record,)
 
 
 @pytest.mark.parametrize("make", [Json, Text, Bytes])
@@ -222,9 +222,9 @@ class Versioned:
 
 
 def test_a_record_codec_sees_headers_and_null() -> None:
-    one = raw(None, topic="t", headers=[("version", b"1"), ("version", b"2"), ("x", None)])
-    assert value_decoder(Versioned())(one) == ([b"1", b"2"], "t", None)
-    assert key_decoder(Versioned())(one) == ([b"1", b"2"], "t", None)
+    record = raw(None, topic="t", headers=[("version", b"1"), ("version", b"2"), ("x", None)])
+    assert value_decoder(Versioned())(record) == ([b"1", b"2"], "t", None)
+    assert key_decoder(Versioned())(record) == ([b"1", b"2"], "t", None)
 
 
 async def later(data: bytes) -> bytes:
@@ -232,7 +232,7 @@ async def later(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("codec", "said"),
+    ("codec", "message"),
     [
         (Json, r"Json is a class, and a codec must be an instance: Json\(\.\.\.\)"),
         (Text, r"Text is a class"),
@@ -248,7 +248,7 @@ async def later(data: bytes) -> bytes:
         (5, r"must be callable or have decode\(record\), got 5"),
     ],
 )
-def test_what_is_easily_meant_and_would_do_something_else_is_refused(codec: Any, said: str) -> None:
+def test_what_is_easily_meant_and_would_do_something_else_is_refused(codec: Any, message: str) -> None:
     for decoder in (value_decoder, key_decoder):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             decoder(codec)

@@ -29,9 +29,9 @@ class Source:
         records, reads, asides = [], {}, []
         for name, kinds in partitions.items():
             number = int(name[1:])
-            at, start = Partition("t", number), self.at.get(number, 0)
+            partition, start = Partition("t", number), self.at.get(number, 0)
             self.at[number] = start + len(kinds)
-            reads[at] = Read(Claim(at, uuid4(), 1, start, None, uuid4()), start, start + len(kinds))
+            reads[partition] = Read(Claim(partition, uuid4(), 1, start, None, uuid4()), start, start + len(kinds))
             for n, kind in enumerate(kinds):
                 record = raw(b"", topic="t", partition=number, offset=start + n)
                 records.append(record)

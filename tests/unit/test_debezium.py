@@ -80,7 +80,7 @@ def test_a_value_is_what_the_schema_says(schema: dict[str, Any], sent: Any, valu
 
 
 @pytest.mark.parametrize(
-    ("schema", "sent", "said"),
+    ("schema", "sent", "message"),
     [
         (field("v", "int64", TIME + "MicroDuration"), 5, "interval.handling.mode=string"),
         (field("v", "int64", TIME + "NanoTimestamp"), 1, "not whole microseconds"),
@@ -91,12 +91,12 @@ def test_a_value_is_what_the_schema_says(schema: dict[str, Any], sent: Any, valu
         (field("v", "struct", DATA + "Unheard"), {}, "Seekpoint cannot read values of io.debezium.data.Unheard"),
     ],
 )
-def test_a_value_that_cannot_be_exact_is_refused(schema: dict[str, Any], sent: Any, said: str) -> None:
+def test_a_value_that_cannot_be_exact_is_refused(schema: dict[str, Any], sent: Any, message: str) -> None:
     change = Debezium().decode(raw(event([schema], "c", None, {"v": sent})))
     assert change is not None
     assert change.after is not None
     assert isinstance(change.after["v"], Unreadable)
-    assert said in change.after["v"].why
+    assert message in change.after["v"].why
 
 
 def test_white_space_before_an_event_is_json() -> None:
@@ -139,7 +139,7 @@ def test_flattened_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({"source": {}, "ddl": "CREATE TABLE t", "tableChanges": []}, "a schema change .* leave its topic"),
         ({"ts_ms": 1}, "a heartbeat is not a change of a row"),
@@ -150,8 +150,8 @@ def test_flattened_rows() -> None:
         ([], "not a Debezium envelope"),
     ],
 )
-def test_what_is_no_change_of_a_row_is_named(body: Any, said: str) -> None:
-    with pytest.raises(Poison, match=said):
+def test_what_is_no_change_of_a_row_is_named(body: Any, message: str) -> None:
+    with pytest.raises(Poison, match=message):
         Debezium(types={}).decode(raw(json.dumps(body).encode()))
 
 

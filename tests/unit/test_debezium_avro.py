@@ -66,9 +66,9 @@ def test_events_are_those_in_json(
     records = golden(settings, "t", source=source)
     in_avro = golden_avro(settings, "t", source=source, client=client)
     assert len(in_avro) == len(records)
-    for one, same in zip(in_avro, records, strict=True):
-        assert shown(codec.decode(one)) == shown(in_json.decode(same))
-        assert shown(codec.decode_key(one)) == shown(in_json.decode_key(same))
+    for avro, same in zip(in_avro, records, strict=True):
+        assert shown(codec.decode(avro)) == shown(in_json.decode(same))
+        assert shown(codec.decode_key(avro)) == shown(in_json.decode_key(same))
 
 
 def test_a_value_that_the_source_did_not_send(client: SchemaRegistryClient) -> None:
@@ -136,43 +136,45 @@ def test_a_key_may_be_of_any_type(client: SchemaRegistryClient) -> None:
 
 def test_the_schemas_guid_in_a_header(client: SchemaRegistryClient, registry: SchemaRegistry) -> None:
     over_http = SchemaRegistryClient({"url": registry.url})
-    one = written(over_http, record("t.Value", ("id", "int")), {"id": 7})
-    assert one.value is not None
+    row_change = written(over_http, record("t.Value", ("id", "int")), {"id": 7})
+    assert row_change.value is not None
     guid = bytes.fromhex(registry.schemas[0]["guid"].replace("-", ""))
     headers = [("__value_schema_id", b"\1" + guid)]
-    change = Debezium(registry=registry.url, flattened=True).decode(raw(one.value[5:], topic="t", headers=headers))
+    change = Debezium(registry=registry.url, flattened=True).decode(
+        raw(row_change.value[5:], topic="t", headers=headers)
+    )
     assert change is not None
     assert change.after == {"id": 7}
 
 
 def test_a_schema_is_asked_for_once(registry: SchemaRegistry) -> None:
-    one = written(SchemaRegistryClient({"url": registry.url}), record("Value", ("id", "int")), {"id": 7})
+    row_change = written(SchemaRegistryClient({"url": registry.url}), record("Value", ("id", "int")), {"id": 7})
     codec = Debezium(registry=registry.url, flattened=True)
     registry.asked.clear()
-    assert codec.decode(one) == codec.decode(one)
+    assert codec.decode(row_change) == codec.decode(row_change)
     assert registry.asked == ["/schemas/ids/1?subject=t-value"]
 
 
 def test_a_registry_that_does_not_answer_is_no_error_of_the_record(registry: SchemaRegistry) -> None:
-    one = written(SchemaRegistryClient({"url": registry.url}), record("t.Value", ("id", "int")), {"id": 7})
+    row_change = written(SchemaRegistryClient({"url": registry.url}), record("t.Value", ("id", "int")), {"id": 7})
     registry.answer = 503, b"busy"
     codec = Debezium(registry={"url": registry.url, "max.retries": 0}, flattened=True)
     with pytest.raises(CodecUnavailable, match="no answer from the schema registry"):
-        codec.decode(one)
+        codec.decode(row_change)
     registry.answer = None
-    assert codec.decode(one) is not None
+    assert codec.decode(row_change) is not None
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("io.debezium.connector.mysql.SchemaChangeValue", "a schema change"),
         ("io.debezium.connector.common.Heartbeat", "Heartbeat is not a change of a row"),
         ("t.Value", "no op and source; for flattened rows"),
     ],
 )
-def test_what_is_no_change_of_a_row_is_named(client: SchemaRegistryClient, name: str, said: str) -> None:
-    with pytest.raises(Poison, match=said):
+def test_what_is_no_change_of_a_row_is_named(client: SchemaRegistryClient, name: str, message: str) -> None:
+    with pytest.raises(Poison, match=message):
         Debezium(registry=lambda: client).decode(written(client, record(name, ("id", "int")), {"id": 1}))
 
 
@@ -185,11 +187,11 @@ def test_wrong_formats_are_named(client: SchemaRegistryClient) -> None:
         codec.decode(raw(in_json, topic="t"))
     with pytest.raises(ValueError, match="the key begins with"):
         codec.decode_key(raw(None, topic="t", key=key_of(id=1)))
-    one = written(client, record("t.Value", ("id", "int")), {"id": 1})
+    row_change = written(client, record("t.Value", ("id", "int")), {"id": 1})
     with pytest.raises(
         ValueError, match=r"in a schema registry's wire format, not JSON: give Debezium\(registry=\.\.\.\)"
     ):
-        Debezium().decode(one)
+        Debezium().decode(row_change)
     with pytest.raises(LookupError, match="is JSON, but this codec reads AVRO: set AvroConverter in the connector"):
         codec.decode(written(client, {"type": "object"}, {}, "JSON"))
     with pytest.raises(LookupError, match="schema 77 is not in the registry"):

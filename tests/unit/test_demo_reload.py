@@ -37,7 +37,7 @@ NAMED = [
 
 def reloaded(**changed: Any) -> Reloaded:
     """A reload that went well, but for what is changed."""
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "strategy": "merge",
         "staged_by": "this process",
         "rows": 10,
@@ -56,7 +56,7 @@ def reloaded(**changed: Any) -> Reloaded:
         "applied": 7,
         "seconds": 9.0,
     }
-    return Reloaded(**(made | changed))
+    return Reloaded(**(fields | changed))
 
 
 def report(reloads: Sequence[Reloaded], exit_codes: Sequence[int] = (0, 0), complaints: Sequence[str] = ()) -> Report:
@@ -71,14 +71,14 @@ def report(reloads: Sequence[Reloaded], exit_codes: Sequence[int] = (0, 0), comp
     )
 
 
-def run_demo(found: Report, folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str, exits: int = 0) -> Any:
+def run_demo(report: Report, folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str, exits: int = 0) -> Any:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(show, "perform", lambda *_, **__: found)
+    monkeypatch.setattr(show, "perform", lambda *_, **__: report)
     return seekpoint("demo-reload", *options, command=app, exits=exits)
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"torn_reads": 2}, "merge: 2 of 100 reads saw a torn table"),
         ({"polls": 9}, "merge: the table was read only 9 times, which proves nothing"),
@@ -89,10 +89,10 @@ def run_demo(found: Report, folder: Path, monkeypatch: pytest.MonkeyPatch, *opti
     ],
 )
 def test_the_command_fails_where_a_reload_is_wrong(
-    changed: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changed: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = run_demo(report([reloaded(), reloaded(**changed)]), tmp_path, monkeypatch, exits=1)
-    assert result.stderr == f"error: {said}\n"
+    assert result.stderr == f"error: {message}\n"
     assert list(json.loads((tmp_path / "reload-report.json").read_text())["reloads"][1])[:5] == NAMED[:5]
 
 
@@ -115,7 +115,7 @@ def test_the_whole_has_the_names_of_each_reload(tmp_path: Path, monkeypatch: pyt
         "worker_pause_seconds": 0.5,
         "staging_rows_per_second": 900.0,
     }
-    assert all(set(NAMED) < set(one) for one in whole["reloads"])
+    assert all(set(NAMED) < set(reload) for reload in whole["reloads"])
     assert whole["reloads"][0]["lock_seconds"] == 0.0123
     assert "No reader saw two versions" in run_demo(report([reloaded()]), tmp_path, monkeypatch).stdout
 
@@ -130,7 +130,7 @@ GOOD = {"rows": 10, "sum": 45, "of_version": 10, "version": 2, "due": 10, "sum_d
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({}, None),
         ({"of_version": 9}, "1 of 10 rows are not of version 2"),
@@ -139,16 +139,16 @@ GOOD = {"rows": 10, "sum": 45, "of_version": 10, "version": 2, "due": 10, "sum_d
         ({"rows": 8, "sum": 28, "of_version": 8, "due": 8, "sum_due": 28}, "8 rows, fewer than the 9 before"),
     ],
 )
-def test_a_torn_read_is_reported(changed: dict[str, int], said: str | None) -> None:
-    found: Any = SimpleNamespace(**(GOOD | changed))
-    assert complaint(found, 9) == said
+def test_a_torn_read_is_reported(changed: dict[str, int], message: str | None) -> None:
+    reading: Any = SimpleNamespace(**(GOOD | changed))
+    assert complaint(reading, 9) == message
 
 
 def test_each_version_is_a_pipeline_that_tasks_can_import() -> None:
     for version in VERSIONS:
-        found = load(name_of(version))
-        assert isinstance(found, Pipeline)
-        assert found.version == version
+        pipeline = load(name_of(version))
+        assert isinstance(pipeline, Pipeline)
+        assert pipeline.version == version
         assert make_pipeline(version).sinks[0].tables == ("flights",)
     assert tuple(table.c.keys()) == Priced.__struct_fields__
 
@@ -167,10 +167,10 @@ def test_a_small_table_gets_fewer_records_a_second() -> None:
 
 
 def test_the_years_continue() -> None:
-    found = list(islice(later(FLIGHTS), 12))
-    assert [flight.id for flight in found] == list(range(1, 13))
-    assert [flight.year for flight in found] == [2013] * 5 + [2014] * 5 + [2015] * 2
-    assert msgspec.structs.replace(found[6], id=2, year=2013) == FLIGHTS[1]
+    flights = list(islice(later(FLIGHTS), 12))
+    assert [flight.id for flight in flights] == list(range(1, 13))
+    assert [flight.year for flight in flights] == [2013] * 5 + [2014] * 5 + [2015] * 2
+    assert msgspec.structs.replace(flights[6], id=2, year=2013) == FLIGHTS[1]
 
 
 def test_the_log_waits_for_what_workers_already_have() -> None:
@@ -179,9 +179,9 @@ def test_the_log_waits_for_what_workers_already_have() -> None:
     with ThreadPoolExecutor(1) as asked:
         for offset, flight in enumerate(FLIGHTS[:2]):
             load._keep(flight, 3, offset)
-        found = asked.submit(load.log_to, {3: 3}, 30)
+        future = asked.submit(load.log_to, {3: 3}, 30)
         load._keep(FLIGHTS[2], 3, 2)
-        assert found.result() == {3: dict(enumerate(FLIGHTS[:3]))}
+        assert future.result() == {3: dict(enumerate(FLIGHTS[:3]))}
         assert load.log_to({3: 2}, 0)[3][2] == FLIGHTS[2]
         with pytest.raises(DemoFailed, match="waited 0 s for the delivery reports of flights-3, in vain"):
             load.log_to({3: 4}, 0)

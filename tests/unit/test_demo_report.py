@@ -46,26 +46,26 @@ STRANGER = (99, *ROWS[0][1:])
     ids=["equal", "first", "middle", "last", "empty", "twice", "other", "twice, one other", "behind", "before"],
 )
 def test_differences_are_counted(rows: list[tuple[Any, ...]], out: int, lost: int, twice: int, strange: int) -> None:
-    found = Comparison()
-    count_differences(iter(rows), FLIGHTS, found)
-    assert found == Comparison(records_in=5, rows_out=out, lost=lost, twice=twice, strange=strange)
+    comparison = Comparison()
+    count_differences(iter(rows), FLIGHTS, comparison)
+    assert comparison == Comparison(records_in=5, rows_out=out, lost=lost, twice=twice, strange=strange)
 
 
 def report(**changed: Any) -> Report:
     """A report of a demo that went well, but for what is changed."""
     comparison = Comparison(records_in=10, rows_out=10, transactions=4)
     outcome = Outcome(kills=len(KILLS), kills_in_transaction=len(KILLS), fenced=ZOMBIES)
-    made = {"seconds": 2.0, "broker": "K", "postgres": "P", "exit_codes": (0, 0)}
+    fields = {"seconds": 2.0, "broker": "K", "postgres": "P", "exit_codes": (0, 0)}
     for name, value in changed.items():
-        if name in made:
-            made[name] = value
+        if name in fields:
+            fields[name] = value
         else:
             setattr(comparison if hasattr(comparison, name) else outcome, name, value)
-    return Report(comparison, outcome, **made)  # type: ignore[arg-type]
+    return Report(comparison, outcome, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"lost": 1}, "1 records are lost"),
         ({"twice": 2}, "2 rows are there twice"),
@@ -78,12 +78,12 @@ def report(**changed: Any) -> Report:
     ],
 )
 def test_the_command_fails_where_a_row_differs_or_a_fault_did_not_happen(
-    changed: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changed: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(show, "perform", lambda *_, **__: report(**changed))
     result = seekpoint("demo", command=app, exits=1)
-    assert result.stderr == f"error: {said}\n"
+    assert result.stderr == f"error: {message}\n"
     assert list(json.loads((tmp_path / "demo-report.json").read_text())) == KEYS
 
 

@@ -25,7 +25,7 @@ FLIGHTS = list(read_flights(3))
 
 def report(*, sums: tuple[int, int] = (7, 0), exit_code: int = 0, **changed: Any) -> Report:
     """A report of a demo that went well, but for what is changed."""
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "drivers": 4,
         "kills": 2,
         "kills_while_staging": 1,
@@ -37,7 +37,7 @@ def report(*, sums: tuple[int, int] = (7, 0), exit_code: int = 0, **changed: Any
     return Report(
         comparison=Comparison(records_in=10, rows_out=10, transactions=4, **compared),
         sums=sums,
-        outcome=Outcome(**(made | changed)),
+        outcome=Outcome(**(fields | changed)),
         seconds=2.0,
         exit_code=exit_code,
         servers={"broker": "K", "postgres": "P", "spark": "S"},
@@ -45,7 +45,7 @@ def report(*, sums: tuple[int, int] = (7, 0), exit_code: int = 0, **changed: Any
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"lost": 1}, "1 records are lost"),
         ({"twice": 2}, "2 rows are there twice"),
@@ -61,12 +61,12 @@ def report(*, sums: tuple[int, int] = (7, 0), exit_code: int = 0, **changed: Any
     ],
 )
 def test_the_command_fails_where_something_is_wrong(
-    changed: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changed: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(show, "perform", lambda *_, **__: report(**changed))
     result = seekpoint("demo-spark", command=app, exits=1)
-    assert result.stderr == f"error: {said}\n"
+    assert result.stderr == f"error: {message}\n"
 
 
 def test_the_command_writes_what_it_has_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,9 +75,9 @@ def test_the_command_writes_what_it_has_found(tmp_path: Path, monkeypatch: pytes
     printed = json.loads(seekpoint("demo-spark", "--json", command=app).stdout)
     assert printed == json.loads((tmp_path / "spark-report.json").read_text())
     assert (printed["lost"], printed["twice"], printed["sums"], printed["sums_that_differ"]) == (0, 0, 7, 0)
-    said = " ".join(seekpoint("demo-spark", command=app).stdout.split())
-    assert "Both tables equal the file, row by row" in said
-    assert "checkpoint none: each driver began in an empty folder" in said
+    output = " ".join(seekpoint("demo-spark", command=app).stdout.split())
+    assert "Both tables equal the file, row by row" in output
+    assert "checkpoint none: each driver began in an empty folder" in output
 
 
 def test_sums_are_those_of_a_loop_by_hand() -> None:
@@ -85,8 +85,8 @@ def test_sums_are_those_of_a_loop_by_hand() -> None:
     later = msgspec.structs.replace(second, carrier=first.carrier, arr_delay=None)
     early = msgspec.structs.replace(third, carrier=first.carrier, arr_delay=-7, distance=5)
     unknown = msgspec.structs.replace(first, carrier="??")
-    found = expected([first, later, early, unknown], read_airlines())
-    assert found == {
+    sums = expected([first, later, early, unknown], read_airlines())
+    assert sums == {
         ("United Air Lines Inc.", 1): (
             3,
             first.distance + later.distance + 5,

@@ -61,15 +61,15 @@ def test_fenced_keeps_the_databases_sentence() -> None:
 
 
 def test_a_pause_says_who_and_why() -> None:
-    said = str(GroupPaused("g", "migration", "ann"))
-    assert said.startswith("group 'g' is paused by ann: migration; resume it: seekpoint groups resume g --apply")
+    message = str(GroupPaused("g", "migration", "ann"))
+    assert message.startswith("group 'g' is paused by ann: migration; resume it: seekpoint groups resume g --apply")
     assert "paused by unknown: no reason given" in str(GroupPaused("g", None, None))
 
 
 def test_poison_names_its_records_and_is_no_error_of_ours() -> None:
-    one, two = record(1), record(2, offset=1)
-    poison = Poison("negative amount", one, two)
-    assert (poison.reason, poison.records, str(poison)) == ("negative amount", (one, two), "negative amount")
+    first, two = record(1), record(2, offset=1)
+    poison = Poison("negative amount", first, two)
+    assert (poison.reason, poison.records, str(poison)) == ("negative amount", (first, two), "negative amount")
     assert not isinstance(poison, SeekpointError)
 
 
@@ -110,12 +110,12 @@ def everything(error: BaseException) -> str:
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("parsed", [False, True])
 def test_no_password_in_what_is_shown(url: str, parsed: bool) -> None:
-    given = make_url(url) if parsed else url
-    worker = Worker(PIPELINE, engine=given, kafka=KAFKA)
-    ledger = Ledger(given, "g")
+    engine = make_url(url) if parsed else url
+    worker = Worker(PIPELINE, engine=engine, kafka=KAFKA)
+    ledger = Ledger(engine, "g")
     assert f":{PORT}/shop" in repr(worker)
-    for one in (worker, ledger, worker.running(), worker.health(), PIPELINE):
-        assert CANARY not in repr(one) + str(one)
+    for shown in (worker, ledger, worker.running(), worker.health(), PIPELINE):
+        assert CANARY not in repr(shown) + str(shown)
 
 
 @pytest.mark.parametrize("url", REFUSED_URLS)

@@ -43,17 +43,17 @@ def test_when_it_happened_is_no_part_of_its_value() -> None:
 def test_observers_get_every_event_in_order_the_earlier_observer_first() -> None:
     seen: list[tuple[str, Event]] = []
     announce = Announcer([lambda e: seen.append(("first", e)), lambda e: seen.append(("second", e))])
-    one, two = events.Draining(), events.Held(partitions=1)
-    announce(one)
+    first, two = events.Draining(), events.Held(partitions=1)
+    announce(first)
     announce.add(lambda e: seen.append(("third", e)))
     announce(two)
-    assert seen == [("first", one), ("second", one), ("first", two), ("second", two), ("third", two)]
+    assert seen == [("first", first), ("second", first), ("first", two), ("second", two), ("third", two)]
 
 
-def blocked(offset: int, key: bytes, at: float, state: State = State.BLOCKED) -> Event:
+def blocked(offset: int, key: bytes, now: float, state: State = State.BLOCKED) -> Event:
     failure = Failure(Cause.BLOCKED, "an earlier record of its key is a dead letter", attempts=0)
     return events.DeadLettered(
-        partition=Partition("orders", 0), offset=offset, state=state, failure=failure, key=key, at=at
+        partition=Partition("orders", 0), offset=offset, state=state, failure=failure, key=key, at=now
     )
 
 
@@ -62,8 +62,8 @@ def test_blocked_records_have_a_log_line_a_minute_for_each_key(caplog: pytest.Lo
     caplog.set_level(logging.WARNING)
     seen: list[Event] = []
     announce = Announcer([seen.append])
-    for offset, at in enumerate((0.0, 1.0, 59.0, 60.0, 61.0)):
-        announce(blocked(offset, b"secret-a", at))
+    for offset, time in enumerate((0.0, 1.0, 59.0, 60.0, 61.0)):
+        announce(blocked(offset, b"secret-a", time))
     announce(blocked(5, b"secret-b", 61.0))
     for offset in (6, 7):
         announce(blocked(offset, b"secret-a", 61.0, State.DEAD_LETTERED))
@@ -101,7 +101,7 @@ SPAN = Span(Partition("orders", 3), 5, 9)
 
 
 @pytest.mark.parametrize(
-    ("event", "level", "said"),
+    ("event", "level", "message"),
     [
         (events.Committed(spans=(SPAN,), records=4, seconds=0.5), logging.DEBUG, "orders"),
         (events.Activated(partition=SPAN.partition, offset=5, epoch=2), logging.INFO, "orders/3 at offset 5, epoch 2"),
@@ -113,12 +113,12 @@ SPAN = Span(Partition("orders", 3), 5, 9)
         ),
     ],
 )
-def test_events_are_logged_by_level(event: Event, level: int, said: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_events_are_logged_by_level(event: Event, level: int, message: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="seekpoint.events")
     Announcer()(event)
     (logged,) = caplog.records
     assert (logged.name, logged.levelno) == ("seekpoint.events", level)
-    assert said in logged.getMessage()
+    assert message in logged.getMessage()
 
 
 async def later(event: Event) -> None:
@@ -126,7 +126,7 @@ async def later(event: Event) -> None:
 
 
 @pytest.mark.parametrize(
-    ("observe", "said"),
+    ("observe", "message"),
     [
         (print, "takes a list of functions"),
         ("print", "takes a list of functions"),
@@ -137,9 +137,9 @@ async def later(event: Event) -> None:
         ([later], "is an async function, which nothing would await"),
     ],
 )
-def test_what_cannot_observe_is_refused(observe: Any, said: str) -> None:
+def test_what_cannot_observe_is_refused(observe: Any, message: str) -> None:
     pipeline = Pipeline("g", topics="t", value=Text(), handle=lambda tx, batch: None)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         Worker(pipeline, engine="postgresql://a@192.0.2.1/b", kafka={"bootstrap.servers": "x:1"}, observe=observe)
 
 
@@ -151,12 +151,12 @@ def test_a_log_line_has_the_group_the_sentence_and_the_fields(caplog: pytest.Log
     )
     Announcer(group="billing")(event)
     Announcer(group="billing")(events.Committed(spans=(SPAN,), records=4, seconds=0.5))
-    one, two = caplog.records
-    assert one.getMessage() == (
+    first, two = caplog.records
+    assert first.getMessage() == (
         "billing: RetryScheduled: orders/3 at offset 5: KeyError: 'price' (at ingest.py:14 in post); attempt 2 of "
         "5 failed, the next attempt is in 1.5 s; after the last: stop"
     )
-    had = vars(one)
+    had = vars(first)
     assert (had["event"], had["group"], had["partition"], had["offset"]) == ("RetryScheduled", "billing", "orders/3", 5)
     assert (had["wait"], had["failure"]) == (1.5, "KeyError: 'price' (at ingest.py:14 in post)")
     assert vars(two)["spans"] == ["orders/3 [5, 9)"]
@@ -210,8 +210,8 @@ def test_a_worker_that_a_signal_aborts_is_no_error(caplog: pytest.LogCaptureFixt
 
 def test_a_second_pipeline_of_a_group_reports_how_to_replace_the_first() -> None:
     error = DeclarationDiffers("billing", 1, "orders", stored=["s.a"], declared=["s.b"])
-    said = str(events.DeclarationRefused(topic="orders", stored=("s.a",), declared=("s.b",), reason=str(error)))
-    assert said.startswith(
+    message = str(events.DeclarationRefused(topic="orders", stored=("s.a",), declared=("s.b",), reason=str(error)))
+    assert message.startswith(
         "DeclarationRefused: the worker waits outside the group: group 'billing' at handler version 1"
     )
-    assert "Worker(accept_declaration=True) or `seekpoint run --accept-declaration`" in said
+    assert "Worker(accept_declaration=True) or `seekpoint run --accept-declaration`" in message

@@ -71,10 +71,10 @@ IN_SPARK = {"spark run", "spark reload", "spark verify"}  # test_cli_spark.py ha
 def commands(command: object, *path: str) -> set[str]:
     """Every command that does something, by its words."""
     below = getattr(command, "commands", {})
-    found = {name for each, one in below.items() for name in commands(one, *path, each)}
+    names = {name for word, command_below in below.items() for name in commands(command_below, *path, word)}
     if path and (not below or getattr(command, "invoke_without_command", False)):
-        found.add(" ".join(path))
-    return found
+        names.add(" ".join(path))
+    return names
 
 
 ALL = commands(every_command())
@@ -99,7 +99,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 @pytest.mark.parametrize("command", sorted({*WITH_DATABASE, *WITH_BROKERS}))
 def test_servers_that_are_away(command: str, names: dict[str, str]) -> None:
     servers = DATABASE if command in WITH_DATABASE else BROKERS
-    words = [each.format(**names) for each in {**WITH_DATABASE, **WITH_BROKERS}[command]]
+    words = [word.format(**names) for word in {**WITH_DATABASE, **WITH_BROKERS}[command]]
     result = seekpoint(*command.split(), *words, *servers, stdin="x", exits=3)
     assert "error: " in result.stderr
     assert "secret" not in result.output
@@ -112,6 +112,6 @@ def test_wrong_usage(command: str) -> None:
 
 def test_a_property_that_librdkafka_does_not_know_is_not_left_out() -> None:
     misspelled = ["--kafka", "bootstrap.server=127.0.0.1:2"]
-    said = seekpoint("exporter", "--once", *DATABASE, *BROKERS, *misspelled, exits=2).stderr
-    assert "bootstrap.server" in said
-    assert "error: " in said
+    stderr = seekpoint("exporter", "--once", *DATABASE, *BROKERS, *misspelled, exits=2).stderr
+    assert "bootstrap.server" in stderr
+    assert "error: " in stderr

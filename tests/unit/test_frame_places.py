@@ -25,8 +25,8 @@ def places(*rows: tuple[str | None, int | None, int | None], ranges: Any = RANGE
     batch = pa.record_batch({name: pa.array(values, types[name]) for name, values in columns.items()})
     topical = len(names) == 3
     plan = RowsPlan("frame", ("s", "t"), [], {}, [], ranges, has_topics=topical, is_placed=True, conversions=EXACT)
-    found: list[int] = places_of(plan, ranges, batch).to_pylist()
-    return found
+    places: list[int] = places_of(plan, ranges, batch).to_pylist()
+    return places
 
 
 def test_each_row_has_the_place_of_its_partition() -> None:

@@ -30,16 +30,16 @@ def after(*seen: Event, stale_after: float = 60.0) -> Health:
     return board.read()
 
 
-def started(at: float | None = None) -> events.Started:
-    return events.Started(group="g", owner="o") if at is None else events.Started(group="g", owner="o", at=at)
+def started(moment: float | None = None) -> events.Started:
+    return events.Started(group="g", owner="o") if moment is None else events.Started(group="g", owner="o", at=moment)
 
 
 def placed(partition: Partition, offset: int) -> events.Activated:
     return events.Activated(partition=partition, offset=offset, epoch=1)
 
 
-def committed(*spans: Span, records: int = 1, at: float | None = None) -> events.Committed:
-    return events.Committed(spans=spans, records=records, seconds=0.1, at=monotonic() if at is None else at)
+def committed(*spans: Span, records: int = 1, moment: float | None = None) -> events.Committed:
+    return events.Committed(spans=spans, records=records, seconds=0.1, at=monotonic() if moment is None else moment)
 
 
 def test_before_it_runs_it_is_neither_live_nor_ready() -> None:
@@ -95,7 +95,7 @@ def test_a_stopped_worker_is_neither_and_keeps_its_error(error: Exception | None
 
 
 def test_positions_follow_placing_and_commits() -> None:
-    seen = [started(), placed(A, 5), placed(B, 7), committed(Span(A, 5, 9), Span(B, 7, 8), records=4, at=12.5)]
+    seen = [started(), placed(A, 5), placed(B, 7), committed(Span(A, 5, 9), Span(B, 7, 8), records=4, moment=12.5)]
     health = after(*seen)
     assert health.positions == {A: 9, B: 8}
     assert (health.records, health.transactions, health.last_commit) == (4, 1, 12.5)
@@ -139,7 +139,7 @@ def test_a_stopped_partition_is_shown_until_it_is_active_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "said"),
+    ("trouble", "message"),
     [
         (events.DatabaseTrouble(error=ValueError("the database is away")), "ValueError: the database is away"),
         (events.KafkaTrouble(error="all brokers down"), "all brokers down"),
@@ -147,10 +147,10 @@ def test_a_stopped_partition_is_shown_until_it_is_active_again() -> None:
         (events.Paused(reason="paused by ann"), "paused by ann"),
     ],
 )
-def test_trouble_lasts_until_it_is_over(trouble: Event, said: str) -> None:
+def test_trouble_lasts_until_it_is_over(trouble: Event, message: str) -> None:
     for seen in ([trouble], [trouble, committed()]):  # other partitions may still wait: a commit does not end it
         health = after(started(), *seen)
-        assert (health.live, health.ready, health.trouble) == (True, False, said)
+        assert (health.live, health.ready, health.trouble) == (True, False, message)
     health = after(started(), trouble, committed(), events.Recovered())
     assert (health.ready, health.trouble) == (True, None)
 
@@ -183,22 +183,22 @@ LONG_AGO = monotonic() - 100
         (lambda: [events.KafkaTrouble(error="down", at=LONG_AGO), events.KafkaTrouble(error="down")], True),
         (lambda: [events.KafkaTrouble(error="down"), events.Recovered()], False),
         (lambda: [events.LagSampled(lag={A: 5}), committed(Span(A, 1, 2))], False),
-        (lambda: [events.LagSampled(lag={A: 5}), committed(Span(A, 1, 2), at=LONG_AGO)], True),
+        (lambda: [events.LagSampled(lag={A: 5}), committed(Span(A, 1, 2), moment=LONG_AGO)], True),
         (lambda: [events.LagSampled(lag={A: 5}), events.Revoked(partitions=(A,), lost=False)], False),
         (lambda: [events.LagSampled(lag={A: 5}), events.WorkerStopped()], False),
     ],
 )
 def test_stale_is_no_progress_although_there_is_work_or_trouble(make: Callable[[], list[Event]], stale: bool) -> None:
     """The events are made here and not at collection, which may be minutes ago."""
-    assert after(started(at=LONG_AGO), *make()).stale is stale
-    assert not after(started(at=LONG_AGO), *make(), stale_after=1e6).stale
+    assert after(started(moment=LONG_AGO), *make()).stale is stale
+    assert not after(started(moment=LONG_AGO), *make(), stale_after=1e6).stale
 
 
 def test_a_batch_that_ends_without_a_commit_leaves_no_idle_worker_stale() -> None:
     """Refused, dropped whole, or without an answer of Kafka's: the worker's loop reports the end itself."""
     board, opened = HealthBoard(), events.BatchOpened(attempt=1, at=LONG_AGO)
     for more, stale in [(events.Recovered(), False), (events.LagSampled(lag={A: 5}), True)]:
-        for event in (started(at=LONG_AGO), events.LagSampled(lag={}), opened, more):
+        for event in (started(moment=LONG_AGO), events.LagSampled(lag={}), opened, more):
             board(event)
         assert board.read().stale
         board.batch_ended()
@@ -288,9 +288,9 @@ def test_who_waits_as_declared_is_not_stale() -> None:
     lag = events.LagSampled(lag={A: 10, B: 5}, not_due=frozenset({A, B}), at=monotonic() - 100)
     assert after(started(), placed(A, 5), placed(B, 0), lag).delayed == {A, B}
     assert not after(started(), lag).stale
-    one = events.LagSampled(lag={A: 10, B: 5}, not_due=frozenset({A}), at=monotonic() - 100)
-    assert after(started(), one).stale, "the other one does not move"
-    assert not after(started(), retry(B, 5), one).stale
+    sampled = events.LagSampled(lag={A: 10, B: 5}, not_due=frozenset({A}), at=monotonic() - 100)
+    assert after(started(), sampled).stale, "the other one does not move"
+    assert not after(started(), retry(B, 5), sampled).stale
     assert after(started(), retry(B, 5), lag).delayed == {A}, "one reason is enough"
 
 

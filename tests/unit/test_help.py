@@ -13,8 +13,8 @@ from support.failures import for_each
 
 def commands(command: Any, *path: str) -> Iterator[tuple[str, str]]:
     """Every command's words and help."""
-    for name, one in getattr(command, "commands", {}).items():
-        yield from commands(one, *path, name)
+    for name, subcommand in getattr(command, "commands", {}).items():
+        yield from commands(subcommand, *path, name)
     if path:
         yield " ".join(path), command.help or ""
 

@@ -37,9 +37,9 @@ def test_a_client_beyond_recovery_or_without_rights_ends_the_work(code: int) -> 
 
 def test_a_heartbeat_that_is_no_valid_request_is_an_error_of_its_own() -> None:
     """Another client may get over it."""
-    said = "Fatal error: Broker: Invalid request: ConsumerGroupHeartbeat fatal error: Broker: Invalid request"
+    message = "Fatal error: Broker: Invalid request: ConsumerGroupHeartbeat fatal error: Broker: Invalid request"
     with pytest.raises(HeartbeatRefused, match="Invalid request"):
-        raise_if_fatal(KafkaError(KafkaError._FATAL, said))
+        raise_if_fatal(KafkaError(KafkaError._FATAL, message))
 
 
 @pytest.mark.parametrize("code", [KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._MAX_POLL_EXCEEDED])
@@ -69,8 +69,8 @@ class _Consumer:
     def assignment(self) -> list[TopicPartition]:
         return self._held
 
-    def seek(self, at: TopicPartition) -> None:
-        self.sought.append((at.partition, at.offset, at.leader_epoch))
+    def seek(self, partition: TopicPartition) -> None:
+        self.sought.append((partition.partition, partition.offset, partition.leader_epoch))
 
 
 def stirred(config: dict[str, Any]) -> tuple[Client, _Consumer]:
@@ -165,13 +165,13 @@ def test_the_client_id_names_the_group_the_host_and_the_process() -> None:
     assert consumer_config({**BROKERS, "client.id": "mine"}, group="billing")["client.id"] == "mine"
 
 
-@pytest.mark.parametrize("given", ["localhost:9092", ["localhost:9092"], None])
-def test_a_configuration_that_is_no_dict_is_refused(given: Any) -> None:
-    refused = rf"kafka= takes a dict, e.g. {{'bootstrap.servers': 'localhost:9092'}}, got {type(given).__name__}"
+@pytest.mark.parametrize("config", ["localhost:9092", ["localhost:9092"], None])
+def test_a_configuration_that_is_no_dict_is_refused(config: Any) -> None:
+    refused = rf"kafka= takes a dict, e.g. {{'bootstrap.servers': 'localhost:9092'}}, got {type(config).__name__}"
     with pytest.raises(ConfigError, match=refused):
-        consumer_config(given, group="g")
+        consumer_config(config, group="g")
     with pytest.raises(ConfigError, match=refused):
-        bounded_config(given)
+        bounded_config(config)
 
 
 @pytest.mark.parametrize("group", ["", " ", "\t", " \n "])
@@ -185,9 +185,9 @@ def test_a_blank_group_is_refused_before_the_client_aborts_the_process(group: st
 @pytest.mark.parametrize("make", [make_consumer, make_admin])
 @pytest.mark.parametrize("key", ["ssl.ca.location", "ssl.certificate.location", "ssl.key.location"])
 def test_a_file_that_is_missing_is_named(make: Any, key: str) -> None:
-    given = {**BROKERS, "security.protocol": "ssl", key: "/nowhere/it.pem", "log_level": 0}
+    config = {**BROKERS, "security.protocol": "ssl", key: "/nowhere/it.pem", "log_level": 0}
     with pytest.raises(ConfigError, match=rf"{key} failed: .*; {key}: /nowhere/it\.pem does not exist \[SP1001\]$"):
-        make(consumer_config(given, group="g"))
+        make(consumer_config(config, group="g"))
 
 
 def test_a_close_that_is_given_up_says_that_the_member_may_still_be_there(caplog: pytest.LogCaptureFixture) -> None:

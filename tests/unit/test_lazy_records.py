@@ -42,8 +42,8 @@ class Counted(Message):
 
 @pytest.mark.parametrize(("often", "kept"), [(700, False), (100_000, True)])
 def test_messages_are_kept_only_where_they_are_not_collected_often(often: int, kept: bool) -> None:
-    made: Any = Counted
-    given_ = [made("a", 0, 4, b"k", b"v", [("h", b"1")], None, (1, 5), 0.0, 7)]
+    kind: Any = Counted
+    given_ = [kind("a", 0, 4, b"k", b"v", [("h", b"1")], None, (1, 5), 0.0, 7)]
     message = weakref.ref(given_[0])
     with collected(often):
         records, _ = lazy_records(given_, Partition("a", 0))
@@ -58,8 +58,8 @@ def messages(draw: st.DrawFn) -> list[Any]:
     def make(offset: int, topic: str) -> Any:
         key, value, headers = draw(some_bytes), draw(some_bytes), draw(st.none() | pairs)
         epoch = draw(st.integers(-1, 9))  # -1: the broker does not say
-        made: Any = Message
-        return made(topic, draw(st.integers(0, 2)), offset, key, value, headers, None, draw(times), 0.0, epoch)
+        kind: Any = Message
+        return kind(topic, draw(st.integers(0, 2)), offset, key, value, headers, None, draw(times), 0.0, epoch)
 
     return [make(n, draw(st.sampled_from(["a", "b"]))) for n in range(draw(st.integers(0, 5)))]
 
@@ -80,9 +80,9 @@ def test_they_are_what_the_messages_say(given_: list[Any], often: int) -> None:
 
 
 def test_of_one_partition_nothing_is_asked_that_is_known() -> None:
-    made: Any = Message
+    kind: Any = Message
     records, _ = lazy_records(
-        [made("a", 3, n, b"k", b"v", None, None, (1, 5), 0.0, 7) for n in (4, 6)], Partition("a", 3)
+        [kind("a", 3, n, b"k", b"v", None, None, (1, 5), 0.0, 7) for n in (4, 6)], Partition("a", 3)
     )
     assert records.topic == "a"
     assert [(r.topic, r.partition, r.offset) for r in records] == [("a", 3, 4), ("a", 3, 6)]

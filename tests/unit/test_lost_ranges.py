@@ -15,23 +15,23 @@ def moment(number: int) -> datetime:
     return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number)
 
 
-def given_up(start: int, end: int | None, at: int, reason: str = "operator", topic_id: UUID = ID) -> Lost:
-    return Lost(AT, topic_id, start, end, reason, moment(at))
+def given_up(start: int, end: int | None, seconds: int, reason: str = "operator", topic_id: UUID = ID) -> Lost:
+    return Lost(AT, topic_id, start, end, reason, moment(seconds))
 
 
-def reset(start: int, to: int, at: int) -> Reset:
-    return Reset(AT, start, to, moment(at))
+def reset(start: int, to: int, seconds: int) -> Reset:
+    return Reset(AT, start, to, moment(seconds))
 
 
-def taken_back(start: int, to: int, at: int) -> list[Reset]:
+def taken_back(start: int, to: int, seconds: int) -> list[Reset]:
     """A reset that rebuilt the tables has two rows."""
-    return [reset(start, to, at), Reset(AT, start, to, moment(at), takes_back=True)]
+    return [reset(start, to, seconds), Reset(AT, start, to, moment(seconds), takes_back=True)]
 
 
 def left(lost: list[Lost], resets: list[Reset], first: int = 0) -> list[Span]:
-    found = list(not_applied(lost, resets, {AT: ID}, {AT: first}))
-    assert all(at == AT for at, _ in found)
-    return [span for _, span in found]
+    ranges = list(not_applied(lost, resets, {AT: ID}, {AT: first}))
+    assert all(partition == AT for partition, _ in ranges)
+    return [span for _, span in ranges]
 
 
 def test_a_forward_reset_leaves_its_range_out() -> None:

@@ -33,35 +33,38 @@ def announce(to: Worker, *seen: events.Event) -> None:
         to._announce(event)
 
 
-def committed(at: Partition, start: int, end: int, seconds: float = 0.003) -> events.Committed:
+def committed(partition: Partition, start: int, end: int, seconds: float = 0.003) -> events.Committed:
     rows = {"shop.orders": 2 * (end - start)}
-    return events.Committed(spans=(Span(at, start, end),), records=end - start, seconds=seconds, rows=rows)
+    return events.Committed(spans=(Span(partition, start, end),), records=end - start, seconds=seconds, rows=rows)
 
 
-def activated(at: Partition, offset: int = 0) -> events.Activated:
-    return events.Activated(partition=at, offset=offset, epoch=1)
+def activated(partition: Partition, offset: int = 0) -> events.Activated:
+    return events.Activated(partition=partition, offset=offset, epoch=1)
 
 
 def scraped(*tallies: Source, **options: Any) -> dict[tuple[str, ...], float]:
     """Each value by its name and its labels: group, topic, partition, and then the others by name."""
     order = ["group", "topic", "partition", "state"]
     text = exposition(*tallies, **options).decode()
-    found = (one for family in text_string_to_metric_families(text) for one in family.samples)
+    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
 
     def place(name: str) -> tuple[int, str]:
         return (order.index(name) if name in order else len(order), name)
 
     return {
-        (one.name.removeprefix(PREFIX), *(one.labels[name] for name in sorted(one.labels, key=place))): one.value
-        for one in found
+        (
+            sample.name.removeprefix(PREFIX),
+            *(sample.labels[name] for name in sorted(sample.labels, key=place)),
+        ): sample.value
+        for sample in samples
     }
 
 
 def one_of_each() -> tuple[Worker, Tally]:
-    made = worker()
-    tally = Tally(made)
+    observed = worker()
+    tally = Tally(observed)
     announce(
-        made,
+        observed,
         events.Starting(group="g"),
         events.Started(group="g", owner="o"),
         activated(A),
@@ -82,35 +85,35 @@ def one_of_each() -> tuple[Worker, Tally]:
         events.LagSampled(lag={A: 3, B: 4}),
         events.PartitionStopped(partition=A, error=OffsetLost(A, 10, "gone")),
     )
-    return made, tally
+    return observed, tally
 
 
 def test_each_event_is_counted() -> None:
-    found = scraped(one_of_each()[1])
-    assert (found["records_total", "g"], found["sink_rows_total", "g", "shop.orders"]) == (12, 24)
-    assert {key[2]: found[key] for key in found if key[0] == "transactions_total"} == {
+    samples = scraped(one_of_each()[1])
+    assert (samples["records_total", "g"], samples["sink_rows_total", "g", "shop.orders"]) == (12, 24)
+    assert {key[2]: samples[key] for key in samples if key[0] == "transactions_total"} == {
         "committed": 2, "refused": 1, "unknown": 1,
     }  # fmt: skip
-    assert (found["transaction_duration_seconds_count", "g"], found["claims_total", "g"]) == (2, 2)
-    assert found["transaction_duration_seconds_sum", "g"] == pytest.approx(2.003)
-    assert found["transaction_duration_seconds_bucket", "g", "0.005"] == 1
-    assert found["transaction_duration_seconds_bucket", "g", "+Inf"] == 2
-    assert found["resyncs_total", "g", "reply lost"] == found["stops_total", "g", "OffsetLost"] == 1
-    assert found["dead_letters_total", "g", "a", "dead_lettered", "handler"] == 1
-    assert found["troubles_total", "g", "kafka"] == 1
-    assert found["other_commits_total", "g"] == 2, "partitions"
+    assert (samples["transaction_duration_seconds_count", "g"], samples["claims_total", "g"]) == (2, 2)
+    assert samples["transaction_duration_seconds_sum", "g"] == pytest.approx(2.003)
+    assert samples["transaction_duration_seconds_bucket", "g", "0.005"] == 1
+    assert samples["transaction_duration_seconds_bucket", "g", "+Inf"] == 2
+    assert samples["resyncs_total", "g", "reply lost"] == samples["stops_total", "g", "OffsetLost"] == 1
+    assert samples["dead_letters_total", "g", "a", "dead_lettered", "handler"] == 1
+    assert samples["troubles_total", "g", "kafka"] == 1
+    assert samples["other_commits_total", "g"] == 2, "partitions"
     for name in ("claims_lost", "retries", "isolations", "crash_suspicions", "mirror_failures"):
-        assert found[f"{name}_total", "g"] == 1, name
+        assert samples[f"{name}_total", "g"] == 1, name
 
 
 def test_the_state_is_the_workers_health() -> None:
-    found = scraped(one_of_each()[1])
-    assert (found["live", "g"], found["ready", "g"], found["trouble", "g"], found["stale", "g"]) == (1, 0, 1, 0)
-    assert (found["next_offset", "g", "a", "0"], found["next_offset", "g", "a", "1"]) == (10, 7)
-    assert found["lag_records", "g", "a", "0"] == 3, "a stopped partition keeps its lag"
-    assert found["partition_stopped", "g", "a", "0", "OffsetLost"] == 1
-    assert found["partition_waiting", "g", "a", "1", "retry"] == 1
-    assert found["last_commit_timestamp_seconds", "g", "a", "1"] == pytest.approx(time(), abs=5)
+    samples = scraped(one_of_each()[1])
+    assert (samples["live", "g"], samples["ready", "g"], samples["trouble", "g"], samples["stale", "g"]) == (1, 0, 1, 0)
+    assert (samples["next_offset", "g", "a", "0"], samples["next_offset", "g", "a", "1"]) == (10, 7)
+    assert samples["lag_records", "g", "a", "0"] == 3, "a stopped partition keeps its lag"
+    assert samples["partition_stopped", "g", "a", "0", "OffsetLost"] == 1
+    assert samples["partition_waiting", "g", "a", "1", "retry"] == 1
+    assert samples["last_commit_timestamp_seconds", "g", "a", "1"] == pytest.approx(time(), abs=5)
 
 
 def test_every_metric_of_a_worker_has_a_series() -> None:
@@ -121,57 +124,57 @@ def test_every_metric_of_a_worker_has_a_series() -> None:
 
 
 def test_a_partition_that_is_gone_has_no_series() -> None:
-    made, tally = one_of_each()
-    announce(made, events.Revoked(partitions=(B,), lost=False))
+    observed, tally = one_of_each()
+    announce(observed, events.Revoked(partitions=(B,), lost=False))
     assert not [key for key in scraped(tally) if key[0] in {"next_offset", "lag_records"} and key[3] == "1"]
     assert ("last_commit_timestamp_seconds", "g", "a", "1") not in scraped(tally)
 
 
 def test_a_lag_that_is_not_known_has_no_series() -> None:
-    made, tally = one_of_each()
-    announce(made, events.LagSampled(lag={A: 3, B: 0}, unknown=frozenset({A})))
+    observed, tally = one_of_each()
+    announce(observed, events.LagSampled(lag={A: 3, B: 0}, unknown=frozenset({A})))
     assert {key[3] for key in scraped(tally) if key[0] == "lag_records"} == {"1"}
 
 
 def test_two_workers_of_a_group_are_one_and_two_groups_are_two() -> None:
-    one, other, third = worker(), worker(), worker("h")
-    tallies = [Tally(one), Tally(other), Tally(third)]
-    for each in (one, third):
-        announce(each, events.Starting(group="g"), events.Started(group="g", owner="o"))
-    announce(one, activated(A), committed(A, 0, 5))
+    first, other, third = worker(), worker(), worker("h")
+    tallies = [Tally(first), Tally(other), Tally(third)]
+    for observed in (first, third):
+        announce(observed, events.Starting(group="g"), events.Started(group="g", owner="o"))
+    announce(first, activated(A), committed(A, 0, 5))
     announce(other, activated(B), committed(B, 0, 7))
-    found = scraped(*tallies)
-    assert (found["records_total", "g"], found["records_total", "h"]) == (12, 0)
-    assert (found["live", "g"], found["live", "h"]) == (0, 1), "one of two does not live"
-    assert found["transaction_duration_seconds_count", "g"] == 2
+    samples = scraped(*tallies)
+    assert (samples["records_total", "g"], samples["records_total", "h"]) == (12, 0)
+    assert (samples["live", "g"], samples["live", "h"]) == (0, 1), "one of two does not live"
+    assert samples["transaction_duration_seconds_count", "g"] == 2
 
 
 def test_a_partition_that_two_workers_have_is_not_counted_twice() -> None:
     """While it is handed over, or one of them is hung: also where partitions are combined."""
-    one, other = worker(), worker()
-    tallies = Tally(one), Tally(other)
-    for each, end in ((one, 10), (other, 20)):
-        announce(each, activated(A), committed(A, 0, end), activated(B), committed(B, 0, 5))
-        announce(each, events.LagSampled(lag={A: 30 - end, B: 0}))
-        announce(each, events.PartitionStopped(partition=A, error=OffsetLost(A, 10, "gone")))
-    found, folded = scraped(*tallies), scraped(*tallies, per_partition=False)
-    assert (found["next_offset", "g", "a", "0"], found["lag_records", "g", "a", "0"]) == (20, 20)
+    first, other = worker(), worker()
+    tallies = Tally(first), Tally(other)
+    for observed, end in ((first, 10), (other, 20)):
+        announce(observed, activated(A), committed(A, 0, end), activated(B), committed(B, 0, 5))
+        announce(observed, events.LagSampled(lag={A: 30 - end, B: 0}))
+        announce(observed, events.PartitionStopped(partition=A, error=OffsetLost(A, 10, "gone")))
+    samples, folded = scraped(*tallies), scraped(*tallies, per_partition=False)
+    assert (samples["next_offset", "g", "a", "0"], samples["lag_records", "g", "a", "0"]) == (20, 20)
     assert (folded["next_offset", "g", "", ""], folded["lag_records", "g", "", ""]) == (25, 20)
-    assert found["partition_stopped", "g", "a", "0", "OffsetLost"] == 1
+    assert samples["partition_stopped", "g", "a", "0", "OffsetLost"] == 1
     assert folded["partition_stopped", "g", "", "", "OffsetLost"] == 1
-    assert found["records_total", "g"] == folded["records_total", "g"] == 40, "counters are added"
+    assert samples["records_total", "g"] == folded["records_total", "g"] == 40, "counters are added"
 
 
 def test_partitions_can_be_combined() -> None:
-    found = scraped(one_of_each()[1], per_partition=False)
-    assert found["lag_records", "g", "", ""] == 7
-    assert not [key for key in found if key[2:4] == ("a", "0")]
+    samples = scraped(one_of_each()[1], per_partition=False)
+    assert samples["lag_records", "g", "", ""] == 7
+    assert not [key for key in samples if key[2:4] == ("a", "0")]
 
 
 def test_a_worker_without_partitions_and_before_its_start_is_scraped() -> None:
-    found = scraped(Tally(worker()))
-    assert (found["live", "g"], found["records_total", "g"]) == (0, 0)
-    assert not [key for key in found if len(key) > 3 and key[0] != "worker_info"]
+    samples = scraped(Tally(worker()))
+    assert (samples["live", "g"], samples["records_total", "g"]) == (0, 0)
+    assert not [key for key in samples if len(key) > 3 and key[0] != "worker_info"]
 
 
 def test_a_registry_learns_the_names_without_values() -> None:
@@ -202,22 +205,22 @@ def test_an_observer_that_is_none_is_refused() -> None:
 
 def test_open_telemetry_has_the_same_values() -> None:
     reader = InMemoryMetricReader()
-    made, other = worker(), worker("h")
-    tally = Tally(made)
+    first, other = worker(), worker("h")
+    tally = Tally(first)
     instrument(tally, Tally(other), meter_provider=MeterProvider([reader]))
-    announce(made, events.Starting(group="g"), activated(A), committed(A, 0, 10), events.LagSampled(lag={A: 3}))
-    announce(made, events.OtherCommits(commits={A: 3, B: 4}), events.MirrorFailed(error="broken"))
+    announce(first, events.Starting(group="g"), activated(A), committed(A, 0, 10), events.LagSampled(lag={A: 3}))
+    announce(first, events.OtherCommits(commits={A: 3, B: 4}), events.MirrorFailed(error="broken"))
     data = reader.get_metrics_data()
     assert data is not None
     (scope,) = data.resource_metrics[0].scope_metrics
     points = {metric.name: metric.data.data_points for metric in scope.metrics}
     group = {"messaging.system": "kafka", "messaging.consumer.group.name": "g"}
-    at = {**group, "messaging.destination.name": "a", "messaging.destination.partition.id": "0"}
+    labels = {**group, "messaging.destination.name": "a", "messaging.destination.partition.id": "0"}
     assert _point(points["seekpoint.records"], group).value == 10
     assert _point(points["seekpoint.other_commits"], group).value == 2
     assert _point(points["seekpoint.mirror_failures"], group).value == 1
     assert _point(points["seekpoint.transactions"], {**group, "seekpoint.outcome": "committed"}).value == 1
-    assert _point(points["seekpoint.lag_records"], at).value == 3
+    assert _point(points["seekpoint.lag_records"], labels).value == 3
     histogram = _point(points["seekpoint.transaction_duration"], group)
     samples = Samples()
     tally.add_to(samples)
@@ -228,8 +231,8 @@ def test_open_telemetry_has_the_same_values() -> None:
 
 
 def _point(points: Any, attributes: dict[str, str]) -> Any:
-    (found,) = (one for one in points if dict(one.attributes) == attributes)
-    return found
+    (point,) = (candidate for candidate in points if dict(candidate.attributes) == attributes)
+    return point
 
 
 def test_histograms_are_added() -> None:

@@ -130,8 +130,8 @@ def test_commits_are_not_replaced_before_kafka_has_answered_which_there_are() ->
         harness.later()
     assert harness.sent == []
     assert harness.asked == 2 * TRIES
-    said = "Kafka has not answered which offsets the group has committed: none is replaced until it has"
-    assert harness.announced == [events.MirrorFailed(error=said)]
+    message = "Kafka has not answered which offsets the group has committed: none is replaced until it has"
+    assert harness.announced == [events.MirrorFailed(error=message)]
     harness.is_slow = False
     harness.later()
     assert harness.announced[1:] == [events.OtherCommits(commits={AT: 3})]
@@ -181,8 +181,8 @@ def test_an_error_of_the_client_ends_no_worker() -> None:
 def test_a_position_without_a_leader_epoch_is_a_commit_without_one() -> None:
     """As after a reset: no record was applied there."""
     commit = Commit.mirror(4, None, 2)
-    at: Any = commit.at(AT)
-    assert (at.offset, at.metadata, at.leader_epoch) == (4, "seekpoint epoch=2", None)
+    position: Any = commit.at(AT)
+    assert (position.offset, position.metadata, position.leader_epoch) == (4, "seekpoint epoch=2", None)
     assert commit.is_mirror
     assert not Commit(4, None, "seekpointless").is_mirror
 
@@ -227,11 +227,11 @@ def test_kafka_has_the_positions_once_it_answers_again(seed: int) -> None:
             harness.answered(BROKEN if fails else None)
 
     for step in range(100):
-        at = dice.choice(partitions)
+        partition = dice.choice(partitions)
         if dice.random() < 0.2:
-            harness.claims.pop(at, None)
+            harness.claims.pop(partition, None)
         else:
-            harness.at(dice.randrange(100), at, epoch=step)
+            harness.at(dice.randrange(100), partition, epoch=step)
         harness.later(dice.choice([0.0, 1.0, EVERY]))
         if dice.random() < 0.7:
             answer(fails=dice.random() < 0.5)

@@ -239,7 +239,7 @@ def test_asking_whether_a_record_is_excluded_makes_no_dead_letter() -> None:
     assert batch.outcome.excludes(record)
     assert batch.outcome.dead_letters == []
     assert not batch.admits(record)
-    assert [one.state for one in batch.outcome.dead_letters] == [State.BLOCKED]
+    assert [dead_letter.state for dead_letter in batch.outcome.dead_letters] == [State.BLOCKED]
 
 
 def test_a_result_passes_what_is_applied_or_a_dead_letter_and_nothing_after_a_stop() -> None:
@@ -432,7 +432,7 @@ def test_a_batch_is_small_up_to_its_last_record() -> None:
 
 def test_a_batch_of_large_records_is_not_small() -> None:
     """They are streamed: the server would hold one statement's values all at once."""
-    size = sum(len(one.value or b"") + len(one.key or b"") for one in chunk((A, 0, 3)).messages)
+    size = sum(len(message.value or b"") + len(message.key or b"") for message in chunk((A, 0, 3)).messages)
     batch, source = opened(chunk((A, 0, 3)), None)
     assert not batch.closes_within(5, size - 1)
     assert source.asked == []

@@ -88,7 +88,7 @@ def declared(**options: Any) -> Pipeline:
 
 def test_type_checkers_know_every_parameter() -> None:
     parameters = set(inspect.signature(Pipeline.__init__).parameters)
-    declared = [set(inspect.signature(one).parameters) for one in get_overloads(Pipeline.__init__)]
+    declared = [set(inspect.signature(overload).parameters) for overload in get_overloads(Pipeline.__init__)]
     assert len(declared) == 4
     assert set().union(*declared) - {"options"} | set(_Options.__annotations__) == parameters
     assert not set().union(*declared) & set(_Options.__annotations__)
@@ -110,11 +110,11 @@ def test_each_topic_may_have_a_codec_of_its_own() -> None:
     pipeline = declared(topics={"a": Json(int), "b": Text()}, value=None, key=Text())
     assert pipeline.topics == ("a", "b")
     headers = (("h", b"1"), ("h", None))
-    one = raw(b"5", topic="a", partition=3, offset=9, key=b"k", headers=headers, leader_epoch=2)
+    record = raw(b"5", topic="a", partition=3, offset=9, key=b"k", headers=headers, leader_epoch=2)
     writers = PipelineWriters(pipeline)
-    assert writers.decode(one) == Record("a", 3, 9, None, "k", 5, headers, 2)
+    assert writers.decode(record) == Record("a", 3, 9, None, "k", 5, headers, 2)
     assert writers.decode(raw(b"5", topic="b")).value == "5"
-    assert writers.values([one, raw(b"x", topic="b")]) == [5, "x"]
+    assert writers.values([record, raw(b"x", topic="b")]) == [5, "x"]
 
 
 def test_tables_are_those_of_sinks_and_handler() -> None:
@@ -178,7 +178,7 @@ TAKERS: dict[str, Callable[[Pipeline], object]] = {
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"group": ""}, r"a group needs a name that is not blank and has no NUL characters, got ''"),
         ({"group": " \t"}, r"a group needs a name that is not blank and has no NUL characters, got ' \\t'"),
@@ -245,13 +245,13 @@ TAKERS: dict[str, Callable[[Pipeline], object]] = {
         ({"on_poison": "pass"}, r"on_poison must be one of 'stop', 'dead_letter', 'skip', got 'pass'"),
     ],
 )
-def test_a_declaration_that_contradicts_itself_says_what_to_write(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_declaration_that_contradicts_itself_says_what_to_write(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         declared(**options)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({}, r"Pipeline\('g', topics=\['orders'\]\) does nothing: give it sinks=\[\.\.\.\] or handle="),
         ({"resources": clients, "sinks": [SINK]}, r"resources= are for an async handler, but it has none"),
@@ -261,10 +261,12 @@ def test_a_declaration_that_contradicts_itself_says_what_to_write(options: dict[
         ),
     ],
 )
-def test_whatever_takes_a_pipeline_refuses_one_that_leaves_records_undone(options: dict[str, Any], said: str) -> None:
+def test_whatever_takes_a_pipeline_refuses_one_that_leaves_records_undone(
+    options: dict[str, Any], message: str
+) -> None:
     declared_so_far = declared(handle=None, **options)
     for take in TAKERS.values():
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             take(declared_so_far)
 
 
@@ -303,7 +305,7 @@ def test_a_handler_takes_what_no_sink_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "said"),
+    ("arguments", "options", "message"),
     [
         (("",), {}, r"name it 'table' or 'schema\.table', or give a tuple of the parts"),
         (("a.b.c",), {}, r"name it 'table' or 'schema\.table'"),
@@ -315,8 +317,10 @@ def test_a_handler_takes_what_no_sink_takes() -> None:
         (("t",), {"columns": ["a", "b", "a"]}, r"columns= names a column twice: a, b, a"),
     ],
 )
-def test_a_sink_that_contradicts_itself_says_what_to_write(arguments: Any, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_sink_that_contradicts_itself_says_what_to_write(
+    arguments: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
         Append(*arguments, **options)
 
 

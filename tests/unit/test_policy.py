@@ -73,8 +73,8 @@ def test_every_limit_can_be_set_and_is_described(name: str) -> None:
 def test_start_at_is_a_value() -> None:
     assert StartAt.earliest() == StartAt.earliest() != StartAt.latest()
     assert StartAt.committed().kind == "committed"
-    at = datetime(2026, 8, 1, tzinfo=UTC)
-    assert StartAt.time(at).moment == at
+    time = datetime(2026, 8, 1, tzinfo=UTC)
+    assert StartAt.time(time).moment == time
     assert StartAt.offsets({("b", 1): 5, ("a", 0): 0}).positions == ((Partition("a", 0), 0), (Partition("b", 1), 5))
 
 
@@ -84,7 +84,7 @@ def test_a_start_time_must_be_aware() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_", "said"),
+    ("given_", "message"),
     [
         ({("orders", 0): -1}, "offsets must be 0 or greater, got orders/0: -1"),
         ({"orders": 5}, r"give \{\(topic, partition\): offset\}, got \{'orders': 5\}"),
@@ -95,8 +95,8 @@ def test_a_start_time_must_be_aware() -> None:
         ([("orders", 0, 5)], r"give \{\(topic, partition\): offset\}"),
     ],
 )
-def test_start_offsets_name_partitions(given_: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_start_offsets_name_partitions(given_: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         StartAt.offsets(given_)
 
 

@@ -32,7 +32,7 @@ def test_a_scrape_that_fails_is_logged_and_probes_still_answer(caplog: pytest.Lo
 
 
 def test_without_the_extra_there_is_no_such_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [one for one in sys.modules if one.split(".")[0] == "prometheus_client"]:
+    for name in [module for module in sys.modules if module.split(".")[0] == "prometheus_client"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "seekpoint.metrics.prometheus", raising=False)
@@ -60,11 +60,11 @@ def test_connections_are_bounded_in_number_and_in_time(monkeypatch: pytest.Monke
     port = free_port()
     with listening(f"127.0.0.1:{port}", lambda: WELL, Broken()):
         slow = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(2)]
-        for one in slow:
-            one.sendall(b"GET /live HT")
+        for client in slow:
+            client.sendall(b"GET /live HT")
         with socket.create_connection(("127.0.0.1", port), timeout=30) as third:
             assert third.recv(1) == b"", "closed at once"
-        assert [one.recv(1) for one in slow] == [b"", b""], "closed before the request's own timeout"
-        for one in slow:
-            one.close()
+        assert [client.recv(1) for client in slow] == [b"", b""], "closed before the request's own timeout"
+        for client in slow:
+            client.close()
         until(lambda: ask(port, "/live")[0] == 200, "an answer")

@@ -15,17 +15,17 @@ def lines(text: str) -> Iterable[bytes]:
 
 
 def test_a_line_is_a_value_without_its_end_and_empty_lines_are_left_out() -> None:
-    found = list(read_values(lines("a: 1 \r\n\nb\n\nc"), "stdin"))
-    assert found == [Outgoing(1, None, b"a: 1 ", []), Outgoing(3, None, b"b", []), Outgoing(5, None, b"c", [])]
+    values = list(read_values(lines("a: 1 \r\n\nb\n\nc"), "stdin"))
+    assert values == [Outgoing(1, None, b"a: 1 ", []), Outgoing(3, None, b"b", []), Outgoing(5, None, b"c", [])]
 
 
 def test_bytes_that_are_no_text_are_sent_as_they_are() -> None:
-    assert [one.value for one in read_values([b"\xff\xfe\n"], "stdin")] == [b"\xff\xfe"]
+    assert [value.value for value in read_values([b"\xff\xfe\n"], "stdin")] == [b"\xff\xfe"]
 
 
 def test_the_first_separator_ends_the_key() -> None:
-    found = list(read_values(lines("a::b::c\n::\n"), "stdin", "::"))
-    assert [(one.key, one.value) for one in found] == [(b"a", b"b::c"), (b"", b"")]
+    values = list(read_values(lines("a::b::c\n::\n"), "stdin", "::"))
+    assert [(value.key, value.value) for value in values] == [(b"a", b"b::c"), (b"", b"")]
 
 
 def test_a_line_without_a_separator_is_named() -> None:
@@ -49,13 +49,13 @@ def test_a_line_without_a_separator_is_named() -> None:
     ],
 )
 def test_an_objects_key_and_value(json: str, value: bytes | None) -> None:
-    (found,) = read_objects(lines(f'{{"value": {json}, "key": {json}}}\n'), "stdin")
-    assert found == Outgoing(1, value, value, [])
+    (record,) = read_objects(lines(f'{{"value": {json}, "key": {json}}}\n'), "stdin")
+    assert record == Outgoing(1, value, value, [])
 
 
 def test_an_objects_headers() -> None:
-    (found,) = read_objects(lines('{"headers": {"a": "x", "none": null, "empty": ""}, "value": 1}'), "stdin")
-    assert found == Outgoing(1, None, b"1", [("a", b"x"), ("none", None), ("empty", b"")])
+    (record,) = read_objects(lines('{"headers": {"a": "x", "none": null, "empty": ""}, "value": 1}'), "stdin")
+    assert record == Outgoing(1, None, b"1", [("a", b"x"), ("none", None), ("empty", b"")])
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,6 @@ def test_an_objects_headers() -> None:
 def test_a_line_that_is_no_such_object_is_named(line: str, reason: str) -> None:
     with pytest.raises(ConfigError) as raised:
         list(read_objects(lines(f'{{"value": 1}}\n{line}\n'), "stdin"))
-    said = str(raised.value)
-    assert said.startswith(f"stdin, line 2: {reason}")
-    assert said.endswith('; expected {"key": "ada", "value": {"id": 1}, "headers": {"source": "web"}} [SP1001]')
+    message = str(raised.value)
+    assert message.startswith(f"stdin, line 2: {reason}")
+    assert message.endswith('; expected {"key": "ada", "value": {"id": 1}, "headers": {"source": "web"}} [SP1001]')

@@ -85,8 +85,8 @@ Id = pydantic.RootModel[int]
     (Parcel, b'{"order": {"orderId": 5}}', Parcel(Order(orderId=5))),
     (Id, b"5", Id(5)),
 ])  # fmt: skip
-def test_json_becomes_the_model(one: tuple[Any, bytes, Any]) -> None:
-    kind, document, expected = one
+def test_json_becomes_the_model(case: tuple[Any, bytes, Any]) -> None:
+    kind, document, expected = case
     assert Json(kind)(document) == expected
     assert has_models(kind)
 
@@ -154,15 +154,15 @@ DOCUMENTS = [
 
 
 @for_each([(name, document) for name in Mixed.model_fields if name != "price" for document in DOCUMENTS])
-def test_other_fields_are_what_pydantic_makes_of_json(one: tuple[str, str]) -> None:
+def test_other_fields_are_what_pydantic_makes_of_json(case: tuple[str, str]) -> None:
     """In the way that keeps digits, too."""
-    name, document = one
+    name, document = case
     data = f'{{"{name}": {document}}}'.encode()
     try:
         expected = getattr(Mixed.model_validate_json(data), name)
     except pydantic.ValidationError:
         expected = msgspec.ValidationError
-    if one == ("took", "true"):
+    if case == ("took", "true"):
         return  # Python's True is the number 1
     try:
         value = getattr(Json(Mixed)(data), name)
@@ -186,14 +186,14 @@ NO_INTEGER = "Input should be a valid integer, unable to parse string as an inte
     (Order, b'{"orderId": "\\ud800%s"}', "surrogate pair"),
     (list[Plain], b"[%s]" % b",".join([b"{}"] * 4) , "; and 3 more"),
 ])  # fmt: skip
-def test_an_error_says_what_and_where_and_has_no_value_of_the_record(one: tuple[Any, bytes, str]) -> None:
-    kind, document, expected = one
+def test_an_error_says_what_and_where_and_has_no_value_of_the_record(case: tuple[Any, bytes, str]) -> None:
+    kind, document, expected = case
     data = document.replace(b"%s", SECRET.encode())
     with pytest.raises(msgspec.DecodeError) as caught:
         Json(kind)(data)
-    said = str(explained(caught.value, data))
-    assert said == expected or (len(expected) < 20 and expected in said), said
-    assert SECRET not in said
+    message = str(explained(caught.value, data))
+    assert message == expected or (len(expected) < 20 and expected in message), message
+    assert SECRET not in message
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__ or caught.value.__context__ is None, "a traceback would show the values"
 
@@ -245,9 +245,9 @@ class Struct(msgspec.Struct):
     (Digits, "and a union with decimal, which it validates differently"),
     (Struct, "Struct: Pydantic has no validator for it"),
 ])  # fmt: skip
-def test_what_would_lose_digits_or_has_no_validator_is_refused_at_the_declaration(one: tuple[Any, str]) -> None:
-    with pytest.raises(ConfigError, match=one[1]):
-        Json(one[0])
+def test_what_would_lose_digits_or_has_no_validator_is_refused_at_the_declaration(case: tuple[Any, str]) -> None:
+    with pytest.raises(ConfigError, match=case[1]):
+        Json(case[0])
 
 
 def test_strict_models_without_decimals_and_strict_numbers_beside_them_are_taken() -> None:
@@ -310,9 +310,9 @@ class Described(BaseModel):
 def test_the_fields_of_a_model_as_msgspec_describes_them() -> None:
     info = type_info(Described)
     assert isinstance(info, inspect.DataclassType)
-    found = {field.name: field.type for field in info.fields}
-    tree = found.pop("tree")
-    assert found == {
+    types = {field.name: field.type for field in info.fields}
+    tree = types.pop("tree")
+    assert types == {
         "id": inspect.IntType(gt=0),
         "small": inspect.UnionType((inspect.IntType(ge=0, le=100), inspect.NoneType())),
         "bound": inspect.IntType(gt=-5, lt=5),

@@ -18,15 +18,15 @@ FIND_COORDINATOR, GROUP_AUTHORIZATION_FAILED = 10, 30
 
 def test_a_missing_right_is_reported_as_such() -> None:
     """It comes as a message without topic and offset: nothing may be asked of that before its error."""
-    at = Partition("orders", 0)
+    partition = Partition("orders", 0)
     with MockCluster() as cluster:
-        cluster.create_topic(at.topic)
+        cluster.create_topic(partition.topic)
         cluster.push_request_errors(FIND_COORDINATOR, [GROUP_AUTHORIZATION_FAILED] * 50)
         kafka = {"bootstrap.servers": cluster.bootstrap, "log_level": 0}
         checks = RangeChecks(kafka)
-        consumer = RangeConsumer(checks, {at: 0})
+        consumer = RangeConsumer(checks, {partition: 0})
         try:
             with pytest.raises(KafkaException, match="GROUP_AUTHORIZATION_FAILED"):
-                list(_read(consumer, checks, Range(at, uuid4(), 0, 10), 500, _IdleLimit(30)))
+                list(_read(consumer, checks, Range(partition, uuid4(), 0, 10), 500, _IdleLimit(30)))
         finally:
             consumer.client.close(3)

@@ -60,8 +60,8 @@ def test_due_records_of_partitions_that_the_transaction_does_not_hold_stay() -> 
     assert scheduler.asked == [(6, held), (5, None)]
 
 
-@pytest.mark.parametrize(("each", "is_read"), [(10, True), (1000, False)])
-def test_what_another_batch_left_counts_towards_the_bytes_that_may_be_read_ahead(each: int, is_read: bool) -> None:
+@pytest.mark.parametrize(("size", "is_read"), [(10, True), (1000, False)])
+def test_what_another_batch_left_counts_towards_the_bytes_that_may_be_read_ahead(size: int, is_read: bool) -> None:
     """What is read ahead is bounded as a batch is, with what was put back from a chunk of two partitions."""
     kept, asked = KeptChunks(), 0
 
@@ -81,7 +81,7 @@ def test_what_another_batch_left_counts_towards_the_bytes_that_may_be_read_ahead
     reader = Reader(unused, limits, cast("Any", assignment), Announcer([]), Stopwatch(), is_ending=lambda: False)
     reader.read(CHUNK, 0)
     assert reader.has_more()
-    kept.put_back(Chunk([RawRecord("t", 0, n, 1, None, b"x" * each, (), None) for n in range(10)], {}))
+    kept.put_back(Chunk([RawRecord("t", 0, n, 1, None, b"x" * size, (), None) for n in range(10)], {}))
     reader.read_ahead()
     assert (asked == 2) is is_read
 
@@ -135,10 +135,10 @@ class FakeAssignment:
 def full_reader(assignment: FakeAssignment, stopping: threading.Event, pipeline: Any = None) -> Reader:
     """A reader whose client's last answer was full."""
     limits = Limits(batch_records=1000, batch_bytes=1000)
-    made = Reader(pipeline, limits, cast("Any", assignment), Announcer([]), Stopwatch(), is_ending=stopping.is_set)
-    made.read(10, 0)
-    assert (made.has_more(), assignment.reads) == (True, 1)
-    return made
+    reader = Reader(pipeline, limits, cast("Any", assignment), Announcer([]), Stopwatch(), is_ending=stopping.is_set)
+    reader.read(10, 0)
+    assert (reader.has_more(), assignment.reads) == (True, 1)
+    return reader
 
 
 def revoke(assignment: FakeAssignment, stopping: threading.Event) -> None:
@@ -161,32 +161,32 @@ def end(assignment: FakeAssignment, stopping: threading.Event) -> None:
 def test_nothing_is_read_ahead(happens: Callable[[FakeAssignment, threading.Event], None]) -> None:
     """After a revocation (I2), at the end, past ``Limits.batch_bytes``, or while a backlog exists."""
     assignment, stopping = FakeAssignment(), threading.Event()
-    made = full_reader(assignment, stopping)
-    made.read_ahead()
+    reader = full_reader(assignment, stopping)
+    reader.read_ahead()
     assert assignment.reads == 2, "it is read ahead before"
     happens(assignment, stopping)
-    assert not made.read_ahead()
+    assert not reader.read_ahead()
     assert assignment.reads == 2
 
 
 def test_a_kept_chunk_that_is_larger_than_the_room_closes_the_batch() -> None:
     """``Limits.batch_records`` is exact."""
     assignment = FakeAssignment()
-    made = full_reader(assignment, threading.Event())
+    reader = full_reader(assignment, threading.Event())
     held = frozenset([Partition("t", 0)])
     reads: Any = dict.fromkeys(held)
     assignment.kept.first = Chunk(list(range(5)), reads)
-    assert made.read(4, 0, held) is None
-    assert made.read(5, 0, held) is assignment.kept.first
+    assert reader.read(4, 0, held) is None
+    assert reader.read(5, 0, held) is assignment.kept.first
 
 
 @pytest.mark.parametrize(("most", "asked"), [(1, True), (499, True), (500, False)])
 def test_between_small_batches_the_client_is_asked_though_records_are_kept(most: int, asked: bool) -> None:
     """Rebalances run when it is: hundreds of transactions of a slow handler would delay them all that time."""
     assignment = FakeAssignment()
-    made = full_reader(assignment, threading.Event())
+    reader = full_reader(assignment, threading.Event())
     assignment.kept.first = Chunk(list(range(600)), {})
-    assert made.read(most, 0.2) is assignment.kept.first
+    assert reader.read(most, 0.2) is assignment.kept.first
     assert (assignment.reads == 2) is asked
 
 
@@ -206,11 +206,11 @@ def test_an_exit_while_rows_are_made_ahead_is_raised_by_the_next_read(monkeypatc
     assert calls
     assignment = FakeAssignment()
     kept: list[Chunk[Any]] = []
-    made = full_reader(assignment, threading.Event(), writers)
-    monkeypatch.setattr(made, "_readable", lambda new: Chunk(records, {}))
+    reader = full_reader(assignment, threading.Event(), writers)
+    monkeypatch.setattr(reader, "_readable", lambda new: Chunk(records, {}))
     monkeypatch.setattr(assignment, "keep", kept.append, raising=False)
-    assert not made.read_ahead()
+    assert not reader.read_ahead()
     assert kept
-    assert not made.read_ahead(), "nor anything after it"
+    assert not reader.read_ahead(), "nor anything after it"
     with pytest.raises(SystemExit):
-        made.read(10, 0)
+        reader.read(10, 0)

@@ -128,10 +128,10 @@ def test_a_claim_that_was_replaced_before_accept_is_not_taken_over() -> None:
 
 def test_a_revoked_partition_is_not_mirrored() -> None:
     """Between its revocation and the next ``maintain``: its new owner may have committed a later offset to Kafka."""
-    one = OneWorker(token=CLAIM.token, next_offset=9)
-    assert one.assignment.current_claims() == [CLAIM]
-    one.partitions.on_revoked([P], False)
-    assert one.assignment.current_claims() == []
+    worker = OneWorker(token=CLAIM.token, next_offset=9)
+    assert worker.assignment.current_claims() == [CLAIM]
+    worker.partitions.on_revoked([P], False)
+    assert worker.assignment.current_claims() == []
 
 
 def test_the_topic_of_a_revoked_partition_is_compared_until_its_batch_has_ended() -> None:

@@ -34,19 +34,19 @@ def test_headers_with_the_same_name_twice_are_kept_in_order() -> None:
 
 
 @given(st.datetimes(min_value=datetime(1, 1, 1), max_value=datetime(9999, 12, 31)))
-def test_times_are_exact_to_the_millisecond(at: datetime) -> None:
-    at = at.replace(tzinfo=UTC, microsecond=at.microsecond // 1000 * 1000)
-    assert record(None, timestamp=at).timestamp == at
+def test_times_are_exact_to_the_millisecond(time: datetime) -> None:
+    time = time.replace(tzinfo=UTC, microsecond=time.microsecond // 1000 * 1000)
+    assert record(None, timestamp=time).timestamp == time
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_no_timestamp_that_a_producer_may_send_raises(milliseconds: int) -> None:
-    found = utc(milliseconds)
-    if found is None:
+    time = utc(milliseconds)
+    if time is None:
         assert milliseconds > 253_402_300_799_999 or milliseconds < -62_135_596_800_000
     else:
-        assert found == EPOCH + timedelta(milliseconds=milliseconds)
-        assert found.tzinfo is UTC
+        assert time == EPOCH + timedelta(milliseconds=milliseconds)
+        assert time.tzinfo is UTC
 
 
 def test_a_record_without_a_timestamp_has_none() -> None:

@@ -114,9 +114,9 @@ def context(field: str = "value", headers: list[Any] | None = None) -> Serializa
 
 
 def avro(client: Any, schema: str, value: Any, **options: Any) -> bytes:
-    made: bytes | None = AvroSerializer(client, schema)(value, context(**options))
-    assert made is not None
-    return made
+    data: bytes | None = AvroSerializer(client, schema)(value, context(**options))
+    assert data is not None
+    return data
 
 
 def quick(registry: SchemaRegistry, **more: Any) -> dict[str, Any]:
@@ -150,8 +150,8 @@ def test_what_does_not_fit_the_type_says_where(client: SchemaRegistryClient) -> 
 
 def test_keys_are_decoded_by_the_same_codec(client: SchemaRegistryClient) -> None:
     codec = Avro(int, registry=lambda: client)
-    one = raw(avro(client, '"long"', 2**40), key=avro(client, '"long"', 7, field="key"), topic="t")
-    assert (key_decoder(codec)(one), value_decoder(codec)(one)) == (7, 2**40)
+    record = raw(avro(client, '"long"', 2**40), key=avro(client, '"long"', 7, field="key"), topic="t")
+    assert (key_decoder(codec)(record), value_decoder(codec)(record)) == (7, 2**40)
     assert key_decoder(codec)(raw(b"", key=None)) is None
 
 
@@ -163,9 +163,9 @@ def test_the_id_may_come_in_a_header(registry: SchemaRegistry) -> None:
     data = serialize(7, context(headers=headers))
     assert data == b"\x0e"
     key = avro(client, '"long"', 5, field="key")
-    one = raw(data, headers=headers, key=key)
+    record = raw(data, headers=headers, key=key)
     codec = Avro(int, registry=registry.url)
-    assert (codec.decode(one), codec.decode_key(one)) == (7, 5)
+    assert (codec.decode(record), codec.decode_key(record)) == (7, 5)
     assert any("/schemas/guids/" in path for path in registry.asked)
 
 
@@ -315,9 +315,9 @@ def protobuf(client: Any, message: Any, headers: list[Any] | None = None) -> byt
     conf: dict[str, Any] = {"use.deprecated.format": False}
     if headers is not None:
         conf["schema.id.serializer"] = header_schema_id_serializer
-    made: bytes | None = ProtobufSerializer(type(message), client, conf)(message, context(headers=headers))
-    assert made is not None
-    return made
+    data: bytes | None = ProtobufSerializer(type(message), client, conf)(message, context(headers=headers))
+    assert data is not None
+    return data
 
 
 PLAIN = {
@@ -418,9 +418,9 @@ def test_a_message_of_the_same_simple_name_is_not_read_as_this_one(
 def test_protobuf_with_its_id_in_a_header(registry: SchemaRegistry) -> None:
     client = SchemaRegistryClient({"url": registry.url})
     headers: list[Any] = []
-    one = raw(protobuf(client, SHOP["Payment"](id=5), headers), headers=headers)
-    assert one.value == b"\x08\x05"
-    assert Protobuf(SHOP["Payment"], registry=registry.url).decode(one) == SHOP["Payment"](id=5)
+    record = raw(protobuf(client, SHOP["Payment"](id=5), headers), headers=headers)
+    assert record.value == b"\x08\x05"
+    assert Protobuf(SHOP["Payment"], registry=registry.url).decode(record) == SHOP["Payment"](id=5)
 
 
 # -- null ---------------------------------------------------------------------------------------------------
@@ -568,23 +568,23 @@ def test_a_subject_without_schemas_is_a_mistake_in_the_configuration(registry: S
 
 
 def test_a_client_is_made_once_in_each_process(client: SchemaRegistryClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
+    calls: list[int] = []
 
     def connect() -> SchemaRegistryClient:
-        made.append(os.getpid())
+        calls.append(os.getpid())
         return client
 
     codec = Avro(registry=connect)
     Pipeline("g", topics="t", value=codec, key=codec, sinks=[Append("t", columns=["id"])])
-    assert not made
+    assert not calls
     data = avro(client, SMALL, {"id": 5})
     for _ in range(2):
         assert codec.decode(raw(data)) == {"id": 5}
-    assert len(made) == 1
+    assert len(calls) == 1
     monkeypatch.setattr(os, "getpid", lambda: -1)  # as after a fork
     for _ in range(2):
         codec.decode(raw(data))
-    assert made[1:] == [-1]
+    assert calls[1:] == [-1]
 
 
 @pytest.mark.parametrize(
@@ -605,9 +605,9 @@ def test_credentials_are_never_shown(url: Any) -> None:
 
 @pytest.mark.parametrize("url", ["ann:s3cret@h", "htps://ann:s3cret@h", "https://ann:s3,cret@h"])
 def test_a_url_that_is_none_is_refused_without_being_repeated(url: str) -> None:
-    for given in (url, {"url": url}, lambda: url):
+    for conf in (url, {"url": url}, lambda: url):
         with pytest.raises(ConfigError, match="begins with http:// or https://") as caught:
-            Avro(registry=given).decode(raw(FRAMED))
+            Avro(registry=conf).decode(raw(FRAMED))
         assert "s3" not in str(caught.value)
 
 
@@ -625,7 +625,7 @@ def test_credentials_are_in_no_error(registry: SchemaRegistry) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: Avro(registry=None), "registry= takes a URL"),  # type: ignore[call-overload]
         (lambda: Avro(registry=5), "got int"),  # type: ignore[call-overload]
@@ -643,8 +643,8 @@ def test_credentials_are_in_no_error(registry: SchemaRegistry) -> None:
         (lambda: value_decoder(Avro), "Avro is a class, and a codec must be an instance"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_said_as_a_mistake_in_the_declaration(make: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_work_is_said_as_a_mistake_in_the_declaration(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         make()
 
 

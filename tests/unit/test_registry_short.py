@@ -112,7 +112,7 @@ class Schemas:
     def logical(self, _: int) -> tuple[Any, Make]:
         r = self.chance
 
-        def at() -> datetime:
+        def now() -> datetime:
             return EPOCH + timedelta(milliseconds=r.randrange(-(10**13), 10**14))
 
         def of(kind: Any, name: str, **more: Any) -> Any:
@@ -123,10 +123,10 @@ class Schemas:
             [
                 (of("bytes", "decimal", precision=20, scale=3), lambda: Decimal(r.randrange(-(10**20), 10**20)) / 1000),
                 ({**of("fixed", "decimal", precision=20, scale=2), **seal}, lambda: Decimal(r.randrange(10**9)) / 100),
-                (of("long", "timestamp-millis"), at),
-                (of("long", "timestamp-micros"), lambda: at() + timedelta(microseconds=r.randrange(1000))),
-                (of("long", "local-timestamp-millis"), lambda: at().replace(tzinfo=None)),
-                (of("long", "local-timestamp-micros"), lambda: at().replace(tzinfo=None)),
+                (of("long", "timestamp-millis"), now),
+                (of("long", "timestamp-micros"), lambda: now() + timedelta(microseconds=r.randrange(1000))),
+                (of("long", "local-timestamp-millis"), lambda: now().replace(tzinfo=None)),
+                (of("long", "local-timestamp-micros"), lambda: now().replace(tzinfo=None)),
                 (of("int", "date"), lambda: date.fromordinal(r.randrange(1, date.max.toordinal()))),
                 (of("int", "time-millis"), lambda: clock(r.randrange(24), 59, 58, 7000)),
                 (of("long", "time-micros"), lambda: clock(r.randrange(24), 0, 1, 7)),
@@ -197,10 +197,10 @@ def test_avro_of_any_schema_is_what_confluent_makes_of_it(client: SchemaRegistry
     assert short > 100, "nearly all go the short way"
 
 
-def outcome(call: Callable[..., Any], *given: Any) -> str:
+def outcome(call: Callable[..., Any], *args: Any) -> str:
     """The value, or the error, without the address of the file that it may name."""
     try:
-        return repr(call(*given))
+        return repr(call(*args))
     except Exception as error:  # noqa: BLE001 -- of many kinds, and the kind is compared
         return re.sub("at 0x[0-9a-f]+", "", f"{type(error).__name__}: {error}")
 
@@ -334,8 +334,8 @@ def test_frames_of_topics_keys_and_guids_are_kept_apart_and_asked_once(registry:
     codec: Any = Avro(registry=registry.url)
     registry.asked.clear()
     for _ in range(3):
-        one = raw(value, topic="t", key=key, headers=headers)
-        assert (codec.decode(one), codec.decode_key(one)) == ("x", 7)
+        record = raw(value, topic="t", key=key, headers=headers)
+        assert (codec.decode(record), codec.decode_key(record)) == ("x", 7)
     assert shortened(codec)
     assert len(registry.asked) == 2
     assert codec.decode_key(raw(b"", topic="other", key=key)) == 7
@@ -388,9 +388,9 @@ def test_protobuf_is_what_confluent_makes_of_it(client: SchemaRegistryClient, ch
         data = serialized(serialize, orders(chance))
         expected = long(data, VALUE)
         for codec in codecs:
-            found = codec.decode(raw(data, topic="t"))
-            assert found == expected
-            assert type(found) is type(expected)
+            decoded = codec.decode(raw(data, topic="t"))
+            assert decoded == expected
+            assert type(decoded) is type(expected)
         assert typed.decode(raw(data, topic="t")) == plain(expected)
         cut = data[: chance.randrange(6, len(data))]
         assert outcome(codecs[0].decode, raw(cut, topic="t")) == outcome(long, cut, VALUE)
@@ -410,11 +410,11 @@ def test_a_message_within_a_message_and_one_that_holds_itself(client: SchemaRegi
     )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    made = message_factory.GetMessageClass(pool.FindMessageTypeByName("tree.Outer.Node"))
-    message = made(id=1, below=[made(id=2, below=[made(id=3)])])
-    data = serialized(ProtobufSerializer(made, client, {"use.deprecated.format": False}), message)
+    message_type = message_factory.GetMessageClass(pool.FindMessageTypeByName("tree.Outer.Node"))
+    message = message_type(id=1, below=[message_type(id=2, below=[message_type(id=3)])])
+    data = serialized(ProtobufSerializer(message_type, client, {"use.deprecated.format": False}), message)
     assert protobuf_frame(data) == 8, "two steps: message 1 of the file, message 1 within it"
-    codec: Any = Protobuf(made, registry=lambda: client, type=dict)
+    codec: Any = Protobuf(message_type, registry=lambda: client, type=dict)
     for _ in range(3):
         assert codec.decode(raw(data, topic="t")) == {
             "id": 1, "below": [{"id": 2, "below": [{"id": 3, "below": []}]}],

@@ -28,8 +28,8 @@ def run(strategy: str, *, of_frames: bool = False, state: str = "staging") -> Ru
     )  # fmt: skip
 
 
-def runs(one: Run) -> Any:
-    return SimpleNamespace(get=lambda _: one)
+def runs(opened: Run) -> Any:
+    return SimpleNamespace(get=lambda _: opened)
 
 
 @pytest.mark.parametrize("of_frames", [False, True])
@@ -57,14 +57,14 @@ def test_the_commands_say_how_a_verify_ends(of_frames: bool) -> None:
 
 
 def test_a_batch_and_a_reload_of_the_other_kind_are_resumed_by_the_command_that_is_named() -> None:
-    for one, by_spark, command in (
+    for opened, by_spark, command in (
         (run("batch"), False, f"seekpoint batch MODULE:NAME --resume {ID}"),
         (run("batch"), True, f"seekpoint batch MODULE:NAME --resume {ID}"),
         (run("merge"), True, f"seekpoint reload resume {ID}"),
         (run("merge", of_frames=True), False, f"seekpoint spark reload MODULE:NAME --resume {ID}"),
     ):
         with pytest.raises(ConfigError) as refused:
-            take_over(runs(one), ID, [], KAFKA, of_frames=by_spark)
+            take_over(runs(opened), ID, [], KAFKA, of_frames=by_spark)
         assert command in str(refused.value)
 
 

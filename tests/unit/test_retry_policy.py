@@ -71,13 +71,13 @@ def pipeline(**options: Any) -> Pipeline:
     return Pipeline("g", topics="t", value=Text(), handle=lambda tx, batch: None, **options)
 
 
-@pytest.mark.parametrize("given", ["dead_letter", OnPoison.DEAD_LETTER])
-def test_a_policy_may_be_written_as_a_word(given: Any) -> None:
-    assert pipeline(on_poison=given).on_poison is OnPoison.DEAD_LETTER
+@pytest.mark.parametrize("policy", ["dead_letter", OnPoison.DEAD_LETTER])
+def test_a_policy_may_be_written_as_a_word(policy: Any) -> None:
+    assert pipeline(on_poison=policy).on_poison is OnPoison.DEAD_LETTER
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"on_poison": "ignore"}, "'stop', 'dead_letter', 'skip'"),
         ({"retry": 3}, "Retry()"),
@@ -86,7 +86,7 @@ def test_a_policy_may_be_written_as_a_word(given: Any) -> None:
         ({"keep_key_order": True}, "on_poison='dead_letter'"),
     ],
 )
-def test_a_declaration_that_contradicts_itself_is_refused(wrong: dict[str, Any], said: str) -> None:
+def test_a_declaration_that_contradicts_itself_is_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         pipeline(**wrong)
-    assert said in str(caught.value)
+    assert message in str(caught.value)

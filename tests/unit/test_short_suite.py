@@ -106,16 +106,16 @@ def test_each_promise_has_a_test_in_the_short_suite(row: tuple[object, str]) -> 
 
 def _subclasses(kind: type) -> Iterator[type]:
     below: list[type] = kind.__subclasses__()
-    for each in below:
-        if each.__module__.startswith("seekpoint."):
-            yield each
-            yield from _subclasses(each)
+    for part in below:
+        if part.__module__.startswith("seekpoint."):
+            yield part
+            yield from _subclasses(part)
 
 
 def _commands(command: Any, *path: str) -> Iterator[str]:
     below = getattr(command, "commands", {})
-    for name, each in below.items():
-        yield from _commands(each, *path, name)
+    for name, part in below.items():
+        yield from _commands(part, *path, name)
     if path and not below:
         yield " ".join(path)
 

@@ -14,11 +14,11 @@ NEEDED = {"group": "sales", "table": "public.sales"}
 
 def test_options_have_their_names_in_any_case() -> None:
     assert sink_options(NEEDED) == SinkOptions("sales", "public.sales", (), Env("SEEKPOINT_DATABASE_URL"), "seekpoint")
-    given = {name.lower(): value for name, value in NEEDED.items()} | {
+    options = {name.lower(): value for name, value in NEEDED.items()} | {
         "KEY": "day, shop", "DATABASE": "SALES_URL", "ledgerschema": "ledger",
         "queryName": "sales", "checkpointLocation": "/checkpoints/sales",
     }  # fmt: skip
-    assert sink_options(given) == SinkOptions("sales", "public.sales", ("day", "shop"), Env("SALES_URL"), "ledger")
+    assert sink_options(options) == SinkOptions("sales", "public.sales", ("day", "shop"), Env("SALES_URL"), "ledger")
 
 
 REFUSED = {

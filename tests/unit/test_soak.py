@@ -53,7 +53,7 @@ def test_only_what_this_commit_lacks_is_run_and_every_commit_is_listed(
     assert soak.main(arguments) == 0, "a failure of another commit is listed, and is not this one's"
     noted = [json.loads(line) for line in file.read_text().splitlines()]
     assert noted[:4] == there
-    assert [(each["kind"], each["commit"], each["knobs"]) for each in noted[4:]] == [
+    assert [(line["kind"], line["commit"], line["knobs"]) for line in noted[4:]] == [
         ("test", COMMIT, 4),
         ("all", COMMIT, 5),
     ], "the knobs' seeds follow each other"

@@ -37,20 +37,20 @@ def rows(records: Any) -> Any:
 
 
 def declare(**options: Any) -> SparkPipeline:
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "topics": "orders",
         "value": Json(Order),
         "frames": {"orders": Frame(rows, Append("orders"))},
     } | options
-    return SparkPipeline("sales", **given)
+    return SparkPipeline("sales", **arguments)
 
 
 def test_it_declares_what_the_ledger_needs_to_know() -> None:
     sink = Upsert("newest", key=["id"])
     frames = {"orders": Frame(rows, Append("orders")), "newest": Frame(rows, sink)}
-    made = declare(topics=["orders", "refunds"], frames=frames, version=3, start=StartAt.latest(), on_poison="skip")
-    assert (made.group, made.is_raw, [*made.frames]) == ("sales", False, ["orders", "newest"])
-    pipeline = made.pipeline
+    declared = declare(topics=["orders", "refunds"], frames=frames, version=3, start=StartAt.latest(), on_poison="skip")
+    assert (declared.group, declared.is_raw, [*declared.frames]) == ("sales", False, ["orders", "newest"])
+    pipeline = declared.pipeline
     assert (pipeline.topics, pipeline.tables, pipeline.version) == (("orders", "refunds"), ("newest", "orders"), 3)
     assert (pipeline.sinks[1], pipeline.on_poison.value) == (sink, "skip")
     assert declare(value=None).is_raw
@@ -139,20 +139,20 @@ def test_a_command_that_does_not_take_it_says_which_one_does(name: str) -> None:
     if name in {"run", "reload run", "verify", "batch", "export", "offsets reset"}:
         words += ["--kafka", "bootstrap.servers=127.0.0.1:1"]
     done = CliRunner().invoke(app, words)
-    said = " ".join((done.output + str(done.exception)).split())
-    assert done.exit_code != 0, said
-    assert f"{target} is a SparkPipeline, which only `seekpoint spark run {target}` applies" in said
+    message = " ".join((done.output + str(done.exception)).split())
+    assert done.exit_code != 0, message
+    assert f"{target} is a SparkPipeline, which only `seekpoint spark run {target}` applies" in message
 
 
 def test_a_class_that_does_not_take_it_says_so() -> None:
     url, kafka = "postgresql://u@127.0.0.1:1/db", {"bootstrap.servers": "127.0.0.1:1"}
-    given: Any = SALES
+    sales: Any = SALES
     calls: list[Callable[[], object]] = [
-        lambda: Worker(given, engine=url, kafka=kafka),
-        lambda: DeadLetterReplay(given, url),
-        lambda: Reload([given], url, kafka),
-        lambda: Reload(given, url, kafka),
-        lambda: BatchJob(given, url, kafka),
+        lambda: Worker(sales, engine=url, kafka=kafka),
+        lambda: DeadLetterReplay(sales, url),
+        lambda: Reload([sales], url, kafka),
+        lambda: Reload(sales, url, kafka),
+        lambda: BatchJob(sales, url, kafka),
     ]
     for call in calls:
         with pytest.raises(ConfigError, match=r"SparkPipeline.'sales'. is a SparkPipeline, which only .* applies"):

@@ -26,8 +26,8 @@ AWAY = ["--database-url", "postgresql://nobody@127.0.0.1:1/none"]
 )
 def test_watch_may_be_without_its_seconds(words: list[str], watch: float | None, groups: list[str]) -> None:
     program: Any = every_command()
-    found = program.commands["status"].make_context("status", [*AWAY, *words]).params
-    assert (found["watch"], [*found["groups"]]) == (watch, groups)
+    params = program.commands["status"].make_context("status", [*AWAY, *words]).params
+    assert (params["watch"], [*params["groups"]]) == (watch, groups)
 
 
 def test_a_check_looks_once() -> None:

@@ -36,7 +36,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / f"{name}.py").write_text(MODULE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     before = list(sys.path)
-    sys.path[:] = [each for each in sys.path if each]
+    sys.path[:] = [path for path in sys.path if path]
     yield name
     sys.path[:] = before
     sys.modules.pop(name, None)

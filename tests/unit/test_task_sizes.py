@@ -32,18 +32,18 @@ def ranges(*counts: int) -> list[Range]:
     ],
 )
 def test_small_jobs_have_a_task_for_each_slot(counts: list[int], slots: int, tasks: int) -> None:
-    given = ranges(*counts)
-    split = split_ranges(given, slots=slots)
+    whole = ranges(*counts)
+    split = split_ranges(whole, slots=slots)
     assert len(split) == tasks
     size = task_size(sum(counts), slots=slots)
-    cut = packed([Task("g", part) for range_ in given for part in range_.cut(max(size, LEAST))], size)
-    for found in (split, [[task.range for task in pack] for pack in cut]):
-        assert len(found) >= min(slots, sum(counts) // LEAST)
-        assert max(sum(one.records_at_most for one in task) for task in found) <= max(size, LEAST)
+    cut = packed([Task("g", part) for range_ in whole for part in range_.cut(max(size, LEAST))], size)
+    for packs in (split, [[task.range for task in pack] for pack in cut]):
+        assert len(packs) >= min(slots, sum(counts) // LEAST)
+        assert max(sum(part.records_at_most for part in task) for task in packs) <= max(size, LEAST)
         offsets = [0] * len(counts)  # each offset once, in order
-        for one in sorted(one for task in found for one in task):
-            assert one.start == offsets[one.partition.number]
-            offsets[one.partition.number] = one.end
+        for part in sorted(p for task in packs for p in task):
+            assert part.start == offsets[part.partition.number]
+            offsets[part.partition.number] = part.end
         assert offsets == counts
 
 
@@ -70,17 +70,17 @@ def test_there_are_no_more_tasks_than_sessions_and_they_are_of_equal_width(most:
     ],
 )
 def test_the_first_records_are_shared_by_the_partitions(counts: list[int], most: int | None, first: list[int]) -> None:
-    found = first_records(ranges(*counts), most)
-    assert all(range_.start == 0 for range_ in found)
-    ends = {range_.partition.number: range_.end for range_ in found}
+    cut = first_records(ranges(*counts), most)
+    assert all(range_.start == 0 for range_ in cut)
+    ends = {range_.partition.number: range_.end for range_ in cut}
     assert [ends.get(n, 0) for n in range(len(counts))] == first
 
 
 def test_the_first_records_of_a_partition_with_holes_are_its_first_ranges() -> None:
-    one = Range(Partition("t", 0), UUID(int=1), 0, 10)
+    range_ = Range(Partition("t", 0), UUID(int=1), 0, 10)
     two = Range(Partition("t", 0), UUID(int=1), 20, 40)
-    assert first_records([one, two], 15) == [one, Range(Partition("t", 0), UUID(int=1), 20, 25)]
-    assert first_records([one, two], 10) == [one]
+    assert first_records([range_, two], 15) == [range_, Range(Partition("t", 0), UUID(int=1), 20, 25)]
+    assert first_records([range_, two], 10) == [range_]
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_the_first_records_of_a_partition_with_holes_are_its_first_ranges() -> N
 def test_bytes_are_shared_by_partitions_and_one_record_always_goes(
     counts: list[int], most: int, admitted: list[int]
 ) -> None:
-    given = ranges(*counts)
-    first = {one.partition: one.end for one in first_bytes(given, {"t": 10.0}, most)}
-    assert [first.get(one.partition, 0) for one in given] == admitted
+    whole = ranges(*counts)
+    first = {range_.partition: range_.end for range_ in first_bytes(whole, {"t": 10.0}, most)}
+    assert [first.get(range_.partition, 0) for range_ in whole] == admitted
 
 
 def test_offsets_without_bytes_are_all_admitted() -> None:

@@ -36,7 +36,7 @@ class FakeBatch:
     """A batch of which more is read while it is applied."""
 
     def __init__(self, headers: Iterable[Headers]) -> None:
-        self.records = [raw(b"", topic="a", offset=n, headers=[*one.items()]) for n, one in enumerate(headers)]
+        self.records = [raw(b"", topic="a", offset=n, headers=[*header.items()]) for n, header in enumerate(headers)]
 
     def replay(self) -> Iterator[list[Any]]:
         return iter([self.records[:3], self.records[3:]])
@@ -108,15 +108,15 @@ def test_an_error_is_its_class_alone(
     assert not trace.get_current_span().get_span_context().is_valid
 
 
-@pytest.mark.parametrize("at", ["on_start", "on_end"])
+@pytest.mark.parametrize("step", ["on_start", "on_end"])
 def test_a_tracer_that_raises_does_not_disturb_the_worker(
-    at: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def raising(*_: Any) -> None:
         raise RuntimeError("the backend is broken")
 
     processor = SpanProcessor()
-    monkeypatch.setattr(processor, at, raising)
+    monkeypatch.setattr(processor, step, raising)
     provider = TracerProvider()
     provider.add_span_processor(processor)
     done = False

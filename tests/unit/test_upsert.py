@@ -35,7 +35,7 @@ class OrderKey:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"key": "id"}, r"key=\['id'\]"),
         ({"key": []}, "each once"),
@@ -59,8 +59,8 @@ class OrderKey:
         ({"key": ["id"], "provenance": ("t", "t", "o")}, "names one column twice"),
     ],
 )
-def test_a_declaration_that_contradicts_itself_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_declaration_that_contradicts_itself_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Upsert("t", **options)
 
 
@@ -81,23 +81,23 @@ def test_the_key_of_a_struct_is_checked_at_the_first_row() -> None:
 
 
 def test_provenance_comes_after_the_rows_columns_in_both_sinks() -> None:
-    made = record(Order(1, "n"), topic="t", partition=3, offset=9)
+    built = record(Order(1, "n"), topic="t", partition=3, offset=9)
     for sink in (Append("t", provenance=("t", "p", "o")), Upsert("t", key=["id"], provenance=("t", "p", "o"))):
         writer: Any = sink.writer()
-        assert list(writer.rows(made)) == [(1, "n", "t", 3, 9)]
+        assert list(writer.rows(built)) == [(1, "n", "t", 3, 9)]
         assert writer.written == ("id", "note", "t", "p", "o")
-        assert writer.value_rows([made.value]) is None, "the whole record is needed"
+        assert writer.value_rows([built.value]) is None, "the whole record is needed"
         assert sink.written is None
     alone = Append("t", provenance={"offset": "o"})
-    assert list(alone.writer().rows(made)) == [(1, "n", 9)]
+    assert list(alone.writer().rows(built)) == [(1, "n", 9)]
 
 
-@pytest.mark.parametrize("made", [Order(1), OrderKey(1), {"id": 1}])
+@pytest.mark.parametrize("rows", [Order(1), OrderKey(1), {"id": 1}])
 @pytest.mark.parametrize("sink", [Append, Upsert])
-def test_rows_that_makes_one_row_instead_of_a_list_is_the_programs_mistake(sink: Any, made: Any) -> None:
+def test_rows_that_makes_one_row_instead_of_a_list_is_the_programs_mistake(sink: Any, rows: Any) -> None:
     options = {"key": ["id"]} if sink is Upsert else {}
-    with pytest.raises(ConfigError, match=rf"rows= must return a list of rows, and returned one {type(made).__name__}"):
-        list(sink("t", columns=["id"], rows=lambda r: made, **options).writer().rows(record(1)))
+    with pytest.raises(ConfigError, match=rf"rows= must return a list of rows, and returned one {type(rows).__name__}"):
+        list(sink("t", columns=["id"], rows=lambda r: rows, **options).writer().rows(record(1)))
 
 
 @pytest.mark.parametrize("value", [{"id": None, "at": 1}, {"id": 1, "at": None}])
@@ -137,7 +137,7 @@ def test_a_tombstone_carries_what_says_whether_it_is_newer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "error", "said"),
+    ("key", "error", "message"),
     [
         (b"7", ConfigError, r"bytes.*key=Text\(\)"),
         (None, Poison, "a tombstone without a key"),
@@ -146,8 +146,8 @@ def test_a_tombstone_carries_what_says_whether_it_is_newer() -> None:
         ((1, 2), Poison, "has 2 values for id"),
     ],
 )
-def test_a_tombstone_that_names_no_row(key: Any, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_a_tombstone_that_names_no_row(key: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         list(Upsert("t", key=["id"]).writer().rows(record(None, key=key)))
 
 

@@ -149,8 +149,8 @@ def test_a_form_needs_a_reason(browser: Browser, admin: Admin) -> None:
 
 def refusal_of(answer: Response) -> str:
     """The alert of a page."""
-    (found,) = re.findall(r'<p class="banner failure" role="alert">([^<]*)</p>', answer.text)
-    return unescape(found)
+    (banner,) = re.findall(r'<p class="banner failure" role="alert">([^<]*)</p>', answer.text)
+    return unescape(banner)
 
 
 def test_a_refusal_is_shown_on_the_plan_as_it_is_now(browser: Browser, admin: Admin, worker: LedgerWorker) -> None:
@@ -220,11 +220,15 @@ def test_pause_resume_and_reset_are_in_the_history(browser: Browser, admin: Admi
     form = browser.plan("reset", group="g", topic="t", partition=1, target="offset", value=3)
     assert browser.apply(form, "3").status_code == 303
     assert worker.positions() == {0: 5, 1: 3, 2: 0}
-    found = [(one.action, one.partition, one.actor, one.reason) for one in admin.history("g")]
-    assert found == [("reset", 1, "ada", "3"), ("resume", None, "ada", "2"), ("pause", None, "ada", "1 <b>")]
-    assert [(group, one.reason) for group, one in admin.recent_actions()] == [("g", "3"), ("g", "2"), ("g", "1 <b>")]
+    shown_actions = [(action.action, action.partition, action.actor, action.reason) for action in admin.history("g")]
+    assert shown_actions == [("reset", 1, "ada", "3"), ("resume", None, "ada", "2"), ("pause", None, "ada", "1 <b>")]
+    assert [(group, action.reason) for group, action in admin.recent_actions()] == [
+        ("g", "3"),
+        ("g", "2"),
+        ("g", "1 <b>"),
+    ]
     shown = browser.get("/api/history").json()["data"]
-    assert [one["action"]["reason"] for one in shown] == ["3", "2", "1 <b>"]
+    assert [entry["action"]["reason"] for entry in shown] == ["3", "2", "1 <b>"]
 
 
 def test_an_outdated_plan_is_refused_and_says_so(browser: Browser, admin: Admin, worker: LedgerWorker) -> None:
@@ -239,7 +243,7 @@ def test_an_outdated_plan_is_refused_and_says_so(browser: Browser, admin: Admin,
     answer = browser.apply(pause)
     assert answer.status_code == 409
     assert "paused by bob" in answer.text
-    assert [one.actor for one in admin.history("g")] == ["bob"]
+    assert [action.actor for action in admin.history("g")] == ["bob"]
 
 
 def test_a_reset_by_which_sums_would_count_twice_is_refused_with_the_remedy(
@@ -297,7 +301,7 @@ def test_dead_letters_are_discarded_by_filter(
     assert "3 dead letters are closed" in shown
     first = dead_letter_group.open()[0]
     assert browser.apply(form, "bad import").status_code == 303
-    assert [one.partition for one in dead_letter_group.open()] == [1]
+    assert [dead_letter.partition for dead_letter in dead_letter_group.open()] == [1]
     assert dead_letter_group.actions() == [("discard", 0, "ada", "3 dead letters: bad import")]
     assert f"dead letter {first.id}" in browser.get(f"/plan?action=discard&group=g&ids={first.id}").text
     # One that another operator closes meanwhile is refused, and the page says so.
@@ -313,7 +317,7 @@ def test_dead_letters_are_discarded_by_filter(
 def test_plans_of_many_ids_ask_no_more_than_of_one(dead_letter_group: DeadLetterGroup, admin: Admin) -> None:
     """And leave the values in the database."""
     dead_letter_group.bad = {b"b"}
-    found = [one.id for one in dead_letter_group.park(*orders(*[b"b"] * 5))]
+    parked = [dead_letter.id for dead_letter in dead_letter_group.park(*orders(*[b"b"] * 5))]
     asked: list[str] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -327,21 +331,22 @@ def test_plans_of_many_ids_ask_no_more_than_of_one(dead_letter_group: DeadLetter
     of = admin.dead_letters("g")
     event.listen(admin.engine, "before_cursor_execute", note)
     try:
-        assert count(of.plan_discard, found) == count(of.plan_discard, found[:1])
-        assert count(partial(admin.plan_replay, "g"), found) == count(partial(admin.plan_replay, "g"), found[:1])
+        assert count(of.plan_discard, parked) == count(of.plan_discard, parked[:1])
+        assert count(partial(admin.plan_replay, "g"), parked) == count(partial(admin.plan_replay, "g"), parked[:1])
     finally:
         event.remove(admin.engine, "before_cursor_execute", note)
-    planned = of.plan_discard(reversed(found))
-    assert [(one.dead_letter.id, one.dead_letter.value, one.dead_letter.size) for one in planned] == [
-        (each, None, 1) for each in found
-    ]
+    planned = of.plan_discard(reversed(parked))
+    assert [
+        (planned_replay.dead_letter.id, planned_replay.dead_letter.value, planned_replay.dead_letter.size)
+        for planned_replay in planned
+    ] == [(id_, None, 1) for id_ in parked]
     with pytest.raises(ConfigError, match="no dead letter 999"):
-        of.plan_discard([found[0], 999])
+        of.plan_discard([parked[0], 999])
 
 
 def test_a_replay_is_requested_by_filter(console: Console, dead_letter_group: DeadLetterGroup, admin: Admin) -> None:
     dead_letter_group.bad = {b"b"}
-    found = dead_letter_group.park(*orders(*[b"b"] * 3))
+    dead_letters = dead_letter_group.park(*orders(*[b"b"] * 3))
     browser = as_user(console, "ada")
     (cause,) = DeadLetterAdmin(admin.engine, "g", schema=admin.schema).by_cause()
     query = {"group": "g", "cause": cause.cause.value, "exception": cause.exception, "error_line": cause.error_line}
@@ -352,7 +357,7 @@ def test_a_replay_is_requested_by_filter(console: Console, dead_letter_group: De
     assert answer.status_code == 303
     request = admin.replay_request("g", int(answer.headers["location"].rpartition("=")[2]))
     assert (request.dead_letters, request.actor, request.reason) == (
-        tuple(one.id for one in found),
+        tuple(dead_letter.id for dead_letter in dead_letters),
         "ada",
         "handler fixed",
     )
@@ -366,7 +371,7 @@ def test_a_user_without_a_name_is_its_uid(
     console: Console, admin: Admin, dead_letter_group: DeadLetterGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container may run under any uid. Only what is changed needs to know who did it."""
-    found = dead_letter_group.dead_lettered(b"b")
+    dead_letter = dead_letter_group.dead_lettered(b"b")
 
     def nameless() -> str:
         raise KeyError("getpwuid(): uid not found: 54321")
@@ -374,10 +379,10 @@ def test_a_user_without_a_name_is_its_uid(
     monkeypatch.setattr("getpass.getuser", nameless)
     monkeypatch.setattr("os.getuid", lambda: 54321)
     dead_letters = DeadLetterAdmin(admin.engine, "g", schema=admin.schema)
-    dead_letters.discard(found.id, reason="a test")
+    dead_letters.discard(dead_letter.id, reason="a test")
     browser = console(allow_actions=True)
     assert browser.apply(browser.plan("pause", group="g")).status_code == 303
-    assert [one.actor for one in admin.history("g")] == ["uid 54321"] * 2
+    assert [action.actor for action in admin.history("g")] == ["uid 54321"] * 2
 
 
 class Processes:
@@ -494,12 +499,12 @@ def test_the_failed_record_is_skipped(browser: Browser, worker: LedgerWorker, ad
 
 def stop_at(worker: LedgerWorker, kind: type[PartitionStopped]) -> None:
     """Stop partition 0 at its position."""
-    given = (worker.at(0), 5, "SECRET text")
+    arguments = (worker.at(0), 5, "SECRET text")
     stop: PartitionStopped
     if kind is PoisonStop:
-        stop = PoisonStop(*given, choices=["first choice"], failure=Failure.of(ValueError("SECRET"), Cause.HANDLER))
+        stop = PoisonStop(*arguments, choices=["first choice"], failure=Failure.of(ValueError("SECRET"), Cause.HANDLER))
     else:
-        stop = kind(*given, choices=["first choice"])
+        stop = kind(*arguments, choices=["first choice"])
     stop.token = worker.claims[0].token
     assert worker.ledger.record_stops([stop]) == set()
 

@@ -95,12 +95,12 @@ def test_a_ledger_of_another_revision_is_neither_shown_nor_acted_on(
     with admin.engine.begin() as tx:
         tx.execute(text(f'UPDATE "{admin.schema}".alembic_version SET version_num = :to'), {"to": revision})
     now[0] += CHECKED
-    said = "seekpoint db upgrade" if revision < HEAD else "update Seekpoint"
+    message = "seekpoint db upgrade" if revision < HEAD else "update Seekpoint"
     acted = browser.apply(form)
     paths = ("", "group?group=g", "history", "plan?action=pause&group=g", "api/", "health", "api/health")
     for answer in (acted, *(browser.get(f"/{path}") for path in paths)):
         assert answer.status_code == (200 if "health" in str(answer.url) else 503)
-        assert said in answer.text, answer.url
+        assert message in answer.text, answer.url
     assert admin.history("g") == []
 
 
@@ -209,8 +209,10 @@ def test_samples_are_drawn_and_are_in_the_json(
     status.sample({worker.at(0): (0, 105)})
     browser = console()
     assert 'aria-label="lag, 100 to 60, at most 100"' in browser.get("/group?group=g").text
-    (line,) = [one for one in browser.get("/api/group?group=g").json()["data"]["samples"] if one["partition"][1] == 0]
-    assert [one["next_offset"] for one in line["samples"]] == [5, 45]
+    (line,) = [
+        entry for entry in browser.get("/api/group?group=g").json()["data"]["samples"] if entry["partition"][1] == 0
+    ]
+    assert [sample["next_offset"] for sample in line["samples"]] == [5, 45]
     assert len(browser.get("/api/partition?group=g&topic=t&partition=0").json()["data"]["samples"]) == 2
 
 
@@ -226,9 +228,12 @@ def test_a_group_whose_workers_are_dead_has_no_worker_on_any_page(
 
     def shown() -> list[int]:
         group = browser.get("/group?group=g").text
-        assert [one["owner"] for one in browser.get("/api/group?group=g").json()["data"]["group"]["workers"]]
-        found = [browser.get("/").text, group, browser.get(partition).text]
-        return [*(each.count("</span> no worker</span>") for each in found), group.count("<dt>Workers</dt><dd>0</dd>")]
+        assert [worker["owner"] for worker in browser.get("/api/group?group=g").json()["data"]["group"]["workers"]]
+        texts = [browser.get("/").text, group, browser.get(partition).text]
+        return [
+            *(shown.count("</span> no worker</span>") for shown in texts),
+            group.count("<dt>Workers</dt><dd>0</dd>"),
+        ]
 
     assert shown() == [0, 0, 0, 0]
     with seekpoint_engine.begin() as tx:
@@ -301,8 +306,8 @@ def test_the_history_has_filters_and_pages(
     while path:
         shown = browser.get(path).text
         seen += re.findall(r"why \d", shown)
-        found = re.search(r'href="(history[^"]*before=[^"]*)">older', shown)
-        path = "" if found is None else f"/{unescape(found[1])}"
+        match = re.search(r'href="(history[^"]*before=[^"]*)">older', shown)
+        path = "" if match is None else f"/{unescape(match[1])}"
     assert seen == [f"why {number}" for number in reversed(range(5))]
     assert re.findall(r"why \d", browser.get("/history?actor=ada").text) == ["why 3", "why 1"]
     assert re.findall(r"why \d", browser.get("/history?action=pause").text) == []
@@ -329,10 +334,10 @@ def test_the_last_losses_are_shown(console: Console, worker: LedgerWorker, seekp
         tx.execute(text(LOSSES.format(s=worker.ledger.schema)))
     browser = console()
     for path, last in (("group?group=g", 300), ("partition?group=g&topic=t&partition=1", 299)):
-        found = browser.get(f"/api/{path}").json()["data"]["lost"]
-        assert len(found) == 100
-        assert found[-1]["to_offset"] == last
-        assert found[0]["to_offset"] < last
+        losses = browser.get(f"/api/{path}").json()["data"]["lost"]
+        assert len(losses) == 100
+        assert losses[-1]["to_offset"] == last
+        assert losses[0]["to_offset"] < last
         assert "The last 100 are shown" in browser.get(f"/{path}").text
     assert browser.get("/api/partition?group=g&topic=t&partition=2").json()["data"]["lost"] == []
     assert "The last" not in browser.get("/partition?group=g&topic=t&partition=2").text
@@ -344,8 +349,8 @@ def test_the_groups_come_worst_first(console: Console, worker: LedgerWorker, see
     other.claim(9)
     with seekpoint_engine.begin() as tx:
         tx.execute(text(f"UPDATE \"{worker.ledger.schema}\".consumer_group SET paused = true WHERE name = 'a'"))
-    found = [(line["group"]["name"], line["state"]) for line in console().get("/api/").json()["data"]]
-    assert found == [("g", "no worker"), ("a", "paused")]
+    states = [(line["group"]["name"], line["state"]) for line in console().get("/api/").json()["data"]]
+    assert states == [("g", "no worker"), ("a", "paused")]
 
 
 def test_a_reload_is_followed_to_its_end(console: Console, worker: LedgerWorker, seekpoint_engine: Engine) -> None:
@@ -391,8 +396,10 @@ def test_the_diagnosis_is_read_by_the_reader(console: Console, worker: LedgerWor
     """The engine of actions is not used for it, and that the reader cannot write is as it should be."""
     acting = Admin("postgresql+psycopg://127.0.0.1:1/none", schema=admin.schema)
     only = create_engine(admin.engine.url, connect_args={"options": "-c default_transaction_read_only=on"})
-    found = console(admin=acting, reader=Admin(only, schema=admin.schema)).get("/api/health").json()["data"]["findings"]
-    assert [one["message"] for one in found if one["check"] == "server"] == ["the server takes writes"]
+    findings = (
+        console(admin=acting, reader=Admin(only, schema=admin.schema)).get("/api/health").json()["data"]["findings"]
+    )
+    assert [finding["message"] for finding in findings if finding["check"] == "server"] == ["the server takes writes"]
     only.dispose()
 
 

@@ -59,16 +59,16 @@ def marked_group(dead_letter_group: DeadLetterGroup) -> DeadLetterGroup:
     worker.ledger.record_stops([stop])
     with dead_letter_group.engine.begin() as tx:
         for statement in MARKS.format(s=dead_letter_group.schema).split(";"):
-            given = {"secret": SECRET, "reason": REASON}
-            tx.execute(text(statement), {name: value for name, value in given.items() if f":{name}" in statement})
+            options = {"secret": SECRET, "reason": REASON}
+            tx.execute(text(statement), {name: value for name, value in options.items() if f":{name}" in statement})
     return dead_letter_group
 
 
 def paths(dead_letter_group: DeadLetterGroup) -> list[str]:
-    numbers = [one.id for one in dead_letter_group.dead_letters()]
+    numbers = [dead_letter.id for dead_letter in dead_letter_group.dead_letters()]
     with dead_letter_group.engine.connect() as tx:
         (request,) = tx.execute(text(f'SELECT id FROM "{dead_letter_group.schema}".replay_request')).scalars()
-    more = [f"dead-letter?group=g&id={each}" for each in numbers]
+    more = [f"dead-letter?group=g&id={number}" for number in numbers]
     return [*PAGES, *more, "partition?group=g&topic=t&partition=1", f"replay?group=g&id={request}"]
 
 
@@ -127,19 +127,19 @@ def test_odd_bytes_are_shown_as_text(console: Console, dead_letter_group: DeadLe
         dead_letter_group.group = odd_name(drawn, n)
         topic, error, value, key = odd_name(drawn, n), odd_name(drawn, n), odd(drawn), odd(drawn)
         headers = [(b"\xff trace", odd(drawn)), (odd(drawn), odd(drawn)), (odd_name(drawn, n).encode(), odd(drawn))]
-        of_log = [(name.decode("utf-8", "surrogateescape"), each) for name, each in headers]
-        (one,) = dead_letter_group.park(raw(b"b", topic="orders", offset=n, key=key, headers=of_log))
+        of_log = [(name.decode("utf-8", "surrogateescape"), value) for name, value in headers]
+        (dead_letter,) = dead_letter_group.park(raw(b"b", topic="orders", offset=n, key=key, headers=of_log))
         LedgerWorker(dead_letter_group.ledger, topic=topic, cluster_id="seekpoint-testing").claim(0)
         with dead_letter_group.engine.begin() as tx:
             change = f"""UPDATE "{dead_letter_group.schema}".dead_letter SET topic = :topic, value = :value,
               error = :error, traceback = :error, replay_error = :error WHERE id = :id"""
-            tx.execute(text(change), {"topic": topic, "value": value, "error": error, "id": one.id})
+            tx.execute(text(change), {"topic": topic, "value": value, "error": error, "id": dead_letter.id})
         asked: list[tuple[str, dict[str, Any]]] = [
             ("", {}),
             ("group", {"group": dead_letter_group.group}),
             ("partition", {"group": dead_letter_group.group, "topic": topic, "partition": 0}),
             ("dead-letters", {"group": dead_letter_group.group}),
-            ("dead-letter", {"group": dead_letter_group.group, "id": one.id}),
+            ("dead-letter", {"group": dead_letter_group.group, "id": dead_letter.id}),
             ("history", {"group": dead_letter_group.group}),
             ("plan", {"action": "pause", "group": dead_letter_group.group}),
         ]
@@ -155,10 +155,10 @@ def test_odd_bytes_are_shown_as_text(console: Console, dead_letter_group: DeadLe
                 twin = browser.get(f"/api/{path}", params=query)
                 assert twin.status_code == 200
                 assert twin.headers["content-type"] == "application/json"
-        page = browser.get("/dead-letter", params={"group": dead_letter_group.group, "id": one.id})
+        page = browser.get("/dead-letter", params={"group": dead_letter_group.group, "id": dead_letter.id})
         assert "ff 20 74 72 61 63 65" in page.text
-        for each in (value, key, *(part for header in headers for part in header)):
-            assert present.octets(each) in unescape(page.text)
+        for data in (value, key, *(part for header in headers for part in header)):
+            assert present.octets(data) in unescape(page.text)
         assert unescape(page.text).count(error) >= 3
         assert error in unescape(browser.get("/dead-letters", params={"group": dead_letter_group.group}).text)
 
@@ -166,20 +166,20 @@ def test_odd_bytes_are_shown_as_text(console: Console, dead_letter_group: DeadLe
 def test_a_long_value_is_cut_and_says_how_long_it_is(console: Console, dead_letter_group: DeadLetterGroup) -> None:
     """Not within a character; and its page is not read again."""
     dead_letter_group.bad = {b"b"}
-    (one,) = dead_letter_group.park(raw(b"b", topic="orders"))
+    (dead_letter,) = dead_letter_group.park(raw(b"b", topic="orders"))
     value = b"ab" + "é".encode() * 40_000 + b"the end"
     short = value[: present.LONGEST]
     browser = console(payloads="full")
     for stored, left_out in ((value, True), (value[1:], True), (short, False)):
         with dead_letter_group.engine.begin() as tx:
             change = f'UPDATE "{dead_letter_group.schema}".dead_letter SET value = :value WHERE id = :id'
-            tx.execute(text(change), {"value": stored, "id": one.id})
-        page = browser.get(f"/dead-letter?group=g&id={one.id}").text
+            tx.execute(text(change), {"value": stored, "id": dead_letter.id})
+        page = browser.get(f"/dead-letter?group=g&id={dead_letter.id}").text
         assert "éé</pre>" in page
         assert "the end" not in page
         assert (f"The first 65,536 of {len(stored):,} bytes are shown." in page) == left_out
         assert "hx-trigger" not in page
-        assert browser.get(f"/api/dead-letter?group=g&id={one.id}").json()["data"]["size"] == len(stored)
+        assert browser.get(f"/api/dead-letter?group=g&id={dead_letter.id}").json()["data"]["size"] == len(stored)
 
 
 def test_an_edited_dead_letter_says_by_whom_and_why_and_shows_both_values(
@@ -221,13 +221,13 @@ def test_dead_letters_are_searched_by_key_and_text_and_have_pages(
     while path:
         shown = full.get(path).text
         seen += re.findall(r"data-label=\"Offset\">(\d)<", shown)
-        found = re.search(r'href="(dead-letters[^"]*after=[^"]*)">next', shown)
-        path = "" if found is None else f"/{unescape(found[1])}"
+        match = re.search(r'href="(dead-letters[^"]*after=[^"]*)">next', shown)
+        path = "" if match is None else f"/{unescape(match[1])}"
     assert seen == ["0", "1", "2", "3", "4"]
 
     def offsets(query: str) -> list[int]:
         data = full.get(f"/api/dead-letters?group=g&{query}").json()["data"]["dead_letters"]
-        return [one["offset"] for one in data]
+        return [line["offset"] for line in data]
 
     assert [offsets(query) for query in ("key=k1", "error=odd", "key=k1&error=odd", "key=k")] == [[1, 3], [3], [3], []]
     first = dead_letter_group.dead_letters()[0].id

@@ -49,7 +49,7 @@ def test_every_answer_has_the_headers(console: Console) -> None:
         raise RuntimeError("no user store")
 
     browser, failing = console(allow_actions=True), console(access=fails)
-    paths = [f"/{each}" for each in PAGES] + [f"/api/{each}" for each in PAGES]
+    paths = [f"/{page}" for page in PAGES] + [f"/api/{page}" for page in PAGES]
     answers = [browser.get(path) for path in [*paths, "/static/console.css", "/static/none.css", "/none", "/group"]]
     answers += [
         browser.get("/plan?action=pause&group=g"),
@@ -111,7 +111,7 @@ def test_without_access_requests_of_this_machine_read(console: Console) -> None:
 @pytest.mark.parametrize("address", ["192.0.2.7", "10.0.0.1", "testclient"])
 def test_without_access_other_machines_see_nothing(console: Console, address: str) -> None:
     browser = console(client=(address, 50_000), allow_actions=True)
-    for path in [*PAGES, *(f"api/{each}" for each in PAGES), "plan?action=pause&group=g"]:
+    for path in [*PAGES, *(f"api/{page}" for page in PAGES), "plan?action=pause&group=g"]:
         answer = browser.get(f"/{path}")
         assert answer.status_code == 403
         assert ">g<" not in answer.text
@@ -153,9 +153,9 @@ def test_access_without_allow_actions_reads(console: Console) -> None:
 def test_it_can_be_mounted_below_a_prefix(admin: Admin, worker: LedgerWorker) -> None:
     app = Starlette(routes=[Mount("/ops/console", app=create_app(admin, allow_actions=True))])
     with TestClient(app, base_url=LOCAL, client=("127.0.0.1", 50_000)) as client:
-        for path in [*PAGES, *(f"api/{each}" for each in PAGES), "static/console.css", "static/htmx.min.js"]:
+        for path in [*PAGES, *(f"api/{page}" for page in PAGES), "static/console.css", "static/htmx.min.js"]:
             assert client.get(f"/ops/console/{path}").status_code == 200, path
         text = client.get("/ops/console/group?group=g").text
-        assert not [each for each in text.split() if each.startswith(('href="/', 'src="/', 'action="/'))]
+        assert not [word for word in text.split() if word.startswith(('href="/', 'src="/', 'action="/'))]
         assert 'hx-get="group?group=g"' in text
     assert worker.positions() == {0: 5, 1: 7, 2: 0}

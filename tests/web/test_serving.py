@@ -19,15 +19,15 @@ DATABASE = ["--database-url", "postgresql://ada:secret@127.0.0.1:1/shop"]
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "192.0.2.1:0", "console.example:0", "[::]:0"])
 def test_actions_for_other_machines_are_refused(listen: str) -> None:
-    said = seekpoint("ui", "--listen", listen, "--allow-actions", *DATABASE, exits=2).stderr
-    assert "anyone who reaches it could act" in said
-    assert "secret" not in said
+    stderr = seekpoint("ui", "--listen", listen, "--allow-actions", *DATABASE, exits=2).stderr
+    assert "anyone who reaches it could act" in stderr
+    assert "secret" not in stderr
 
 
 def test_actions_behind_a_proxy_are_refused() -> None:
     """All who reach the proxy would act as the user of this machine."""
-    said = seekpoint("ui", "--host", "console.example", "--allow-actions", *DATABASE, exits=2).stderr
-    assert "mount seekpoint.web.create_app with access=" in said
+    stderr = seekpoint("ui", "--host", "console.example", "--allow-actions", *DATABASE, exits=2).stderr
+    assert "mount seekpoint.web.create_app with access=" in stderr
 
 
 def test_a_wrong_address_is_refused() -> None:

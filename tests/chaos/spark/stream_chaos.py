@@ -225,7 +225,7 @@ class StreamChaos:
 
     def _driver(self, *, streams: bool = True, step: str = "") -> FramesProcess:
         order: Any = _Servers(self._orders_group, self._name)
-        return FramesProcess(order, "streams:stream", self._modules, streams=streams, max_records=70, at=step)
+        return FramesProcess(order, "streams:stream", self._modules, streams=streams, max_records=70, step=step)
 
     def _produce(self) -> None:
         for partition, log in enumerate(self.records):

@@ -46,7 +46,7 @@ def orders_group(orders_group: OrdersGroup) -> OrdersGroup:
 
 def kill_at(orders_group: OrdersGroup, step: str) -> UUID:
     """A driver in a process of its own begins a batch, and is killed at step ``step``."""
-    Batcher(orders_group, at=step).kill_where_it_waits()
+    Batcher(orders_group, step=step).kill_where_it_waits()
     return UUID(str(orders_group.execute("SELECT id FROM {schema}.reload_run WHERE strategy = 'batch'")[0][0]))
 
 

@@ -82,7 +82,7 @@ def test_a_run_that_is_killed_at_random_under_a_live_worker_writes_each_record_o
     start, end, written = 37, 563, 600
     before = live_row(orders_group)
     for place in sorted(chance.sample(PLACES, 4), key=PLACES.index):
-        Batcher(orders_group, kind="append", at=place, range=[start, end]).kill_where_it_waits()
+        Batcher(orders_group, kind="append", step=place, range=[start, end]).kill_where_it_waits()
         assert repeated(orders_group) == []
         written = orders_group.put([of(written, 1), of(written + 1, 1)])
         worker.reached(orders_group.topic, written)
@@ -262,7 +262,7 @@ def test_an_open_run_is_resumed_by_its_id_or_aborted(orders_group: OrdersGroup) 
     """A driver that is gone leaves no pause: workers continue meanwhile."""
     orders_group.put([of(n, n) for n in range(20)])
     orders_group.work(20, kind="append")
-    Batcher(orders_group, kind="append", at="staged", range=[2, 5]).kill_where_it_waits()
+    Batcher(orders_group, kind="append", step="staged", range=[2, 5]).kill_where_it_waits()
     orders_group.work(orders_group.put([of(20, 1)]), kind="append")
     job = entries(orders_group)
     [run] = job.runs.list()
@@ -271,7 +271,7 @@ def test_an_open_run_is_resumed_by_its_id_or_aborted(orders_group: OrdersGroup) 
         batch(orders_group, pipeline={"kind": "append", "version": 2}).take_over(run.id)
     assert job.take_over(run.id).records == 3
     assert repeated(orders_group) == [2, 3, 4]
-    Batcher(orders_group, kind="append", at="staged", range=[7, 9]).kill_where_it_waits()
+    Batcher(orders_group, kind="append", step="staged", range=[7, 9]).kill_where_it_waits()
     job.runs.abort(job.runs.list()[0].id, "a test")
     assert (repeated(orders_group), orders_group.schemas()) == ([2, 3, 4], [])
 
@@ -296,7 +296,7 @@ def test_the_command_applies_resumes_and_refuses(orders_group: OrdersGroup, tmp_
     assert "--restart works only with --range" in terminal.job("batch", "--restart", exits=2).stderr
     assert "is at offset 20" in command("5..21", "--accept-repeats", exits=1).stderr
     assert repeated(orders_group) == []
-    Batcher(orders_group, kind="append", at="staged", range=[5, 15]).kill_where_it_waits()
+    Batcher(orders_group, kind="append", step="staged", range=[5, 15]).kill_where_it_waits()
     [run] = terminal.look("reload", "status")
     shown = terminal.run("reload", "status", run["id"], *orders_group.database_options).stdout
     assert f"reprocess {run['id']}: staged" in shown

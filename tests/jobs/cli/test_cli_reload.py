@@ -166,7 +166,7 @@ def test_spark_that_is_not_installed_says_so(terminal: Terminal, monkeypatch: py
 def left_at(orders_group: OrdersGroup, step: str) -> UUID:
     """A run whose driver was killed there."""
     run = orders_group.reload().open().run.id
-    Reloader(orders_group, run, at=step, width=50).kill_where_it_waits()
+    Reloader(orders_group, run, step=step, width=50).kill_where_it_waits()
     return run
 
 
@@ -212,7 +212,7 @@ def test_status_is_for_people_and_says_what_to_do(terminal: Terminal, orders_gro
 
 def test_status_sees_a_step_that_is_under_way(terminal: Terminal, orders_group: OrdersGroup) -> None:
     run = orders_group.reload().open().run.id
-    reloader = Reloader(orders_group, run, at="turn staged", width=50)
+    reloader = Reloader(orders_group, run, step="turn staged", width=50)
     try:
         assert reloader.wait_for("halted")
         status = terminal.look("reload", "status", str(run))

@@ -503,7 +503,7 @@ def test_a_driver_that_is_killed_leaves_nothing_torn(orders_group: OrdersGroup, 
         if step == "after a long try":
             worker.execute(text(f"SELECT FROM {orders_group.schema}.partition_offset FOR SHARE"))
         max_wait = 60.0 if "turn" in step else 0.3
-        Reloader(orders_group, driver.run.id, at=step, width=50, max_wait=max_wait).kill_where_it_waits()
+        Reloader(orders_group, driver.run.id, step=step, width=50, max_wait=max_wait).kill_where_it_waits()
     assert orders_group.rows() == doubled(FIRST, by=1), "nothing was published"
     later = [of(n % 50, n, n) for n in range(200, 230)]
     settled(orders_group, later)

@@ -30,7 +30,7 @@ def test_another_driver_resumes(orders_group: OrdersGroup, step: str) -> None:
     old = working(orders_group, FIRST)
     reload = orders_group.reload()
     run = reload.open().run.id
-    Reloader(orders_group, run, at=step, width=50).kill_where_it_waits()
+    Reloader(orders_group, run, step=step, width=50).kill_where_it_waits()
     assert orders_group.rows() == doubled(FIRST, by=1), "nothing was published"
     applied_by(old, orders_group, LATER)
     old.stop()
@@ -43,7 +43,7 @@ def test_a_dead_drivers_run_can_be_aborted(orders_group: OrdersGroup) -> None:
     worker = working(orders_group, FIRST)
     reload = orders_group.reload()
     run = reload.open().run.id
-    Reloader(orders_group, run, at="turn cut_over", width=50).kill_where_it_waits()
+    Reloader(orders_group, run, step="turn cut_over", width=50).kill_where_it_waits()
     assert reload.runs.abort(run, "its driver is dead").swept
     applied_by(worker, orders_group, LATER)
     worker.stop()

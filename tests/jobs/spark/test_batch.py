@@ -120,7 +120,7 @@ def test_a_batch_whose_driver_was_killed_is_resumed_by_spark(
     orders_group: OrdersGroup, spark: SparkSession, unread_pipeline: Callable[[str], str]
 ) -> None:
     name = unread_pipeline(PLAIN)
-    Batcher(orders_group, at="staging", version=2).kill_where_it_waits()
+    Batcher(orders_group, step="staging", version=2).kill_where_it_waits()
     (opened,) = batch(orders_group).runs.list()
     done = run(orders_group, spark, name, resume=UUID(str(opened.id)))
     assert (done.run, done.records) == (opened.id, 200)

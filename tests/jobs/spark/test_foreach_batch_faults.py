@@ -42,7 +42,7 @@ def test_each_record_is_applied_once_whichever_step_the_driver_is_killed_at(
     for place in places:
         produced(orders_group, 5, first=count)
         count += 5
-        what = {"at": place, "checkpoint": str(query.checkpoint), "topic": orders_group.topic}
+        what = {"step": place, "checkpoint": str(query.checkpoint), "topic": orders_group.topic}
         FramesProcess(orders_group, name, modules, **what).kill_where_it_waits()
         passed, *others = sorted(offsets(orders_group).values()) or [0]
         assert set(others) <= {passed}, f"killed at {place}, seed {seed}"

@@ -83,7 +83,7 @@ def test_another_driver_continues_where_the_ledger_is(
     """I1, I3: killed at any step, a driver leaves rows and offsets of the same micro-batches."""
     name = frames_pipeline()
     produced(orders_group)
-    FramesProcess(orders_group, name, modules, at=step).kill_where_it_waits()
+    FramesProcess(orders_group, name, modules, step=step).kill_where_it_waits()
     written = 100 if step == "applied" else 0
     assert (both_tables(orders_group), offsets(orders_group)) == (
         (entries(written), doubled(written)),

@@ -52,7 +52,7 @@ def test_another_driver_resumes(
     orders_group: OrdersGroup, spark: SparkSession, log: Log, newer_pipeline: str, *, modules: Path, step: str
 ) -> None:
     """I1: nothing of the rebuilt rows is live before the cut-over, and all of them are after it."""
-    FramesProcess(orders_group, newer_pipeline, modules, at=step, reloads=True).kill_where_it_waits()
+    FramesProcess(orders_group, newer_pipeline, modules, step=step, reloads=True).kill_where_it_waits()
     known, run = Runs(orders_group.engine, orders_group.schema), the_run(orders_group)
     assert (tables(orders_group), orders_group.version()) == (expected(log, times=1), 1)
     assert resume(known.get(run)) == f"seekpoint spark reload {newer_pipeline} --resume {run}"

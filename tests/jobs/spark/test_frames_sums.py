@@ -107,7 +107,7 @@ def test_a_driver_that_is_killed_adds_nothing_or_all(
 ) -> None:
     """I1, I3: by signal 9 at each step; the next driver adds what is missing."""
     produced(orders_group)
-    FramesProcess(orders_group, sums_pipeline, modules, at=step).kill_where_it_waits()
+    FramesProcess(orders_group, sums_pipeline, modules, step=step).kill_where_it_waits()
     written = 100 if step == "applied" else 0
     assert sales(orders_group) == expected(written)
     produced(orders_group, 20, first=100)

@@ -7,7 +7,7 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
 from functools import partial
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ from seekpoint.codecs import CloudEvent
 from seekpoint.codecs.registry import JsonSchema
 from seekpoint.errors import ConfigError
 from seekpoint.sinks.arrow import AppendArrow
-from support.sink_tables import TOPIC, SinkTables, with_enums
+from support.sink_tables import TOPIC, SinkTables, own_type, with_own_types
 
 
 class Transit(Enum):
@@ -32,6 +32,13 @@ class Other(Enum):
     """Neither its values nor its names are labels."""
 
     LOST = "lost"
+
+
+class Pair(NamedTuple):
+    """What a composite column takes."""
+
+    a: int
+    b: str
 
 
 class Price(msgspec.Struct):
@@ -53,14 +60,21 @@ REFUSED: list[tuple[Any, str, str]] = [
     (datetime, "timestamp", ZONE),
     (Annotated[datetime, msgspec.Meta(tz=True)] | None, "timestamp", ZONE),
     (list[datetime], "timestamp[]", ZONE),
-    (datetime, "date", "a datetime has a time of day, which the column drops: declare date"),
-    (datetime, "time", "a datetime has a date: declare time"),
+    (datetime, "date", "it takes no datetime; the column would drop the time of day: declare date"),
+    (datetime, "time", "the column would drop the date: declare time"),
     (Annotated[time, msgspec.Meta(tz=True)], "time", "a time has a time zone, which the column drops"),
-    (bytes, "text", "the column takes no bytes: make it bytea, or decode them (key=Text() for a record's key"),
-    (bool, "text", "the column takes no bool: make it boolean"),
-    (bool | None, "varchar(5)", "the column takes no bool"),
-    (list[str], "text", "the column takes no list: make it an array or jsonb"),
-    (list[bool], "text[]", "the column takes no bool"),
+    (bytes, "text", "it takes no bytes; make the column bytea, or decode them: key=Text() for a record's key"),
+    (bool, "text", "it takes no bool; make the column boolean"),
+    (bool | None, "varchar(5)", "it takes no bool"),
+    (list[str], "text", "it takes no list; make the column an array or jsonb"),
+    (tuple[int, ...], "text", "it takes no tuple; make the column an array, jsonb or a composite type"),
+    (tuple[int, str] | None, "varchar(9)", "it takes no tuple"),
+    (Pair, "text", "it takes no tuple"),
+    (tuple[int, int], "int4range", "it takes no tuple"),
+    (tuple[int, int], "int", "it takes no tuple"),
+    (list[tuple[bool, ...]], "text[]", "it takes no bool"),
+    (Decimal | float, "money", "the server's lc_monetary decides how it is read and which digits are kept"),
+    (list[bool], "text[]", "it takes no bool"),
     (Other, "mood", "neither all values nor all names of Other are labels of the column's type (in-transit, done)"),
     (Transit, "either", "all values and all names of Transit are labels"),
     (list[Other], "mood[]", "neither all values nor all names of Other are labels"),
@@ -77,6 +91,14 @@ TAKEN: list[tuple[Any, str]] = [
     (Annotated[datetime, msgspec.Meta(tz=False)], "timestamp"),
     (datetime, "timestamptz"),
     (date, "date"),
+    (tuple[int, ...], "int[]"),
+    (tuple[tuple[int, ...], ...], "int[]"),
+    (tuple[int, str], "jsonb"),
+    (tuple[int, str], "pair"),
+    (Pair, "pair"),
+    (list[Pair], "pair[]"),
+    (tuple[float, float], "point"),
+    (int, "money"),
     (str | int | None, "text"),
     (str, "mood"),
     (Transit, "mood"),
@@ -87,7 +109,7 @@ TAKEN: list[tuple[Any, str]] = [
 
 @pytest.fixture
 def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
-    return with_enums(SinkTables(seekpoint_engine, seekpoint_schema))
+    return with_own_types(SinkTables(seekpoint_engine, seekpoint_schema))
 
 
 def refusal(sink_tables: SinkTables, pipeline: Pipeline[Any, Any]) -> str:
@@ -102,10 +124,7 @@ def refusal(sink_tables: SinkTables, pipeline: Pipeline[Any, Any]) -> str:
 
 def table(sink_tables: SinkTables, kind: str) -> tuple[str, str]:
     sink_tables.sql("DROP TABLE IF EXISTS t")
-    own = kind.removesuffix("[]") in {"mood", "named", "either"}
-    return sink_tables.create(
-        f"id int PRIMARY KEY, v {f'{chr(34)}{sink_tables.schema}{chr(34)}.' if own else ''}{kind}"
-    )
+    return sink_tables.create(f"id int PRIMARY KEY, v {own_type(sink_tables, kind)}")
 
 
 def started(sink_tables: SinkTables, sink: Any, value: Any) -> str:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -26,8 +26,21 @@ from seekpoint import Append, Json, Pipeline, Text, Upsert, schema
 from seekpoint.pipeline.sink import RowRefused
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.upsert import upsert as upsert_module
-from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
-from support.sink_tables import TOPIC, SinkTables, orders, with_enums, write_small, writer_of
+from seekpoint.sinks.upsert.strategy import WriteStrategy
+from support.sink_tables import (
+    TOPIC,
+    Forced,
+    Rows,
+    SinkTables,
+    by_append,
+    by_arrow,
+    by_small_append,
+    orders,
+    own_type,
+    with_own_types,
+    write,
+    writer_of,
+)
 
 EAST = timezone(timedelta(hours=2))
 AT = datetime(2026, 1, 2, tzinfo=UTC)
@@ -50,8 +63,18 @@ class Kind(StrEnum):
     ONE = "one"
 
 
+class Stage(StrEnum):
+    IN_TRANSIT = "in-transit"
+    DONE = "done"
+
+
 class Number(IntEnum):
     SEVEN = 7
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
 
 
 class Part(msgspec.Struct):
@@ -65,9 +88,9 @@ class Place:
 
 
 class Stored(NamedTuple):
-    """What the column shows as text."""
+    """What the column shows as text; None for NULL."""
 
-    text: str
+    text: str | None
 
 
 class Refused(NamedTuple):
@@ -94,19 +117,39 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("text", bytearray(b"x"), Refused("it takes no bytearray")),
     ("text", memoryview(b"x"), Refused("it takes no memoryview")),
     ("text", ["a"], Refused("column 'v' (text): it takes no list, got ['a']; make the column an array or jsonb")),
+    ("text", (1, 2), Refused("it takes no tuple, got (1, 2); make the column an array, jsonb or a composite type")),
+    ("text", Point(1, 2), Refused("it takes no Point, got Point(x=1, y=2)")),
+    ("text", datetime(2026, 1, 2, 10), Stored("2026-01-02 10:00:00")),
+    ("text", datetime(2026, 1, 2, 10, tzinfo=EAST), Stored("2026-01-02 10:00:00+02:00")),
+    ("text", time(10, 0, 0, 5), Stored("10:00:00.000005")),
+    ("text", None, Stored(None)),
     ("text", {"a": number("1.50")}, Stored('{"a":1.50}')),
     ("text", Transit.IN_TRANSIT, Stored("in-transit")),
     ("text", Kind.ONE, Stored("one")),
     ("varchar(20)", b"x", Refused("column 'v' (character varying(20)): it takes no bytes")),
+    ("varchar(20)", (1, 2), Refused("it takes no tuple")),
     ("xml", True, Refused("it takes no bool")),
+    ("xml", (1, 2), Refused("it takes no tuple")),
     ("int", Level.HIGH, Stored("2")),
     ("int", Number.SEVEN, Stored("7")),
     ("int", 1.0, Refused("invalid input syntax for type integer")),
     ("int", True, Refused("invalid input syntax for type integer")),
+    ("int", Decimal("1.5"), Refused("invalid input syntax for type integer")),
+    ("int", Decimal(2), Stored("2")),
+    ("int", (1, 2), Refused("invalid input syntax for type integer")),
+    ("int", None, Stored(None)),
     ("mood", "in-transit", Stored("in-transit")),
     ("mood", Transit.IN_TRANSIT, Stored("in-transit")),
     ("mood", Level.LOW, Refused("neither all values nor all names of Level are labels of the column's type (in-")),
+    ("mood", Stage.IN_TRANSIT, Stored("in-transit")),
+    ("mood", True, Refused("it takes no bool")),
+    ("mood", b"done", Refused("it takes no bytes")),
+    ("mood", ["done"], Refused("it takes no list")),
+    ("mood", ("done",), Refused("it takes no tuple")),
+    ("mood", None, Stored(None)),
     ("named", Transit.DONE, Stored("DONE")),
+    ("named", Stage.IN_TRANSIT, Stored("IN_TRANSIT")),
+    ("either", Stage.DONE, Refused("all values and all names of Stage are labels")),
     ("either", Transit.DONE, Refused("all values and all names of Transit are labels")),
     ("numeric", number(DIGITS), Stored(DIGITS)),
     ("numeric", number("20.50"), Stored("20.50")),
@@ -122,6 +165,23 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("numeric(6,2)", "1.005", Refused("has more fraction digits")),
     ("numeric(6,2)", Decimal("NaN"), Stored("NaN")),
     ("numeric(6,2)", "x", Refused("invalid input syntax for type numeric")),
+    ("numeric", (1, 2), Refused("invalid input syntax for type numeric")),
+    ("money", 7, Stored("$7.00")),
+    ("money", -(2**62), Refused("out of range for type money")),
+    ("money", Decimal("1.50"), Refused("the server's lc_monetary decides how it is read and which digits are kept")),
+    ("money", 1.5, Refused("it takes no float")),
+    ("money", "1.50", Refused("it takes no str, got '1.50'")),
+    ("money", (1, 2), Refused("it takes no tuple")),
+    ("money[]", [7, Decimal("1.50")], Refused("it takes no Decimal")),
+    ("pair", (1, "a"), Stored("(1,a)")),
+    ("pair", Point(1, 2), Stored("(1,2)")),
+    ("pair[]", [(1, "a"), None], Stored('{"(1,a)",NULL}')),
+    ("point", (1.5, 2), Stored("(1.5,2)")),
+    ("point[]", [(1.5, 2)], Stored('{"(1.5,2)"}')),
+    ("int4range", (1, 5), Refused("it takes no tuple, got (1, 5)")),
+    ("int4range", "[1,5)", Stored("[1,5)")),
+    ("interval hour", "10", Stored("10:00:00")),
+    ("interval hour", timedelta(hours=10, minutes=30), Stored("10:00:00")),
     ("numeric(6,2)[]", [1, Decimal("1.005")], Refused("1.005 has more fraction digits")),
     ("real", 1.23456789, Stored("1.2345679")),
     ("float8", Decimal("0.12345678901234567890"), Stored("0.12345678901234568")),
@@ -138,7 +198,7 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("timestamptz", datetime(2026, 1, 2, 10), Stored("2026-01-02 10:00:00+00")),  # the session's TimeZone is UTC
     ("timestamptz(0)", "2026-01-02T10:00:00.7+02:00", Stored("2026-01-02 08:00:01+00")),
     ("date", date(2026, 1, 2), Stored("2026-01-02")),
-    ("date", datetime(2026, 1, 2, 10), Refused("has a time of day, which the column drops: give its date()")),
+    ("date", datetime(2026, 1, 2, 10), Refused("it takes no datetime, got datetime.datetime(2026, 1, 2, 10, 0); the")),
     ("date", "2026-01-02T10:00", Refused("is not an ISO 8601 date; the column would drop a time of day")),
     ("date", "20260102T100000", Refused("is not an ISO 8601 date")),
     ("date", "20260102", Stored("2026-01-02")),
@@ -153,7 +213,7 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("time", "10:00", Stored("10:00:00")),
     ("time", time(10, tzinfo=EAST), Refused("has a time zone, which the column drops: make the column timetz")),
     ("time", "10:00+02", Refused("is not a time of day alone")),
-    ("time", datetime(2026, 1, 2, 10), Refused("has a date, which the column drops: give its time()")),
+    ("time", datetime(2026, 1, 2, 10), Refused("the column would drop the date: declare time, or give its time()")),
     ("bytea", b"x", Stored("\\x78")),
     ("boolean", True, Stored("true")),
     ("float8[]", [20, 20.5], Stored("{20,20.5}")),
@@ -162,6 +222,8 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("text[]", ["a", True], Refused("column 'v' (text[]): it takes no bool")),
     ("text[]", ["a", 5], Stored("{a,5}")),
     ("int[]", (1, 2), Stored("{1,2}")),
+    ("int[]", ((1, 2), (3, 4)), Stored("{{1,2},{3,4}}")),
+    ("text[]", [("a", 5)], Stored("{{a,5}}")),
     ("int[]", {}, Refused("{} is not a list")),
     ("int[]", [Number.SEVEN, Level.LOW], Stored("{7,1}")),
     ("mood[]", [Transit.DONE, Transit.IN_TRANSIT], Stored("{done,in-transit}")),
@@ -174,6 +236,8 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("json", Jsonb('{"a":  1.50}', dumps=str), Stored('{"a":  1.50}')),
     ("json", {"raw": msgspec.Raw(b" 1.50")}, Stored('{"raw": 1.50}')),
     ("json", "5", Stored('"5"')),
+    ("json", (1, "a"), Stored('[1,"a"]')),
+    ("json", None, Stored(None)),
     ("json", [1, "€"], Stored('[1,"€"]')),
     ("jsonb", {"a": number("0.1234567890123456789")}, Stored('{"a": 0.1234567890123456789}')),
     ("jsonb", number(DIGITS), Stored(DIGITS)),
@@ -186,60 +250,32 @@ CONVERTED: list[tuple[str, Any, Mapping[str, Any], str]] = [
     ("timestamp", "2026-01-02T10:00:00+02:00", {"timezone": "UTC"}, "2026-01-02 08:00:00"),
     ("timestamp", datetime(2026, 1, 2, 10), {"timezone": "UTC"}, "2026-01-02 10:00:00"),
     ("timestamp", datetime(2026, 7, 2, 8, tzinfo=UTC), {"timezone": "Europe/Berlin"}, "2026-07-02 10:00:00"),
+    ("money", Decimal("1.005"), {"round": True}, "$1.01"),
+    ("money", "1.5", {"round": True}, "$1.50"),
     ("numeric(6,2)", Decimal("1.005"), {"round": True}, "1.01"),
     ("numeric(6,2)", number("1.0050000000000000001"), {"round": True}, "1.01"),
 ]
 
-Write = Callable[[SinkTables, tuple[str, str], Mapping[str, Any], Any], None]
-
 
 @pytest.fixture
 def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
-    return with_enums(SinkTables(seekpoint_engine, seekpoint_schema))
-
-
-class Forced(WriteStrategies):
-    """One strategy for every transaction."""
-
-    def __init__(self, strategy: WriteStrategy) -> None:
-        super().__init__()
-        self._forced = strategy
-
-    def gathers(self, rows: int) -> bool:
-        return self._forced is WriteStrategy.UNNEST
-
-    def choose(self, rows: int, *, deduped: bool, direct: bool) -> WriteStrategy:
-        return self._forced
-
-
-def by_append(sink_tables: SinkTables, path: tuple[str, str], options: Mapping[str, Any], value: Any) -> None:
-    with sink_tables.engine.begin() as tx, Append(path, columns=["id", "v"], **options).writer().open(tx) as writer:
-        writer.write([(1, value)])
-
-
-def by_small_append(sink_tables: SinkTables, path: tuple[str, str], options: Mapping[str, Any], value: Any) -> None:
-    """As a worker does whose last rows leave with the offset."""
-    write_small(sink_tables, Append(path, columns=["id", "v"], **options), ["id", "v"], [(1, value)])
-
-
-def by_arrow(sink_tables: SinkTables, path: tuple[str, str], options: Mapping[str, Any], value: Any) -> None:
-    with (
-        sink_tables.engine.begin() as tx,
-        AppendArrow(path, columns=["id", "v"], **options).writer().open(tx) as writer,
-    ):
-        writer.write([(1, value)])
+    return with_own_types(SinkTables(seekpoint_engine, seekpoint_schema))
 
 
 def by_upsert(
-    strategy: WriteStrategy, sink_tables: SinkTables, path: tuple[str, str], options: Mapping[str, Any], value: Any
+    strategy: WriteStrategy,
+    sink_tables: SinkTables,
+    path: tuple[str, str],
+    columns: Sequence[str],
+    rows: Rows,
+    **options: Any,
 ) -> None:
-    sink: Upsert[Any, Any] = Upsert(path, key=["id"], columns=["id", "v"], **options)
+    sink: Upsert[Any, Any] = Upsert(path, key=["id"], columns=columns, **options)
     writer_of(sink).strategies = Forced(strategy)
-    with sink_tables.engine.begin() as tx, writer_of(sink).open(tx) as writer:
-        writer.write([(1, value)])
+    write(sink_tables, sink, rows)
 
 
-WRITES: dict[str, Write] = {
+WRITES: dict[str, Callable[..., None]] = {
     "COPY": by_append,
     "INSERT": by_small_append,
     "Arrow": by_arrow,
@@ -248,12 +284,12 @@ WRITES: dict[str, Write] = {
 
 
 def outcome(
-    sink_tables: SinkTables, write: Write, table: str, options: Mapping[str, Any], value: Any
+    sink_tables: SinkTables, write_rows: Callable[..., None], table: str, options: Mapping[str, Any], value: Any
 ) -> Stored | Refused:
     """What the column holds then, or what the refusal says."""
     sink_tables.sql(f'DELETE FROM "{table}"')
     try:
-        write(sink_tables, (sink_tables.schema, table), options, value)
+        write_rows(sink_tables, (sink_tables.schema, table), ["id", "v"], [(1, value)], **options)
     except RowRefused as refused:
         return Refused(str(refused.cause))
     except psycopg.DataError as error:  # of an INSERT that was sent with others: the batch is run again, by COPY
@@ -261,12 +297,11 @@ def outcome(
     return Stored(sink_tables.value("v::text", table))
 
 
-def failures(sink_tables: SinkTables, write: Write, cells: list[Any]) -> Iterator[str]:
+def failures(sink_tables: SinkTables, write_rows: Callable[..., None], cells: list[Any]) -> Iterator[str]:
     for kind in {cell[0] for cell in cells}:
-        own = f'"{sink_tables.schema}".{kind}' if kind.removesuffix("[]") in {"mood", "named", "either"} else kind
-        sink_tables.create(f"id int PRIMARY KEY, v {own}", f"of {kind}")
+        sink_tables.create(f"id int PRIMARY KEY, v {own_type(sink_tables, kind)}", f"of {kind}")
     for kind, value, options, expected in cells:
-        got = outcome(sink_tables, write, f"of {kind}", options, value)
+        got = outcome(sink_tables, write_rows, f"of {kind}", options, value)
         is_right = got == expected if isinstance(expected, Stored) else expected.message in getattr(got, "message", "")
         if not is_right:
             yield f"{value!r} into {kind}: {got}, not {expected}"

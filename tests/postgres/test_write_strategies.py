@@ -28,14 +28,13 @@ from sqlalchemy import Engine, create_engine, text
 
 from seekpoint.pipeline.sink import RowRefused
 from seekpoint.records import AnyRecord
-from seekpoint.sinks import Append, Upsert
-from seekpoint.sinks.arrow import AppendArrow
+from seekpoint.sinks import Upsert
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.json_text import json_text
-from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
+from seekpoint.sinks.upsert.strategy import WriteStrategy
 from seekpoint.testing import record
 from support.databases import create_extension
-from support.sink_tables import SinkTables, write_small, writer_of
+from support.sink_tables import Forced, Rows, SinkTables, by_append, by_arrow, by_small_append, write, writer_of
 
 EXAMPLES = int(os.environ.get("SEEKPOINT_EXAMPLES", "0"))
 SHARDS = 4 if EXAMPLES else 1  # of a test, side by side
@@ -66,9 +65,6 @@ NAIVE = [*CLOCKS, *(clock.replace(fold=1) for clock in CLOCKS)]
 AWARE = [clock.replace(tzinfo=zone, fold=fold) for clock, zone, fold in product(CLOCKS, ZONES, (0, 1))]
 ONE = uuid.UUID("0190d5b0-0000-7000-8000-00000000000a")
 TEXTS = ["a", "A", "a ", "ä", "Ä", "a\u0308", "b", "B", "", " ", "1", "1.0"]
-
-
-Rows = list[tuple[Any, ...]]
 
 
 class Values(NamedTuple):
@@ -206,22 +202,6 @@ class Case(NamedTuple):
     batches: list[list[Step]]
 
 
-class Forced(WriteStrategies):
-    """One strategy for every transaction, as far as its rows allow."""
-
-    def __init__(self, strategy: WriteStrategy) -> None:
-        super().__init__()
-        self._strategy = strategy
-
-    def gathers(self, rows: int) -> bool:
-        return self._strategy is WriteStrategy.UNNEST
-
-    def choose(self, rows: int, *, deduped: bool, direct: bool) -> WriteStrategy:
-        self._wait = 0
-        allowed = {WriteStrategy.UNNEST: deduped, WriteStrategy.COPY: deduped and direct}
-        return self._strategy if allowed.get(self._strategy, False) else WriteStrategy.TEMP_TABLE
-
-
 @st.composite
 def cases(draw: st.DrawFn, types: Mapping[str, Values]) -> Case:
     keys = draw(st.lists(st.sampled_from(sorted(types.keys() - NO_KEY)), min_size=1, max_size=2))
@@ -341,11 +321,10 @@ def images(sink_tables: SinkTables, name: str) -> list[Any]:
         return [tuple(row) for row in connection.execute(of)]
 
 
-def write(sink_tables: SinkTables, sink: Upsert, records: Sequence[AnyRecord]) -> Exception | None:
-    """One transaction; returns what the server says of a row that it refuses."""
+def refusal(sink_tables: SinkTables, sink: Upsert, records: Sequence[AnyRecord]) -> Exception | None:
+    """What the server says of a row that it refuses; None if it takes all, in one transaction."""
     try:
-        with sink_tables.engine.begin() as tx, writer_of(sink).open(tx) as writer:
-            writer.write([row for record in records for row in writer_of(sink).rows(record)])
+        write(sink_tables, sink, [row for record in records for row in writer_of(sink).rows(record)])
     except RowRefused as refused:
         return refused.cause
     return None
@@ -368,7 +347,7 @@ def strategies_agree(sink_tables: SinkTables, case: Case) -> None:
             offset += 1
         expected = table.apply_to_model(rows)
         for strategy, sink in sinks.items():
-            refused = write(sink_tables, sink, records)
+            refused = refusal(sink_tables, sink, records)
             assert (refused is None) == expected, f"{strategy}: {refused or 'takes what the model refuses'}"
         model = images(sink_tables, "model")
         for strategy in sinks:
@@ -390,7 +369,7 @@ def test_every_strategy_of_an_upsert_leaves_the_table_of_the_model(
 
 
 @st.composite
-def appended(draw: st.DrawFn, types: Mapping[str, Values]) -> tuple[list[str], Rows]:
+def appended(draw: st.DrawFn, types: Mapping[str, Values]) -> tuple[list[str], list[Any]]:
     """Types of columns, and rows; one of them may be refused."""
     kinds = draw(st.lists(st.sampled_from(sorted(types)), min_size=1, max_size=3))
     rows = draw(
@@ -415,22 +394,7 @@ def by_model(sink_tables: SinkTables, path: tuple[str, str], kinds: Sequence[str
         return True
 
 
-def by_copy(sink_tables: SinkTables, path: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
-    with sink_tables.engine.begin() as tx, Append(path, columns=columns, round=True).writer().open(tx) as writer:
-        writer.write(rows)
-
-
-def by_few(sink_tables: SinkTables, path: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
-    """As a worker does whose last rows leave with the offset."""
-    write_small(sink_tables, Append(path, columns=columns, round=True), columns, rows)
-
-
-def by_arrow(sink_tables: SinkTables, path: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
-    with sink_tables.engine.begin() as tx, AppendArrow(path, columns=columns, round=True).writer().open(tx) as writer:
-        writer.write(rows)
-
-
-STRATEGIES = (by_copy, by_few, by_arrow)
+STRATEGIES = (by_append, by_small_append, by_arrow)
 
 
 def test_every_strategy_of_an_append_stores_what_the_model_stores(
@@ -438,7 +402,7 @@ def test_every_strategy_of_an_append_stores_what_the_model_stores(
 ) -> None:
     @few(20)
     @given(appended(types))
-    def check(case: tuple[list[str], Rows]) -> None:
+    def check(case: tuple[list[str], list[Any]]) -> None:
         kinds, rows = case
         columns = [f"c{n}" for n in range(len(kinds))]
         declared = ", ".join(f"{name} {body(kind)}" for name, kind in zip(columns, kinds, strict=True))
@@ -449,7 +413,7 @@ def test_every_strategy_of_an_append_stores_what_the_model_stores(
         taken = by_model(typed_tables, (typed_tables.schema, "by_model"), kinds, rows)
         for strategy in STRATEGIES:
             with nullcontext() if taken else pytest.raises((RowRefused, psycopg.DataError)):
-                strategy(typed_tables, (typed_tables.schema, strategy.__name__), columns, rows)
+                strategy(typed_tables, (typed_tables.schema, strategy.__name__), columns, rows, round=True)
             assert images(typed_tables, strategy.__name__) == images(typed_tables, "by_model"), strategy.__name__
 
     check()

@@ -26,9 +26,11 @@ from seekpoint.events import Observer
 from seekpoint.postgres.round_trip import StatementFailed, round_trip
 from seekpoint.postgres.session import Session, TransactionFailed
 from seekpoint.records import Partition, RawRecord
+from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.column_types import types_now
 from seekpoint.sinks.small_append import insert_of_all, knows_plain_table
 from seekpoint.sinks.target_table import recalled
+from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
 from seekpoint.testing import Processed, process, raw
 
 TOPIC = "orders"
@@ -143,13 +145,24 @@ def of_test(sink_tables: SinkTables, kind: str) -> str:
     return f'"{sink_tables.schema}".{kind}' if kind in {"mood", "short"} else kind
 
 
-def with_enums(sink_tables: SinkTables) -> SinkTables:
-    """Create enums whose labels are a Python enum's values (``mood``), its names (``named``), or both (``either``)."""
+OWN_TYPES = frozenset({"mood", "named", "either", "pair"})
+
+
+def with_own_types(sink_tables: SinkTables) -> SinkTables:
+    """Create enums whose labels are a Python enum's values (``mood``), its names (``named``), or both (``either``).
+
+    Also a composite type, ``pair``.
+    """
     sink_tables.sql(
         "CREATE TYPE mood AS ENUM ('in-transit', 'done'); CREATE TYPE named AS ENUM ('IN_TRANSIT', 'DONE');"
-        "CREATE TYPE either AS ENUM ('IN_TRANSIT', 'DONE', 'in-transit', 'done')"
+        "CREATE TYPE either AS ENUM ('IN_TRANSIT', 'DONE', 'in-transit', 'done'); CREATE TYPE pair AS (a int, b text)"
     )
     return sink_tables
+
+
+def own_type(sink_tables: SinkTables, kind: str) -> str:
+    """The type's name, with the schema if it is one of ``with_own_types`` or an array of one."""
+    return f'"{sink_tables.schema}".{kind}' if kind.removesuffix("[]") in OWN_TYPES else kind
 
 
 def orders(*values: bytes | None, start: int = 0, key: bytes | None = None, partition: int = 0) -> list[RawRecord]:
@@ -173,6 +186,52 @@ _writers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 def writer_of(sink: Any) -> Any:
     """The sink's writer, one for all calls, so that it keeps its caches as in a worker."""
     return _writers.setdefault(sink, sink.writer())
+
+
+class Forced(WriteStrategies):
+    """One strategy for every transaction, as far as its rows allow."""
+
+    def __init__(self, strategy: WriteStrategy) -> None:
+        super().__init__()
+        self._strategy = strategy
+
+    def gathers(self, rows: int) -> bool:
+        return self._strategy is WriteStrategy.UNNEST
+
+    def choose(self, rows: int, *, deduped: bool, direct: bool) -> WriteStrategy:
+        self._wait = 0
+        allowed = {WriteStrategy.UNNEST: deduped, WriteStrategy.COPY: deduped and direct}
+        return self._strategy if allowed.get(self._strategy, False) else WriteStrategy.TEMP_TABLE
+
+
+Rows = Sequence[tuple[Any, ...]]
+
+
+def write(sink_tables: SinkTables, sink: Any, rows: Rows) -> None:
+    """Write the rows in one transaction."""
+    with sink_tables.engine.begin() as tx, writer_of(sink).open(tx) as writer:
+        writer.write(rows)
+
+
+def by_append(
+    sink_tables: SinkTables, path: tuple[str, str], columns: Sequence[str], rows: Rows, **options: Any
+) -> None:
+    """Write the rows by COPY."""
+    write(sink_tables, Append(path, columns=columns, **options), rows)
+
+
+def by_arrow(
+    sink_tables: SinkTables, path: tuple[str, str], columns: Sequence[str], rows: Rows, **options: Any
+) -> None:
+    """Write the rows by COPY, column by column."""
+    write(sink_tables, AppendArrow(path, columns=columns, **options), rows)
+
+
+def by_small_append(
+    sink_tables: SinkTables, path: tuple[str, str], columns: Sequence[str], rows: Rows, **options: Any
+) -> None:
+    """Write the rows as a worker does whose last rows leave with the offset."""
+    write_small(sink_tables, Append(path, columns=columns, **options), columns, rows)
 
 
 def write_small(sink_tables: SinkTables, sink: Append[Any, Any], columns: Sequence[str], rows: Sequence[Any]) -> None:

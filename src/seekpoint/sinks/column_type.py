@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 BOOL, BYTEA, NUMERIC, JSON = 16, 17, 1700, frozenset({114, 3802})
 DATE, TIME, TIMETZ, TIMESTAMP, TIMESTAMPTZ = 1082, 1083, 1266, 1114, 1184
+MONEY, POINT = 790, 600
 
 
 class ColumnType(NamedTuple):
@@ -31,6 +32,11 @@ class ColumnType(NamedTuple):
         if self.item != NUMERIC or self.typmod < 0:
             return None
         return declared_scale(self.typmod)
+
+    @property
+    def takes_tuples(self) -> bool:
+        """Whether the server reads the text of a tuple, ``(1,2)``, as its values: composite types, and points."""
+        return self.kind == "c" or self.item == POINT
 
 
 def declared_scale(typmod: int) -> int:

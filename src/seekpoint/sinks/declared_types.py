@@ -7,6 +7,8 @@ digits of its JSON number, which its value does not show.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 from msgspec import inspect
@@ -14,12 +16,26 @@ from msgspec import inspect
 from seekpoint.codecs import Codec
 from seekpoint.codecs.value_types import WITH_FIELDS, type_info
 from seekpoint.errors import ConfigError
-from seekpoint.sinks.column_type import BOOL, BYTEA, DATE, JSON, NUMERIC, TIME, TIMESTAMP, ColumnType, ColumnTypes
+from seekpoint.sinks.column_type import JSON, NUMERIC, TIME, TIMESTAMP, ColumnType, ColumnTypes
 from seekpoint.sinks.conversions import Conversions
 from seekpoint.sinks.enum_labels import labels_of
+from seekpoint.sinks.refused_types import remedy
 
-_BYTES = (inspect.BytesType, inspect.ByteArrayType, inspect.MemoryViewType)
 _LISTS = (inspect.ListType, inspect.VarTupleType, inspect.TupleType)
+_PYTHON: Mapping[type[inspect.Type], type] = {  # the types of values that are refused by their type alone
+    inspect.BoolType: bool,
+    inspect.BytesType: bytes,
+    inspect.ByteArrayType: bytearray,
+    inspect.MemoryViewType: memoryview,
+    inspect.ListType: list,
+    inspect.VarTupleType: tuple,
+    inspect.TupleType: tuple,
+    inspect.NamedTupleType: tuple,
+    inspect.DateTimeType: datetime,
+    inspect.FloatType: float,
+    inspect.DecimalType: Decimal,
+    inspect.StrType: str,
+}
 
 
 def check_fields(
@@ -83,6 +99,9 @@ def _of_one(field: inspect.Type, column: ColumnType, allowed: Conversions) -> st
     for kinds, applies, why in _RULES:
         if isinstance(field, kinds) and applies(field, column, allowed):
             return why
+    kind = _PYTHON.get(type(field))
+    if kind is not None and (instead := remedy(kind, column, allowed)) is not None:
+        return f"it takes no {kind.__name__}; {instead}"
     if isinstance(field, inspect.EnumType) and column.labels is not None:
         try:
             labels_of(field.cls, column.labels)
@@ -92,7 +111,8 @@ def _of_one(field: inspect.Type, column: ColumnType, allowed: Conversions) -> st
 
 
 def _item_of(column: ColumnType, item: inspect.Type) -> ColumnType:
-    return column if isinstance(item, inspect.ListType) else column._replace(dimensions=0)
+    is_nested = isinstance(item, inspect.ListType if column.takes_tuples else _LISTS)
+    return column if is_nested else column._replace(dimensions=0)
 
 
 _ZONE = (
@@ -107,30 +127,9 @@ _RULES: Sequence[Rule] = (
         _ZONE,
     ),
     (
-        (inspect.DateTimeType,),
-        lambda _, column, __: column.item == DATE,
-        "a datetime has a time of day, which the column drops: declare date",
-    ),
-    ((inspect.DateTimeType,), lambda _, column, __: column.item == TIME, "a datetime has a date: declare time"),
-    (
         (inspect.TimeType,),
         lambda field, column, _: column.item == TIME and field.tz is True,
         "a time has a time zone, which the column drops: make the column timetz",
-    ),
-    (
-        _BYTES,
-        lambda _, column, __: column.item != BYTEA,
-        "the column takes no bytes: make it bytea, or decode them (key=Text() for a record's key, .decode() in row=)",
-    ),
-    (
-        (inspect.BoolType,),
-        lambda _, column, __: column.item != BOOL,
-        "the column takes no bool: make it boolean, or convert the value to a text in row=",
-    ),
-    (
-        (inspect.ListType,),
-        lambda *_: True,
-        "the column takes no list: make it an array or jsonb, or convert the value to a text in row=",
     ),
 )
 

@@ -9,7 +9,7 @@ if its column cannot hold it as it is.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Context, Decimal, InvalidOperation
 from enum import Enum
 from types import NoneType
@@ -38,6 +38,7 @@ from seekpoint.sinks.conversions import Conversions
 from seekpoint.sinks.enum_labels import labels_of
 from seekpoint.sinks.event_values import of_event
 from seekpoint.sinks.json_text import json_text
+from seekpoint.sinks.refused_types import remedy
 from seekpoint.sinks.times import (
     DATE_CONVERTS,
     TIME_CONVERTS,
@@ -48,19 +49,9 @@ from seekpoint.sinks.times import (
 )
 
 # Types whose input refuses any text that is not one of their values: bool, bytea, integers, floats, interval, uuid,
-# money, addresses.
-_STRICT = frozenset({BOOL, BYTEA, 20, 21, 23, 26, 700, 701, 1186, 2950, 790, 869, 650, 829, 774})
+# addresses.
+_STRICT = frozenset({BOOL, BYTEA, 20, 21, 23, 26, 700, 701, 1186, 2950, 869, 650, 829, 774})
 _WIDE = Context(prec=200_000)  # more than a numeric has
-# Types of values, the columns that take them, and the remedy for other columns.
-_REFUSALS: Sequence[tuple[type | tuple[type, ...], Callable[[ColumnType], bool], str]] = (
-    (bool, lambda column: column.item == BOOL, "make the column boolean, or convert the value to a text in row="),
-    (
-        (bytes, bytearray, memoryview),
-        lambda column: column.item == BYTEA,
-        "make the column bytea, or decode them: key=Text() for a record's key, .decode() in row=",
-    ),
-    (list, lambda _: False, "make the column an array or jsonb, or convert the value to a text in row="),
-)
 _ZONED = frozenset({TIMETZ, TIMESTAMPTZ})
 _TIMES = {DATE: DATE_CONVERTS, TIME: TIME_CONVERTS, TIMETZ: ZONED_CONVERTS, TIMESTAMPTZ: ZONED_CONVERTS}
 _TEXT: Mapping[type, Convert] = {  # for arrays of several types: the server reads each text by the array's type
@@ -107,7 +98,7 @@ def needs_look(column: ColumnType, allowed: Conversions) -> bool:
         return True
     if column.item == NUMERIC:
         return column.scale is not None and not allowed.round
-    return column.item not in _STRICT and column.kind not in {"c", "r", "m"}
+    return column.item not in _STRICT and column.kind != "c"
 
 
 class ColumnEncoder:
@@ -181,11 +172,12 @@ class ColumnEncoder:
     def _items(self, values: Sequence[Any], depth: int) -> list[Any]:
         """The encoded items. For JSON, whose values may be lists, only ``depth`` levels are the array's."""
         is_json = self._type.item in JSON
+        nested = list if self._type.takes_tuples else (list, tuple)
         items: list[Any] = []
         for value in values:
             if value is None:
                 items.append(None)
-            elif isinstance(value, list) and (depth > 1 or not is_json):
+            elif isinstance(value, nested) and (depth > 1 or not is_json):
                 items.append(self._items(value, depth - 1))
             else:
                 items.append(self._json_item(value) if is_json else self._one(value))
@@ -200,9 +192,8 @@ class ColumnEncoder:
             return None if self._is_json(kind) else lambda value: json_text(value, self._encoding)
         if issubclass(kind, Enum):
             return self._enum(kind)
-        for refused, is_meant, remedy in _REFUSALS:
-            if issubclass(kind, refused) and not is_meant(column):
-                return self._refuses(remedy)
+        if (instead := remedy(kind, column, self._allowed)) is not None:
+            return self._refuses(instead)
         if issubclass(kind, UUID):  # the driver leaves the dashes out
             return str
         if column.item == NUMERIC:
@@ -235,9 +226,9 @@ class ColumnEncoder:
         labels = labels_of(kind, self._type.labels)
         return lambda member: labels[member]
 
-    def _refuses(self, remedy: str) -> Convert:
+    def _refuses(self, instead: str) -> Convert:
         def refuse(value: Any) -> Any:
-            raise ValueError(f"it takes no {type(value).__name__}, got {_short(value)}; {remedy}")
+            raise ValueError(f"it takes no {type(value).__name__}, got {_short(value)}; {instead}")
 
         return refuse
 

@@ -42,10 +42,6 @@ def timestamp_converts(zone: tzinfo | None) -> dict[type, Convert]:
     return {datetime: local, str: text}
 
 
-def _date_of_datetime(value: datetime) -> Any:
-    raise ValueError(f"{value} has a time of day, which the column drops: give its date()")
-
-
 def _date_text(value: str) -> str:
     if not _DATE.fullmatch(value):
         raise ValueError(f"{value!r} is not an ISO 8601 date; the column would drop a time of day")
@@ -63,10 +59,6 @@ def _fixed_text(value: str) -> str:
     return value
 
 
-def _time_of_datetime(value: datetime) -> Any:
-    raise ValueError(f"{value} has a date, which the column drops: give its time()")
-
-
 def _local_time(value: time) -> time:
     if value.tzinfo is not None:
         raise ValueError(f"{value} has a time zone, which the column drops: make the column timetz")
@@ -79,6 +71,6 @@ def _time_text(value: str) -> str:
     return value
 
 
-DATE_CONVERTS: dict[type, Convert] = {datetime: _date_of_datetime, str: _date_text}
+DATE_CONVERTS: dict[type, Convert] = {str: _date_text}
 ZONED_CONVERTS: dict[type, Convert] = {str: _fixed_text}
-TIME_CONVERTS: dict[type, Convert] = {datetime: _time_of_datetime, time: _local_time, str: _time_text}
+TIME_CONVERTS: dict[type, Convert] = {time: _local_time, str: _time_text}

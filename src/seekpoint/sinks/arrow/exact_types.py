@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from seekpoint.sinks.arrow.copy_text import is_binary, is_list, is_object
-from seekpoint.sinks.column_type import DATE, JSON, NUMERIC, TIME, TIMESTAMP, TIMESTAMPTZ, TIMETZ, ColumnType
+from seekpoint.sinks.column_type import DATE, JSON, MONEY, NUMERIC, TIME, TIMESTAMP, TIMESTAMPTZ, TIMETZ, ColumnType
 from seekpoint.sinks.conversions import Conversions
 from seekpoint.sinks.encoders import needs_look
 
@@ -32,6 +32,7 @@ def holds(column: ColumnType, kind: Any, allowed: Conversions) -> bool:
         TIME: types.is_time(kind),
         TIMETZ: types.is_time(kind),
         TIMESTAMPTZ: types.is_date(kind) or types.is_timestamp(kind),
+        MONEY: allowed.round,
     }
     if types.is_integer(kind):
         return column.scale is None or column.scale >= 0

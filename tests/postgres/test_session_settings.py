@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import StaticPool, make_url
+from sqlalchemy import Engine, StaticPool, make_url
 
 from seekpoint import Json, Ledger, Pipeline, Worker, schema
+from seekpoint.admin import DeadLetterReplay
 from seekpoint.errors import ConfigError
+from seekpoint.jobs.batch import BatchJob
+from seekpoint.jobs.reload import Reload
 from seekpoint.postgres.engine import first_connection, postgres_engine
 from seekpoint.sinks import Append
+from seekpoint.testing import process, raw
+from support.failures import for_each
 from support.fixtures import NewEngine
+
+NO_BROKERS = {"bootstrap.servers": "127.0.0.1:1"}
 
 REFUSED = pytest.mark.parametrize(
     ("query", "message"),
@@ -89,10 +97,33 @@ def test_an_engine_whose_declaration_a_worker_would_not_keep_is_refused(
     pipeline = Pipeline(group, topics="t", value=Json(), sinks=sinks)
     engine = new_engine(seekpoint_dsn, **options)
     with pytest.raises(ConfigError, match=message):
-        Worker(pipeline, engine=engine, kafka={"bootstrap.servers": "127.0.0.1:1"})
+        Worker(pipeline, engine=engine, kafka=NO_BROKERS)
     plain = {"isolation_level": "READ COMMITTED", "schema_translate_map": {}}
     if "poolclass" not in options:
-        Worker(pipeline, engine=engine.execution_options(**plain), kafka={"bootstrap.servers": "127.0.0.1:1"})
+        Worker(pipeline, engine=engine.execution_options(**plain), kafka=NO_BROKERS)
+
+
+def by_process(pipeline: Pipeline, engine: Engine) -> object:
+    return process(pipeline, engine, [raw(b"{}", topic="t")])
+
+
+def by_batch(pipeline: Pipeline, engine: Engine) -> object:
+    return BatchJob(pipeline, engine, NO_BROKERS)
+
+
+def by_reload(pipeline: Pipeline, engine: Engine) -> object:
+    return Reload([pipeline], engine, NO_BROKERS)
+
+
+@for_each([DeadLetterReplay, by_process, by_batch, by_reload])
+def test_who_writes_by_sinks_refuses_a_translation_of_their_schema(
+    write: Callable[[Pipeline, Engine], object], seekpoint_dsn: str, new_engine: NewEngine
+) -> None:
+    """Rows would be written to the table that the sink names, next to those of a handler's statements."""
+    pipeline = Pipeline("g", topics="t", value=Json(), sinks=[Append("t", columns=["id"])])
+    engine = new_engine(seekpoint_dsn, execution_options={"schema_translate_map": {None: "tenant"}})
+    with pytest.raises(ConfigError, match=r"writes t, .* maps it to tenant\.t"):
+        write(pipeline, engine)
 
 
 def test_a_worker_is_refused_where_its_connections_have_another_isolation_level(
@@ -100,7 +131,7 @@ def test_a_worker_is_refused_where_its_connections_have_another_isolation_level(
 ) -> None:
     pipeline = Pipeline(group, topics="t", value=Json(), sinks=[Append("t", columns=["id"])])
     engine = new_engine(seekpoint_dsn, isolation_level="SERIALIZABLE")
-    worker = Worker(pipeline, engine=engine, kafka={"bootstrap.servers": "127.0.0.1:1"}, schema=seekpoint_schema)
+    worker = Worker(pipeline, engine=engine, kafka=NO_BROKERS, schema=seekpoint_schema)
     with pytest.raises(ConfigError, match=r"isolation level is SERIALIZABLE, but a worker's .* READ COMMITTED"):
         worker.run()
     with first_connection(postgres_engine(engine.execution_options(isolation_level="READ COMMITTED"))) as connection:

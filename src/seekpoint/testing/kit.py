@@ -27,6 +27,7 @@ from seekpoint.records import EPOCH, LazyRecords, Partition, RawRecord, Record, 
 from seekpoint.worker.assignment.backlog import RetryLater
 from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.worker.async_handler import callable_handler
+from seekpoint.worker.engine_checks import require_engine
 from seekpoint.worker.open_batch import Buffer, OpenBatch
 from seekpoint.worker.unit_of_work import Committer
 from seekpoint.worker.waiting import Work
@@ -143,7 +144,8 @@ def process(
 
 
 def ledger_of(pipeline: Pipeline, engine: Engine | URL | str, schema: str) -> Ledger:
-    """The ledger as a worker of the pipeline uses it."""
+    """The ledger as a worker of the pipeline uses it. Raises ConfigError for an engine that a worker would refuse."""
+    require_engine(pipeline, engine)
     return Ledger(
         engine,
         pipeline.group,

@@ -22,8 +22,9 @@ from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.frames import require_no_frames
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
-from seekpoint.postgres.engine import require_read_committed, schema_translation, shown
+from seekpoint.postgres.engine import schema_translation, shown
 from seekpoint.worker.abort import Abort
+from seekpoint.worker.engine_checks import require_engine
 from seekpoint.worker.health import Health, HealthBoard
 from seekpoint.worker.loop import Loop
 from seekpoint.worker.signal_handlers import STOP_SIGNALS, handled
@@ -76,8 +77,7 @@ class Worker:
             raise ConfigError(f"Worker needs a Pipeline, got {type(pipeline).__name__}")
         self.pipeline = pipeline.taken()
         consumer_config(kafka, group=pipeline.group)  # refuse contradictions now, where they were written
-        require_read_committed(engine)
-        _require_one_name(pipeline, schema_translation(engine))
+        require_engine(pipeline, engine)
         self._own_engine = not isinstance(engine, Engine)
         self._ledger = Ledger(
             engine,
@@ -342,17 +342,3 @@ class Running:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.__exit__, kind, error, trace)
-
-
-def _require_one_name(pipeline: Pipeline, translation: Mapping[str | None, str | None]) -> None:
-    """Raise ConfigError if the engine translates a sink's schema: a handler's statements would reach another table."""
-    for sink in pipeline.sinks:
-        for table in sink.tables:
-            schema, _, name = table.rpartition(".")
-            translated = translation.get(schema or None, schema or None)
-            if translated != (schema or None):
-                raise ConfigError(
-                    f"{sink!r} writes {table}, but the engine's schema_translate_map, which sinks do not use, maps it "
-                    f"to {translated}.{name}: name the sink's table with its schema, or pass "
-                    "engine.execution_options(schema_translate_map={})"
-                )

@@ -39,6 +39,7 @@ from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import connection_lost
 from seekpoint.records import Partition
+from seekpoint.worker.engine_checks import require_untranslated_sinks
 from seekpoint.worker.import_by_name import load_pipeline
 
 
@@ -69,6 +70,7 @@ class BatchJob:
         self.pipeline = load_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
         require_no_frames(self.pipeline)
         _require_sinks_alone(self.pipeline.taken())
+        require_untranslated_sinks(self.pipeline, engine)
         require_width(range_records)
         require_max_records(max_records)
         (source,) = sources([self.pipeline])  # loaded once: a name may be a function that returns a new pipeline

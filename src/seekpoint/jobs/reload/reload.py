@@ -36,6 +36,7 @@ from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import is_conflict, is_data_error
 from seekpoint.records import one_line
+from seekpoint.worker.engine_checks import require_untranslated_sinks
 
 LARGE = 200_000  # offsets per partition and pass: a pass holds a snapshot, which delays vacuum
 SMALL = 2_000  # records: after a catch-up pass of at most this many, the cut-over may take its locks
@@ -81,6 +82,8 @@ class Reload:
         compared: ReportCallback | None = None,
     ) -> None:
         self.sources: Sequence[PipelineSource] = sources(pipelines)
+        for source in self.sources:
+            require_untranslated_sinks(source.pipeline, engine)
         self.engine, self.kafka, self.schema = postgres_engine(engine), dict(kafka), schema
         self.limits, self.actor = limits or Limits(), operator(actor)
         self.runs = Runs(self.engine, schema, self.limits)

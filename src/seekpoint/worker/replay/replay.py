@@ -20,6 +20,7 @@ from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.session import Session
 from seekpoint.records import storable
 from seekpoint.worker.async_handler import callable_handler
+from seekpoint.worker.engine_checks import require_engine
 from seekpoint.worker.replay.dead_letter_admin import (
     Chosen,
     DeadLetterAdmin,
@@ -86,6 +87,7 @@ class DeadLetterReplay(DeadLetterAdmin):
         require_no_frames(pipeline)
         if not isinstance(pipeline, Pipeline):
             raise ConfigError(f"DeadLetterReplay needs a Pipeline, got {type(pipeline).__name__}")
+        require_engine(pipeline, engine)
         super().__init__(engine, pipeline.group, schema=schema, actor=actor, limits=limits)
         self.pipeline, self.while_paused = pipeline.taken(), while_paused
 

@@ -1,0 +1,30 @@
+"""Refuses engines on which rows would be written otherwise than a pipeline declares."""
+
+from __future__ import annotations
+
+from sqlalchemy import URL, Engine
+
+from seekpoint.errors import ConfigError
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.postgres.engine import require_read_committed, schema_translation
+
+
+def require_engine(pipeline: Pipeline, engine: Engine | URL | str) -> None:
+    """Raise ConfigError for an engine with another isolation level, or one that translates the schema of a sink."""
+    require_read_committed(engine)
+    require_untranslated_sinks(pipeline, engine)
+
+
+def require_untranslated_sinks(pipeline: Pipeline, engine: Engine | URL | str) -> None:
+    """Raise ConfigError if the engine translates a sink's schema: the sink would write the table without that."""
+    translation = schema_translation(engine)
+    for sink in pipeline.sinks:
+        for table in sink.tables:
+            schema, _, name = table.rpartition(".")
+            translated = translation.get(schema or None, schema or None)
+            if translated != (schema or None):
+                raise ConfigError(
+                    f"{sink!r} writes {table}, but the engine's schema_translate_map, which sinks do not use, maps it "
+                    f"to {translated}.{name}: name the sink's table with its schema, or pass "
+                    "engine.execution_options(schema_translate_map={})"
+                )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from seekpoint import Limits, events
 from seekpoint.admin import Admin, BrokersAway
 from seekpoint.errors import ConfigError, Fenced
 from support.command import seekpoint
+from support.events import Gate
 from support.kafka_postgres import WorkerGroup
 from support.trouble import put_stop
 
@@ -68,7 +70,7 @@ def test_a_check_reports_the_fault_that_it_is_for(worker_group: WorkerGroup, sam
         case "age":
             worker_group.sql("UPDATE {schema}.position_sample SET log_end = 17",
                       "UPDATE {schema}.partition_offset SET record_time = now() - interval '10 minutes'")  # fmt: skip
-            limits, message = ["--max-age", "5m"], " s old, over 300 s"
+            limits, message = ["--max-age", "5m"], " old, over 5 min"
         case "stale":
             worker_group.sql("UPDATE {schema}.position_sample SET at = at - interval '4 minutes'")
             message = f"{where}: the lag is not known: the last sample is from "
@@ -94,11 +96,32 @@ def test_a_check_with_brokers_reports_that_all_workers_are_dead(worker_group: Wo
     assert run(worker_group, *asked).stdout == ""
     worker_group.sql("UPDATE {schema}.position_sample SET at = at - interval '3 minutes'")
     [line] = run(worker_group, *asked, exits=1).stdout.splitlines()
-    assert line.startswith(f"{worker_group.group}: {name}/0: no worker has reported for 18")
+    assert line.startswith(f"{worker_group.group}: {name}/0: no worker has reported for 3 min")
     worker_group.sql("UPDATE {schema}.consumer_group SET paused = true")
     assert run(worker_group, *asked).stdout == ""
     worker_group.sql("DELETE FROM {schema}.position_sample", "UPDATE {schema}.consumer_group SET paused = false")
     assert run(worker_group, *asked).stdout == "", "samples are turned off"
+
+
+@pytest.mark.pins("batch")
+def test_a_worker_in_a_long_transaction_is_shown_with_what_it_does(worker_group: WorkerGroup) -> None:
+    """Its thread shows nothing meanwhile; else it would be "gone" after a minute, and alarm, while it works."""
+    name, gate = worker_group.topic(), Gate(events.Held)
+    worker_group.produce(name, 3)
+    worker = worker_group.worker(name, limits=OFTEN, observe=[gate], partitions=[(name, 0)])
+    gate.wait()
+
+    def shown() -> str:
+        return str(run(worker_group, "status", worker_group.group).stdout)
+
+    sentence = re.compile(r"^worker \w{8}: in a transaction for \d+ s, 3 records$", re.MULTILINE)
+    worker_group.wait(lambda: sentence.search(shown()) is not None)
+    [line] = json.loads(run(worker_group, "status", worker_group.group, "--json").stdout)
+    assert (line["worker"]["state"], line["worker"]["trouble"]) == ("running", None)
+    assert re.fullmatch(r"in a transaction for \d+ s, 3 records", line["worker"]["activity"])
+    gate.open()
+    worker.reached(name, 3)
+    worker_group.wait(lambda: "in a transaction" not in shown())
 
 
 def test_a_check_of_a_group_that_is_not_there(worker_group: WorkerGroup) -> None:

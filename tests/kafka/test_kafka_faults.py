@@ -427,7 +427,10 @@ def test_i4_nothing_of_a_topic_that_was_deleted_after_the_last_read_commits(work
     worker_group.delete_topic(name)
     gate.open()
     run.seen.wait_for(events.KafkaTrouble, is_unknown)
-    until(lambda: not run.worker._board._in_hand, "the end of a batch that was dropped whole, for the worker's health")
+    until(
+        lambda: not run.worker._board._has_open_batch,
+        "the end of a batch that was dropped whole, for the worker's health",
+    )
     assert worker_group.record_table.written(name) == []
     worker_group.topic(name=name)
     new = worker_group.produce(name, 20)

@@ -143,6 +143,26 @@ def test_a_partition_is_taken_while_its_dead_letter_is_replayed(requests: Reques
     assert requests.dead_letter_group.applied() == [0, 3, 1, 2, 4]
 
 
+def test_a_worker_in_a_long_replay_is_shown_with_what_it_does(requests: Requests) -> None:
+    """Else it would be "gone" after a minute, while the handler of its dead letter works."""
+    requests.dead_letter_group.on_record = halt = Halt()
+    request = requests.request()
+    halt.wait()
+
+    def activity() -> str | None:
+        [group], _ = requests.admin.status([requests.dead_letter_group.group])
+        [worker] = group.workers
+        assert worker.is_live
+        assert worker.state == "running"
+        return worker.activity
+
+    until(lambda: (activity() or "").startswith(f"replaying dead letters of request {request.id} for "), "its row")
+    requests.seen_again()
+    halt.open()
+    assert requests.ended(request).state == "done"
+    until(lambda: activity() is None, "the replay has ended, for operators, too")
+
+
 @pytest.mark.repeats("how")
 @pytest.mark.parametrize("how", ["returns", "raises"])
 def test_i2_nothing_is_replayed_by_a_worker_that_was_given_up(requests: Requests, how: str) -> None:

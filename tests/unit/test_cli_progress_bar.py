@@ -14,7 +14,7 @@ from seekpoint.admin import Admin, ReplacePlan, ReplaceResult
 from seekpoint.cli import progress_bar as progress
 from seekpoint.cli.groups import app
 from seekpoint.cli.options import LedgerOptions
-from seekpoint.cli.progress_bar import Shown, lasting, progress_text
+from seekpoint.cli.progress_bar import Shown, progress_text
 
 
 class Clock:
@@ -133,11 +133,3 @@ def test_a_step_without_a_total_has_not_that_of_the_step_before(monkeypatch: pyt
             assert shown._bar is not None
             totals.append([(task.description, task.total) for task in shown._bar.tasks])
     assert totals == [[("opening", None)], [("staging", 2_000)], [("comparing", None)]]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "message"),
-    [(0.4, "0 s"), (59, "59 s"), (61, "1 min 1 s"), (3_660, "1 h 1 min"), (172_800, "2 d 0 h")],
-)
-def test_lengths_of_time(seconds: float, message: str) -> None:
-    assert lasting(seconds) == message

@@ -53,11 +53,11 @@ def test_a_worker_in_a_long_transaction_writes_its_row_and_says_what_it_does(mon
     monkeypatch.setattr(status_writer, "StatusTables", lambda *_: tables)
     ledger: Any = SimpleNamespace(limits=Limits(lag_check=0.01, sample_positions=0))
     ledger.apart = lambda: nullcontext(ledger)
-    in_hand: list[str | None] = [None]
-    writer = StatusWriter(ledger, None, {}, lambda _: None, in_hand=lambda: in_hand[0])  # type: ignore[arg-type]
-    writer.show("running", (), 100)
-    assert written.get(timeout=10) == ("running", None)
-    in_hand[0] = "in a transaction for 160 s, 8,298 records"
+    work: list[str | None] = [None]
+    writer = StatusWriter(ledger, None, {}, lambda _: None, describe_work=lambda: work[0])  # type: ignore[arg-type]
+    writer.show("trouble", (), 100, "the server does not answer")
+    assert written.get(timeout=10) == ("trouble", "the server does not answer")
+    work[0] = "in a transaction for 2 min 40 s, 8,298 records"
     for _ in range(2):
-        assert written.get(timeout=10) == ("running", "in a transaction for 160 s, 8,298 records")
+        assert written.get(timeout=10) == ("running", "in a transaction for 2 min 40 s, 8,298 records")
     writer.end()

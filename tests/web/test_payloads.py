@@ -33,6 +33,8 @@ MARKS = """
     INSERT INTO "{s}".partition_trouble (consumer_group, topic, partition, attempt_offset, attempts, attempt_error)
       SELECT consumer_group, topic, partition, next_offset, 1, :secret FROM "{s}".partition_offset
       WHERE topic = 't' AND partition = 1;
+    INSERT INTO "{s}".worker (owner, consumer_group, host, pid, version, library, state, trouble)
+      VALUES (gen_random_uuid(), 'g', 'host', 1, 1, '0', 'trouble', :secret);
     UPDATE "{s}".consumer_group SET paused = true, paused_by = 'ada', paused_reason = :reason;
     INSERT INTO "{s}".admin_action (consumer_group, action, actor, reason) VALUES ('g', 'pause', 'ada', :reason);
     INSERT INTO "{s}".reload_run (id, groups, tables, strategy, pipelines, version_from, version_to, state,
@@ -94,6 +96,17 @@ def test_reasons_are_shown(console: Console, marked_group: DeadLetterGroup) -> N
     for path in ("group?group=g", "reloads", "history", "history?group=g", paths(marked_group)[-1]):
         assert REASON in browser.get(f"/{path}").text
         assert REASON in browser.get(f"/api/{path}").text
+
+
+def test_what_a_worker_does_is_shown_without_payloads(console: Console, marked_group: DeadLetterGroup) -> None:
+    """Its text is stored as that of a trouble is, but quotes no record."""
+    activity = "in a transaction for 2 min 40 s, 8,298 records"
+    with marked_group.engine.begin() as tx:
+        change = f"UPDATE \"{marked_group.schema}\".worker SET state = 'running', trouble = :activity"
+        tx.execute(text(change), {"activity": activity})
+    browser = console()
+    assert f"running: {activity}" in browser.get("/group?group=g").text
+    assert f'"activity":"{activity}"' in browser.get("/api/group?group=g").text
 
 
 def test_with_payloads_all_of_it_is_shown(console: Console, marked_group: DeadLetterGroup) -> None:

@@ -11,6 +11,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from seekpoint.admin.lag import ask_logs, lag_of
+from seekpoint.durations import format_duration
 from seekpoint.errors import KafkaUnavailable, StandbyRequired
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.members import Member, rebalancing
@@ -40,10 +41,11 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker process, as it was last seen: a worker in a long handler is not seen, although it works.
+    """A worker process, as it was last seen.
 
     ``is_live``: it has not ended, and was seen in the last minute. ``state`` is running, paused, trouble (``trouble``
-    says which), ended, or gone: it has not ended, and was not seen for a minute.
+    says which), ended, or gone: it has not ended, and was not seen for a minute. ``activity`` is what it waits for
+    while paused, or what it does in a long transaction: since when, and with how many records.
     """
 
     owner: UUID
@@ -57,6 +59,7 @@ class WorkerStatus:
     state: str
     is_live: bool
     trouble: str | None = None
+    activity: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +188,8 @@ def _partition(row: Row[Any], log: Row[Any] | None) -> PartitionStatus:
 def _worker(row: Row[Any]) -> WorkerStatus:
     identity = (row.owner, row.host, row.pid, row.client_id, row.version, row.library)
     state = row.state if row.is_live or row.state == "ended" else "gone"
-    return WorkerStatus(*identity, row.started_at, row.seen_at, state, row.is_live, row.trouble)
+    texts = (row.trouble, None) if row.state == "trouble" else (None, row.trouble)
+    return WorkerStatus(*identity, row.started_at, row.seen_at, state, row.is_live, *texts)
 
 
 def _pause(group: Row[Any], runs: Iterable[Row[Any]]) -> Pause | None:
@@ -198,7 +202,7 @@ def _pause(group: Row[Any], runs: Iterable[Row[Any]]) -> Pause | None:
 def _abandoned(run: Row[Any]) -> str:
     return (
         f"batch {run.id} has paused the group, and its driver {run.driver} has not been heard from for "
-        f"{run.silence.total_seconds():,.0f} s: resume it (`seekpoint batch {run.pipelines[0] or 'MODULE:NAME'} "
+        f"{format_duration(run.silence)}: resume it (`seekpoint batch {run.pipelines[0] or 'MODULE:NAME'} "
         f"--resume {run.id}`), or end it (`seekpoint reload abort {run.id} --reason WHY`)"
     )
 
@@ -308,14 +312,15 @@ def _failures(partition: PartitionStatus, max_lag: int | None, max_age: timedelt
     if max_age is not None and partition.lag != 0:
         if partition.lag_seconds is not None and partition.lag_seconds > max_age.total_seconds():
             failures.append(
-                f"{where}: the next record is {partition.lag_seconds:,.0f} s old, over {max_age.total_seconds():,.0f} s"
+                f"{where}: the next record is {format_duration(partition.lag_seconds)} old, over "
+                f"{format_duration(max_age)}"
             )
         elif partition.lag_seconds is None and partition.lag is not None:
             failures.append(f"{where}: the age of its next record is not known")
     elif max_age is not None and partition.age is not None and not partition.owned and partition.age > max_age:
         failures.append(
             f"{where}: the age of its next record is not known: its last sample is "
-            f"{partition.age.total_seconds():,.0f} s old, and its worker is gone; name the brokers with --kafka"
+            f"{format_duration(partition.age)} old, and its worker is gone; name the brokers with --kafka"
         )
     return failures
 
@@ -327,7 +332,5 @@ def _old_sample(partition: PartitionStatus) -> list[str]:
     """
     if partition.lag is None or partition.sample_age is None or partition.sample_age <= SAMPLE_LIMIT:
         return []
-    where, age = partition.position.partition, partition.sample_age.total_seconds()
-    return [
-        f"{where}: no worker has reported for {age:,.0f} s: the last sample is from {partition.sampled_at:%H:%M:%S %Z}"
-    ]
+    where, age = partition.position.partition, format_duration(partition.sample_age)
+    return [f"{where}: no worker has reported for {age}: the last sample is from {partition.sampled_at:%H:%M:%S %Z}"]

@@ -51,10 +51,10 @@ from seekpoint.cli.options import (
     LedgerOptions,
     Reason,
     Yes,
-    ago,
     at_terminal,
     command,
     confirm,
+    duration,
     require_reason,
     since,
 )
@@ -316,7 +316,7 @@ def replay(
     were refused (they stay open, with the new error and the old one), or if --wait ends before the worker has finished.
     """
     chosen = filters.chosen(ids, everything)
-    seconds = None if wait is None else ago(wait, "--wait").total_seconds()
+    seconds = None if wait is None else duration(wait, "--wait").total_seconds()
     if by_worker and while_paused:
         raise ConfigError("a worker replays nothing while its group is paused: leave --while-paused out")
     if wait is not None and not by_worker:
@@ -395,7 +395,7 @@ def replay_request(
 
     With --wait, exits with 1 unless all dead letters were replayed in that time.
     """
-    seconds = None if wait is None else ago(wait, "--wait").total_seconds()
+    seconds = None if wait is None else duration(wait, "--wait").total_seconds()
     admin = Admin(ledger.engine(), schema=ledger.schema)
     _show_request(admin, admin.replay_request(group, id), seconds, as_json=ledger.as_json)
 
@@ -507,7 +507,7 @@ def purge(
     """
     require_reason(apply, reason)
     admin = Admin(ledger.engine(), schema=ledger.schema)
-    plan = admin.plan_purge(group, ago(older_than, "--older-than"), state or APPLIED)
+    plan = admin.plan_purge(group, duration(older_than, "--older-than"), state or APPLIED)
     deleted = admin.apply(plan, reason=reason or "", actor=actor) if apply and not plan.is_done else None
     consequences = [f"  - {consequence}" for consequence in plan.consequences]
     if deleted is not None:

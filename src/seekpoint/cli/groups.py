@@ -19,13 +19,14 @@ from seekpoint.cli.options import (
     KafkaOptions,
     LedgerOptions,
     Reason,
-    ago,
     command,
+    duration,
     require_brokers,
     require_reason,
 )
-from seekpoint.cli.output import answer, print_table
-from seekpoint.cli.progress_bar import Shown, ago_of, lasting
+from seekpoint.cli.output import ago, answer, print_table
+from seekpoint.cli.progress_bar import Shown
+from seekpoint.durations import format_duration
 from seekpoint.errors import ConfigError
 from seekpoint.records import numbered
 
@@ -114,7 +115,7 @@ def replace(
     `groups resume`. Exits with 1 if the groups cannot be exchanged, or if --wait ends first.
     """
     require_reason(apply, reason)
-    seconds = ago(wait, "--wait").total_seconds()
+    seconds = duration(wait, "--wait").total_seconds()
     admin = Admin(ledger.engine(), schema=ledger.schema)
     plan, result = admin.plan_replace(group, by=by), None
     if apply and not plan.is_done:
@@ -141,7 +142,7 @@ def _replace_lines(plan: ReplacePlan, result: ReplaceResult | None) -> list[str]
         consequences = [f"  - {consequence}" for consequence in plan.consequences]
         differ = [f"  - only with --accept-differences: {difference}" for difference in plan.differences]
         return [f"would replace {plan.group} by {plan.by}:", *consequences, *differ, "dry run; --apply does it"]
-    waited = "" if result.seconds is None else f", after a pause of {lasting(result.seconds)}"
+    waited = "" if result.seconds is None else f", after a pause of {format_duration(result.seconds)}"
     runs = f"its workers of version {plan.version_to} continue{waited}" if result.resumed else "it stays paused"
     return [
         f"{plan.by} has replaced {plan.group}, which is at handler version {plan.version_to}: {runs}",
@@ -253,10 +254,10 @@ def _as_dict(group: GroupSummary) -> dict[str, Any]:
 
 def _row(group: GroupSummary) -> tuple[object, ...]:
     paused = "" if group.pause is None else plain(f"by {group.pause.by or 'unknown'}")
-    lag_time = None if group.lag_seconds is None else lasting(group.lag_seconds)
-    room = "" if group.headroom_seconds is None else f" ({lasting(group.headroom_seconds)})"
+    lag_time = None if group.lag_seconds is None else format_duration(group.lag_seconds)
+    room = "" if group.headroom_seconds is None else f" ({format_duration(group.headroom_seconds)})"
     headroom = None if group.headroom is None else f"{group.headroom}{room}"
     is_known = group.lag is not None or group.headroom is not None
-    as_of = f"{lasting(group.age.total_seconds())} ago" if group.age is not None else "now" if is_known else ""
+    as_of = f"{format_duration(group.age)} ago" if group.age is not None else "now" if is_known else ""
     counts = (group.partitions, group.owned, group.workers, group.lag, lag_time, headroom, as_of, group.stopped)
-    return (group.name, group.version, paused, *counts, group.dead_letters, ago_of(group.committed_at))
+    return (group.name, group.version, paused, *counts, group.dead_letters, ago(group.committed_at))

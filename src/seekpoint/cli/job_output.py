@@ -10,8 +10,8 @@ from typing import Any
 import typer
 
 from seekpoint.cli.errors import masked, plain
-from seekpoint.cli.output import cut, field, moment, print_table
-from seekpoint.cli.progress_bar import ago_of, lasting
+from seekpoint.cli.output import ago, cut, field, moment, print_table
+from seekpoint.durations import format_duration
 from seekpoint.jobs.reload import Report, Run
 from seekpoint.jobs.run_progress import PartitionProgress, RunProgress
 from seekpoint.ledger.tables import BATCHES
@@ -30,7 +30,7 @@ _NUMERIC = frozenset({"partition", "first", "next", "end", "live", "left"})
 
 def print_list(runs: Sequence[Run]) -> None:
     """Print runs, one per line of a hundred characters, then the errors of failed runs."""
-    rows = [(str(run.id), run.strategy, state(run), ago_of(run.opened_at)) for run in runs]
+    rows = [(str(run.id), run.strategy, state(run), ago(run.opened_at)) for run in runs]
     widths = [max(map(len, column)) for column in zip(_COLUMNS[:-1], *rows, strict=True)]
     room = WIDTH - sum(width + 2 for width in widths) - 2
     tables = (cut(", ".join(run.tables), room) for run in runs)
@@ -170,7 +170,7 @@ def _heard(progress: RunProgress) -> str:
     if progress.in_step:
         return "in a step right now"
     missed = ": the driver may have ended" if _is_quiet(progress) else ""
-    return f"last heartbeat {lasting(progress.silent.total_seconds())} ago{missed}"
+    return f"last heartbeat {format_duration(progress.silent)} ago{missed}"
 
 
 def _is_quiet(progress: RunProgress) -> bool:

@@ -22,8 +22,8 @@ from seekpoint.cli.options import (
     KafkaOptions,
     LedgerOptions,
     Reason,
-    ago,
     command,
+    duration,
     require_brokers,
     require_reason,
 )
@@ -131,7 +131,7 @@ class RebuildOptions:
                 schema=ledger.schema,
                 actor=actor,
                 progress=progress,
-                max_wait=ago(self.max_wait, "--max-wait").total_seconds(),
+                max_wait=duration(self.max_wait, "--max-wait").total_seconds(),
                 max_deletes=1.0,
             )
             return reload.reset(plan, **arguments)
@@ -179,8 +179,8 @@ def reset(
     taken.
     """
     require_reason(apply, reason)
-    seconds = ago(wait, "--wait").total_seconds()
-    until = None if wait_until_applied is None else ago(wait_until_applied, "--wait-until-applied").total_seconds()
+    seconds = duration(wait, "--wait").total_seconds()
+    until = None if wait_until_applied is None else duration(wait_until_applied, "--wait-until-applied").total_seconds()
     if settings := brokers.settings():
         require_brokers(settings)
     rebuilding.check(separately=separately)
@@ -357,7 +357,7 @@ _ISO = re.compile(r"P(?:(\d+)D)?(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?")
 def _duration(text: str) -> timedelta:
     """Kafka's ``PT1H30M``, or ``1h``. Raises ConfigError."""
     if (match := _ISO.fullmatch(text.strip())) is None or not any(match.groups()):
-        return ago(text, "--by-duration")
+        return duration(text, "--by-duration")
     try:
         days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
         return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)

@@ -42,7 +42,7 @@ Actor = Annotated[str | None, typer.Option(help="Who, for the record. Default: t
 
 LAST_PORT = 65_535
 
-_AGO = re.compile(r"(\d{1,6})([smhd])")
+_DURATION = re.compile(r"(\d{1,6})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -152,18 +152,18 @@ def confirm(question: str) -> None:
         typer.confirm(question, abort=True, err=True)
 
 
-def ago(text: str, option: str) -> timedelta:
+def duration(text: str, option: str) -> timedelta:
     """The length of time ``90s``, ``30m``, ``12h`` or ``7d``. Raises ConfigError for another text."""
-    if match := _AGO.fullmatch(text.strip()):
+    if match := _DURATION.fullmatch(text.strip()):
         return timedelta(**{_UNITS[match[2]]: int(match[1])})
     raise ConfigError(f"{option} takes a length of time such as 90s, 30m, 12h, 7d; not {text!r}")
 
 
 def since(text: str) -> datetime:
     """The time of ``2026-08-01T12:00Z``, or of ``12h`` ago. Raises ConfigError for another text or a missing zone."""
-    if _AGO.fullmatch(text.strip()):
+    if _DURATION.fullmatch(text.strip()):
         try:
-            return datetime.now(UTC) - ago(text, "--since")
+            return datetime.now(UTC) - duration(text, "--since")
         except OverflowError:
             raise ConfigError(f"--since {text}: that is before the year 1; leave it out to mean all") from None
     try:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from seekpoint.cli.errors import masked, plain
+from seekpoint.durations import format_ago
 
 CELL = 100  # characters of an error in a table
 
@@ -65,6 +66,11 @@ def print_table(
 def moment(time: datetime | None) -> str:
     """A time in UTC, to the second; empty without one."""
     return "" if time is None else f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def ago(time: datetime | None) -> str:
+    """How long ago a time was; empty without one."""
+    return "" if time is None else format_ago(time)
 
 
 def field(name: str, text: str) -> str:

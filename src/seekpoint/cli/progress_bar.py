@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from time import monotonic
 from typing import Self
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from seekpoint.durations import format_duration
 
 EVERY = 5.0  # seconds between two lines
 UNCOUNTED = {"comparing"}  # one statement for each table: there are no records to count
@@ -92,25 +93,8 @@ def progress_text(done: int, total: int, newly_done: int, seconds: float, unit: 
     if rate >= 1:
         parts.append(f"{rate:,.0f}/s")
         if total > done and seconds >= SURE:
-            parts.append(f"{lasting((total - done) / rate)} left")
+            parts.append(f"{format_duration((total - done) / rate)} left")
     return ", ".join(parts)
-
-
-def lasting(seconds: float) -> str:
-    """A length of time in its two largest units."""
-    rounded = max(0, round(seconds))
-    if rounded < 60:
-        return f"{rounded} s"
-    minutes, rest = divmod(rounded, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
-
-
-def ago_of(time: datetime | None) -> str:
-    """How long ago a time was; empty without one."""
-    return "" if time is None else f"{lasting((datetime.now(UTC) - time).total_seconds())} ago"
 
 
 def _bar(console: Console) -> Progress:

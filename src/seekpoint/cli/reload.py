@@ -27,8 +27,8 @@ from seekpoint.cli.options import (
     ReadOptions,
     ServerOptions,
     Targets,
-    ago,
     command,
+    duration,
 )
 from seekpoint.cli.output import answer
 from seekpoint.cli.progress_bar import Shown
@@ -73,7 +73,7 @@ class BoundsOptions:
     def limits(self) -> dict[str, Any]:
         """The limits as arguments of :class:`Reload`."""
         names = ("max_deletes", "allow_cascades", "allow_inheritance")
-        return {"max_wait": ago(self.max_wait, "--max-wait").total_seconds()} | {
+        return {"max_wait": duration(self.max_wait, "--max-wait").total_seconds()} | {
             name: getattr(self, name) for name in names
         }
 
@@ -210,7 +210,7 @@ def sweep(
     Exits with 1 if something is still in use: it is left for the next sweep.
     """
     runs = Runs(ledger.engine(), ledger.schema)
-    swept = runs.sweep(ago(gone_after, "--gone-after"))
+    swept = runs.sweep(duration(gone_after, "--gone-after"))
     unswept = [run for run in runs.list() if not run.is_open and not run.swept]
     lines = [f"{run_id}: nothing is left of it" for run_id in swept]
     if not swept and not unswept:

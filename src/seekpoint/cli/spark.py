@@ -16,7 +16,7 @@ import typer
 from seekpoint.cli import spark_session
 from seekpoint.cli.errors import say, terminable
 from seekpoint.cli.log_format import LogFormat, log_own_lines, set_up_logging
-from seekpoint.cli.options import Actor, AsJson, ServerOptions, ago, command
+from seekpoint.cli.options import Actor, AsJson, ServerOptions, command, duration
 from seekpoint.cli.output import answer
 from seekpoint.cli.progress_bar import Shown
 from seekpoint.cli.reload import BoundsOptions, Reason, Strategy, compared_into, left_open, print_outcome, say_begun
@@ -71,7 +71,7 @@ class BatchingOptions:
         """The trigger in seconds. Raises ConfigError."""
         if self.available_now and self.trigger is not None:
             raise ConfigError("--trigger is for a stream, and --available-now ends: leave one of them out")
-        return ago(self.trigger or "10s", "--trigger").total_seconds()
+        return duration(self.trigger or "10s", "--trigger").total_seconds()
 
 
 @app.command("run", no_args_is_help=True)

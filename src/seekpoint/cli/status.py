@@ -18,9 +18,9 @@ from typer.core import TyperCommand
 from seekpoint import remedies
 from seekpoint.admin import Admin, BrokersAway, GroupStatus, PartitionStatus, WorkerStatus
 from seekpoint.cli.errors import AWAY, FAILED, USAGE, masked, plain
-from seekpoint.cli.options import KafkaOptions, LedgerOptions, ago, command, require_brokers
-from seekpoint.cli.output import answer, moment, print_table, said_after
-from seekpoint.cli.progress_bar import ago_of, lasting
+from seekpoint.cli.options import KafkaOptions, LedgerOptions, command, duration, require_brokers
+from seekpoint.cli.output import ago, answer, moment, print_table, said_after
+from seekpoint.durations import format_duration
 from seekpoint.ledger import Position
 from seekpoint.ledger.claim import DELAYED, TRANSIENT
 from seekpoint.records import Partition, numbered
@@ -92,7 +92,7 @@ def status(
     if check and watch is not None:
         typer.echo("error: --check looks once: leave --watch out", err=True)
         raise typer.Exit(USAGE)
-    age = None if max_age is None else ago(max_age, "--max-age")
+    age = None if max_age is None else duration(max_age, "--max-age")
     settings = brokers.settings()
     if settings:
         require_brokers(settings)
@@ -202,7 +202,7 @@ class Line:
             "owner": None if stored.owner is None else str(stored.owner),
             "host": partition.host,
             "pid": partition.pid,
-            "worker": None if self.worker is None else {"state": self.worker.state, "trouble": self.worker.trouble},
+            "worker": None if self.worker is None else _for_json(self.worker),
             "committed_at": stored.committed_at,
             "dead_letters": partition.dead_letters,
             "blocked": partition.blocked,
@@ -279,9 +279,8 @@ def _print_group(group: GroupStatus, lines: Sequence[Line]) -> None:
     if group.workers:
         heads = ("worker", "host", "pid", "client", "version", "library", "state", "started", "seen")
         print_table(None, heads, map(_worker, group.workers), numeric=NUMERIC)
-    for worker in group.workers:
-        if worker.state == "trouble" and worker.trouble is not None:
-            typer.echo(_plain(f"worker {worker.owner.hex[:8]} is in trouble: {worker.trouble}"))
+    for sentence in filter(None, map(_activity, group.workers)):
+        typer.echo(sentence)
     if group.rebalance is not None:
         typer.echo(plain(group.rebalance))
     if (pause := group.pause) is not None:
@@ -297,24 +296,39 @@ def _print_group(group: GroupStatus, lines: Sequence[Line]) -> None:
 
 def _row(line: Line) -> Sequence[object]:
     partition, stored = line.partition, line.partition.position
-    lag_time = None if partition.lag_seconds is None else lasting(partition.lag_seconds)
-    room = None if partition.headroom_seconds is None else f" ({lasting(partition.headroom_seconds)})"
+    lag_time = None if partition.lag_seconds is None else format_duration(partition.lag_seconds)
+    room = None if partition.headroom_seconds is None else f" ({format_duration(partition.headroom_seconds)})"
     headroom = None if partition.headroom is None else f"{partition.headroom}{room or ''}"
     counts = (partition.end, partition.lag, partition.dead_letters, stored.epoch)
     owner = "" if stored.owner is None else stored.owner.hex[:8]
     first = (stored.partition.topic, stored.partition.number, stored.next_offset)
-    return (*first, *counts, owner, ago_of(stored.committed_at), lag_time, headroom)
+    return (*first, *counts, owner, ago(stored.committed_at), lag_time, headroom)
 
 
 def _as_of(line: Line) -> str:
     if line.partition.lag is None and line.partition.headroom is None:
         return ""
-    return "now" if line.partition.age is None else f"{lasting(line.partition.age.total_seconds())} ago"
+    return "now" if line.partition.age is None else f"{format_duration(line.partition.age)} ago"
 
 
 def _worker(worker: WorkerStatus) -> Sequence[object]:
     identity = (worker.owner.hex[:8], worker.host, worker.pid, worker.client_id, worker.version, worker.library)
-    return (*identity, worker.state, ago_of(worker.started_at), ago_of(worker.seen_at))
+    return (*identity, worker.state, ago(worker.started_at), ago(worker.seen_at))
+
+
+def _activity(worker: WorkerStatus) -> str | None:
+    """A sentence on the worker's trouble, or its long transaction; a pause is shown once for the whole group."""
+    who = f"worker {worker.owner.hex[:8]}"
+    if worker.state == "trouble" and worker.trouble is not None:
+        return _plain(f"{who} is in trouble: {worker.trouble}")
+    if worker.state == "running" and worker.activity is not None:
+        return _plain(f"{who}: {worker.activity}")
+    return None
+
+
+def _for_json(worker: WorkerStatus) -> dict[str, Any]:
+    shown = ("state", "trouble", "activity", "client_id", "version", "library", "started_at", "seen_at")
+    return {name: getattr(worker, name) for name in shown}
 
 
 def _plain(text: str) -> str:

@@ -373,7 +373,7 @@ export_run = Table(
     _now("began_at"),
 )
 
-# For display, like position_sample: no decision uses it. During a long handler a worker is not seen, although it works.
+# For display, like position_sample: no decision uses it, because a row may be written late.
 worker = Table(
     "worker",
     metadata,

@@ -18,13 +18,13 @@ from seekpoint.admin import (
     ResetPlan,
     Sample,
 )
+from seekpoint.durations import format_ago, format_duration
 from seekpoint.ledger.dead_letters import name_bytes
 from seekpoint.ledger.positions import Stop
 from seekpoint.records import readable
 
 LONGEST = 65_536  # bytes that are shown of a key, a value or a header
 NOT_KNOWN = "\N{EN DASH}"
-_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,19 +184,13 @@ def number(value: float | None) -> str:
 
 
 def age(value: float | timedelta | None) -> str:
-    """Seconds in the largest unit that fits; a dash if they are not known."""
-    if value is None:
-        return NOT_KNOWN
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    for unit, name in _UNITS:
-        if seconds >= unit:
-            return f"{seconds / unit:,.0f} {name}"
-    return "0 s" if seconds <= 0 else "< 1 s"
+    """A length of time, from seconds; a dash if it is not known."""
+    return NOT_KNOWN if value is None else format_duration(value)
 
 
 def ago(value: datetime | None) -> str:
     """How long ago a moment was; a dash if there is none."""
-    return NOT_KNOWN if value is None else f"{age(datetime.now(UTC) - value)} ago"
+    return NOT_KNOWN if value is None else format_ago(value)
 
 
 def moment(value: datetime | None) -> str:

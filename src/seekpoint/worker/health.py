@@ -74,7 +74,7 @@ class HealthBoard:
         self._records = self._transactions = 0
         self._last_commit: float | None = None
         self._has_work = False  # records could be applied now
-        self._in_hand = False  # a batch is open
+        self._has_open_batch = False
         self._draining = self._has_joined = False
         self.has_started = False  # it has joined the group, or waits outside of it
         self._due_since: float | None = None  # since when a commit is due: last commit, or begin of work or trouble
@@ -106,20 +106,20 @@ class HealthBoard:
             if isinstance(event, events.Draining):
                 self._draining = True
             elif isinstance(event, events.BatchOpened):
-                self._in_hand = True
+                self._has_open_batch = True
             elif isinstance(event, events.Committed):
-                self._in_hand = False
-            if not (self._in_hand or health.trouble is not None or self._has_work):
+                self._has_open_batch = False
+            if not (self._has_open_batch or health.trouble is not None or self._has_work):
                 self._due_since = None
             elif self._due_since is None or isinstance(event, events.Committed):
                 self._due_since = event.at
 
     def batch_ended(self) -> None:
         """Report that no batch is open any more, whether it was committed or not."""
-        if not self._in_hand:  # only the worker's thread changes it
+        if not self._has_open_batch:  # only the worker's thread changes it
             return
         with self._lock:
-            self._in_hand = False
+            self._has_open_batch = False
             if self._health.trouble is None and not self._has_work:
                 self._due_since = None
 

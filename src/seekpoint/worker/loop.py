@@ -258,7 +258,7 @@ class Loop:
             self._announce,
             client_id=self._config.get("client.id"),
             poll_replay_requests=self._requests.check,
-            in_hand=self._committer.in_hand,
+            describe_work=lambda: self._committer.describe_open_batch() or self._requests.describe_open_replay(),
         )
         self._is_open, self._joined_at = True, monotonic()
 

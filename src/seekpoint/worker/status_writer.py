@@ -39,8 +39,9 @@ class _Status:
 class StatusWriter:
     """Writes a worker's row, samples of its positions and logs, and its pipeline's declarations by topic.
 
-    ``in_hand`` describes the open transaction, if the worker's thread shows no status for long. A status that is not
-    written before the next one comes is dropped. The worker's thread announces the first of consecutive errors.
+    ``describe_work`` describes the open batch or replay; its text is stored if the worker's thread shows no status for
+    long. A status that is not written before the next one comes is dropped. The worker's thread announces the first of
+    consecutive errors.
     """
 
     def __init__(
@@ -52,12 +53,11 @@ class StatusWriter:
         *,
         client_id: str | None = None,
         poll_replay_requests: Callable[[Ledger], None] = lambda _: None,
-        in_hand: Callable[[], str | None] = lambda: None,
+        describe_work: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._process = WorkerProcess(socket.gethostname(), os.getpid(), client_id, version("seekpoint"))
         self._ledger, self._watermarks, self._announce = ledger, watermarks, announce
-        self._poll_replay_requests, self._in_hand = poll_replay_requests, in_hand
-        self._state = "running"  # the state that was written last
+        self._poll_replay_requests, self._describe_work = poll_replay_requests, describe_work
         self._declared = dict(declared)  # by topic; declarations that are not stored yet
         self._every, self._sample_every = ledger.limits.lag_check, ledger.limits.sample_positions
         self._show_at = self._write_at = self._sample_at = self._prune_at = 0.0
@@ -114,7 +114,7 @@ class StatusWriter:
         tables = StatusTables(ledger, self._process)
         if status is None:
             self._error_of(partial(self._poll_replay_requests, ledger))  # the worker is in a long handler, and is alive
-            self._error_of(partial(self._write_in_hand, tables))
+            self._error_of(partial(self._write_work, tables))
             return
         errors = [self._error_of(partial(self._write, status, tables))]
         if not has_ended:
@@ -140,13 +140,12 @@ class StatusWriter:
             status, self._next = self._next, None
             return status, self._has_ended
 
-    def _write_in_hand(self, tables: StatusTables) -> None:
+    def _write_work(self, tables: StatusTables) -> None:
         """Renew the worker's row during a long transaction, or the worker counts as gone after a minute."""
-        if (in_hand := self._in_hand()) is not None:
-            tables.seen(self._state, in_hand)
+        if (work := self._describe_work()) is not None:
+            tables.seen("running", work)  # a trouble is over: a transaction is open again
 
     def _write(self, status: _Status, tables: StatusTables) -> None:
-        self._state = status.state
         tables.seen(status.state, status.trouble)
         claimed = {partition.topic for partition in status.partitions}
         if new := {topic: declaration for topic, declaration in self._declared.items() if topic in claimed}:

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Protocol
 
 from seekpoint import events
+from seekpoint.durations import format_duration
 from seekpoint.errors import Fenced, PartitionStopped, PoisonStop
 from seekpoint.events import Announcer
 from seekpoint.kafka.identity import Answer
@@ -22,7 +23,7 @@ from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.session import CommitUnanswered, ConnectionSocket, Session, raised_by
-from seekpoint.records import Cause, Partition, RawRecord, add_note, notes, users_line
+from seekpoint.records import Cause, Partition, RawRecord, add_note, notes, numbered, users_line
 from seekpoint.worker.apply import SmallBatch, apply, small_batch
 from seekpoint.worker.assignment.backlog import RetryLater
 from seekpoint.worker.batch_size import BatchSize, ended_by_age
@@ -92,7 +93,7 @@ class Committer:
         size: BatchSize | None = None,
     ) -> None:
         self._size = size or BatchSize(ledger.limits, adapts=False)
-        self._open: tuple[float, OpenBatch] | None = None  # the batch in hand, and since when
+        self._open: tuple[float, OpenBatch] | None = None  # the open batch, and since when it is open
         self._began = 0.0  # when the attempt in hand began
         self._ledger, self._writers, self._owner, self._announce = ledger, writers, owner, announce
         self._pipeline = pipeline = writers.pipeline
@@ -128,12 +129,13 @@ class Committer:
         finally:
             self._open = None
 
-    def in_hand(self) -> str | None:
+    def describe_open_batch(self) -> str | None:
         """How long the open batch has taken, and its number of records; None if none is open. For any thread."""
-        if (in_hand := self._open) is None:
+        if (opened := self._open) is None:
             return None
-        began, batch = in_hand
-        return f"in a transaction for {monotonic() - began:,.0f} s, {batch.buffer.records:,} records"
+        began, batch = opened
+        records = numbered(batch.buffer.records, "record")
+        return f"in a transaction for {format_duration(monotonic() - began)}, {records}"
 
     def _commit(self, batch: OpenBatch) -> None:
         mode: Mode | None = Mode(is_bisecting=batch.is_single or self._strides.expects_failures)

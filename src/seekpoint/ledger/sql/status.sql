@@ -122,7 +122,7 @@ WHERE consumer_group = ANY (%(names)s);
 SELECT consumer_group, topic, partition, topic_id FROM seekpoint.partition_offset;
 
 -- name: workers
--- is_live counts as the view group_status does; it is only for display, because a worker in a long handler is not seen.
+-- is_live counts as the view group_status does; it is only for display, because a row may be written late.
 SELECT owner, consumer_group, host, pid, client_id, version, library, started_at, seen_at, state, trouble,
        state <> 'ended' AND seen_at > clock_timestamp() - interval '1 minute' AS is_live
 FROM seekpoint.worker

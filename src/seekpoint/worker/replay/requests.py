@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
 from typing import Any, Literal
 
+from seekpoint.durations import format_duration
 from seekpoint.errors import Fenced, GroupPaused
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.dead_letters import DeadLetters
@@ -61,6 +62,7 @@ class RequestedReplays:
         self._interval = ledger.limits.lag_check
         self._is_requested = self._is_paused = False
         self._current: _Request | None = None
+        self._replays_since: float | None = None  # since when :meth:`work` replays a part of a request
         self._error: Exception | None = None  # to be announced
         self._again_at = 0.0
 
@@ -88,6 +90,13 @@ class RequestedReplays:
         if self._error is not None:
             raise self._error
 
+    def describe_open_replay(self) -> str | None:
+        """How long the replay of a requested dead letter has taken; None if none is replayed now."""
+        since, request = self._replays_since, self._current
+        if since is None or request is None:
+            return None
+        return f"replaying dead letters of request {request.id} for {format_duration(monotonic() - since)}"
+
     # -- the worker's thread ----------------------------------------------------------------------------
 
     def is_due(self, *, is_claiming: bool) -> bool:
@@ -112,7 +121,7 @@ class RequestedReplays:
             if request.state == "started":
                 if self._is_paused:
                     request.state = "requested"
-                elif request.replay_some(self._replayer):
+                elif self._replay_some(request):
                     self._again_at = monotonic() + self._interval
             if not self._wire.is_cut:
                 self._store(request)
@@ -120,6 +129,13 @@ class RequestedReplays:
             self._error, self._again_at = error, monotonic() + self._interval
         else:
             self._error = None
+
+    def _replay_some(self, request: _Request) -> bool:
+        self._replays_since = monotonic()
+        try:
+            return request.replay_some(self._replayer)
+        finally:
+            self._replays_since = None
 
     def cut(self) -> None:
         """Close the connection from another thread: nothing is replayed any more."""

@@ -114,8 +114,42 @@ def test_what_is_not_applied_is_its_records_error(sink_tables: SinkTables, group
     log = Log().add("c", None, row(1, "a")).add("t", None, None).add("u", None, row(1, "b"))
     done = sink_tables.process(replica(sink_tables, group), *log.records)
     assert [dead_letter.offset for dead_letter in done.dead_letters] == [1]
-    assert "the source's table was truncated" in done.dead_letters[0].failure.summary
+    assert "give the sink truncate='delete'" in done.dead_letters[0].failure.summary
     assert sink_tables.rows("id", "v") == [(1, "b")]
+
+
+@pytest.mark.usefixtures("_each_strategy")
+def test_a_declared_truncate_deletes_the_rows_before_it(sink_tables: SinkTables, group: str) -> None:
+    columns = "id int PRIMARY KEY, v text, body text, o bigint"
+    pipeline = replica(sink_tables, group, columns, offset_column="o", truncate="delete")
+    log = Log().add("c", None, row(1, "a")).add("c", None, row(2, "b")).add("t", None, None).add("c", None, row(2, "c"))
+    log.add("u", None, row(2, "d", LOST)).add("t", None, None).add("c", None, row(3, "e")).add("c", None, row(4, "f"))
+    assert sink_tables.process(pipeline, *log.records).dead_letters == ()
+    assert sink_tables.rows("id", "v", "o") == [(3, "e", 6), (4, "f", 7)]
+    sink_tables.sql("UPDATE t SET o = NULL WHERE id = 4")
+    again = Pipeline(f"{group}-again", topics=TOPIC, value=Debezium(), key=Debezium(), sinks=pipeline.sinks)
+    sink_tables.process(again, *log.records[:6])
+    assert sink_tables.rows("id", "v", "o") == [(3, "e", 6)], "as after a rewind: newer rows stay"
+
+
+def test_a_truncate_is_declared_for_one_topic_of_one_partition(sink_tables: SinkTables, group: str) -> None:
+    columns = "id int PRIMARY KEY, v text, body text, o bigint"
+    pipeline = replica(sink_tables, group, columns, offset_column="o", truncate="delete")
+    with pytest.raises(
+        ConfigError, match=r"a truncate came in .*/1: records of several partitions have no common order"
+    ):
+        sink_tables.process(pipeline, raw(event(FIELDS, "t", None, None), topic=TOPIC, partition=1))
+    options: dict[str, Any] = {"key": ["id"], "columns": ["id"], "changes": True}
+    for more in ({"truncate": "delete"}, {"truncate": "all", "offset_column": "o"},
+                 {"truncate": "delete", "offset_column": "o", "compacted": True},
+                 {"truncate": "delete", "offset_column": "o", "changes": False}):  # fmt: skip
+        with pytest.raises(ConfigError, match="needs changes=True and offset_column="):
+            Upsert("t", **options | more)
+    sink = Upsert("t", **options, truncate="delete", offset_column="o")
+    with pytest.raises(ConfigError, match="takes several topics, and a truncate in one would delete the rows of all"):
+        Pipeline(group, topics=["a", "b"], value=Debezium(), sinks=[sink])
+    with pytest.raises(ConfigError, match="another sink writes the table of Upsert"):
+        Pipeline(group, topics="a", value=Debezium(), sinks=[sink, Upsert("t", **options)])
 
 
 MISREAD: list[tuple[str, dict[str, Any], Any, str]] = [

@@ -275,6 +275,8 @@ class Pipeline(Generic[V, K]):
                 raise ConfigError(f"{self!r}: {sink!r} is not a sink; {meant}")
             if not any(map(sink.takes, self.codecs)):
                 raise ConfigError(f"{self!r}: {sink!r} takes none of the pipeline's topics; correct its topics=")
+            if sink.empties:
+                self._require_one_writer(sink)
         if self.handle is not None:
             check_handler(repr(self), self.handle, self.resources)
         if not _is(self.version, int) or self.version < 1:
@@ -282,6 +284,19 @@ class Pipeline(Generic[V, K]):
         if not _is(self.start, StartAt):
             raise ConfigError(f"{self!r}: start must be a StartAt, e.g. StartAt.earliest(), got {self.start!r}")
         self._check_failing()
+
+    def _require_one_writer(self, sink: Sink) -> None:
+        """Raise ConfigError if a truncate of the sink would delete rows of another topic or sink."""
+        if len(self.codecs_of(sink)) > 1:
+            raise ConfigError(
+                f"{self!r}: {sink!r} takes several topics, and a truncate in one would delete the rows of all: narrow "
+                "it with topics=, or leave out truncate="
+            )
+        if len([other for other in self.sinks if {*other.tables} & {*sink.tables}]) > 1:
+            raise ConfigError(
+                f"{self!r}: another sink writes the table of {sink!r}, and a truncate would delete its rows: leave out "
+                "truncate="
+            )
 
     def _check_failing(self) -> None:
         """Check the codecs, the parameters for records that fail, and ``delay``."""

@@ -28,6 +28,11 @@ AsyncHandler = Callable[Concatenate["AsyncConnection", Batch[V, K], ...], Awaita
 
 Row = tuple[Any, ...]
 
+ONE_PARTITION = (
+    "records of several partitions have no common order, so it is not known which rows were there before the truncate: "
+    "use a topic with one partition, or leave out truncate="
+)
+
 
 class Writer(Protocol):
     """An open sink, which takes rows."""
@@ -112,6 +117,11 @@ class Sink(Protocol[V_contra, K_contra]):
     @property
     def aggregates(self) -> bool:
         """Whether each record is added to its key's row, so that applying it again counts it twice."""
+        return False
+
+    @property
+    def empties(self) -> bool:
+        """Whether a record may delete all rows of the table, so that its records must be of one partition."""
         return False
 
     def check(self, tx: Connection, codecs: Collection[Codec]) -> object:  # noqa: ARG002 -- the default

@@ -79,6 +79,7 @@ class TableSink(Generic[V_contra, K_contra]):
         return None
 
     keeps_first = False
+    empties = False
 
     @property
     def aggregates(self) -> bool:

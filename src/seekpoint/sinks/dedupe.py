@@ -27,6 +27,12 @@ class Deleted(tuple[Any, ...]):
     __slots__ = ()
 
 
+class Truncated(tuple[Any, ...]):
+    """The deletion of all rows among rows: the values of :attr:`Target.deletes`, with None for the key."""
+
+    __slots__ = ()
+
+
 class Partial(tuple[Any, ...]):
     """A row with UNAVAILABLE values, whose columns keep the stored value."""
 

@@ -21,6 +21,7 @@ from seekpoint.kafka.identity import CHECK_KAFKA, Identity, KafkaRefused
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.schema_revision import check
 from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.sink import ONE_PARTITION
 from seekpoint.postgres import pooler
 from seekpoint.postgres.engine import first_connection
 from seekpoint.postgres.sqlstates import is_transient
@@ -120,6 +121,10 @@ class StartChecks:
             counts = self._counts(identity)
         except KafkaRefused as error:
             raise ConfigError(f"{error.text}; {CHECK_KAFKA}") from None
+        for sink in self._pipeline.sinks:
+            for topic, count in counts.items():
+                if count > 1 and sink.empties and sink.takes(topic):
+                    raise ConfigError(f"{sink!r}: topic {topic!r} has {count} partitions: {ONE_PARTITION}")
         for topic, number in self._partitions or ():
             if not 0 <= number < counts[topic]:
                 raise ConfigError(

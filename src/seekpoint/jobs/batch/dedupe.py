@@ -15,7 +15,7 @@ from seekpoint.jobs.staging.ordinals import ordinals_table
 from seekpoint.jobs.staging.stage import Staged
 from seekpoint.jobs.staging.staged_rows import RowsOf, StagedRows
 from seekpoint.jobs.tables.sql_templates import name, names, rows, run
-from seekpoint.jobs.tables.staging_schema import Staging, remember_columns, unlogged
+from seekpoint.jobs.tables.staging_schema import MISSING, Staging, remember_columns, unlogged
 from seekpoint.jobs.tables.targets import Path, PipelineSource, Target, targets
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.records import Partition
@@ -58,6 +58,7 @@ def fold_rows(tx: Tx, staging: Staging, target: Target, staged: StagedRows) -> N
     staged.check_counts(target)
     staged.check_order(target)
     if target.dedupes:
+        staged.check_missing(target, is_rebuilt=False)
         _fold(tx, folded_path(staging, target), target, staged)
     elif target.sums is not None:
         _aggregate(tx, folded_path(staging, target), target, staged)
@@ -68,12 +69,14 @@ def _fold(tx: Tx, path: Path, target: Target, staged: StagedRows) -> None:
     columns, newest = staged.newest(target)
     run(
         tx.connection,
-        "CREATE {unlogged} TABLE {table} AS SELECT {columns}, 0::bigint AS {line}, {deleted} FROM ({newest}) AS newest",
+        "CREATE {unlogged} TABLE {table} AS SELECT {columns}, 0::bigint AS {line}, {deleted}, {missing} "
+        "FROM ({newest}) AS newest",
         unlogged=unlogged(path[0]),
         table=path,
         columns=names(columns),
         line=name(LINE),
         deleted=name(DELETED),
+        missing=name(MISSING),
         newest=newest,
     )
     run(tx.connection, "ANALYZE {table}", table=path)

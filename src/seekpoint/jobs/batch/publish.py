@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.backoff import TRIES, retried
+from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.batch.dedupe import by_sink, folded_path
 from seekpoint.jobs.batch.open import Claims, require_no_held_keys
 from seekpoint.jobs.batch.reprocess import dead_letters_of, keep_run_dead_letters, lock_range
 from seekpoint.jobs.reload.cutover import take_over_dead_letters, took_effect
 from seekpoint.jobs.run import Driver, Step, Tx, release_groups
 from seekpoint.jobs.staging.consolidate import coverage
-from seekpoint.jobs.staging.staged_rows import RowsOf, StagedRows
+from seekpoint.jobs.staging.staged_rows import NO_VALUES, RowsOf, StagedRows
 from seekpoint.jobs.tables.sql_templates import name, rows
-from seekpoint.jobs.tables.staging_schema import Staging, is_there, remembered_columns
+from seekpoint.jobs.tables.staging_schema import MISSING, Staging, is_there, remembered_columns
 from seekpoint.jobs.tables.targets import Path, PipelineSource, aimed
 from seekpoint.jobs.tables.targets import Target as TargetTable
 from seekpoint.ledger.admin_actions import pauser, record_action
@@ -33,7 +35,7 @@ from seekpoint.sinks.accumulate.aggregate import SumTarget
 from seekpoint.sinks.catalog import DELETED, Layout, survey
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.dedupe import Target
-from seekpoint.sinks.upsert.merge_sql import escaped_name
+from seekpoint.sinks.upsert.merge_sql import NEW, STORED, escaped_name
 from seekpoint.sinks.upsert.upsert import Upsert
 from seekpoint.sinks.upsert.upsert_sql import UpsertSql
 
@@ -141,7 +143,8 @@ def write_rows(tx: Tx, staging: Staging, target: TargetTable, staged: StagedRows
     if isinstance(sink, Accumulate):
         _add(tx, folded_path(staging, target), sink)
     elif isinstance(sink, Upsert):
-        _merge(tx, folded_path(staging, target), sink)
+        truncated = staged.truncated(target)
+        _merge(tx, folded_path(staging, target), sink, truncated and truncated[1])
     else:
         staged.insert(target, into)
 
@@ -151,7 +154,24 @@ class _FromFolded(UpsertSql):
 
     def __init__(self, target: Target, layout: Layout, folded: Path) -> None:
         super().__init__(target, layout)
-        self._stage = escaped_name(*folded)
+        self._folded = escaped_name(*folded)
+        self._stage = sql.SQL("(SELECT * FROM {} WHERE {} IS NULL) AS complete").format(
+            self._folded, escaped_name(MISSING)
+        )
+
+    @property
+    def without_row(self) -> sql.Composed:
+        """SELECT of a key whose row lacks values, and that has no row in the table."""
+        return sql.SQL(
+            "SELECT {} FROM {} AS {} WHERE {} IS NOT NULL AND NOT EXISTS (SELECT FROM {} AS {} WHERE {}) LIMIT 1"
+        ).format(self._key, self._folded, NEW, escaped_name(MISSING), self._table, STORED, self._same_key(STORED, NEW))
+
+    def update_partially(self, missing: Sequence[str]) -> sql.Composed:
+        """UPDATE of the other columns by the rows that lack these; its parameter are the names of the columns."""
+        columns = [column for column in self.target.columns or () if column not in missing]
+        return sql.SQL("UPDATE {} AS {} SET {} FROM {} AS {} WHERE {}.{} = %s::text[] AND {}").format(
+            self._table, STORED, self._set(columns), self._folded, NEW, NEW, escaped_name(MISSING), self._matched
+        )
 
 
 class _FromAggregated(AccumulateSql):
@@ -172,16 +192,30 @@ def _add(tx: Tx, aggregated: Path, sink: Accumulate) -> None:
     driver_of(tx.connection).execute(statements.merge, ())
 
 
-def _merge(tx: Tx, folded: Path, sink: Upsert) -> None:
-    """Apply the tombstones, then the rows, under the sink's guards."""
+def _merge(tx: Tx, folded: Path, sink: Upsert, truncated: Sequence[str | None] | None) -> None:
+    """Apply a truncate (its values), the tombstones, then the rows, under the sink's guards.
+
+    Raises ReloadRefused for a row that lacks values, if the table has no row of its key.
+    """
     target = replace(sink.target, columns=remembered_columns(tx.connection, folded))
     counts = dict(rows(tx.connection, "SELECT {d}, count(*) FROM {t} GROUP BY 1", d=name(DELETED), t=folded))
     layout = survey(tx.connection, target).layout
-    statements = _FromFolded(target, layout, folded)
+    statements, execute = _FromFolded(target, layout, folded), driver_of(tx.connection).execute
+    if truncated is not None:
+        execute(statements.delete_all, [*([value] for value in truncated), *statements.gate])
     if counts.get(True):
-        driver_of(tx.connection).execute(statements.delete_staged, ())
+        execute(statements.delete_staged, ())
+    partials = [missing for (missing,) in rows(tx.connection, _PARTIALS, missing=name(MISSING), folded=folded)]
+    if partials and (without := execute(statements.without_row, ()).fetchone()):
+        key = ", ".join(f"{column} = {value}" for column, value in zip(target.key, without, strict=True))
+        raise ReloadRefused([f"the newest record of {key} {NO_VALUES.format(sink.tables[0])}"])
     if counts.get(False):
-        driver_of(tx.connection).execute(statements.merge, ())
+        execute(statements.merge, ())
+    for missing in partials:
+        execute(statements.update_partially(missing), [missing])
+
+
+_PARTIALS = "SELECT DISTINCT {missing} FROM {folded} WHERE {missing} IS NOT NULL"
 
 
 def totals(tx: Step, source: PipelineSource, rows_of: RowsOf = StagedRows) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from seekpoint.jobs.frames.rows import FrameAttempt
 from seekpoint.jobs.staging.stage import Staged
 from seekpoint.jobs.staging.staged_rows import StagedRows
 from seekpoint.jobs.tables.sql_templates import Composable, name, names, rows
-from seekpoint.jobs.tables.staging_schema import LINE, OFFSET, PLACE, Staging
+from seekpoint.jobs.tables.staging_schema import LINE, MISSING, OFFSET, PLACE, Staging
 from seekpoint.jobs.tables.targets import PipelineSource, Target
 from seekpoint.records import Partition
 from seekpoint.sinks.catalog import DELETED
@@ -108,7 +108,9 @@ class FrameRows(StagedRows):
         return self._frames[target.feeds[0].number]
 
     def _branches(self, target: Target, columns: Sequence[str], *, placed: bool) -> list[Composable]:
-        place = ident.SQL(", {}, false AS {}").format(names((PLACE, OFFSET, LINE)), name(DELETED))
+        place = ident.SQL(", {}, false AS {}, NULL::text[] AS {}").format(
+            names((PLACE, OFFSET, LINE)), name(DELETED), name(MISSING)
+        )
         selected = ident.SQL("SELECT {}{} FROM {}")
         return [
             selected.format(

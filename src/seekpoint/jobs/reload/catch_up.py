@@ -9,6 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import Row, delete
 
+from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.reload.rewind import Rewind, ending_at
 from seekpoint.jobs.run import Driver, StagedPosition, Step
 from seekpoint.jobs.staging.distance import key_of, positions_up_to
@@ -24,7 +25,7 @@ from seekpoint.ledger.tables import LARGEST_BIGINT, dead_letter
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import Partition, RawRecord, State
 from seekpoint.sinks.copy import open_copy
-from seekpoint.sinks.dedupe import Deleted
+from seekpoint.sinks.dedupe import Deleted, Truncated
 from seekpoint.sinks.table_writer import TableWriter
 from seekpoint.worker.decode import DecodedRecord
 
@@ -221,6 +222,12 @@ def _keys(
     keys = []
     for record in part:
         for row in record.rows[number]:
+            if type(row) is Truncated:
+                why = (
+                    f"{record.raw.topic}/{record.raw.partition} offset {record.raw.offset} truncates {target.name}, "
+                    "after its rows were compared: open another run"
+                )
+                raise ReloadRefused([why])
             if type(row) is Deleted:
                 keys.append(tuple(row[:width]))
             else:

@@ -10,32 +10,34 @@ from typing import Any
 from psycopg import sql as ident
 from sqlalchemy import Connection
 
+from seekpoint.codecs import UNAVAILABLE
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.tables.constraints import may_be_refused
 from seekpoint.jobs.tables.create_like import make_like
 from seekpoint.jobs.tables.sql_templates import name, names, run
-from seekpoint.jobs.tables.staging_schema import KEY, LINE, OFFSET, ROWS, Staging, unlogged
+from seekpoint.jobs.tables.staging_schema import KEY, LINE, MISSING, OFFSET, ROWS, Staging, unlogged
 from seekpoint.jobs.tables.sums import sums
 from seekpoint.jobs.tables.targets import Path, Target, aimed
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import Row, RowRefused, Sink, SinkWriter, Writer
 from seekpoint.records import AnyRecord, RawRecord, offsets_of
 from seekpoint.sinks.copy import open_copy
-from seekpoint.sinks.dedupe import Deleted, Partial
+from seekpoint.sinks.dedupe import Deleted, Partial, Truncated
 from seekpoint.sinks.upsert.upsert import Upsert
 
 
 class AttemptSink(Sink, SinkWriter):
     """Stages every row of an attempt, as both sink and writer. The original sink would write one row per key.
 
-    With ``places`` each row also gets its offset and line; tombstones of an Upsert go to a separate table. Without
-    ``places``, the rows of an Accumulate are aggregated by key. With ``keys`` each row gets a digest of its record's
-    key.
+    With ``places`` each row also gets its offset and line; tombstones of an Upsert go to a separate table, and its rows
+    with missing values to another. Without ``places``, the rows of an Accumulate are aggregated by key. With ``keys``
+    each row gets a digest of its record's key.
     """
 
-    def __init__(self, sink: Any, raw: Path, tombstones: Path, target: Target, *, places: bool, keys: bool) -> None:
+    def __init__(self, sink: Any, tables: Sequence[Path], target: Target, *, places: bool, keys: bool) -> None:
         self._target = target
-        self._sink, self._writer, self._raw, self._tombstones = sink, sink.writer(), raw, tombstones
+        self._sink, self._writer = sink, sink.writer()
+        self._raw, self._tombstones, self._partials = tables
         self._dedupes, self._places, self._keys = isinstance(sink, Upsert), places, keys
 
     @property
@@ -59,25 +61,27 @@ class AttemptSink(Sink, SinkWriter):
         rows = self._writer.rows(record)
         if not self._places:
             return list(rows)
-        return [_like(row, (*row, record.offset, line)) for line, row in enumerate(rows)]
+        return [_like(row, (*self._without_missing(row), record.offset, line)) for line, row in enumerate(rows)]
+
+    def _without_missing(self, row: Row) -> Row:
+        """The row; if it lacks values, with None in their place and the names of their columns at the end."""
+        if type(row) is not Partial:
+            return row
+        assert self.columns is not None
+        missing = [column for column, value in zip(self.columns, row, strict=True) if value is UNAVAILABLE]
+        return (*(None if value is UNAVAILABLE else value for value in row), missing)
 
     def keyed(self, rows: Sequence[Row], raw: RawRecord) -> Sequence[Row]:
         """Add a digest of the record's key to its rows, if the sink was made with ``keys``.
 
-        With ``keys``, raises ReloadRefused for a record without a key or without a row, because compaction may have
-        removed the older records of its key; in any case for a record that has only some of its row's values.
+        With ``keys``, raises ReloadRefused for a record without a key, without a row, or with only some of its row's
+        values, because compaction may have removed the older records of its key.
         """
-        if Partial in set(map(type, rows)):
-            why = (
-                f"{raw.topic}/{raw.partition} offset {raw.offset} has no values for columns that it did not change. "
-                f"Workers take them for {self._sink!r} from the stored row; a reload or a batch has none: give the "
-                "source's table REPLICA IDENTITY FULL, and rebuild from a Debezium snapshot that is made after that"
-            )
-            raise ReloadRefused([why])
         if not self._keys:
             return rows
-        if raw.key is None or not rows:
-            what = "has no key" if raw.key is None else "makes no row"
+        is_partial = Partial in set(map(type, rows))
+        if raw.key is None or not rows or is_partial:
+            what = "has no key" if raw.key is None else "lacks values" if is_partial else "makes no row"
             why = (
                 f"{raw.topic}/{raw.partition} offset {raw.offset} {what}, and {self._sink!r} is declared with "
                 "compacted=True: each record's key must be one row's key; remove compacted=True, and rebuild the "
@@ -115,18 +119,22 @@ class AttemptSink(Sink, SinkWriter):
 
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
-        """Stream rows into the open COPY; tombstones are written after it has ended."""
+        """Stream rows into the open COPY; tombstones and rows with missing values are written after it has ended."""
         split = _Split()
         try:
             with open_copy(tx, self._raw, self._columns, allowed=self._sink.conversions) as split.copy:
                 yield split if self._dedupes else split.copy
         except RowRefused as refused:
             raise RowRefused(split.line(refused.line), refused.cause) from refused
-        try:
-            with open_copy(tx, self._tombstones, self._tombstone_columns) as copy:
-                copy.write(split.tombstones)
-        except RowRefused as refused:
-            raise RowRefused(refused.line and split.lines[refused.line - 1], refused.cause) from refused
+        others = ((self._tombstones, self._tombstone_columns, (Deleted, Truncated)),
+                  (self._partials, self._partial_columns, (Partial,)))  # fmt: skip
+        for table, columns, kinds in others:
+            lines = [line for line, row in split.others if type(row) in kinds]
+            try:
+                with open_copy(tx, table, columns, allowed=self._sink.conversions) as copy:
+                    copy.write([row for _, row in split.others if type(row) in kinds])
+            except RowRefused as refused:
+                raise RowRefused(refused.line and lines[refused.line - 1], refused.cause) from refused
 
     def _columns(self) -> tuple[str, ...]:
         written = self.columns
@@ -136,42 +144,46 @@ class AttemptSink(Sink, SinkWriter):
     def _tombstone_columns(self) -> tuple[str, ...]:
         return (*self._sink.target.deletes, OFFSET, LINE, *self._key_column)
 
+    def _partial_columns(self) -> tuple[str, ...]:
+        written = self.columns
+        assert written is not None
+        return (*written, MISSING, OFFSET, LINE)
+
     @property
     def _key_column(self) -> tuple[str, ...]:
         return (KEY,) if self._keys else ()
 
 
 def _like(row: Row, wider: Row) -> Row:
-    """The wider row as the class of ``row``: Deleted, Partial or a tuple."""
+    """The wider row as the class of ``row``: one of _OTHERS, or a tuple."""
     kind = type(row)
-    return kind(wider) if kind in {Deleted, Partial} else wider
+    return kind(wider) if kind in _OTHERS else wider
+
+
+_OTHERS: set[type[Row]] = {Deleted, Truncated, Partial}
 
 
 class _Split:
-    """Writes rows to ``copy``; keeps tombstones and their line numbers (from 1) among all rows."""
+    """Writes rows to ``copy``; keeps the ``others`` with their line numbers (from 1) among all rows."""
 
     copy: Writer
 
     def __init__(self) -> None:
-        self.tombstones: list[Row] = []
-        self.lines: list[int] = []
+        self.others: list[tuple[int, Row]] = []
         self._passed = 0
 
     def write(self, rows: Sequence[Row]) -> None:
-        if Deleted in set(map(type, rows)):
-            for line, row in enumerate(rows, self._passed + 1):
-                if type(row) is Deleted:
-                    self.tombstones.append(row)
-                    self.lines.append(line)
-            self.copy.write([row for row in rows if type(row) is not Deleted])
-        else:
+        if _OTHERS.isdisjoint(map(type, rows)):
             self.copy.write(rows)
+        else:
+            self.others += [(line, row) for line, row in enumerate(rows, self._passed + 1) if type(row) in _OTHERS]
+            self.copy.write([row for row in rows if type(row) not in _OTHERS])
         self._passed += len(rows)
 
     def line(self, number: int | None) -> int | None:
-        """The line number of the n-th row that is not a tombstone."""
+        """The line number of the n-th row that was written to ``copy``."""
         if number is not None:
-            for line in self.lines:
+            for line, _ in self.others:
                 number += line <= number
         return number
 
@@ -194,6 +206,7 @@ def attempt_sinks(
     is_refusing = may_be_refused(connection, pipeline, targets)
     for number, sink in enumerate(pipeline.sinks):
         raw, tombstones = staging.attempt_rows(attempt, number), staging.attempt_deletes(attempt, number)
+        partials = staging.attempt_partials(attempt, number)
         places = is_refusing or pipeline.keep_key_order or isinstance(sink, Upsert)
         keys = rebuilds and isinstance(sink, Upsert) and sink.compacted
         if live[number].sums is None:
@@ -202,8 +215,11 @@ def attempt_sinks(
             _make_added(connection, live[number], raw, places=places)
         if isinstance(sink, Upsert):
             _make_tombstones(connection, live[number], sink, tombstones, keys=keys)
+            if sink.changes:
+                _make_partials(connection, live[number], sink, partials)
         aimed_sink: Any = aimed(sink, raw)  # type: ignore[arg-type]
-        sinks.append(AttemptSink(aimed_sink, raw, tombstones, live[number], places=places, keys=keys))
+        tables = raw, tombstones, partials
+        sinks.append(AttemptSink(aimed_sink, tables, live[number], places=places, keys=keys))
     return sinks
 
 
@@ -240,6 +256,22 @@ def _make_tombstones(connection: Connection, target: Target, sink: Upsert, path:
         unlogged=unlogged(path[0]),
         path=path,
         columns=names([column for column in sink.target.deletes if column in target.all_columns]),
+        offset=name(OFFSET),
+        line=name(LINE),
+        live=target.path,
+    )
+
+
+def _make_partials(connection: Connection, target: Target, sink: Upsert, path: Path) -> None:
+    """Create the table of an Upsert's rows with missing values: without NOT NULL, which is checked of complete rows."""
+    run(
+        connection,
+        "CREATE {unlogged} TABLE {path} AS SELECT {columns}, NULL::text[] AS {missing}, 0::bigint AS {offset}, "
+        "0 AS {line} FROM {live} WITH NO DATA",
+        unlogged=unlogged(path[0]),
+        path=path,
+        columns=names(sink.written or ()),
+        missing=name(MISSING),
         offset=name(OFFSET),
         line=name(LINE),
         live=target.path,

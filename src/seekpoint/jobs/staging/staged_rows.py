@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.staging.stage import Staged
-from seekpoint.jobs.tables.sql_templates import Composable, name, names, rows, run
-from seekpoint.jobs.tables.staging_schema import KEY, LINE, OFFSET, PLACE, ROWS, Staging, remembered_columns
+from seekpoint.jobs.tables.sql_templates import Composable, composed, name, names, rows, run
+from seekpoint.jobs.tables.staging_schema import KEY, LINE, MISSING, OFFSET, PLACE, ROWS, Staging, remembered_columns
 from seekpoint.jobs.tables.sums import aggregated
 from seekpoint.jobs.tables.targets import Feed, Path, PipelineSource, Target
 from seekpoint.records import Partition
@@ -19,6 +19,11 @@ from seekpoint.sinks.catalog import DELETED
 from seekpoint.sinks.upsert.upsert import Upsert
 
 _UNION = ident.SQL(" UNION ALL ")
+AFTER_DELETE = "seekpoint after delete"  # the row lacks values, and its key's row before was deleted
+NO_VALUES = (
+    "has no values for columns that it did not change, and {} has no row of its key to take them from: give the "
+    "source's table REPLICA IDENTITY FULL, and rebuild from a Debezium snapshot that is made after that"
+)
 
 
 class StagedRows:
@@ -32,7 +37,7 @@ class StagedRows:
 
     def columns(self, target: Target) -> tuple[str, ...] | None:
         """The columns that tasks wrote; None if they wrote no row. Raises ReloadRefused if tasks differ."""
-        known = (remembered_columns(self._connection, rows_table) for _, _, rows_table, _ in self._of(target))
+        known = (remembered_columns(self._connection, tables[0]) for _, _, tables in self._of(target))
         variants = {frozenset(columns): columns for columns in known if columns is not None}
         if len(variants) > 1:
             which = " and ".join(", ".join(columns) for columns in variants.values())
@@ -42,15 +47,19 @@ class StagedRows:
         return next(iter(variants.values()), None)
 
     def insert(self, target: Target, table: Path) -> None:
-        """Insert the rows into this table: all of them, or one row per key."""
+        """Insert the rows into this table: all of them, or one row per key.
+
+        Raises ReloadRefused for a row with missing values that no earlier row of its key has.
+        """
         columns = self.columns(target) or target.all_columns
         if branches := self._branches(target, columns, placed=target.dedupes):
+            self.check_missing(target)
             run(
                 self._connection,
                 "INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE {query}",
                 table=table,
                 columns=names(columns),
-                query=_merged(target, columns, branches),
+                query=self._merged(target, columns, branches),
             )
 
     def placed(self, target: Target) -> Composable:
@@ -58,7 +67,7 @@ class StagedRows:
         columns = self.columns(target) or target.all_columns
         branches = self._branches(target, columns, placed=True)
         if target.dedupes:
-            return _kept(target, columns, branches, (PLACE, OFFSET, LINE))
+            return self._kept(target, columns, branches, (PLACE, OFFSET, LINE))
         return _UNION.join(branches)
 
     def aggregated(self, target: Target) -> tuple[tuple[str, ...], Composable] | None:
@@ -68,20 +77,66 @@ class StagedRows:
         return (columns, aggregated(target, _UNION.join(branches))) if branches else None
 
     def newest(self, target: Target) -> tuple[tuple[str, ...], Composable]:
-        """The columns of an Upsert's rows, and a query of each key's newest row or tombstone (``DELETED``)."""
+        """The columns of an Upsert's rows, and a query of each key's newest row or tombstone (``DELETED``).
+
+        ``MISSING`` has the names of the columns whose values no row of the key has.
+        """
         columns = self.columns(target) or target.all_columns
         if branches := self._branches(target, columns, placed=True):
-            return columns, _newest(target, columns, branches)
-        nothing = ident.SQL("SELECT {}, false AS {} FROM {} WHERE false")
-        return columns, nothing.format(names(columns), name(DELETED), name(*target.path))
+            return columns, self._newest(target, columns, branches)
+        nothing = ident.SQL("SELECT {}, false AS {}, NULL::text[] AS {} FROM {} WHERE false")
+        return columns, nothing.format(names(columns), name(DELETED), name(MISSING), name(*target.path))
+
+    def truncated(self, target: Target) -> tuple[int, Sequence[str | None]] | None:
+        """The offset of the last truncate, and its values (of the sink's ``target.deletes``) as text; None if none."""
+        if not any(feed.sink.empties for feed in target.feeds):
+            return None
+        truncates = [
+            composed(
+                "SELECT {offset}, {values} FROM {table} WHERE {key} IS NULL",
+                offset=name(OFFSET),
+                values=ident.SQL(", ").join(
+                    composed("{column}::text", column=name(c)) for c in feed.sink.target.deletes
+                ),
+                table=tables[1],
+                key=name(target.key[0]),
+            )
+            for _, feed, tables in self._of(target)
+            if isinstance(feed.sink, Upsert)
+        ]
+        last = "SELECT * FROM ({all}) AS truncates ORDER BY {offset} DESC LIMIT 1"
+        found = rows(self._connection, last, all=_UNION.join(truncates), offset=name(OFFSET)) if truncates else []
+        return next(((offset, values) for offset, *values in found), None)
+
+    def check_missing(self, target: Target, *, is_rebuilt: bool = True) -> None:
+        """Raise ReloadRefused if a key's newest row lacks values, and no earlier row of the key has them.
+
+        Unless ``is_rebuilt``, the live table may have the row, if no tombstone has deleted it.
+        """
+        columns = self.columns(target) or target.all_columns
+        if not self._missing(target):
+            return
+        refused = rows(
+            self._connection,
+            "SELECT {place}, {offset} FROM ({newest}) AS newest WHERE {after_delete} "
+            "OR {is_rebuilt} AND {missing} IS NOT NULL ORDER BY {place}, {offset} LIMIT 1",
+            place=name(PLACE),
+            offset=name(OFFSET),
+            newest=self._newest(target, columns, self._branches(target, columns, placed=True)),
+            after_delete=name(AFTER_DELETE),
+            is_rebuilt=is_rebuilt,
+            missing=name(MISSING),
+        )
+        for place, offset in refused:
+            raise ReloadRefused([f"{self.places[place][1]} offset {offset} {NO_VALUES.format(target.name)}"])
 
     def check_counts(self, target: Target) -> None:
         """Raise ReloadRefused if an attempt's tables do not have the rows that it reported."""
-        for attempt, feed, *tables in self._of(target):
+        for attempt, feed, tables in self._of(target):
             count = ident.SQL("count(*)" if target.sums is None else "coalesce(sum({}), 0)").format(name(ROWS))
             counted = sum(
                 rows(self._connection, "SELECT {count} FROM {table}", table=table, count=count)[0][0]
-                for table in tables[: 1 + isinstance(feed.sink, Upsert)]
+                for table in tables
             )
             if counted != attempt.rows[feed.number]:
                 raise ReloadRefused(
@@ -110,9 +165,9 @@ class StagedRows:
                 name(PLACE),
                 name(*table),
             )
-            for attempt, feed, *tables in self._of(target)
+            for attempt, feed, tables in self._of(target)
             if isinstance(feed.sink, Upsert) and feed.sink.compacted
-            for table in tables
+            for table in tables[:2]
         ]
         by_row, by_record = names(target.key), names((PLACE, KEY))
         for these, others, what in (
@@ -156,7 +211,7 @@ class StagedRows:
                 offset for place, offset in bad if place == attempt.place and attempt.start <= offset < attempt.end
             )
             for number, sink in enumerate(pipelines[attempt.group].sinks if offsets else ()):
-                for table in self._tables(attempt, number)[: 1 + isinstance(sink, Upsert)]:
+                for table in self._tables(attempt, number, sink):
                     run(
                         self._connection,
                         "DELETE FROM {table} WHERE {offset} = ANY ({offsets}::bigint[])",
@@ -165,43 +220,78 @@ class StagedRows:
                         offsets=offsets,
                     )
 
-    def _of(self, target: Target) -> Iterator[tuple[Staged, Feed, Path, Path]]:
-        """The attempts that have rows of the target, with the sink and its tables of rows and of tombstones."""
+    def _of(self, target: Target) -> Iterator[tuple[Staged, Feed, Sequence[Path]]]:
+        """The attempts that have rows of the target, with the sink and its tables: rows, tombstones, rows in part."""
         for attempt in self._chosen:
             for feed in target.feeds:
                 if self._sources[feed.source].group == attempt.group and feed.sink.takes(attempt.partition.topic):
-                    yield attempt, feed, *self._tables(attempt, feed.number)
+                    yield attempt, feed, self._tables(attempt, feed.number, feed.sink)
 
-    def _tables(self, attempt: Staged, number: int) -> tuple[Path, Path]:
+    def _tables(self, attempt: Staged, number: int, sink: object) -> Sequence[Path]:
         staging, name = self._staging, attempt.attempt
-        return staging.attempt_rows(name, number), staging.attempt_deletes(name, number)
+        tables = (
+            staging.attempt_rows(name, number),
+            staging.attempt_deletes(name, number),
+            staging.attempt_partials(name, number),
+        )
+        return tables[: 1 + isinstance(sink, Upsert) + (isinstance(sink, Upsert) and sink.changes)]
+
+    def _missing(self, target: Target) -> tuple[str, ...]:
+        """The columns that some row lacks."""
+        lacking = [
+            ident.SQL("SELECT {} FROM {}").format(name(MISSING), name(*table))
+            for _, _, tables in self._of(target)
+            for table in tables[2:]
+        ]
+        query = "SELECT DISTINCT unnest({missing}) FROM ({all}) AS partials ORDER BY 1"
+        found = rows(self._connection, query, missing=name(MISSING), all=_UNION.join(lacking)) if lacking else []
+        return tuple(column for (column,) in found)
 
     def _branches(self, target: Target, columns: Sequence[str], *, placed: bool) -> list[Composable]:
-        """A query per attempt; ``placed`` adds ``PLACE, OFFSET, LINE``, and ``DELETED`` for an Upsert."""
+        """A query per attempt; ``placed`` adds ``PLACE, OFFSET, LINE``, and ``DELETED, MISSING`` for an Upsert."""
         branches: list[Composable] = []
-        for attempt, feed, rows_table, tombstones in self._of(target):
+        truncated = self.truncated(target) if placed else None
+        later: Composable = ident.SQL("")
+        if truncated is not None:
+            later = composed(" WHERE {offset} > {truncated}", offset=name(OFFSET), truncated=truncated[0])
+        for attempt, feed, tables in self._of(target):
             if not placed:
-                branches.append(ident.SQL("SELECT {} FROM {}").format(names(columns), name(*rows_table)))
+                branches.append(ident.SQL("SELECT {} FROM {}").format(names(columns), name(*tables[0])))
                 continue
             place = ident.SQL("{} AS {}, {}").format(
                 ident.Literal(self.places.index(attempt.place)), name(PLACE), names((OFFSET, LINE))
             )
             if not isinstance(feed.sink, Upsert):
-                branches.append(ident.SQL("SELECT {}, {} FROM {}").format(names(columns), place, name(*rows_table)))
+                branches.append(ident.SQL("SELECT {}, {} FROM {}").format(names(columns), place, name(*tables[0])))
                 continue
             has = set(feed.sink.target.deletes)
             nulls = ident.SQL(", ").join(name(column) if column in has else ident.NULL for column in columns)
-            for values, deleted, table in ((names(columns), "false", rows_table), (nulls, "true", tombstones)):
-                statement = ident.SQL("SELECT {}, {}, {} FROM {}")
-                branches.append(statement.format(values, place, ident.SQL(deleted), name(*table)))
+            nothing = ident.SQL("NULL::text[]")
+            kinds = ((names(columns), False, nothing), (nulls, True, nothing), (names(columns), False, name(MISSING)))
+            for (values, is_deleted, missing), table in zip(kinds, tables, strict=False):
+                branches.append(
+                    ident.SQL("SELECT {}, {}, {}, {} FROM {}{}").format(
+                        values, place, ident.Literal(is_deleted), missing, name(*table), later
+                    )
+                )
         return branches
 
+    def _merged(self, target: Target, columns: Sequence[str], branches: Sequence[Composable]) -> Composable:
+        """A query of the rows to insert: the newest of each key, the sums of each key, or all of them."""
+        if target.dedupes:
+            return self._kept(target, columns, branches)
+        return _UNION.join(branches) if target.sums is None else aggregated(target, _UNION.join(branches))
 
-def _merged(target: Target, columns: Sequence[str], branches: Sequence[Composable]) -> Composable:
-    """A query of the rows to insert: the newest of each key, the sums of each key, or all of them."""
-    if target.dedupes:
-        return _kept(target, columns, branches)
-    return _UNION.join(branches) if target.sums is None else aggregated(target, _UNION.join(branches))
+    def _kept(
+        self, target: Target, columns: Sequence[str], branches: Sequence[Composable], also: Sequence[str] = ()
+    ) -> Composable:
+        """A query of each key's newest row, without keys whose newest row is a tombstone; with the columns ``also``."""
+        return ident.SQL("SELECT {} FROM ({}) AS newest WHERE NOT {}").format(
+            names([*columns, *also]), self._newest(target, columns, branches), name(DELETED)
+        )
+
+    def _newest(self, target: Target, columns: Sequence[str], branches: Sequence[Composable]) -> Composable:
+        return _newest(target, columns, branches, self._missing(target))
 
 
 class RowsOf(Protocol):
@@ -212,16 +302,9 @@ class RowsOf(Protocol):
     ) -> StagedRows: ...
 
 
-def _kept(
-    target: Target, columns: Sequence[str], branches: Sequence[Composable], also: Sequence[str] = ()
+def _newest(
+    target: Target, columns: Sequence[str], branches: Sequence[Composable], missing: Sequence[str]
 ) -> Composable:
-    """A query of each key's newest row, without keys whose newest row is a tombstone; with the columns ``also``."""
-    return ident.SQL("SELECT {} FROM ({}) AS newest WHERE NOT {}").format(
-        names([*columns, *also]), _newest(target, columns, branches), name(DELETED)
-    )
-
-
-def _newest(target: Target, columns: Sequence[str], branches: Sequence[Composable]) -> Composable:
     """A query of each key's newest row or tombstone, or of its first row if the sink keeps the first.
 
     The newest row has the highest ``order_by=`` value, or else the highest offset. Offsets of different partitions are
@@ -230,9 +313,50 @@ def _newest(target: Target, columns: Sequence[str], branches: Sequence[Composabl
     """
     order = [*([target.order_by] if target.order_by else []), OFFSET, PLACE, LINE]
     which = "{}" if target.keeps_first else "{} DESC"
-    return ident.SQL("SELECT DISTINCT ON ({key}) * FROM ({all}) AS given ({columns}) ORDER BY {key}, {order}").format(
+    given = ident.SQL("SELECT * FROM ({}) AS given ({})").format(
+        _UNION.join(branches), names([*columns, PLACE, OFFSET, LINE, DELETED, *([MISSING] if target.dedupes else [])])
+    )
+    return ident.SQL("SELECT DISTINCT ON ({key}) * FROM ({given}) AS given ORDER BY {key}, {order}").format(
         key=names(target.key),
-        all=_UNION.join(branches),
-        columns=names([*columns, PLACE, OFFSET, LINE, DELETED]),
+        given=_filled(target, columns, given, missing, names(order)) if missing else given,
         order=ident.SQL(", ").join(ident.SQL(which).format(name(column)) for column in order),
+    )
+
+
+def _filled(
+    target: Target, columns: Sequence[str], given: Composable, missing: Sequence[str], order: Composable
+) -> Composable:
+    """The given rows, in which ``missing`` columns have the value of the last row of the key that has it.
+
+    ``MISSING`` is NULL where an earlier row is complete, else the columns that no row before has. AFTER_DELETE says
+    whether a tombstone is the last row before that is not partial.
+    """
+    key = names(target.key)
+    has = "count(*) FILTER (WHERE {missing} IS NULL OR {column} <> ALL ({missing})) OVER rows_so_far AS {count}"
+    so_far = {column: name(f"seekpoint so far {n}") for n, column in enumerate(missing)}
+    counts = [composed(has, missing=name(MISSING), column=column, count=count) for column, count in so_far.items()]
+    value = "first_value({column}) OVER (PARTITION BY {key}, {count} ORDER BY {order}) AS {column}"
+    values = [
+        composed(value, column=name(column), key=key, count=so_far[column], order=order)
+        if column in so_far
+        else name(column)
+        for column in columns
+    ]
+    lacks = [composed("CASE {n} WHEN 0 THEN {column} END", n=count, column=column) for column, count in so_far.items()]
+    return composed(
+        "SELECT {values}, {places}, {deleted}, CASE complete WHEN 0 THEN array_remove(ARRAY[{lacks}], NULL) END AS "
+        "{missing}, {missing} IS NOT NULL AND first_value({deleted}) OVER (PARTITION BY {key}, complete ORDER BY "
+        "{order}) AS {after_delete} FROM (SELECT *, {counts}, count(*) FILTER (WHERE {missing} IS NULL) OVER "
+        "rows_so_far AS complete FROM ({given}) AS given WINDOW rows_so_far AS (PARTITION BY {key} ORDER BY {order})) "
+        "AS counted",
+        values=ident.SQL(", ").join(values),
+        places=names((PLACE, OFFSET, LINE)),
+        deleted=name(DELETED),
+        lacks=ident.SQL(", ").join(lacks),
+        missing=name(MISSING),
+        key=key,
+        order=order,
+        after_delete=name(AFTER_DELETE),
+        counts=ident.SQL(", ").join(counts),
+        given=given,
     )

@@ -18,6 +18,7 @@ from seekpoint.sinks.catalog import quoted
 
 OFFSET, LINE = "seekpoint offset", "seekpoint line"  # the record's offset, and the row's index among its rows
 PLACE = "seekpoint place"  # the row's partition, as an index into StagedRows.places
+MISSING = "seekpoint missing"  # the names of the columns of a row that the source did not send
 ROWS = "seekpoint rows"  # the number of rows that were added up in this row
 KIND = "seekpoint kind"  # the kind of a difference
 KEY = "seekpoint key"  # a digest of the record's key, for sinks with compacted=True
@@ -65,6 +66,10 @@ class Staging:
     def attempt_deletes(self, attempt: str, number: int) -> Path:
         """The table of an attempt's tombstones of one sink."""
         return self.schema, f"{attempt}_{number}_gone"
+
+    def attempt_partials(self, attempt: str, number: int) -> Path:
+        """The table of an attempt's rows with missing values, of a sink that applies changes."""
+        return self.schema, f"{attempt}_{number}_some"
 
 
 class StagingTables(Statements):

@@ -111,6 +111,11 @@ class Target:
         return any(isinstance(feed.sink, Upsert) and feed.sink.compacted for feed in self.feeds)
 
     @property
+    def changes(self) -> bool:
+        """Whether the rows come from changes, of which some lack values, and some delete all rows."""
+        return any(isinstance(feed.sink, Upsert) and feed.sink.changes for feed in self.feeds)
+
+    @property
     def sums(self) -> Accumulate | None:
         """The Accumulate that writes the table, or None. If several do, they add to the same columns."""
         sink = self.feeds[0].sink
@@ -220,6 +225,11 @@ def _target(connection: Connection, staged: str, path: Path, feeds: Sequence[Fee
     if len(kinds) > 1:
         raise ConfigError(
             f"{'.'.join(path)} is written by sinks of different kinds, keys, orders or sums: it cannot be reloaded"
+        )
+    if len(feeds) > 1 and any(feed.sink.empties for feed in feeds):
+        raise ConfigError(
+            f"{'.'.join(path)} is written by several sinks, and one of them has truncate=, which deletes the rows of "
+            "all: it cannot be reloaded"
         )
     sink = feeds[0].sink
     if isinstance(sink, Upsert | Accumulate):

@@ -12,7 +12,7 @@ from seekpoint.codecs import UNAVAILABLE, Unreadable
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline.sink import Row, RowRefused
 from seekpoint.records import AnyRecord
-from seekpoint.sinks.dedupe import Partial
+from seekpoint.sinks.dedupe import Partial, Truncated
 
 if TYPE_CHECKING:
     from seekpoint.sinks.upsert.open_upsert import OpenUpsert
@@ -42,10 +42,10 @@ def require_readable(writer: object, row: Row, record: AnyRecord) -> None:
 
 
 class OpenChanges:
-    """Writes rows in order: complete rows by an upsert, rows with UNAVAILABLE values by an UPDATE.
+    """Writes rows in order: complete ones by an upsert, those with UNAVAILABLE values by UPDATE, truncates by DELETE.
 
-    An UPDATE must find the rows before it in the table, so the open upsert is finished first; the next complete row
-    begins another upsert.
+    An UPDATE or a truncate must find the rows before it in the table, so the open upsert is finished first; the next
+    complete row begins another upsert.
     """
 
     def __init__(self, begin: Callable[[], OpenUpsert], columns: Sequence[str]) -> None:
@@ -71,12 +71,12 @@ class OpenChanges:
 
     def write(self, rows: Sequence[Row]) -> None:
         """Take more rows."""
-        for is_partial, group in groupby(rows, lambda row: type(row) is Partial):
+        for is_alone, group in groupby(rows, lambda row: type(row) in {Partial, Truncated}):
             some = list(group)
-            if is_partial:
+            if is_alone:
                 self.__exit__(None, None, None)
                 for row in some:
-                    self._update(row)
+                    self._write_alone(row)
                     self._lines += 1
                 self._passed = self._lines
                 continue
@@ -86,10 +86,13 @@ class OpenChanges:
                 self._open.write(some)
             self._lines += len(some)
 
-    def _update(self, row: Row) -> None:
-        values = {n: value for n, value in zip(self._columns, row, strict=True) if value is not UNAVAILABLE}
+    def _write_alone(self, row: Row) -> None:
         self._passed = self._lines
         with self._placed(), self._begin() as upsert:
+            if type(row) is Truncated:
+                upsert.delete_all(row)
+                return
+            values = {n: value for n, value in zip(self._columns, row, strict=True) if value is not UNAVAILABLE}
             if not upsert.update(values):
                 missing = ", ".join(name for name in self._columns if name not in values)
                 raise RowRefused(

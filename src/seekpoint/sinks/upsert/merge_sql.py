@@ -24,7 +24,7 @@ class MergeSql:
     def __init__(self, target: Target, layout: Layout) -> None:
         self.target, self.layout = target, layout
         self._table = escaped_name(*target.path)
-        self._stage = escaped_name("pg_temp", stage_name(target))
+        self._stage: Composable = escaped_name("pg_temp", stage_name(target))
 
     @property
     def gate(self) -> list[object]:

@@ -66,6 +66,18 @@ class OpenUpsert(OpenMerge[Target, UpsertSql]):
                 continue
         return False
 
+    def delete_all(self, values: Row) -> None:
+        """Delete all rows that are not newer; ``values`` are those of the target's ``deletes``."""
+        self._target, self._rows = self._target_now(), 1
+        try:
+            self._delete_all(values)
+        except Altered:
+            self._delete_all(values)
+
+    def _delete_all(self, values: Row) -> None:
+        statements = self._cached()
+        self._unnest(statements.delete_all, statements, self._target.deletes, [values], [1])
+
     def _stream(self, way: DirectCopy | TempTable, rows: Sequence[Row]) -> None:
         if isinstance(way, DirectCopy) and has_deletes(rows):
             way.undo(_TurnedBackError())

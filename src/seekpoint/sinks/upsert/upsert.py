@@ -18,11 +18,11 @@ from seekpoint.codecs.value_types import field_names
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.events import WriteStrategyChanged
 from seekpoint.pipeline.provenance import provenance_columns
-from seekpoint.pipeline.sink import K_contra, Row, SinkWriter, V_contra, Writer
+from seekpoint.pipeline.sink import ONE_PARTITION, K_contra, Row, SinkWriter, V_contra, Writer
 from seekpoint.pipeline.table_path import TableName, shown_table
 from seekpoint.records import AnyRecord, Record
 from seekpoint.sinks.base import ORIGINS, TableSink
-from seekpoint.sinks.dedupe import Deleted, Partial, Target
+from seekpoint.sinks.dedupe import Deleted, Partial, Target, Truncated
 from seekpoint.sinks.names import require_whole_names
 from seekpoint.sinks.table_writer import TableWriter
 from seekpoint.sinks.upsert.changes import OpenChanges, key_before, require_readable
@@ -60,7 +60,9 @@ class Upsert(TableSink[V_contra, K_contra]):
 
     ``changes=True``: the values are Debezium's changes of rows (``value=Debezium()``, ``key=Debezium()``). Creates,
     reads and updates are upserts of the ``columns``; deletes and tombstones delete the row; a changed key also deletes
-    the old row. Columns that the source did not send (``UNAVAILABLE``) keep their stored value. A truncate is poison.
+    the old row. Columns that the source did not send (``UNAVAILABLE``) keep their stored value. A truncate is poison;
+    with ``truncate="delete"`` it deletes all rows that are not newer, which needs a topic of one partition, and
+    ``offset_column``.
 
     Named columns are written: a field that is None becomes NULL. Other columns keep their stored value, or get their
     default. Of several rows of a key in one transaction the newest is stored.
@@ -81,6 +83,7 @@ class Upsert(TableSink[V_contra, K_contra]):
         tombstone_key: Callable[[Record[Any, K_contra]], Any] | None = None,
         on_conflict: Literal["update", "keep"] = "update",
         changes: bool = False,
+        truncate: Literal["delete"] | None = None,
         order_by: str | None = None,
         offset_column: str | None = None,
         provenance: Mapping[str, str] | Sequence[str] | None = None,
@@ -91,18 +94,16 @@ class Upsert(TableSink[V_contra, K_contra]):
         me = f"Upsert({shown_table(table)})"
         if isinstance(key, str) or not key or len({*key}) < len(key):
             raise ConfigError(f"{me}: key= takes the names of the key's columns, each once: key=['id']; got {key!r}")
-        if tombstone not in {"delete", None}:
-            raise ConfigError(f"{me}: tombstone= is 'delete' or None, got {tombstone!r}")
-        if on_conflict not in {"update", "keep"}:
-            raise ConfigError(f"{me}: on_conflict= is 'update' or 'keep', got {on_conflict!r}")
+        _check_choices(me, tombstone, on_conflict)
         self.keeps_first = on_conflict == "keep"
         is_ordered = order_by is not None or offset_column is not None or compacted
         if self.keeps_first and is_ordered:
             raise ConfigError(f"{me}: {_KEEPS_FIRST}")
         if changes and (columns is None or row is not None or rows is not None):
             raise ConfigError(f"{me}: {_MAKES_ROWS}")
-        if changes and (order_by is not None or self.keeps_first or tombstone is None or tombstone_key is not None):
+        if changes and (order_by is not None or self.keeps_first or tombstone != "delete" or tombstone_key is not None):
             raise ConfigError(f"{me}: {_IN_ORDER}")
+        _check_truncate(me, truncate, can_truncate=changes and offset_column is not None and not compacted)
         if order_by is not None and offset_column is not None:
             raise ConfigError(f"{me}: one column says which row is newer: give order_by= or offset_column=, not both")
         self._tombstone = None if self.keeps_first else tombstone
@@ -114,7 +115,7 @@ class Upsert(TableSink[V_contra, K_contra]):
                 "row for each record, and leave out order_by=, which may keep a different record than compaction"
             )
         self.key, self.order_by, self.offset_column = tuple(key), order_by, offset_column
-        self.compacted, self.changes = compacted, changes
+        self.compacted, self.changes, self.empties = compacted, changes, truncate is not None
         self.tombstone_key = tombstone_key
         super().__init__(
             table,
@@ -199,6 +200,18 @@ class Upsert(TableSink[V_contra, K_contra]):
             )
 
 
+def _check_choices(me: str, tombstone: str | None, on_conflict: str) -> None:
+    if tombstone not in {"delete", None}:
+        raise ConfigError(f"{me}: tombstone= is 'delete' or None, got {tombstone!r}")
+    if on_conflict not in {"update", "keep"}:
+        raise ConfigError(f"{me}: on_conflict= is 'update' or 'keep', got {on_conflict!r}")
+
+
+def _check_truncate(me: str, truncate: str | None, *, can_truncate: bool) -> None:
+    if truncate not in {"delete", None} or (truncate is not None and not can_truncate):
+        raise ConfigError(f"{me}: truncate={truncate!r}: {_TRUNCATES}")
+
+
 _KEEPS_FIRST = (
     "on_conflict='keep' keeps the first row of a key, and order_by=, offset_column= and compacted= are for the newest: "
     "leave them out; provenance= stores the offset"
@@ -207,6 +220,10 @@ _MAKES_ROWS = "changes=True makes the rows from the changes: name the table's co
 _IN_ORDER = (
     "changes=True applies changes in the order of the log, and deletes rows: leave order_by=, on_conflict=, tombstone= "
     "and tombstone_key= out; offset_column= keeps older records from newer rows"
+)
+_TRUNCATES = (
+    "it takes 'delete', and needs changes=True and offset_column=, so that no replayed truncate deletes newer rows; it "
+    "excludes compacted=True, as a compacted topic has no record without a key"
 )
 _CHANGES_ARE_NO_ROWS = (
     "the values are Debezium's changes, and an Upsert of their rows would leave deleted rows in the table: give the "
@@ -366,7 +383,7 @@ class ChangesWriter(UpsertWriter):
         if not isinstance(change, Change):
             raise ConfigError(f"{self!r}: {_ROWS_ARE_NO_CHANGES}")
         if change.op == "t":
-            raise Poison(f"{self!r}: the source's table was truncated, which the sink does not apply", record)
+            return (self._truncated(record),)
         if change.op == "d":
             return (self._deleted(record, key_before(self, self._sink.key, record)),)
         assert change.after is not None
@@ -379,6 +396,17 @@ class ChangesWriter(UpsertWriter):
         if change.op == "u" and (before := key_before(self, self._sink.key, record)) != key:
             rows.insert(0, self._deleted(record, before))
         return rows
+
+    def _truncated(self, record: AnyRecord) -> Truncated:
+        if not self._sink.empties:
+            raise Poison(
+                f"{self!r}: the source's table was truncated: set skipped.operations=t in the connector, or give the "
+                "sink truncate='delete', which deletes this table's rows, too",
+                record,
+            )
+        if record.partition:  # the topic had one partition when the worker started
+            raise ConfigError(f"{self!r}: a truncate came in {record.topic}/{record.partition}: {ONE_PARTITION}")
+        return Truncated(self._deleted(record, (None,) * len(self._sink.key)))
 
     def value_rows(self, values: Sequence[Any]) -> list[Row] | None:  # noqa: ARG002 -- a change needs its record
         """None: each change is made from its whole record."""

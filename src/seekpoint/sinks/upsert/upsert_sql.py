@@ -42,6 +42,15 @@ class UpsertSql(MergeSql):
         )
 
     @cached_property
+    def delete_all(self) -> sql.Composed:
+        """DELETE of every row that is not newer: one array for each column of ``Target.deletes``; keys are NULL."""
+        columns, guard = self.target.deletes, self._newer(NEW)
+        assert guard is not None
+        return sql.SQL("DELETE FROM {} AS {} USING (SELECT {} FROM {}) AS {} WHERE {} AND {}").format(
+            self._table, STORED, self._casts(columns), arrays(columns), NEW, guard, GATE
+        )
+
+    @cached_property
     def merge(self) -> sql.Composed:
         """INSERT of the newest row of each key in the stage."""
         assert self.target.columns is not None
@@ -59,11 +68,8 @@ class UpsertSql(MergeSql):
 
     def update(self, columns: Sequence[str]) -> sql.Composed:
         """UPDATE of these columns of existing rows."""
-        layout_columns, key = self.layout.columns, self.target.key
-        changing = [name for name in columns if name not in key or layout_columns[name].has_spellings] or key
-        changes = listed(sql.SQL("{0} = {1}.{0}").format(escaped_name(name), NEW) for name in changing)
         return sql.SQL("UPDATE {} AS {} SET {} FROM (SELECT {} FROM {}) AS {} WHERE {} AND {}").format(
-            self._table, STORED, changes, self._casts(columns), arrays(columns), NEW, self._matched, GATE
+            self._table, STORED, self._set(columns), self._casts(columns), arrays(columns), NEW, self._matched, GATE
         )
 
     @cached_property
@@ -75,6 +81,12 @@ class UpsertSql(MergeSql):
         )
 
     # -- parts --------------------------------------------------------------------------------------------
+
+    def _set(self, columns: Sequence[str]) -> sql.Composed:
+        """The assignments of an UPDATE; of the key only columns whose equal values may be spelled differently."""
+        layout_columns, key = self.layout.columns, self.target.key
+        changing = [name for name in columns if name not in key or layout_columns[name].has_spellings] or key
+        return listed(sql.SQL("{0} = {1}.{0}").format(escaped_name(name), NEW) for name in changing)
 
     @cached_property
     def _conflict(self) -> Composable:

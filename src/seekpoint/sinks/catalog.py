@@ -21,7 +21,6 @@ from seekpoint.sinks.column_types import BASE, COLUMN_TYPE, ITEM, has_fields
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.dedupe import Column, Target
 
-_COLUMN_TYPE = ("named", "base", "typmod", "dimensions", "item", "category", "item_kind", "labels")
 LINE, DELETED = "seekpoint line", "seekpoint deleted"  # columns that only the stage has
 
 # The unique indexes on exactly the columns :key of t, which ON CONFLICT can use. ``nulls_alike``: one of them has NULLS
@@ -151,7 +150,7 @@ def survey(tx: Connection, target: Target) -> Survey:
         any(row.drawn for row in rows),
         plain and not first.secured,
         not any(has_fields(row.base, row.typmod) for row in rows),
-        {row.attname: ColumnType(*(getattr(row, name) for name in _COLUMN_TYPE)) for row in rows},
+        {row.attname: ColumnType(*(getattr(row, name) for name in ColumnType._fields)) for row in rows},
     )
     pooled = first.pid != driver.info.backend_pid
     fits = first.stage_exists and all(row.staged for row in rows)

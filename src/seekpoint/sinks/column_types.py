@@ -30,7 +30,7 @@ BASE = """
 ITEM = """
     CROSS JOIN LATERAL (
         SELECT CAST(y.oid AS bigint) AS item, y.oid <> base.oid AS is_array, CAST(y.typcategory AS text) AS category,
-               CAST(y.typtype AS text) AS item_kind,
+               CAST(y.typtype AS text) AS kind,
                (SELECT array_agg(CAST(l.enumlabel AS text) ORDER BY l.enumsortorder)
                 FROM pg_enum l WHERE l.enumtypid = y.oid) AS labels
         FROM pg_type w LEFT JOIN pg_type i ON w.typcategory = 'A' AND i.oid = w.typelem
@@ -45,7 +45,7 @@ PLAIN = f"c.relkind IN ('r', 'p') AND NOT {_RULED} AND NOT row_security_active(c
 # How column a is declared: ``interval`` and ``interval hour`` have the same type, but read '10' differently.
 _DECLARED = "CAST(a.atttypid AS text) || ' ' || a.atttypmod || ' ' || a.attndims"
 COLUMN_TYPE = """format_type(a.atttypid, a.atttypmod) AS named, CAST(base.oid AS bigint) AS base, base.typmod,
-    CASE WHEN is_array THEN greatest(a.attndims, 1) ELSE 0 END AS dimensions, item, category, item_kind, labels"""
+    CASE WHEN is_array THEN greatest(a.attndims, 1) ELSE 0 END AS dimensions, item, category, items.kind, labels"""
 _COLUMNS = sql.SQL(
     f"SELECT a.attname, {_DECLARED} AS declared, {COLUMN_TYPE} "  # noqa: S608
     f"FROM pg_attribute a {BASE} {ITEM} WHERE a.attrelid = to_regclass({{}}) AND a.attnum > 0 AND NOT a.attisdropped"

@@ -73,11 +73,8 @@ class Encoders:
     def __init__(
         self, columns: Sequence[str], types: ColumnTypes, allowed: Conversions, driver: psycopg.Connection[Any]
     ) -> None:
-        self._columns = [
-            (place, ColumnEncoder(name, types[name], allowed, driver.adapters, driver.info.encoding))
-            for place, name in enumerate(columns)
-            if name in types and needs_look(types[name], allowed)
-        ]
+        encoders = column_encoders(columns, types, allowed, driver)
+        self._columns = [(place, encoders[name]) for place, name in enumerate(columns) if name in encoders]
 
     def rows(self, rows: Sequence[Row]) -> Sequence[Row]:
         """The rows for the driver to dump. Raises Unwritable, which names the column."""
@@ -99,6 +96,22 @@ def needs_look(column: ColumnType, allowed: Conversions) -> bool:
     if column.item == NUMERIC:
         return column.scale is not None and not allowed.round
     return column.item not in _STRICT and column.kind != "c"
+
+
+def column_encoders(
+    columns: Sequence[str],
+    types: ColumnTypes,
+    allowed: Conversions,
+    driver: psycopg.Connection[Any],
+    encoding: str | None = None,
+) -> Mapping[str, ColumnEncoder]:
+    """The encoders of those columns that need one. ``encoding``: that of the text, by default the session's."""
+    encoding = encoding or driver.info.encoding
+    return {
+        name: ColumnEncoder(name, types[name], allowed, driver.adapters, encoding)
+        for name in columns
+        if name in types and needs_look(types[name], allowed)
+    }
 
 
 class ColumnEncoder:

@@ -19,7 +19,7 @@ from seekpoint.sinks.column_type import JSON
 from seekpoint.sinks.column_types import types_now
 from seekpoint.sinks.conversions import EXACT, Conversions
 from seekpoint.sinks.copy import Texts, begin_copy, copy_error, driver_of, writing_cursor
-from seekpoint.sinks.encoders import ColumnEncoder, Unwritable, needs_look
+from seekpoint.sinks.encoders import Unwritable, column_encoders
 from seekpoint.sinks.target_table import recalled
 
 AS_JSON = 114  # the type json: columns named in json= are written as JSON
@@ -130,11 +130,7 @@ class ArrowCopies:
             else column
             for name, column in types.items()
         }
-        self._encoders = {
-            name: ColumnEncoder(name, column, self._allowed, self._driver.adapters, "utf-8")
-            for name, column in self._types.items()
-            if name in columns and needs_look(column, self._allowed)
-        }
+        self._encoders = column_encoders(columns, self._types, self._allowed, self._driver, "utf-8")
         self._cursor = self._stack.enter_context(writing_cursor(self._driver))
         by_insert = recalled(self._tx, self._path).is_secured
         copy = begin_copy(self._cursor, self._path, columns, by_insert=by_insert, encoding="UTF8")

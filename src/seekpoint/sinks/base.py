@@ -18,6 +18,7 @@ from seekpoint.pipeline.table_path import TableName, shown_table, table_path
 from seekpoint.records import Record
 from seekpoint.sinks.conversions import conversions
 from seekpoint.sinks.declared_types import check_fields
+from seekpoint.sinks.event_values import EventRules
 from seekpoint.sinks.names import require_whole_names
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class TableSink(Generic[V_contra, K_contra]):
 
     keeps_first = False
     empties = False
+    event_rules: EventRules | None = None  # if values come from change events, they come before those of all sinks
 
     @property
     def aggregates(self) -> bool:

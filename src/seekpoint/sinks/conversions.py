@@ -18,7 +18,6 @@ class Conversions:
 
     round: bool = False
     timezone: tzinfo | None = None
-    is_of_event: bool = False  # values come from change events: texts and numbers may mean values of other types
 
 
 EXACT = Conversions()

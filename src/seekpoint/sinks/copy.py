@@ -30,6 +30,7 @@ from seekpoint.sinks.column_type import ColumnTypes
 from seekpoint.sinks.column_types import types_locked
 from seekpoint.sinks.conversions import EXACT, Conversions
 from seekpoint.sinks.encoders import Encoders, Unwritable
+from seekpoint.sinks.event_values import EventRules
 from seekpoint.sinks.insert import Inserts
 from seekpoint.sinks.json_text import json_text
 
@@ -141,10 +142,16 @@ class Texts:
     """Dumps values as the text that COPY sends, so that each statement writes a value in the same way."""
 
     def __init__(
-        self, cursor: psycopg.Cursor[Any], columns: Sequence[str], types: ColumnTypes, allowed: Conversions
+        self,
+        cursor: psycopg.Cursor[Any],
+        columns: Sequence[str],
+        types: ColumnTypes,
+        allowed: Conversions,
+        *,
+        event_rules: EventRules | None = None,
     ) -> None:
         self._transformer, self._columns = Transformer.from_context(cursor), columns
-        self._encoders = Encoders(columns, types, allowed, cursor.connection)
+        self._encoders = Encoders(columns, types, allowed, cursor.connection, event_rules=event_rules)
         self._encoding = cursor.connection.info.encoding
 
     def of(self, row: Row) -> list[str | None]:
@@ -198,10 +205,11 @@ class _Copy:
         types: ColumnTypes | None,
         allowed: Conversions,
         *,
+        event_rules: EventRules | None,
         by_insert: bool,
     ) -> None:
         self._driver, self._path, self._columns, self._by_insert = driver_of(tx), path, columns, by_insert
-        self._types, self._allowed = types, allowed
+        self._types, self._allowed, self._event_rules = types, allowed, event_rules
         self._locked = tx.locked if isinstance(tx, HandlerConnection) else None
         self._stack = ExitStack()
         self._copy: psycopg.Copy | None = None
@@ -241,7 +249,9 @@ class _Copy:
         """Raise RowRefused for the row that was taken last; ``following`` rows come after it."""
         number = len(rows) - following
         try:
-            Texts(self._cursor, self._columns() or (), self._types or {}, self._allowed).of(rows[number - 1])
+            columns, types = self._columns() or (), self._types or {}
+            texts = Texts(self._cursor, columns, types, self._allowed, event_rules=self._event_rules)
+            texts.of(rows[number - 1])
         except Unwritable as named:
             raise RowRefused(self._line + number, named) from error
         raise RowRefused(self._line + number, error) from error
@@ -253,7 +263,7 @@ class _Copy:
         if self._types is None:
             self._types = types_locked(self._driver, self._path, self._locked).columns
         self._cursor = self._stack.enter_context(writing_cursor(self._driver))
-        self._encoders = Encoders(columns, self._types, self._allowed, self._driver)
+        self._encoders = Encoders(columns, self._types, self._allowed, self._driver, event_rules=self._event_rules)
         copy = begin_copy(self._cursor, self._path, columns, by_insert=self._by_insert)
         self._copy = self._stack.enter_context(copy)
         return self._copy
@@ -276,6 +286,7 @@ def open_copy(
     types: ColumnTypes | None = None,
     allowed: Conversions = EXACT,
     *,
+    event_rules: EventRules | None = None,
     by_insert: bool = False,
 ) -> Iterator[_Copy]:
     """COPY into ``path`` until the block ends, which waits for the server's answer.
@@ -284,7 +295,7 @@ def open_copy(
     because the server refuses COPY if row security is active. Raises RowRefused for an error of one row, else the
     driver's error as it is.
     """
-    copy: Any = _Copy(tx, path, columns, types, allowed, by_insert=by_insert)
+    copy: Any = _Copy(tx, path, columns, types, allowed, event_rules=event_rules, by_insert=by_insert)
     try:
         with copy._stack:  # noqa: SLF001 -- the end of the block ends the COPY
             yield copy

@@ -19,6 +19,7 @@ from uuid import UUID
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.sink import Row
 from seekpoint.sinks.conversions import EXACT, Conversions
+from seekpoint.sinks.event_values import EventRules
 
 
 class Deleted(tuple[Any, ...]):
@@ -79,6 +80,7 @@ class Target:
     offset: str | None = None
     origin: tuple[str, ...] = ()
     conversions: Conversions = EXACT
+    event_rules: EventRules | None = None
     keeps_first: bool = False  # the first row of a key stays
 
     @property

@@ -36,7 +36,7 @@ from seekpoint.sinks.column_type import (
 )
 from seekpoint.sinks.conversions import Conversions
 from seekpoint.sinks.enum_labels import labels_of
-from seekpoint.sinks.event_values import of_event
+from seekpoint.sinks.event_values import EventRules
 from seekpoint.sinks.json_text import json_text
 from seekpoint.sinks.refused_types import remedy
 from seekpoint.sinks.times import (
@@ -71,9 +71,15 @@ class Encoders:
     """The encoders of a COPY or a statement, for those columns that need one."""
 
     def __init__(
-        self, columns: Sequence[str], types: ColumnTypes, allowed: Conversions, driver: psycopg.Connection[Any]
+        self,
+        columns: Sequence[str],
+        types: ColumnTypes,
+        allowed: Conversions,
+        driver: psycopg.Connection[Any],
+        *,
+        event_rules: EventRules | None = None,
     ) -> None:
-        encoders = column_encoders(columns, types, allowed, driver)
+        encoders = column_encoders(columns, types, allowed, driver, event_rules=event_rules)
         self._columns = [(place, encoders[name]) for place, name in enumerate(columns) if name in encoders]
 
     def rows(self, rows: Sequence[Row]) -> Sequence[Row]:
@@ -91,7 +97,7 @@ class Encoders:
 
 def needs_look(column: ColumnType, allowed: Conversions) -> bool:
     """Whether the server may read a value of this column differently than it was meant."""
-    if column.dimensions or allowed.is_of_event:
+    if column.dimensions:
         return True
     if column.item == NUMERIC:
         return column.scale is not None and not allowed.round
@@ -103,14 +109,16 @@ def column_encoders(
     types: ColumnTypes,
     allowed: Conversions,
     driver: psycopg.Connection[Any],
+    *,
     encoding: str | None = None,
+    event_rules: EventRules | None = None,
 ) -> Mapping[str, ColumnEncoder]:
     """The encoders of those columns that need one. ``encoding``: that of the text, by default the session's."""
     encoding = encoding or driver.info.encoding
     return {
-        name: ColumnEncoder(name, types[name], allowed, driver.adapters, encoding)
+        name: ColumnEncoder(name, types[name], allowed, driver.adapters, encoding, event_rules=event_rules)
         for name in columns
-        if name in types and needs_look(types[name], allowed)
+        if name in types and (event_rules is not None or needs_look(types[name], allowed))
     }
 
 
@@ -118,13 +126,20 @@ class ColumnEncoder:
     """Encodes the values of one column; the conversion for a type of values is chosen when the first one comes."""
 
     def __init__(
-        self, name: str, column: ColumnType, allowed: Conversions, adapters: AdaptersMap, encoding: str
+        self,
+        name: str,
+        column: ColumnType,
+        allowed: Conversions,
+        adapters: AdaptersMap,
+        encoding: str,
+        *,
+        event_rules: EventRules | None = None,
     ) -> None:
         self._name, self._type, self._allowed = name, column, allowed
-        self._adapters, self._encoding = adapters, encoding
+        self._adapters, self._encoding, self._event_rules = adapters, encoding, event_rules
         self._quantum = None if column.dimensions or column.scale is None else Decimal(1).scaleb(-column.scale)
         is_text = column.item in _ZONED or (column.category == "S" and column.kind == "b")
-        self._takes_texts = is_text and not column.dimensions and not allowed.is_of_event
+        self._takes_texts = is_text and not column.dimensions and event_rules is None
         self._as_is: set[type] = {NoneType}
         self._converts: dict[type, Convert] = {}
 
@@ -162,7 +177,7 @@ class ColumnEncoder:
 
     def _meet(self, kind: type) -> None:
         if kind not in self._as_is and kind not in self._converts:
-            convert = of_event(kind, self._type, self._allowed) if self._allowed.is_of_event else None
+            convert = None if self._event_rules is None else self._event_rules(kind, self._type, self._allowed)
             if (convert := convert or self._convert(kind)) is None:
                 self._as_is.add(kind)
             else:

@@ -16,6 +16,9 @@ import msgspec
 from seekpoint.sinks.column_type import BYTEA, DATE, JSON, NUMERIC, TIME, TIMESTAMP, TIMESTAMPTZ, TIMETZ, ColumnType
 from seekpoint.sinks.conversions import Conversions
 
+Convert = Callable[[Any], Any]
+EventRules = Callable[[type, ColumnType, Conversions], Convert | None]
+
 BIT, VARBIT, INTERVAL = 1560, 1562, 1186
 _TIMES = {DATE, TIME, TIMETZ, TIMESTAMP, TIMESTAMPTZ, INTERVAL}
 _DECLARE = "declare its type with Debezium(types=...)"
@@ -40,7 +43,7 @@ _RULES: Sequence[tuple[type | tuple[type, ...], Callable[[ColumnType, Conversion
 )
 
 
-def of_event(kind: type, column: ColumnType, allowed: Conversions) -> Callable[[Any], Any] | None:
+def of_event(kind: type, column: ColumnType, allowed: Conversions) -> Convert | None:
     """The conversion for values of this type; None if the rules of all sinks apply."""
     if issubclass(kind, bool):
         return _bit if column.item == BIT else None

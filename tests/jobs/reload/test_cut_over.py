@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any
 from uuid import UUID
@@ -179,6 +180,34 @@ def test_keys_that_only_the_old_code_touched_are_found(orders_group: OrdersGroup
         old.stop()
         reload.cut_over(driver, rounds)
     assert orders_group.rows() == sorted([(n + 1000, 8 if n == 3 else n, 0) for n in range(20)] + [(1500, 1, 0)])
+
+
+def test_keys_are_converted_as_the_sink_says(orders_group: OrdersGroup) -> None:
+    """Those of staged tombstones, and those that are touched after the comparison."""
+    orders_group.execute("CREATE TABLE {schema}.hours (at timestamp PRIMARY KEY, amount int)")
+    day = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def hourly(version: int) -> Any:
+        sink = Upsert(
+            (orders_group.schema, "hours"),
+            key=["at"],
+            columns=["at", "amount"],
+            row=lambda r: (day + timedelta(hours=r.value.id), r.value.amount * version),
+            tombstone_key=lambda r: day + timedelta(hours=r.key.id),
+            timezone="UTC",
+        )
+        pipeline = orders_group.pipeline(version=version)
+        pipeline.sinks = (sink,)
+        return pipeline
+
+    orders_group.apply(hourly(1), orders_group.put([*(of(n, n) for n in range(5)), gone(3)]))
+    with diffed(orders_group.reload([hourly(2)])) as (reload, driver, passes):
+        orders_group.apply(hourly(1), orders_group.put([of(4, 9), gone(1)]))
+        reload.cut_over(driver, passes)
+    local = day.replace(tzinfo=None)
+    assert orders_group.rows("hours", "at, amount, 0") == [
+        (local + timedelta(hours=n), amount, 0) for n, amount in ((0, 0), (2, 4), (4, 18))
+    ]
 
 
 @pytest.mark.repeats("by")

@@ -24,6 +24,7 @@ from seekpoint.ledger.sql import DEAD_LETTERS
 from seekpoint.ledger.tables import LARGEST_BIGINT, dead_letter
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import Partition, RawRecord, State
+from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.dedupe import Deleted, Truncated
 from seekpoint.sinks.table_writer import TableWriter
@@ -51,7 +52,7 @@ class CatchUp:
                 target.path: remembered_columns(tx.connection, self._staging.table(target)) for target in self.targets
             }
         self._writers: dict[str, PipelineWriters] = {}
-        self._table_writers: dict[str, list[tuple[Target, TableWriter[Any]]]] = {}
+        self._table_writers: dict[str, list[tuple[Target, TableSink[Any, Any], TableWriter[Any]]]] = {}
         for n, source in enumerate(sources):
             feeds = {feed.number: (target, aimed(feed.sink, self._staging.table(target)))
                      for target in self.targets for feed in target.feeds if feed.source == n}  # fmt: skip
@@ -62,7 +63,7 @@ class CatchUp:
                 assert isinstance(writer, TableWriter)
                 if writer.written is None and (columns := known[target.path]) is not None:
                     writer.know(tuple(column for column in columns if column not in sink.provenance.values()))
-                self._table_writers[source.group].append((target, writer))
+                self._table_writers[source.group].append((target, sink, writer))
 
     def __enter__(self) -> Self:
         return self
@@ -110,7 +111,7 @@ class CatchUp:
 
     def _written(self, target: Target) -> tuple[str, ...] | None:
         """The columns that the pipelines write; None if they are not known."""
-        writers = (writer for tables in self._table_writers.values() for table, writer in tables if table == target)
+        writers = (writer for tables in self._table_writers.values() for table, _, writer in tables if table == target)
         # A writer without columns= knows its columns only after its first row, and may not have had one.
         return next((writer.written for writer in writers if writer.written is not None), None)
 
@@ -206,9 +207,11 @@ class CatchUp:
             return None
 
         def seen(part: Sequence[DecodedRecord]) -> None:
-            for number, (target, writer) in enumerate(self._table_writers[group]):
+            for number, (target, sink, writer) in enumerate(self._table_writers[group]):
                 touched = (self._staging.schema, f"touched_{target.staged}")
-                with open_copy(tx.connection, touched, partial(tuple, target.key)) as copy:
+                key = partial(tuple, target.key)
+                allowed, event_rules = sink.conversions, sink.event_rules
+                with open_copy(tx.connection, touched, key, allowed=allowed, event_rules=event_rules) as copy:
                     copy.write(_keys(part, number, target, writer.written))
 
         return seen

@@ -121,8 +121,9 @@ class AttemptSink(Sink, SinkWriter):
     def open(self, tx: Connection) -> Iterator[Writer]:
         """Stream rows into the open COPY; tombstones and rows with missing values are written after it has ended."""
         split = _Split()
+        rules = {"allowed": self._sink.conversions, "event_rules": self._sink.event_rules}
         try:
-            with open_copy(tx, self._raw, self._columns, allowed=self._sink.conversions) as split.copy:
+            with open_copy(tx, self._raw, self._columns, **rules) as split.copy:
                 yield split if self._dedupes else split.copy
         except RowRefused as refused:
             raise RowRefused(split.line(refused.line), refused.cause) from refused
@@ -131,7 +132,7 @@ class AttemptSink(Sink, SinkWriter):
         for table, columns, kinds in others:
             lines = [line for line, row in split.others if type(row) in kinds]
             try:
-                with open_copy(tx, table, columns, allowed=self._sink.conversions) as copy:
+                with open_copy(tx, table, columns, **rules) as copy:
                     copy.write([row for _, row in split.others if type(row) in kinds])
             except RowRefused as refused:
                 raise RowRefused(refused.line and lines[refused.line - 1], refused.cause) from refused

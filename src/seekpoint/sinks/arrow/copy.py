@@ -130,7 +130,7 @@ class ArrowCopies:
             else column
             for name, column in types.items()
         }
-        self._encoders = column_encoders(columns, self._types, self._allowed, self._driver, "utf-8")
+        self._encoders = column_encoders(columns, self._types, self._allowed, self._driver, encoding="utf-8")
         self._cursor = self._stack.enter_context(writing_cursor(self._driver))
         by_insert = recalled(self._tx, self._path).is_secured
         copy = begin_copy(self._cursor, self._path, columns, by_insert=by_insert, encoding="UTF8")

@@ -11,8 +11,8 @@ from sqlalchemy import Connection
 from seekpoint.pipeline.sink import Row, RowRefused
 from seekpoint.postgres.sqlstates import EXCLUSION_VIOLATION, UNIQUE_VIOLATION
 from seekpoint.sinks.column_type import ColumnTypes
-from seekpoint.sinks.conversions import Conversions
 from seekpoint.sinks.copy import open_copy
+from seekpoint.sinks.dedupe import Target
 
 # The server may check another unique index before the key's, so a row that is an update can fail on that one, too.
 _CONFLICTS = frozenset({UNIQUE_VIOLATION, EXCLUSION_VIOLATION})
@@ -24,13 +24,13 @@ class DirectCopy:
     Two rows of one key are a conflict, too. All rows are ``kept``, so that another write strategy can write them.
     """
 
-    def __init__(
-        self, tx: Connection, path: Sequence[str], columns: Sequence[str], types: ColumnTypes, allowed: Conversions
-    ) -> None:
+    def __init__(self, tx: Connection, target: Target, types: ColumnTypes) -> None:
         self.kept: list[Sequence[Row]] = []
         self._stack = ExitStack()
         self._stack.enter_context(tx.begin_nested())
-        self._copy = self._stack.enter_context(open_copy(tx, path, lambda: columns, types, allowed))
+        allowed, event_rules = target.conversions, target.event_rules
+        copy = open_copy(tx, target.path, lambda: target.columns, types, allowed, event_rules=event_rules)
+        self._copy = self._stack.enter_context(copy)
 
     def write(self, rows: Sequence[Row]) -> None:
         self.kept.append(rows)

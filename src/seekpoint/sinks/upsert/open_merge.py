@@ -151,7 +151,8 @@ class OpenMerge(ABC, Generic[T, S]):
     ) -> int:
         """Run a statement with the rows as arrays; returns the row count. Raises Altered, or RowRefused with a line."""
         with writing_cursor(self._driver) as cursor:
-            texts = Texts(cursor, columns, statements.layout.written, self._target.conversions)
+            target, types = self._target, statements.layout.written
+            texts = Texts(cursor, columns, types, target.conversions, event_rules=target.event_rules)
             values = []
             for line, row in zip(lines, rows, strict=True):
                 try:

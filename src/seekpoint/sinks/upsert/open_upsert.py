@@ -89,7 +89,7 @@ class OpenUpsert(OpenMerge[Target, UpsertSql]):
         statements = self._ask()
         layout = statements.layout
         if self._strategies.choose(self._rows, deduped=True, direct=layout.direct) is WriteStrategy.COPY:
-            return DirectCopy(self._tx, self._target.path, self._columns(), layout.written, self._target.conversions)
+            return DirectCopy(self._tx, self._target, layout.written)
         return self._staged(statements)
 
     def _turn_back(self, direct: DirectCopy) -> TempTable:

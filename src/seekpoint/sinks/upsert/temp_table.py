@@ -40,7 +40,8 @@ class TempTable:
 
     def _open(self, columns: Sequence[str]) -> None:
         self._stack = ExitStack()
-        copy = open_copy(self._tx, self._path, lambda: columns, self._types, self._target.conversions)
+        allowed, event_rules = self._target.conversions, self._target.event_rules
+        copy = open_copy(self._tx, self._path, lambda: columns, self._types, allowed, event_rules=event_rules)
         self._copy = self._stack.enter_context(copy)
 
     def write(self, rows: Sequence[Row]) -> None:

@@ -23,6 +23,7 @@ from seekpoint.pipeline.table_path import TableName, shown_table
 from seekpoint.records import AnyRecord, Record
 from seekpoint.sinks.base import ORIGINS, TableSink
 from seekpoint.sinks.dedupe import Deleted, Partial, Target, Truncated
+from seekpoint.sinks.event_values import of_event
 from seekpoint.sinks.names import require_whole_names
 from seekpoint.sinks.table_writer import TableWriter
 from seekpoint.sinks.upsert.changes import OpenChanges, key_before, require_readable
@@ -127,7 +128,7 @@ class Upsert(TableSink[V_contra, K_contra]):
             round=round,
             timezone=timezone,
         )
-        self.conversions = dataclasses.replace(self.conversions, is_of_event=changes)
+        self.event_rules = of_event if changes else None
 
     @property
     def guarded(self) -> bool:
@@ -158,6 +159,7 @@ class Upsert(TableSink[V_contra, K_contra]):
             self.offset_column,
             tuple(partition_columns) if self.offset_column and "partition" in self.provenance else (),
             self.conversions,
+            self.event_rules,
             self.keeps_first,
         )
 

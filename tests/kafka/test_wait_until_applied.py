@@ -16,6 +16,7 @@ from sqlalchemy import Engine, create_engine, event, text
 from seekpoint import Ledger, Partition
 from seekpoint.cli.status import RetryStatus
 from seekpoint.errors import ConfigError, NotApplied, OffsetLost, SeekpointError
+from seekpoint.kafka.offset_loss import unknown
 from seekpoint.ledger import Passed, wait
 from seekpoint.ledger.claim import Attempt
 from seekpoint.ledger.schema_connection import GroupConnection
@@ -421,6 +422,22 @@ def test_a_wait_at_a_stop_ends_at_once_and_says_what_stopped_the_partition(worke
         reason = "has stopped the partition at offset 5 (retention has deleted the records up to offset 9)"
         assert f"not applied: group 'g' {reason}, until an operator decides" in str(error)
     assert worker.ledger.wait_until_applied("t", 0, 4, timeout=0).applied
+
+
+def test_a_wait_at_a_stop_that_ends_by_itself_continues(worker: LedgerWorker) -> None:
+    """The worker resumes when the brokers know the topic again; no operator decides."""
+    stop = unknown(HERE, 5)
+    stop.token = worker.claims[0].token
+    worker.ledger.record_stops([stop])
+    error = str(late(worker))
+    assert "not applied within" in error
+    assert "The partition has stopped at offset 5: topic 't' does not exist any more" in error
+    assert "operator" not in error
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(worker.ledger.wait_until_applied, "t", 0, 5, timeout=60)
+        worker.claim(0)
+        worker.commit({0: 6})
+        assert waiting.result(60).applied
 
 
 def test_it_says_that_no_worker_has_claimed(worker: LedgerWorker) -> None:

@@ -280,8 +280,9 @@ class Ledger(GroupTransactions):
         ``applied`` of the result says whether the record was applied, ``state`` and ``unread`` why it was not. After a
         rewind it waits again. ``topic_id`` (the brokers' id of the topic) distinguishes a recreated topic; without it,
         the stored id is used. Polls by single short statements, and holds no transaction or connection in between.
-        Raises NotApplied (a TimeoutError) after ``timeout`` or if the topic was recreated; also for a group or a
-        partition that no worker has claimed so far. Raises ConfigError for an invalid partition or offset.
+        Raises NotApplied (a TimeoutError) after ``timeout``; at once if the partition is stopped until an operator
+        decides, or if the topic was recreated; also for a group or a partition that no worker has claimed so far.
+        Raises ConfigError for an invalid partition or offset.
         """
         return _wait.wait(self._plain_read, Wanted(Partition(topic, partition), offset, timeout, topic_id))
 

@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from seekpoint import remedies
-from seekpoint.errors import ConfigError, NotApplied
+from seekpoint.errors import ConfigError, NotApplied, TopicUnknown
 from seekpoint.ledger.admin_actions import is_offset
 from seekpoint.ledger.claim import DELAYED
 from seekpoint.ledger.schema_connection import GroupConnection
@@ -24,6 +24,7 @@ from seekpoint.records import Partition, State
 # A poll costs the server one lookup by primary key. The pause between two polls is a share of the time waited so far,
 # within bounds (seconds): the answer is late by at most that share, and a long wait costs ten polls a second.
 SHORTEST, LONGEST, SHARE = 0.005, 0.1, 0.25
+ENDS_BY_ITSELF = TopicUnknown.__name__  # the kind of a stop that ends without an operator
 
 Look = Callable[[], AbstractContextManager[GroupConnection]]
 """Lends a connection for one statement outside of any transaction."""
@@ -102,7 +103,7 @@ def wait(look: Look, wanted: Wanted) -> Passed:
                 met = True
                 if row.next_offset > wanted.offset and (passed := _passed(look, wanted, topic_id)) is not None:
                     return passed
-                if row.stop_kind is not None and row.next_offset <= wanted.offset:
+                if row.stop_kind not in {None, ENDS_BY_ITSELF} and row.next_offset <= wanted.offset:
                     raise _stopped(look, wanted)  # it does not move before an operator has decided
             elif met:
                 raise _recreated(wanted, row, topic_id)
@@ -164,7 +165,7 @@ def _recreated(wanted: Wanted, row: Row[Any], topic_id: UUID) -> NotApplied:
 
 def _stopped(look: Look, wanted: Wanted) -> NotApplied:
     row = wanted.ask(look, WAIT["progress"])
-    if row is None or row.stop_kind is None:
+    if row is None or row.stop_kind in {None, ENDS_BY_ITSELF}:
         why = "its partition was stopped until just now: wait again"
         return wanted.missed(None if row is None else row.next_offset, why)
     return wanted.missed(
@@ -199,13 +200,18 @@ def _reason(wanted: Wanted, row: Row[Any], topic_id: UUID | None) -> str:
     if row.paused:
         actor, why = row.paused_by or "unknown", row.paused_reason or "no reason given"
         return f"The group is paused by {actor} ({why}): resume it: {remedies.resume(row.consumer_group)}"
+    if row.stop_kind is not None:
+        return f"The partition has stopped at offset {row.stop_offset}: {row.stop_message}"
     if row.owner is None:
         return "No worker has claimed the partition: start one"
     if row.attempt_offset is not None and row.attempts:  # at 0, the only attempt was cancelled
         return _attempt(row)
-    if row.still is None:
-        return "It has not moved since it was first claimed: check its worker's log and health"
-    return f"It last moved {row.still:.1f} s ago: wait again, or check its worker's log and health"
+    never = "It has not moved since it was first claimed: check its worker's log and health"
+    return (
+        never
+        if row.still is None
+        else f"It last moved {row.still:.1f} s ago: wait again, or check its worker's log and health"
+    )
 
 
 def _attempt(row: Row[Any]) -> str:

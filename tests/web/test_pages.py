@@ -6,7 +6,7 @@ import hashlib
 import re
 import tomllib
 from collections.abc import Collection
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ from sqlalchemy import Engine, create_engine, text
 import seekpoint.web
 from seekpoint.admin import Admin, GroupStatus
 from seekpoint.ledger import Ledger
+from seekpoint.ledger.positions import Stop
 from seekpoint.ledger.schema_revision import HEAD
 from seekpoint.ledger.status import StatusTables, WorkerProcess
 from seekpoint.records import Partition
@@ -432,13 +433,19 @@ def test_pages_are_read_again_and_plans_are_not(console: Console, worker: Ledger
     assert "hx-trigger" not in browser.get("/plan?action=pause&group=g").text
 
 
-def test_a_truncated_partition_1_is_no_part_of_the_box_of_those_that_retention_took(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def line(number: int, headroom: int) -> Any:
-        position = SimpleNamespace(partition=Partition("t", number), stop=SimpleNamespace(kind="OffsetLost"))
-        return SimpleNamespace(position=position, headroom=headroom)
-
-    monkeypatch.setattr(present, "choices_of", lambda *_: [])
-    boxes = present.stop_boxes("g", [line(0, -971), line(1, 40), line(2, -971)])
-    assert [[stopped.position.partition.number for stopped in box.lines] for box in boxes] == [[0, 2], [1]]
+def test_a_truncated_partition_is_no_part_of_the_box_of_those_that_retention_took() -> None:
+    """The stored stop decides: headroom may be unknown, or of a later moment."""
+    at = datetime.now(UTC)
+    stops = [Stop("OffsetLost", 40, "m", (), at, log_end) for log_end in (90, 20, 90, None)]
+    lines: list[Any] = [
+        SimpleNamespace(position=SimpleNamespace(partition=Partition("t", n), stop=stop), headroom=None)
+        for n, stop in enumerate(stops)
+    ]
+    boxes = present.stop_boxes("g", lines)
+    assert [[stopped.position.partition.number for stopped in box.lines] for box in boxes] == [[0, 2], [1], [3]]
+    labels = [[choice.label for choice in box.choices] for box in boxes]
+    both = ["Accept the loss", "Read the log from its start"]
+    assert labels == [["Give up the deleted offsets of 2 partitions of t"], both, both]
+    assert [choice.label for choice in present.choices_of("g", lines[0], stops[0])] == [
+        "Give up the deleted offsets of t/0"
+    ]

@@ -37,6 +37,11 @@ class Stop:
         kind: type[PartitionStopped] = getattr(errors, self.kind, PartitionStopped)
         return kind.code
 
+    @property
+    def is_by_retention(self) -> bool:
+        """Whether retention has deleted the record at the stop: the log ended after it, and no truncation did it."""
+        return self.kind == "OffsetLost" and self.log_end is not None and self.log_end > self.offset
+
 
 @dataclass(frozen=True, slots=True)
 class Position:

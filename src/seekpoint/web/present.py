@@ -94,9 +94,8 @@ def choices_of(group: str, line: PartitionStatus, stop: Stop) -> list[Choice]:
     match stop.kind:
         case "PoisonStop":
             return [Choice("Skip the record", {"action": "reset", "target": "after-failed", **where})]
-        case "OffsetLost" if line.headroom is not None and line.headroom < 0:  # retention: one way to continue
-            accept: dict[str, str | int] = {"action": "accept-lost", **where}
-            return [Choice(f"Give up {-line.headroom:,} offsets of {partition}", accept)]
+        case "OffsetLost" if stop.is_by_retention:  # one way to continue
+            return [Choice(_give_up([line], str(partition)), {"action": "accept-lost", **where})]
         case "OffsetLost":
             return [
                 Choice("Accept the loss", {"action": "accept-lost", **where}),
@@ -106,6 +105,12 @@ def choices_of(group: str, line: PartitionStatus, stop: Stop) -> list[Choice]:
             topic: dict[str, str | int] = {"action": "accept-topic", "group": group, "topic": partition.topic}
             return [Choice("Read the new topic from its beginning", topic)]
     return []
+
+
+def _give_up(lines: Sequence[PartitionStatus], where: str) -> str:
+    """The text of the button that gives up what retention deleted, with the number of offsets if it is known."""
+    lost = [-line.headroom for line in lines if line.headroom is not None and line.headroom < 0]
+    return f"Give up {f'{sum(lost):,}' if len(lost) == len(lines) else 'the deleted'} offsets of {where}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +136,7 @@ def stop_boxes(group: str, partitions: Sequence[PartitionStatus]) -> list[StopBo
     for line in partitions:
         if (stop := line.position.stop) is not None:
             partition = line.position.partition
-            is_shared = stop.kind == "TopicRecreated" or (stop.kind == "OffsetLost" and (line.headroom or 0) < 0)
+            is_shared = stop.kind == "TopicRecreated" or stop.is_by_retention
             together.setdefault((stop.kind, partition.topic, None if is_shared else partition.number), []).append(line)
     return [_stop_box(group, lines) for lines in together.values()]
 
@@ -141,9 +146,9 @@ def _stop_box(group: str, lines: Sequence[PartitionStatus]) -> StopBox:
     assert stop is not None
     choices = choices_of(group, first, stop)
     if len(lines) > 1 and stop.kind == "OffsetLost":
-        topic, lost = first.position.partition.topic, -sum(line.headroom or 0 for line in lines)
+        topic = first.position.partition.topic
         accept: dict[str, str | int] = {"action": "accept-lost", "group": group, "topic": topic}
-        choices = [Choice(f"Give up {lost:,} offsets of {len(lines)} partitions of {topic}", accept)]
+        choices = [Choice(_give_up(lines, f"{len(lines)} partitions of {topic}"), accept)]
     return StopBox(lines, stop, choices)
 
 

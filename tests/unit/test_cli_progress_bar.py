@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +13,9 @@ from rich.console import Console
 from sqlalchemy import create_engine
 from typer.testing import CliRunner
 
-from seekpoint.admin import Admin, ReplacePlan, ReplaceResult
+from seekpoint.admin import Admin, ReplacePlan, ReplaceResult, ReplayRequest
 from seekpoint.cli import progress_bar as progress
+from seekpoint.cli import replay_requests
 from seekpoint.cli.groups import app
 from seekpoint.cli.options import LedgerOptions
 from seekpoint.cli.progress_bar import Shown, progress_text
@@ -133,3 +137,33 @@ def test_a_step_without_a_total_has_not_that_of_the_step_before(monkeypatch: pyt
             assert shown._bar is not None
             totals.append([(task.description, task.total) for task in shown._bar.tasks])
     assert totals == [[("opening", None)], [("staging", 2_000)], [("comparing", None)]]
+
+
+def test_a_replay_that_draws_others_along_is_never_shown_as_2_of_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With key order, a request of one dead letter also replays the later ones of its key."""
+    monkeypatch.setattr(replay_requests, "POLL", 0.0)
+    now = datetime.now(UTC)
+    asked = ReplayRequest(
+        id=3,
+        group="g",
+        version=1,
+        dead_letters=(7,),
+        state="started",
+        actor="ada",
+        reason="fixed",
+        worker=None,
+        replayed=0,
+        failed=0,
+        refused=0,
+        refusals=(),
+        error=None,
+        requested_at=now,
+        started_at=now,
+        ended_at=None,
+    )
+    answers = iter([replace(asked, replayed=2), replace(asked, replayed=2, failed=1, ended_at=now)])
+    admin: Any = SimpleNamespace(replay_request=lambda group, id_: next(answers))
+    shown: list[tuple[int, int]] = []
+    ended = replay_requests.follow(admin, asked, 60, lambda done, total: shown.append((done, total)))
+    assert ended.has_ended
+    assert shown == [(2, 2), (3, 3)]

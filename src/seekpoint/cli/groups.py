@@ -260,4 +260,5 @@ def _row(group: GroupSummary) -> tuple[object, ...]:
     is_known = group.lag is not None or group.headroom is not None
     as_of = f"{format_duration(group.age)} ago" if group.age is not None else "now" if is_known else ""
     counts = (group.partitions, group.owned, group.workers, group.lag, lag_time, headroom, as_of, group.stopped)
-    return (group.name, group.version, paused, *counts, group.dead_letters, ago(group.committed_at))
+    blocked = f" ({group.blocked} blocked)" if group.blocked else ""
+    return (group.name, group.version, paused, *counts, f"{group.dead_letters}{blocked}", ago(group.committed_at))

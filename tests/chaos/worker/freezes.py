@@ -4,7 +4,8 @@ python tests/chaos/worker/freezes.py --freezes 30 --seed N
 
 Clients have librdkafka's own settings, and workers their default limits. A broker that was frozen for longer than
 ``broker.session.timeout.ms`` (nine seconds) answers that there are no brokers until it is registered again. A consumer
-that has dropped all brokers is replaced; if it cannot leave its group, the group waits until its session ends.
+that has dropped all brokers is replaced; if it cannot leave its group, a group of the classic protocol waits until its
+session ends.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import random
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -174,13 +175,18 @@ def _freeze(pair: Pair, groups: Groups, seconds: float) -> Freeze:
     pair.kafka.thaw()
     thawed = monotonic()
     late = groups.commits.missing(groups.names, thawed, SOON)
-    waiting = {_group(name) for name in groups.commits.replaced(began)}
-    if late and all(_group(name) in waiting for name in late):  # the others may not be late
+    if late and may_wait(late, groups.commits.replaced(began)):
         late = groups.commits.missing(late, thawed, SESSION + SOON)
     return Freeze(seconds, monotonic() - thawed, groups.commits.replaced(began), late)
 
 
-def _group(worker: str) -> str:
+def may_wait(late: Iterable[str], replaced: Iterable[str]) -> bool:
+    """Whether the late workers' groups may wait for the end of a session: classic ones that replaced a consumer."""
+    waiting = {_protocol(name) for name in replaced} - {"consumer"}
+    return all(_protocol(name) in waiting for name in late)
+
+
+def _protocol(worker: str) -> str:
     return worker.split(maxsplit=1)[0]
 
 

@@ -142,6 +142,14 @@ def test_a_few_rounds_lose_nothing_and_apply_nothing_twice(tmp_path: Path) -> No
     assert written["summed"] > 0
 
 
+def test_only_a_classic_group_that_replaced_a_consumer_may_wait_for_the_end_of_a_session() -> None:
+    assert freezes.may_wait(["eager 0"], {"eager 1"})
+    assert freezes.may_wait(["eager 0", "cooperative 1"], {"eager 0", "cooperative 0"})
+    assert not freezes.may_wait(["consumer 0"], {"consumer 1"})
+    assert not freezes.may_wait(["eager 0", "consumer 0"], {"eager 0", "consumer 0"})
+    assert not freezes.may_wait(["eager 0"], {"cooperative 0"})
+
+
 @pytest.mark.long
 def test_after_a_thaw_of_the_broker_every_worker_commits_again() -> None:
     """`python tests/chaos/worker/freezes.py` freezes thirty times. At most each of six consumers is replaced."""

@@ -20,7 +20,7 @@ from seekpoint.admin import AcceptPlan, Admin, PausePlan, ResetPlan, ResetTo
 from seekpoint.errors import ConfigError, Fenced, KafkaUnavailable
 from seekpoint.records import Partition
 from seekpoint.web.filters import FILTER, where_of
-from seekpoint.web.present import deed
+from seekpoint.web.present import button_of
 from seekpoint.web.reading import Reads, check_revision
 from seekpoint.web.site import Page, PageRequest, Site, error_page
 
@@ -107,7 +107,7 @@ class Actions:
         title = f"{action.replace('-', ' ').capitalize()}: {plan.group}"
         shown: dict[str, Any] = {"action": action, "plan": plan, "packed": packed.decode(), "token": token}
         shown |= {"asked": urlencode(request.parameters), "refusal": None, "reason": reason}
-        shown["deed"], shown["gives_up"] = ("", False) if plan.is_done else _deed(plan)
+        shown["button"], shown["gives_up"] = ("", False) if plan.is_done else _button_of(plan)
         page = Page("plan", title, plan, shown, is_live=False)
         if refusal is None:
             return page
@@ -174,13 +174,13 @@ class Actions:
         return f"group?{urlencode({'group': plan.group})}"
 
 
-def _deed(plan: Plan) -> tuple[str, bool]:
+def _button_of(plan: Plan) -> tuple[str, bool]:
     match plan:
         case DiscardPlan():
             return f"Discard {len(plan.ids):,} dead letters", True
         case ReplayPlan():
             return f"Replay {len(plan.ids):,} dead letters", False
-    return deed(plan)
+    return button_of(plan)
 
 
 def _reset_again(request: PageRequest, refusal: Page) -> Page:

@@ -152,7 +152,7 @@ def _stop_box(group: str, lines: Sequence[PartitionStatus]) -> StopBox:
     return StopBox(lines, stop, choices)
 
 
-def deed(plan: object) -> tuple[str, bool]:
+def button_of(plan: object) -> tuple[str, bool]:
     """The text of a plan's button, and whether the plan gives up records."""
     match plan:
         case PausePlan():

@@ -159,8 +159,8 @@ class Site:
     @staticmethod
     def _require(access: Access, right: Right) -> None:
         if access.right < right or access.right < Right.READ:
-            deed = "look at this console" if right is Right.READ else "act here"
-            raise HTTPException(HTTPStatus.FORBIDDEN, f"user {access.user!r} may not {deed}")
+            action = "look at this console" if right is Right.READ else "act here"
+            raise HTTPException(HTTPStatus.FORBIDDEN, f"user {access.user!r} may not {action}")
 
     def _html(self, request: Request, access: Access, page: Page) -> Response:
         text = _templates.get_template(f"{page.template}.html").render(

@@ -18,7 +18,7 @@ EVERY = 10.0  # seconds without a message until the consumer is checked
 DOUBT = 1.0  # the same, once the client has reported an error
 
 
-def patience(config: Mapping[str, Any]) -> float:
+def answer_timeout(config: Mapping[str, Any]) -> float:
     """The time limit, in seconds, of each of two questions to the consumer's brokers.
 
     Together they outlast the client's longest wait before it reconnects (its jitter adds at most half); and each may

@@ -31,7 +31,7 @@ from seekpoint.worker.abort import Abort
 from seekpoint.worker.assignment import Resources, WorkerAssignment
 from seekpoint.worker.async_handler import Call, callable_handler
 from seekpoint.worker.batch_size import BatchSize
-from seekpoint.worker.broker_answers import BrokersBack, ConsumerCheck, ConsumerUnanswered, patience
+from seekpoint.worker.broker_answers import BrokersBack, ConsumerCheck, ConsumerUnanswered, answer_timeout
 from seekpoint.worker.heartbeat import Heartbeat
 from seekpoint.worker.lag_sampler import LagSampler
 from seekpoint.worker.mirror import Mirror
@@ -219,7 +219,7 @@ class Loop:
             resources.client,
             resources.identity,
             pipeline.topics,
-            min(self._limits.kafka_timeout, patience(self._config)),
+            min(self._limits.kafka_timeout, answer_timeout(self._config)),
         )
         self._max_poll = int(self._config.get("max.poll.interval.ms", 300_000)) / 1000
         age = self._limits.transaction_age

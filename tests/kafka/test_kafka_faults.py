@@ -17,6 +17,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from seekpoint import Limits, Partition, events
+from seekpoint.admin import Admin
 from seekpoint.errors import OffsetLost, PartitionStopped, TopicRecreated, TopicUnknown
 from seekpoint.kafka.client import OUT_OF_RANGE, Client
 from seekpoint.kafka.identity import Answer
@@ -101,6 +102,7 @@ def test_i4_retention_that_overtakes_a_running_reader_stops_it(worker_group: Wor
 @pytest.mark.long
 def test_i4_a_decided_stop_does_not_come_back(worker_group: WorkerGroup, protocol: Protocol) -> None:
     """I4: what the client reported about the position before the decision says nothing about the one after it."""
+    admin = Admin(worker_group.engine, {"bootstrap.servers": worker_group.broker}, schema=worker_group.schema)
     for _ in range(ROUNDS):
         name, stored = worker_group.log(10, 4)
         run = worker_group.worker(name, kafka=protocol)
@@ -110,8 +112,10 @@ def test_i4_a_decided_stop_does_not_come_back(worker_group: WorkerGroup, protoco
             trim(worker_group.admin, name, 30, partition=n)
         run = worker_group.worker(name, kafka=protocol)
         run.seen.wait_for(events.PartitionStopped, count=4)
-        for n in range(4):
-            worker_group.ledger.reset_offset(name, n, 30, log=None, reason="not needed", lost="retention")
+        for n in range(4):  # as `seekpoint lost accept` does
+            plan = admin.plan_accept_lost(worker_group.group, Partition(name, n))
+            assert [(accepted.from_offset, accepted.to_offset) for accepted in plan.acceptances] == [(10, 30)]
+            admin.apply(plan, reason="not needed")
         for n in range(4):
             run.reached(name, 60, n)
         run.stop()
@@ -165,6 +169,7 @@ def _wait_for_refusal(broker: str, partition: TopicPartition) -> None:
 @pytest.mark.long
 def test_i4_the_stop_of_a_recreated_topic_does_not_come_back(worker_group: WorkerGroup, protocol: Protocol) -> None:
     """I4: the position of the earlier topic is past the end of the new one, and that of the decision is not."""
+    admin = Admin(worker_group.engine, {"bootstrap.servers": worker_group.broker}, schema=worker_group.schema)
     for _ in range(ROUNDS):
         name, stored = worker_group.log(10, 4)
         run = worker_group.worker(name, kafka=protocol)
@@ -173,12 +178,9 @@ def test_i4_the_stop_of_a_recreated_topic_does_not_come_back(worker_group: Worke
         worker_group.topic(4, name=name)
         for n in range(4):
             worker_group.produce(name, 5, partition=n)
-        stops = [run.seen.wait_for(events.PartitionStopped, _of(TopicRecreated, n)).error for n in range(4)]
-        new = worker_group.topic_id(name)
-        for stop in stops:
-            worker_group.ledger.reset_offset(
-                *stop.partition, 0, topic_id=new, log=None, reason="restart", lost="topic recreated"
-            )
+        for n in range(4):
+            run.seen.wait_for(events.PartitionStopped, _of(TopicRecreated, n))
+        admin.apply(admin.plan_accept_topic(worker_group.group, name), reason="restart")
         for n in range(4):
             run.reached(name, 5, n)
         run.stop()

@@ -150,4 +150,4 @@ def _is_of_this_assignment(active: ActivePartition, offset: int | None) -> bool:
     """
     if offset is None:
         return active.claim.leader_epoch is not None or active.read_position > active.claim.next_offset
-    return offset >= active.read_position  # greater if the log has no records in between
+    return offset >= active.read_position  # I4; greater if the log has no records in between

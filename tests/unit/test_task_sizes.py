@@ -9,7 +9,7 @@ import pytest
 from seekpoint.jobs.spark.stager import packed
 from seekpoint.jobs.staging.stage import Task
 from seekpoint.kafka.first_records import first_bytes, first_records
-from seekpoint.kafka.ranges import LEAST, Range, split_ranges, task_size
+from seekpoint.kafka.ranges import LEAST_OFFSETS, Range, split_ranges, task_size
 from seekpoint.records import Partition
 
 
@@ -36,10 +36,10 @@ def test_small_jobs_have_a_task_for_each_slot(counts: list[int], slots: int, tas
     split = split_ranges(whole, slots=slots)
     assert len(split) == tasks
     size = task_size(sum(counts), slots=slots)
-    cut = packed([Task("g", part) for range_ in whole for part in range_.cut(max(size, LEAST))], size)
+    cut = packed([Task("g", part) for range_ in whole for part in range_.cut(max(size, LEAST_OFFSETS))], size)
     for packs in (split, [[task.range for task in pack] for pack in cut]):
-        assert len(packs) >= min(slots, sum(counts) // LEAST)
-        assert max(sum(part.records_at_most for part in task) for task in packs) <= max(size, LEAST)
+        assert len(packs) >= min(slots, sum(counts) // LEAST_OFFSETS)
+        assert max(sum(part.records_at_most for part in task) for task in packs) <= max(size, LEAST_OFFSETS)
         offsets = [0] * len(counts)  # each offset once, in order
         for part in sorted(p for task in packs for p in task):
             assert part.start == offsets[part.partition.number]

@@ -347,8 +347,9 @@ def _piece(messages: list[Message], partition: Partition | None = None) -> Piece
     return Piece(*lazy_records(messages, partition))
 
 
-SMALLEST = 300_000  # offsets, about half a second of reading: a task costs 0.1 s before its first record
-LEAST = 20_000  # offsets: with fewer, a task's fixed cost exceeds what an idle slot loses
+# Offsets of a task: the most by default, about half a second of reading, because a task costs 0.1 s before its first
+# record; and the least, because with fewer a task's fixed cost exceeds what an idle slot loses.
+MOST_OFFSETS, LEAST_OFFSETS = 300_000, 20_000
 MOST_TASKS = 1_000  # more would make the schedule, and the number of staged parts, large
 
 
@@ -386,17 +387,18 @@ def check_ranges(kafka: Mapping[str, Any], ranges: Collection[Range]) -> None:
             )
 
 
-def task_size(width: int, *, range_records: int = SMALLEST, slots: int = 1, most: int = MOST_TASKS) -> int:
+def task_size(width: int, *, range_records: int = MOST_OFFSETS, slots: int = 1, most: int = MOST_TASKS) -> int:
     """The most offsets of one task, if ``width`` offsets are divided: ``range_records``.
 
-    Fewer, down to :data:`LEAST`, if there would be fewer tasks than ``slots``; more if they would exceed ``most``.
+    Fewer, down to :data:`LEAST_OFFSETS`, if there would be fewer tasks than ``slots``; more if they would exceed
+    ``most``.
     """
-    spread = max(-(-width // max(slots, 1)), LEAST)
+    spread = max(-(-width // max(slots, 1)), LEAST_OFFSETS)
     return max(min(range_records, spread), -(-width // max(most, 1)), 1)
 
 
 def split_ranges(
-    ranges: Collection[Range], *, range_records: int = SMALLEST, slots: int = 1, most: int = MOST_TASKS
+    ranges: Collection[Range], *, range_records: int = MOST_OFFSETS, slots: int = 1, most: int = MOST_TASKS
 ) -> list[list[Range]]:
     """Divide the ranges into tasks of about :func:`task_size` offsets.
 

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from jobs.spark.frames import apply
 from seekpoint import Upsert
 from seekpoint.errors import ConfigError, FrameFailed
-from seekpoint.jobs.frames.exact_types import exact, misfit
+from seekpoint.jobs.frames.spark_types import exact, misfit
 from seekpoint.pipeline.sink import RowRefused
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.sinks.arrow.copy import open_copies

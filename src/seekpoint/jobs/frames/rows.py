@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType
 
 from seekpoint.errors import FrameFailed
-from seekpoint.jobs.frames.exact_types import exact, misfits
+from seekpoint.jobs.frames.spark_types import exact, misfits
 from seekpoint.jobs.run import Tx, transaction
 from seekpoint.jobs.spark.task import task
 from seekpoint.jobs.staging.stage import FRAMES_STAGING, require_staging, staging_run

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 from seekpoint import remedies
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.frames.binding import BoundRows
-from seekpoint.jobs.frames.exact_types import misfits
+from seekpoint.jobs.frames.spark_types import misfits
 from seekpoint.jobs.reload.open import of_rights
 from seekpoint.jobs.tables.targets import PipelineSource, Target, targets
 from seekpoint.sinks.catalog import quoted

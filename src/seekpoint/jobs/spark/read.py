@@ -16,7 +16,7 @@ from seekpoint.jobs.spark.session import require_this_python, slots_of
 from seekpoint.jobs.spark.settings import portable, require_no_secret, resolved
 from seekpoint.jobs.spark.source_frames import source_frame
 from seekpoint.kafka.first_records import first_records, require_max_records
-from seekpoint.kafka.ranges import SMALLEST, Range, check_ranges
+from seekpoint.kafka.ranges import MOST_OFFSETS, Range, check_ranges
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.positions import Position
 from seekpoint.records import Partition
@@ -37,7 +37,7 @@ def read(
     kafka: Mapping[str, Any],
     start: Offsets | str | None = None,
     end: Offsets | str | None = None,
-    range_records: int = SMALLEST,
+    range_records: int = MOST_OFFSETS,
     max_records: int | None = None,
     dead_letters: DeadLetters = "exclude",
     decode: str | None = None,

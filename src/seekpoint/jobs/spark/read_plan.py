@@ -19,7 +19,7 @@ from seekpoint.jobs.spark.group_snapshot import GroupSnapshot, read_snapshot
 from seekpoint.jobs.spark.settings import resolved
 from seekpoint.jobs.spark.source_options import OnlyForStreams, SourceOptions, source_options
 from seekpoint.jobs.staging.lost_ranges import without
-from seekpoint.kafka.ranges import MOST_TASKS, SMALLEST, Range, check_ranges, split_ranges
+from seekpoint.kafka.ranges import MOST_OFFSETS, MOST_TASKS, Range, check_ranges, split_ranges
 from seekpoint.records import Partition
 
 PLAN = "plan"
@@ -161,7 +161,7 @@ def _narrowed(part: Part) -> Part:
 
 
 def tasks_of(
-    parts: Sequence[Part], *, range_records: int = SMALLEST, slots: int = 1, most: int = MOST_TASKS
+    parts: Sequence[Part], *, range_records: int = MOST_OFFSETS, slots: int = 1, most: int = MOST_TASKS
 ) -> list[list[Part]]:
     """Divide the parts into tasks of ``range_records`` offsets.
 
@@ -184,7 +184,7 @@ def divided(parts: Sequence[Part], source: SourceOptions) -> list[list[Part]]:
 
     Raises ConfigError for more than :data:`MAX_TASKS_BY_OPTIONS` tasks.
     """
-    size, slots = source.max_records or SMALLEST, len({part.range.partition for part in parts})
+    size, slots = source.max_records or MOST_OFFSETS, len({part.range.partition for part in parts})
     width = sum(part.range.records_at_most for part in parts)
     if source.min_partitions is not None:
         size, slots = max(1, min(size, width // source.min_partitions)), 1

@@ -21,7 +21,7 @@ from seekpoint.jobs.spark.settings import Env, carried_range, portable, require_
 from seekpoint.jobs.spark.task import task_plan
 from seekpoint.jobs.staging.stage import Staged, Task, all_staged
 from seekpoint.jobs.staging.task_errors import task_errors
-from seekpoint.kafka.ranges import LEAST, SMALLEST, task_size
+from seekpoint.kafka.ranges import LEAST_OFFSETS, MOST_OFFSETS, task_size
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.postgres.engine import postgres_engine
 
@@ -55,7 +55,7 @@ class SparkStager:
         *,
         database: Env | str = Env("SEEKPOINT_DATABASE_URL"),  # noqa: B008 -- frozen
         schema: str = DEFAULT_SCHEMA,
-        range_records: int = SMALLEST,
+        range_records: int = MOST_OFFSETS,
         copy_sessions: int | None = None,
         patience: float = EXECUTOR_TIMEOUT,
     ) -> None:
@@ -78,7 +78,7 @@ class SparkStager:
         require_this_python(self._spark)
         width = sum(task.range.records_at_most for task in tasks)
         size = task_size(width, range_records=self._range_records, slots=slots_of(self._spark))
-        parts = [Task(task.group, part) for task in tasks for part in task.range.cut(max(size, LEAST))]
+        parts = [Task(task.group, part) for task in tasks for part in task.range.cut(max(size, LEAST_OFFSETS))]
         engine = postgres_engine(self._database.value() if isinstance(self._database, Env) else self._database)
         try:
             yield from self._stage(engine, run, packed(parts, size, self._copy_sessions))

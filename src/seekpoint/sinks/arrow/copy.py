@@ -13,8 +13,8 @@ from sqlalchemy import Connection
 from seekpoint.codecs.arrow import Whole
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.sink import Row, RowRefused
+from seekpoint.sinks.arrow.arrow_types import holds
 from seekpoint.sinks.arrow.copy_text import column_of, is_json, joined, lines
-from seekpoint.sinks.arrow.exact_types import holds
 from seekpoint.sinks.column_type import JSON
 from seekpoint.sinks.column_types import types_now
 from seekpoint.sinks.conversions import EXACT, Conversions

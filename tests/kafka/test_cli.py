@@ -86,7 +86,8 @@ def test_explain_names_the_tables_with_their_schemas(project: Project) -> None:
     url = f"{project.url}?options=-csearch_path%3D{project.schema}"
     lines = seekpoint("explain", f"{module}:worker", "--database-url", url).stdout.splitlines()
     assert f"Append('all') writes {project.schema}.all" in lines
-    assert lines[-1].endswith(f"<lambda>, which writes {project.schema}.other")
+    assert lines[-2].endswith(f"<lambda>, which writes {project.schema}.other")
+    assert lines[-1] == "a worker opens at most 4 connections, none of them in your engine's pool"
 
 
 UPSERTED = """\
@@ -121,6 +122,7 @@ def test_explain_shows_the_write_strategies_of_a_pipeline(project: Project) -> N
     project.sql("CREATE TABLE {schema}.other (v text)")
     explained = json.loads(seekpoint(*looked).stdout)
     assert explained["writes"] == [f"{project.schema}.other"]
+    assert explained["connections"] == 4
     kept, every = explained["sinks"]
     assert kept["strategies"]["copy"].startswith("more rows, while")
     assert every["strategies"] == {"copy": "COPY into the table; INSERT for few rows"}

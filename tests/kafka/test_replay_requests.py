@@ -16,8 +16,9 @@ from seekpoint import Record, events
 from seekpoint.admin import Admin, ReplayRequest, Where
 from seekpoint.errors import Fenced, StopTimeout
 from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.engine import WORKER_CONNECTIONS
 from seekpoint.worker.replay import requests as parts
-from support.counted_pool import CountedPool
+from support.counted_pools import CountedPools
 from support.dead_letter_group import DeadLetterGroup, Halt
 from support.events import Run
 from support.fixtures import NewEngine
@@ -316,12 +317,12 @@ def test_a_paused_group_takes_no_request(requests: Requests) -> None:
 
 def test_a_requested_replay_takes_a_third_connection(requests: Requests, new_engine: NewEngine) -> None:
     requests.run.stop()
-    engine = new_engine(requests.dead_letter_group.engine.url, pool_size=3, max_overflow=0, pool_timeout=20)
-    pool = CountedPool(engine)
+    engine = new_engine(requests.dead_letter_group.engine.url)
+    pools = CountedPools(engine)
     run = requests.start(engine=engine)
     requests.produce(requests.dead_letter_group.topic, (b"e",), partition=0)
     run.reached(requests.dead_letter_group.topic, 5)
     assert requests.ended(requests.request()).replayed == 2
     run.stop()
-    assert pool.most <= 3
-    assert "seekpoint-status" not in pool.threads
+    assert pools.most.pop("seekpoint-status") == 1
+    assert max(pools.most.values()) <= WORKER_CONNECTIONS

@@ -48,7 +48,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "queued_messages": (1, 100_000),  # below so many messages in the client's queue, it fetches more
     "read_ahead": (False, True),
     "small_batch": (0, 1, 100),  # records that are sent in one round trip with hold and advance, at most
-    "pool": ("two connections", "none kept", "default"),
+    "pool": ("none kept", "default"),
     "jitter": (0.0, 0.5, 1.0),
 }
 """Each knob's legal values: Seekpoint's default and extremes."""
@@ -62,10 +62,6 @@ _PROTOCOLS: Mapping[str, Mapping[str, str]] = {
     "consumer": {"group.protocol": "consumer"},
 }
 _FIXES_PROTOCOL = {"group.protocol", "partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms"}
-_POOLS: Mapping[str, Mapping[str, Any]] = {
-    "two connections": {"pool_size": 2, "max_overflow": 0},
-    "none kept": {"poolclass": NullPool},
-}
 
 
 def draw(seed: int) -> dict[str, Any]:
@@ -178,10 +174,10 @@ class Knobs:
         pool = self.drawn.get("pool")
         if pool is not None:
             self.reached.add("pool")
-        if pool is None or pool == "default":
+        if pool != "none kept":
             yield engine
             return
-        own = create_engine(engine.url, **_POOLS[pool])
+        own = create_engine(engine.url, poolclass=NullPool)
         yield own
         own.dispose()
 

@@ -19,7 +19,7 @@ from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import Sink
 from seekpoint.pipeline.written_tables import Translation, translated
-from seekpoint.postgres.engine import schema_translation
+from seekpoint.postgres.engine import WORKER_CONNECTIONS, schema_translation
 from seekpoint.sinks import Accumulate, Append, Upsert
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.upsert.strategy import SMALL, described
@@ -121,6 +121,7 @@ def describe(pipeline: Pipeline, engine: Engine | None, translation: Translation
         "sinks": sinks,
         "handler": None if handle is None else getattr(handle, "__qualname__", repr(handle)),
         "writes": writes,
+        "connections": WORKER_CONNECTIONS + 1,
     }
 
 
@@ -179,4 +180,5 @@ def _lines(declared: dict[str, Any]) -> list[str]:
     if declared["handler"] is not None:
         written = f", which writes {', '.join(declared['writes'])}" if declared["writes"] else ""
         lines.append(f"handler {declared['handler']}{written}")
+    lines.append(f"a worker opens at most {declared['connections']} connections, none of them in your engine's pool")
     return lines

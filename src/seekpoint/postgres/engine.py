@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from copy import copy
+from typing import Any, cast
 
 import psycopg
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, Pool, create_engine, event, make_url
+from sqlalchemy.engine.events import ConnectionEvents
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 
 from seekpoint.errors import ConfigError
 from seekpoint.postgres import pooler
@@ -27,6 +29,8 @@ _KEEPALIVES: dict[str, Any] = {
 # Source: https://www.postgresql.org/docs/current/multibyte.html, "Server?" No.
 _CLIENT_ONLY = frozenset({"BIG5", "GB18030", "GBK", "JOHAB", "SHIFT_JIS_2004", "SJIS", "UHC"})
 _CHECKED = "seekpoint_checked"  # an execution option of our engines: their sessions are checked
+WORKER_CONNECTIONS = 3  # of a worker's pool: for its batches, for the ledger between them, for a requested replay
+_MAY_CHANGE = {"before_execute", "before_cursor_execute"}  # events whose listeners return what is to be executed
 
 
 def postgres_engine(engine: Engine | URL | str) -> Engine:
@@ -43,6 +47,8 @@ def postgres_engine(engine: Engine | URL | str) -> Engine:
         silent = {key: value for key, value in _KEEPALIVES.items() if key not in url.query}
         engine = create_engine(url, pool_pre_ping=True, connect_args=silent)
         event.listen(engine, "connect", require_readable, insert=True)  # before SQLAlchemy itself reads anything
+    if isinstance(cast("object", engine), Connection):
+        raise ConfigError("engine is a Connection, but Seekpoint opens its own: pass connection.engine")
     if not isinstance(engine, Engine):
         raise ConfigError(
             f"engine must be a URL or a sync SQLAlchemy Engine on postgresql+psycopg, got {type(engine).__name__}; "
@@ -82,6 +88,67 @@ def first_connection(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
+def worker_engine(engine: Engine | URL | str) -> Engine:
+    """An engine with a separate pool, for one worker, which disposes of it. The given engine is not used.
+
+    It has the given engine's settings, and the listeners that this engine, its pool and its dialect have now, except
+    those of ``engine_disposed``. A pool that keeps connections keeps ``WORKER_CONNECTIONS`` at most.
+
+    Raises ConfigError as :func:`postgres_engine`, and for a pool of which a worker cannot have a separate one.
+    """
+    given = postgres_engine(engine)
+    own = _engine_on(_worker_pool(given.pool), given)
+    for name in vars(ConnectionEvents):
+        if name.startswith("_") or name in {"dispatch", "engine_disposed"}:
+            continue
+        of_all_engines = list(getattr(own.dispatch, name))
+        for listener in getattr(given.dispatch, name):
+            if listener not in of_all_engines:
+                event.listen(own, name, listener, **({"retval": True} if name in _MAY_CHANGE else {}))
+    return own
+
+
+def _worker_pool(pool: Pool) -> Pool:
+    if isinstance(pool, NullPool):
+        return pool.recreate()
+    arguments, settings = arguments_of(pool)
+    if not isinstance(pool, QueuePool) or "pool_size" not in settings:
+        raise ConfigError(
+            f"a worker needs a separate pool of {WORKER_CONNECTIONS} connections, which cannot be made from the "
+            f"engine's {type(pool).__name__}: create the engine without poolclass=, or with QueuePool or NullPool"
+        )
+    return type(pool)(*arguments, **{**settings, "pool_size": WORKER_CONNECTIONS, "max_overflow": 0})
+
+
+def arguments_of(pool: Pool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with which a pool makes another of its class by ``recreate()``; the first is its creator.
+
+    SQLAlchemy has no other public name for them. They are empty if the pool's class recreates itself differently.
+    """
+    noted: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def note(_pool: Pool, *arguments: Any, **settings: Any) -> None:
+        noted.append((arguments, settings))
+
+    twin = copy(pool)
+    twin.__class__ = type(type(pool).__name__, (type(pool),), {"__init__": note})
+    twin.recreate()
+    return noted[0] if noted else ((), {})
+
+
+def _engine_on(pool: Pool, engine: Engine) -> Engine:
+    """An engine on this pool, with the settings of the given one and without its listeners."""
+    return Engine(  # create_engine() would make another dialect, without json_serializer= and a listener of do_connect
+        pool,
+        engine.dialect,
+        engine.url,
+        logging_name=engine.logging_name,
+        echo=engine.echo,
+        execution_options=engine.get_execution_options(),
+        hide_parameters=engine.hide_parameters,
+    )
+
+
 @contextmanager
 def separate_engine(engine: Engine) -> Iterator[Engine]:
     """An engine with the same connection settings and a separate pool; disposed of when the block ends.
@@ -89,12 +156,7 @@ def separate_engine(engine: Engine) -> Iterator[Engine]:
     For threads that must neither take connections that others need nor run the application's listeners: the pool's
     events are kept, the engine's are not.
     """
-    separate = create_engine(
-        engine.url,
-        pool=engine.pool.recreate(),
-        hide_parameters=engine.hide_parameters,
-        execution_options=dict(engine.get_execution_options()),
-    )
+    separate = _engine_on(engine.pool.recreate(), engine)
     event.listen(separate, "engine_connect", _check_session)
     try:
         yield separate

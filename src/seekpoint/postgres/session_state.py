@@ -11,14 +11,14 @@ settings that application code has made on a new connection; then the connection
 from __future__ import annotations
 
 import json
-from copy import copy
 from typing import Any
 
 import psycopg
 from psycopg import sql
 from psycopg.pq.abc import PGresult
-from sqlalchemy import Engine, Pool
+from sqlalchemy import Engine
 
+from seekpoint.postgres.engine import arguments_of
 from seekpoint.postgres.round_trip import Statement, StatementFailed, commit, round_trip, texts
 from seekpoint.postgres.sqlstates import INVALID_SQL_STATEMENT_NAME
 
@@ -54,25 +54,10 @@ def is_configured_by_code(engine: Engine) -> bool:
     Settings in the URL or ``connect_args`` survive as defaults, and listeners of ``begin`` run at each BEGIN.
     """
     pool, dialect = engine.pool, engine.dialect
-    codes: list[Any] = [*pool.dispatch.connect, *pool.dispatch.checkout, *dialect.dispatch.do_connect, _creator(pool)]
+    creator = next(iter(arguments_of(pool)[0]), None)
+    codes: list[Any] = [*pool.dispatch.connect, *pool.dispatch.checkout, *dialect.dispatch.do_connect, creator]
     modules = {str(getattr(code, "__module__", None)).partition(".")[0] for code in codes}
     return not modules <= {"sqlalchemy", "seekpoint"} or getattr(dialect, "client_encoding", None) is not None
-
-
-def _creator(pool: Pool) -> Any:
-    """The function that opens the pool's connections: the first argument with which the pool recreates itself.
-
-    SQLAlchemy has no other public name for it. None if the pool's class recreates itself differently.
-    """
-    creators: list[Any] = []
-
-    def note(_pool: Pool, creator: Any, *_: Any, **_settings: Any) -> None:
-        creators.append(creator)
-
-    twin = copy(pool)
-    twin.__class__ = type(type(pool).__name__, (type(pool),), {"__init__": note})
-    twin.recreate()
-    return creators[0] if creators else None
 
 
 class SessionState:

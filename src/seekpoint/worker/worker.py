@@ -22,7 +22,7 @@ from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.frames import require_no_frames
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
-from seekpoint.postgres.engine import schema_translation, shown
+from seekpoint.postgres.engine import postgres_engine, schema_translation, shown, worker_engine
 from seekpoint.worker.abort import Abort
 from seekpoint.worker.engine_checks import require_engine
 from seekpoint.worker.health import Health, HealthBoard
@@ -37,10 +37,11 @@ logger = logging.getLogger("seekpoint.worker.worker")
 class Worker:
     """Applies a pipeline's records exactly once, as one member of its group.
 
-    ``engine`` is a URL or sync ``Engine`` on ``postgresql+psycopg``; ``kafka`` is librdkafka's configuration, passed
-    through except for the keys that exactly once depends on. ``partitions=[(topic, number), ...]`` reads a fixed list
-    without a group. ``observe`` gets every event, on the worker's thread (``MembershipRenewed`` on the heartbeat's,
-    ``WorkerStopped`` on a timer's if ``grace`` is over). Scale with more workers in more processes, not with threads.
+    ``engine`` is a URL or sync ``Engine`` on ``postgresql+psycopg``; the worker connects with an engine that has the
+    same settings and listeners, and a separate pool. ``kafka`` is librdkafka's configuration, passed through except for
+    the keys that exactly once depends on. ``partitions=[(topic, number), ...]`` reads a fixed list without a group.
+    ``observe`` gets every event, on the worker's thread (``MembershipRenewed`` on the heartbeat's, ``WorkerStopped`` on
+    a timer's if ``grace`` is over). Scale with more workers in more processes, not with threads.
 
     ``tracing=Tracing()`` creates a span for each transaction (:class:`seekpoint.tracing.Tracing`); by default there
     are none.
@@ -78,9 +79,9 @@ class Worker:
         self.pipeline = pipeline.taken()
         consumer_config(kafka, group=pipeline.group)  # refuse contradictions now, where they were written
         require_engine(pipeline, engine)
-        self._own_engine = not isinstance(engine, Engine)
+        self._engine = postgres_engine(engine)
         self._ledger = Ledger(
-            engine,
+            worker_engine(self._engine),
             pipeline.group,
             schema=schema,
             version=pipeline.version,
@@ -108,8 +109,8 @@ class Worker:
 
     @property
     def engine(self) -> Engine:
-        """The engine of the ledger and the tables, which jobs of the pipeline use, too."""
-        return self._ledger.engine
+        """The given engine, or the one that was made from the URL: for jobs. The worker connects with another one."""
+        return self._engine
 
     @property
     def kafka(self) -> Mapping[str, Any]:
@@ -210,8 +211,7 @@ class Worker:
             loop.run()
         finally:
             self._ended.set()
-            if self._own_engine:  # created from a URL: no other code closes its connections
-                self._ledger.engine.dispose()
+            self._ledger.engine.dispose()
 
     def running(
         self,

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from seekpoint import Batch, Ledger, Limits, Partition, Pipeline, Poison, Text, Worker, events
@@ -26,6 +26,7 @@ from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.testing.servers.postgres import PostgresServer
 from seekpoint.worker import loop
 from support.events import Gate, Recorder
+from support.fixtures import NewEngine
 from support.kafka_postgres import PROTOCOLS, QUICK, WorkerGroup
 from support.waiting import until
 
@@ -180,6 +181,28 @@ def test_an_error_of_the_release_does_not_hide_the_first_error(
         worker.run()
     assert isinstance(seen.wait_for(events.WorkerStopped).error, PoisonStop)
     assert "no release" in str(seen.all(events.DatabaseTrouble)[-1].error)
+
+
+def test_an_error_of_closing_the_connection_keeps_no_claim_and_no_thread(
+    worker_group: WorkerGroup, new_engine: NewEngine
+) -> None:
+    """A pool's listener of the application raises when the worker returns the connection of its batches."""
+    engine, refuses = new_engine(worker_group.dsn), threading.Event()
+
+    def refuse(*_: object) -> None:
+        if threading.current_thread().name != "seekpoint-status" and refuses.is_set():
+            refuses.clear()
+            raise RuntimeError("not returned")
+
+    event.listen(engine, "checkin", refuse)
+    name, stored = worker_group.log(1)
+    run = worker_group.worker(name, engine=engine, observe=[lambda e: isinstance(e, events.Draining) and refuses.set()])
+    worker_group.wait_until_caught_up(name, stored)
+    with pytest.raises(RuntimeError, match="not returned"):
+        run.stop()
+    assert [row.owner for row in worker_group.ledger.read()] == [None]
+    names = [thread.name for thread in threading.enumerate()]
+    assert "seekpoint-status" not in names
 
 
 @pytest.mark.pins("batch")

@@ -11,16 +11,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from seekpoint import Batch, Pipeline, events
 from seekpoint import Text as Utf8
-from seekpoint.events import Announcer
-from seekpoint.ledger import Ledger
-from seekpoint.pipeline.policy import Limits
-from seekpoint.pipeline.writers import PipelineWriters
-from seekpoint.records import Partition
-from seekpoint.testing import kit
-from seekpoint.worker.assignment.chunk import Chunk, Read
-from seekpoint.worker.open_batch import Buffer, OpenBatch
-from seekpoint.worker.unit_of_work import Committer
-from support.sink_tables import TOPIC, SinkTables, orders
+from support.batch_committer import BatchCommitter
+from support.sink_tables import TOPIC, SinkTables
 
 Handle = Callable[[Connection, Batch[Any, Any]], Any]
 
@@ -46,23 +38,13 @@ class Service:
 
         handler = None if handle is None else counted
         pipeline = Pipeline(self.group, topics=TOPIC, value=Utf8(), handle=handler, **options)
-        ledger = Ledger(self.engine, self.group, schema=self.sink_tables.schema)
-        partition = Partition(TOPIC, 0)
-        claims = ledger.claim(
-            [partition], {TOPIC: kit.topic_id(TOPIC)}, cluster_id=kit.CLUSTER, start=lambda _: {partition: 0}
-        ).granted
-        hands = kit.FixedClaims(ledger, dict(claims))
-        committer = Committer(ledger, PipelineWriters(pipeline), hands, Announcer([self.seen.append]))
-        offset = claims[partition].next_offset
+        committer = BatchCommitter(self.engine, self.sink_tables.schema, pipeline)
+        committer.seen = self.seen
         try:
             for values in batches:
-                records = orders(*map(str.encode, values), start=offset)
-                claim = hands.expected({partition: offset})[0].claim
-                chunk = Chunk(records, {partition: Read(claim, offset, offset + len(records), None, None)})
-                committer.commit(OpenBatch(Buffer(chunk, lambda: None, kit.same_topics, Limits())))
-                offset += len(records)
+                committer.apply(*map(str.encode, values))
         finally:
-            committer.close()
+            committer.committer.close()
 
     def insert(self, tx: Connection, batch: Batch[Any, Any]) -> None:
         """Insert a row per record."""

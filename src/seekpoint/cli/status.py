@@ -31,7 +31,7 @@ COLUMNS = ("topic", "partition", "next", "end", "lag", "dead", "epoch", "owner",
 NUMERIC = ("partition", "next", "end", "lag", "lag time", "headroom", "dead", "epoch", "pid", "version")
 
 
-class StatusCommand(TyperCommand):
+class Command(TyperCommand):
     """Accepts ``--watch`` without a value, which Typer does not support."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

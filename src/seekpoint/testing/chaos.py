@@ -171,26 +171,25 @@ class _Tables:
                 f"the table {missing[0]!r} does not exist: create it, or correct its name (with its schema, if the "
                 "search_path does not have it)"
             )
-        if unknown := self._ignore - {column for name in self.names for column in self._columns(name)}:
+        with engine.begin() as tx:
+            tables = {name: self._read(tx, name) for name in self.names}
+        if unknown := self._ignore - {column for columns, _ in tables.values() for column in columns}:
             raise ConfigError(f"ignore={sorted(unknown)}: {', '.join(self.names)} has no such column: correct the name")
-        if full := [name for name, rows in self.read().items() if rows]:
+        if full := [name for name, (_, rows) in tables.items() if rows]:
             raise ConfigError(f"{full[0]} has rows, and would be emptied: use a table that only this test uses")
 
     def read(self) -> Mapping[str, Counter[str]]:
         """Each table's rows, as text, without the columns to ignore."""
         with self.engine.begin() as tx:
-            return {name: self._rows(tx, name) for name in self.names}
+            return {name: self._read(tx, name)[1] for name in self.names}
 
-    def _columns(self, name: str) -> list[str]:
-        query = sql.SQL("SELECT * FROM {} LIMIT 0").format(_identifier(name))
-        with self.engine.begin() as tx:
-            return list(tx.exec_driver_sql(query.as_string(None)).keys())
-
-    def _rows(self, tx: Connection, name: str) -> Counter[str]:
+    def _read(self, tx: Connection, name: str) -> tuple[Collection[str], Counter[str]]:
+        """A table's columns, and its rows as text, without the columns to ignore."""
         query = sql.SQL("SELECT * FROM {}").format(_identifier(name))
         result = tx.exec_driver_sql(query.as_string(None))
-        kept = [number for number, column in enumerate(result.keys()) if column not in self._ignore]
-        return Counter(repr(tuple(row[number] for number in kept)) for row in result)
+        columns = list(result.keys())
+        kept = [number for number, column in enumerate(columns) if column not in self._ignore]
+        return columns, Counter(repr(tuple(row[number] for number in kept)) for row in result)
 
     def reset(self, prepare: Callable[[Connection], object] | None = None) -> None:
         """Remove all rows, and call ``prepare``, by default the caller's, to insert some.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -41,7 +41,7 @@ from seekpoint.worker.replay.requests import RequestedReplays
 from seekpoint.worker.single_attempts import SingleAttempts
 from seekpoint.worker.standby import Standby
 from seekpoint.worker.start import StartChecks
-from seekpoint.worker.status_writer import StatusWriter
+from seekpoint.worker.status_writer import END, StatusWriter
 from seekpoint.worker.tracer import Tracer
 from seekpoint.worker.unended import shown_user_code, unended
 from seekpoint.worker.unit_of_work import Committer
@@ -264,24 +264,27 @@ class Loop:
 
     def _close(self, leave_within: float, *, has_failed: bool) -> None:
         """Release the claims and leave the group. An error here does not replace the one that ended the worker."""
-        self._heartbeat.stop()
-        self._committer.close()
-        if self._given_up is not None:  # keep the claims; close a client that was made since then
-            self._status.end(wait=0.0)
-            self._assignment.client.close(LEAVE)
-            return
         try:
-            with suppress(Exception):  # then another worker finds the request abandoned
-                self._requests.close(hand_back=not has_failed)
-            has_answered = self._mirror.finish()
-            self._assignment.leave(leave_within if has_answered else AWAY)
+            with ExitStack() as closing:  # each is called, whatever the ones before it raise
+                closing.callback(self._status.end, END if self._given_up is None else 0.0)
+                closing.callback(self._leave, leave_within, has_failed=has_failed)
+                closing.callback(self._committer.close)
+                closing.callback(self._heartbeat.stop)
         except Exception as error:
             if not has_failed and not is_transient(error):
                 raise
-            # The claims stay until another worker claims the partitions, which counts a crash although there was none.
+            # Claims that were not released stay until another worker claims the partitions, which counts a crash
+            # although there was none.
             self._announce(events.DatabaseTrouble(error=error))
-        finally:
-            self._status.end()
+
+    def _leave(self, within: float, *, has_failed: bool) -> None:
+        if self._given_up is not None:  # keep the claims; close a client that was made since then
+            self._assignment.client.close(LEAVE)
+            return
+        with suppress(Exception):  # then another worker finds the request abandoned
+            self._requests.close(hand_back=not has_failed)
+        has_answered = self._mirror.finish()
+        self._assignment.leave(within if has_answered else AWAY)
 
     def _on_commit(self, opened: object, error: Any, offsets: list[Any]) -> None:
         if opened is self._opened:  # otherwise an earlier consumer, which is still closing, has called it

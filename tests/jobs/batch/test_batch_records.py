@@ -13,7 +13,6 @@ from confluent_kafka.admin import AdminClient
 
 from seekpoint import Append, DeadLetterLimits, Json, Pipeline, Text, Upsert
 from seekpoint.errors import BatchRefused, RangeLost, TooManyDeadLetters, TopicRecreated
-from seekpoint.jobs.batch import BatchJob
 from seekpoint.jobs.reload import LocalStager, Run, Staged, Task, stage_range
 from seekpoint.jobs.staging import stage as staging
 from seekpoint.jobs.tables.targets import sources
@@ -237,41 +236,16 @@ def test_what_fails_is_dead_lettered_or_skipped_as_the_pipeline_says(
     assert rows == [(policy == "skip", 2)] * 2
 
 
-def test_too_many_dead_letters_stop_a_batch_as_they_stop_a_worker(orders_group: OrdersGroup) -> None:
+def test_too_large_a_share_of_dead_letters_stops_a_batch(orders_group: OrdersGroup) -> None:
+    """Of the whole batch: how many records in a row failed is for workers, which have written those before."""
     orders_group.produce(orders_group.topic, [of(n, 2_000 if 20 <= n < 31 else 1) for n in range(60)], partition=0)
-    limits = DeadLetterLimits(consecutive=10)
-    failing_job = failing(orders_group, on_poison="dead_letter", dead_letter_limits=limits)
-    with pytest.raises(
-        TooManyDeadLetters, match=rf"11 records in a row failed, from {orders_group.topic}/0 offset 20 on"
-    ):
-        batch(orders_group, failing_job).run()
-    share = DeadLetterLimits(consecutive=None, ratio=0.1, window=50)
-    with pytest.raises(TooManyDeadLetters, match=r"11 of 60 records failed, the limit is 10%"):
+    share = DeadLetterLimits(ratio=0.1, window=50)
+    with pytest.raises(TooManyDeadLetters, match=r"11 of 60 records failed, the limit is 10%: nothing of the batch"):
         batch(orders_group, failing(orders_group, on_poison="dead_letter", dead_letter_limits=share)).run()
     assert orders_group.rows("entries") == []
     assert paused(orders_group) is None
-    wide = DeadLetterLimits(consecutive=11)
-    assert (
-        batch(orders_group, failing(orders_group, on_poison="dead_letter", dead_letter_limits=wide)).run().dead_letters
-        == 11
-    )
-
-
-def test_records_in_a_row_may_have_gaps_between_them(orders_group: OrdersGroup) -> None:
-    """As for a worker: each is in a transaction, whose marker takes an offset, and several ranges have them."""
-    in_transactions(orders_group.brokers, orders_group.topic, *[(1, True)] * 11)
-    orders_group.produce(orders_group.topic, [of(1), POISON[3], POISON[3]], partition=0)
-
-    def under(consecutive: int) -> BatchJob:
-        limits = DeadLetterLimits(consecutive=consecutive)
-        options: dict[str, Any] = {"on_poison": "dead_letter", "dead_letter_limits": limits}
-        return batch(orders_group, failing(orders_group, **options), range_records=5)
-
-    with pytest.raises(
-        TooManyDeadLetters, match=rf"11 records in a row failed, from {orders_group.topic}/0 offset 0 on"
-    ):
-        under(10).run()
-    assert under(11).run().dead_letters == 13
+    in_a_row = failing(orders_group, on_poison="dead_letter", dead_letter_limits=DeadLetterLimits(consecutive=10))
+    assert batch(orders_group, in_a_row).run().dead_letters == 11
 
 
 def test_keys_that_are_held_are_for_workers(orders_group: OrdersGroup) -> None:

@@ -300,6 +300,17 @@ def test_errors_survive_the_way_from_a_task_to_the_driver() -> None:
     assert missing_module(RuntimeError("out of memory")) is None
 
 
+@pytest.mark.parametrize(
+    ("lost", "where"),
+    [("Lost task 0.3 in stage 1.0 (TID 7) (10.0.0.5 executor 2): ", " on 10.0.0.5"), ("", "")],
+    ids=["of an executor", "without a host"],
+)
+def test_a_missing_module_is_named_with_its_host(lost: str, where: str) -> None:
+    error = RuntimeError(f"{lost}PythonException: Traceback\nModuleNotFoundError: No module named 'shop'")
+    said = missing_module(error)
+    assert str(said).startswith(f"Spark's Python workers{where} have no module 'shop' (this process may have it)")
+
+
 @pytest.mark.parametrize("master", ["local", "local[*]", "local[2,4]"])
 def test_a_local_session_waits_for_no_executor(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver is the only one that is counted there, so a stage of some minutes would end as without a cluster."""

@@ -5,20 +5,16 @@ This happens before any lock on a live table is taken.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from seekpoint.errors import TooManyDeadLetters
 from seekpoint.jobs.run import Driver, Tx
 from seekpoint.jobs.staging.consolidate import Coverage, check_dead_letters, coverage
-from seekpoint.jobs.staging.ordinals import ordinals_table
-from seekpoint.jobs.staging.stage import Staged
 from seekpoint.jobs.staging.staged_rows import RowsOf, StagedRows
-from seekpoint.jobs.tables.sql_templates import name, names, rows, run
+from seekpoint.jobs.tables.sql_templates import name, names, run
 from seekpoint.jobs.tables.staging_schema import MISSING, Staging, remember_columns, unlogged
 from seekpoint.jobs.tables.targets import Path, PipelineSource, Target, targets
 from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.records import Partition
 from seekpoint.sinks.catalog import DELETED, LINE
 
 
@@ -45,7 +41,7 @@ def fold(driver: Driver, source: PipelineSource, rows_of: RowsOf = StagedRows) -
         if done.missing:
             return
         check_dead_letters(tx, staging, done)
-        check_limits(tx, staging, source.pipeline, done)
+        check_limits(source.pipeline, done)
         staged = rows_of(tx.connection, staging, [source], done.chosen)
         for target in by_sink(tx, source):
             fold_rows(tx, staging, target, staged)
@@ -55,8 +51,7 @@ def fold(driver: Driver, source: PipelineSource, rows_of: RowsOf = StagedRows) -
 
 def fold_rows(tx: Tx, staging: Staging, target: Target, staged: StagedRows) -> None:
     """Check one sink's rows, and dedupe (Upsert) or aggregate (Accumulate) them."""
-    staged.check_counts(target)
-    staged.check_order(target)
+    staged.check(target)
     if target.dedupes:
         staged.check_missing(target, is_rebuilt=False)
         _fold(tx, folded_path(staging, target), target, staged)
@@ -94,46 +89,13 @@ def _aggregate(tx: Tx, path: Path, target: Target, staged: StagedRows) -> None:
     remember_columns(tx.connection, path, columns)
 
 
-def check_limits(tx: Tx, staging: Staging, pipeline: Pipeline, done: Coverage) -> None:
-    """Raise TooManyDeadLetters if the batch exceeds the pipeline's DeadLetterLimits: a worker would stop, too."""
+def check_limits(pipeline: Pipeline, done: Coverage) -> None:
+    """Raise TooManyDeadLetters if a larger share of the batch failed than the pipeline's DeadLetterLimits allow."""
     limits = pipeline.dead_letter_limits
     failed = sum(row.dead_letters for row in done.chosen)
     passed = failed + sum(row.records for row in done.chosen)
-    if not failed:
-        return
-    if limits.ratio is not None and passed >= limits.window and failed > limits.ratio * passed:
-        raise _too_many(f"{failed} of {passed} records failed, the limit is {limits.ratio:.0%}", "ratio")
-    if limits.consecutive is None or failed <= limits.consecutive:
-        return
-    partition, offset, count = _longest_streak(tx, staging, done.chosen)
-    if count > limits.consecutive:
-        what = f"{count} records in a row failed, from {partition} offset {offset} on"
-        raise _too_many(f"{what}; the limit is {limits.consecutive}", "consecutive")
-
-
-def _longest_streak(tx: Tx, staging: Staging, chosen: Sequence[Staged]) -> tuple[Partition, int, int]:
-    """The longest streak of failed records: partition, first offset and number of records."""
-    partitions = list(dict.fromkeys(attempt.partition for attempt in chosen))
-    passed, before = dict.fromkeys(partitions, 0), list[int]()
-    for attempt in chosen:  # in the order of offsets within a partition
-        before.append(passed[attempt.partition])
-        passed[attempt.partition] += attempt.records + attempt.dead_letters
-    [(place, offset, count)] = rows(
-        tx.connection,
-        "SELECT place, min(record_offset), count(*) FROM (SELECT place, record_offset, before + ordinal - row_number() "
-        "OVER (PARTITION BY place ORDER BY record_offset) AS streak FROM {ordinals} JOIN "
-        "unnest({attempts}::text[], {places}::int[], {before}::bigint[]) AS chosen (attempt, place, before) "
-        "USING (attempt)) AS failed GROUP BY place, streak ORDER BY count(*) DESC, place, min(record_offset) LIMIT 1",
-        ordinals=ordinals_table(staging),
-        attempts=[attempt.attempt for attempt in chosen],
-        places=[partitions.index(attempt.partition) for attempt in chosen],
-        before=before,
-    )
-    return partitions[place], offset, count
-
-
-def _too_many(what: str, limit: str) -> TooManyDeadLetters:
-    return TooManyDeadLetters(
-        f"{what}: nothing of the batch is written. Fix the codec, row= or the table and run it again; or raise "
-        f"DeadLetterLimits({limit}=...)"
-    )
+    if failed and limits.ratio is not None and passed >= limits.window and failed > limits.ratio * passed:
+        raise TooManyDeadLetters(
+            f"{failed} of {passed} records failed, the limit is {limits.ratio:.0%}: nothing of the batch is written. "
+            "Fix the codec, row= or the table and run it again; or raise DeadLetterLimits(ratio=...)"
+        )

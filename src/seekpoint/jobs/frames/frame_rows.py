@@ -56,13 +56,14 @@ class FrameRows(StagedRows):
         """The number of rows that the tasks have reported."""
         return sum(attempt.rows for attempt in self._frame(target).attempts)
 
-    def check_counts(self, target: Target) -> None:
-        """Raise ReloadRefused if a table does not have the rows that its task has reported."""
+    def check(self, target: Target) -> None:
+        """Raise ReloadRefused if a table does not have its task's rows, or if a key's rows have no order."""
         for attempt in self._frame(target).attempts:
             path = (self._staging.schema, attempt.name)
             counted = rows(self._connection, "SELECT count(*) FROM {table}", table=path)[0][0]
             if counted != attempt.rows:
                 raise ReloadRefused([f"{'.'.join(path)} has {counted} rows, and its task reported {attempt.rows}"])
+        self.check_order(target)
 
     def check_order(self, target: Target) -> None:
         """Raise ReloadRefused if nothing says which of two different rows of one key is the newer one."""

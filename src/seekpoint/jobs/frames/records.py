@@ -26,7 +26,6 @@ from seekpoint.jobs.spark.data_sources import Plan, TaskSource
 from seekpoint.jobs.spark.pipeline_import import import_pipeline
 from seekpoint.jobs.spark.settings import range_of, resolved
 from seekpoint.jobs.spark.task import task
-from seekpoint.jobs.staging.ordinals import Ordinals, keep_ordinals
 from seekpoint.jobs.staging.savepoints import dead_letter_of
 from seekpoint.jobs.staging.stage import (
     FRAMES_STAGING,
@@ -96,21 +95,19 @@ def _read(engine: Engine, plan: Plan, range_: Range, decoder: RawDecoder) -> Ite
         left_out = left_out_of(tx.connection, staging, group, range_)
         edits = edits_within(tx, group, {range_.partition: (range_.topic_id, range_.start, range_.end)})
         failed: list[NewDeadLetter] = []
-        attempt, ordinals, count = new_attempt(range_), Ordinals(), 0
+        count = 0
         for records, unreadable in in_batches(read_range(resolved(plan["kafka"]), range_), ROWS):
             wanted = [record for record in edited(records, edits) if not left_out(record)]
-            ordinals.add([record.offset for record in wanted])
             batch, failures = decoder.batch(wanted, unreadable)
             failed += failures
             count += batch.num_rows
             if batch.num_rows:
                 yield batch
         decoder.keep(tx, staging, failed, range_)
-        keep_ordinals(tx.connection, staging, attempt, ordinals, failed)
         store_attempt(
             tx,
             run,
-            Staged(attempt, group, range_.partition, range_.start, range_.end, count, (), len(failed)),
+            Staged(new_attempt(range_), group, range_.partition, range_.start, range_.end, count, (), len(failed)),
             FRAMES_STAGING,
         )
 

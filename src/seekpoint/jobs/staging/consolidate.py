@@ -118,7 +118,7 @@ def consolidate(driver: Driver, sources: Sequence[PipelineSource]) -> None:
         for target in targets(tx.connection, sources):
             table = staging.table(target)
             make_like(tx.connection, table, target.path, prefix=target.staged, replaces=tx.run.strategy == "swap")
-            staged.check_counts(target)
+            staged.check(target)
             staged.check_keys(target)
             staged.insert(target, table)
             remember_columns(tx.connection, table, staged.columns(target))

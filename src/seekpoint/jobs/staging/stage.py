@@ -20,7 +20,6 @@ from seekpoint.jobs.export import ArchivedReader
 from seekpoint.jobs.run import CRASH_CHECK, Driver, Run, Tx, run_of, transaction
 from seekpoint.jobs.staging.attempt_tables import attempt_sinks
 from seekpoint.jobs.staging.lost_ranges import Lost, Reset, Span, not_applied
-from seekpoint.jobs.staging.ordinals import Ordinals, keep_ordinals, make_ordinals
 from seekpoint.jobs.staging.savepoints import LeftOut, RecordWriter, WriteResult, nothing_left_out
 from seekpoint.jobs.staging.task_errors import make_task_errors
 from seekpoint.jobs.tables.sql_templates import rows, run
@@ -100,7 +99,6 @@ def begin_staging(driver: Driver, sources: Sequence[PipelineSource]) -> None:
         staging.left_out.create(tx.connection)
         staging.lost.create(tx.connection)
         _make_dead_letters(tx, staging)
-        make_ordinals(tx.connection, staging)
         make_task_errors(tx, staging.schema)
         remember_writes(tx, staging.schema, sources)
         positions = tx.positions()
@@ -255,13 +253,8 @@ def _attempt(
     writer = RecordWriter(tx.connection, PipelineWriters(writing), blocks_later=rebuilds)
     edits = edits_within(tx, pipeline.group, {range_.partition: (range_.topic_id, range_.start, range_.end)})
     pieces = with_edits(ArchivedReader.of(kafka, now.archive, tx.connection.engine).read(range_), edits)
-    ordinals = Ordinals()
-    if not rebuilds:  # a reload has no dead-letter limits, which the ordinals are for
-        pieces = ordinals.counted(pieces, left_out)
     result = write(writer, pieces, left_out)
     keep_dead_letters(tx, staging, pipeline, result.dead_letters, {range_.partition.topic: range_.topic_id})
-    if not rebuilds:
-        keep_ordinals(tx.connection, staging, attempt, ordinals, result.dead_letters)
     for number, sink in enumerate(sinks):
         sink.aggregate(tx.connection)
         remember_columns(tx.connection, staging.attempt_rows(attempt, number), sink.columns)

@@ -130,7 +130,7 @@ class StagedRows:
         for place, offset in refused:
             raise ReloadRefused([f"{self.places[place][1]} offset {offset} {NO_VALUES.format(target.name)}"])
 
-    def check_counts(self, target: Target) -> None:
+    def check(self, target: Target) -> None:
         """Raise ReloadRefused if an attempt's tables do not have the rows that it reported."""
         for attempt, feed, tables in self._of(target):
             count = ident.SQL("count(*)" if target.sums is None else "coalesce(sum({}), 0)").format(name(ROWS))
@@ -142,9 +142,6 @@ class StagedRows:
                 raise ReloadRefused(
                     [f"{'.'.join(tables[0])} has {counted} rows, and its task reported {attempt.rows[feed.number]}"]
                 )
-
-    def check_order(self, target: Target) -> None:
-        """Raise ReloadRefused if rows of one key have no order. Does nothing here: rows of sinks have line numbers."""
 
     def shown(self, target: Target) -> str:
         """The target's name in messages."""

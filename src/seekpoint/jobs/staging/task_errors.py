@@ -35,6 +35,7 @@ ENDS_STAGING = (
 
 _TABLE = "task_errors"
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+_HOST = re.compile(r"\(TID \d+\) \((\S+) executor ")
 
 
 def error_as_text(error: SeekpointError) -> str:
@@ -94,9 +95,11 @@ def missing_module(error: BaseException) -> ConfigError | None:
     """A ConfigError with the remedy if Spark's Python workers could not import a module; else None."""
     if (match := _NO_MODULE.search(str(error))) is None:
         return None
+    host = _HOST.search(str(error))
+    where = "" if host is None else f" on {host[1]}"
     ending = ConfigError(
-        f"Spark's Python workers have no module {match[1]!r} (this process may have it): install it in the executors' "
-        "Python, or add it to the session (spark.submit.pyFiles)"
+        f"Spark's Python workers{where} have no module {match[1]!r} (this process may have it): install it in the "
+        "executors' Python, or add it to the session (spark.submit.pyFiles)"
     )
     ending.__cause__ = error
     return ending

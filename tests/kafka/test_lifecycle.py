@@ -194,9 +194,13 @@ def test_an_error_of_closing_the_connection_keeps_no_claim_and_no_thread(
             refuses.clear()
             raise RuntimeError("not returned")
 
+    def observe(event: events.Event) -> None:
+        if isinstance(event, events.Draining):
+            refuses.set()
+
     event.listen(engine, "checkin", refuse)
     name, stored = worker_group.log(1)
-    run = worker_group.worker(name, engine=engine, observe=[lambda e: isinstance(e, events.Draining) and refuses.set()])
+    run = worker_group.worker(name, engine=engine, observe=[observe])
     worker_group.wait_until_caught_up(name, stored)
     with pytest.raises(RuntimeError, match="not returned"):
         run.stop()

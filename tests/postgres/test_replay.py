@@ -17,6 +17,7 @@ from seekpoint.errors import ConfigError, Fenced, GroupPaused, HandlerMisuse, Ha
 from seekpoint.records import Cause, State
 from seekpoint.worker.replay.replay_one import Replayer
 from support.dead_letter_group import DeadLetterGroup, Halt
+from support.fixtures import NewEngine
 from support.ledger_worker import scalar, wait_until_blocked
 from support.sink_tables import TOPIC, orders
 
@@ -40,6 +41,21 @@ def test_a_replay_applies_the_record_and_closes_its_dead_letter(dead_letter_grou
     assert now.closed_at is not None
     assert dead_letter_group.actions() == [("replay", 1, "ada", f"dead letter {dead_letter.id}: ticket 7")]
     assert dead_letter_group.ledger.read()[0].next_offset == 3
+
+
+def test_a_replay_closes_no_connection_of_the_application(
+    dead_letter_group: DeadLetterGroup, new_engine: NewEngine
+) -> None:
+    """A connection that a handler had is closed afterwards: it is not one of the application's pool."""
+    dead_letter = dead_letter_group.dead_lettered(b"a", b"b", b"c")
+    session, group = text("SELECT pg_backend_pid()"), dead_letter_group
+    engine = new_engine(group.engine.url, pool_size=1, max_overflow=0, pool_timeout=0)
+    with engine.connect() as connection:
+        before = connection.scalar(session)
+    replay = DeadLetterReplay(group.pipeline(), engine, schema=group.schema, actor="ada")
+    assert replay.replay(dead_letter.id).is_applied
+    with engine.connect() as connection:
+        assert connection.scalar(session) == before
 
 
 def test_a_request_is_one_action_that_is_committed_with_the_first_record(dead_letter_group: DeadLetterGroup) -> None:

@@ -17,6 +17,7 @@ from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.frames import require_no_frames
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.engine import worker_engine
 from seekpoint.postgres.session import Session
 from seekpoint.records import storable
 from seekpoint.worker.async_handler import callable_handler
@@ -205,10 +206,12 @@ class DeadLetterReplay(DeadLetterAdmin):
 
     @contextmanager
     def _replayer(self, among: Sequence[DeadLetter] = ()) -> Iterator[Replayer]:
-        session = Session(self.ledger.engine, lends=self.pipeline.handle is not None)
+        engine = worker_engine(self.ledger.engine)  # a connection that a handler had is closed: not the application's
+        session = Session(engine, lends=self.pipeline.handle is not None)
         try:
             with callable_handler(self.pipeline) as handler:
                 options: dict[str, Any] = {"while_paused": self.while_paused, "among": among, "handler": handler}
                 yield Replayer(self.pipeline, self._dead_letters, session, self.actor, **options)
         finally:
             session.close()
+            engine.dispose()

@@ -383,7 +383,7 @@ class RetryStatus:
             "stopped": self.has_stopped
         }
 
-    def sentence(self, group: str, now: datetime | None = None) -> str:
+    def sentence(self, group: str) -> str:
         """The attempt as a sentence."""
         head = f"{self.partition} waits before offset {self.offset}"
         if self.running:
@@ -391,7 +391,7 @@ class RetryStatus:
             before = "" if self.error is None else f"; last error: {self.error}"
             return f"{head}: attempt {self._count()} is running, alone in its transaction{died}{before}{self._after()}"
         if self.then == DELAYED:
-            return f"{head}: {self.error}; {self._next(now or datetime.now(UTC), 'due')}"
+            return f"{head}: {self.error}; {self._next('due')}"
         error = self.error or NEVER_CAME_BACK
         if self.has_stopped:
             return (
@@ -399,7 +399,7 @@ class RetryStatus:
                 "codec, row= or handler and start the worker again; or skip it: "
                 f"{remedies.skip_record(group, self.partition, self.offset)}"
             )
-        return f"{head}: {error}; {self._tried()}, {self._next(now or datetime.now(UTC))}{self._after()}"
+        return f"{head}: {error}; {self._tried()}, {self._next()}{self._after()}"
 
     def _count(self) -> str:
         return str(self.attempts) if self.allowed is None else f"{self.attempts} of {self.allowed}"
@@ -409,10 +409,10 @@ class RetryStatus:
         times = "time" if self._count() == "1" else "times"
         return f"tried {self._count()} {times}{died}"
 
-    def _next(self, now: datetime, label: str = "next try") -> str:
+    def _next(self, label: str = "next try") -> str:
         if self.retry_at is None:
             return "next try by the worker that takes over"
-        time = self.retry_at.astimezone(UTC)
+        time, now = self.retry_at.astimezone(UTC), datetime.now(UTC)
         day = "%Y-%m-%d " if abs(time - now) > timedelta(hours=12) else ""
         due = " (due; no worker has tried it yet)" if time < now - timedelta(seconds=5) else ""
         return f"{label} {time:{day}%H:%M:%S} UTC{due}"

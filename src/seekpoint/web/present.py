@@ -24,6 +24,7 @@ from seekpoint.ledger.positions import Stop
 from seekpoint.records import readable
 
 LONGEST = 65_536  # bytes that are shown of a key, a value or a header
+SPARKLINE, CHART = (120, 24), (720, 160)  # width and height, in pixels
 NOT_KNOWN = "\N{EN DASH}"
 
 
@@ -223,14 +224,26 @@ def header_name(name: str) -> str:
     return octets(name_bytes(name))
 
 
-def sparkline(samples: Sequence[Sample], level: str = "", width: int = 120, height: int = 24) -> Markup:
+def sparkline(samples: Sequence[Sample], level: str = "") -> Markup:
     """The lag over time, as a line from 0 to its maximum, which is shown next to it; a dash without two samples.
 
     ``level`` is that of the state, and decides the line's colour.
     """
     if len(samples) < 2:
         return Markup('<span class="faint">{}</span>').format(NOT_KNOWN)
-    return _line([sample.at for sample in samples], [sample.lag for sample in samples], (width, height), "lag, ", level)
+    times, lags, (width, height) = [sample.at for sample in samples], [sample.lag for sample in samples], SPARKLINE
+    label = f"lag, {number(lags[0])} to {number(lags[-1])}, at most {number(max(lags))}"
+    return Markup(
+        '<span class="spark {level}"><svg viewBox="0 0 {w} {h}" width="{w}" height="{h}" role="img" '
+        'aria-label="{label}"><polyline points="{points}"/></svg><span class="scale">{high}<br>0</span></span>'
+    ).format(
+        level=level,
+        high=number(max(lags)),
+        w=width,
+        h=height,
+        label=label,
+        points=_points(times, lags, max(lags), width, height),
+    )
 
 
 def positions_chart(samples: Sequence[Sample]) -> Markup:
@@ -248,14 +261,8 @@ def positions_chart(samples: Sequence[Sample]) -> Markup:
     return offsets + _chart("Lag", times, {"lag": lags}, (0, max(lags)))
 
 
-def _chart(
-    what: str,
-    times: Sequence[datetime],
-    lines: Mapping[str, Sequence[int]],
-    bounds: tuple[int, int],
-    size: tuple[int, int] = (720, 160),
-) -> Markup:
-    (width, height), (low, high) = size, map(number, bounds)
+def _chart(what: str, times: Sequence[datetime], lines: Mapping[str, Sequence[int]], bounds: tuple[int, int]) -> Markup:
+    (width, height), (low, high) = CHART, map(number, bounds)
     drawn = Markup("").join(
         Markup('<polyline class="{}" points="{}"/>').format(
             name, _points(times, values, bounds[1] - bounds[0], width, height)
@@ -268,22 +275,6 @@ def _chart(
         "<p><span>{begin}</span><span>{end}</span></p></div>"
     ).format(
         what=what, w=width, h=height, low=low, high=high, drawn=drawn, begin=moment(times[0]), end=moment(times[-1])
-    )
-
-
-def _line(times: Sequence[datetime], values: Sequence[int], size: tuple[int, int], what: str, level: str) -> Markup:
-    width, height = size
-    label = f"{what}{number(values[0])} to {number(values[-1])}, at most {number(max(values))}"
-    return Markup(
-        '<span class="spark {level}"><svg viewBox="0 0 {w} {h}" width="{w}" height="{h}" role="img" '
-        'aria-label="{label}"><polyline points="{points}"/></svg><span class="scale">{high}<br>0</span></span>'
-    ).format(
-        level=level,
-        high=number(max(values)),
-        w=width,
-        h=height,
-        label=label,
-        points=_points(times, values, max(values), width, height),
     )
 
 

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.backoff import TRIES, retried
+from seekpoint.backoff import retried
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.batch.dedupe import by_sink, folded_path
 from seekpoint.jobs.batch.open import Claims, require_no_held_keys
@@ -45,7 +45,6 @@ def publish(
     source: PipelineSource,
     claims: Claims,
     leader_epochs: Mapping[Partition, int | None],
-    tries: int = TRIES,
     *,
     rows_of: RowsOf = StagedRows,
     is_recorded: bool = True,
@@ -66,7 +65,7 @@ def publish(
             if not took_effect(driver, error):
                 raise
 
-    retried(step, tries=tries)
+    retried(step)
 
 
 def _attempt(

@@ -80,7 +80,6 @@ def cut_over(
     plan: Plan | None = None,
     *,
     last_pass: Callable[[Budget], object] | None = None,
-    tries: int = TRIES,
 ) -> CutOver:
     """Publish the rebuilt tables, raise versions and epochs, and close the run, in one transaction.
 
@@ -96,7 +95,7 @@ def cut_over(
     """
     plan = plan or Plan()
     waits: list[float] = []
-    for attempt in range(1, tries + 1):
+    for attempt in range(1, TRIES + 1):
         budget = Budget(plan.bounds.max_wait)
         try:
             catch_up()
@@ -107,13 +106,13 @@ def cut_over(
                 records = keys = -1  # the connection was lost before they were returned
             elif _was_too_long(error, budget, driver):
                 waits.append(used)
-                if len(waits) == LONG_TRIES or attempt == tries:
+                if len(waits) == LONG_TRIES or attempt == TRIES:
                     raise _too_long(
                         driver, passes, waits, plan, by_others=sqlstate(error) == LOCK_NOT_AVAILABLE
                     ) from error
                 longer_pause(len(waits))
                 continue
-            elif attempt == tries or not (is_transient(error) or isinstance(error, RangeStuck | KafkaUnavailable)):
+            elif attempt == TRIES or not (is_transient(error) or isinstance(error, RangeStuck | KafkaUnavailable)):
                 raise
             else:
                 pause(attempt)

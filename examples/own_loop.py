@@ -52,7 +52,7 @@ def run(
     with Assignment(consumer, ledger, [topic], kafka=config) as held:
         while not stopping.is_set():
             try:
-                messages = held.accept_poll(held.client.read(500, 0.2))  # claims, activates, drops stale messages
+                messages = held.accept_poll(held.read(500, 0.2))  # claims, activates, drops stale messages
                 if not messages:
                     continue
                 with engine.begin() as tx:

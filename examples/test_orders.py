@@ -13,9 +13,8 @@ import msgspec
 import pytest
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Numeric, Table, create_engine, insert, select
 
-from seekpoint import Append, Batch, Json, Pipeline, Poison
+from seekpoint import Append, Batch, Json, Partition, Pipeline, Poison, RawRecord
 from seekpoint.errors import PoisonStop
-from seekpoint.records import Partition, RawRecord
 from seekpoint.testing import batch, check_exactly_once, process, raw, record
 
 pytest_plugins = ["seekpoint.testing.pytest_plugin"]

@@ -2,52 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 from importlib import import_module
 from types import ModuleType
 
 PUBLIC_MODULES = [
     "seekpoint.admin",
     "seekpoint.codecs",
-    "seekpoint.codecs.arrow",
-    "seekpoint.codecs.registry",
     "seekpoint.errors",
     "seekpoint.events",
-    "seekpoint.jobs.batch",
-    "seekpoint.jobs.export",
-    "seekpoint.jobs.reload",
-    "seekpoint.ledger",
-    "seekpoint.ledger.dead_letters",
+    "seekpoint.jobs",
     "seekpoint.metrics",
-    "seekpoint.metrics.otel",
-    "seekpoint.metrics.prometheus",
-    "seekpoint.pipeline.sink",
-    "seekpoint.records",
     "seekpoint.schema",
-    "seekpoint.sinks.arrow",
+    "seekpoint.sinks",
     "seekpoint.spark",
     "seekpoint.testing",
-    "seekpoint.testing.child_process",
-    "seekpoint.testing.servers",
-    "seekpoint.tracing",
     "seekpoint.web",
-    "seekpoint.worker.assignment",
-    "seekpoint.worker.health",
 ]
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """The names that a module offers: its ``__all__``, or what it defines itself."""
-    listed = getattr(module, "__all__", None)
-    if listed is not None:
-        return list(listed)
-    return [
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-        and getattr(value, "__module__", None) == module.__name__
-        and (inspect.isclass(value) or inspect.isfunction(value))
-    ]
+    """The names that a module offers: its ``__all__``."""
+    return list(module.__all__)
 
 
 def documented_names() -> dict[str, dict[str, str | None]]:

@@ -16,10 +16,9 @@ import msgspec
 from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, SmallInteger, Table, Text
 
 from demo.wire import Wire
+from seekpoint import Pipeline, Retry
 from seekpoint.codecs import Json
 from seekpoint.errors import ConfigError
-from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.pipeline.policy import Retry
 from seekpoint.sinks import Append
 
 GROUP = TOPIC = TABLE = "flights"

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, create_engine
 
 from demo.flights import RECORDS, read_flights
 from seekpoint.errors import ConfigError
-from seekpoint.testing.servers.pair import Pair, start_pair
+from seekpoint.testing import Pair, start_pair
 from seekpoint.testing.servers.process import Folder
 
 DATABASE = "SEEKPOINT_DEMO_DATABASE"  # the variable from which Spark's processes read the database's URL

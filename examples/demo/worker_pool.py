@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, Self
 
 from seekpoint.errors import SeekpointError
-from seekpoint.testing.child_process import ChildProcess, NotReached, Report, start_python
+from seekpoint.testing import ChildProcess, NotReached, Report, start_python
 
 PATIENCE = 60.0  # seconds that any single step of the demo may take
 

@@ -10,11 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from demo.flights import pipeline
-from seekpoint import events
-from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.pipeline.policy import Limits
-from seekpoint.testing.child_process import Reporter, receive
-from seekpoint.worker.worker import Worker
+from seekpoint import Limits, Pipeline, Worker, events
+from seekpoint.testing import Reporter, receive
 
 
 def serve(prepare: Callable[[Mapping[str, Any]], tuple[Pipeline, Sequence[events.Observer]]]) -> None:

@@ -1,4 +1,4 @@
-"""Every error that Seekpoint raises.
+"""Every error that Seekpoint raises, for programs that catch them.
 
 ::
 
@@ -45,7 +45,42 @@ from typing import Any, ClassVar, Self
 from uuid import UUID
 
 from seekpoint import remedies
-from seekpoint.records import Failure, Partition, Record
+from seekpoint.records import Cause, Failure, Partition, Record
+
+__all__ = [
+    "ArchiveDamaged",
+    "BatchRefused",
+    "Cause",
+    "ClusterChanged",
+    "CodecUnavailable",
+    "ConfigError",
+    "CutOverRefused",
+    "DeclarationDiffers",
+    "Failure",
+    "Fenced",
+    "FrameFailed",
+    "GroupForgotten",
+    "GroupPaused",
+    "HandlerMisuse",
+    "HandlerOutdated",
+    "KafkaUnavailable",
+    "NotApplied",
+    "OffsetLost",
+    "PartitionStopped",
+    "Poison",
+    "PoisonStop",
+    "RangeLost",
+    "RangeStuck",
+    "ReloadOver",
+    "ReloadRefused",
+    "SchemaMismatch",
+    "SeekpointError",
+    "StandbyRequired",
+    "StopTimeout",
+    "TooManyDeadLetters",
+    "TopicRecreated",
+    "TopicUnknown",
+]
 
 
 class SeekpointError(Exception):

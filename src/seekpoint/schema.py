@@ -1,4 +1,4 @@
-"""Installs and upgrades the ledger's schema, checks its revision, and prints the SQL.
+"""Installs and upgrades the ledger's schema, for programs that deploy it: checks its revision, and prints the SQL.
 
 The tables are in a separate schema, built by the Alembic scripts in ``migrations/``. There are four ways to install
 them: the command ``seekpoint db upgrade``; a revision in the application's own Alembic tree that calls :func:`upgrade`;
@@ -72,6 +72,17 @@ __all__ = [
     "run_in_schema",
     "sql",
     "step",
+    "upgrade",
+    "version_location",
+]
+
+__all__ = [
+    "HEAD",
+    "check",
+    "current",
+    "downgrade",
+    "not_ours",
+    "sql",
     "upgrade",
     "version_location",
 ]

@@ -13,6 +13,7 @@ import seekpoint
 from public_modules import PUBLIC_MODULES
 from seekpoint import (
     Assignment,
+    Health,
     Ledger,
     Limits,
     Pipeline,
@@ -20,47 +21,36 @@ from seekpoint import (
     Worker,
     consumer_config,
     events,
+    jobs,
     spark,
     testing,
 )
-from seekpoint.jobs import batch, export, reload
 from seekpoint.kafka import config
-from seekpoint.kafka.client import Client
 from seekpoint.metrics import CATALOGUE, Metric
 from seekpoint.postgres.engine import _KEEPALIVES
 from seekpoint.sinks import Append
-from seekpoint.worker.health import Health
 from support.docs_pages import ROOT, named, read, section
 from support.failures import for_each
 from support.public_kinds import ERRORS, EVENTS
 
 API, EVENTS_PAGE, CONFIGURATION = (named(f"docs/reference/{name}.md") for name in ("api", "events", "configuration"))
-JOB_PAGES = {
-    "seekpoint.jobs.reload": "docs/concepts/reload.md",
-    "seekpoint.jobs.export": "docs/guides/batch.md",
-    "seekpoint.jobs.batch": "docs/guides/batch.md",
-    "seekpoint.spark": "docs/spark/options.md",
-}
+JOB_SECTIONS = (
+    ("seekpoint.jobs: Reload", "docs/concepts/reload.md"),
+    ("seekpoint.jobs: Export", "docs/guides/batch.md"),
+    ("seekpoint.jobs: BatchJob", "docs/guides/batch.md"),
+)
 
 
-def job_section(module: str) -> str:
-    """The reference of a module of jobs."""
-    return section(named(JOB_PAGES[module]), module)
+def reference_of(module: Any) -> str:
+    """The reference of the jobs, or of Spark's."""
+    if module is spark:
+        return section(named("docs/spark/options.md"), "seekpoint.spark")
+    return "".join(section(named(page), heading) for heading, page in JOB_SECTIONS)
 
 
 def ticked(text: str) -> set[str]:
     """Every word in backticks."""
     return {word for code in re.findall(r"`([^`]+)`", text) for word in re.findall(r"\w+", code)}
-
-
-def face_of(documented: Any) -> str:
-    """The package that offers it to users."""
-    (face,) = (
-        module.__name__
-        for module in (reload, export, batch, spark)
-        if getattr(module, documented.__name__, None) is documented
-    )
-    return face
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -117,12 +107,6 @@ def test_every_public_method_is_in_the_reference(documented: type) -> None:
     assert public <= ticked(section(API, documented.__name__))
 
 
-def test_what_the_loop_reads_with_is_in_the_reference() -> None:
-    shown = re.search(r"^\| `client` \|.*`client\.read\(([^`]*)\)`", section(API, "Assignment"), re.MULTILINE)
-    assert shown is not None
-    assert shown[1].split(", ") == list(inspect.signature(Client.read).parameters)[1:]
-
-
 @for_each(["reset_offset", "pause", "resume", "claim", "record_action"])
 def test_the_ledgers_methods_are_shown_with_their_parameters(name: str) -> None:
     shown = re.search(rf"`{name}\(([^`]*)\)`", section(API, "Ledger"))
@@ -150,13 +134,13 @@ def test_every_name_of_the_test_kit_is_in_the_reference() -> None:
     assert is_dataclass(testing.Processed)
 
 
-@for_each([reload, export, batch, spark], lambda module: module.__name__)
+@for_each([jobs, spark], lambda module: module.__name__)
 def test_every_name_of_a_job_is_in_the_reference(module: Any) -> None:
-    shown = job_section(module.__name__)
+    shown = reference_of(module)
     assert {name for name in module.__all__ if not re.search(rf"`{name}\b", shown)} == set()
 
 
-JOB_CLASSES = [reload.Reload, reload.Runs, export.Export, export.Archive, batch.BatchJob]
+JOB_CLASSES = [jobs.Reload, jobs.Runs, jobs.Export, jobs.Archive, jobs.BatchJob]
 OTHERS = {
     "Env",
     "REDACTED",
@@ -171,7 +155,7 @@ SPARK_NAMES: list[Any] = [getattr(spark, name) for name in spark.__all__ if name
 
 @for_each([*JOB_CLASSES, *SPARK_NAMES], lambda documented: f"{documented.__module__}.{documented.__name__}")
 def test_every_parameter_of_a_job_is_in_the_reference(documented: Any) -> None:
-    shown = job_section(face_of(documented))
+    shown = reference_of(spark if documented in SPARK_NAMES else jobs)
     signature = re.search(rf"`{documented.__name__}\(((?:[^()]|\([^()]*\))*)\)`", shown)
     assert signature is not None
     names = [part.split("=")[0].strip() for part in re.sub(r"\([^()]*\)", "", signature[1]).split(",")]
@@ -180,11 +164,11 @@ def test_every_parameter_of_a_job_is_in_the_reference(documented: Any) -> None:
 
 @for_each(JOB_CLASSES, lambda documented: documented.__name__)
 def test_every_method_of_a_job_is_in_the_reference(documented: type) -> None:
-    inner = {"storage", "ledger"} if documented is export.Archive else set()
+    inner = {"storage", "ledger"} if documented is jobs.Archive else set()
     public = {
         name for name, value in vars(documented).items() if not name.startswith("_") and not inspect.isclass(value)
     }
-    assert public - inner <= ticked(job_section(face_of(documented)))
+    assert public - inner <= ticked(reference_of(jobs))
 
 
 def test_every_limit_is_in_the_reference_with_its_default() -> None:

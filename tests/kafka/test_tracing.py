@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from seekpoint import OnPoison, Poison
-from seekpoint.tracing import Tracing
+from seekpoint.metrics import Tracing
 from support.kafka_postgres import WorkerGroup
 
 PRODUCERS = [0x11, 0x22]

@@ -26,6 +26,8 @@ SOURCES = sorted(
 IMPORTERS = ("import_module", "__import__")
 
 
+ALIASES = {"AsyncHandler", "Handler", "RawRecord"}  # of types, without a home
+
 NAMES = [("seekpoint", name) for name in seekpoint.__all__] + [
     (module, name) for module in PUBLIC_MODULES for name in public_names(importlib.import_module(module))
 ]
@@ -37,9 +39,10 @@ def test_all_is_sorted() -> None:
 
 def test_the_roots_names_are_those_of_the_design() -> None:
     assert set(seekpoint.__all__) == {
-        "Accumulate", "Append", "Assignment", "Batch", "Bytes", "DeadLetterLimits", "Fenced", "Json", "Ledger",
-        "Limits", "OnPoison", "Partition", "Pipeline", "Poison", "Record", "Retry", "SeekpointError", "Span", "StartAt",
-        "Text", "Upsert", "Worker", "consumer_config",
+        "Accumulate", "Append", "Assignment", "AsyncHandler", "Attempt", "Batch", "Bytes", "Chunk", "Claim", "Claimed",
+        "DeadLetterLimits", "Expected", "Fenced", "Handler", "Health", "Json", "Ledger", "Limits", "Move", "OnPoison",
+        "Partition", "Passed", "Pipeline", "Poison", "Position", "RawRecord", "Record", "Retry", "Running",
+        "SeekpointError", "Span", "StartAt", "Stop", "Text", "Upsert", "Worker", "consumer_config",
     }  # fmt: skip
 
 
@@ -47,6 +50,8 @@ def test_the_roots_names_are_those_of_the_design() -> None:
 def test_every_name_can_be_imported_and_is_the_one_of_its_home(name: str) -> None:
     scope: dict[str, Any] = {}
     exec(f"from seekpoint import {name}", scope)
+    if name in ALIASES:
+        return
     assert scope[name].__name__ == name
     assert getattr(importlib.import_module(scope[name].__module__), name) is scope[name]
 

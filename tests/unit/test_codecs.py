@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seekpoint import Bytes, Json, Text
-from seekpoint.codecs import Codec, key_decoder, value_decoder
+from seekpoint.codecs import Codec
+from seekpoint.codecs.codec import key_decoder, value_decoder
 from seekpoint.codecs.json import explained
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.records import RawRecord

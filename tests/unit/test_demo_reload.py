@@ -122,7 +122,7 @@ def test_the_whole_has_the_names_of_each_reload(tmp_path: Path, monkeypatch: pyt
 
 def test_spark_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install '/path/to/seekpoint\[spark\]'"), show._spark("local[2]", "url"):
+    with pytest.raises(ConfigError, match="make demo-reload"), show._spark("local[2]", "url"):
         pass
 
 

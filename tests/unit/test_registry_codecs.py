@@ -29,7 +29,7 @@ from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
 
 from seekpoint import Append, Bytes, Pipeline
-from seekpoint.codecs import key_decoder, value_decoder
+from seekpoint.codecs.codec import key_decoder, value_decoder
 from seekpoint.codecs.registry import Avro, JsonSchema, Protobuf
 from seekpoint.errors import CodecUnavailable, ConfigError, Poison
 from seekpoint.testing import raw

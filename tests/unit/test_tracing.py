@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -15,12 +14,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from psycopg import OperationalError
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint import Bytes, Pipeline, Worker, tracing
+from seekpoint import Bytes, Pipeline, Worker
 from seekpoint.errors import ConfigError
+from seekpoint.metrics.tracing import LINKS, LOOKED_AT, Tracing
 from seekpoint.postgres.session import CommitUnanswered
 from seekpoint.testing import raw
-from seekpoint.tracing import LINKS, LOOKED_AT, Tracing
-from seekpoint.worker.open_batch import OpenBatch
 
 PIPELINE: Pipeline[Any, Any] = Pipeline("g", topics="a", value=Bytes(), handle=lambda tx, batch: None)
 
@@ -40,10 +38,6 @@ class FakeBatch:
 
     def replay(self) -> Iterator[list[Any]]:
         return iter([self.records[:3], self.records[3:]])
-
-    @property
-    def batch(self) -> OpenBatch:
-        return cast("OpenBatch", SimpleNamespace(buffer=self))
 
 
 @pytest.fixture
@@ -66,7 +60,7 @@ def test_each_producers_span_is_linked_once_also_of_records_that_come_later(
     spans: Tracing, exporter: InMemorySpanExporter
 ) -> None:
     reading = FakeBatch([traceparent(7), {}, {"traceparent": None}, traceparent(7)])
-    with spans.transaction(PIPELINE, reading.batch, 1):
+    with spans.transaction(PIPELINE, reading.replay, 1):
         reading.records += FakeBatch([{"traceparent": b"\xff no"}, {**traceparent(8), "mine": b"\xff"}]).records
     (span,) = exporter.get_finished_spans()
     assert linked(span) == [7, 8]
@@ -76,7 +70,7 @@ def test_each_producers_span_is_linked_once_also_of_records_that_come_later(
 def test_links_and_looks_are_limited(spans: Tracing, exporter: InMemorySpanExporter) -> None:
     none: Headers = {}
     for headers in ([*map(traceparent, range(1, LINKS + 9))], [none] * LOOKED_AT + [traceparent(1)]):
-        with spans.transaction(PIPELINE, FakeBatch(headers).batch, 1):
+        with spans.transaction(PIPELINE, FakeBatch(headers).replay, 1):
             pass
     many, late = exporter.get_finished_spans()
     assert linked(many) == [*range(1, LINKS + 1)]
@@ -85,7 +79,7 @@ def test_links_and_looks_are_limited(spans: Tracing, exporter: InMemorySpanExpor
 
 def test_headers_without_a_valid_span_do_not_count_as_links(spans: Tracing, exporter: InMemorySpanExporter) -> None:
     invalid: list[Headers] = [{"traceparent": b"no span %d" % n} for n in range(LINKS)]
-    with spans.transaction(PIPELINE, FakeBatch([*invalid, traceparent(1)]).batch, 1):
+    with spans.transaction(PIPELINE, FakeBatch([*invalid, traceparent(1)]).replay, 1):
         pass
     (span,) = exporter.get_finished_spans()
     assert linked(span) == [1]
@@ -98,7 +92,7 @@ LOST = CommitUnanswered(DBAPIError("COMMIT", {}, OperationalError("a secret")))
 def test_an_error_is_its_class_alone(
     spans: Tracing, exporter: InMemorySpanExporter, error: Exception, name: str
 ) -> None:
-    with pytest.raises(type(error), match="a secret"), spans.transaction(PIPELINE, FakeBatch([]).batch, 2):
+    with pytest.raises(type(error), match="a secret"), spans.transaction(PIPELINE, FakeBatch([]).replay, 2):
         raise error
     (span,) = exporter.get_finished_spans()
     assert span.attributes is not None
@@ -120,13 +114,13 @@ def test_a_tracer_that_raises_does_not_disturb_the_worker(
     provider = TracerProvider()
     provider.add_span_processor(processor)
     done = False
-    with caplog.at_level(logging.ERROR), Tracing(provider).transaction(PIPELINE, FakeBatch([]).batch, 1):
+    with caplog.at_level(logging.ERROR), Tracing(provider).transaction(PIPELINE, FakeBatch([]).replay, 1):
         done = True
     assert done
-    assert [record.name for record in caplog.records] == [tracing.__name__]
+    assert [record.name for record in caplog.records] == ["seekpoint.metrics.tracing"]
 
 
 def test_what_is_no_tracer_is_refused() -> None:
     kafka = {"bootstrap.servers": "nowhere:1"}
-    with pytest.raises(ConfigError, match=r"must be a seekpoint\.tracing\.Tracing"):
+    with pytest.raises(ConfigError, match=r"must be a seekpoint\.metrics\.Tracing"):
         Worker(PIPELINE, engine="postgresql://nowhere/none", kafka=kafka, tracing=True)  # type: ignore[arg-type]

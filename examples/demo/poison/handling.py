@@ -29,14 +29,8 @@ from sqlalchemy import (
 from demo import flights
 from demo.flights import Flight
 from demo.poison.kinds import ID
-from seekpoint import events
+from seekpoint import Batch, Handler, Pipeline, Poison, Record, Retry, events
 from seekpoint.codecs import Json
-from seekpoint.errors import Poison
-from seekpoint.pipeline.batch import Batch
-from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.pipeline.policy import Retry
-from seekpoint.pipeline.sink import Handler
-from seekpoint.records import Record
 
 CLEAN, POISONED = "flights_clean", "flights"  # topic, table and group
 EXITED = 66  # the exit code of a worker that a record ends by os._exit()

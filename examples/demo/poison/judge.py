@@ -12,9 +12,7 @@ from sqlalchemy import Engine, Table, select
 from demo.flights import Flight
 from demo.poison.kinds import ID, KINDS, Sent
 from demo.report import matched
-from seekpoint.admin import DeadLetterAdmin, Where
-from seekpoint.ledger.dead_letters import DeadLetter
-from seekpoint.records import Cause, State
+from seekpoint.admin import Cause, DeadLetter, DeadLetterAdmin, State, Where
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from demo.flights import Flight
-from seekpoint.records import Cause
+from seekpoint.admin import Cause
 
 ONE_IN = 1_000
 SOUND = 500  # the first records, none of them broken: each common carrier has a flight that is in the table

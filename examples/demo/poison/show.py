@@ -21,9 +21,8 @@ from demo.servers import servers
 from demo.wire import Wire, create_topic
 from demo.worker_pool import DemoFailed
 from seekpoint import schema
-from seekpoint.admin import DeadLetterReplay
-from seekpoint.records import Cause
-from seekpoint.testing.servers.pair import Pair
+from seekpoint.admin import Cause, DeadLetterReplay
+from seekpoint.testing import Pair
 
 SEED = 2013
 PATIENCE = 150.0  # seconds for one run: the crashing records' part takes a session timeout for each crash

@@ -10,8 +10,8 @@ from typing import Any
 
 from demo.poison.handling import EXITED
 from demo.worker_pool import WorkerPool, WorkerProcess
-from seekpoint.records import Cause
-from seekpoint.testing.child_process import Report
+from seekpoint.admin import Cause
+from seekpoint.testing import Report
 
 #: How a record ended its worker, by the exit code.
 CRASHES = {EXITED: "os._exit", -signal.SIGSEGV: "segfault"}

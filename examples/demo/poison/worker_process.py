@@ -8,8 +8,8 @@ from typing import Any
 
 from demo.poison.handling import BuggyHandler, Outages, make_pipeline, make_table
 from demo.worker_process import serve
+from seekpoint import Pipeline
 from seekpoint.events import Observer
-from seekpoint.pipeline.pipeline import Pipeline
 
 
 def _prepare(order: Mapping[str, Any]) -> tuple[Pipeline, Sequence[Observer]]:

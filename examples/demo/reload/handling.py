@@ -10,10 +10,8 @@ from sqlalchemy import BigInteger, Column, MetaData, Table
 
 from demo import flights
 from demo.flights import Flight
+from seekpoint import Pipeline, Record, Retry
 from seekpoint.codecs import Json
-from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.pipeline.policy import Retry
-from seekpoint.records import Record
 from seekpoint.sinks import Append
 
 GROUP = TOPIC = TABLE = "flights"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from sqlalchemy import Engine
@@ -19,7 +19,7 @@ from sqlalchemy import Engine
 from demo.bar import bar
 from demo.faults import is_open, open_transaction
 from demo.flights import PARTITIONS, RECORDS, Flight, read_flights
-from demo.reload.handling import TOPIC, name_of, table
+from demo.reload.handling import TOPIC, make_pipeline, name_of, table
 from demo.reload.judge import compare
 from demo.reload.load import Load
 from demo.reload.reader import Reader
@@ -28,12 +28,10 @@ from demo.reload.worker_pool import VersionedPool
 from demo.servers import DATABASE, servers
 from demo.wire import create_topic
 from demo.worker_pool import DemoFailed
-from seekpoint import schema
-from seekpoint.errors import needs_extra
-from seekpoint.jobs.reload import CutOver, Driver, LocalStager, Reload, Run, Staged, Stager, Task
-from seekpoint.jobs.reload.catch_up import CatchUp
-from seekpoint.ledger.tables import DEFAULT_SCHEMA
-from seekpoint.testing.servers.pair import Pair
+from seekpoint import Pipeline, schema
+from seekpoint.errors import ConfigError
+from seekpoint.jobs import CutOver, Driver, Reload, Run, Staged, Stager, Task, stage_range
+from seekpoint.testing import Pair
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,8 +82,8 @@ def perform(records: int = RECORDS, *, spark: str | None = None, console: Consol
 def _spark(master: str, database: str) -> Iterator[SparkSession]:
     """A session whose tasks read the database's URL from an environment variable."""
     if importlib.util.find_spec("pyspark") is None:
-        raise needs_extra("--spark needs pyspark", "spark")
-    from seekpoint.testing.servers.spark import start_spark  # noqa: PLC0415 -- an extra
+        raise ConfigError("--spark needs pyspark: run the demo with `make demo-reload`, which installs it")
+    from seekpoint.testing import start_spark  # noqa: PLC0415 -- an extra
 
     os.environ[DATABASE] = database
     try:
@@ -95,6 +93,20 @@ def _spark(master: str, database: str) -> Iterator[SparkSession]:
                 yield session
     finally:
         del os.environ[DATABASE]
+
+
+@dataclass(frozen=True, slots=True)
+class InThisProcess:
+    """Stages each range in this process."""
+
+    engine: Engine
+    kafka: Mapping[str, Any]
+    pipeline: Pipeline
+
+    def stage(self, run: Run, tasks: Sequence[Task]) -> Iterable[Staged]:
+        """Stage each task, in order."""
+        for task in tasks:
+            yield stage_range(self.engine, "seekpoint", self.kafka, run.id, pipeline=self.pipeline, range_=task.range)
 
 
 class Timed:
@@ -261,9 +273,7 @@ class Stage:
 
     def _stager(self, strategy: str, version: int) -> Stager:
         if self._spark is None or self._staged_by(strategy) != "Spark":
-            return LocalStager(
-                self.engine, DEFAULT_SCHEMA, self.kafka, Reload([name_of(version)], self.engine, self.kafka).sources
-            )
+            return InThisProcess(self.engine, self.kafka, make_pipeline(version))
         from seekpoint.spark import Env, SparkStager  # noqa: PLC0415 -- an extra
 
         return SparkStager(self._spark, self.kafka, database=Env(DATABASE), range_records=self._count // PARTITIONS)
@@ -271,7 +281,7 @@ class Stage:
     def _publish(self, reload: Reload, driver: Driver, version: int, tell: Tell) -> CutOver:
         """Catch up, compare, and cut over, with the next version's workers on standby."""
         before, after = WORKERS[version - 1], WORKERS[version]
-        with CatchUp(driver, reload.sources, self.kafka) as rounds:
+        with reload.passes(driver) as rounds:
             reload.catch_up(driver, rounds)
             if driver.run.strategy == "merge":
                 comparison = reload.compare(driver, rounds).tables[0]

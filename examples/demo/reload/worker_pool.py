@@ -9,7 +9,7 @@ from typing import Any
 
 from demo.reload.worker_process import OUTDATED
 from demo.worker_pool import DemoFailed, WorkerPool, WorkerProcess
-from seekpoint.testing.child_process import Report
+from seekpoint.testing import Report
 
 
 class VersionedPool(WorkerPool):

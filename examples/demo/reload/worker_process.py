@@ -8,9 +8,9 @@ from typing import Any
 
 from demo.reload.handling import make_pipeline
 from demo.worker_process import serve
+from seekpoint import Pipeline
 from seekpoint.errors import HandlerOutdated
 from seekpoint.events import Observer
-from seekpoint.pipeline.pipeline import Pipeline
 
 OUTDATED = 4  # exit code: a newer version has taken the group over
 

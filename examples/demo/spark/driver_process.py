@@ -16,8 +16,7 @@ from demo.servers import DATABASE
 from demo.spark.handling import NAME
 from seekpoint.errors import Fenced
 from seekpoint.spark import Env, run
-from seekpoint.testing.child_process import obey, receive
-from seekpoint.testing.servers.spark import start_spark
+from seekpoint.testing import obey, receive, start_spark
 
 FENCED = 4  # exit code: another driver has the partitions
 

@@ -16,7 +16,7 @@ from sqlalchemy import Engine, text
 from demo.flights import GROUP
 from demo.servers import DATABASE
 from demo.worker_pool import DemoFailed, LoggedProcess
-from seekpoint.testing.child_process import start_python
+from seekpoint.testing import start_python
 
 LONGEST = 600.0  # seconds that a step may take: a session of Spark takes minutes on a busy machine
 

@@ -8,8 +8,8 @@ from sqlalchemy import BigInteger, Column, DateTime, Integer, SmallInteger, Tabl
 
 from demo.flights import GROUP, TABLE, TOPIC, Flight, table
 from seekpoint.codecs import Json
-from seekpoint.pipeline.frames import Frame, SparkPipeline
 from seekpoint.sinks import Accumulate, Append
+from seekpoint.spark import Frame, SparkPipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -24,8 +24,8 @@ from demo.spark.sums import differing
 from demo.wire import create_topic
 from demo.worker_pool import DemoFailed
 from seekpoint import schema
-from seekpoint.errors import needs_extra
-from seekpoint.testing.servers.pair import Pair
+from seekpoint.errors import ConfigError
+from seekpoint.testing import Pair
 
 MICRO_BATCHES = 12  # about; each share of the records has a quarter of them, and the faults need two
 SHARES = 4
@@ -51,7 +51,7 @@ def perform(records: int = RECORDS, *, console: Console) -> Report:
     server cannot be started, and DemoFailed if a step fails.
     """
     if importlib.util.find_spec("pyspark") is None:
-        raise needs_extra("the demo needs pyspark", "spark")
+        raise ConfigError("the demo needs pyspark: run it with `make demo-spark`, which installs it")
     names = read_airlines()
     with servers(records, console) as (pair, engine, folder):
         schema.upgrade(engine)

@@ -1,4 +1,7 @@
-"""Operators' actions: status, pauses and resets of groups; dead letters to list, replay, discard, export."""
+"""The actions of operators, for their programs: :class:`Admin`, and the plans and values that it returns.
+
+Status, pauses and resets of groups; dead letters to list, replay, discard and export.
+"""
 
 from seekpoint.admin.admin import Admin
 from seekpoint.admin.explanation import Explanation, TopicGuarantee
@@ -20,7 +23,9 @@ from seekpoint.admin.reset_to import ResetTo
 from seekpoint.admin.samples import Sample
 from seekpoint.admin.status import BrokersAway, GroupStatus, PartitionStatus, Pause, WorkerStatus
 from seekpoint.admin.summaries import GroupSummary
-from seekpoint.ledger.dead_letters import DeadLetterCause, Where
+from seekpoint.ledger.dead_letters import DeadLetter, DeadLetterCause, Where
+from seekpoint.ledger.roles import Role
+from seekpoint.records import Cause, Failure, State
 from seekpoint.worker.replay.dead_letter_admin import Chosen, DeadLetterAdmin, Discarded, Edited, group_of, portable
 from seekpoint.worker.replay.plan import Planned
 from seekpoint.worker.replay.replay import DeadLetterReplay, Summary
@@ -33,7 +38,9 @@ __all__ = [
     "ActionFilter",
     "Admin",
     "BrokersAway",
+    "Cause",
     "Chosen",
+    "DeadLetter",
     "DeadLetterAdmin",
     "DeadLetterCause",
     "DeadLetterReplay",
@@ -41,6 +48,7 @@ __all__ = [
     "Discarded",
     "Edited",
     "Explanation",
+    "Failure",
     "Finding",
     "ForgetPlan",
     "ForgetResult",
@@ -71,7 +79,9 @@ __all__ = [
     "ResetPlan",
     "ResetResult",
     "ResetTo",
+    "Role",
     "Sample",
+    "State",
     "Summary",
     "TableDifferences",
     "TopicGuarantee",

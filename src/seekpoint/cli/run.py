@@ -159,7 +159,7 @@ def _worker(runnable: Pipeline | Worker, servers: ServerOptions, arguments: Mapp
 
 
 def _tracer() -> Tracer:
-    from seekpoint.tracing import Tracing  # noqa: PLC0415 -- an extra
+    from seekpoint.metrics.tracing import Tracing  # noqa: PLC0415 -- an extra
 
     return Tracing()
 

@@ -1,21 +1,33 @@
-"""Codecs turn bytes into values: JSON, text, bytes, CloudEvents, Debezium's events, or any callable.
+"""Codecs, for declarations: they turn the bytes of keys and values into Python values.
 
 A codec is a callable ``bytes -> V``, or an object with ``decode(record) -> V`` for formats that need the
 whole record (headers, topic). A callable never gets null: a null key is None; a null value (a tombstone) is None
 if the codec declares ``tombstones=True``, and poison otherwise. Any exception of a codec makes its record a poison
 record, except CodecUnavailable: a service that the codec needs does not answer, so the worker waits.
 Do not use ``pickle.loads``: a producer of the topic could run code.
+
+``Avro``, ``JsonSchema``, ``Protobuf`` and ``Registry`` need the extra ``registry``, ``Arrow`` the extra ``arrow``.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from seekpoint.codecs.cloud_events import CloudEvent, Event
-from seekpoint.codecs.codec import BytesDecoder, Codec, RecordCodec, key_decoder, plain_decoder, value_decoder
+from seekpoint.codecs.codec import BytesDecoder, Codec, RecordCodec
 from seekpoint.codecs.connect_values import UNAVAILABLE, Unreadable
 from seekpoint.codecs.debezium import Change, Debezium
 from seekpoint.codecs.json import Json
 from seekpoint.codecs.text import Bytes, Text
 
+if TYPE_CHECKING:
+    from seekpoint.codecs.arrow import Arrow
+    from seekpoint.codecs.registry import Avro, JsonSchema, Protobuf, Registry
+
 __all__ = [
     "UNAVAILABLE",
+    "Arrow",
+    "Avro",
     "Bytes",
     "BytesDecoder",
     "Change",
@@ -24,10 +36,23 @@ __all__ = [
     "Debezium",
     "Event",
     "Json",
+    "JsonSchema",
+    "Protobuf",
     "RecordCodec",
+    "Registry",
     "Text",
     "Unreadable",
-    "key_decoder",
-    "plain_decoder",
-    "value_decoder",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a codec that has an extra, when it is first used."""
+    if name == "Arrow":
+        from seekpoint.codecs.arrow import Arrow  # noqa: PLC0415 -- an extra
+
+        return Arrow
+    if name in {"Avro", "JsonSchema", "Protobuf", "Registry"}:
+        from seekpoint.codecs import registry  # noqa: PLC0415 -- an extra
+
+        return getattr(registry, name)
+    raise AttributeError(f"module 'seekpoint.codecs' has no attribute {name!r}")

@@ -20,7 +20,6 @@ from seekpoint.kafka.client import (
     END_OF_PARTITION,
     Message,
     MessageColumns,
-    Unreadable,
     lazy_records,
     message_columns,
 )
@@ -71,7 +70,7 @@ class Piece:
     """
 
     records: Sequence[RawRecord]
-    unreadable: Sequence[tuple[RawRecord, Unreadable]] = field(default_factory=list)
+    unreadable: Sequence[tuple[RawRecord, Exception]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.records)

@@ -16,7 +16,8 @@ from typing import Any, Generic, Literal, Never, Self, TypedDict, Unpack, overlo
 from sqlalchemy import Connection
 from typing_extensions import TypeVar
 
-from seekpoint.codecs import Bytes, Codec, key_decoder, value_decoder
+from seekpoint.codecs import Bytes, Codec
+from seekpoint.codecs.codec import key_decoder, value_decoder
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.handler import check_handler, shown_handler
 from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry, StartAt

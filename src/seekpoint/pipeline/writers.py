@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic
 
-from seekpoint.codecs import Bytes, key_decoder, plain_decoder, value_decoder
+from seekpoint.codecs import Bytes
+from seekpoint.codecs.codec import key_decoder, plain_decoder, value_decoder
 from seekpoint.errors import CodecUnavailable, ConfigError
 from seekpoint.pipeline.batch import Batch
 from seekpoint.pipeline.pipeline import Pipeline

@@ -1,7 +1,39 @@
-"""Sinks: tables that records are written to, inside the transaction that advances the position."""
+"""Sinks, for declarations: tables that records are written to, in the transaction that advances the position.
 
+Classes of your own sinks inherit from ``Sink`` and ``SinkWriter``. ``AppendArrow`` and ``copy_into`` write columns
+instead of rows, and need the extra ``arrow``; ``Batch.arrow()`` gives a handler its batch as a table.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from seekpoint.pipeline.sink import Row, RowRefused, Sink, SinkWriter, Writer
 from seekpoint.sinks.accumulate.accumulate import Accumulate
 from seekpoint.sinks.append import Append
 from seekpoint.sinks.upsert.upsert import Upsert
 
-__all__ = ["Accumulate", "Append", "Upsert"]
+if TYPE_CHECKING:
+    from seekpoint.sinks.arrow import AppendArrow, copy_into
+
+__all__ = [
+    "Accumulate",
+    "Append",
+    "AppendArrow",
+    "Row",
+    "RowRefused",
+    "Sink",
+    "SinkWriter",
+    "Upsert",
+    "Writer",
+    "copy_into",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs the database driver, when it is first used."""
+    if name in {"AppendArrow", "copy_into"}:
+        from seekpoint.sinks import arrow  # noqa: PLC0415 -- the driver
+
+        return getattr(arrow, name)
+    raise AttributeError(f"module 'seekpoint.sinks' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Spark at the ledger's offsets.
+"""Spark at the ledger's offsets, for Spark jobs.
 
 ``spark.read.format("seekpoint")`` needs no import: Spark finds it by name. This module adds:
 

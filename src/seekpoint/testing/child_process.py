@@ -28,8 +28,6 @@ Report = Mapping[str, Any]
 
 Break = Literal["kill", "stop", "wait"]
 
-__all__ = ["ChildProcess", "NotReached", "Reporter", "obey", "plain_event", "receive", "report", "start_python"]
-
 
 class NotReached(AssertionError):  # noqa: N818 -- named after what happened, like the rest of the tree
     """An event or a state was not reached in time, or its process ended first; the message has its last reports."""
@@ -41,14 +39,26 @@ class Started(Protocol):
     pid: int
 
     @property
-    def stdin(self) -> IO[str] | None: ...
+    def stdin(self) -> IO[str] | None:
+        """The pipe to its standard input."""
+
     @property
-    def stdout(self) -> IO[str] | None: ...
+    def stdout(self) -> IO[str] | None:
+        """The pipe from its standard output."""
+
     @property
-    def stderr(self) -> IO[str] | None: ...
-    def poll(self) -> int | None: ...
-    def wait(self, timeout: float | None = None) -> int: ...
-    def send_signal(self, sig: int, /) -> None: ...
+    def stderr(self) -> IO[str] | None:
+        """The pipe from its standard error, or None."""
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended; returns the exit code."""
+        ...
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send it a signal."""
 
 
 def start_python(

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from seekpoint.events import Event
 from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.worker.open_batch import OpenBatch
+from seekpoint.records import RawRecord
 
 
 class Tracer(Protocol):
-    """Creates a span for each transaction, on the worker's thread: :class:`seekpoint.tracing.Tracing`."""
+    """Creates a span for each transaction, on the worker's thread: :class:`seekpoint.metrics.Tracing`."""
 
-    def transaction(self, pipeline: Pipeline[Any, Any], batch: OpenBatch, attempt: int) -> AbstractContextManager[None]:
-        """Trace the block in which one attempt applies and commits the batch; must not suppress exceptions."""
+    def transaction(
+        self, pipeline: Pipeline[Any, Any], records: Callable[[], Iterable[Iterable[RawRecord]]], attempt: int
+    ) -> AbstractContextManager[None]:
+        """Trace the block in which one attempt applies and commits a batch; must not suppress exceptions.
+
+        ``records`` returns the records of the batch that have been read so far, in chunks: the block may read more.
+        """
 
     def __call__(self, event: Event) -> None:
         """Receive one event. A transaction's events arrive while the block of :meth:`transaction` is open."""

@@ -167,7 +167,7 @@ class Committer:
     def _attempt_traced(self, batch: OpenBatch, mode: Mode) -> BatchResult:
         if self._tracer is None:
             return self._attempt(batch, mode)
-        with self._tracer.transaction(self._pipeline, batch, mode.attempt):
+        with self._tracer.transaction(self._pipeline, batch.buffer.replay, mode.attempt):
             return self._attempt(batch, mode)
 
     def _attempt(self, batch: OpenBatch, mode: Mode) -> BatchResult:

@@ -43,7 +43,7 @@ class Worker:
     ``observe`` gets every event, on the worker's thread (``MembershipRenewed`` on the heartbeat's, ``WorkerStopped`` on
     a timer's if ``grace`` is over). Scale with more workers in more processes, not with threads.
 
-    ``tracing=Tracing()`` creates a span for each transaction (:class:`seekpoint.tracing.Tracing`); by default there
+    ``tracing=Tracing()`` creates a span for each transaction (:class:`seekpoint.metrics.Tracing`); by default there
     are none.
 
     A worker whose pipeline writes a topic's records to other tables than the group does, at the same version, waits
@@ -249,7 +249,7 @@ class Worker:
 
 def _checked_tracer(tracer: Any) -> Tracer | None:
     if tracer is not None and not callable(getattr(tracer, "transaction", None)):
-        raise ConfigError(f"tracing={tracer!r}: must be a seekpoint.tracing.Tracing(), or None")
+        raise ConfigError(f"tracing={tracer!r}: must be a seekpoint.metrics.Tracing(), or None")
     return tracer  # type: ignore[no-any-return]
 
 

@@ -158,7 +158,7 @@ def test_accept_poll_raises_for_callers_that_own_the_loop(idle_group: OrdersGrou
     with Assignment(Consumer(config), ledger, [idle_group.topic], kafka=config) as held:
 
         def is_active() -> bool:
-            held.accept_poll(held.client.read(10, 0.1))
+            held.accept_poll(held.read(10, 0.1))
             return len(held.active) == 2
 
         with pytest.raises(StandbyRequired) as met:

@@ -176,7 +176,7 @@ def _overlaps(group: Any, start: int, end: int) -> bool:
 def _piece(partition: Partition, batch: pa.RecordBatch, start: int, end: int) -> Piece | None:
     names = ("offset", "timestamp_ms", "key", "value", "headers", "leader_epoch")
     records: list[RawRecord] = []
-    unreadable: list[tuple[RawRecord, Unreadable]] = []
+    unreadable: list[tuple[RawRecord, Exception]] = []
     columns = (batch.column(name).to_pylist() for name in names)
     for offset, milliseconds, key, value, headers, epoch in zip(*columns, strict=True):
         if not start <= offset < end:
@@ -221,10 +221,10 @@ def record_batches(pieces: Iterable[Piece], schema: pa.Schema, rows: int) -> Ite
         yield columns_of(records, unreadable, schema)
 
 
-def in_batches(pieces: Iterable[Piece], rows: int) -> Iterator[tuple[list[RawRecord], Mapping[int, Unreadable]]]:
+def in_batches(pieces: Iterable[Piece], rows: int) -> Iterator[tuple[list[RawRecord], Mapping[int, Exception]]]:
     """The records in order, at most ``rows`` at a time, and the errors of unreadable headers by offset."""
     records: list[RawRecord] = []
-    unreadable: dict[int, Unreadable] = {}
+    unreadable: dict[int, Exception] = {}
     size = 0
     for piece in pieces:
         unreadable.update((record.offset, error) for record, error in piece.unreadable)

@@ -40,7 +40,6 @@ from seekpoint.jobs.staging.stage import (
 )
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import aimed_pipeline
-from seekpoint.kafka.client import Unreadable
 from seekpoint.kafka.ranges import Range, read_range
 from seekpoint.pipeline.arrow.table import arrays_of
 from seekpoint.pipeline.arrow.types import Kind
@@ -123,7 +122,7 @@ class RawDecoder:
     """Makes batches of undecoded records with Kafka's columns; no record can fail."""
 
     def batch(
-        self, records: Sequence[RawRecord], unreadable: Mapping[int, Unreadable]
+        self, records: Sequence[RawRecord], unreadable: Mapping[int, Exception]
     ) -> tuple[pa.RecordBatch, list[NewDeadLetter]]:
         """The records as a batch, and dead letters of those that cannot be decoded."""
         return columns_of(records, unreadable, ARROW), []
@@ -144,7 +143,7 @@ class Decoder(RawDecoder):
         self._schema = pa.schema([*_PLACE, *fields])
 
     def batch(
-        self, records: Sequence[RawRecord], unreadable: Mapping[int, Unreadable]
+        self, records: Sequence[RawRecord], unreadable: Mapping[int, Exception]
     ) -> tuple[pa.RecordBatch, list[NewDeadLetter]]:
         failed: list[NewDeadLetter] = []
         good: list[tuple[RawRecord, AnyRecord]] = []

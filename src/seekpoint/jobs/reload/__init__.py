@@ -1,6 +1,7 @@
 """Reload: rebuilds the tables of pipelines from the log, and publishes the rows in one transaction."""
 
 from seekpoint.jobs.manage_runs import Runs
+from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.compare import Difference, Report, Sample
 from seekpoint.jobs.reload.cutover import CutOver
 from seekpoint.jobs.reload.reload import Reload
@@ -9,6 +10,7 @@ from seekpoint.jobs.staging.local_stager import LocalStager
 from seekpoint.jobs.staging.stage import Staged, Stager, Task, stage_range
 
 __all__ = [
+    "CatchUp",
     "CutOver",
     "Difference",
     "Driver",

@@ -145,6 +145,10 @@ class Reload:
                 index(driver, self.sources, self.kafka)
                 drop_attempts(self.engine, self.schema, driver.run)
 
+    def passes(self, driver: Driver) -> CatchUp:
+        """The catch-up passes of a run, for a ``with`` block of the steps after :meth:`stage`."""
+        return CatchUp(driver, self.sources, self.kafka)
+
     def catch_up(self, driver: Driver, passes: CatchUp) -> int:
         """Run catch-up passes until a pass is small; returns how many records the last pass read."""
         with self._ending(driver):
@@ -237,7 +241,7 @@ class Reload:
         driver = self._open("verify", reason)
         with ending(self.runs, driver, f"{reason}: interrupted before the tables were compared"):
             self.stage(driver)
-            with CatchUp(driver, self.sources, self.kafka) as passes:
+            with self.passes(driver) as passes:
                 self.catch_up(driver, passes)
                 report = self.compare(driver, passes)
             with driver.step("compared") as tx:

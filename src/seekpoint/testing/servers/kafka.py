@@ -87,6 +87,7 @@ class KafkaServer(Server):
         return self._origin
 
     def start(self) -> None:
+        """Start it, or start it again, and wait until it serves. Raises :class:`ServerFailed`."""
         super().start()
         self._clients.clear()  # their connections would only log errors at the next stop
 

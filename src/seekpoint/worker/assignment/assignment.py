@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -10,15 +10,14 @@ from sqlalchemy import Connection
 
 from seekpoint import events
 from seekpoint.errors import KafkaUnavailable, PartitionStopped
-from seekpoint.events import Announcer
-from seekpoint.kafka.client import Client, Message
+from seekpoint.events import Announcer, Observer
+from seekpoint.kafka.client import Message
 from seekpoint.ledger import Claim, Expected, Ledger
 from seekpoint.pipeline.policy import StartAt
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import Partition
 from seekpoint.worker.assignment.chunk import Chunk, chain
 from seekpoint.worker.assignment.resources import Resources
-from seekpoint.worker.assignment.states import ActivePartition
 from seekpoint.worker.assignment.worker_assignment import WorkerAssignment
 
 
@@ -40,9 +39,9 @@ class Assignment:
         kafka: Mapping[str, Any],
         start: StartAt = StartAt.earliest(),  # noqa: B008 -- immutable
         partitions: Iterable[tuple[str, int]] | None = None,
-        announce: Announcer | None = None,
+        observe: Sequence[Observer] = (),
     ) -> None:
-        self._ledger, self._announce = ledger, announce or Announcer()
+        self._ledger, self._announce = ledger, Announcer(events.checked(observe))
         resources = Resources.of(consumer, kafka, ledger, self._announce)
         self._worker = WorkerAssignment(resources, topics, start, partitions)
 
@@ -56,14 +55,9 @@ class Assignment:
         self._worker.leave()
 
     @property
-    def client(self) -> Client:
-        """The client that the loop reads with."""
-        return self._worker.client
-
-    @property
-    def active(self) -> Mapping[Partition, ActivePartition]:
-        """The partitions that are read now."""
-        return self._worker.active
+    def active(self) -> Mapping[Partition, Claim]:
+        """The partitions that are read now, each with its claim."""
+        return {partition: active.claim for partition, active in self._worker.active.items()}
 
     @property
     def stopped(self) -> Mapping[Partition, PartitionStopped]:
@@ -83,8 +77,15 @@ class Assignment:
         """
         return self._worker.lag()
 
+    def read(self, most: int, wait: float) -> list[Message]:
+        """Read up to ``most`` messages: waits ``wait`` seconds for the first, and adds those that have arrived since.
+
+        Pass all of them to :meth:`accept_poll`, also none.
+        """
+        return self._worker.client.read(most, wait)
+
     def accept_poll(self, messages: Iterable[Message]) -> Chunk[Message]:
-        """Return which messages of a ``consume`` call to apply; call it after each, and apply no others.
+        """Return which messages of :meth:`read` to apply; call it after each read, and apply no others.
 
         Drops stale messages; releases, claims and activates the partitions that callbacks recorded; notices resets.
         Raises ClusterChanged, HandlerOutdated, KafkaUnavailable, and database errors unchanged; after any of them

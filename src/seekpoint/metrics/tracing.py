@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import chain, islice
@@ -17,9 +17,10 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.session import TransactionFailed
 from seekpoint.records import RawRecord, error_attribute
 from seekpoint.worker.failed import Failed
-from seekpoint.worker.open_batch import OpenBatch
 
-logger = logging.getLogger("seekpoint.tracing")
+Chunks = Callable[[], Iterable[Iterable[RawRecord]]]
+
+logger = logging.getLogger("seekpoint.metrics.tracing")
 
 LINKS = 32  # links of one span, at most
 LOOKED_AT = 1000  # records of one transaction whose headers are searched for links
@@ -39,24 +40,24 @@ class Tracing:
         self._tracer = trace.get_tracer("seekpoint", version("seekpoint"), tracer_provider)
 
     @contextmanager
-    def transaction(self, pipeline: Pipeline[Any, Any], batch: OpenBatch, attempt: int) -> Iterator[None]:
-        """Trace the block in which one attempt applies and commits the batch."""
+    def transaction(self, pipeline: Pipeline[Any, Any], records: Chunks, attempt: int) -> Iterator[None]:
+        """Trace the block in which one attempt applies and commits a batch, whose ``records`` may grow meanwhile."""
         links = _Links()
-        if (span := self._begin(pipeline, batch, attempt, links)) is None:
+        if (span := self._begin(pipeline, records, attempt, links)) is None:
             yield
             return
         token = context.attach(trace.set_span_in_context(span))
         try:
             yield
         except BaseException as error:
-            _end(span, batch, links, error)
+            _end(span, records, links, error)
             raise
         else:
-            _end(span, batch, links)
+            _end(span, records, links)
         finally:
             context.detach(token)
 
-    def _begin(self, pipeline: Pipeline[Any, Any], batch: OpenBatch, attempt: int, links: _Links) -> Span | None:
+    def _begin(self, pipeline: Pipeline[Any, Any], records: Chunks, attempt: int, links: _Links) -> Span | None:
         attributes: dict[str, str | int] = {
             "messaging.system": "kafka",
             "messaging.operation.name": "process",
@@ -69,7 +70,7 @@ class Tracing:
             attributes["messaging.destination.name"] = pipeline.topics[0]
             name = f"process {pipeline.topics[0]}"
         try:
-            span_links = list(links.new_of(batch))
+            span_links = list(links.new_of(records))
             return self._tracer.start_span(
                 name, context.Context(), kind=SpanKind.CONSUMER, attributes=attributes, links=span_links
             )
@@ -93,10 +94,10 @@ class Tracing:
                     span.set_attribute("messaging.destination.partition.id", str(event.spans[0].partition.number))
 
 
-def _end(span: Span, batch: OpenBatch, links: _Links, error: BaseException | None = None) -> None:
+def _end(span: Span, records: Chunks, links: _Links, error: BaseException | None = None) -> None:
     try:
         if span.is_recording():
-            for link in links.new_of(batch):  # for records that were read after the span began
+            for link in links.new_of(records):  # for records that were read after the span began
                 span.add_link(link.context)
         if error is not None:
             span.set_attribute("error.type", _type_of(error))
@@ -121,9 +122,9 @@ class _Links:
         self._names = propagate.get_global_textmap().fields
         self._looked_at = self._link_count = 0
 
-    def new_of(self, batch: OpenBatch) -> Iterator[Link]:
+    def new_of(self, chunks: Chunks) -> Iterator[Link]:
         """Links to the spans of records that no earlier call has searched."""
-        records = islice(chain.from_iterable(batch.buffer.replay()), self._looked_at, LOOKED_AT)
+        records = islice(chain.from_iterable(chunks()), self._looked_at, LOOKED_AT)
         return self._links(records)
 
     def _links(self, records: Iterable[RawRecord]) -> Iterator[Link]:

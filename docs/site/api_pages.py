@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from enum import Enum
 from importlib import import_module
 
 from public_modules import documented_names
@@ -34,7 +36,20 @@ def _module_page(module_name: str, names: dict[str, str | None]) -> str:
 
 
 def _object(module_name: str, name: str) -> str:
-    return f".. {_directive(getattr(import_module(module_name), name))}:: {module_name}.{name}\n"
+    value = getattr(import_module(module_name), name)
+    lines = [f".. {_directive(value)}:: {module_name}.{name}"]
+    if fields := ", ".join(_fields(value)):
+        lines.append(f"   :exclude-members: {fields}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _fields(value: object) -> Iterator[str]:
+    """The fields that a class's signature shows with their types: below it they would be there again."""
+    if not inspect.isclass(value) or issubclass(value, Enum):
+        return
+    declared = {name for base in value.__mro__ for name in inspect.get_annotations(base)}
+    with suppress(ValueError):  # a built-in exception's constructor has no signature
+        yield from (name for name in inspect.signature(value).parameters if name in declared)
 
 
 def _list(caption: str, names: Iterable[str]) -> str:

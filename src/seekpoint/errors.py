@@ -29,7 +29,7 @@
     └── PartitionStopped        this partition waits for a decision; the others continue
         ├── OffsetLost          the stored offset is no longer (or not yet) in the log
         ├── TopicRecreated      the topic was deleted and created again
-        ├── TopicUnknown        the brokers have not known the topic for some seconds
+        ├── TopicUnknown        no broker has known the topic for some seconds
         └── PoisonStop          a record cannot be applied, and the policy is to stop
 
     Poison                      raised by users' code only: this record can never be applied
@@ -379,7 +379,7 @@ class TopicRecreated(PartitionStopped):
 
 
 class TopicUnknown(PartitionStopped):
-    """For some seconds the brokers have not known the topic; the stop ends when they answer its id again."""
+    """No broker has known the topic for some seconds; the stop ends when a broker reports its id again."""
 
     code = "SP1203"
 

@@ -451,7 +451,7 @@ class Bisecting(Event):
 
 
 class DeadLettered(Event):
-    """A record was passed without being applied: it is a dead letter, committed with its batch (I4).
+    """The position moved past a record without applying it: it is a dead letter, committed with its batch (I4).
 
     Records that are blocked behind their key are logged once a minute for each key.
     """
@@ -500,7 +500,7 @@ class SuspectPartAttempt(Event):
 
 
 class SuspectsLeft(Event):
-    """``left`` offsets of the suspect range remain; 0: it was passed, or its crashing record was found."""
+    """``left`` offsets of the suspect range remain; 0: all were tried, or the crashing record was found."""
 
     partition: Partition
     left: int

@@ -107,7 +107,7 @@ def test_a_crashing_record_in_a_group_of_two(worker_group: WorkerGroup) -> None:
     worker_group.notice_the_dead_soon()
     name = worker_group.topic(4)
     stored = [place for n in range(4) for place in worker_group.produce(name, ["ok"] * 20, partition=n)]
-    killer = worker_group.produce(name, ["exit"], partition=2)
+    crashing = worker_group.produce(name, ["exit"], partition=2)
     stored += worker_group.produce(name, ["ok"] * 20, partition=2)
 
     def start() -> WorkerProcess:
@@ -125,7 +125,7 @@ def test_a_crashing_record_in_a_group_of_two(worker_group: WorkerGroup) -> None:
                 assert died <= 8, f"{worker_group.dead_letters('state', 'cause')}, {worker_group.ledger.read()}"
                 process.ended()
                 processes[number] = start()
-    assert dead(worker_group) == [(2, killer[0][1], "dead_lettered", "crashed")]
+    assert dead(worker_group) == [(2, crashing[0][1], "dead_lettered", "crashed")]
     worker_group.record_table.assert_holds(name, stored)
 
 

@@ -77,10 +77,10 @@ class RandomCase:
             p: [(chance.choice(kinds), chance.choice(keys)) for _ in range(chance.randrange(5, 40))]
             for p in range(count)
         }
-        for killer in chance.choice(((), ("killer",), ("flaky",), ("killer", "flaky"))):
+        for kind in chance.choice(((), ("crash",), ("flaky",), ("crash", "flaky"))):
             of = self.log[chance.randrange(count)]
             index = chance.randrange(len(of))
-            of[index] = killer, of[index][1]
+            of[index] = kind, of[index][1]
         self.crashes = [(chance.choice(STEPS), chance.randrange(1, 8)) for _ in range(chance.randrange(5))]
 
     def __str__(self) -> str:
@@ -135,7 +135,7 @@ class RandomCase:
 
 def _act(record: AnyRecord, *, death: Callable[[], NoReturn], chance: random.Random) -> None:
     match record.value:
-        case "killer":
+        case "crash":
             death()
         case "flaky" if chance.random() < 0.5:
             death()
@@ -265,7 +265,7 @@ class StoredOutcome:
 
     def _judge_one(self, random_case: RandomCase, place: tuple[int, int], kind: str, deaths: int) -> None:
         is_applied = place in set(self.rows)
-        assert not (is_applied and kind in {*POISON, "killer"}), f"{kind} at {place} was applied"
+        assert not (is_applied and kind in {*POISON, "crash"}), f"{kind} at {place} was applied"
         if place in self.dead_letters:
             state, cause, has_value = self.dead_letters[place]
             assert has_value == (state is not State.SKIPPED)
@@ -274,11 +274,11 @@ class StoredOutcome:
                 return
             assert state is (State.DEAD_LETTERED if random_case.policy is OnPoison.DEAD_LETTER else State.SKIPPED)
             if cause is Cause.CRASHED:
-                assert deaths >= 2, f"{kind} at {place} is called a killer after {deaths} deaths"
+                assert deaths >= 2, f"{kind} at {place} is called a crashing record after {deaths} deaths"
             else:
                 assert kind in POISON, f"{kind} at {place} is a dead letter: {cause}"
                 assert cause is POISON[kind][random_case.strategy]
-        if place in self.passed and kind not in {*POISON, "killer"}:
+        if place in self.passed and kind not in {*POISON, "crash"}:
             assert deaths >= 2, f"{kind} at {place} stopped its partition after {deaths} deaths"
 
     def _judge_keys(self, log: Mapping[tuple[int, int], tuple[str, str | None]]) -> None:

@@ -14,7 +14,7 @@ from seekpoint.ledger.sql import STATUS
 _POISON = {
     "stop": "stops its partition at its offset; the others continue",
     "dead_letter": "is stored completely, as a dead letter, in the transaction that passes its offset",
-    "skip": "is passed; a row of dead_letter says so, without its value",
+    "skip": "is skipped; a row of dead_letter records it, without its value",
 }
 
 

@@ -255,17 +255,17 @@ def differences(tx: GroupConnection, pair: Pair) -> Iterator[str]:
     Dead letters count only if both groups have passed their records: otherwise the other group may still get them.
     """
     names = {pair.old.name: pair.new, pair.new.name: pair.old}
-    letters: dict[str, list[Row[Any]]] = {pair.old.name: [], pair.new.name: []}
+    dead_letters: dict[str, list[Row[Any]]] = {pair.old.name: [], pair.new.name: []}
     for row in tx.execute(REPLACE["dead_letters_of_one"], old_group=pair.old.name, new_group=pair.new.name):
         rows = [side.get(Partition(row.topic, row.partition)) for side in (pair.old_rows, pair.new_rows)]
         if all(position is not None and row.record_offset < position.next_offset for position in rows):
-            letters[row.consumer_group].append(row)
-    for group, dead_letters in letters.items():
-        if dead_letters:
+            dead_letters[row.consumer_group].append(row)
+    for group, of_group in dead_letters.items():
+        if of_group:
             named = ", ".join(
-                f"{row.topic}/{row.partition}/{row.record_offset} (id {row.id})" for row in dead_letters[:MOST]
+                f"{row.topic}/{row.partition}/{row.record_offset} (id {row.id})" for row in of_group[:MOST]
             )
-            suffix = f" and {len(dead_letters) - MOST:,} more" if len(dead_letters) > MOST else ""
+            suffix = f" and {len(of_group) - MOST:,} more" if len(of_group) > MOST else ""
             yield f"{group} has open dead letters that {names[group].name} does not have: {named}{suffix}"
     for row in chain(pair.old_rows.values(), pair.new_rows.values()):
         counterpart = (pair.new_rows if row.consumer_group == pair.old.name else pair.old_rows).get(

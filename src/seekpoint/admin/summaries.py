@@ -20,7 +20,7 @@ from seekpoint.records import Partition
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """A summary of one group; ``lag`` and ``lag_seconds`` are None if one partition's is not known.
+    """A summary of one group; ``lag`` and ``lag_seconds`` are None if they are not known for every partition.
 
     ``age`` is the age of the oldest sample that lag and headroom come from; None if they are current, or not known.
     ``blocked`` of the open dead letters are blocked behind their key.
@@ -92,7 +92,7 @@ def ask_for_lag(
 
 
 def _total(lags: Sequence[tuple[Row[Any], Lag]]) -> dict[str, Any]:
-    """Totals of the partitions; lag is None if one partition's is, headroom is the least that is known."""
+    """Totals of the partitions: lag is None if that of any partition is unknown, headroom is the smallest known one."""
     records = [lag.lag for _, lag in lags if lag.lag is not None]
     seconds = [lag.lag_seconds for _, lag in lags if lag.lag_seconds is not None]
     return {

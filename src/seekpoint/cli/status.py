@@ -247,7 +247,7 @@ class Line:
 
     @property
     def waits(self) -> Iterator[str]:
-        """Sentences on retries that the partition waits for, and on passed records that wait for a decision."""
+        """Sentences on retries that the partition waits for, and on dead letters that wait for a decision."""
         partition, stored = self.partition, self.partition.position
         retry = RetryStatus.of(stored)
         if partition.blocked:

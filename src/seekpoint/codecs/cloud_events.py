@@ -98,7 +98,7 @@ class CloudEvent(Generic[E_co]):
 def _structured(record: RawRecord, content: str) -> tuple[dict[str, str], bytes | None]:
     """The attributes and the data of an event in JSON."""
     if record.value is None:
-        raise Poison(f"a null value with the content type {content}", record)
+        raise Poison(f"the value is null, but the content type is {content}", record)
     if _media_type(content) != f"{_STRUCTURED}+json":
         raise ValueError(f"the content type is {content}: structured events must be {_STRUCTURED}+json")
     members = _envelope.decode(record.value)

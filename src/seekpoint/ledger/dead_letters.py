@@ -1,4 +1,4 @@
-"""Inserts, lists, locks and closes a group's dead letters: records that were passed and not applied (I1, I4).
+"""Inserts, lists, locks and closes a group's dead letters: records that the position moved past unapplied (I1, I4).
 
 Elsewhere, a reset supersedes dead letters at or past its target, a job's cut-over copies those that the run staged,
 a purge or a forgotten group deletes them, and the replacement of a group exchanges them.
@@ -27,7 +27,9 @@ OPEN = (State.DEAD_LETTERED, State.BLOCKED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A record that was passed and not applied, with the reason and its state. Times are the database's.
+    """A record that the position moved past without applying it, with the reason and its state.
+
+    Times are the database's.
 
     ``value`` is None if the record has none or was skipped, or if values were not loaded; ``size`` is the length of a
     stored value in bytes, loaded or not. ``error`` and ``traceback`` say why it was dead-lettered, ``replay_error`` and
@@ -221,7 +223,7 @@ class DeadLetterCause:
 
 
 class DeadLetters:
-    """A group's dead letters in the ledger: its records that were passed and not applied.
+    """A group's dead letters in the ledger: its records that the position moved past without applying them.
 
     Creating it does no I/O. Methods with a ``tx`` run in the caller's transaction, the others open one.
     """

@@ -1,4 +1,4 @@
-"""Waits until a record is passed: polls the position, and holds no connection in between."""
+"""Waits until the position has moved past a record: polls the position, and holds no connection in between."""
 
 from __future__ import annotations
 

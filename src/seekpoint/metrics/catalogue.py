@@ -75,7 +75,7 @@ STOPS = _counter("stops", (*_GROUP, "cause"), "Partitions that stopped, by the n
 RETRIES = _counter("retries", _GROUP, "Records that failed and were scheduled for another attempt.")
 ISOLATIONS = _counter("isolations", _GROUP, "Batches that failed and were bisected.")
 DEAD_LETTERS = _counter(
-    "dead_letters", (*_GROUP, "topic", "state", "cause"), "Records that were passed without being applied."
+    "dead_letters", (*_GROUP, "topic", "state", "cause"), "Records that the position moved past without applying them."
 )
 CRASH_SUSPICIONS = _counter("crash_suspicions", _GROUP, "Partitions whose owners have crashed without progress.")
 TROUBLES = _counter(

@@ -61,7 +61,7 @@ def _weakens(pipeline: Pipeline, sinks: list[Sink], read_uncommitted: bool) -> I
     if read_uncommitted:
         yield "records of aborted transactions are applied: isolation.level is read_uncommitted"
     if pipeline.on_poison is OnPoison.SKIP:
-        yield "a record that cannot be applied is passed, and its value is not kept: on_poison is skip"
+        yield "a record that cannot be applied is skipped, and its value is not kept: on_poison is skip"
     if not pipeline.synchronous_commit:
         yield "a crash of Postgres takes back the last commits, rows and offsets together: synchronous_commit is off"
     if pipeline.handle is not None:

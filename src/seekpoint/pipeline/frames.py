@@ -102,9 +102,9 @@ class SparkPipeline:
     ``group`` names the offsets in the ledger. ``topics`` is a name, or several. ``frames`` maps names, which messages
     use, to a :class:`Frame` for each table. ``value`` is a codec of a Struct, dataclass or TypedDict: the records'
     DataFrame has the fields as columns, and Kafka's topic, partition, offset, timestamp, key and headers; a record that
-    the codec cannot decode is poison (``on_poison``). Without ``value`` the DataFrame has Kafka's columns as they are,
-    with the value's bytes, and every record is a row. ``version``, ``start``, ``on_poison`` and
-    ``dead_letter_limits`` are as for :class:`~seekpoint.Pipeline`. ``inputs`` maps parameters of the functions to
+    the codec cannot decode is poison (``on_poison``). Without ``value`` the DataFrame has Kafka's own columns, the
+    value as bytes, and one row for each record. ``version``, ``start``, ``on_poison`` and ``dead_letter_limits`` are
+    as for :class:`~seekpoint.Pipeline`. ``inputs`` maps parameters of the functions to
     tables or views of the ledger's database, to be joined: all tasks of a micro-batch read them in one snapshot, taken
     at its beginning.
 

@@ -119,7 +119,7 @@ class OnPoison(StrEnum):
 
     STOP = "stop"  # its partition stops before it until an operator decides; the others continue
     DEAD_LETTER = "dead_letter"  # the whole record is stored in the transaction that passes its offset
-    SKIP = "skip"  # it is passed, and recorded without its value (I4)
+    SKIP = "skip"  # the position moves past it; it is recorded without its value (I4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +180,7 @@ class DeadLetterLimits:
     """Stops a worker before it turns a whole topic into dead letters; None sets no limit.
 
     The limits are ``consecutive`` dead-lettered or skipped records in a row of one partition, and the share ``ratio``
-    of the last ``window`` records that the worker passed. Records that are blocked behind their key are not counted.
+    of the last ``window`` records that are done. Records that are blocked behind their key are not counted.
     """
 
     consecutive: int | None = 100

@@ -2,7 +2,7 @@
 
 The server decides whether two keys are equal, and Python's ``==`` may differ: ``'A'`` and ``'a'`` are one key in a
 citext column, 1 and 1.0 are two in a text column. Rows are deduplicated here only if both are sure to agree; otherwise
-all rows are passed, and the server deduplicates them. In some types equal values have several spellings (numeric 1 and
+all rows are sent, and the server deduplicates them. In some types equal values have several spellings (numeric 1 and
 1.0): every update writes such a key column, so that the newest row's spelling is stored.
 """
 

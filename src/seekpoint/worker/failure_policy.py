@@ -16,7 +16,7 @@ from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecor
 from seekpoint.worker.assignment.backlog import RetryLater
 from seekpoint.worker.open_batch import Outcome
 
-# Records that failed for these causes are never passed, whatever the policy: the next ones may fail, too.
+# The position never moves past records that failed for these causes, whatever the policy: the next ones may fail, too.
 NEVER_PASSED = frozenset({Cause.TRANSIENT, Cause.PROGRAM})
 
 

@@ -167,7 +167,7 @@ class Outcome:
     """The records of a batch that are not applied, and why.
 
     ``ends``: the record before which a partition's part of the batch ends, to stop there or to retry that record.
-    ``tries``: how often a record was tried before this batch. A dead letter is passed without being applied.
+    ``tries``: how often a record was tried before this batch. The position moves past a dead letter.
     """
 
     def __init__(self, tries: Mapping[Place, int] | None = None) -> None:
@@ -239,7 +239,7 @@ class Outcome:
 
     @property
     def dead_letters(self) -> list[NewDeadLetter]:
-        """The records that are passed without being applied, in the order of partition and offset."""
+        """The records that the position moves past without applying them, in the order of partition and offset."""
         if not self._dead_letters:
             return []
         return [
@@ -265,7 +265,7 @@ class Outcome:
 
 
 def moves(buffer: Buffer, outcome: Outcome) -> list[Move]:
-    """The batch's moves: per partition, from the first position read to after the last record passed (I3)."""
+    """The batch's moves: per partition, from the first offset read to the one after the last record done (I3)."""
     candidates = (move_of(partition, buffer, outcome) for partition in buffer.reads)
     return [move for move in candidates if move.to_offset > move.from_offset]
 
@@ -398,7 +398,7 @@ class BatchResult:
         return move_of(partition, self.batch.buffer, self.batch.outcome).to_offset
 
     def passed(self, *, newest_first: bool = False) -> Iterator[RawRecord]:
-        """The records whose offsets are passed, without those that are blocked by their key."""
+        """The records that the position moves past, without those that are blocked by their key."""
         outcome = self.batch.outcome
         for records in self.batch.buffer.replay(newest_first=newest_first):
             for record in records:

@@ -297,7 +297,7 @@ class Committer:
         return bool(dropped) or not drop.gives_up
 
     def _insert_dead_letters(self, tx: HandlerConnection, result: BatchResult) -> None:
-        """Insert the records that are passed without being applied, in this transaction (I1, I4)."""
+        """Insert the records that the position moves past without applying them, in this transaction (I1, I4)."""
         if dead_letters := result.dead_letters:
             topic_ids = {partition.topic: read.claim.topic_id for partition, read in result.reads.items()}
             self._dead_letters.insert(tx, dead_letters, topic_ids, self._pipeline.version)

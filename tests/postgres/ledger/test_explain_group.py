@@ -55,7 +55,7 @@ def test_what_holds_and_what_weakens_it(new_worker: NewLedgerWorker) -> None:
         "Upsert keeps one row for each id in totals: an older record never replaces a newer row" in explained.guarantee
     )
     assert [line.split(":")[0] for line in explained.weakens] == [
-        "a record that cannot be applied is passed, and its value is not kept",
+        "a record that cannot be applied is skipped, and its value is not kept",
         "a crash of Postgres takes back the last commits, rows and offsets together",
         "records that are read again after a backward reset are written twice",
     ]

@@ -31,8 +31,8 @@ ROUNDS = 3  # attempts to stage missing ranges before the batch gives up
 class BatchDone:
     """The result of a batch. ``run`` is its id; None if nothing was new and nothing was changed.
 
-    ``records`` counts the passed records, ``dead_letters`` those of them that were dead-lettered. ``rows`` counts the
-    records' rows by table, before an Upsert dedupes them by key. ``offsets`` maps ``topic/partition`` to the next
+    ``records`` is how many records the positions moved past, ``dead_letters`` of them dead-lettered. ``rows`` counts
+    the records' rows by table, before an Upsert dedupes them by key. ``offsets`` maps ``topic/partition`` to the next
     offset. ``failures`` are the first 100 dead letters of a reprocess, which the group does not have.
     """
 

@@ -169,7 +169,7 @@ class FramePasses:
             yield
 
     def _ranges(self, tx: Step) -> tuple[int, list[Range]]:
-        """The number of offsets left, and the next ranges; stores dead letters in those ranges as left out."""
+        """The number of offsets left, and the next ranges; stores which of their records dead letters leave out."""
         offsets = self.offsets(tx)
         positions = positions_up_to(tx, offsets, [self._source])
         ahead = distance(positions, offsets)

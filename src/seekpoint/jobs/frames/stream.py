@@ -31,8 +31,9 @@ logger = logging.getLogger(__name__)
 class FramesDone:
     """The result of a run of a SparkPipeline, over all its micro-batches.
 
-    ``records`` is the number of passed records, ``dead_letters`` of them dead-lettered. ``rows`` has the number of rows
-    that frames made, by table; an Upsert dedupes them by key. ``offsets`` maps ``topic/partition`` to its position.
+    ``records`` is how many records the positions moved past, ``dead_letters`` of them dead-lettered. ``rows`` has the
+    number of rows that frames made, by table; an Upsert dedupes them by key. ``offsets`` maps ``topic/partition`` to
+    its position.
     """
 
     micro_batches: int

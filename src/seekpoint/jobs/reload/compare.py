@@ -188,7 +188,7 @@ def _keep_seen(tables: StagingTables) -> None:
 
 
 def recall(driver: Driver, targets: Sequence[Target]) -> Report:
-    """The stored counts of this run's comparison, for a later driver, with current samples and offsets."""
+    """The report of a comparison that an earlier driver of this run stored, with current samples and offsets."""
     with driver.step("compared") as tx:
         staging = Staging(tx.run.staging_schema)
         tables = tuple(_counted(StagingTables(tx.connection, staging, target)) for target in targets)

@@ -124,7 +124,7 @@ def source_metadata(frame: DataFrame) -> dict[str, Any]:
     metadata = next((field.metadata for field in frame.schema if STREAM in field.metadata), None)
     if metadata is None:
         raise ConfigError(
-            "the DataFrame does not have the column offset of seekpoint's source, which stores the bounds: pass a "
-            "DataFrame of that source, as it was before the column was dropped or computed"
+            "the DataFrame does not have the column offset of seekpoint's source, from which the offsets are read: "
+            "pass the source's DataFrame, before the column is dropped or replaced"
         )
     return metadata

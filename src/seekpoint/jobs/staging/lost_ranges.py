@@ -59,7 +59,7 @@ def not_applied(
                 other.time for other in lost if other.partition == partition and other.topic_id != lost_range.topic_id
             ]
             applied = list(_applied(partition_resets, firsts[partition], max(earlier, default=None)))
-        else:  # passed records may be gone from the log: only offsets read again after a later reset are applied
+        else:  # the log may begin later: only offsets read again after a later reset are applied
             applied = [
                 (reset.to, LARGEST_BIGINT)
                 for reset in partition_resets

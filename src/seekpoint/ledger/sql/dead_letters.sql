@@ -1,8 +1,8 @@
--- Records that were passed and not applied.
+-- Records that the position moved past without applying them.
 
 -- name: insert
 -- Run once for each record, in a pipeline, because an array of values of many megabytes could exceed the largest
--- message, and arrays of headers differ in length. A record that was passed before (the position was reset, or a
+-- message, and arrays of headers differ in length. A record that is dead-lettered already (the position was reset, or a
 -- failover lost commits) opens its dead letter again: earlier decisions were about another reading of it.
 INSERT INTO seekpoint.dead_letter
     (consumer_group, topic, topic_id, partition, record_offset, leader_epoch, timestamp_ms, key, value, header_names,

@@ -1,4 +1,4 @@
--- Polls until a record was passed. Each is one lookup by primary key, outside of any transaction.
+-- Polls until the position has moved past a record. Each is one lookup by primary key, outside of any transaction.
 
 -- name: passed_yet
 SELECT next_offset, topic_id, stop_kind

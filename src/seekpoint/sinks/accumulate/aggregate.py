@@ -2,7 +2,7 @@
 
 The rows of one key become one: ``add`` columns are summed, ``least`` and ``most`` keep the lowest and the highest
 value, and NULL adds nothing. Each value must fit its column even if the sum does, because its record would fail if it
-came alone. If that is not certain, or if only the server can compare keys or values, all rows are passed, and the
+came alone. If that is not certain, or if only the server can compare keys or values, all rows are sent, and the
 server aggregates them.
 """
 

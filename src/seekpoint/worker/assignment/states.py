@@ -52,7 +52,7 @@ class ActivePartition:
         return self.end is not None and self.end > self.read_position == self.position
 
     def committed(self, claim: Claim) -> None:
-        """Take over a claim after its COMMIT; the advance has removed the ledger's notes on passed records."""
+        """Take over a claim after its COMMIT; the advance has removed the ledger's notes on the applied records."""
         self.claim, self.quiet_since = claim, monotonic()
         if self.unreadable:
             self.unreadable = {

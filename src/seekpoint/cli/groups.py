@@ -24,7 +24,7 @@ from seekpoint.cli.options import (
     require_brokers,
     require_reason,
 )
-from seekpoint.cli.output import ago, answer, print_table
+from seekpoint.cli.output import ago, answer, headroom, print_table
 from seekpoint.cli.progress_bar import Shown
 from seekpoint.durations import format_duration
 from seekpoint.errors import ConfigError
@@ -255,10 +255,9 @@ def _as_dict(group: GroupSummary) -> dict[str, Any]:
 def _row(group: GroupSummary) -> tuple[object, ...]:
     paused = "" if group.pause is None else plain(f"by {group.pause.by or 'unknown'}")
     lag_time = None if group.lag_seconds is None else format_duration(group.lag_seconds)
-    room = "" if group.headroom_seconds is None else f" ({format_duration(group.headroom_seconds)})"
-    headroom = None if group.headroom is None else f"{group.headroom}{room}"
+    room = headroom(group.headroom, group.headroom_seconds)
     is_known = group.lag is not None or group.headroom is not None
     as_of = f"{format_duration(group.age)} ago" if group.age is not None else "now" if is_known else ""
-    counts = (group.partitions, group.owned, group.workers, group.lag, lag_time, headroom, as_of, group.stopped)
+    counts = (group.partitions, group.owned, group.workers, group.lag, lag_time, room, as_of, group.stopped)
     blocked = f" ({group.blocked} blocked)" if group.blocked else ""
     return (group.name, group.version, paused, *counts, f"{group.dead_letters}{blocked}", ago(group.committed_at))

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from seekpoint.cli.errors import masked, plain
-from seekpoint.durations import format_ago
+from seekpoint.durations import format_ago, format_duration
 
 CELL = 100  # characters of an error in a table
 
@@ -71,6 +71,13 @@ def moment(time: datetime | None) -> str:
 def ago(time: datetime | None) -> str:
     """How long ago a time was; empty without one."""
     return "" if time is None else format_ago(time)
+
+
+def headroom(records: int | None, seconds: float | None) -> str:
+    """The time until retention reaches a position; in records if time is not known; empty if neither is."""
+    if seconds is not None:
+        return format_duration(seconds)
+    return "" if records is None else f"{records} records"
 
 
 def field(name: str, text: str) -> str:

@@ -19,7 +19,7 @@ from seekpoint import remedies
 from seekpoint.admin import Admin, BrokersAway, GroupStatus, PartitionStatus, WorkerStatus
 from seekpoint.cli.errors import AWAY, FAILED, USAGE, masked, plain
 from seekpoint.cli.options import KafkaOptions, LedgerOptions, command, duration, require_brokers
-from seekpoint.cli.output import ago, answer, moment, print_table, said_after
+from seekpoint.cli.output import ago, answer, headroom, moment, print_table, said_after
 from seekpoint.durations import format_duration
 from seekpoint.ledger import Position
 from seekpoint.ledger.claim import DELAYED, TRANSIENT
@@ -27,8 +27,10 @@ from seekpoint.records import Partition, numbered
 
 WATCH = 2  # seconds between two reads
 SLOW = 2.0  # seconds after which a line on stderr says what is waited for
-COLUMNS = ("topic", "partition", "next", "end", "lag", "dead", "epoch", "owner", "committed", "lag time", "headroom")
-NUMERIC = ("partition", "next", "end", "lag", "lag time", "headroom", "dead", "epoch", "pid", "version")
+# With usual values a row has at most 100 characters; --json has the rest, e.g. each partition's end and epoch.
+PARTITIONS = ("partition", "next", "lag", "lag time", "headroom", "dead", "owner", "committed")
+WORKERS = ("worker", "host", "pid", "version", "state", "started", "seen")
+NUMERIC = ("next", "lag", "lag time", "headroom", "dead", "pid", "version")
 
 
 class Command(TyperCommand):
@@ -77,14 +79,14 @@ def status(
     ledger: LedgerOptions,
     brokers: KafkaOptions,
 ) -> None:
-    """Show groups: positions, log ends, lag in records and in time, retention headroom, dead letters, workers.
+    """Show groups: positions, lag in records and in time, retention headroom, dead letters, workers.
 
     Lines below the table say who paused the group and why; why a partition stopped, with the choices; which partitions
     wait for a failed record, and until when; and which trouble, rebalance or reload workers have or wait for. Without
-    brokers (--kafka, --kafka-config), or if none answers, end, lag and headroom come from the workers' samples: "as of"
-    is their age, and they are empty after three minutes. Reads only. Exits with 1 if a partition is stopped or past the
-    end of its log, if a topic does not exist or was created again, or if no broker answers for a partition; with 3 if
-    no broker answers at all (--check then uses the samples).
+    brokers (--kafka, --kafka-config), or if none answers, lag and headroom come from the workers' samples: a line has
+    their age, and they are empty after three minutes. --json has more of each partition, e.g. the end of its log. Reads
+    only. Exits with 1 if a partition is stopped or past the end of its log, if a topic does not exist or was created
+    again, or if no broker answers for a partition; with 3 if no broker answers at all (--check then uses the samples).
     """
     if not check and (max_lag is not None or max_age is not None):
         typer.echo("error: --max-lag and --max-age work only with --check: add it", err=True)
@@ -266,19 +268,12 @@ class Line:
             )
 
 
-def _print_partitions(group: GroupStatus, lines: Sequence[Line]) -> None:
-    rows: list[Sequence[object]] = [_row(line) for line in lines]
-    as_of: tuple[str, ...] = ()
-    if any(line.partition.age is not None for line in lines):  # otherwise all numbers are current
-        as_of, rows = ("as of",), [(*row, _as_of(line)) for row, line in zip(rows, lines, strict=True)]
-    print_table(group.name, (*COLUMNS, *as_of), rows, numeric=NUMERIC)
-
-
 def _print_group(group: GroupStatus, lines: Sequence[Line]) -> None:
-    _print_partitions(group, lines)
+    print_table(group.name, PARTITIONS, map(_row, lines), numeric=NUMERIC)
+    for sentence in _ages(lines):
+        typer.echo(plain(sentence))
     if group.workers:
-        heads = ("worker", "host", "pid", "client", "version", "library", "state", "started", "seen")
-        print_table(None, heads, map(_worker, group.workers), numeric=NUMERIC)
+        print_table(None, WORKERS, map(_worker, group.workers), numeric=NUMERIC)
     for sentence in filter(None, map(_activity, group.workers)):
         typer.echo(sentence)
     if group.rebalance is not None:
@@ -297,22 +292,26 @@ def _print_group(group: GroupStatus, lines: Sequence[Line]) -> None:
 def _row(line: Line) -> Sequence[object]:
     partition, stored = line.partition, line.partition.position
     lag_time = None if partition.lag_seconds is None else format_duration(partition.lag_seconds)
-    room = None if partition.headroom_seconds is None else f" ({format_duration(partition.headroom_seconds)})"
-    headroom = None if partition.headroom is None else f"{partition.headroom}{room or ''}"
-    counts = (partition.end, partition.lag, partition.dead_letters, stored.epoch)
+    room = headroom(partition.headroom, partition.headroom_seconds)
     owner = "" if stored.owner is None else stored.owner.hex[:8]
-    first = (stored.partition.topic, stored.partition.number, stored.next_offset)
-    return (*first, *counts, owner, ago(stored.committed_at), lag_time, headroom)
+    numbers = (stored.next_offset, partition.lag, lag_time, room, partition.dead_letters)
+    return (stored.partition, *numbers, owner, ago(stored.committed_at))
 
 
-def _as_of(line: Line) -> str:
-    if line.partition.lag is None and line.partition.headroom is None:
-        return ""
-    return "now" if line.partition.age is None else f"{format_duration(line.partition.age)} ago"
+def _ages(lines: Sequence[Line]) -> Iterator[str]:
+    """A sentence for each age of the samples that numbers come from, with the partitions; none for current numbers."""
+    by_age: dict[str, list[str]] = {}
+    for line in lines:
+        partition = line.partition
+        if partition.age is not None and (partition.lag, partition.headroom) != (None, None):
+            by_age.setdefault(format_duration(partition.age), []).append(str(partition.position.partition))
+    for age, partitions in by_age.items():
+        which = "all partitions" if len(partitions) == len(lines) else ", ".join(partitions)
+        yield f"lag and headroom are as of {age} ago: {which}"
 
 
 def _worker(worker: WorkerStatus) -> Sequence[object]:
-    identity = (worker.owner.hex[:8], worker.host, worker.pid, worker.client_id, worker.version, worker.library)
+    identity = (worker.owner.hex[:8], worker.host, worker.pid, worker.version)
     return (*identity, worker.state, ago(worker.started_at), ago(worker.seen_at))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,8 @@ from seekpoint.web import Access, Right, create_app
 from support.browser import LOCAL, Browser
 from support.command import seekpoint
 from support.kafka_postgres import PROTOCOLS, WorkerGroup
+
+AGE = r"2 min( \d+ s)?"  # of the last sample
 
 
 def admin_of(worker_group: WorkerGroup, *, brokers: bool = True) -> Admin:
@@ -56,7 +59,7 @@ def test_after_a_kill_each_tool_has_the_same_lag_in_time(worker_group: WorkerGro
     [line] = json.loads(status(worker_group, "--json").stdout)
     assert (line["lag"], line["headroom"], line["is_sampled"]) == (3, 10, False)
     assert line["lag_seconds"] == pytest.approx(exported, abs=30)
-    assert " s old, over 30 s" in status(worker_group, "--check", "--max-age", "30s", exits=1).stdout
+    assert " old, over 30 s" in status(worker_group, "--check", "--max-age", "30s", exits=1).stdout
     browser = Browser(create_app(admin_of(worker_group), access=lambda _: Access("ada", Right.READ)), base_url=LOCAL)
     group = browser.get("/api/group", params={"group": worker_group.group}).json()["data"]["group"]
     assert group["partitions"][0]["lag_seconds"] == pytest.approx(exported, abs=30)
@@ -72,16 +75,14 @@ def test_without_brokers_a_number_shows_its_age_and_a_check_does_not_trust_it(
     assert (partition.lag, partition.is_sampled) == (0, True)
     assert partition.age is not None
     assert partition.age > timedelta(minutes=2)
-    shown = status(worker_group, brokers=False).stdout
-    assert " 2 min " in shown
-    assert " ago" in shown
+    assert re.search(AGE + r" ago: all partitions$", status(worker_group, brokers=False).stdout, re.MULTILINE)
     output = status(worker_group, "--check", "--max-age", "30s", exits=1, brokers=False).stdout
-    assert f"{killed_worker_topic}/0: the age of its next record is not known: its last sample is 1" in output
+    assert f"{killed_worker_topic}/0: the age of its next record is not known: its last sample is 2 min" in output
     assert status(worker_group, "--check", "--max-age", "10m", brokers=False).stdout == ""
     browser = Browser(
         create_app(admin_of(worker_group, brokers=False), access=lambda _: Access("a", Right.READ)), base_url=LOCAL
     )
-    assert "0, 2 min ago" in browser.get("/group", params={"group": worker_group.group}).text
+    assert re.search("0, " + AGE + " ago", browser.get("/group", params={"group": worker_group.group}).text)
 
 
 def test_the_groups_are_shown_with_the_brokers_lag_or_the_samples_age(
@@ -124,7 +125,7 @@ def test_a_killed_worker_is_gone_after_a_minute_and_a_paused_one_is_paused(
     run = worker_group.worker(killed_worker_topic, limits=Limits(lag_check=0.1), kafka=PROTOCOLS["eager"])
     worker_group.wait(lambda: "paused" in {worker.state for worker in admin.status([worker_group.group])[0][0].workers})
     [paused] = [worker for worker in admin.status([worker_group.group])[0][0].workers if worker.state == "paused"]
-    assert "a migration" in str(paused.trouble)
+    assert "a migration" in str(paused.activity)
     admin.apply(admin.plan_resume(worker_group.group), reason="done")
     worker_group.wait_for_position(killed_worker_topic, 13)
     run.stop()

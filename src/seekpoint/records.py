@@ -167,6 +167,7 @@ class Cause(StrEnum):
     CRASHED = "crashed"  # the process that tried it crashed
     BLOCKED = "blocked"  # it did not fail: an earlier record of its key is an open dead letter
     TRANSIENT = "transient"  # a transient error at a single-record attempt; never a dead letter's cause
+    ORDER = "order"  # the source's position goes back; never a dead letter's cause
     PROGRAM = "program"  # a program error of the database; never a dead letter's cause
 
 

@@ -65,12 +65,16 @@ def field(name: str, kind: str = "string", named: str | None = None, **parameter
 
 
 def event(
-    fields: list[dict[str, Any]], op: str, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
+    fields: list[dict[str, Any]],
+    op: str,
+    before: Mapping[str, Any] | None,
+    after: Mapping[str, Any] | None,
+    **source: Any,
 ) -> bytes:
     """An event in JSON, with its schema."""
     rows = [{"type": "struct", "fields": fields, "optional": True, "field": part} for part in ("before", "after")]
     schema = {"type": "struct", "fields": [*rows, field("op")], "name": "dbz.shop.t.Envelope"}
-    payload = {"before": before, "after": after, "source": {"table": "t"}, "op": op, "ts_ms": 1}
+    payload = {"before": before, "after": after, "source": {"table": "t", **source}, "op": op, "ts_ms": 1}
     return json.dumps({"schema": schema, "payload": payload}).encode()
 
 

@@ -132,6 +132,16 @@ class Sink(Protocol[V_contra, K_contra]):
         return None
 
 
+class WentBack(Exception):  # noqa: N818 -- the cause of a RowRefused
+    """A change's source position is lower than that of the stored row, which an earlier record of its partition made.
+
+    Its record is not passed, whatever the failure policy, because later ones may be refused, too.
+    """
+
+    def __init__(self, column: str, before: object, position: object) -> None:
+        super().__init__(f"the source's position goes back: {position} after {before}, which column {column!r} has")
+
+
 class RowRefused(Exception):  # noqa: N818 -- control: the caller raises the cause for the row's record
     """The database refused one row: the ``line``-th (from 1) written since the sink was opened.
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from seekpoint.errors import ConfigError
-from seekpoint.pipeline.sink import Row
+from seekpoint.pipeline.sink import Row, RowRefused, WentBack
 from seekpoint.sinks.conversions import EXACT, Conversions
 from seekpoint.sinks.event_values import EventRules
 
@@ -84,6 +84,11 @@ class Target:
     keeps_first: bool = False  # the first row of a key stays
 
     @property
+    def has_position(self) -> bool:
+        """Whether ``order_by`` is the source's position, which is compared between partitions alone."""
+        return self.order_by is not None and self.offset is not None
+
+    @property
     def deletes(self) -> tuple[str, ...]:
         """The columns of a tombstone: the key, and those that show whether it is newer."""
         return (*self.key, *(column for column in (self.order_by, self.offset) if column), *self.origin)
@@ -122,7 +127,7 @@ def dedupe(target: Target, rows: Sequence[Row], table_columns: Mapping[str, Colu
     if target.keeps_first and len(newest) < len(rows):
         newest = dict(zip(reversed(keys), reversed(range(len(rows))), strict=True))
     if len(newest) < len(rows) and (column := target.order_by or target.offset):
-        newest = _newest(target, rows, keys, column)
+        newest = _furthest(target, rows, keys) if target.has_position else _newest(target, rows, keys, column)
     places = [newest[key] for key in sorted(newest)]
     row_places = [place for place in places if type(rows[place]) is not Deleted]
     deleted_places = (
@@ -206,6 +211,25 @@ def _newest(target: Target, rows: Sequence[Row], keys: Sequence[Any], column: st
     return newest
 
 
+def _furthest(target: Target, rows: Sequence[Row], keys: Sequence[Any]) -> dict[Any, int]:
+    """The index of each key's row with the highest source position; of a partition's rows the last one.
+
+    A tombstone, which has no position, has that of its partition's row before it. Raises RowRefused for a position that
+    is lower than one before it in its partition.
+    """
+    assert target.order_by is not None
+    positions = _values(target, rows, target.order_by)
+    origins = list(zip(*(_values(target, rows, name) for name in target.origin), strict=True)) or [()] * len(rows)
+    so_far, newest = dict[Any, int](), dict[Any, tuple[int, int]]()
+    for place, (key, origin, position) in enumerate(zip(keys, origins, positions, strict=True)):
+        before = so_far.get((key, origin), -1)
+        if position is not None and position < before:
+            raise RowRefused(place + 1, WentBack(target.order_by, before, position))
+        so_far[key, origin] = before if position is None else position
+        newest[key] = max(newest.get(key, (-1, 0)), (so_far[key, origin], place))
+    return {key: place for key, (_, place) in newest.items()}
+
+
 def _elsewhere(target: Target, key: Any, offset: int, before: int) -> ConfigError:
     return ConfigError(
         f"{target.name}: key {key!r} comes at offset {offset} after offset {before}, so it is in several partitions, "
@@ -267,6 +291,8 @@ def _agree(target: Target, rows: Sequence[Row], keys: Sequence[Any], table_colum
     if target.order_by is None:
         return True
     column = table_columns[target.order_by]
+    if target.has_position:  # a column of another type refuses the numbers
+        return True
     return column.kind in ORDERED and exact(column, _values(target, rows, target.order_by))
 
 

@@ -17,7 +17,7 @@ from seekpoint.worker.assignment.backlog import RetryLater
 from seekpoint.worker.open_batch import Outcome
 
 # The position never moves past records that failed for these causes, whatever the policy: the next ones may fail, too.
-NEVER_PASSED = frozenset({Cause.TRANSIENT, Cause.PROGRAM})
+NEVER_PASSED = frozenset({Cause.TRANSIENT, Cause.PROGRAM, Cause.ORDER})
 
 
 class CrashingRecord(Exception):  # noqa: N818 -- named after what the record did
@@ -84,6 +84,7 @@ _WHAT = {
     Cause.CRASHED: "it crashes the process",
     Cause.BLOCKED: "it is blocked behind its key",
     Cause.TRANSIENT: "the database refused it on each attempt, also on its own, with a transient error",
+    Cause.ORDER: "an earlier record of the partition has made a row that is newer at the source",
     Cause.PROGRAM: "the database reports an error in the program, and there was no other record to show whether this "
     "one causes it",
 }
@@ -91,5 +92,8 @@ _REMEDY = {
     Cause.DATABASE: "change the column or constraint that the error names, or fix row= or the handler, and start the "
     "worker again",
     Cause.TRANSIENT: "remove what the error names (a lock, a limit, a trigger), and start the worker again",
+    Cause.ORDER: "if the log's order is right (the source was restored, or sends changes again): set the column that "
+    "the error names to NULL in all rows by an UPDATE, and start the worker again; if the newer rows are right: "
+    "rebuild the table from a new snapshot of the source",
     Cause.PROGRAM: "fix what the error names, and start the worker again",
 }

@@ -13,7 +13,7 @@ from sqlalchemy import Result as StatementResult
 from seekpoint.errors import ConfigError, HandlerMisuse, Poison
 from seekpoint.pipeline.batch import Batch
 from seekpoint.pipeline.handler import shown_handler
-from seekpoint.pipeline.sink import RowRefused, Sink
+from seekpoint.pipeline.sink import RowRefused, Sink, WentBack
 from seekpoint.pipeline.writers import PROCESS_EXITS, PipelineWriters
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import driver_error, fault_of, is_database_error
@@ -83,7 +83,8 @@ def _refused(sink: Sink, number: int, written: Iterable[RawRecord], refused: Row
         return Failed(_of(sink, refused.cause), Cause.DATABASE, sink=number)
     for line, raw in enumerate(written, 1):
         if line == refused.line:
-            return Failed(_of(sink, refused.cause), Cause.DATABASE, [raw], sink=number)
+            cause = Cause.ORDER if isinstance(refused.cause, WentBack) else Cause.DATABASE
+            return Failed(_of(sink, refused.cause), cause, [raw], sink=number)
     return ConfigError(f"{sink!r}: row= returned other rows for the same record: it must depend on its record only")
 
 

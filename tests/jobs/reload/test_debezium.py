@@ -36,10 +36,10 @@ def replica(orders_group: OrdersGroup, **options: Any) -> Pipeline:
     )
 
 
-def change(op: str, id: int, amount: int = 1, note: str = "") -> tuple[str, str | None]:  # noqa: A002
+def change(op: str, id: int, amount: int = 1, note: str = "", **source: Any) -> tuple[str, str | None]:  # noqa: A002
     row: dict[str, Any] = {"id": id, "amount": amount, "at": 0, "note": note}
     before, after = (row, None) if op == "d" else (None, row)
-    return key_of(id=id).decode(), event(FIELDS, op, before, after).decode()
+    return key_of(id=id).decode(), event(FIELDS, op, before, after, **source).decode()
 
 
 def moved(before: int, after: int) -> list[tuple[str, str | None]]:
@@ -155,3 +155,40 @@ def test_a_truncate_of_a_topic_with_several_partitions_is_refused_at_the_start(o
     pipeline = replica(orders_group, truncate="delete", offset_column="kafka_offset")
     with pytest.raises(ConfigError, match="has 2 partitions: records of several partitions have no common order"):
         orders_group.run_worker(pipeline)
+
+
+@pytest.mark.parametrize("by", ["worker", "batch"])
+def test_positions_order_the_changes_of_several_partitions(orders_group: OrdersGroup, by: str) -> None:
+    """Partition 0 has the newer change of rows 1 and 3, and partition 1 that of row 2."""
+    orders_group.execute("ALTER TABLE {schema}.orders ADD o bigint, ADD p int, ADD lsn numeric")
+    options = {"offset_column": "o", "order_by": "lsn", "provenance": {"partition": "p"}}
+    pipeline = replica(orders_group, **options)
+
+    def at(op: str, id_: int, lsn: int) -> tuple[str, str | None]:
+        return change(op, id_, lsn, connector="postgresql", lsn=lsn)
+
+    key = key_of(id=3).decode()
+    first = [
+        at("c", 1, 100),
+        at("c", 2, 101),
+        at("c", 3, 102),
+        at("c", 5, 103),
+        at("d", 5, 104),
+        (key_of(id=5).decode(), None),
+    ]
+    orders_group.put([at("c", 1, 90), at("u", 2, 110), at("d", 3, 99), (key, None), at("c", 4, 115)], partition=1)
+    if by == "worker":
+        end = orders_group.put(first)
+        worker = orders_group.run_worker(pipeline)
+        worker.reached(orders_group.topic, 5, partition=1)
+        worker.finish(orders_group.topic, end)
+    else:
+        orders_group.put(first)
+        batch(orders_group, pipeline, range_records=2).run()
+    assert [row[:2] for row in orders_group.rows()] == [(1, 100), (2, 110), (3, 102), (4, 115)]
+    assert orders_group.reload([pipeline], range_records=2).verify().is_empty
+    orders_group.put([at("u", 1, 99)])
+    with pytest.raises(
+        ReloadRefused, match="the source's position goes back: 99 after 100, which column 'lsn' has: let"
+    ):
+        batch(orders_group, pipeline).run()

@@ -28,6 +28,7 @@ from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import BATCH, GROUPS
 from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.sink import WentBack
 from seekpoint.records import Partition
 from seekpoint.sinks.accumulate.accumulate import Accumulate
 from seekpoint.sinks.accumulate.accumulate_sql import AccumulateSql, looks_at_rows
@@ -200,6 +201,9 @@ def _merge(tx: Tx, folded: Path, sink: Upsert, truncated: Sequence[str | None] |
     counts = dict(rows(tx.connection, "SELECT {d}, count(*) FROM {t} GROUP BY 1", d=name(DELETED), t=folded))
     layout = survey(tx.connection, target).layout
     statements, execute = _FromFolded(target, layout, folded), driver_of(tx.connection).execute
+    if statements.steps_back is not None and (row := execute(statements.steps_back, ()).fetchone()):
+        went_back = WentBack(sink.order_by or "", *row[1:])
+        raise ReloadRefused([f"{sink.tables[0]}: {went_back}: let a worker apply it, which stops with choices"])
     if truncated is not None:
         execute(statements.delete_all, [*([value] for value in truncated), *statements.gate])
     if counts.get(True):

@@ -15,7 +15,7 @@ from seekpoint.pipeline.sink import Row
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import Fault
-from seekpoint.records import BLOCKED_BY_KEY, AnyRecord, Failure, NewDeadLetter, RawRecord, State
+from seekpoint.records import BLOCKED_BY_KEY, AnyRecord, Cause, Failure, NewDeadLetter, RawRecord, State
 from seekpoint.worker.bisect import PartFailure, Strides, bisect
 from seekpoint.worker.decode import DecodedRecord, decode_record
 from seekpoint.worker.failed import Failed
@@ -181,7 +181,9 @@ def dead_letter_of(pipeline: Pipeline, raw: RawRecord, failed: Failed, *, is_ord
     ``is_ordered``: later records of its key are not applied. Otherwise a record with a key is refused if order matters.
     """
     failure = Failure.of(failed.error, failed.cause)
-    if pipeline.on_poison is OnPoison.STOP:
+    if failed.cause is Cause.ORDER:
+        why = "a worker stops there with choices"
+    elif pipeline.on_poison is OnPoison.STOP:
         why = (
             "and on_poison is 'stop'. Fix the pipeline, or dead-letter such records (on_poison='dead_letter'), and "
             "start another run"

@@ -306,17 +306,28 @@ def _newest(
 
     The newest row has the highest ``order_by=`` value, or else the highest offset. Offsets of different partitions are
     not comparable: without ``order_by=``, a key in several partitions has no defined newest row, neither here nor in
-    the live table. The order's columns are never NULL: an Upsert dead-letters a record whose order is null.
+    the live table. The order's columns are never NULL: an Upsert dead-letters a record whose order is null; only of
+    changes, tombstones have no ``order_by``, and get that of their partition's rows before them.
     """
-    order = [*([target.order_by] if target.order_by else []), OFFSET, PLACE, LINE]
+    has_position = target.changes and target.order_by is not None
+    order = [*([target.order_by] if target.order_by and not has_position else []), OFFSET, PLACE, LINE]
     which = "{}" if target.keeps_first else "{} DESC"
     given = ident.SQL("SELECT * FROM ({}) AS given ({})").format(
         _UNION.join(branches), names([*columns, PLACE, OFFSET, LINE, DELETED, *([MISSING] if target.dedupes else [])])
     )
+    so_far = composed(
+        "max({position}) OVER (PARTITION BY {key}, {place} ORDER BY {offset}, {line}) DESC NULLS LAST",
+        position=name(target.order_by or ""),
+        key=names(target.key),
+        place=name(PLACE),
+        offset=name(OFFSET),
+        line=name(LINE),
+    )
+    newest = [*([so_far] if has_position else []), *(ident.SQL(which).format(name(column)) for column in order)]
     return ident.SQL("SELECT DISTINCT ON ({key}) * FROM ({given}) AS given ORDER BY {key}, {order}").format(
         key=names(target.key),
         given=_filled(target, columns, given, missing, names(order)) if missing else given,
-        order=ident.SQL(", ").join(ident.SQL(which).format(name(column)) for column in order),
+        order=ident.SQL(", ").join(newest),
     )
 
 

@@ -44,6 +44,11 @@ class MergeSql:
         """DELETE by the stage's tombstones."""
         raise NotImplementedError
 
+    @property
+    def steps_back(self) -> sql.Composed | None:
+        """SELECT of the first staged row whose source position is lower than one before it; None if it has none."""
+        return None
+
     # -- parts --------------------------------------------------------------------------------------------
 
     @cached_property

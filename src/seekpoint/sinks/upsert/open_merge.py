@@ -150,6 +150,15 @@ class OpenMerge(ABC, Generic[T, S]):
         lines: Sequence[int | None],
     ) -> int:
         """Run a statement with the rows as arrays; returns the row count. Raises Altered, or RowRefused with a line."""
+        touched = self._execute(statement, [*self._arrays(statements, columns, rows, lines), *statements.gate])
+        if touched == 0 and self._stage is None and self._ask() is not statements:
+            raise Altered
+        return touched
+
+    def _arrays(
+        self, statements: S, columns: Sequence[str], rows: Sequence[Row], lines: Sequence[int | None]
+    ) -> list[list[Any]]:
+        """The rows as one array of texts for each column. Raises Altered, or RowRefused with a line."""
         with writing_cursor(self._driver) as cursor:
             target, types = self._target, statements.layout.written
             texts = Texts(cursor, columns, types, target.conversions, event_rules=target.event_rules)
@@ -161,11 +170,7 @@ class OpenMerge(ABC, Generic[T, S]):
                     if self._stage is None and self._ask() is not statements:  # encoded for the types before an ALTER
                         raise Altered from error
                     raise RowRefused(line, error) from error
-        arrays = [list(column) for column in zip(*values, strict=True)]
-        touched = self._execute(statement, [*arrays, *statements.gate])
-        if touched == 0 and self._stage is None and self._ask() is not statements:
-            raise Altered
-        return touched
+        return [list(column) for column in zip(*values, strict=True)]
 
     def _execute(self, statement: sql.Composed, parameters: Sequence[Any] = ()) -> int:
         try:

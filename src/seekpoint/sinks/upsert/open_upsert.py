@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from seekpoint.pipeline.sink import Row
+from seekpoint.pipeline.sink import Row, RowRefused, WentBack
 from seekpoint.sinks.catalog import Layout
 from seekpoint.sinks.dedupe import Target, dedupe, has_deletes
 from seekpoint.sinks.upsert.direct_copy import DirectCopy
@@ -61,6 +61,7 @@ class OpenUpsert(OpenMerge[Target, UpsertSql]):
                     statements.update(tuple(values)), statements, tuple(values), [(*values.values(),)], [1]
                 ):
                     return True
+                self._require_no_step_back(statements, tuple(values), [(*values.values(),)], [1])
                 return self._unnest(statements.stored, statements, tuple(key), [(*key.values(),)], [1]) > 0
             except Altered:
                 continue
@@ -77,6 +78,20 @@ class OpenUpsert(OpenMerge[Target, UpsertSql]):
     def _delete_all(self, values: Row) -> None:
         statements = self._cached()
         self._unnest(statements.delete_all, statements, self._target.deletes, [values], [1])
+
+    def _require_no_step_back(
+        self, statements: UpsertSql, columns: Sequence[str], rows: Sequence[Row], lines: Sequence[int]
+    ) -> None:
+        """Raise RowRefused if one of the rows was not written because its source position goes back."""
+        target = self._target
+        if not target.has_position:
+            return
+        indexes = [columns.index(name) for name in target.deletes]
+        compared = [tuple(row[index] for index in indexes) for row in rows]
+        arrays = self._arrays(statements, target.deletes, compared, lines)
+        if row := self._driver.execute(statements.step_back, arrays).fetchone():
+            number, before, position = row
+            raise RowRefused(lines[number - 1], WentBack(target.order_by or "", before, position))
 
     def _stream(self, way: DirectCopy | TempTable, rows: Sequence[Row]) -> None:
         if isinstance(way, DirectCopy) and has_deletes(rows):
@@ -133,6 +148,10 @@ class OpenUpsert(OpenMerge[Target, UpsertSql]):
         if deduped.deletes:
             columns, tombstones = self._target.deletes, deduped.deletes
             deletes = self._unnest(statements.delete, statements, columns, tombstones, deduped.delete_lines)
+            if deletes < len(tombstones):
+                self._require_no_step_back(statements, columns, tombstones, deduped.delete_lines)
         if deduped.rows:
             upserts = self._unnest(statements.insert, statements, self._columns(), deduped.rows, deduped.lines)
+            if upserts < len(deduped.rows):
+                self._require_no_step_back(statements, self._columns(), deduped.rows, deduped.lines)
         self._wrote(WriteStrategy.UNNEST, upserts, deletes)

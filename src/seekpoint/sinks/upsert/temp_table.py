@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager
 from psycopg import sql
 from sqlalchemy import Connection
 
-from seekpoint.pipeline.sink import Row, RowRefused
+from seekpoint.pipeline.sink import Row, RowRefused, WentBack
 from seekpoint.sinks.catalog import DELETED, LINE, Stage, build
-from seekpoint.sinks.copy import open_copy
+from seekpoint.sinks.copy import driver_of, open_copy
 from seekpoint.sinks.dedupe import Deleted, Offsets, has_deletes
 from seekpoint.sinks.upsert.merge_sql import MergeSql
 
@@ -31,7 +31,7 @@ class TempTable:
         self._tx, self._target, self._statements, self._execute = tx, target, statements, execute
         self._columns, self._types = target.columns or target.deletes, layout.written
         self._path = ("pg_temp", stage.name)
-        self._offsets = Offsets(target, layout.columns) if target.offset else None
+        self._offsets = Offsets(target, layout.columns) if target.offset and not target.order_by else None
         self._written = 0  # rows and tombstones
         self._lines: list[int] | None = None  # of the rows after the first tombstone
         self._gone: list[Row] = []
@@ -78,9 +78,17 @@ class TempTable:
             self._lines = [row[-2] - _BEHIND for row in self._gone]
             self._copy_in(self._gone)
             self._close()
+        self._require_no_step_back()
         deleted = self._execute(self._statements.delete_staged) if self._gone else 0
         merged = self._execute(self._statements.merge) if self._written > len(self._gone) else 0
         return merged, deleted
+
+    def _require_no_step_back(self) -> None:
+        """Raise RowRefused for the first row whose source position is lower than one before it."""
+        query = self._statements.steps_back
+        if query is not None and (row := driver_of(self._tx).execute(query, ()).fetchone()):
+            line, before, position = row
+            raise RowRefused(line, WentBack(self._target.order_by or "", before, position))
 
     def _copy_in(self, rows: Sequence[Row]) -> None:
         with self._placed():

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 
 from seekpoint.codecs import UNAVAILABLE, Change, Codec, Debezium
 from seekpoint.codecs.debezium import is_envelope
+from seekpoint.codecs.source_position import source_position
 from seekpoint.codecs.value_types import field_names
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.events import WriteStrategyChanged
@@ -63,7 +64,9 @@ class Upsert(TableSink[V_contra, K_contra]):
     reads and updates are upserts of the ``columns``; deletes and tombstones delete the row; a changed key also deletes
     the old row. Columns that the source did not send (``UNAVAILABLE``) keep their stored value. A truncate is poison;
     with ``truncate="delete"`` it deletes all rows that are not newer, which needs a topic of one partition, and
-    ``offset_column``.
+    ``offset_column``. With ``offset_column``, ``order_by`` names a column for the source's position: a change with a
+    lower one does not overwrite a row of another partition. In its own partition it stops the worker, because then the
+    source was restored, or sends changes again.
 
     Named columns are written: a field that is None becomes NULL. Other columns keep their stored value, or get their
     default. Of several rows of a key in one transaction the newest is stored.
@@ -102,10 +105,11 @@ class Upsert(TableSink[V_contra, K_contra]):
             raise ConfigError(f"{me}: {_KEEPS_FIRST}")
         if changes and (columns is None or row is not None or rows is not None):
             raise ConfigError(f"{me}: {_MAKES_ROWS}")
-        if changes and (order_by is not None or self.keeps_first or tombstone != "delete" or tombstone_key is not None):
+        is_unguarded = order_by is not None and offset_column is None
+        if changes and (is_unguarded or self.keeps_first or tombstone != "delete" or tombstone_key is not None):
             raise ConfigError(f"{me}: {_IN_ORDER}")
         _check_truncate(me, truncate, can_truncate=changes and offset_column is not None and not compacted)
-        if order_by is not None and offset_column is not None:
+        if order_by is not None and offset_column is not None and not changes:
             raise ConfigError(f"{me}: one column says which row is newer: give order_by= or offset_column=, not both")
         self._tombstone = None if self.keeps_first else tombstone
         if self._tombstone is None and tombstone_key is not None:
@@ -167,6 +171,17 @@ class Upsert(TableSink[V_contra, K_contra]):
         """A writer for one worker."""
         return ChangesWriter(self) if self.changes else UpsertWriter(self)
 
+    @property
+    def written(self) -> tuple[str, ...] | None:
+        """Every column it writes, in the order of its rows; None if the first row decides."""
+        columns = super().written
+        return columns if columns is None or not self.has_position else (*columns, self.order_by or "")
+
+    @property
+    def has_position(self) -> bool:
+        """Whether ``order_by`` is filled with the source's position of each change."""
+        return self.changes and self.order_by is not None
+
     def check(self, tx: Connection, codecs: Collection[Codec] = ()) -> Any:
         """The table's layout. Raises ConfigError if the table, a column, the key's index or a privilege is missing.
 
@@ -190,12 +205,17 @@ class Upsert(TableSink[V_contra, K_contra]):
     @property
     def needed(self) -> tuple[str, ...]:
         """The columns that must not be null: the key, and ``order_by`` if it is set."""
-        return (*self.key, *([self.order_by] if self.order_by else []))
+        return (*self.key, *([self.order_by] if self.order_by and not self.changes else []))
 
     def require_columns(self, columns: tuple[str, ...]) -> None:
         """Raise ConfigError if these columns of the rows contradict the rest of the declaration."""
         super().require_columns(columns)
         written = (*columns, *self.provenance.values())
+        if self.has_position and self.order_by in written:
+            raise ConfigError(
+                f"{self!r}: order_by={self.order_by!r} gets the source's position, so it cannot be one of columns=, or "
+                "of provenance=: name another column"
+            )
         if missing := [name for name in self.needed if name not in written]:
             raise ConfigError(
                 f"{self!r}: the rows have no {', '.join(missing)}; their columns are {', '.join(written)}"
@@ -220,8 +240,9 @@ _KEEPS_FIRST = (
 )
 _MAKES_ROWS = "changes=True makes the rows from the changes: name the table's columns=[...], and give no row= or rows="
 _IN_ORDER = (
-    "changes=True applies changes in the order of the log, and deletes rows: leave order_by=, on_conflict=, tombstone= "
-    "and tombstone_key= out; offset_column= keeps older records from newer rows"
+    "changes=True applies changes in the order of the log, and deletes rows: leave on_conflict=, tombstone= and "
+    "tombstone_key= out; offset_column= keeps older records from newer rows, and order_by=, which needs it, compares "
+    "the source's positions"
 )
 _TRUNCATES = (
     "it takes 'delete', and needs changes=True and offset_column=, so that no replayed truncate deletes newer rows; it "
@@ -333,8 +354,18 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
         """The deletion of the row with these values, and with the record's offset if ``offset_column`` needs it."""
         if self._sink.offset_column is None:
             return Deleted(values)
+        position = (self._position(record),) if self._sink.has_position else ()
         origin = [getattr(record, name) for name in ("partition", "topic") if name in self._sink.provenance]
-        return Deleted((*values, record.offset, *(origin if "partition" in self._sink.provenance else ())))
+        return Deleted((*values, *position, record.offset, *(origin if "partition" in self._sink.provenance else ())))
+
+    def _position(self, record: AnyRecord) -> int | None:
+        """The source's position of a change; None for a tombstone, which has none."""
+        if record.value is None:
+            return None
+        try:
+            return source_position(record.value.source)
+        except ValueError as error:
+            raise Poison(f"{self!r}: {error}", record) from error
 
     def _named(self, names: tuple[str, ...], key: Any) -> tuple[Any, ...]:
         """The values of these columns from a tombstone's key: a mapping, an object, a tuple, or one value."""
@@ -376,6 +407,15 @@ class ChangesWriter(UpsertWriter):
         super().__init__(sink)
         assert sink.columns is not None
         self._after = self._by_key(sink.columns)
+
+    @property
+    def written(self) -> tuple[str, ...] | None:
+        """Every column it writes, in the order of its rows."""
+        return self._sink.written
+
+    def _where(self, record: AnyRecord) -> tuple[Any, ...]:
+        origin = super()._where(record)
+        return (*origin, self._position(record)) if self._sink.has_position else origin
 
     def rows(self, record: Record[Any, Any]) -> Iterable[Row]:
         """The row after the change, or its deletion. If the key has changed, the old row is deleted first."""

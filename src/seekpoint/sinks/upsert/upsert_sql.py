@@ -44,8 +44,7 @@ class UpsertSql(MergeSql):
     @cached_property
     def delete_all(self) -> sql.Composed:
         """DELETE of every row that is not newer: one array for each column of ``Target.deletes``; keys are NULL."""
-        columns, guard = self.target.deletes, self._newer(NEW)
-        assert guard is not None
+        columns, guard = self.target.deletes, self._not_less(self.target.offset or "", NEW)
         return sql.SQL("DELETE FROM {} AS {} USING (SELECT {} FROM {}) AS {} WHERE {} AND {}").format(
             self._table, STORED, self._casts(columns), arrays(columns), NEW, guard, GATE
         )
@@ -80,7 +79,59 @@ class UpsertSql(MergeSql):
             self._table, STORED, self._casts(key), arrays(key), NEW, self._same_key(STORED, NEW), GATE
         )
 
+    @cached_property
+    def steps_back(self) -> sql.Composed | None:
+        """SELECT of the first such row of the stage: its number from 1, the position before, and its position."""
+        if not self.target.has_position:
+            return None
+        parts = {"line": escaped_name(LINE), "position": escaped_name(self.target.order_by or ""), "stage": self._stage}
+        so_far = listed(map(escaped_name, (*self.target.key, *self.target.origin)))
+        return sql.SQL(
+            "SELECT (SELECT count(*) FROM (SELECT {line} FROM {stage}) AS counted "
+            "WHERE counted.{line} <= back.{line}), before, {position} FROM (SELECT {line}, before, {position} FROM "
+            "(SELECT {line}, {position}, max({position}) OVER (PARTITION BY {so_far} ORDER BY {line}) AS before "
+            "FROM {stage}) AS staged WHERE {position} < before UNION ALL "
+            "SELECT {new}.{line}, {stored}.{position}, {new}.{position} FROM (SELECT * FROM {stage}) AS {new} "
+            "JOIN {table} AS {stored} ON {is_back}) AS back ORDER BY {line} LIMIT 1"
+        ).format(**parts, so_far=so_far, new=NEW, stored=STORED, table=self._table, is_back=self._is_back)
+
+    @cached_property
+    def step_back(self) -> sql.Composed:
+        """SELECT of the first row whose position is lower than the stored one: its number from 1, and both positions.
+
+        The parameters are one array for each column of ``Target.deletes``.
+        """
+        columns = self.target.deletes
+        given = sql.SQL("SELECT {}, {line} FROM unnest({}) WITH ORDINALITY AS given ({}, {line})").format(
+            self._casts(columns),
+            sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(columns)),
+            listed(map(escaped_name, columns)),
+            line=escaped_name(LINE),
+        )
+        return sql.SQL(
+            "SELECT {new}.{line}, {stored}.{position}, {new}.{position} FROM ({given}) AS {new} "
+            "JOIN {table} AS {stored} ON {is_back} ORDER BY 1 LIMIT 1"
+        ).format(
+            new=NEW,
+            line=escaped_name(LINE),
+            stored=STORED,
+            position=escaped_name(self.target.order_by or ""),
+            given=given,
+            table=self._table,
+            is_back=self._is_back,
+        )
+
     # -- parts --------------------------------------------------------------------------------------------
+
+    @property
+    def _is_back(self) -> sql.Composed:
+        """The condition that the new row of the same partition is later in the log, and older at the source."""
+        offset, position = escaped_name(self.target.offset or ""), escaped_name(self.target.order_by or "")
+        return sql.SQL(
+            "{} AND NOT {} AND {new}.{offset} > {stored}.{offset} AND {new}.{position} < {stored}.{position}"
+        ).format(
+            self._same_key(STORED, NEW), self._elsewhere(NEW), new=NEW, stored=STORED, offset=offset, position=position
+        )
 
     def _set(self, columns: Sequence[str]) -> sql.Composed:
         """The assignments of an UPDATE; of the key only columns whose equal values may be spelled differently."""
@@ -110,21 +161,40 @@ class UpsertSql(MergeSql):
 
     def _newer(self, new: Composable) -> sql.Composed | None:
         """The condition that the new row is not older than the stored one; NULL is older than any."""
-        column = self.target.order_by or self.target.offset
-        if column is None:
+        order_by, offset = self.target.order_by, self.target.offset
+        if order_by is None and offset is None:
             return None
-        name = escaped_name(column)
+        if order_by is None or offset is None:
+            newer = self._not_less(order_by or offset or "", new)
+            return newer if order_by is not None else sql.SQL("({} OR {})").format(self._elsewhere(new), newer)
+        # A tombstone has no position: it deletes rows of its partition only.
+        position, has_none = self._not_less(order_by, new), sql.SQL("{}.{} IS NULL").format(new, escaped_name(order_by))
+        return sql.SQL("CASE WHEN {} THEN {} ELSE {} AND ({} OR {}) END").format(
+            self._elsewhere(new), position, self._not_less(offset, new), has_none, position
+        )
+
+    def _not_less(self, column: str, new: Composable) -> sql.Composed:
+        """The condition that the new row's value is not less than the stored one; NULL is less than any."""
         not_less = as_sql(self.layout.columns[column].not_less)
-        newer = sql.SQL("{0}.{2} IS NULL OR {1}.{2} {3} {0}.{2}").format(STORED, new, name, not_less)
+        return sql.SQL("({0}.{2} IS NULL OR {1}.{2} {3} {0}.{2})").format(STORED, new, escaped_name(column), not_less)
+
+    def _elsewhere(self, new: Composable) -> Composable:
+        """The condition that the new row comes from another partition than the stored one."""
         elsewhere = [
-            sql.SQL(" OR {0}.{2} IS DISTINCT FROM {1}.{2}").format(STORED, new, escaped_name(name))
+            sql.SQL("{0}.{2} IS DISTINCT FROM {1}.{2}").format(STORED, new, escaped_name(name))
             for name in self.target.origin
         ]
-        return sql.SQL("({}{})").format(newer, sql.Composed(elsewhere))
+        return sql.SQL("({})").format(sql.SQL(" OR ").join(elsewhere)) if elsewhere else sql.SQL("false")
 
     @cached_property
     def _newest(self) -> sql.Composed:
         order = sql.SQL("{} DESC, ").format(escaped_name(self.target.order_by)) if self.target.order_by else sql.SQL("")
+        if self.target.has_position:  # a tombstone has the position of the change before it
+            order = sql.SQL("max({}) OVER (PARTITION BY {} ORDER BY {}) DESC NULLS LAST, ").format(
+                escaped_name(self.target.order_by or ""),
+                listed(map(escaped_name, (*self.target.key, *self.target.origin))),
+                escaped_name(LINE),
+            )
         last = sql.SQL("" if self.target.keeps_first else " DESC")
         return sql.SQL("(SELECT DISTINCT ON ({0}) * FROM {1} ORDER BY {0}, {2}{3}{4}) AS {5}").format(
             self._key, self._stage, order, escaped_name(LINE), last, NEW

@@ -194,7 +194,7 @@ def version_location() -> Path:
 def step(*, to: str | None, since: str | None, compatible_with: str | None = None) -> Iterator[str]:
     """Wrap one of Seekpoint's revision scripts: yield the schema to build in, and record the step at its end.
 
-    For the scripts in ``migrations/versions`` alone. ``to`` and ``since`` are revisions, None the state
+    Only for the scripts in ``migrations/versions``. ``to`` and ``since`` are revisions, None the state
     before the first. ``compatible_with`` is the oldest revision whose library works with the tables of ``to``, if an
     older one does: services that share a ledger can then be upgraded one after the other. Each step records itself
     because, as a second version location, our scripts are run by the host's Alembic, which does not know our version
@@ -224,7 +224,7 @@ def step(*, to: str | None, since: str | None, compatible_with: str | None = Non
 def refuse_losing(
     schema: str, table: str, *, what: str, then: str, where: str = "true", named: str = "consumer_group"
 ) -> None:
-    """Add SQL that fails if rows of this table would be dropped; for the scripts in ``migrations/versions`` alone.
+    """Add SQL that fails if rows of this table would be dropped; only for the scripts in ``migrations/versions``.
 
     ``what`` names the rows and ``then`` the consequence; ``where`` selects the rows that count, ``named`` is the column
     with the group's name. Groups that may be dropped (see :func:`downgrade`) are left out.
@@ -253,7 +253,7 @@ END
 
 
 def refuse_open_runs(schema: str) -> None:
-    """Refuse, in the SQL, while a run is open; for the scripts in ``migrations/versions`` alone."""
+    """Refuse, in the SQL, while a run is open; only for the scripts in ``migrations/versions``."""
     name = _plain.identifier_preparer.format_table(Table("reload_run", MetaData(), schema=schema))
     hint = "Let it end, or abort it (seekpoint reload abort, in the version that opened it), then migrate"
     _run_block(f"""
@@ -273,7 +273,7 @@ END
 
 
 def run_in_schema(schema: str, statements: str) -> None:
-    """Run statements that name tables as ``seekpoint.TABLE`` in this schema; for ``migrations/versions`` alone.
+    """Run statements that name tables as ``seekpoint.TABLE`` in this schema; only for ``migrations/versions``.
 
     Each statement must end at the end of a line, and is sent separately, because asyncpg takes one at a time.
     """

@@ -420,7 +420,7 @@ def test_a_page_begins_after_a_dead_letter_that_was_deleted_meanwhile(new_worker
         ({"topic": "\udc80"}, "no dead letter has this"),
         (
             {"topic": "t", "partition": 2**31},
-            "partition=2147483648: no dead letter has this, the largest is 2147483647",
+            "partition=2147483648: no dead letter has this number, the largest is 2147483647",
         ),
         ({"topic": "t", "from_offset": 2**63}, "from_offset=9223372036854775808"),
         ({"topic": "t", "to_offset": -(2**63)}, "to_offset=-9223372036854775808"),

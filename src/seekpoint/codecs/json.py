@@ -58,7 +58,7 @@ class Json(Generic[V_co]):
     Pydantic validates its models and dataclasses, and types that contain them; msgspec validates all other types.
     Raises ``msgspec.ValidationError`` (a poison record) if the bytes do not fit the type. With ``tombstones=True`` a
     null value decodes to None. A fraction without a declared type is a float that keeps its digits for the sinks
-    (:class:`JsonFloat`); a field of type ``Decimal``, also of a model, has all digits.
+    (``JsonFloat``); a field of type ``Decimal``, also of a model, has all digits.
     """
 
     is_json = True  # a float field keeps about 15 digits of the record's number: sinks check where these go

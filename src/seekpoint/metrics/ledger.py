@@ -86,7 +86,7 @@ class LedgerGauges:
         self._note(error, "the brokers do not answer; lag comes from the workers' samples")
 
     def _ask_brokers(self, rows: Sequence[Row[Any]]) -> tuple[Exception | None, Logs]:
-        """The error if no broker answers, and the logs of these partitions."""
+        """The logs of these partitions, after the error if no broker answers."""
         ids = {(row.consumer_group, Partition(row.topic, row.partition)): row.topic_id for row in rows}
         try:
             if self._identity is None:

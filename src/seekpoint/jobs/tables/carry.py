@@ -155,7 +155,7 @@ def give_storage(connection: Connection, live: Path, built: Path) -> None:
 def lock_views(connection: Connection, live: Path) -> None:
     """Lock the views on the table before the table itself, in the order of readers, to avoid a deadlock.
 
-    Setting the owner that a view already has locks it alone; ``LOCK TABLE`` would also lock the view's other tables.
+    Setting the owner that a view already has locks only the view; ``LOCK TABLE`` would also lock its other tables.
     """
     with _whole_names(connection):
         _run_each(connection, _printed(connection, _VIEWS, name=quoted(*live)))

@@ -22,7 +22,7 @@ from psycopg.types.json import Jsonb
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint import Append, Json, Pipeline, Text, Upsert, schema
+from seekpoint import Accumulate, Append, Json, Pipeline, Text, Upsert, schema
 from seekpoint.pipeline.sink import RowRefused
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.upsert import upsert as upsert_module
@@ -315,6 +315,35 @@ def test_each_cell_of_the_page_by_each_statement(sink_tables: SinkTables, strate
     assert not different, "\n".join(different)
 
 
+@pytest.fixture
+def percent_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> Iterator[SinkTables]:
+    """Tables of a schema whose name has a percent sign."""
+    sink_tables = SinkTables(seekpoint_engine, f"{seekpoint_schema} 100%")
+    sink_tables.sql(f'CREATE SCHEMA "{sink_tables.schema}"')
+    yield sink_tables
+    sink_tables.sql(f'DROP SCHEMA "{sink_tables.schema}" CASCADE')
+
+
+@pytest.mark.parametrize("strategy", WRITES)
+def test_a_percent_sign_in_a_name_is_no_placeholder(percent_tables: SinkTables, strategy: str) -> None:
+    """In the name of a schema, a table or a column."""
+    path = percent_tables.create('id int PRIMARY KEY, "50%" text', "%s of it")
+    for _ in range(2):  # the second time with statements that are known
+        percent_tables.sql(f'DELETE FROM "{path[1]}"')
+        WRITES[strategy](percent_tables, path, ["id", "50%"], [(1, "%")])
+        assert percent_tables.rows("50%", name=path[1]) == [("%",)]
+
+
+@pytest.mark.parametrize("strategy", [WriteStrategy.UNNEST, WriteStrategy.TEMP_TABLE])
+def test_a_percent_sign_in_a_name_of_a_table_of_sums(percent_tables: SinkTables, strategy: WriteStrategy) -> None:
+    path = percent_tables.create('"%" int PRIMARY KEY, "50%" int, "%s" int', "%s of it")
+    sink = Accumulate(path, key=["%"], add=["50%"], most=["%s"])
+    writer_of(sink).strategies = Forced(strategy)
+    for amount in (1, 2):
+        write(percent_tables, sink, [(1, amount, amount)])
+    assert percent_tables.rows("50%", "%s", name=path[1]) == [(3, 2)]
+
+
 # A type, a text that its input refuses with an SQLSTATE that says something else, and one that it takes.
 ODD_INPUT = [
     ("tsquery", "a & & b", "a & b"),
@@ -374,3 +403,20 @@ def test_a_lone_record_that_a_types_input_refuses_is_a_dead_letter(
         done = sink_tables.process(pipeline, *orders(text.encode(), start=offset))
         assert [dead_letter.offset for dead_letter in done.dead_letters] == [offset] * (text == bad)
     assert sink_tables.rows("id", name=name) == [(0,), (2,)]
+
+
+WITH_ORDER = [odd for odd in ODD_INPUT if odd[0] not in {"jsonpath", "lquery"}]  # a key's index needs one
+
+
+@pytest.mark.parametrize(("column", "bad", "good"), WITH_ORDER, ids=[odd[0] for odd in WITH_ORDER])
+def test_a_lone_record_whose_key_a_types_input_refuses_is_added_to_no_sum(
+    sink_tables_with: SinkTables, *, column: str, bad: str, good: str
+) -> None:
+    sink_tables, name = sink_tables_with, f"sums of {column}"
+    path = sink_tables.create(f"v {extended(sink_tables, column)} PRIMARY KEY, n int NOT NULL", name)
+    sink = Accumulate(path, key=["v"], add=["n"], row=lambda r: (r.value, 1))
+    pipeline = Pipeline(name, topics=TOPIC, value=Text(), sinks=[sink], on_poison="dead_letter")
+    for offset, text in enumerate((good, bad, good, bad)):
+        done = sink_tables.process(pipeline, *orders(text.encode(), start=offset))
+        assert [dead_letter.offset for dead_letter in done.dead_letters] == [offset] * (text == bad)
+    assert sink_tables.rows("n", name=name) == [(2,)]

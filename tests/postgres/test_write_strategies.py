@@ -8,10 +8,11 @@ from __future__ import annotations
 import ipaddress
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from enum import Enum, StrEnum
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ from psycopg.types.json import Json, Jsonb
 from psycopg.types.range import Range
 from sqlalchemy import Engine, create_engine, text
 
+import seekpoint
+from seekpoint.codecs.json import JsonFloat
 from seekpoint.pipeline.sink import RowRefused
 from seekpoint.records import AnyRecord
 from seekpoint.sinks import Upsert
@@ -67,11 +70,48 @@ ONE = uuid.UUID("0190d5b0-0000-7000-8000-00000000000a")
 TEXTS = ["a", "A", "a ", "ä", "Ä", "a\u0308", "b", "B", "", " ", "1", "1.0"]
 
 
+class Options(NamedTuple):
+    """Of a sink."""
+
+    round: bool
+    timezone: str | None
+
+
+OPTIONS = [Options(*options) for options in product((True, False), (None, "UTC"))]
+
+
 class Values(NamedTuple):
-    """Of a type: ``all``, and those among them that the server takes."""
+    """Of a type: ``all``, and those among them that a sink takes, by its options."""
 
     all: Sequence[Any]
-    taken: Sequence[Any]
+    taken: Mapping[Options, Sequence[Any]]
+
+
+class Mood(Enum):
+    """Its values are labels."""
+
+    LOW = "low"
+    HIGH = "high"
+
+
+class Level(Enum):
+    """Its names are labels, and its values integers."""
+
+    low = 1
+    high = 2
+
+
+class Letter(StrEnum):
+    SMALL = "a"
+    LARGE = "A"
+
+
+def number(text: str) -> Any:
+    """The number as the codec decodes it without a type."""
+    return seekpoint.Json()(text.encode())
+
+
+LONG = "12345678901234567890.12345678"  # with one digit more, a float of the same value
 
 
 JSON = [
@@ -82,14 +122,17 @@ JSON = [
 TYPES: Mapping[str, Sequence[Any]] = {
     "bool": [True, False, "t", "no"],
     "smallint": [0, 1, 2, "1", "01", True],
-    "bigint": [0, 1, 2, 10, -1, "1", " 1", 2**62],
+    "bigint": [0, 1, 2, 10, -1, "1", " 1", 2**62, *Level, Decimal("1.5")],
     "numeric": [0, 1, 2, Decimal(1), Decimal("1.0"), Decimal("1.00"), Decimal("-0"), Decimal("0.0"), Decimal("1E+1"),
-                10, Decimal("NaN"), 1.0, 0.1, Decimal("0.1"), "1", "1.000", 1e16],
-    "numeric(6,2)": [1, Decimal("1.001"), Decimal("1.004"), Decimal("1.005"), Decimal("1.01"), "1.0"],
+                10, Decimal("NaN"), 1.0, 0.1, Decimal("0.1"), "1", "1.000", 1e16,
+                number(f"{LONG}1"), number(f"{LONG}2"), number("1.00000000000000000"), Level.low],
+    "numeric(6,2)": [1, Decimal("1.001"), Decimal("1.004"), Decimal("1.005"), Decimal("1.01"), "1.0", 1.005,
+                     number("1.0000000000000000000"), number("1.0000000000000000001"), Level.low],
     "float8": [0.0, -0.0, float("nan"), float("inf"), 1, 1.0, 0.1, Decimal("0.10"), "-0", 1e16, 1e-7],
     "real": [0.0, -0.0, 0.1, 0.10000000149011612, Decimal("0.1"), float("nan"), 16777216, 16777217],
-    "text": [*TEXTS, 1, 1.0, Decimal("1.0"), 1e16, date(2026, 1, 1), AWARE[0], time(12), timedelta(1)],
-    "varchar(3)": ["ab", "ab ", "ab    ", "abc", "abc  ", "ABC", "abcd"],
+    "text": [*TEXTS, 1, 1.0, Decimal("1.0"), 1e16, date(2026, 1, 1), AWARE[0], time(12), timedelta(1), ONE, *Letter,
+             *Level, number("1.00000000000000000"), True, b"a", ["a"], ("a", 1)],
+    "varchar(3)": ["ab", "ab ", "ab    ", "abc", "abc  ", "ABC", "abcd", *Letter, False, (1,)],
     "char(3)": ["ab", "ab ", "ab    ", "abc", "AB", "", "abcd"],
     "bpchar": ["ab", "ab ", "AB", ""],
     "short": ["ab", "ab ", "abc", "abcd", "abcdef"],
@@ -98,19 +141,19 @@ TYPES: Mapping[str, Sequence[Any]] = {
     "timestamptz": [*AWARE, *NAIVE, "2026-10-25 00:30:00+00", date(2026, 3, 29)],
     "timestamptz(0)": AWARE,
     "moment": AWARE[::3],
-    "timestamp": [*NAIVE, "2026-10-25 00:30", date(2026, 3, 29)],
+    "timestamp": [*NAIVE, *AWARE[::5], "2026-10-25 00:30", "2026-10-25T02:30:00+02:00", date(2026, 3, 29)],
     "time": [time(2, 30), time(2, 30, fold=1), "02:30", time(2, 30, 0, 1)],
     "timetz": [time(2, 30, tzinfo=UTC), time(3, 30, tzinfo=timezone(timedelta(hours=1))), "02:30+00"],
     "uuid": [ONE, str(ONE), str(ONE).upper(), ONE.hex, f"{{{ONE}}}", uuid.UUID(int=1), str(uuid.UUID(int=1))],
     "inet": ["10.0.0.1", "10.0.0.1/32", "10.0.0.1/24", ipaddress.ip_address("10.0.0.1"), "::1"],
     "interval": [timedelta(1), "1 day", "24:00", timedelta(hours=24, seconds=1), "1 mon", "30 days", timedelta(0)],
     "interval hour": [timedelta(hours=10), "10", "10:30", "10 hours"],
-    "mood": ["low", "high", "Low", "mid"],  # in no order of the alphabet
-    "int[]": [[1], [1, 2], [], "{1}", [None]],
+    "mood": ["low", "high", "Low", "mid", *Mood, *Level, True, ("low",)],  # in no order of the alphabet
+    "int[]": [[1], [1, 2], (1, 2), [], "{1}", [None], [Level.low, None]],
     "numeric[]": [[Decimal(1)], [Decimal("1.0")], [1], "{1.00}"],
-    "int4range": ["[1,3)", "[1,2]", Range(1, 3), "empty", "[2,2)"],
+    "int4range": ["[1,3)", "[1,2]", Range(1, 3), "empty", "[2,2)", (1, 3)],
     "pair": ["(1,1.0)", "(1,1)", "(1,)", (1, Decimal("1.00"))],
-    "money": ["1", "1.00", Decimal(1)],
+    "money": ["1", "1.00", Decimal(1), 1, 1.005, Level.low],
     "bit(3)": ["101", "100", "10"],
     '"char"': ["a", "ab", "A"],
     "name": ["a", "A", "a "],
@@ -156,19 +199,71 @@ def types(typed_tables: SinkTables) -> Mapping[str, Values]:
     return {kind: Values(values, _taken(typed_tables, kind, values)) for kind, values in types.items()}
 
 
-def as_json(value: Any, kind: str) -> Any:
-    """What the model gives the driver: for a column of JSON, JSON."""
-    if kind == "jsonb[]" and isinstance(value, list):
-        return [element if element is None else Json(element, dumps=json_text) for element in value]
-    if kind not in {"json", "jsonb", "document"} or value is None or isinstance(value, Json | Jsonb):
+def meant(value: Any, kind: str, options: Options) -> Any:
+    """What the model gives the driver for a column of this type. Raises ValueError for a value that a sink refuses."""
+    if value is None:
+        return None
+    if kind.endswith("[]"):
+        return [meant(item, kind[:-2], options) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, Enum):
+        value = value.name if kind == "mood" and isinstance(value, Level) else value.value
+    if kind in {"json", "jsonb", "document"}:
+        return value if isinstance(value, Json | Jsonb) else Json(value, dumps=json_text)
+    if isinstance(value, JsonFloat):
+        value = Decimal(value.text)
+    if kind in RULES:
+        value = RULES[kind](value, options)
+    return str(value) if isinstance(value, uuid.UUID) else value
+
+
+def meant_row(row: Sequence[Any], kinds: Sequence[str], options: Options) -> list[Any]:
+    """The row's values as the model gives them to the driver."""
+    return [meant(value, kind, options) for value, kind in zip(row, kinds, strict=True)]
+
+
+def _text(value: Any, _: Options) -> Any:
+    if isinstance(value, bool | bytes | list | tuple):
+        raise ValueError("its text is another value")
+    return value
+
+
+def _of_two_digits(value: Any, options: Options) -> Any:
+    if not options.round and round(Decimal(str(value)), 2) != Decimal(str(value)):
+        raise ValueError("a digit would be lost")
+    return value
+
+
+def _local(value: Any, options: Options) -> Any:
+    moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+    if not isinstance(moment, datetime) or (offset := moment.utcoffset()) is None:
         return value
-    return Json(value, dumps=json_text)
+    if options.timezone is None:
+        raise ValueError("the offset would be lost")
+    return moment.replace(tzinfo=None) - offset
 
 
-def _taken(sink_tables: SinkTables, kind: str, values: Sequence[Any]) -> list[Any]:
-    """Those that the server takes for a column of this type."""
+def _money(value: Any, options: Options) -> Any:
+    if not options.round and not isinstance(value, int):
+        raise ValueError("a digit would be lost")
+    return value
+
+
+RULES: Mapping[str, Callable[[Any, Options], Any]] = {
+    **dict.fromkeys(("text", "varchar(3)", "mood", "int4range"), _text),
+    "numeric(6,2)": _of_two_digits,
+    "timestamp": _local,
+    "money": _money,
+}
+
+
+def _taken(sink_tables: SinkTables, kind: str, values: Sequence[Any]) -> Mapping[Options, Sequence[Any]]:
+    """Those that a sink takes for a column of this type, by its options."""
     sink_tables.sql(f"DROP TABLE IF EXISTS given; CREATE TABLE given (v {body(kind)})")
-    return [value for value in values if by_model(sink_tables, (sink_tables.schema, "given"), [kind], [(value,)])]
+    path = sink_tables.schema, "given"
+    taken: dict[Options, Sequence[Any]] = {}
+    for options in OPTIONS if kind in RULES else OPTIONS[:1]:
+        taken[options] = [value for value in values if by_model(sink_tables, path, [kind], options, [(value,)])]
+    return {options: taken.get(options, taken[OPTIONS[0]]) for options in OPTIONS}
 
 
 def body(kind: str) -> str:
@@ -199,6 +294,7 @@ class Case(NamedTuple):
     keys: tuple[str, ...]
     value: str
     order: str | None  # the type of order_by's column; "offset": an offset_column instead
+    options: Options
     batches: list[list[Step]]
 
 
@@ -206,6 +302,7 @@ class Case(NamedTuple):
 def cases(draw: st.DrawFn, types: Mapping[str, Values]) -> Case:
     keys = draw(st.lists(st.sampled_from(sorted(types.keys() - NO_KEY)), min_size=1, max_size=2))
     value = draw(st.sampled_from(sorted(types)))
+    options = draw(st.sampled_from(OPTIONS))
     order = draw(st.none() | st.just("offset") | st.sampled_from(sorted(types.keys() - NO_ORDER)))
     # Values that are refused only as keys: other columns of a row that is not the newest may be looked at or not.
     # Few values, so that keys come again; another spelling of the same one is as likely as the same.
@@ -213,17 +310,16 @@ def cases(draw: st.DrawFn, types: Mapping[str, Values]) -> Case:
     columns = [
         st.sampled_from([types[key].all[index] for index in pool]) for key, pool in zip(keys, pools, strict=True)
     ]
-    orders = st.none() if order in {None, "offset"} else st.sampled_from(types[str(order)].taken)
+    orders = st.none() if order in {None, "offset"} else st.sampled_from(types[str(order)].taken[options])
     step = st.builds(
         Step,
         st.tuples(*columns),
-        st.none() | st.sampled_from(types[value].taken),
+        st.none() | st.sampled_from(types[value].taken[options]),
         orders,
         st.sampled_from([False] * 4 + [True]),
     )
-    return Case(
-        tuple(keys), value, order, draw(st.lists(st.lists(step, min_size=1, max_size=6), min_size=1, max_size=4))
-    )
+    batches = draw(st.lists(st.lists(step, min_size=1, max_size=6), min_size=1, max_size=4))
+    return Case(tuple(keys), value, order, options, batches)
 
 
 def _table(strategy: WriteStrategy) -> str:
@@ -247,16 +343,16 @@ class Table:
 
     def sink(self, strategy: WriteStrategy) -> Upsert:
         """A sink of its own table."""
-        options: dict[str, Any] = {"order_by": "o"} if self.case.order else {}
+        options: dict[str, Any] = {**self.case.options._asdict(), **({"order_by": "o"} if self.case.order else {})}
         columns = self.columns
         if self.case.order == "offset":
-            options, columns = {"offset_column": "o"}, self.columns[:-1]
+            del options["order_by"]
+            options, columns = {**options, "offset_column": "o"}, self.columns[:-1]
         sink = Upsert(
             (self.sink_tables.schema, _table(strategy)),
             key=self.keys,
             columns=columns,
             tombstone_key=lambda r: r.key,
-            round=True,
             **options,
         )
         writer_of(sink).strategies = Forced(strategy)
@@ -305,7 +401,7 @@ class Table:
             try:
                 with driver.cursor() as cursor, cursor.copy(into) as copy:
                     for row in rows:
-                        copy.write_row([as_json(cell, kind) for cell, kind in zip(row, self.kinds, strict=True)])
+                        copy.write_row(meant_row(row, self.kinds, self.case.options))
                 driver.execute(sql.SQL("CALL {}.apply()").format(sql.Identifier(self.sink_tables.schema)))
             except (psycopg.DataError, psycopg.IntegrityError, TypeError, ValueError):
                 return False
@@ -369,17 +465,19 @@ def test_every_strategy_of_an_upsert_leaves_the_table_of_the_model(
 
 
 @st.composite
-def appended(draw: st.DrawFn, types: Mapping[str, Values]) -> tuple[list[str], list[Any]]:
-    """Types of columns, and rows; one of them may be refused."""
+def appended(draw: st.DrawFn, types: Mapping[str, Values]) -> tuple[list[str], Options, list[Any]]:
+    """Types of columns, a sink's options, and rows; one of them may be refused."""
+    options = draw(st.sampled_from(OPTIONS))
     kinds = draw(st.lists(st.sampled_from(sorted(types)), min_size=1, max_size=3))
-    rows = draw(
-        st.lists(st.tuples(*(st.sampled_from([None, *types[kind].taken]) for kind in kinds)), min_size=1, max_size=5)
-    )
+    taken = [st.sampled_from([None, *types[kind].taken[options]]) for kind in kinds]
+    rows = draw(st.lists(st.tuples(*taken), min_size=1, max_size=5))
     last = draw(st.tuples(*(st.sampled_from(types[kind].all) for kind in kinds)))
-    return kinds, [*rows, *draw(st.sampled_from([[], [last]]))]
+    return kinds, options, [*rows, *draw(st.sampled_from([[], [last]]))]
 
 
-def by_model(sink_tables: SinkTables, path: tuple[str, str], kinds: Sequence[str], rows: Rows) -> bool:
+def by_model(
+    sink_tables: SinkTables, path: tuple[str, str], kinds: Sequence[str], options: Options, rows: Rows
+) -> bool:
     """Row by row; False if one is refused."""
     into = sql.SQL("COPY {} FROM STDIN").format(sql.Identifier(*path))
     with sink_tables.engine.connect() as connection:
@@ -387,7 +485,7 @@ def by_model(sink_tables: SinkTables, path: tuple[str, str], kinds: Sequence[str
         try:
             for row in rows:
                 with driver.cursor() as cursor, cursor.copy(into) as copy:
-                    copy.write_row([as_json(cell, kind) for cell, kind in zip(row, kinds, strict=True)])
+                    copy.write_row(meant_row(row, kinds, options))
         except (psycopg.DataError, psycopg.IntegrityError, TypeError, ValueError):
             return False
         driver.commit()
@@ -402,18 +500,18 @@ def test_every_strategy_of_an_append_stores_what_the_model_stores(
 ) -> None:
     @few(20)
     @given(appended(types))
-    def check(case: tuple[list[str], list[Any]]) -> None:
-        kinds, rows = case
+    def check(case: tuple[list[str], Options, list[Any]]) -> None:
+        kinds, options, rows = case
         columns = [f"c{n}" for n in range(len(kinds))]
         declared = ", ".join(f"{name} {body(kind)}" for name, kind in zip(columns, kinds, strict=True))
         tables = [strategy.__name__ for strategy in (by_model, *STRATEGIES)]
         typed_tables.sql(
             f"DROP TABLE IF EXISTS {', '.join(tables)};" + "".join(f"CREATE TABLE {t} ({declared});" for t in tables)
         )
-        taken = by_model(typed_tables, (typed_tables.schema, "by_model"), kinds, rows)
+        taken = by_model(typed_tables, (typed_tables.schema, "by_model"), kinds, options, rows)
         for strategy in STRATEGIES:
             with nullcontext() if taken else pytest.raises((RowRefused, psycopg.DataError)):
-                strategy(typed_tables, (typed_tables.schema, strategy.__name__), columns, rows, round=True)
+                strategy(typed_tables, (typed_tables.schema, strategy.__name__), columns, rows, **options._asdict())
             assert images(typed_tables, strategy.__name__) == images(typed_tables, "by_model"), strategy.__name__
 
     check()

@@ -101,8 +101,8 @@ class SinkTables:
     def sql(self, statement: str) -> None:
         """Run statements in this schema."""
         with self.engine.begin() as tx:
-            tx.exec_driver_sql(f'SET LOCAL search_path = "{self.schema}"')
-            tx.exec_driver_sql(statement.replace("%", "%%"))
+            for command in (f'SET LOCAL search_path = "{self.schema}"', statement):
+                tx.exec_driver_sql(command.replace("%", "%%"))
 
     def create(self, body: str, name: str = "t") -> tuple[str, str]:
         """Create a table; returns its path, as ``Append`` takes it."""

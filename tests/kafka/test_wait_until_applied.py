@@ -381,7 +381,7 @@ def test_a_wait_that_is_over_says_the_position(worker: LedgerWorker) -> None:
     assert isinstance(error, SeekpointError)
     assert (error.partition, error.offset, error.position) == (HERE, 7, 5)
     stands = r"t/0: offset 7: not applied within 0\.05 s; group 'g' is at offset 5, 2 offsets before it\. "
-    assert re.fullmatch(stands + r"It last moved \d+\.\d s ago: wait again, or check its worker's log .*", str(error))
+    assert re.fullmatch(stands + r"It last moved \d+ s ago: wait again, or check its worker's log .*", str(error))
     assert "is at offset 5. " in str(late(worker, offset=5))
 
 
@@ -393,12 +393,12 @@ def note(worker: LedgerWorker, attempt: Attempt) -> None:
 
 def test_it_says_what_the_partition_waits_for(worker: LedgerWorker) -> None:
     note(worker, Attempt(5, 2, "TimeoutError: no", 5000.0, 5, "stop"))
-    tried = r"offset 5 failed \(TimeoutError: no\), attempt 2 of 5; it is tried again in \d{4}\.\d s"
+    tried = r"offset 5 failed \(TimeoutError: no\), attempt 2 of 5; it is tried again in 1 h 2\d min"
     assert re.search(tried, str(late(worker)))
     note(worker, Attempt(5, 5, "TimeoutError: no", None, 5, "stop"))
     assert "failed (TimeoutError: no), and the partition is stopped before it" in str(late(worker))
     note(worker, Attempt(5, 1, "its timestamp lies in the future", 60.0, None, "delay"))
-    assert re.search(r"offset 5 is due in \d+\.\d s \(its timestamp lies in the future\)", str(late(worker)))
+    assert re.search(r"offset 5 is due in (1 min|5\d s) \(its timestamp lies in the future\)", str(late(worker)))
     waits = RetryStatus.of(worker.ledger.read()[0])
     assert waits is not None
     assert re.search(r"offset 5: its timestamp lies in the future; due \d\d:\d\d:\d\d UTC$", waits.sentence("g"))

@@ -13,6 +13,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from seekpoint import remedies
+from seekpoint.durations import format_duration
 from seekpoint.errors import ConfigError, NotApplied, TopicUnknown
 from seekpoint.ledger.admin_actions import is_offset
 from seekpoint.ledger.claim import DELAYED
@@ -206,12 +207,10 @@ def _reason(wanted: Wanted, row: Row[Any], topic_id: UUID | None) -> str:
         return "No worker has claimed the partition: start one"
     if row.attempt_offset is not None and row.attempts:  # at 0, the only attempt was cancelled
         return _attempt(row)
-    never = "It has not moved since it was first claimed: check its worker's log and health"
-    return (
-        never
-        if row.still is None
-        else f"It last moved {row.still:.1f} s ago: wait again, or check its worker's log and health"
-    )
+    moved = "It has not moved since it was first claimed:"
+    if row.still is not None:
+        moved = f"It last moved {format_duration(row.still)} ago: wait again, or"
+    return f"{moved} check its worker's log and health"
 
 
 def _attempt(row: Row[Any]) -> str:
@@ -226,7 +225,7 @@ def _attempt(row: Row[Any]) -> str:
             f"{record} failed ({row.attempt_error}), and the partition is stopped before it until an operator "
             "decides: see `seekpoint status`"
         )
-    when = f"in {row.retry_in:.1f} s" if row.retry_in > 0 else "now"
+    when = f"in {format_duration(row.retry_in)}" if row.retry_in > 0 else "now"
     if row.attempt_policy == DELAYED:
         return f"{record} is due {when} ({row.attempt_error})"
     tried = f"attempt {row.attempts} of {row.attempts_allowed}"

@@ -18,7 +18,7 @@ _ENTRIES = {
     "run": ("run:run", "Run workers until SIGTERM or Ctrl-C, finishing the batch in hand; a second signal aborts."),
     "status": (
         "status:status",
-        "Show groups: positions, log ends, lag in records and in time, retention headroom, dead letters, workers.",
+        "Show groups: positions, lag in records and in time, retention headroom, dead letters, workers.",
     ),
     "doctor": ("doctor:doctor", "Look for what is wrong, or soon will be, and say what to do. Writes nothing."),
     "ui": ("ui:ui", "Serve the console of a ledger at http://HOST:PORT until SIGTERM or Ctrl-C."),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from seekpoint.codecs import Bytes, Json, Text
 from seekpoint.errors import Fenced, Poison, SeekpointError
 from seekpoint.pipeline.batch import Batch
+from seekpoint.pipeline.pattern import Pattern
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import DeadLetterLimits, Limits, OnPoison, Retry, StartAt
 from seekpoint.pipeline.sink import AsyncHandler, Handler
@@ -48,6 +49,7 @@ __all__ = [
     "OnPoison",
     "Partition",
     "Passed",
+    "Pattern",
     "Pipeline",
     "Poison",
     "Position",

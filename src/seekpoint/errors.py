@@ -30,6 +30,7 @@
         ├── OffsetLost          the stored offset is no longer (or not yet) in the log
         ├── TopicRecreated      the topic was deleted and created again
         ├── TopicUnknown        no broker has known the topic for some seconds
+        ├── TableMissing        a topic that a pattern matches has no table that takes its rows
         └── PoisonStop          a record cannot be applied, and the policy is to stop
 
     Poison                      raised by users' code only: this record can never be applied
@@ -382,6 +383,27 @@ class TopicUnknown(PartitionStopped):
     """No broker has known the topic for some seconds; the stop ends when a broker reports its id again."""
 
     code = "SP1203"
+
+
+class TableMissing(PartitionStopped):
+    """A topic that the pipeline's pattern matches has no table that takes its rows; over as soon as it has one."""
+
+    code = "SP1206"
+
+    @classmethod
+    def of(cls, partition: Partition, offset: int, reason: str) -> Self:
+        """The error for a partition of the topic; ``reason`` says what is missing."""
+        return cls(
+            partition,
+            offset,
+            f"topic {partition.topic!r} matches the pipeline's pattern, but has no table that takes its rows: {reason}",
+            choices=(
+                "create or change the table: reading begins by itself",
+                "name it otherwise: deploy the pipeline with another name or function for the table",
+                "leave the topic out: deploy the pipeline with a pattern that does not match it",
+                "stop: leave it; the other topics are read",
+            ),
+        )
 
 
 class PoisonStop(PartitionStopped):

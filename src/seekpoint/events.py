@@ -236,6 +236,14 @@ class DeclarationRefused(Event):
     reason: str
 
 
+class TopicsFound(Event):
+    """The brokers have topics that the pipeline's pattern matches and the worker did not read; it reads them now."""
+
+    level = logging.INFO
+    text = "{topics}"
+    topics: tuple[str, ...]
+
+
 class Draining(Event):
     """The worker was asked to stop, and finishes the open batch first."""
 

@@ -87,6 +87,11 @@ def for_pipeline(message: str, name: str) -> str:
     return message.replace(_TABLE, f"seekpoint db table {quote(name)}")
 
 
+def for_topic(message: str, topic: str) -> str:
+    """Name a topic that a pattern matches in the message's ``seekpoint db table`` command."""
+    return message.replace(_TABLE, f"{_TABLE} --topic {quote(topic)}")
+
+
 def _place(partition: Partition) -> str:
     return f"{partition.topic}:{partition.number}"
 

@@ -64,6 +64,26 @@ def test_the_command_prints_the_table_and_what_it_lacks(project: Project) -> Non
     assert "has no sink that writes a table" in seekpoint("db", "table", f"{module}:handled", exits=2).stderr
 
 
+def test_commands_take_topics_by_pattern_one_by_one_or_not_at_all(project: Project) -> None:
+    sink = 'sink = Upsert("{schema}.{{name}}", key=["id"])'
+    pipe = 'pipe = Pipeline("{group}", topics=Pattern("shop[.](?P<name>.+)"), value=Json(Order), sinks=[sink])'
+    module = project.module("from seekpoint import Pattern, Upsert", *KEPT.splitlines()[:-2], sink, pipe)
+    table = ("db", "table", f"{module}:pipe")
+    printed = seekpoint(*table, "--topic", "shop.a", "--topic", "shop.b").stdout
+    assert f"CREATE TABLE {project.schema}.a (" in printed
+    assert f"CREATE TABLE {project.schema}.b (" in printed
+    assert "topic 'a' does not match the pattern as a whole" in seekpoint(*table, "--topic", "a", exits=2).stderr
+    assert "has a dot" in seekpoint(*table, "--topic", "shop.a.b", exits=2).stderr
+    assert "give --topic for each" in seekpoint(*table, exits=2).stderr
+    explained = seekpoint("explain", f"{module}:pipe")
+    assert f"{project.group} reads Pattern('shop[.](?P<name>.+)')" in explained.stdout
+    assert f"writes {project.schema}.{{name}}" in explained.stdout
+    refused = "this command takes topics by name, and only a worker finds them by pattern"
+    for command in (["doctor"], ["dead-letters", "replay", "--all"]):
+        arguments = [*command, f"{module}:pipe", "--database-url", project.url]
+        assert refused in seekpoint(*arguments, exits=2).stderr
+
+
 # -- explain ---------------------------------------------------------------------------------------------
 
 TENANT = """\

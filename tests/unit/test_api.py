@@ -41,7 +41,7 @@ def test_the_roots_names_are_those_of_the_design() -> None:
     assert set(seekpoint.__all__) == {
         "Accumulate", "Append", "Assignment", "AsyncHandler", "Attempt", "Batch", "Bytes", "Chunk", "Claim", "Claimed",
         "DeadLetterLimits", "Expected", "Fenced", "Handler", "Health", "Json", "Ledger", "Limits", "Move", "OnPoison",
-        "Partition", "Passed", "Pipeline", "Poison", "Position", "RawRecord", "Record", "Retry", "Running",
+        "Partition", "Passed", "Pattern", "Pipeline", "Poison", "Position", "RawRecord", "Record", "Retry", "Running",
         "SeekpointError", "Span", "StartAt", "Stop", "Text", "Upsert", "Worker", "consumer_config",
     }  # fmt: skip
 

@@ -29,7 +29,7 @@ def test_the_package_itself_loads_nothing() -> None:
 
 
 def test_a_declarations_names_load_neither_driver_nor_client() -> None:
-    assert len(DECLARATIONS) == 22
+    assert len(DECLARATIONS) == 23
     assert loaded_by(f"from seekpoint import {', '.join(DECLARATIONS)}") == set()
 
 

@@ -30,7 +30,8 @@ from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.sinks.suggested_table import FILLFACTOR
 from seekpoint.sinks.table_changes import create_statement, table_changes
-from seekpoint.worker.import_by_name import load_pipeline
+from seekpoint.worker.import_by_name import load
+from seekpoint.worker.worker import Worker
 
 app = typer.Typer(
     help="The ledger's tables: upgrade, downgrade, sql, check, revision; its roles; and the tables of pipelines.",
@@ -144,6 +145,9 @@ def check(database_url: DatabaseUrl, schema: Schema = DEFAULT_SCHEMA, as_json: A
 def table(
     target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A Pipeline, a Worker, or a function.")],
     *,
+    topic: Annotated[
+        list[str] | None, typer.Option(help="A topic that the pipeline's Pattern matches (repeatable).")
+    ] = None,
     database_url: OptionalDatabaseUrl = None,
     fillfactor: Annotated[
         int,
@@ -155,7 +159,7 @@ def table(
 
     For your own migration: no statement is run. Exits with 1 if the database's tables lack something.
     """
-    pipeline = load_pipeline(target, from_here=True)
+    pipeline = _with_topics(target, topic or ())
     sinks, tables = sinks_by_table(pipeline), suggested(pipeline, fillfactor)
     if not sinks:
         raise ConfigError(
@@ -171,6 +175,26 @@ def table(
     answer({"tables": lacks}, *script.splitlines(), as_json=as_json)
     if database_url is not None and any(lacks.values()):
         raise typer.Exit(1)
+
+
+def _with_topics(target: str, topics: Sequence[str]) -> Pipeline:
+    """The pipeline; with a pattern, of these topics. Raises ConfigError if one does not match, or has no table."""
+    declared = load(target, from_here=True)
+    pipeline = declared.pipeline if isinstance(declared, Worker) else declared
+    if pipeline.pattern is None:
+        if topics:
+            raise ConfigError(f"{pipeline!r} names its topics: leave --topic out")
+        return pipeline
+    if not topics:
+        raise ConfigError(f"{pipeline!r}: a pattern does not say which topics there are: give --topic for each")
+    named = pipeline.for_worker()
+    for topic in topics:
+        if not pipeline.pattern.matching([topic]):
+            raise ConfigError(f"{pipeline!r}: topic {topic!r} does not match the pattern as a whole")
+        named.add_topic(topic)
+        if topic in named.without_table:
+            raise ConfigError(named.without_table[topic])
+    return named
 
 
 def _lacks(look: Connection, pipeline: Pipeline, sinks: Sequence[Any], of_sinks: Table) -> list[str]:

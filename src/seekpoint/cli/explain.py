@@ -105,6 +105,8 @@ def describe(pipeline: Pipeline, engine: Engine | None, translation: Translation
 
     ``translation`` is the ``schema_translate_map`` of a worker's engine, which applies to the handler's tables.
     """
+    if engine is not None:
+        pipeline.require_names("explain with a database")
     handle, translation = pipeline.handle, translation or {}
     sinks = [_sink(pipeline, sink, engine) for sink in pipeline.sinks]
     writes = [translated(name, translation) for name in pipeline.writes]
@@ -116,7 +118,7 @@ def describe(pipeline: Pipeline, engine: Engine | None, translation: Translation
             sink["tables"] = [tables[name] for name in sink["tables"]]
     return {
         "group": pipeline.group,
-        "topics": list(pipeline.topics),
+        "topics": [*pipeline.topics] if pipeline.pattern is None else [repr(pipeline.pattern)],
         "on_poison": pipeline.on_poison.value,
         "sinks": sinks,
         "handler": None if handle is None else getattr(handle, "__qualname__", repr(handle)),

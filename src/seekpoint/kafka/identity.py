@@ -156,6 +156,14 @@ class Identity:
 
     def cluster_id(self) -> str:
         """The id of the cluster. Raises KafkaUnavailable."""
+        return str(self._listed().cluster_id)
+
+    def names(self) -> list[str]:
+        """The names of all topics that the client may describe. Raises KafkaUnavailable."""
+        return list(self._listed().topics)
+
+    def _listed(self) -> Any:
+        """The cluster's metadata."""
         self._why.text, self._why.is_refusal = "", False
 
         def send(client: AskingClient, timeout: float) -> Wait[Any]:
@@ -170,7 +178,7 @@ class Identity:
             kind = KafkaRefused if self._why.is_refusal else KafkaUnavailable
             raise kind(f"no broker answered at {self._servers} within {self.timeout:g} s: {why}") from error
         self.admin.poll(0)  # runs error_cb now: errors before this answer must not explain a later failure
-        return str(listed.cluster_id)
+        return listed
 
     def partitions(self, topics: Collection[str]) -> dict[str, int]:
         """How many partitions each topic has.

@@ -81,6 +81,11 @@ class Ledger(GroupTransactions):
             transaction_age=self.limits.transaction_age,
         )
 
+    def declare(self, tables: Mapping[str, Sequence[str]]) -> None:
+        """Declare the tables of further topics, as ``tables`` of the constructor does."""
+        by_topic = {**self._declaration.by_topic, **{topic: tuple(names) for topic, names in tables.items()}}
+        self._declaration = replace(self._declaration, by_topic=by_topic)
+
     # -- one worker's transaction ---------------------------------------------------------------------
 
     def hold(self, tx: Connection, expected: Sequence[Expected]) -> str:

@@ -29,7 +29,7 @@ def declared_sums(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
 
 
 def _of_topic(pipeline: Pipeline, topic: str, read_uncommitted: bool) -> dict[str, Any]:
-    sinks = [sink for sink in pipeline.sinks if sink.takes(topic)]
+    sinks = pipeline.sinks_of(topic)
     return {
         "version": pipeline.version,
         "sinks": [_sink(sink) for sink in sinks],

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from seekpoint.codecs import Bytes, Codec
 from seekpoint.codecs.value_types import type_with_fields
 from seekpoint.errors import ConfigError
+from seekpoint.pipeline.pattern import Pattern
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, StartAt
 from seekpoint.pipeline.table_path import TableName, table_path
@@ -134,6 +135,8 @@ class SparkPipeline:
                 f"{me}: topics= takes names, because all topics have one codec, value=. To read records of several "
                 "kinds, leave value= out and decode them in the frames"
             )
+        if isinstance(topics, Pattern):
+            raise ConfigError(f"{me}: Spark's jobs take topics by name, and only a worker finds them by pattern")
         self.value = value
         if value is not None:
             _check_codec(me, value)

@@ -6,6 +6,7 @@ this module needs neither a database driver nor a Kafka client.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -20,6 +21,7 @@ from seekpoint.codecs import Bytes, Codec
 from seekpoint.codecs.codec import key_decoder, value_decoder
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.handler import check_handler, shown_handler
+from seekpoint.pipeline.pattern import Pattern
 from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry, StartAt
 from seekpoint.pipeline.sink import AsyncHandler, Handler, K, Sink, V
 from seekpoint.pipeline.table_path import TableName, table_path
@@ -57,8 +59,9 @@ class Pipeline(Generic[V, K]):
     both from the codecs, and check handlers, ``row=`` and sinks against them; V is Any if each topic has its codec.
 
     ``group`` names the offsets in the ledger and the consumer group in Kafka. ``topics`` is a name, several
-    names, or ``{name: value codec}`` (then without ``value``). ``value`` and ``key`` are codecs. At least one
-    of ``sinks`` and ``handle`` (or the decorator :meth:`handler`) is required: sinks write in their order, then
+    names, ``{name: value codec}`` (then without ``value``), or a :class:`Pattern`, whose topics a worker finds as they
+    are created. ``value`` and ``key`` are codecs. At least one of ``sinks`` and ``handle`` (or the decorator
+    :meth:`handler`) is required: sinks write in their order, then
     ``handle(tx, batch)`` runs with the transaction's SQLAlchemy connection, everything in one transaction with the
     offset (I1).
     ``writes`` are the tables that the handler writes, by name or mapped class. ``version`` is the handler's version:
@@ -84,7 +87,7 @@ class Pipeline(Generic[V, K]):
         self: Pipeline[V, bytes],
         group: str,
         *,
-        topics: str | Iterable[str],
+        topics: str | Iterable[str] | Pattern,
         value: Codec[V],
         sinks: Sequence[Sink[V, bytes | None] | _CheckedLast[V]] = (),
         handle: Handler[V, bytes | None] | AsyncHandler[V, bytes | None] | None = None,
@@ -95,7 +98,7 @@ class Pipeline(Generic[V, K]):
         self,
         group: str,
         *,
-        topics: str | Iterable[str],
+        topics: str | Iterable[str] | Pattern,
         value: Codec[V],
         key: Codec[K],
         sinks: Sequence[Sink[V, K | None] | _CheckedLast[V]] = (),
@@ -127,7 +130,7 @@ class Pipeline(Generic[V, K]):
         self,
         group: str,
         *,
-        topics: str | Iterable[str] | Mapping[str, Codec],
+        topics: str | Iterable[str] | Pattern | Mapping[str, Codec],
         value: Codec | None = None,
         key: Codec = Bytes(),  # noqa: B008 -- immutable
         sinks: Sequence[Any] = (),
@@ -145,7 +148,9 @@ class Pipeline(Generic[V, K]):
         resources: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
     ) -> None:
         self.group = _group(group)
+        self.pattern = topics if isinstance(topics, Pattern) else None
         self.codecs = _codecs(topics, value)
+        self._value = value
         self.key = key
         self.handle: Handler[V, K | None] | AsyncHandler[V, K | None] | None = handle
         self.resources = resources
@@ -157,10 +162,13 @@ class Pipeline(Generic[V, K]):
         self.keep_key_order = bool(keep_key_order)
         self._is_taken = False
         self._check()
+        self._declared = tuple((sink, sink.by_topic(self.pattern)) for sink in self.sinks)
+        self._own: dict[str, dict[int, Sink[V, K | None]]] = {}  # the sinks of a pattern's topics, by index
+        self.without_table: dict[str, str] = {}  # why a pattern's topic has no table
         self._require_key_order(keep_key_order)
 
     def __repr__(self) -> str:
-        return f"Pipeline({self.group!r}, topics={list(self.codecs)})"
+        return f"Pipeline({self.group!r}, topics={self.pattern or list(self.codecs)})"
 
     @overload
     def handler(self, function: AsyncHandler[V, K | None]) -> AsyncHandler[V, K | None]: ...
@@ -222,22 +230,75 @@ class Pipeline(Generic[V, K]):
         ``translate`` is the engine's ``schema_translate_map``, which applies to the handler's statements; sinks write
         the table that they name.
         """
+        return {topic: self.tables_of(topic, translate) for topic in self.topics}
+
+    def tables_of(self, topic: str, translate: Translation | None = None) -> tuple[str, ...]:
+        """The tables of one topic, as in :meth:`tables_by_topic`."""
         writes = [translated(name, translate or {}) for name in self.writes]
-        return {
-            topic: tuple(sorted({*writes, *(name for sink in self.sinks if sink.takes(topic) for name in sink.tables)}))
-            for topic in self.topics
-        }
+        return tuple(sorted({*writes, *(name for sink in self.sinks_of(topic) for name in sink.tables)}))
+
+    def sinks_of(self, topic: str) -> list[Sink[V, K | None]]:
+        """The sinks that take records of this topic."""
+        return [sink for sink in self.sinks if sink.takes(topic)]
 
     def check_tables(self, tx: Connection) -> tuple[str, ...]:
         """Check that the sinks' tables take their rows; returns all tables that are written, each with its schema.
 
         Raises ConfigError if a table, column or privilege is missing. The columns of rows that ``row=`` makes are not
         known before the first record. Tables in ``writes`` must exist, but which columns and privileges the handler
-        needs is not known.
+        needs is not known. The tables of a pattern's topics are left to :meth:`check_topic`.
         """
+        own = {id(sink) for sinks in self._own.values() for sink in sinks.values()}
         for sink in self.sinks:
-            sink.check(tx, self.codecs_of(sink))
+            if id(sink) not in own:
+                sink.check(tx, self.codecs_of(sink))
         return tuple(sorted({*self.sinks_tables(tx).values(), *self.handlers_tables(tx).values()}))
+
+    def require_names(self, reader: str) -> Self:
+        """Return the pipeline if it names its topics; raises ConfigError for topics by pattern, which workers find."""
+        if self.pattern is not None:
+            raise ConfigError(
+                f"{self!r}: {reader} takes topics by name, and only a worker finds them by pattern: declare a pipeline "
+                "of the group with their names, topics=[...], for it"
+            )
+        return self
+
+    def check_topic(self, tx: Connection, topic: str) -> None:
+        """Check the tables that only this topic of the pattern has. Raises ConfigError as :meth:`check_tables` does."""
+        if topic in self.without_table:
+            raise ConfigError(self.without_table[topic])
+        for sink in self._own[topic].values():
+            sink.check(tx, [self.codecs[topic]])
+
+    def for_worker(self) -> Self:
+        """The pipeline itself; with a pattern a copy without topics, to which one worker adds those that match."""
+        if self.pattern is None:
+            return self
+        other = copy.copy(self)
+        other.codecs, other.without_table = {}, {}
+        other._own = {}  # noqa: SLF001 -- of the same class
+        other._expand()  # noqa: SLF001
+        return other
+
+    def add_topic(self, topic: str) -> None:
+        """Add a topic that the pattern matches, with its sinks. ``without_table`` says why, if it has no table."""
+        assert self._value is not None
+        self.codecs[topic] = self._value
+        self._own[topic] = {}
+        try:
+            self._own[topic] = {n: make(topic) for n, (_, make) in enumerate(self._declared) if make is not None}
+        except ConfigError as error:
+            self.without_table[topic] = error.text
+        self._expand()
+        if self.handle is None and not any(sink.takes(topic) for sink in self.sinks):
+            self.without_table.setdefault(topic, f"{self!r}: no sink takes records of {topic}: add one")
+
+    def _expand(self) -> None:
+        """Put the sinks of each topic where its sink was declared."""
+        expanded: list[Sink[V, K | None]] = []
+        for n, (declared, make) in enumerate(self._declared):
+            expanded += [declared] if make is None else [own[n] for own in self._own.values() if n in own]
+        self.sinks = tuple(expanded)
 
     def sinks_tables(self, tx: Connection) -> dict[str, str]:
         """The tables that sinks write on this connection, each with its schema, by the sink's name for it.
@@ -274,7 +335,7 @@ class Pipeline(Generic[V, K]):
                 if _is(sink, type):
                     meant = f'that is the class: write sinks=[{getattr(sink, "__name__", sink)}("table")]'
                 raise ConfigError(f"{self!r}: {sink!r} is not a sink; {meant}")
-            if not any(map(sink.takes, self.codecs)):
+            if self.pattern is None and not any(map(sink.takes, self.codecs)):
                 raise ConfigError(f"{self!r}: {sink!r} takes none of the pipeline's topics; correct its topics=")
             if sink.empties:
                 self._require_one_writer(sink)
@@ -284,10 +345,17 @@ class Pipeline(Generic[V, K]):
             raise ConfigError(f"{self!r}: version must be a whole number, 1 or greater, got {self.version!r}")
         if not _is(self.start, StartAt):
             raise ConfigError(f"{self!r}: start must be a StartAt, e.g. StartAt.earliest(), got {self.start!r}")
+        if self.pattern is not None and self.start.kind not in {"earliest", "time"}:
+            raise ConfigError(
+                f"{self!r}: StartAt.{self.start.kind} is no first position for topics that are found later: give "
+                "StartAt.earliest() or StartAt.time(...)"
+            )
         self._check_failing()
 
     def _require_one_writer(self, sink: Sink) -> None:
         """Raise ConfigError if a truncate of the sink would delete rows of another topic or sink."""
+        if self.pattern is not None:
+            raise ConfigError(f"{self!r}: {sink!r}: truncate= needs topics by name, as each must have one partition")
         if len(self.codecs_of(sink)) > 1:
             raise ConfigError(
                 f"{self!r}: {sink!r} takes several topics, and a truncate in one would delete the rows of all: narrow "
@@ -302,7 +370,7 @@ class Pipeline(Generic[V, K]):
     def _check_failing(self) -> None:
         """Check the codecs, the parameters for records that fail, and ``delay``."""
         key_decoder(self.key)  # raises ConfigError for anything that is not a codec
-        for codec in self.codecs.values():
+        for codec in self.codecs.values() if self._value is None else (self._value,):
             value_decoder(codec)
         for name, kind in (("retry", Retry), ("dead_letter_limits", DeadLetterLimits)):
             if not _is(getattr(self, name), kind):
@@ -362,21 +430,28 @@ def _on_poison(choice: str) -> OnPoison:
         raise ConfigError(f"on_poison must be one of {choices}, got {choice!r}") from None
 
 
-def _codecs(topics: str | Iterable[str] | Mapping[str, Codec], value: Codec | None) -> dict[str, Codec]:
+def _codecs(topics: str | Iterable[str] | Pattern | Mapping[str, Codec], value: Codec | None) -> dict[str, Codec]:
+    if _is(topics, re.Pattern):
+        raise ConfigError(f"topics=re.compile(...): give topics=Pattern({topics.pattern!r})")  # type: ignore[union-attr]
     if isinstance(topics, Mapping):
         if value is not None:
             raise ConfigError("give the value codecs either in topics={name: codec} or as value=, not both")
         codecs = dict(topics)
     else:
-        names: Collection[str] = [topics] if isinstance(topics, str) else list(topics)
+        names: Collection[str] = (
+            [topics] if isinstance(topics, str) else () if isinstance(topics, Pattern) else list(topics)
+        )
         if value is None:
             raise ConfigError("value= is missing: e.g. value=Json(Order), or value=Bytes() to keep the bytes")
         codecs = dict.fromkeys(names, value)
-    if not codecs:
+    if not codecs and not isinstance(topics, Pattern):
         raise ConfigError("a pipeline needs at least one topic")
     for topic in codecs:
+        if isinstance(topic, Pattern):
+            raise ConfigError(f"{topic!r} is not one of several topics: give topics={topic!r}, and its codec as value=")
         if not _is(topic, str) or not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
             raise ConfigError(
-                f"{topic!r} cannot be a topic: names have 1 to 249 characters of a-z, A-Z, 0-9, '.', '_' and '-'"
+                f"{topic!r} cannot be a topic: names have 1 to 249 characters of a-z, A-Z, 0-9, '.', '_' and '-'; a "
+                "regular expression is a Pattern: topics=Pattern(...)"
             )
     return codecs

@@ -12,6 +12,7 @@ from typing_extensions import TypeVar
 from seekpoint.codecs import Codec
 from seekpoint.events import WriteStrategyChanged
 from seekpoint.pipeline.batch import Batch
+from seekpoint.pipeline.pattern import Pattern
 from seekpoint.records import Record
 
 if TYPE_CHECKING:
@@ -123,6 +124,13 @@ class Sink(Protocol[V_contra, K_contra]):
     def empties(self) -> bool:
         """Whether a record may delete all rows of the table, so that its records must be of one partition."""
         return False
+
+    def by_topic(self, pattern: Pattern | None) -> Callable[[str], Any] | None:  # noqa: ARG002 -- the default
+        """The function that makes the sink of each topic that the pattern matches; None if this sink takes them all.
+
+        ``pattern`` is the pipeline's, None if it names its topics.
+        """
+        return None
 
     def check(self, tx: Connection, codecs: Collection[Codec]) -> object:  # noqa: ARG002 -- the default
         """Raise ConfigError if the table, a column or a privilege is missing. Writes nothing.

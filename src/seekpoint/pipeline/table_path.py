@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from sqlalchemy import FromClause, Table
+from typing_extensions import TypeIs
 
 from seekpoint.errors import ConfigError
 
 TableName: TypeAlias = str | tuple[str, ...] | FromClause | type[Any]
+TableOfTopic: TypeAlias = Callable[[str], TableName]
+"""A function from a topic to the table of its records."""
 
 
 def table_path(owner: str, table: TableName) -> tuple[str, ...]:
@@ -32,7 +36,14 @@ def table_path(owner: str, table: TableName) -> tuple[str, ...]:
     return path
 
 
-def shown_table(table: TableName) -> str:
+def names_tables(table: object) -> TypeIs[TableOfTopic]:
+    """Whether it is a function from a topic to a table; a mapped class is a table."""
+    return callable(table) and not isinstance(table, type)
+
+
+def shown_table(table: TableName | TableOfTopic) -> str:
     """The table's name for messages, before it is checked."""
     mapped = getattr(table, "__table__", table)
+    if names_tables(table):
+        return str(getattr(table, "__name__", repr(table)))
     return repr(mapped.fullname) if isinstance(mapped, Table) else repr(table)

@@ -23,13 +23,24 @@ class PipelineWriters(Generic[V, K]):
     """One worker's decoders and writers for a pipeline; only this worker uses their caches.
 
     ``handler`` is called with the transaction and the batch: the pipeline's, or the function that runs an async one.
-    ``by_value`` is the sink's writer if there is no handler and one sink, which takes every topic, and keys are bytes.
+    ``by_value`` is the sink's writer if there is no handler and one sink, which takes every topic, and keys are bytes;
+    None for topics by pattern.
     """
 
     def __init__(self, pipeline: Pipeline[V, K], handler: Callable[[Any, Batch[V, K]], object] | None = None) -> None:
         self.pipeline = pipeline
         self.handler: Callable[[Any, Batch[V, K]], object] | None = handler or pipeline.handle
-        self.sinks: tuple[SinkWriter[V, K | None], ...] = tuple(sink.writer() for sink in pipeline.sinks)
+        self._key = key_decoder(pipeline.key)
+        self._writers: dict[int, SinkWriter[V, K | None]] = {}  # by the sink's id
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Make decoders and writers for the pipeline's topics and sinks; writers that were made before stay."""
+        pipeline = self.pipeline
+        self.sinks: tuple[SinkWriter[V, K | None], ...] = tuple(
+            self._writers.get(id(sink)) or sink.writer() for sink in pipeline.sinks
+        )
+        self._writers = dict(zip(map(id, pipeline.sinks), self.sinks, strict=True))
         self._taking = {
             topic: [
                 writer if sink.takes(topic) else None for sink, writer in zip(pipeline.sinks, self.sinks, strict=True)
@@ -38,8 +49,13 @@ class PipelineWriters(Generic[V, K]):
         }
         self._values = {topic: value_decoder(codec) for topic, codec in pipeline.codecs.items()}
         self._plain: dict[str, Any] = {topic: plain_decoder(codec) for topic, codec in pipeline.codecs.items()}
-        self._key = key_decoder(pipeline.key)
-        is_only = pipeline.handle is None and len(self.sinks) == 1 and all(map(all, self._taking.values()))
+        # Rows that were made ahead for the only sink would not fit, once the pattern has matched another topic.
+        is_only = (
+            pipeline.pattern is None
+            and pipeline.handle is None
+            and len(self.sinks) == 1
+            and all(map(all, self._taking.values()))
+        )
         is_bytes = isinstance(pipeline.key, Bytes)  # decoding other keys may fail
         self.by_value = self.sinks[0] if is_only and is_bytes else None
 

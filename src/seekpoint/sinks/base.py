@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import tzinfo
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, get_origin
 
 from sqlalchemy import Connection
@@ -12,9 +13,10 @@ from sqlalchemy import Connection
 from seekpoint.codecs import Codec
 from seekpoint.codecs.value_types import field_names
 from seekpoint.errors import ConfigError
+from seekpoint.pipeline.pattern import Pattern, require_short_names
 from seekpoint.pipeline.provenance import provenance_columns
 from seekpoint.pipeline.sink import K_contra, V_contra
-from seekpoint.pipeline.table_path import TableName, shown_table, table_path
+from seekpoint.pipeline.table_path import TableName, TableOfTopic, names_tables, shown_table, table_path
 from seekpoint.records import Record
 from seekpoint.sinks.conversions import conversions
 from seekpoint.sinks.declared_types import check_fields
@@ -39,7 +41,7 @@ class TableSink(Generic[V_contra, K_contra]):
 
     def __init__(
         self,
-        table: TableName,
+        table: TableName | TableOfTopic,
         *,
         columns: Sequence[str] | None = None,
         row: Callable[[Record[V_contra, K_contra]], Any] | None = None,
@@ -50,7 +52,13 @@ class TableSink(Generic[V_contra, K_contra]):
         timezone: str | tzinfo | None = None,
     ) -> None:
         me = f"{type(self).__name__}({shown_table(table)})"
-        self.path = table_path(me, table)
+        self._name = me
+        self._table_of: TableOfTopic | None = None
+        self.path: tuple[str, ...] = ()
+        if names_tables(table):
+            self._table_of = table
+        else:
+            self.path = table_path(me, table)
         require_whole_names(me, self.path)
         if row is not None and rows is not None:
             raise ConfigError(f"{me}: give row= or rows=, not both")
@@ -67,12 +75,12 @@ class TableSink(Generic[V_contra, K_contra]):
             self.require_columns(self.columns)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({'.'.join(self.path)!r})"
+        return f"{type(self).__name__}({'.'.join(self.path)!r})" if self.path else self._name
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The table it writes, as ``schema.table`` or ``table``."""
-        return (".".join(self.path),)
+        """The table it writes, as ``schema.table`` or ``table``; none if a function names the table of each topic."""
+        return (".".join(self.path),) if self.path else ()
 
     @property
     def guarded(self) -> bool | None:
@@ -134,6 +142,39 @@ class TableSink(Generic[V_contra, K_contra]):
     def takes(self, topic: str) -> bool:
         """Whether records of this topic go to the table."""
         return self._topics is None or topic in self._topics
+
+    def by_topic(self, pattern: Pattern | None) -> Callable[[str], Any] | None:
+        """The function that makes the sink of each topic, if match or function name its table; else None.
+
+        The function raises ConfigError for a topic that has no table. Raises ConfigError if the sink cannot have a
+        table for each topic.
+        """
+        table_of: TableOfTopic | None = self._table_of
+        if table_of is None and pattern is not None:
+            table_of = pattern.table_of(repr(self), self.path)
+        if table_of is None:
+            return None
+        if pattern is None:
+            raise ConfigError(
+                f"{self!r}: a function names the table of each topic that a pattern matches: give topics=Pattern(...), "
+                "or name the table"
+            )
+        if self._topics is not None:
+            raise ConfigError(f"{self!r} has a table for each topic that the pattern matches: leave out its topics=")
+        return partial(self._of_topic, table_of)
+
+    def _of_topic(self, table_of: TableOfTopic, topic: str) -> Self:
+        try:
+            table = table_of(topic)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"{self!r} raised {type(error).__name__} for topic {topic!r}: {error}") from error
+        sink = copy.copy(self)
+        sink.path = table_path(f"{self!r}, topic {topic!r}", table)
+        require_short_names(repr(self), topic, sink.path)
+        sink._table_of, sink._topics = None, frozenset({topic})  # noqa: SLF001 -- of the same class
+        return sink
 
     def require_columns(self, columns: tuple[str, ...]) -> None:
         """Raise ConfigError if these columns of the rows contradict the rest of the declaration."""

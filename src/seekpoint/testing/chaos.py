@@ -92,7 +92,7 @@ def check_exactly_once(
     seed = secrets.randbits(32) if seed is None else seed
     database = postgres_engine(engine)
     try:
-        rows = _Tables(database, make(), tables, ignore, prepare=prepare)
+        rows = _Tables(database, make().require_names("the test kit"), tables, ignore, prepare=prepare)
         rows.reset()  # first: if the server refuses TRUNCATE, nothing was written yet
         try:
             counts = _checked(make, list(records), rows, runs, seed)

@@ -124,7 +124,7 @@ def process(
     pipeline does not read.
     """
     raw_records = list(records)
-    logs = grouped(pipeline.taken(), raw_records)
+    logs = grouped(pipeline.taken().require_names("the test kit"), raw_records)
     if not logs:
         return Processed()
     ledger = ledger_of(pipeline, engine, schema)

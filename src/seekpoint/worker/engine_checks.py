@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sqlalchemy import URL, Engine
 
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.sink import Sink
 from seekpoint.postgres.engine import require_read_committed, schema_translation
 
 
 def require_engine(pipeline: Pipeline, engine: Engine | URL | str) -> None:
     """Raise ConfigError for an engine with another isolation level, or one that translates the schema of a sink."""
     require_read_committed(engine)
-    require_untranslated_sinks(pipeline, engine)
+    require_untranslated_sinks(pipeline.for_worker().sinks, engine)
 
 
-def require_untranslated_sinks(pipeline: Pipeline, engine: Engine | URL | str) -> None:
+def require_untranslated_sinks(sinks: Iterable[Sink], engine: Engine | URL | str) -> None:
     """Raise ConfigError if the engine translates a sink's schema: the sink would write the table without that."""
     translation = schema_translation(engine)
-    for sink in pipeline.sinks:
+    for sink in sinks:
         for table in sink.tables:
             schema, _, name = table.rpartition(".")
             translated = translation.get(schema or None, schema or None)

@@ -54,7 +54,8 @@ def _taken(declared: Pipeline | Worker) -> Pipeline | Worker:
 def load_pipeline(target: str, *, from_here: bool = False) -> Pipeline:
     """Import a Pipeline, or a Worker's pipeline, for callers that have their own engine and brokers."""
     loaded = load(target, from_here=from_here)
-    return loaded.pipeline if isinstance(loaded, Worker) else loaded
+    pipeline = loaded.pipeline if isinstance(loaded, Worker) else loaded
+    return pipeline.require_names("this command")
 
 
 def imported(target: str, *, from_here: bool = False) -> Any:

@@ -42,6 +42,7 @@ from seekpoint.worker.single_attempts import SingleAttempts
 from seekpoint.worker.standby import Standby
 from seekpoint.worker.start import StartChecks
 from seekpoint.worker.status_writer import END, StatusWriter
+from seekpoint.worker.topic_finder import TopicFinder
 from seekpoint.worker.tracer import Tracer
 from seekpoint.worker.unended import shown_user_code, unended
 from seekpoint.worker.unit_of_work import Committer
@@ -77,7 +78,7 @@ class Loop:
     ) -> None:
         self._batch_ended = batch_ended
         self._is_mirrored = mirror
-        self._pipeline, self._ledger, self._limits = pipeline, ledger, ledger.limits
+        self._pipeline, self._ledger, self._limits = pipeline.for_worker(), ledger, ledger.limits
         self._tracer = tracer
         self._announce, self._stopping = announce, stopping
         self._config = consumer_config(kafka, group=pipeline.group)
@@ -93,6 +94,8 @@ class Loop:
         announce.add(self._watch)
         self._handler: Call | None = None
         self._assignment: WorkerAssignment
+        self._finder: TopicFinder
+        self._writers: PipelineWriters
         self._committer: Committer
         self._size: BatchSize
         self._heartbeat: Heartbeat
@@ -153,7 +156,7 @@ class Loop:
 
     def _live(self) -> None:
         """Work in the group; wait outside it while a reload to this version is open, or declared tables differ."""
-        standby = Standby(self._ledger, self._pipeline.topics, self._announce, self._stopping)
+        standby = Standby(self._ledger, self._pipeline, self._announce, self._stopping)
         met: StandbyRequired | DeclarationDiffers | None = None  # a claim's refusal, after the check had passed
         while standby.until_free(met):
             self._open()
@@ -213,6 +216,7 @@ class Loop:
         pipeline = self._pipeline
         resources = Resources.of(consumer, self._config, self._ledger, self._announce)
         self._assignment = WorkerAssignment(resources, pipeline.topics, pipeline.start, self._partitions, pipeline)
+        self._finder = TopicFinder(resources.identity, pipeline, self._config)
         self._lag = LagSampler(self._assignment, self._limits.lag_check, self._announce)
         self._mirror = Mirror(resources, self._assignment, is_on=self._is_mirrored)
         self._consumer_check = ConsumerCheck(
@@ -224,7 +228,7 @@ class Loop:
         self._max_poll = int(self._config.get("max.poll.interval.ms", 300_000)) / 1000
         age = self._limits.transaction_age
         self._heartbeat = Heartbeat(self._assignment.client, self._max_poll, age, self._announce)
-        writers = PipelineWriters(pipeline, self._handler)
+        writers = self._writers = PipelineWriters(pipeline, self._handler)
         self._reader = Reader(
             writers, self._limits, self._assignment, self._announce, self._stopwatch, is_ending=self._stopping.is_set
         )
@@ -254,13 +258,16 @@ class Loop:
         self._status = StatusWriter(
             self._ledger,
             resources.watermarks,
-            declared(pipeline, read_uncommitted=self._config.get("isolation.level") == "read_uncommitted"),
+            self._declared(),
             self._announce,
             client_id=self._config.get("client.id"),
             poll_replay_requests=self._requests.check,
             describe_work=lambda: self._committer.describe_open_batch() or self._requests.describe_open_replay(),
         )
         self._is_open, self._joined_at = True, monotonic()
+
+    def _declared(self) -> dict[str, dict[str, Any]]:
+        return declared(self._pipeline, read_uncommitted=self._config.get("isolation.level") == "read_uncommitted")
 
     def _close(self, leave_within: float, *, has_failed: bool) -> None:
         """Release the claims and leave the group. An error here does not replace the one that ended the worker."""
@@ -325,6 +332,7 @@ class Loop:
                 self._batch_ended()
 
     def _step(self) -> None:
+        self._add_topics()
         self._assignment.maintain()
         self._consumer_check.maintain()
         self._recovered()
@@ -341,6 +349,17 @@ class Loop:
             self._committer.commit(OpenBatch(buffer))
         self._took = monotonic() - began
         self._recovered()
+
+    def _add_topics(self) -> None:
+        """Subscribe to topics that were created since and match the pipeline's pattern."""
+        if not (topics := self._finder.new_topics(monotonic())):
+            return
+        for topic in topics:
+            self._pipeline.add_topic(topic)
+        self._writers.refresh()
+        self._status.declared = self._declared()
+        self._assignment.add_topics(topics)
+        self._announce(events.TopicsFound(topics=tuple(topics)))
 
     def _raise_if_strict(self) -> None:
         if self._pipeline.strict and (stopped := self._assignment.stopped):

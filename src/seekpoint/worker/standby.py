@@ -6,7 +6,6 @@ The workers in the group continue undisturbed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
 from typing import TypeAlias
 
 from seekpoint import events
@@ -14,6 +13,7 @@ from seekpoint.backoff import Backoff
 from seekpoint.errors import DeclarationDiffers, StandbyRequired
 from seekpoint.events import Announcer
 from seekpoint.ledger import Ledger
+from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.sqlstates import is_transient
 
 Reason: TypeAlias = StandbyRequired | DeclarationDiffers
@@ -23,8 +23,8 @@ Reason: TypeAlias = StandbyRequired | DeclarationDiffers
 class Standby:
     """Checks every ``Limits.idle_check`` seconds whether a worker may join its group."""
 
-    def __init__(self, ledger: Ledger, topics: Collection[str], announce: Announcer, stopping: threading.Event) -> None:
-        self._ledger, self._topics, self._announce, self._stopping = ledger, topics, announce, stopping
+    def __init__(self, ledger: Ledger, pipeline: Pipeline, announce: Announcer, stopping: threading.Event) -> None:
+        self._ledger, self._pipeline, self._announce, self._stopping = ledger, pipeline, announce, stopping
 
     def until_free(self, known: Reason | None = None) -> bool:
         """Wait until a claim would be accepted; False if the worker was stopped before.
@@ -40,7 +40,7 @@ class Standby:
             if self._stopping.wait(wait):
                 return False
             try:
-                reason = self._ledger.standby() or self._ledger.differs(self._topics)
+                reason = self._ledger.standby() or self._ledger.differs(self._pipeline.topics)
                 became = (
                     self._ledger.outcome_of(announced.run)
                     if reason is None and isinstance(announced, StandbyRequired)

@@ -118,6 +118,7 @@ class StartChecks:
         identity = Identity(self._config, min(self._limits.start_wait or math.inf, self._limits.kafka_timeout))
         try:
             identity.cluster_id()
+            self._add_topics(identity)
             counts = self._counts(identity)
         except KafkaRefused as error:
             raise ConfigError(f"{error.text}; {CHECK_KAFKA}") from None
@@ -131,6 +132,21 @@ class StartChecks:
                     f"partitions= names {topic}/{number}, but topic {topic!r} has {counts[topic]} partitions, numbered "
                     "from 0"
                 )
+
+    def _add_topics(self, identity: Identity) -> None:
+        """Add the topics that the pipeline's pattern matches. Raises ConfigError if there is none."""
+        if (pattern := self._pipeline.pattern) is None:
+            return
+        for pause in (*UNKNOWN, 0.0):
+            if (names := pattern.matching(identity.names())) or self._stopping.wait(pause):
+                break
+        else:
+            raise ConfigError(
+                f"no topic's name matches {pattern!r} as a whole: create one, grant its description to this user, or "
+                "correct the pattern"
+            )
+        for topic in names:
+            self._pipeline.add_topic(topic)
 
     def _counts(self, identity: Identity) -> Mapping[str, int]:
         """How many partitions each topic has. Raises ConfigError for a topic that stays unknown.

@@ -58,7 +58,8 @@ class StatusWriter:
         self._process = WorkerProcess(socket.gethostname(), os.getpid(), client_id, version("seekpoint"))
         self._ledger, self._watermarks, self._announce = ledger, watermarks, announce
         self._poll_replay_requests, self._describe_work = poll_replay_requests, describe_work
-        self._declared = dict(declared)  # by topic; declarations that are not stored yet
+        self.declared = declared  # by topic; the worker's thread replaces it
+        self._stored: set[str] = set()  # the topics whose declaration is stored
         self._every, self._sample_every = ledger.limits.lag_check, ledger.limits.sample_positions
         self._show_at = self._write_at = self._sample_at = self._prune_at = 0.0
         self._has_claimed = False
@@ -148,9 +149,9 @@ class StatusWriter:
     def _write(self, status: _Status, tables: StatusTables) -> None:
         tables.seen(status.state, status.trouble)
         claimed = {partition.topic for partition in status.partitions}
-        if new := {topic: declaration for topic, declaration in self._declared.items() if topic in claimed}:
+        if new := {topic: self.declared[topic] for topic in claimed - self._stored if topic in self.declared}:
             tables.declare(new)
-            self._declared = {topic: declaration for topic, declaration in self._declared.items() if topic not in new}
+            self._stored |= new.keys()
         now = monotonic()
         if status.partitions and self._sample_every > 0 and now >= self._sample_at:
             self._sample_at = now + self._sample_every

@@ -134,6 +134,10 @@ class Worker:
             raise ConfigError(
                 "partitions= is empty: name at least one (topic, number), or leave it out to join the group"
             )
+        if self.pipeline.pattern is not None:
+            raise ConfigError(
+                f"partitions= is a fixed list, and {self.pipeline.pattern!r} finds topics: name them in topics="
+            )
         if not_read := {topic for topic, _ in self._partitions} - set(self.pipeline.topics):
             raise ConfigError(
                 f"partitions= names topics that the pipeline does not read: {', '.join(sorted(not_read))}"

@@ -70,7 +70,7 @@ class BatchJob:
         self.pipeline = load_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
         require_no_frames(self.pipeline)
         _require_sinks_alone(self.pipeline.taken())
-        require_untranslated_sinks(self.pipeline, engine)
+        require_untranslated_sinks(self.pipeline.sinks, engine)
         require_width(range_records)
         require_max_records(max_records)
         (source,) = sources([self.pipeline])  # loaded once: a name may be a function that returns a new pipeline

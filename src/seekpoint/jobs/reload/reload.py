@@ -83,7 +83,7 @@ class Reload:
     ) -> None:
         self.sources: Sequence[PipelineSource] = sources(pipelines)
         for source in self.sources:
-            require_untranslated_sinks(source.pipeline, engine)
+            require_untranslated_sinks(source.pipeline.sinks, engine)
         self.engine, self.kafka, self.schema = postgres_engine(engine), dict(kafka), schema
         self.limits, self.actor = limits or Limits(), operator(actor)
         self.runs = Runs(self.engine, schema, self.limits)

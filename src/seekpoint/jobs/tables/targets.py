@@ -137,7 +137,7 @@ def sources(pipelines: Sequence[Pipeline | str]) -> tuple[PipelineSource, ...]:
     loaded = [
         PipelineSource(pipeline, load_pipeline(pipeline))
         if isinstance(pipeline, str)
-        else PipelineSource("", pipeline.taken())
+        else PipelineSource("", pipeline.taken().require_names("a reload or batch"))
         for pipeline in pipelines
     ]
     if not loaded:

@@ -16,7 +16,7 @@ from seekpoint.codecs import Codec
 from seekpoint.codecs.json import JsonFloat
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline.sink import K_contra, Row, SinkWriter, V_contra, Writer
-from seekpoint.pipeline.table_path import TableName, shown_table
+from seekpoint.pipeline.table_path import TableName, TableOfTopic, shown_table
 from seekpoint.records import Record
 from seekpoint.sinks.accumulate.aggregate import SumTarget
 from seekpoint.sinks.base import TableSink
@@ -50,7 +50,7 @@ class Accumulate(TableSink[V_contra, K_contra]):
 
     def __init__(
         self,
-        table: TableName,
+        table: TableName | TableOfTopic,
         *,
         key: Sequence[str],
         add: Sequence[str] = (),

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from seekpoint.codecs.arrow import Whole, as_table, is_table, required
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline.sink import K_contra, Row, RowRefused, SinkWriter, V_contra, Writer
-from seekpoint.pipeline.table_path import TableName, shown_table, table_path
+from seekpoint.pipeline.table_path import TableName, TableOfTopic, shown_table, table_path
 from seekpoint.records import Record
 from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.conversions import conversions
@@ -36,7 +36,7 @@ class AppendArrow(TableSink[V_contra, K_contra]):
 
     def __init__(
         self,
-        table: str | tuple[str, ...],
+        table: str | tuple[str, ...] | TableOfTopic,
         *,
         columns: Sequence[str] | None = None,
         row: Callable[[Record[V_contra, K_contra]], Any] | None = None,

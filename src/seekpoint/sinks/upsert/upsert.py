@@ -20,7 +20,7 @@ from seekpoint.errors import ConfigError, Poison
 from seekpoint.events import WriteStrategyChanged
 from seekpoint.pipeline.provenance import provenance_columns
 from seekpoint.pipeline.sink import ONE_PARTITION, K_contra, Row, SinkWriter, V_contra, Writer
-from seekpoint.pipeline.table_path import TableName, shown_table
+from seekpoint.pipeline.table_path import TableName, TableOfTopic, shown_table
 from seekpoint.records import AnyRecord, Record
 from seekpoint.sinks.base import ORIGINS, TableSink
 from seekpoint.sinks.dedupe import Deleted, Partial, Target, Truncated
@@ -76,7 +76,7 @@ class Upsert(TableSink[V_contra, K_contra]):
 
     def __init__(
         self,
-        table: TableName,
+        table: TableName | TableOfTopic,
         *,
         key: Sequence[str],
         columns: Sequence[str] | None = None,

@@ -9,10 +9,11 @@ from typing import Any, Self
 from sqlalchemy import Connection
 
 from seekpoint import events
-from seekpoint.errors import KafkaUnavailable, PartitionStopped
+from seekpoint.errors import ConfigError, KafkaUnavailable, PartitionStopped
 from seekpoint.events import Announcer, Observer
 from seekpoint.kafka.client import Message
 from seekpoint.ledger import Claim, Expected, Ledger
+from seekpoint.pipeline.pattern import Pattern
 from seekpoint.pipeline.policy import StartAt
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import Partition
@@ -41,6 +42,8 @@ class Assignment:
         partitions: Iterable[tuple[str, int]] | None = None,
         observe: Sequence[Observer] = (),
     ) -> None:
+        if isinstance(topics, Pattern):
+            raise ConfigError("Assignment takes topics by name, and only a worker finds them by pattern")
         self._ledger, self._announce = ledger, Announcer(events.checked(observe))
         resources = Resources.of(consumer, kafka, ledger, self._announce)
         self._worker = WorkerAssignment(resources, topics, start, partitions)

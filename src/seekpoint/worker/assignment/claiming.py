@@ -9,7 +9,7 @@ from time import monotonic
 from psycopg.types.json import Jsonb
 
 from seekpoint import events
-from seekpoint.errors import GroupPaused, PartitionStopped, TopicRecreated
+from seekpoint.errors import GroupPaused, PartitionStopped, TableMissing, TopicRecreated
 from seekpoint.kafka.identity import NO_ID, Answer
 from seekpoint.kafka.offset_loss import unknown
 from seekpoint.ledger import Claim
@@ -20,6 +20,7 @@ from seekpoint.pipeline.policy import StartAt
 from seekpoint.records import Partition
 from seekpoint.worker.assignment.resources import Resources
 from seekpoint.worker.assignment.scheduler import Scheduler
+from seekpoint.worker.assignment.topic_tables import TopicTables
 
 # A broker that has lost the controller answers from old metadata until it is fenced, after 9 s by default
 # (broker.session.timeout.ms); a broker that has just started, for less time. A topic unknown for longer was deleted.
@@ -49,7 +50,9 @@ class Claiming:
         self._paused: str | None = None
         self._claim_at = 0.0
         self._unknown: dict[str, _Unknown] = {}
-        self._sums = {} if pipeline is None else declared_sums(pipeline)  # by topic; those that are not stored yet
+        self.tables = TopicTables(resources, pipeline)
+        self._pipeline = pipeline
+        self._with_sums: set[str] = set()  # the topics whose sums are stored
 
     def release(self, claims: Sequence[Claim]) -> None:
         """Release these claims; if the database does not answer, the next call releases them."""
@@ -72,6 +75,7 @@ class Claiming:
         wanted = [partition for partition in due if partition.topic in ids]
         if not wanted:
             return
+        without_table = self.tables.refusals({partition.topic for partition in wanted})
         patient = not all(self._partitions.claiming[partition].stalled for partition in wanted)
         try:
             claimed = self._ledger.claim(
@@ -97,14 +101,21 @@ class Claiming:
                 self._partitions.stop(partition, stop)
         self._declare_sums({partition.topic for partition in claimed.granted})
         self.activate({partition: claimed.granted[partition] for partition in wanted if partition in claimed.granted})
+        self._stop_topics(claimed.granted, without_table)
+
+    def _stop_topics(self, claims: Mapping[Partition, Claim], reasons: Mapping[str, str]) -> None:
+        """Stop the partitions of topics without a table, under their new claims: nothing of them is read."""
+        for partition, claim in claims.items():
+            if (reason := reasons.get(partition.topic)) is not None:
+                self._partitions.stop(partition, TableMissing.of(partition, claim.next_offset, reason))
 
     def _declare_sums(self, topics: Collection[str]) -> None:
         """Store which tables have sums before the first record is added: a reset must know them (I1)."""
-        if new := {topic: self._sums[topic] for topic in sorted(topics) if topic in self._sums}:
+        sums = {} if self._pipeline is None else declared_sums(self._pipeline)
+        if new := {topic: sums[topic] for topic in sorted(topics) if topic in sums and topic not in self._with_sums}:
             with self._ledger.begin() as tx:
                 tx.execute(STATUS["store_declared"], version=self._ledger.version, declared=Jsonb(new))
-            for topic in new:
-                del self._sums[topic]
+            self._with_sums |= new.keys()
 
     # -- topics that the brokers do not know ----------------------------------------------------------
 

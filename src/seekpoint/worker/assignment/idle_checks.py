@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from seekpoint import events
-from seekpoint.errors import Fenced, KafkaUnavailable
+from seekpoint.errors import Fenced, KafkaUnavailable, TableMissing
 from seekpoint.kafka.identity import NO_ID, Answer
 from seekpoint.kafka.offset_loss import classify as classify_loss
 from seekpoint.ledger import Move, Position
@@ -23,7 +23,7 @@ class IdleChecks:
     ) -> None:
         self._partitions, self._ledger, self._announce = resources.partitions, resources.ledger, resources.announce
         self._identity, self._watermarks = resources.identity, resources.watermarks
-        self._topics, self._claiming, self._reconciler = topics, claiming, reconciler
+        self.topics, self._claiming, self._reconciler = topics, claiming, reconciler
         self._next = 0.0  # when they run next, by the monotonic clock
 
     def run_soon(self) -> None:
@@ -54,7 +54,7 @@ class IdleChecks:
     def _check_group(self) -> None:
         """Check version and declaration: claims check them, but a worker without partitions makes no claims."""
         self._ledger.check_version()
-        if (differs := self._ledger.differs(self._topics)) is not None:
+        if (differs := self._ledger.differs(self.topics)) is not None:
             raise differs
 
     def _check_topic_ids(self, answer: Answer, quiet: Sequence[Partition]) -> None:
@@ -111,11 +111,14 @@ class IdleChecks:
         except KafkaUnavailable as error:
             self._announce(events.KafkaTrouble(error=str(error)))
             return
-        for partition, state in list(self._partitions.stopped.items()):
+        stopped = list(self._partitions.stopped.items())
+        waiting = {partition.topic for partition, state in stopped if isinstance(state.stop, TableMissing)}
+        written = waiting - self._claiming.tables.refusals(waiting).keys()  # they have got a table
+        for partition, state in stopped:
             row = rows.get(partition)
             token, topic_id = (None, None) if row is None else (row.token, row.topic_id)
             now = ids[partition.topic]
-            if state.is_over(token, topic_id, None if now == NO_ID != topic_id else now):
+            if partition.topic in written or state.is_over(token, topic_id, None if now == NO_ID != topic_id else now):
                 self._partitions.claim_again(partition, state.claim)
 
     def check_out_of_range(self) -> None:

@@ -114,6 +114,11 @@ class WorkerAssignment:
         else:
             self.partitions.assign_fixed(self._fixed)
 
+    def add_topics(self, topics: Collection[str]) -> None:
+        """Subscribe to further topics, too."""
+        self._topics = self._checks.topics = (*self._topics, *topics)
+        self.join()
+
     def leave(self, deadline: float = 10.0) -> None:
         """Release every claim and leave the group; the next owners read uncommitted records again.
 

@@ -90,7 +90,7 @@ class DeadLetterReplay(DeadLetterAdmin):
             raise ConfigError(f"DeadLetterReplay needs a Pipeline, got {type(pipeline).__name__}")
         require_engine(pipeline, engine)
         super().__init__(engine, pipeline.group, schema=schema, actor=actor, limits=limits)
-        self.pipeline, self.while_paused = pipeline.taken(), while_paused
+        self.pipeline, self.while_paused = pipeline.taken().require_names("DeadLetterReplay"), while_paused
 
     def plan(self, chosen: Chosen = Where()) -> tuple[Planned, ...]:  # noqa: B008 -- immutable
         """What a replay of these dead letters would do, in replay order; changes nothing.

@@ -1,0 +1,91 @@
+"""Topics by pattern: a regular expression of their names, whose groups may name the tables of each topic."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from string import Formatter
+
+from seekpoint.errors import ConfigError
+
+_MOST = 63  # bytes of a table's name; the server cuts a longer one
+_INTERNAL = "__"  # Kafka's own topics, and those of its tools, begin with it
+
+
+class Pattern:
+    """The topics whose whole names match a regular expression of Python's ``re``; for ``Pipeline(topics=)``.
+
+    A worker finds topics that are created later, every ``topic.metadata.refresh.interval.ms`` of its Kafka
+    configuration. Named groups may name tables: with ``Pattern(r"shop\\.(?P<name>.+)")`` the records of ``shop.orders``
+    are written by ``Append("landing.{name}")`` to ``landing.orders``. Names that begin with two underscores,
+    which are Kafka's own, never match.
+
+    Raises ConfigError if the expression is none, or can match only such names.
+    """
+
+    def __init__(self, expression: str) -> None:
+        example = r"Pattern(r'shop\.(?P<name>.+)')"
+        text: object = expression
+        if not isinstance(text, str) or not text:
+            raise ConfigError(f"Pattern({expression!r}): give a regular expression, e.g. {example}")
+        self.expression = expression
+        try:
+            self._regex = re.compile(expression)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ConfigError(f"{self!r} is not a regular expression of Python's re: {error}") from None
+        if expression.lstrip("^").startswith(_INTERNAL):
+            raise ConfigError(f"{self!r}: names that begin with '__' are Kafka's own: give such a topic by its name")
+
+    def __repr__(self) -> str:
+        return f"Pattern({self.expression!r})"
+
+    def matching(self, names: Collection[str]) -> list[str]:
+        """The names that match, sorted."""
+        return sorted(name for name in names if not name.startswith(_INTERNAL) and self._regex.fullmatch(name))
+
+    def table_of(self, owner: str, path: Sequence[str]) -> Callable[[str], tuple[str, ...]] | None:
+        """The function from a topic to its table, if the path names groups in braces; None if it names none.
+
+        The function raises ConfigError for a topic whose name has nothing for a group, or a dot. Messages begin with
+        ``owner``. Raises ConfigError for a group that the pattern does not have.
+        """
+        groups = self._groups(owner, path)
+        if not groups:
+            return None
+
+        def table(topic: str) -> tuple[str, ...]:
+            match = self._regex.fullmatch(topic)
+            values = {} if match is None else match.groupdict()
+            for group in groups:
+                if not values.get(group):
+                    raise ConfigError(f"{owner}: the name of topic {topic!r} has nothing for the group {group!r}")
+                if "." in values[group]:
+                    raise ConfigError(
+                        f"{owner}: {group}={values[group]!r} of topic {topic!r} has a dot, which would separate a "
+                        "schema from a table: let the group match no dots, or name the table by a function of the topic"
+                    )
+            return tuple(part.format(**values) for part in path)
+
+        return table
+
+    def _groups(self, owner: str, path: Sequence[str]) -> list[str]:
+        """The groups that the path names."""
+        try:
+            fields = [field for part in path for field in Formatter().parse(part) if field[1] is not None]
+        except ValueError as error:
+            raise ConfigError(f"{owner}: {error}: write {{name}} for a group of the pattern") from None
+        known = ", ".join(f"{{{name}}}" for name in self._regex.groupindex) or "none: write (?P<name>...)"
+        for _, name, spec, conversion in fields:
+            if name not in self._regex.groupindex or spec or conversion:
+                raise ConfigError(f"{owner}: {{{name}}} is not a named group of {self!r}; it has {known}")
+        return [str(name) for _, name, _, _ in fields]
+
+
+def require_short_names(owner: str, topic: str, path: Sequence[str]) -> None:
+    """Raise ConfigError if Postgres would cut a name of the topic's table: it could be another topic's."""
+    for name in path:
+        if (length := len(name.encode(errors="surrogatepass"))) > _MOST:
+            raise ConfigError(
+                f"{owner}: the table of topic {topic!r} would be {name!r}, of {length} bytes, and Postgres cuts names "
+                f"to {_MOST}: name it by a function of the topic"
+            )

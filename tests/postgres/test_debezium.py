@@ -19,7 +19,7 @@ from seekpoint.records import RawRecord
 from seekpoint.sinks.upsert import strategy
 from seekpoint.testing import raw
 from support.databases import create_extension
-from support.debezium import event, field, golden, golden_avro, key_of
+from support.debezium import event, field, golden, golden_avro, golden_json_schema, key_of
 from support.sink_tables import TOPIC, SinkTables
 
 FIELDS = [field("id", "int32"), field("v"), field("body")]
@@ -334,15 +334,17 @@ DECIMALS = {
 }
 # By the connector's settings: the codec, and the columns whose values these settings do not send exactly.
 REGISTRY = SchemaRegistryClient.new_client({"url": "mock://"})
-SETTINGS: list[tuple[str, Debezium, set[str]]] = [
-    ("schema", Debezium(), {"iv"}),
-    ("schema", Debezium(registry=lambda: REGISTRY), {"iv"}),
-    ("flattened", Debezium(registry=lambda: REGISTRY, flattened=True), {"iv"}),
-    ("string_connect", Debezium(), {"t", "ts"}),  # to the millisecond
-    ("double_schemaless", Debezium(types=TYPES), {"iv", "amount", "anynum", "amounts"}),
-    ("flattened", Debezium(flattened=True), {"iv"}),
-    ("flattened_schemaless", Debezium(flattened=True, types=TYPES | DECIMALS), {"iv"}),
-    ("isostring", Debezium(), {"iv", "bin"}),
+IN_JSON: Any = None
+SETTINGS: list[tuple[str, Any, Debezium, set[str]]] = [
+    ("schema", IN_JSON, Debezium(), {"iv"}),
+    ("schema", golden_avro, Debezium(registry=lambda: REGISTRY), {"iv"}),
+    ("schema", golden_json_schema, Debezium(registry=lambda: REGISTRY), {"iv"}),
+    ("flattened", golden_avro, Debezium(registry=lambda: REGISTRY, flattened=True), {"iv"}),
+    ("string_connect", IN_JSON, Debezium(), {"t", "ts"}),  # to the millisecond
+    ("double_schemaless", IN_JSON, Debezium(types=TYPES), {"iv", "amount", "anynum", "amounts"}),
+    ("flattened", IN_JSON, Debezium(flattened=True), {"iv"}),
+    ("flattened_schemaless", IN_JSON, Debezium(flattened=True, types=TYPES | DECIMALS), {"iv"}),
+    ("isostring", IN_JSON, Debezium(), {"iv", "bin"}),
 ]
 
 
@@ -359,13 +361,12 @@ def sink_tables_with_hstore(idle_databases: Callable[[], AbstractContextManager[
 
 @pytest.mark.usefixtures("_each_strategy")
 @pytest.mark.parametrize(
-    ("settings", "codec", "inexact"),
-    SETTINGS,
-    ids=[f"{name}{'' if codec.registry is None else ' avro'}" for name, codec, _ in SETTINGS],
+    "setting", SETTINGS, ids=[f"{name} {getattr(written_by, '__name__', 'json')}" for name, written_by, *_ in SETTINGS]
 )
 def test_rows_are_those_of_the_source(
-    sink_tables_with_hstore: SinkTables, group: str, settings: str, codec: Debezium, inexact: set[str]
+    sink_tables_with_hstore: SinkTables, group: str, setting: tuple[str, Any, Debezium, set[str]]
 ) -> None:
+    settings, written_by, codec, inexact = setting
     sink_tables = sink_tables_with_hstore
     sink_tables.sql("CREATE TYPE mood AS ENUM ('good', 'so-so')")
     sink_tables.sql(f"SET LOCAL search_path = \"{sink_tables.schema}\", public; CREATE TABLE t ({EVERYTHING});"
@@ -376,7 +377,7 @@ def test_rows_are_those_of_the_source(
     if codec.registry is None:
         records = golden(settings, TOPIC, source="dbz.shop.everything")
     else:
-        records = golden_avro(settings, TOPIC, source="dbz.shop.everything", client=REGISTRY)
+        records = written_by(settings, TOPIC, source="dbz.shop.everything", client=REGISTRY)
     done = sink_tables.process(pipeline, *records[:5])
     assert done.dead_letters == ()
     texts = {"ttz": "(ttz AT TIME ZONE 'UTC')::text", "anynum": "trim_scale(anynum)::text"}

@@ -49,6 +49,52 @@ def golden_avro(settings: str, topic: str, *, source: str, client: Any) -> list[
     ]
 
 
+def golden_json_schema(settings: str, topic: str, *, source: str, client: Any) -> list[RawRecord]:
+    """The golden records as Confluent's JsonSchemaConverter writes them; registers their schemas with the client.
+
+    The schemas are made as in ``rawSchemaFromConnectSchema`` of its class JsonSchemaData.
+    """
+
+    def framed(data: bytes | None, field: str) -> bytes | None:
+        if data is None:
+            return None
+        event = json.loads(data)
+        written = Schema(json.dumps(json_schema(event["schema"])), "JSON")
+        number = client.register_schema(f"{topic}-{field}", written)
+        return frame(number) + json.dumps(event["payload"]).encode()
+
+    return [
+        raw(framed(one.value, "value"), topic=topic, offset=one.offset, key=framed(one.key, "key"))
+        for one in golden(settings, topic, source=source)
+    ]
+
+
+_JSON_TYPES = {f"int{bits}": "integer" for bits in (8, 16, 32, 64)} | {
+    "float": "number", "double": "number", "bytes": "string", "struct": "object",
+}  # fmt: skip
+_CONNECT_TYPES = {"float": "float32", "double": "float64"}
+
+
+def json_schema(connect: Mapping[str, Any], index: int | None = None) -> dict[str, Any]:
+    """A Connect schema, as JsonConverter writes it, as a JSON Schema."""
+    kind = connect["type"]
+    made: dict[str, Any] = {"type": _JSON_TYPES.get(kind, kind)}
+    if kind not in {"boolean", "string", "array", "struct"}:
+        made["connect.type"] = _CONNECT_TYPES.get(kind, kind)
+    made |= {"title": connect["name"]} if "name" in connect else {}
+    made |= {"connect.parameters": connect["parameters"]} if "parameters" in connect else {}
+    if kind == "struct":
+        fields = connect["fields"]
+        made["properties"] = {one["field"]: json_schema(one, place) for place, one in enumerate(fields)}
+    elif kind == "array":
+        made["items"] = json_schema(connect["items"])
+    elif kind == "map":
+        made |= {"type": "object", "additionalProperties": json_schema(connect["values"])}
+    if connect.get("optional"):
+        made = {"oneOf": [{"type": "null"}, made]}
+    return made | ({} if index is None else {"connect.index": index})
+
+
 def frame(schema_id: int) -> bytes:
     """The bytes before a payload with this schema."""
     return b"\0" + schema_id.to_bytes(4, "big")

@@ -1,4 +1,4 @@
-"""Debezium's events in Avro: the same values as in JSON, and what is refused."""
+"""Debezium's events in a schema registry's formats: the same values as in JSON, and what is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seekpoint.codecs.registry import Avro
 from seekpoint.errors import CodecUnavailable, ConfigError, Poison
 from seekpoint.records import RawRecord
 from seekpoint.testing import raw
-from support.debezium import event, field, frame, golden, golden_avro, key_of
+from support.debezium import event, field, frame, golden, golden_avro, golden_json_schema, key_of
 from support.schema_registry import SchemaRegistry
 
 SETTINGS = [("schema", {}), ("string_connect", {}), ("isostring", {}), ("flattened", {"flattened": True})]
@@ -59,16 +59,17 @@ def record(name: str, *fields: tuple[str, Any], **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("settings", "options"), SETTINGS, ids=[name for name, _ in SETTINGS])
 @pytest.mark.parametrize("table", ["everything", "toasted", "fulls"])
+@pytest.mark.parametrize("written_by", [golden_avro, golden_json_schema], ids=["avro", "json schema"])
 def test_events_are_those_in_json(
-    client: SchemaRegistryClient, settings: str, options: dict[str, Any], table: str
+    client: SchemaRegistryClient, settings: str, options: dict[str, Any], table: str, written_by: Any
 ) -> None:
     codec, in_json, source = Debezium(registry=lambda: client, **options), Debezium(**options), f"dbz.shop.{table}"
     records = golden(settings, "t", source=source)
-    in_avro = golden_avro(settings, "t", source=source, client=client)
-    assert len(in_avro) == len(records)
-    for avro, same in zip(in_avro, records, strict=True):
-        assert shown(codec.decode(avro)) == shown(in_json.decode(same))
-        assert shown(codec.decode_key(avro)) == shown(in_json.decode_key(same))
+    framed = written_by(settings, "t", source=source, client=client)
+    assert len(framed) == len(records)
+    for one, same in zip(framed, records, strict=True):
+        assert shown(codec.decode(one)) == shown(in_json.decode(same))
+        assert shown(codec.decode_key(one)) == shown(in_json.decode_key(same))
 
 
 def test_a_value_that_the_source_did_not_send(client: SchemaRegistryClient) -> None:
@@ -155,6 +156,25 @@ def test_a_schema_is_asked_for_once(registry: SchemaRegistry) -> None:
     assert registry.asked == ["/schemas/ids/1?subject=t-value"]
 
 
+def test_types_that_json_schema_has_its_own_form_for(client: SchemaRegistryClient) -> None:
+    """Maps with other keys than strings, a decimal as a number (``decimal.format=NUMERIC``), and a union."""
+    entry = {"key": {"type": "integer", "connect.type": "int32"}, "value": {"type": "string", "connect.type": "bytes"}}
+    decimal = {"type": "number", "title": "org.apache.kafka.connect.data.Decimal", "connect.type": "bytes"}
+    fields: dict[str, Any] = {
+        "m": {"type": "array", "connect.type": "map", "items": {"type": "object", "properties": entry}},
+        "d": {**decimal, "connect.parameters": {"scale": "2"}},
+        "u": {"oneOf": [{"type": "null"}, {"type": "integer"}, {"type": "string"}]},
+    }
+    properties = {name: {**schema, "connect.index": place} for place, (name, schema) in enumerate(fields.items())}
+    schema = {"type": "object", "title": "t.Value", "properties": properties}
+    one = written(client, schema, {"m": [{"key": 1, "value": "AQ=="}], "d": 0.10, "u": 5}, "JSON")
+    change = Debezium(registry=lambda: client, flattened=True).decode(one)
+    assert change is not None
+    assert change.after is not None
+    assert (change.after["m"], str(change.after["d"])) == ([[1, b"\1"]], "0.1")
+    assert isinstance(change.after["u"], Unreadable)
+
+
 def test_a_registry_that_does_not_answer_is_no_error_of_the_record(registry: SchemaRegistry) -> None:
     row_change = written(SchemaRegistryClient({"url": registry.url}), record("t.Value", ("id", "int")), {"id": 7})
     registry.answer = 503, b"busy"
@@ -192,8 +212,13 @@ def test_wrong_formats_are_named(client: SchemaRegistryClient) -> None:
         ValueError, match=r"in a schema registry's wire format, not JSON: give Debezium\(registry=\.\.\.\)"
     ):
         Debezium().decode(row_change)
-    with pytest.raises(LookupError, match="is JSON, but this codec reads AVRO: set AvroConverter in the connector"):
-        codec.decode(written(client, {"type": "object"}, {}, "JSON"))
+    number = client.register_schema("t-value", Schema('syntax = "proto3"; message M { int32 id = 1; }', "PROTOBUF"))
+    with pytest.raises(LookupError, match="is PROTOBUF, but this codec reads AVRO and JSON: set AvroConverter or Json"):
+        codec.decode(raw(frame(number) + b"\0", topic="t"))
+    with pytest.raises(
+        ValueError, match=r"'t\.Value' has fields without connect.index, so it was not made by Kafka Con"
+    ):
+        codec.decode(written(client, {"type": "object", "title": "t.Value", "properties": {"id": {}}}, {}, "JSON"))
     with pytest.raises(LookupError, match="schema 77 is not in the registry"):
         codec.decode(raw(frame(77) + b"\0", topic="t"))
 

@@ -1,4 +1,4 @@
-"""Decodes Debezium's change events, envelopes or flattened rows in JSON or Avro; converts values by their schema."""
+"""Decodes Debezium's change events, envelopes or flattened rows, and converts values by the event's schema."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from seekpoint.codecs.connect_json_schema import connect_json_reader
 from seekpoint.codecs.connect_values import Convert, Schema, row_converter, schema_named
 from seekpoint.codecs.json import json_number
 from seekpoint.codecs.registry import NOTHING, Decode, RegistryCodec
@@ -43,9 +44,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 class Debezium:
     """Decode Debezium's change events into a :class:`Change`; a tombstone into None. Also for ``key=``.
 
-    Events are in JSON, or with ``registry`` in Avro, as AvroConverter writes them; both give the same values. The
-    registry is a URL, a configuration or a function, as for :class:`seekpoint.codecs.registry.Avro`. If it does not
-    answer, decoding raises CodecUnavailable: the worker waits, and no record fails.
+    Events are in JSON, or with ``registry`` in Avro or in JSON with a JSON Schema, as Confluent's AvroConverter and
+    JsonSchemaConverter write them; all give the same values. The registry is a URL, a configuration or a function, as
+    for :class:`seekpoint.codecs.registry.Avro`. If it does not answer, decoding raises CodecUnavailable: the worker
+    waits, and no record fails.
 
     Values are converted by the event's schema (``schemas.enable``): times, decimals, bits, JSON, arrays. A value that
     cannot be converted exactly is an ``Unreadable``, which no sink writes. For JSON without schemas, ``types`` maps
@@ -69,7 +71,7 @@ class Debezium:
             raise ConfigError(
                 "Debezium: types= is for JSON without schemas; with registry= the schemas have the types: remove types="
             )
-        self._avro = None if registry is None else _AvroEvents(registry)
+        self._framed = None if registry is None else _RegistryEvents(registry)
         self.registry, self.flattened = registry, flattened
         self._declared = None if types is None else row_converter(
             {"type": "struct", "fields": [schema_named(name, kind) for name, kind in types.items()]}
@@ -104,8 +106,8 @@ class Debezium:
         return convert(payload) if isinstance(payload, dict) else payload
 
     def _event(self, record: RawRecord, data: bytes, field: str) -> Event:
-        if self._avro is not None:
-            return self._avro.event(record, data, field)
+        if self._framed is not None:
+            return self._framed.event(record, data, field)
         if data[:1] in {b"\0", b"\1"}:
             raise ValueError("in a schema registry's wire format, not JSON: give Debezium(registry=...)")
         members = _members.decode(data) if data.lstrip()[:1] == b"{" else {}
@@ -164,8 +166,14 @@ class Debezium:
         )
 
 
-class _AvroEvents(RegistryCodec[Event]):
-    """Decodes events that AvroConverter wrote: ignores logical types, and converts values by their Connect types."""
+_CONVERTERS = (
+    "set AvroConverter or JsonSchemaConverter in the connector, or JsonConverter and Debezium(); Protobuf schemas lose "
+    "the names of Debezium's types"
+)
+
+
+class _RegistryEvents(RegistryCodec[Event]):
+    """Decodes events that AvroConverter or JsonSchemaConverter wrote; converts values by their Connect types."""
 
     def __init__(self, registry: Registry) -> None:
         check(registry)
@@ -182,7 +190,7 @@ class _AvroEvents(RegistryCodec[Event]):
         from seekpoint.codecs.connect_avro import connect_reader  # noqa: PLC0415 -- it needs the extra
 
         assert self.registry is not None
-        client = connect(self.registry, "AVRO", "set AvroConverter in the connector, or JsonConverter and Debezium()")
+        client = connect(self.registry, "AVRO", "JSON", otherwise=_CONVERTERS)
         readers: dict[tuple[str, str, bytes], tuple[Schema, Convert, Callable[[bytes, int], Any]]] = {}
 
         def read(data: bytes, record: RawRecord, field: str) -> Event:
@@ -199,7 +207,9 @@ class _AvroEvents(RegistryCodec[Event]):
                     if isinstance(number, int)
                     else client.get_schema_by_guid
                 )
-                schema, reader = connect_reader(ask(number).schema_str)
+                written = ask(number)
+                reader_of = connect_json_reader if written.schema_type == "JSON" else connect_reader
+                schema, reader = reader_of(written.schema_str)
                 readers[key] = schema, row_converter(_row_of(schema)), reader
             schema, convert, reader = readers[key]
             return schema, reader(data, begin), convert

@@ -59,8 +59,8 @@ def check(registry: Registry) -> None:
         )
 
 
-def connect(registry: Registry, kind: str, otherwise: str | None = None) -> RegistryClient:
-    """Make a client in this process, for schemas of this kind (AVRO, JSON, PROTOBUF).
+def connect(registry: Registry, *kinds: str, otherwise: str | None = None) -> RegistryClient:
+    """Make a client in this process, for schemas of these kinds (AVRO, JSON, PROTOBUF).
 
     ``otherwise`` is the advice in errors of records of another kind; by default, to use that kind's codec.
 
@@ -72,7 +72,7 @@ def connect(registry: Registry, kind: str, otherwise: str | None = None) -> Regi
         raise missing(error) from error
     endpoint = registry() if callable(registry) else registry
     if not isinstance(endpoint, str | Mapping):
-        return RegistryClient(endpoint, shown(registry), _secrets(endpoint.config()), kind, otherwise)
+        return RegistryClient(endpoint, shown(registry), _secrets(endpoint.config()), kinds, otherwise)
     check(endpoint)
     conf = {**DEFAULTS, **({"url": endpoint} if isinstance(endpoint, str) else endpoint)}
     secrets = _secrets(conf)
@@ -81,7 +81,7 @@ def connect(registry: Registry, kind: str, otherwise: str | None = None) -> Regi
     except Exception as error:  # noqa: BLE001 -- a ValueError, a TypeError, or an error of certificates
         message = _without(secrets, str(error))
         raise ConfigError(f"registry={shown(endpoint)}: {type(error).__name__}: {message}") from None
-    return RegistryClient(client, shown(endpoint), secrets, kind, otherwise)
+    return RegistryClient(client, shown(endpoint), secrets, kinds, otherwise)
 
 
 def missing(error: ImportError) -> ConfigError:
@@ -92,8 +92,10 @@ def missing(error: ImportError) -> ConfigError:
 class RegistryClient:
     """Wraps a deserializer's client: has its methods, and classifies errors as the record's or the registry's."""
 
-    def __init__(self, client: Any, where: str, secrets: tuple[str, ...], kind: str, otherwise: str | None) -> None:
-        self._client, self._where, self._secrets, self._kind = client, where, secrets, kind
+    def __init__(
+        self, client: Any, where: str, secrets: tuple[str, ...], kinds: tuple[str, ...], otherwise: str | None
+    ) -> None:
+        self._client, self._where, self._secrets, self._kinds = client, where, secrets, kinds
         self._otherwise = otherwise
         self._schemas: dict[int | str, Any] = {}  # by id and by GUID; None: it differs between subjects
         self.latest: list[Any] = []  # subjects' latest schemas that were asked for, each once
@@ -116,11 +118,10 @@ class RegistryClient:
         if isinstance(number, int) and number > LARGEST_ID:
             raise LookupError(f"{number} is not a schema id: the record was not written by a registry's serializer")
         schema = self._ask(name, call, number, *args, **options)
-        if schema.schema_type != self._kind:
+        if schema.schema_type not in self._kinds:
             otherwise = self._otherwise or f"decode its topic with {_CODECS.get(schema.schema_type, 'another codec')}"
-            raise LookupError(
-                f"schema {number} is {schema.schema_type}, but this codec reads {self._kind}: {otherwise}"
-            )
+            kinds = " and ".join(self._kinds)
+            raise LookupError(f"schema {number} is {schema.schema_type}, but this codec reads {kinds}: {otherwise}")
         if self._schemas.setdefault(number, schema) != schema:
             self._schemas[number] = None
         return schema

@@ -139,6 +139,12 @@ class Debezium:
         if op not in {"c", "r", "u", "d", "t"}:
             raise Poison(f"op is {op!r}, which is not a change of a row", record)
         before, after = payload.get("before"), payload.get("after")
+        if isinstance(before, str) or isinstance(after, str):
+            raise Poison(
+                "the event is of MongoDB, whose 'after' is a text of JSON: set ExtractNewDocumentState in the "
+                "connector, and give value=Debezium(flattened=True)",
+                record,
+            )
         if (after is None) == (op in {"c", "r", "u"}):
             raise Poison(f"op is {op!r}, but 'after' is {'missing' if after is None else 'not null'}", record)
         return Change(

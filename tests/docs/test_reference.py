@@ -19,6 +19,7 @@ from seekpoint import (
     Pipeline,
     StartAt,
     Worker,
+    admin,
     consumer_config,
     events,
     jobs,
@@ -140,7 +141,7 @@ def test_every_name_of_a_job_is_in_the_reference(module: Any) -> None:
     assert {name for name in module.__all__ if not re.search(rf"`{name}\b", shown)} == set()
 
 
-JOB_CLASSES = [jobs.Reload, jobs.Runs, jobs.Export, jobs.Archive, jobs.BatchJob]
+JOB_CLASSES = [jobs.Reload, jobs.Export, jobs.Archive, jobs.BatchJob]
 OTHERS = {
     "Env",
     "REDACTED",
@@ -162,13 +163,19 @@ def test_every_parameter_of_a_job_is_in_the_reference(documented: Any) -> None:
     assert [name for name in names if name != "*"] == list(inspect.signature(documented).parameters)
 
 
-@for_each(JOB_CLASSES, lambda documented: documented.__name__)
+@for_each([*JOB_CLASSES, admin.Runs], lambda documented: documented.__name__)
 def test_every_method_of_a_job_is_in_the_reference(documented: type) -> None:
     inner = {"storage", "ledger"} if documented is jobs.Archive else set()
     public = {
         name for name, value in vars(documented).items() if not name.startswith("_") and not inspect.isclass(value)
     }
     assert public - inner <= ticked(reference_of(jobs))
+
+
+@for_each([admin.Admin, admin.GroupDeadLetters, admin.ReplayableDeadLetters], lambda documented: documented.__name__)
+def test_every_method_of_the_administration_is_in_the_reference(documented: type) -> None:
+    public = {name for name in vars(documented) if not name.startswith("_")}
+    assert public <= ticked(section(API, "seekpoint.admin"))
 
 
 def test_every_limit_is_in_the_reference_with_its_default() -> None:

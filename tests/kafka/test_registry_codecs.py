@@ -20,7 +20,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from sqlalchemy import Connection, Engine, text
 
 from seekpoint import Append, Batch, Pipeline, Upsert, events
-from seekpoint.admin import DeadLetterReplay
+from seekpoint.admin import Admin
 from seekpoint.codecs import Debezium
 from seekpoint.codecs.registry import Avro, JsonSchema, Protobuf
 from seekpoint.errors import CodecUnavailable, ConfigError
@@ -284,7 +284,7 @@ def test_a_replay_counts_no_attempt_while_the_registry_is_away(registry_group: R
     run.seen.wait_for(events.DeadLettered)
     run.stop()
 
-    replay = DeadLetterReplay(registry_group.pipeline, registry_group.engine, schema=registry_group.schema)
+    replay = Admin(registry_group.engine, schema=registry_group.schema).dead_letters(registry_group.pipeline)
     (dead_letter,) = replay.list()
     registry.stop()
     with pytest.raises(CodecUnavailable):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine
 
 from seekpoint import Json, Pipeline
-from seekpoint.admin import DeadLetterReplay
+from seekpoint.admin import Admin
 from seekpoint.cli.explain import describe
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.sink import RowRefused
@@ -447,7 +447,7 @@ def test_dead_letters_add_when_they_are_replayed_in_any_order(sink_tables: SinkT
     records = [raw(b'{"k": "a", "n": %d}' % n, topic=TOPIC, offset=offset, key=b"a") for offset, n in enumerate(values)]
     for sent in records:
         sink_tables.process(pipeline, sent)
-    replay = DeadLetterReplay(pipeline, sink_tables.engine, schema=sink_tables.schema, actor="ada")
+    replay = Admin(sink_tables.engine, schema=sink_tables.schema).dead_letters(pipeline, actor="ada")
     assert sink_tables.rows("k", "n") == [("a", 35)], "90 + 5 - 60; 20 and 30 would have exceeded the limit"
     assert [dead_letter.state for dead_letter in replay.list()] == [State.DEAD_LETTERED] * 2
     sink_tables.sql("ALTER TABLE t DROP CONSTRAINT t_n_check")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from seekpoint import Bytes
-from seekpoint.admin import DeadLetterAdmin, Where
+from seekpoint.admin import Admin, Where
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.policy import DeadLetterLimits
 from seekpoint.records import Cause, RawRecord, State
@@ -107,7 +107,7 @@ def test_a_choice_meets_every_condition(dead_letter_group: DeadLetterGroup) -> N
     dead_letter_group.bad = {b"bad", b"worse"}
     dead_letter_group.process(orders(*[b"bad"] * 3, b"worse"), dead_letter_limits=NO_LIMITS)
     dead_letter_group.process(orders(*[b"bad"] * 1100, partition=1), dead_letter_limits=NO_LIMITS)
-    dead_letters = DeadLetterAdmin(dead_letter_group.engine, "g", schema=dead_letter_group.schema, actor="eve")
+    dead_letters = Admin(dead_letter_group.engine, schema=dead_letter_group.schema).dead_letters("g", actor="eve")
 
     def count(**where: Any) -> int:
         return len(list(dead_letters.list(Where(**where))))

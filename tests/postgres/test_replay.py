@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 
 from seekpoint import Append, Bytes, Json, Pipeline
-from seekpoint.admin import DeadLetterReplay, Where
+from seekpoint.admin import Admin, Where
 from seekpoint.errors import ConfigError, Fenced, GroupPaused, HandlerMisuse, HandlerOutdated
 from seekpoint.records import Cause, State
 from seekpoint.worker.replay.replay_one import Replayer
@@ -52,7 +52,7 @@ def test_a_replay_closes_no_connection_of_the_application(
     engine = new_engine(group.engine.url, pool_size=1, max_overflow=0, pool_timeout=0)
     with engine.connect() as connection:
         before = connection.scalar(session)
-    replay = DeadLetterReplay(group.pipeline(), engine, schema=group.schema, actor="ada")
+    replay = Admin(engine, schema=group.schema).dead_letters(group.pipeline(), actor="ada")
     assert replay.replay(dead_letter.id).is_applied
     with engine.connect() as connection:
         assert connection.scalar(session) == before
@@ -221,8 +221,8 @@ def test_what_is_no_dead_letter_of_the_group(dead_letter_group: DeadLetterGroup)
     dead_letter_group.process(orders(b"a"))
     with pytest.raises(ConfigError, match="group 'g' has no dead letter 4711"):
         dead_letter_group.new_replay().replay(4711)
-    with pytest.raises(ConfigError, match="DeadLetterReplay needs a Pipeline, got str"):
-        DeadLetterReplay("g", dead_letter_group.engine)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="takes a group's name or its Pipeline, got a int"):
+        Admin(dead_letter_group.engine).dead_letters(7)  # type: ignore[call-overload]
     with pytest.raises(ConfigError, match="give an aware time"):
         Where(since=__import__("datetime").datetime(2026, 1, 1))
     with pytest.raises(ConfigError, match="name the topic, too"):
@@ -268,9 +268,8 @@ def test_a_paused_group_is_left_alone(dead_letter_group: DeadLetterGroup) -> Non
         with pytest.raises(GroupPaused, match="paused by eve: an index"):
             work()
     assert [d.refusal for d in dead_letter_group.new_replay().discard(second.id, reason="a test")] == [None]
-    mine = DeadLetterReplay(
-        dead_letter_group.pipeline(), dead_letter_group.engine, schema=dead_letter_group.schema, while_paused=True
-    )
+    admin = Admin(dead_letter_group.engine, schema=dead_letter_group.schema)
+    mine = admin.dead_letters(dead_letter_group.pipeline(), while_paused=True)
     assert mine.replay(first.id).is_applied
     assert dead_letter_group.applied() == [0]
     dead_letter_group.ledger.resume()
@@ -299,10 +298,8 @@ def test_other_dead_letters_that_cannot_be_replayed(dead_letter_group: DeadLette
         lambda: dead_letter_group.new_replay().replay(skipped.id)
     )
     (dead_letter,) = dead_letter_group.park(*orders(b"b", start=1))
-    other_replay = DeadLetterReplay(
-        Pipeline("g", topics="other", value=Bytes(), handle=dead_letter_group.handle),
-        dead_letter_group.engine,
-        schema=dead_letter_group.schema,
+    other_replay = Admin(dead_letter_group.engine, schema=dead_letter_group.schema).dead_letters(
+        Pipeline("g", topics="other", value=Bytes(), handle=dead_letter_group.handle)
     )
     with pytest.raises(ConfigError, match=r"of topic 'orders', which Pipeline\('g', topics=\['other'\]\) does not"):
         other_replay.replay(dead_letter.id)

@@ -16,7 +16,7 @@ from seekpoint.admin import Admin, ReplayRequest, Where
 from seekpoint.backoff import Backoff
 from seekpoint.pipeline.policy import Limits
 from seekpoint.testing import raw
-from seekpoint.worker.replay import dead_letter_admin, requests
+from seekpoint.worker.replay import group_dead_letters, requests
 from seekpoint.worker.replay.requests import RequestedReplays
 from support.dead_letter_group import DeadLetterGroup
 from support.fixtures import NewEngine
@@ -259,7 +259,7 @@ def test_an_error_that_may_pass_keeps_the_request_and_is_tried_again_later(
     replay_requests: Requests, monkeypatch: pytest.MonkeyPatch, statement: str
 ) -> None:
     """A failover amid many dead letters does not end their request."""
-    monkeypatch.setattr(dead_letter_admin, "TRIES", 1)
+    monkeypatch.setattr(group_dead_letters, "TRIES", 1)
     replay_requests.dead_letters(3)
     worker, request = replay_requests.worker(), replay_requests.request()
     failing(replay_requests, statement, 2)
@@ -279,7 +279,7 @@ def test_a_replay_that_takes_too_long_fails_the_request(
     replay_requests: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would take as long again."""
-    monkeypatch.setattr(dead_letter_admin, "TRIES", 1)
+    monkeypatch.setattr(group_dead_letters, "TRIES", 1)
     replay_requests.dead_letters(2)
     worker, request = replay_requests.worker(), replay_requests.request()
     failing(replay_requests, CODE.format("25P04"), 9)
@@ -290,7 +290,7 @@ def test_a_replay_that_takes_too_long_fails_the_request(
 def test_a_worker_that_is_to_end_does_not_wait_to_replay_again(
     replay_requests: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letter_admin, "_BACKOFF", Backoff(300.0, 300.0))
+    monkeypatch.setattr(group_dead_letters, "_BACKOFF", Backoff(300.0, 300.0))
     replay_requests.dead_letters(2)
     stopping = threading.Event()
     worker, request = replay_requests.worker(stopping=stopping), replay_requests.request()

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, StaticPool, make_url
 
 from seekpoint import Json, Ledger, Pipeline, Worker, schema
-from seekpoint.admin import DeadLetterReplay
+from seekpoint.admin import Admin
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.batch import BatchJob
 from seekpoint.jobs.reload import Reload
@@ -111,11 +111,15 @@ def by_batch(pipeline: Pipeline, engine: Engine) -> object:
     return BatchJob(pipeline, engine, NO_BROKERS)
 
 
+def by_replay(pipeline: Pipeline, engine: Engine) -> object:
+    return Admin(engine).dead_letters(pipeline)
+
+
 def by_reload(pipeline: Pipeline, engine: Engine) -> object:
     return Reload([pipeline], engine, NO_BROKERS)
 
 
-@for_each([DeadLetterReplay, by_process, by_batch, by_reload])
+@for_each([by_replay, by_process, by_batch, by_reload])
 def test_who_writes_by_sinks_refuses_a_translation_of_their_schema(
     write: Callable[[Pipeline, Engine], object], seekpoint_dsn: str, new_engine: NewEngine
 ) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.schema import DropSchema
 
 from seekpoint import Bytes, Pipeline, schema
-from seekpoint.admin import Admin, DeadLetterReplay, group_of
+from seekpoint.admin import Admin
 from seekpoint.errors import Fenced, NotApplied, OffsetLost
 from seekpoint.ledger import Attempt, Expected, Ledger, Move, SuspectNote, sql
 from seekpoint.ledger.claim import end_abandoned
@@ -160,9 +160,9 @@ def everything_that_is_done_to_dead_letters(dead_letters: DeadLetters, claims: l
     with engine.begin() as tx:
         dead_letters.insert(tx, asides, ids, version=2)
     ledger = dead_letters.ledger
-    assert group_of(engine, locked.id, schema=ledger.schema) == ledger.group
+    assert Admin(engine, schema=ledger.schema).group_of_dead_letter(locked.id) == ledger.group
     pipeline = Pipeline(ledger.group, topics=locked.topic, value=Bytes(), handle=lambda tx, batch: None, version=2)
-    assert DeadLetterReplay(pipeline, engine, schema=ledger.schema).replay(locked.id).is_applied
+    assert Admin(engine, schema=ledger.schema).dead_letters(pipeline).replay(locked.id).is_applied
 
 
 def test_what_runs_is_what_the_files_have(seekpoint_engine: Engine, seekpoint_schema: str) -> None:

@@ -31,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.schema import CreateTable
 
 from seekpoint import Batch, Bytes, Ledger, Pipeline, Record
-from seekpoint.admin import DeadLetterReplay, Where
+from seekpoint.admin import Admin, ReplayableDeadLetters, Where
 from seekpoint.ledger.dead_letters import DeadLetter
 from seekpoint.pipeline.policy import Limits, Retry
 from seekpoint.records import RawRecord, State
@@ -131,11 +131,12 @@ class DeadLetterGroup:
 
     def new_replay(
         self, actor: str = "ada", *, engine: Any = None, transaction_age: float = 20.0, **options: Any
-    ) -> DeadLetterReplay:
+    ) -> ReplayableDeadLetters:
         """A replay by ``actor``."""
         limits = Limits(transaction_age=transaction_age)
         pipeline = self.pipeline(**options)
-        return DeadLetterReplay(pipeline, engine or self.engine, schema=self.schema, actor=actor, limits=limits)
+        admin = Admin(engine or self.engine, schema=self.schema, limits=limits)
+        return admin.dead_letters(pipeline, actor=actor)
 
     # -- what is there ------------------------------------------------------------------------------------
 

@@ -87,9 +87,9 @@ def _reload(spark: Any, what: dict[str, Any]) -> None:
 
 def _stand_in_a_reload(step: str) -> None:
     """Make a reload halt at ``HaltedDriver``'s places, when it merges a pass, or "locked", before the last pass."""
-    from seekpoint.jobs import manage_runs
     from seekpoint.jobs.frames import passes
     from seekpoint.jobs.reload import open as opening
+    from seekpoint.runs import manage_runs
 
     vars(opening)["Driver"] = vars(manage_runs)["Driver"] = HaltedDriver
     if step == "merging":

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from seekpoint.jobs.reload import Driver
-from seekpoint.jobs.run import Tx
+from seekpoint.runs.run import Tx
 from seekpoint.testing.child_process import ChildProcess, report
 from support.archive import ArchivedGroup
 from support.forked_process import Forked

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 
 from seekpoint import Append, Json, Limits, Pipeline, Upsert, schema
-from seekpoint.admin import DeadLetterReplay
+from seekpoint.admin import Admin, ReplayableDeadLetters
 from seekpoint.jobs.reload import Reload
 from seekpoint.ledger import Ledger
 from seekpoint.testing.servers.postgres import PostgresServer
@@ -183,8 +183,8 @@ class OrdersGroup:
             **options,
         )
 
-    def new_replay(self, **options: Any) -> DeadLetterReplay:
-        return DeadLetterReplay(self.pipeline(**options), self.engine, schema=self.schema)
+    def new_replay(self, **options: Any) -> ReplayableDeadLetters:
+        return Admin(self.engine, schema=self.schema).dead_letters(self.pipeline(**options))
 
     def ledger(self) -> Ledger:
         return Ledger(self.engine, self.group, schema=self.schema)

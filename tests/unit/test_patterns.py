@@ -11,6 +11,7 @@ from confluent_kafka import Consumer
 from sqlalchemy import Engine
 
 from seekpoint import Accumulate, Append, Assignment, Json, Ledger, Pattern, Pipeline, StartAt, Upsert, Worker
+from seekpoint.admin import Admin
 from seekpoint.codecs import Debezium
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.batch import BatchJob
@@ -19,7 +20,6 @@ from seekpoint.pipeline.frames import Frame, SparkPipeline
 from seekpoint.pipeline.pipeline import Pipeline as AnyPipeline
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.testing import check_exactly_once, process
-from seekpoint.worker.replay.replay import DeadLetterReplay
 from support.failures import for_each
 
 SHOP = Pattern(r"shop\.(?P<name>.+)")
@@ -160,7 +160,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Worker(pipeline(), engine=URL, kafka=KAFKA, partitions=[("shop.a", 0)]), "name them in topics="),
     (lambda: Reload([pipeline()], engine=URL, kafka=KAFKA), "a reload or batch takes topics by name"),
     (lambda: BatchJob(pipeline(), engine=URL, kafka=KAFKA), "takes topics by name, and only a worker finds them"),
-    (lambda: DeadLetterReplay(pipeline(), URL), "DeadLetterReplay takes topics by name"),
+    (lambda: Admin(URL).dead_letters(pipeline()), "a replay takes topics by name"),
     (lambda: process(pipeline(), ENGINE, []), "the test kit takes topics by name"),
     (lambda: check_exactly_once(pipeline, URL, []), "the test kit takes topics by name"),
     (lambda: Assignment(cast("Consumer", None), Ledger(URL, "g"), cast("Any", SHOP), kafka=KAFKA), "by pattern"),

@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from seekpoint import Append, Batch, Bytes, Json, Pipeline, StartAt, Text, Upsert, Worker
+from seekpoint.admin import Admin
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.batch.batch import BatchJob
 from seekpoint.jobs.reload.reload import Reload
@@ -24,7 +25,6 @@ from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import Record
 from seekpoint.testing import process, raw
 from seekpoint.worker.import_by_name import load_pipeline
-from seekpoint.worker.replay.replay import DeadLetterReplay
 
 
 def handle(tx: Any, batch: Batch[Any, Any]) -> None:
@@ -171,7 +171,7 @@ TAKERS: dict[str, Callable[[Pipeline], object]] = {
     "command": load_by_name,
     "reload": lambda pipeline: Reload([pipeline], URL, BROKERS),
     "batch": lambda pipeline: BatchJob(pipeline, URL, BROKERS),
-    "replay": lambda pipeline: DeadLetterReplay(pipeline, URL),
+    "replay": lambda pipeline: Admin(URL).dead_letters(pipeline),
     "test kit": lambda pipeline: process(pipeline, URL, []),
 }
 """None of them needs a server for that."""

@@ -28,15 +28,16 @@ TYPES = {id(value) for value in PUBLIC.values()}
 
 # Objects that users get and never make.
 MADE_BY_SEEKPOINT = {
-    "seekpoint.Chunk", "seekpoint.Running", "seekpoint.jobs.CatchUp", "seekpoint.testing.KafkaServer",
-    "seekpoint.testing.PostgresServer",
+    "seekpoint.Chunk", "seekpoint.Running", "seekpoint.admin.GroupDeadLetters",
+    "seekpoint.admin.ReplayableDeadLetters", "seekpoint.admin.Runs", "seekpoint.jobs.CatchUp",
+    "seekpoint.testing.KafkaServer", "seekpoint.testing.PostgresServer",
 }  # fmt: skip
 # Members that Seekpoint's jobs call, on objects that users pass from one job's method to the next.
 FOR_JOBS = {
     "seekpoint.Accumulate.target", "seekpoint.Ledger.advance", "seekpoint.Ledger.hold_and_advance",
     "seekpoint.Ledger.last_reset", "seekpoint.Ledger.record_suspects", "seekpoint.Ledger.record_suspects_alone",
     "seekpoint.Upsert.target", "seekpoint.jobs.CatchUp.apply",
-    "seekpoint.jobs.CatchUp.offsets", "seekpoint.jobs.Driver.step", "seekpoint.jobs.Driver.transition",
+    "seekpoint.jobs.CatchUp.offsets", "seekpoint.admin.Driver.step", "seekpoint.admin.Driver.transition",
 }  # fmt: skip
 
 

@@ -12,8 +12,8 @@ import pytest
 from seekpoint.cli.reload import _open_run, _opened
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.reload.take_over import require_its_versions, take_over
-from seekpoint.jobs.run import Run
 from seekpoint.ledger.tables import FRAMES_MARK
+from seekpoint.runs.run import Run
 
 ID, TIME = UUID(int=7), datetime(2026, 11, 29, tzinfo=UTC)
 KAFKA = {"bootstrap.servers": "localhost:1"}

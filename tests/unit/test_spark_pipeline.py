@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from seekpoint import Accumulate, Append, Bytes, Json, StartAt, Text, Upsert, Worker
-from seekpoint.admin import DeadLetterReplay
+from seekpoint.admin import Admin
 from seekpoint.cli.app import app
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.batch import BatchJob
@@ -149,7 +149,7 @@ def test_a_class_that_does_not_take_it_says_so() -> None:
     sales: Any = SALES
     calls: list[Callable[[], object]] = [
         lambda: Worker(sales, engine=url, kafka=kafka),
-        lambda: DeadLetterReplay(sales, url),
+        lambda: Admin(url).dead_letters(sales),
         lambda: Reload([sales], url, kafka),
         lambda: Reload(sales, url, kafka),
         lambda: BatchJob(sales, url, kafka),

@@ -14,7 +14,7 @@ from httpx2 import Response
 from sqlalchemy import Engine, create_engine, event, text
 
 from seekpoint import Accumulate, Pipeline, Text
-from seekpoint.admin import Admin, DeadLetterAdmin, ResetTo
+from seekpoint.admin import Admin, ResetTo
 from seekpoint.errors import ConfigError, OffsetLost, PartitionStopped, PoisonStop, TopicRecreated
 from seekpoint.ledger.status import StatusTables, WorkerProcess
 from seekpoint.pipeline.declared import declared
@@ -306,9 +306,7 @@ def test_dead_letters_are_discarded_by_filter(
     assert f"dead letter {first.id}" in browser.get(f"/plan?action=discard&group=g&ids={first.id}").text
     # One that another operator closes meanwhile is refused, and the page says so.
     outdated = browser.plan("discard", group="g")
-    DeadLetterAdmin(admin.engine, "g", schema=admin.schema, actor="bob").discard(
-        dead_letter_group.open()[0].id, reason="first"
-    )
+    admin.dead_letters("g", actor="bob").discard(dead_letter_group.open()[0].id, reason="first")
     answer = browser.apply(outdated, "second")
     assert answer.status_code == 409
     assert "0 dead letters were discarded; 1 are no longer open" in answer.text
@@ -348,7 +346,7 @@ def test_a_replay_is_requested_by_filter(console: Console, dead_letter_group: De
     dead_letter_group.bad = {b"b"}
     dead_letters = dead_letter_group.park(*orders(*[b"b"] * 3))
     browser = as_user(console, "ada")
-    (cause,) = DeadLetterAdmin(admin.engine, "g", schema=admin.schema).by_cause()
+    (cause,) = admin.dead_letters("g").by_cause()
     query = {"group": "g", "cause": cause.cause.value, "exception": cause.exception, "error_line": cause.error_line}
     shown = browser.get("/plan", params={"action": "replay", **query}).text
     assert "3 dead letters are replayed; one that fails again stays open" in shown
@@ -378,7 +376,7 @@ def test_a_user_without_a_name_is_its_uid(
 
     monkeypatch.setattr("getpass.getuser", nameless)
     monkeypatch.setattr("os.getuid", lambda: 54321)
-    dead_letters = DeadLetterAdmin(admin.engine, "g", schema=admin.schema)
+    dead_letters = admin.dead_letters("g")
     dead_letters.discard(dead_letter.id, reason="a test")
     browser = console(allow_actions=True)
     assert browser.apply(browser.plan("pause", group="g")).status_code == 303

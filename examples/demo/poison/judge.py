@@ -12,7 +12,7 @@ from sqlalchemy import Engine, Table, select
 from demo.flights import Flight
 from demo.poison.kinds import ID, KINDS, Sent
 from demo.report import matched
-from seekpoint.admin import Cause, DeadLetter, DeadLetterAdmin, State, Where
+from seekpoint.admin import Cause, DeadLetter, GroupDeadLetters, State, Where
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Verdict:
 def judge(
     engine: Engine,
     table: Table,
-    dead_letters: DeadLetterAdmin,
+    dead_letters: GroupDeadLetters,
     *,
     flights: Sequence[Flight],
     broken: Mapping[int, Sent],

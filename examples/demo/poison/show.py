@@ -21,7 +21,7 @@ from demo.servers import servers
 from demo.wire import Wire, create_topic
 from demo.worker_pool import DemoFailed
 from seekpoint import schema
-from seekpoint.admin import Cause, DeadLetterReplay
+from seekpoint.admin import Admin, Cause
 from seekpoint.testing import Pair
 
 SEED = 2013
@@ -58,7 +58,7 @@ class Stage:
         (folder / "outages").mkdir()
         self._outages = Outages(folder / "outages")
         self.table = make_table(POISONED)
-        self.replay = DeadLetterReplay(make_pipeline(POISONED, FixedHandler(self.table)), engine, actor="demo")
+        self.replay = Admin(engine).dead_letters(make_pipeline(POISONED, FixedHandler(self.table)), actor="demo")
         self._broken: dict[int, Sent] = {}
 
     def play(self) -> None:

@@ -26,9 +26,11 @@ from seekpoint.admin.summaries import GroupSummary
 from seekpoint.ledger.dead_letters import DeadLetter, DeadLetterCause, Where
 from seekpoint.ledger.roles import Role
 from seekpoint.records import Cause, Failure, State
-from seekpoint.worker.replay.dead_letter_admin import Chosen, DeadLetterAdmin, Discarded, Edited, group_of, portable
+from seekpoint.runs.manage_runs import Runs
+from seekpoint.runs.run import Driver, Run, StagedPosition
+from seekpoint.worker.replay.group_dead_letters import Chosen, Discarded, Edited, GroupDeadLetters
 from seekpoint.worker.replay.plan import Planned
-from seekpoint.worker.replay.replay import DeadLetterReplay, Summary
+from seekpoint.worker.replay.replay import ReplayableDeadLetters, Summary
 from seekpoint.worker.replay.replay_one import Replayed
 
 __all__ = [
@@ -41,11 +43,10 @@ __all__ = [
     "Cause",
     "Chosen",
     "DeadLetter",
-    "DeadLetterAdmin",
     "DeadLetterCause",
-    "DeadLetterReplay",
     "Diagnosis",
     "Discarded",
+    "Driver",
     "Edited",
     "Explanation",
     "Failure",
@@ -53,6 +54,7 @@ __all__ = [
     "ForgetPlan",
     "ForgetResult",
     "ForgottenGroup",
+    "GroupDeadLetters",
     "GroupStatus",
     "GroupSummary",
     "ImportPlan",
@@ -73,6 +75,7 @@ __all__ = [
     "Replaced",
     "ReplayPlan",
     "ReplayRequest",
+    "ReplayableDeadLetters",
     "Replayed",
     "Reset",
     "ResetDone",
@@ -80,13 +83,14 @@ __all__ = [
     "ResetResult",
     "ResetTo",
     "Role",
+    "Run",
+    "Runs",
     "Sample",
+    "StagedPosition",
     "State",
     "Summary",
     "TableDifferences",
     "TopicGuarantee",
     "Where",
     "WorkerStatus",
-    "group_of",
-    "portable",
 ]

@@ -1,4 +1,4 @@
-"""``Admin``: the actions of operators on one ledger; needs no pipeline's code."""
+"""``Admin``: the actions of operators on one ledger."""
 
 from __future__ import annotations
 
@@ -42,10 +42,13 @@ from seekpoint.ledger.roles import Role
 from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
 from seekpoint.ledger.sql import STATUS
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.records import Partition, State
-from seekpoint.worker.replay.dead_letter_admin import Chosen, DeadLetterAdmin
+from seekpoint.runs.manage_runs import Runs
+from seekpoint.worker.replay.group_dead_letters import Chosen, GroupDeadLetters, group_of
+from seekpoint.worker.replay.replay import ReplayableDeadLetters
 
 KAFKA_TIMEOUT = 10.0  # seconds
 
@@ -399,14 +402,36 @@ class Admin:
         """A request for a replay as it is now. Raises ConfigError if the group has none with this id."""
         return read_request(self._ledger(group), id)
 
-    def dead_letters(self, group: str, *, actor: str | None = None) -> DeadLetterAdmin:
-        """The group's dead letters, with this object's limits; ``actor`` as for :meth:`apply`.
+    @property
+    def runs(self) -> Runs:
+        """The runs of reloads, verifications and batches: abort one, take one over, drop what they left."""
+        return Runs(self.engine, self.schema, self.limits)
 
-        Raises ConfigError for an unknown group.
+    @overload
+    def dead_letters(self, group: str, *, actor: str | None = None) -> GroupDeadLetters: ...
+    @overload
+    def dead_letters(
+        self, group: Pipeline, *, actor: str | None = None, while_paused: bool = False
+    ) -> ReplayableDeadLetters: ...
+    def dead_letters(
+        self, group: str | Pipeline, *, actor: str | None = None, while_paused: bool = False
+    ) -> GroupDeadLetters:
+        """A group's dead letters, with this object's limits; with the group's pipeline they can be replayed, too.
+
+        ``actor`` is who makes changes (by default the operating system's user). ``while_paused`` says that the group's
+        pause is yours: dead letters are replayed meanwhile. Raises ConfigError for the name of an unknown group.
         """
+        if not isinstance(group, str):
+            return ReplayableDeadLetters(
+                group, self.engine, schema=self.schema, actor=actor, limits=self.limits, while_paused=while_paused
+            )
         with self._ledger(group).begin() as tx:
             known_group(tx)
-        return DeadLetterAdmin(self.engine, group, schema=self.schema, actor=actor, limits=self.limits)
+        return GroupDeadLetters(self.engine, group, schema=self.schema, actor=actor, limits=self.limits)
+
+    def group_of_dead_letter(self, id: int) -> str:  # noqa: A002 -- the column's name
+        """The group that a dead letter belongs to. Raises ConfigError if there is none with that id."""
+        return group_of(self.engine, id, schema=self.schema)
 
     def _ledger(self, group: str) -> Ledger:
         return Ledger(self.engine, group, schema=self.schema, limits=self.limits)

@@ -15,7 +15,7 @@ from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import FORGET
 from seekpoint.records import numbered
 from seekpoint.storage import complete_file
-from seekpoint.worker.replay.dead_letter_admin import portable, portable_value
+from seekpoint.worker.replay.group_dead_letters import portable, portable_value
 
 AT_ONCE = 20  # dead letters in memory, with their values
 

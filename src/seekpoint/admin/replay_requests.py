@@ -19,7 +19,7 @@ from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import GROUPS, REPLAY_REQUEST, RESETS
 from seekpoint.records import State
-from seekpoint.worker.replay.dead_letter_admin import Chosen, chosen_dead_letters, without_payload
+from seekpoint.worker.replay.group_dead_letters import Chosen, chosen_dead_letters, without_payload
 from seekpoint.worker.replay.plan import Planned, in_key_order
 from seekpoint.worker.replay.preconditions import replay_refusal
 from seekpoint.worker.replay.requests import MOST, SECONDS

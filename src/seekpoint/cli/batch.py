@@ -21,9 +21,9 @@ from seekpoint.cli.output import answer, cut
 from seekpoint.cli.progress_bar import Shown
 from seekpoint.errors import ConfigError, SeekpointError
 from seekpoint.jobs.batch import BatchDone, BatchJob
-from seekpoint.jobs.run import this_driver
 from seekpoint.ledger.tables import LARGEST_BIGINT
 from seekpoint.records import Partition
+from seekpoint.runs.run import this_driver
 
 _RANGE = re.compile(r"(\d{1,19})\.\.(\d{1,19})")
 

@@ -8,11 +8,12 @@ from dataclasses import asdict
 from typing import Any
 
 from seekpoint import remedies
-from seekpoint.admin import DeadLetterCause, Edited, Planned, portable
+from seekpoint.admin import DeadLetterCause, Edited, Planned
 from seekpoint.cli.errors import masked, plain
 from seekpoint.cli.output import answer, cut, field, moment, print_table
 from seekpoint.ledger.dead_letters import DeadLetter, name_bytes
 from seekpoint.records import State, readable, utc
+from seekpoint.worker.replay.group_dead_letters import portable
 
 NOTHING = "no open dead letters meet these conditions: there is nothing to do"
 SHOWN = 2048  # bytes of a value that are shown without `--full`

@@ -15,19 +15,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from sqlalchemy import Engine
 
 from seekpoint.admin import (
     Admin,
     Chosen,
-    DeadLetterAdmin,
-    DeadLetterReplay,
     Discarded,
+    GroupDeadLetters,
     Planned,
+    ReplayableDeadLetters,
     ReplayRequest,
     Summary,
     Where,
-    group_of,
 )
 from seekpoint.admin.purges import APPLIED, by_state
 from seekpoint.cli.dead_letter_output import (
@@ -222,9 +220,9 @@ def show(
     full: Annotated[bool, typer.Option("--full", help="Show the whole value, however long.")] = False,
 ) -> None:
     """Show one dead letter: the record, why it failed, how often it was tried, and what can be done next."""
-    engine = ledger.engine()
-    group = group_of(engine, id, schema=ledger.schema)
-    dead_letters = DeadLetterAdmin(engine, group, schema=ledger.schema)
+    admin = Admin(ledger.engine(), schema=ledger.schema)
+    group = admin.group_of_dead_letter(id)
+    dead_letters = admin.dead_letters(group)
     dead_letter = dead_letters.get(id)
     next_steps = list(choices(dead_letter, group, dead_letters.first_of_key(dead_letter)))
     answer(
@@ -258,9 +256,8 @@ def edit(
         raise ConfigError("give --value-file FILE with the new value, or --undo")
     require_reason(apply, reason)
     value = None if value_file is None else _bytes_of(value_file)
-    engine = ledger.engine()
-    group = group_of(engine, id, schema=ledger.schema)
-    dead_letters = Admin(engine, schema=ledger.schema).dead_letters(group, actor=actor)
+    admin = Admin(ledger.engine(), schema=ledger.schema)
+    dead_letters = admin.dead_letters(admin.group_of_dead_letter(id), actor=actor)
     if not apply:
         edited = dead_letters.plan_edit(id, value)
     elif value is None:
@@ -344,25 +341,25 @@ def replay(
 
 def _replay_of(
     target: str, ids: Sequence[int], ledger: LedgerOptions, actor: str | None, *, while_paused: bool
-) -> DeadLetterReplay:
+) -> ReplayableDeadLetters:
     """A replay with this pipeline. Raises ConfigError if a dead letter belongs to another group."""
     if ":" not in target:
         raise ConfigError(
             f"{target!r} is not MODULE:NAME; if it is a group, add --by-worker: one of its workers replays"
         )
     pipeline = load_pipeline(target, from_here=True)  # of a Worker only its pipeline: the database is an option here
-    engine = ledger.engine()
+    admin = Admin(ledger.engine(), schema=ledger.schema)
     for dead_letter_id in ids:
-        if (group := group_of(engine, dead_letter_id, schema=ledger.schema)) != pipeline.group:
+        if (group := admin.group_of_dead_letter(dead_letter_id)) != pipeline.group:
             raise ConfigError(
                 f"dead letter {dead_letter_id} belongs to group {group!r}, but you named {pipeline}: name the pipeline "
                 f"of {group!r}"
             )
-    return DeadLetterReplay(pipeline, engine, schema=ledger.schema, actor=actor, while_paused=while_paused)
+    return admin.dead_letters(pipeline, actor=actor, while_paused=while_paused)
 
 
 def _replay_here(
-    job: DeadLetterReplay, chosen: Chosen, reason: str, *, apply: bool, is_sure: bool, as_json: bool
+    job: ReplayableDeadLetters, chosen: Chosen, reason: str, *, apply: bool, is_sure: bool, as_json: bool
 ) -> None:
     if not apply:
         _print_plan(job.plan(chosen), as_json=as_json)
@@ -430,19 +427,19 @@ def discard(
     At a terminal, --apply with --all shows their number and asks for confirmation. Exits with 1 if some were refused
     because they were no longer open.
     """
-    engine = ledger.engine()
+    admin = Admin(ledger.engine(), schema=ledger.schema)
     chosen = filters.chosen(ids, everything)
     if everything and group is None:
         raise ConfigError("--all needs --group: name the group whose dead letters are discarded")
     require_reason(apply, reason)
     if apply and everything and not yes and group is not None and at_terminal():
-        count = len(DeadLetterAdmin(engine, group, schema=ledger.schema).plan_discard(chosen))
+        count = len(admin.dead_letters(group).plan_discard(chosen))
         confirm(f"discard {numbered(count, 'dead letter')} of {group}?")
     done: list[Discarded] = []
     numbers = itertools.count(1)
     with _progress() as progress:
-        for name, selection in _by_group(engine, ledger.schema, group, chosen).items():
-            dead_letters = Admin(engine, schema=ledger.schema).dead_letters(name, actor=actor)
+        for name, selection in _by_group(admin, group, chosen).items():
+            dead_letters = admin.dead_letters(name, actor=actor)
             if apply:
                 done += dead_letters.discard(
                     selection, reason=reason or "", progress=lambda _: progress("discarding", next(numbers), 0)
@@ -523,18 +520,18 @@ def purge(
 # -- inside -----------------------------------------------------------------------------------------------
 
 
-def _dead_letters(ledger: DatabaseOptions, group: str) -> DeadLetterAdmin:
+def _dead_letters(ledger: DatabaseOptions, group: str) -> GroupDeadLetters:
     return Admin(ledger.engine(), schema=ledger.schema).dead_letters(group)
 
 
-def _by_group(engine: Engine, schema: str, group: str | None, chosen: Chosen) -> dict[str, Chosen]:
+def _by_group(admin: Admin, group: str | None, chosen: Chosen) -> dict[str, Chosen]:
     """The chosen dead letters by group, because ids may belong to several groups."""
     if group is not None or not isinstance(chosen, list):
         assert group is not None
         return {group: chosen}
     ids: dict[str, list[int]] = {}
     for dead_letter_id in chosen:
-        ids.setdefault(group_of(engine, dead_letter_id, schema=schema), []).append(dead_letter_id)
+        ids.setdefault(admin.group_of_dead_letter(dead_letter_id), []).append(dead_letter_id)
     return {**ids}
 
 

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import typer
 
+from seekpoint.admin import Admin, Runs
 from seekpoint.cli import job_output as shown
 from seekpoint.cli import spark_session
 from seekpoint.cli.errors import FAILED, terminable
@@ -33,7 +34,7 @@ from seekpoint.cli.options import (
 from seekpoint.cli.output import answer
 from seekpoint.cli.progress_bar import Shown
 from seekpoint.errors import ConfigError, ReloadOver
-from seekpoint.jobs.reload import CutOver, Driver, Reload, Report, Run, Runs
+from seekpoint.jobs.reload import CutOver, Driver, Reload, Report, Run
 from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT
 from seekpoint.jobs.run_progress import progress_of
 from seekpoint.ledger.tables import BATCHES, PUBLISHING
@@ -133,7 +134,7 @@ def resume_(
     Use it to try a refused cut-over again with other limits. Exits with 1 if the cut-over is refused again, or the run
     fails.
     """
-    run = _open_run(Runs(ledger.engine(), ledger.schema), id)
+    run = _open_run(Admin(ledger.engine(), schema=ledger.schema).runs, id)
     servers = ServerOptions(database_url=ledger.database_url, schema=ledger.schema, **vars(brokers))
     with (
         servers.job(context, *run.pipelines) as of,
@@ -164,7 +165,7 @@ def status(
             shown.print_places(progress)
             answer(None, *shown.choices(progress), as_json=False)
         return
-    runs = Runs(engine, ledger.schema).list()
+    runs = Admin(engine, schema=ledger.schema).runs.list()
     if runs and not ledger.as_json:
         shown.print_list(runs[:limit])
     else:
@@ -187,7 +188,7 @@ def abort(
     """
     if not reason.strip():
         raise ConfigError("--reason is empty: say why the run is aborted")
-    ended = Runs(ledger.engine(), ledger.schema).abort(id, reason)
+    ended = Admin(ledger.engine(), schema=ledger.schema).runs.abort(id, reason)
     answer(shown.as_dict(ended), f"{id}: {shown.state(ended)}", as_json=ledger.as_json)
     if not ledger.as_json:
         _hint(ended)
@@ -209,7 +210,7 @@ def sweep(
 
     Exits with 1 if something is still in use: it is left for the next sweep.
     """
-    runs = Runs(ledger.engine(), ledger.schema)
+    runs = Admin(ledger.engine(), schema=ledger.schema).runs
     swept = runs.sweep(duration(gone_after, "--gone-after"))
     unswept = [run for run in runs.list() if not run.is_open and not run.swept]
     lines = [f"{run_id}: nothing is left of it" for run_id in swept]

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import typer
 
+from seekpoint.admin import Admin
 from seekpoint.cli import spark_session
 from seekpoint.cli.errors import say, terminable
 from seekpoint.cli.log_format import LogFormat, log_own_lines, set_up_logging
@@ -23,7 +24,7 @@ from seekpoint.cli.reload import BoundsOptions, Reason, Strategy, compared_into,
 from seekpoint.cli.verify import print_report
 from seekpoint.errors import ConfigError, required
 from seekpoint.jobs.frames.reload import MAX_WAIT, FrameReload, bound_pipeline
-from seekpoint.jobs.reload import Report, Runs
+from seekpoint.jobs.reload import Report
 from seekpoint.jobs.reload.cutover_limits import Bounds
 from seekpoint.worker.signal_handlers import handled
 
@@ -191,7 +192,7 @@ def reload(
         ):
             reloading = FrameReload(
                 bound,
-                Runs(bound.engine, servers.schema),
+                Admin(bound.engine, schema=servers.schema).runs,
                 bounds=Bounds(**limits),
                 compared=compared_into(reports, progress),
                 progress=progress,

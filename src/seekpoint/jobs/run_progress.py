@@ -9,11 +9,11 @@ from uuid import UUID
 
 from sqlalchemy import Engine, Row, Uuid, bindparam, func, select
 
-from seekpoint.jobs.manage_runs import Runs
-from seekpoint.jobs.run import REPEATABLE_READ, Run, transaction
 from seekpoint.ledger.sql import RELOAD_RUN
 from seekpoint.ledger.tables import BATCHES, reload_run
 from seekpoint.records import Partition
+from seekpoint.runs.manage_runs import Runs
+from seekpoint.runs.run import REPEATABLE_READ, Run, transaction
 
 _NOW = select(func.clock_timestamp())
 # A step locks the run's row, so a row that is skipped here means that a step is running.

@@ -22,7 +22,6 @@ from seekpoint.admin import (
     Level,
     PartitionStatus,
     ReloadStatus,
-    portable,
 )
 from seekpoint.ledger.dead_letters import DeadLetter
 from seekpoint.ledger.roles import Role
@@ -31,7 +30,7 @@ from seekpoint.web import present
 from seekpoint.web.filters import FILTER, where_of
 from seekpoint.web.reading import Answer, Reads
 from seekpoint.web.site import Page, PageRequest, Site
-from seekpoint.worker.replay.dead_letter_admin import portable_value
+from seekpoint.worker.replay.group_dead_letters import portable, portable_value
 
 T = TypeVar("T")
 

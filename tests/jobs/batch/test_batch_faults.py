@@ -24,9 +24,9 @@ from seekpoint.jobs.batch import steps
 from seekpoint.jobs.batch.open import open_batch
 from seekpoint.jobs.batch.publish import totals
 from seekpoint.jobs.reload import Driver, LocalStager, Run, Staged, Task, stage_range
-from seekpoint.jobs.run import Tx
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Ledger
+from seekpoint.runs.run import Tx
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.batch_process import Batcher, PausingStager, batch, offsets, paused
 from support.postgres_proxy import PostgresProxy
@@ -426,7 +426,7 @@ def test_a_batch_is_taken_over_on_a_host_whose_name_is_not_utf_8(
     with pytest.raises(ConfigError, match="no module shop"):
         batch(orders_group, stager=FailingStager(orders_group, 1), range_records=30).run()
     (run,) = batch(orders_group).runs.list()
-    monkeypatch.setattr("seekpoint.jobs.run.socket", SimpleNamespace(gethostname=lambda: "caf\udce9"))
+    monkeypatch.setattr("seekpoint.runs.run.socket", SimpleNamespace(gethostname=lambda: "caf\udce9"))
     assert batch(orders_group).take_over(run.id).records == len(FIRST)
     assert r"@caf\udce9:" in batch(orders_group).runs.get(run.id).driver
 

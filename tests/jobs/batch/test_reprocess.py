@@ -18,7 +18,7 @@ from seekpoint.errors import BatchRefused, ConfigError, GroupPaused, ReloadOver
 from seekpoint.jobs.batch import BatchDone, BatchJob
 from seekpoint.jobs.batch import batch as job
 from seekpoint.jobs.reload import Driver
-from seekpoint.jobs.run import Tx
+from seekpoint.runs.run import Tx
 from support.batch_process import Batcher, PausingStager, batch
 from support.cli_jobs import Terminal
 from support.log_changes import trim

@@ -18,8 +18,8 @@ from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused
 from seekpoint.jobs.reload import cutover
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.cutover import took_effect
-from seekpoint.jobs.run import SHORT_LOCK_WAIT
 from seekpoint.postgres.sqlstates import connection_lost
+from seekpoint.runs.run import SHORT_LOCK_WAIT
 from seekpoint.sinks.upsert.upsert import UpsertWriter
 from support.before_cutover import FIRST, applied_by, diffed, reloaded, settled, staged, started
 from support.postgres_proxy import PostgresProxy

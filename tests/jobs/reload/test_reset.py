@@ -11,13 +11,13 @@ import pytest
 from sqlalchemy import Connection, text
 
 from seekpoint import Accumulate, Append, Json, Pipeline
-from seekpoint.admin import Admin, DeadLetterReplay, ResetPlan, ResetTo
+from seekpoint.admin import Admin, ResetPlan, ResetTo
 from seekpoint.admin.attribution import Attribution
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.jobs.reload import Reload, cutover
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.rewind import Rewind
-from seekpoint.jobs.run import Driver
+from seekpoint.runs.run import Driver
 from support.batch_process import offsets
 from support.command import seekpoint
 from support.order_sums import MODULE, assert_sums, totals
@@ -254,7 +254,7 @@ def test_dead_letters_past_the_target_are_read_again_and_replayed_ones_before_it
     for n, amount in enumerate(amounts, 1):
         orders_group.apply(pipeline, orders_group.put([of(n, amount)]))
     orders_group.execute("ALTER TABLE {schema}.totals DROP CONSTRAINT totals_amount_check")
-    replay = DeadLetterReplay(pipeline, orders_group.engine, schema=orders_group.schema)
+    replay = Admin(orders_group.engine, schema=orders_group.schema).dead_letters(pipeline)
     dead_letters = {dead_letter.offset: dead_letter for dead_letter in replay.list()}
     assert sorted(dead_letters) == [1, 3, 4]
     for offset in (1, 4):

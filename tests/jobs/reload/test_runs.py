@@ -15,13 +15,14 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from seekpoint import Batch, Json, Ledger, Pipeline, Upsert
+from seekpoint.admin import Admin
 from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused, SchemaMismatch
-from seekpoint.jobs.manage_runs import ending
-from seekpoint.jobs.reload import Reload, Runs, stage_range
+from seekpoint.jobs.reload import Reload, stage_range
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.tables.dependencies import ties
 from seekpoint.jobs.tables.targets import targets
+from seekpoint.runs.manage_runs import ending
 from support.before_cutover import reloaded, settled, staged, started
 from support.ledger_worker import backend, wait_until_blocked
 from support.reload_orders import Order, OrdersGroup, doubled, of, pipeline
@@ -416,11 +417,11 @@ def test_how_far_a_run_is_can_be_read(applied_group: OrdersGroup) -> None:
 def test_runs_are_found_by_a_url_and_a_wrong_one_is_reported(applied_group: OrdersGroup) -> None:
     driver = applied_group.reload().open()
     url = applied_group.engine.url.render_as_string(hide_password=False)
-    assert [run.id for run in Runs(url, applied_group.schema).list()] == [driver.run.id]
-    assert Runs(applied_group.engine.url, applied_group.schema).take_over(driver.run.id).epoch == 2
+    assert [run.id for run in Admin(url, schema=applied_group.schema).runs.list()] == [driver.run.id]
+    assert Admin(applied_group.engine.url, schema=applied_group.schema).runs.take_over(driver.run.id).epoch == 2
     for wrong in ("localhost:5432", "postgresql://me:p@ss@host/x", "mysql://localhost/x"):
         with pytest.raises(ConfigError, match="postgresql"):
-            Runs(wrong)
+            Admin(wrong)
         with pytest.raises(ConfigError, match="postgresql"):
             Reload([applied_group.pipeline()], wrong, {"bootstrap.servers": applied_group.brokers})
     nowhere = "postgresql://me@127.0.0.1:1/shop"
@@ -428,7 +429,7 @@ def test_runs_are_found_by_a_url_and_a_wrong_one_is_reported(applied_group: Orde
     for call in (reload.open, reload.runs.list):
         with pytest.raises(OperationalError, match=r"127\.0\.0\.1.*port 1.*refused"):
             call()
-    missing_runs = Runs(url, "not_there")
+    missing_runs = Admin(url, schema="not_there").runs
     for look in (missing_runs.list, missing_runs.sweep, lambda: missing_runs.take_over(uuid4())):
         with pytest.raises(SchemaMismatch, match="seekpoint db upgrade"):
             look()

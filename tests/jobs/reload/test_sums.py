@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from seekpoint import Accumulate, Json, Pipeline
-from seekpoint.admin import DeadLetterReplay
+from seekpoint.admin import Admin
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.reload import LocalStager, Reload
 from seekpoint.jobs.staging.consolidate import stage_missing
@@ -124,16 +124,16 @@ def test_dead_letters_are_left_out_and_counted_when_they_are_replayed(orders_gro
         orders_group.apply(pipeline(), orders_group.put([records[end - 1]]))
     assert orders_group.rows("totals", "bucket, amount, 0") == [(1, 950, 0), (2, 5, 0)]
     assert orders_group.reload([pipeline()]).verify().is_empty
-    replay = DeadLetterReplay(pipeline(), orders_group.engine, schema=orders_group.schema)
+    replay = Admin(orders_group.engine, schema=orders_group.schema).dead_letters(pipeline())
     first, second = replay.list()
     orders_group.execute("ALTER TABLE {schema}.totals DROP CONSTRAINT totals_amount_check")
     with diffed(orders_group.reload([pipeline(2)])) as (reload, driver, passes):
         assert (
-            DeadLetterReplay(pipeline(), orders_group.engine, schema=orders_group.schema).replay(second.id).is_applied
+            Admin(orders_group.engine, schema=orders_group.schema).dead_letters(pipeline()).replay(second.id).is_applied
         )
         reload.cut_over(driver, passes)
     assert orders_group.rows("totals", "bucket, amount, 0") == [(1, 1250, 0), (2, 5, 0)]
-    assert DeadLetterReplay(pipeline(2), orders_group.engine, schema=orders_group.schema).replay(first.id).is_applied
+    assert Admin(orders_group.engine, schema=orders_group.schema).dead_letters(pipeline(2)).replay(first.id).is_applied
     assert orders_group.rows("totals", "bucket, amount, 0") == [(1, 1450, 0), (2, 5, 0)]
     assert orders_group.reload([pipeline(2)]).verify().is_empty
 

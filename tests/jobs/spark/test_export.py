@@ -12,7 +12,7 @@ from jobs.spark.orders import DATABASE
 from seekpoint.errors import ArchiveDamaged, RangeLost
 from seekpoint.jobs.export import Export
 from seekpoint.jobs.reload import Reload
-from seekpoint.jobs.run import Progress
+from seekpoint.runs.run import Progress
 from seekpoint.spark import SparkStager, SparkWriter
 from support.archive import ArchivedGroup
 from support.reload_orders import OrdersGroup, doubled, of

@@ -17,8 +17,8 @@ from jobs.spark.frames import SALES, apply, doubled, driver_of, entries, produce
 from jobs.spark.orders import ONCE
 from seekpoint.errors import Fenced, FrameFailed, GroupPaused
 from seekpoint.jobs.frames.frame_stager import FrameStager
-from seekpoint.jobs.run import Run
 from seekpoint.jobs.staging.stage import Staged, Task
+from seekpoint.runs.run import Run
 from support.batch_process import offsets
 from support.frames_process import FramesProcess
 from support.reload_orders import OrdersGroup

@@ -14,9 +14,10 @@ from jobs.spark.orders import DATABASE
 from jobs.spark.test_frames_sums import TABLES as SUMS_TABLES
 from jobs.spark.test_frames_verify import BOTH, counts
 from seekpoint import Accumulate, Append, Json, Pipeline, Upsert
+from seekpoint.admin import Admin
 from seekpoint.errors import CutOverRefused, FrameFailed, HandlerOutdated, ReloadRefused
 from seekpoint.jobs.frames.frame_stager import FrameStager
-from seekpoint.jobs.reload import Report, Run, Runs
+from seekpoint.jobs.reload import Report, Run
 from seekpoint.jobs.staging.stage import Staged, Task
 from seekpoint.spark import FramesReloaded, plan_reload, reload
 from support.batch_process import offsets
@@ -258,5 +259,5 @@ def test_what_cannot_be_rebuilt_is_refused_in_words_and_nothing_live_is_changed(
     ):
         reloaded(orders_group, spark, name)
     assert (tables(orders_group), orders_group.version(), len(runs(orders_group))) == (expected(log, times=1), 1, 2)
-    Runs(orders_group.engine, orders_group.schema).sweep()
+    Admin(orders_group.engine, schema=orders_group.schema).runs.sweep()
     assert orders_group.schemas() == []

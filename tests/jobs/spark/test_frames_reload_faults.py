@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 
 from jobs.spark import test_frames_reload
 from jobs.spark.test_frames_reload import ALL, Log, add, expected, reach, reloaded, runs, tables, worker_pipeline
+from seekpoint.admin import Admin
 from seekpoint.cli.job_output import resume
-from seekpoint.jobs.manage_runs import Runs
-from seekpoint.jobs.run import Driver, Step
 from seekpoint.jobs.run_progress import progress_of
+from seekpoint.runs.run import Driver, Step
 from support.frames_process import FramesProcess
 from support.reload_orders import OrdersGroup
 
@@ -53,7 +53,7 @@ def test_another_driver_resumes(
 ) -> None:
     """I1: nothing of the rebuilt rows is live before the cut-over, and all of them are after it."""
     FramesProcess(orders_group, newer_pipeline, modules, step=step, reloads=True).kill_where_it_waits()
-    known, run = Runs(orders_group.engine, orders_group.schema), the_run(orders_group)
+    known, run = Admin(orders_group.engine, schema=orders_group.schema).runs, the_run(orders_group)
     assert (tables(orders_group), orders_group.version()) == (expected(log, times=1), 1)
     assert resume(known.get(run)) == f"seekpoint spark reload {newer_pipeline} --resume {run}"
     assert progress_of(orders_group.engine, orders_group.schema, run).left == 0
@@ -98,8 +98,8 @@ def test_a_run_that_is_broken_off_at_random_steps_ends_with_each_record_once(
         else:
             break
     left = 0
-    if Runs(orders_group.engine, orders_group.schema).get(the_run(orders_group)).is_open:
+    if Admin(orders_group.engine, schema=orders_group.schema).runs.get(the_run(orders_group)).is_open:
         reloaded(orders_group, spark, newer_pipeline, resume=run)
     assert tables(orders_group) == expected(log), f"seed {seed}"
-    Runs(orders_group.engine, orders_group.schema).sweep()
+    Admin(orders_group.engine, schema=orders_group.schema).runs.sweep()
     assert (orders_group.schemas(), runs(orders_group)) == ([], [("merge", "cut_over")])

@@ -20,7 +20,7 @@ from seekpoint import Append
 from seekpoint.admin import Admin
 from seekpoint.errors import ConfigError, Fenced, FrameFailed
 from seekpoint.jobs.frames.stream import NOTHING
-from seekpoint.jobs.run import Driver
+from seekpoint.runs.run import Driver
 from seekpoint.spark import Frame, FramesDone, SparkPipeline
 from support.batch_process import offsets
 from support.reload_orders import OrdersGroup, of

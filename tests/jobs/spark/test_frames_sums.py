@@ -15,8 +15,8 @@ from seekpoint import Accumulate
 from seekpoint.admin import Admin
 from seekpoint.errors import ConfigError, Fenced, FrameFailed, HandlerOutdated
 from seekpoint.jobs.frames.frame_stager import FrameStager
-from seekpoint.jobs.run import Run
 from seekpoint.jobs.staging.stage import Staged, Task
+from seekpoint.runs.run import Run
 from seekpoint.spark import Frame, SparkPipeline
 from seekpoint.testing import assert_frames_merge, raw
 from support.batch_process import offsets

@@ -20,9 +20,7 @@ from seekpoint.errors import (
 from seekpoint.jobs.batch.open import Brokers, Claims, open_batch, open_claims, stale
 from seekpoint.jobs.batch.reprocess import open_range, require_no_repeats
 from seekpoint.jobs.batch.steps import ENDS_RUN, BatchDone, BatchSteps, refusal
-from seekpoint.jobs.manage_runs import Runs
 from seekpoint.jobs.reload import LocalStager, Stager
-from seekpoint.jobs.run import Driver, Progress, Run, run_of, this_driver, transaction
 from seekpoint.jobs.staging.consolidate import RANGE, require_width
 from seekpoint.jobs.staging.stage import require_code
 from seekpoint.jobs.tables.targets import sources
@@ -39,6 +37,8 @@ from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import connection_lost
 from seekpoint.records import Partition
+from seekpoint.runs.manage_runs import Runs
+from seekpoint.runs.run import Driver, Progress, Run, run_of, this_driver, transaction
 from seekpoint.worker.engine_checks import require_untranslated_sinks
 from seekpoint.worker.import_by_name import load_pipeline
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from seekpoint.errors import TooManyDeadLetters
-from seekpoint.jobs.run import Driver, Tx
 from seekpoint.jobs.staging.consolidate import Coverage, check_dead_letters, coverage
 from seekpoint.jobs.staging.staged_rows import RowsOf, StagedRows
 from seekpoint.jobs.tables.sql_templates import name, names, run
 from seekpoint.jobs.tables.staging_schema import MISSING, Staging, remember_columns, unlogged
 from seekpoint.jobs.tables.targets import Path, PipelineSource, Target, targets
 from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.runs.run import Driver, Tx
 from seekpoint.sinks.catalog import DELETED, LINE
 
 

@@ -12,7 +12,6 @@ from sqlalchemy import Row
 from seekpoint import remedies
 from seekpoint.errors import BatchRefused, ConfigError, RangeLost
 from seekpoint.jobs.reload.open import insert_run, of_rights
-from seekpoint.jobs.run import StagedPosition, Tx, release_groups, this_driver
 from seekpoint.jobs.tables.dependencies import prefix_of
 from seekpoint.jobs.tables.targets import PipelineSource, targets
 from seekpoint.kafka.first_records import first_records
@@ -31,6 +30,7 @@ from seekpoint.pipeline.declared import declared
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.engine import schema_translation
 from seekpoint.records import Partition
+from seekpoint.runs.run import StagedPosition, Tx, release_groups, this_driver
 
 Claims = Mapping[Partition, Claim]
 

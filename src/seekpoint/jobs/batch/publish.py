@@ -16,7 +16,6 @@ from seekpoint.jobs.batch.dedupe import by_sink, folded_path
 from seekpoint.jobs.batch.open import Claims, require_no_held_keys
 from seekpoint.jobs.batch.reprocess import dead_letters_of, keep_run_dead_letters, lock_range
 from seekpoint.jobs.reload.cutover import take_over_dead_letters, took_effect
-from seekpoint.jobs.run import Driver, Step, Tx, release_groups
 from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.staging.staged_rows import NO_VALUES, RowsOf, StagedRows
 from seekpoint.jobs.tables.sql_templates import name, rows
@@ -30,6 +29,7 @@ from seekpoint.ledger.sql import BATCH, GROUPS
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import WentBack
 from seekpoint.records import Partition
+from seekpoint.runs.run import Driver, Step, Tx, release_groups
 from seekpoint.sinks.accumulate.accumulate import Accumulate
 from seekpoint.sinks.accumulate.accumulate_sql import AccumulateSql, looks_at_rows
 from seekpoint.sinks.accumulate.aggregate import SumTarget

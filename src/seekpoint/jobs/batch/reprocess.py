@@ -12,7 +12,6 @@ from sqlalchemy import Row
 from seekpoint.admin.groups import known_group, within
 from seekpoint.errors import BatchRefused, ClusterChanged, TopicRecreated
 from seekpoint.jobs.batch.open import Brokers, insert_batch
-from seekpoint.jobs.run import StagedPosition, Step, Tx
 from seekpoint.jobs.tables.sql_templates import names
 from seekpoint.jobs.tables.sql_templates import run as execute
 from seekpoint.jobs.tables.targets import PipelineSource
@@ -22,6 +21,7 @@ from seekpoint.ledger.sql import BATCH, GROUPS, RELOAD_RUN
 from seekpoint.ledger.tables import dead_letter, reprocess_dead_letter
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.records import Partition
+from seekpoint.runs.run import StagedPosition, Step, Tx
 from seekpoint.sinks.upsert.upsert import Upsert
 from seekpoint.worker.replay.preconditions import check_group
 

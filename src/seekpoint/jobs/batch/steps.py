@@ -12,8 +12,6 @@ from seekpoint.jobs.batch.dedupe import fold
 from seekpoint.jobs.batch.open import Claims
 from seekpoint.jobs.batch.publish import publish, totals
 from seekpoint.jobs.batch.reprocess import RunDeadLetter
-from seekpoint.jobs.manage_runs import Runs
-from seekpoint.jobs.run import Driver, Progress, Step, transaction
 from seekpoint.jobs.staging.consolidate import RANGE, check_topics, stage_missing
 from seekpoint.jobs.staging.stage import Stager, begin_staging
 from seekpoint.jobs.staging.staged_rows import RowsOf, StagedRows
@@ -21,7 +19,9 @@ from seekpoint.jobs.tables.targets import PipelineSource
 from seekpoint.kafka.range_checks import end_epochs
 from seekpoint.postgres.sqlstates import is_data_error
 from seekpoint.records import Partition, one_line
-from seekpoint.worker.replay.dead_letter_admin import portable_value
+from seekpoint.runs.manage_runs import Runs
+from seekpoint.runs.run import Driver, Progress, Step, transaction
+from seekpoint.worker.replay.group_dead_letters import portable_value
 
 ENDS_RUN = (BatchRefused, RangeLost, TopicRecreated, TooManyDeadLetters)  # would recur under another driver
 ROUNDS = 3  # attempts to stage missing ranges before the batch gives up

@@ -12,7 +12,6 @@ from sqlalchemy import URL, Engine
 from seekpoint.errors import ConfigError, RangeLost
 from seekpoint.jobs.export.archive import Archive, manifest_of
 from seekpoint.jobs.export.manifest import LOST, Entry, Tx, Written, holes
-from seekpoint.jobs.run import Progress
 from seekpoint.kafka.first_records import first_records, require_max_records
 from seekpoint.kafka.range_checks import RangeChecks
 from seekpoint.kafka.ranges import Range, check_ranges
@@ -21,6 +20,7 @@ from seekpoint.ledger.admin_actions import operator
 from seekpoint.ledger.positions import Position
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.records import Partition
+from seekpoint.runs.run import Progress
 
 RANGE = 1_000_000  # offsets per file
 FORMATS = ("parquet", "delta")

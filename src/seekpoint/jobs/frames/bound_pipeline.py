@@ -12,7 +12,6 @@ from seekpoint.jobs.frames.declarations import load_spark_pipeline, name_of
 from seekpoint.jobs.frames.inputs import Input, described, exported
 from seekpoint.jobs.frames.records import RecordsSource, columns
 from seekpoint.jobs.frames.table_checks import checked_tables
-from seekpoint.jobs.run import transaction
 from seekpoint.jobs.spark.session import require_this_python
 from seekpoint.jobs.spark.settings import Env, portable, require_no_secret, resolved
 from seekpoint.jobs.spark.task import task_plan
@@ -20,6 +19,7 @@ from seekpoint.jobs.tables.targets import PipelineSource
 from seekpoint.ledger.schema_revision import check
 from seekpoint.pipeline.frames import SparkPipeline
 from seekpoint.postgres.engine import postgres_engine
+from seekpoint.runs.run import transaction
 
 
 class BoundPipeline:

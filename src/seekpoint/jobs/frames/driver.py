@@ -27,7 +27,6 @@ from seekpoint.jobs.frames.under_claims import (
     require_reached,
     shown_ranges,
 )
-from seekpoint.jobs.run import transaction
 from seekpoint.jobs.spark.settings import Env
 from seekpoint.jobs.spark.task import is_trouble
 from seekpoint.kafka.first_records import first_bytes, sampled_sizes
@@ -39,6 +38,7 @@ from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import schema_translation
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import Partition
+from seekpoint.runs.run import transaction
 
 
 class FrameDriver:

@@ -19,7 +19,6 @@ from seekpoint.jobs.frames.frame_rows import FrameRows, StagedFrame
 from seekpoint.jobs.frames.inputs import exported, tasks_of
 from seekpoint.jobs.frames.records import RecordsSource
 from seekpoint.jobs.frames.rows import RowsPlan, attempts, consumed, written
-from seekpoint.jobs.run import Run, transaction
 from seekpoint.jobs.spark.job import EXECUTOR_TIMEOUT, Executors, SparkJob
 from seekpoint.jobs.spark.session import slots_of
 from seekpoint.jobs.spark.settings import carried_range
@@ -31,6 +30,7 @@ from seekpoint.jobs.tables.targets import PipelineSource, targets
 from seekpoint.kafka.ranges import MOST_OFFSETS, Range, split_ranges
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import Partition, one_line
+from seekpoint.runs.run import Run, transaction
 from seekpoint.sinks.accumulate.accumulate import Accumulate
 
 logger = logging.getLogger(__name__)

@@ -37,7 +37,6 @@ from pyspark.sql.types import (
 from sqlalchemy import Connection, Engine, text
 
 from seekpoint.errors import ConfigError
-from seekpoint.jobs.run import REPEATABLE_READ, transaction
 from seekpoint.jobs.spark.columns import ROWS
 from seekpoint.jobs.spark.data_sources import Plan, TaskSource
 from seekpoint.jobs.spark.session import slots_of
@@ -47,6 +46,7 @@ from seekpoint.ledger.schema_connection import SchemaConnection
 from seekpoint.ledger.sql import RELOAD_RUN
 from seekpoint.postgres.sqlstates import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
 from seekpoint.records import one_line
+from seekpoint.runs.run import REPEATABLE_READ, transaction
 from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.copy import driver_of
 

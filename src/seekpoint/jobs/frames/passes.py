@@ -18,7 +18,6 @@ from seekpoint.jobs.frames.frame_stager import FrameStager
 from seekpoint.jobs.reload.compare import Report, prepare
 from seekpoint.jobs.reload.cutover_limits import Budget
 from seekpoint.jobs.reload.reload import SMALL
-from seekpoint.jobs.run import Driver, Progress, Step, transaction
 from seekpoint.jobs.staging.consolidate import check_topics, make_all_indexes
 from seekpoint.jobs.staging.constraint_rejects import make_unique_indexes
 from seekpoint.jobs.staging.distance import CatchUpProgress, distance, positions_up_to
@@ -32,6 +31,7 @@ from seekpoint.kafka.ranges import Range
 from seekpoint.ledger.sql import RELOAD_RUN
 from seekpoint.ledger.tables import dead_letter, reload_staged
 from seekpoint.records import Partition, State
+from seekpoint.runs.run import Driver, Progress, Step, transaction
 
 MAX_COMPARISONS = 3  # comparisons without a lock: they fail if the group's positions move meanwhile
 MAX_OFFSETS = 1_000_000  # offsets per partition and pass: Spark caches the records if several frames read them

@@ -20,7 +20,6 @@ from seekpoint.jobs.export.files import columns_of, in_batches
 from seekpoint.jobs.frames.columns import ARROW, SCHEMA, kinds_of, spark_column
 from seekpoint.jobs.frames.declarations import load_spark_pipeline
 from seekpoint.jobs.frames.plan import RECORDS
-from seekpoint.jobs.run import transaction
 from seekpoint.jobs.spark.columns import ROWS
 from seekpoint.jobs.spark.data_sources import Plan, TaskSource
 from seekpoint.jobs.spark.pipeline_import import import_pipeline
@@ -48,6 +47,7 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import OnPoison
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import AnyRecord, Cause, NewDeadLetter, RawRecord
+from seekpoint.runs.run import transaction
 from seekpoint.worker.decode import decode_record
 from seekpoint.worker.failed import Failed
 

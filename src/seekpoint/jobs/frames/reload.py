@@ -10,7 +10,6 @@ from uuid import UUID
 
 from seekpoint.errors import ConfigError, FrameFailed, required
 from seekpoint.jobs.frames.reload_plan import ReloadPlan, planned
-from seekpoint.jobs.manage_runs import Runs
 from seekpoint.jobs.reload.bounded_cut_over import BoundedCutOver
 from seekpoint.jobs.reload.compare import Report
 from seekpoint.jobs.reload.cutover import CutOver
@@ -18,7 +17,6 @@ from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, Bounds
 from seekpoint.jobs.reload.open import open_run, require_strategy
 from seekpoint.jobs.reload.reload import ENDS_RUN, refusal
 from seekpoint.jobs.reload.take_over import require_its_versions, take_over
-from seekpoint.jobs.run import Driver, Progress, Run
 from seekpoint.jobs.spark.settings import Env
 from seekpoint.jobs.staging.consolidate import check_topics
 from seekpoint.jobs.staging.stage import begin_staging
@@ -28,6 +26,8 @@ from seekpoint.ledger.admin_actions import operator
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.frames import SparkPipeline
 from seekpoint.pipeline.policy import Limits
+from seekpoint.runs.manage_runs import Runs
+from seekpoint.runs.run import Driver, Progress, Run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.manage_runs import Runs
 from seekpoint.jobs.reload.cutover_limits import Bounds
 from seekpoint.jobs.reload.open import checked, of_runs, require_strategy
-from seekpoint.jobs.run import transaction
 from seekpoint.jobs.tables.dependencies import notes
 from seekpoint.ledger.sql import GROUPS
 from seekpoint.records import Partition
+from seekpoint.runs.manage_runs import Runs
+from seekpoint.runs.run import transaction
 from seekpoint.sinks.catalog import quoted
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from pyspark.sql.types import DataType
 
 from seekpoint.errors import FrameFailed
 from seekpoint.jobs.frames.spark_types import exact, misfits
-from seekpoint.jobs.run import Tx, transaction
 from seekpoint.jobs.spark.task import task
 from seekpoint.jobs.staging.stage import FRAMES_STAGING, require_staging, staging_run
 from seekpoint.jobs.staging.task_errors import ENDS_STAGING, error_as_text, error_of
@@ -32,6 +31,7 @@ from seekpoint.jobs.tables.staging_schema import LINE, OFFSET, PLACE, Staging
 from seekpoint.jobs.tables.sums import make_added
 from seekpoint.pipeline.sink import RowRefused
 from seekpoint.records import one_line
+from seekpoint.runs.run import Tx, transaction
 from seekpoint.sinks.arrow.copy import ArrowCopies, open_copies
 from seekpoint.sinks.base import ORIGINS
 from seekpoint.sinks.column_type import ColumnType, ColumnTypes

@@ -42,7 +42,6 @@ from seekpoint.jobs.frames.under_claims import (
     require_reached,
     shown_ranges,
 )
-from seekpoint.jobs.run import Driver, Run, Tx, transaction
 from seekpoint.jobs.spark.micro_batch import STREAM, take_plan
 from seekpoint.jobs.spark.settings import resolved
 from seekpoint.jobs.spark.sink_options import SinkOptions, sink_options
@@ -68,6 +67,7 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine, schema_translation
 from seekpoint.records import Partition
+from seekpoint.runs.run import Driver, Run, Tx, transaction
 from seekpoint.sinks import Append, Upsert
 from seekpoint.sinks.base import ORIGINS
 

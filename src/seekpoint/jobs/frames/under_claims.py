@@ -27,8 +27,6 @@ from seekpoint.errors import (
 )
 from seekpoint.jobs.batch.open import Brokers, Claims, insert_batch
 from seekpoint.jobs.batch.steps import ENDS_RUN, BatchSteps, refusal
-from seekpoint.jobs.manage_runs import Runs
-from seekpoint.jobs.run import Driver, StagedPosition, how_it_ended, run_of, transaction
 from seekpoint.jobs.tables.targets import PipelineSource
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Claim, Ledger, StartOffsets
@@ -40,6 +38,8 @@ from seekpoint.pipeline.declared import declared_sums
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.sqlstates import is_data_error
 from seekpoint.records import Partition, notes, one_line
+from seekpoint.runs.manage_runs import Runs
+from seekpoint.runs.run import Driver, StagedPosition, how_it_ended, run_of, transaction
 
 logger = logging.getLogger(__name__)
 

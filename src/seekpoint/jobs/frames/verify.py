@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from seekpoint.errors import ConfigError, FrameFailed
 from seekpoint.jobs.frames.reload import bound_pipeline
-from seekpoint.jobs.manage_runs import Runs, ending
 from seekpoint.jobs.reload.compare import Report
 from seekpoint.jobs.reload.cutover_limits import Bounds
 from seekpoint.jobs.reload.open import open_run
 from seekpoint.jobs.reload.reload import ENDS_RUN, refusal
-from seekpoint.jobs.run import Progress
 from seekpoint.jobs.spark.settings import Env
 from seekpoint.jobs.staging.stage import begin_staging
 from seekpoint.ledger.admin_actions import operator
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.frames import SparkPipeline
 from seekpoint.pipeline.policy import Limits
+from seekpoint.runs.manage_runs import Runs, ending
+from seekpoint.runs.run import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ from seekpoint.jobs.reload.cutover import CutOver, PublishedPasses, changes_noth
 from seekpoint.jobs.reload.cutover_limits import Bounds, Budget, Plan
 from seekpoint.jobs.reload.merge import warm
 from seekpoint.jobs.reload.merge_preconditions import forecast, require_allowed, require_no_extra
-from seekpoint.jobs.run import Driver, Progress
+from seekpoint.runs.run import Driver, Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ from sqlalchemy import Row, delete
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.reload.rewind import Rewind, ending_at
-from seekpoint.jobs.run import Driver, StagedPosition, Step
 from seekpoint.jobs.staging.distance import key_of, positions_up_to
 from seekpoint.jobs.staging.savepoints import RecordWriter
 from seekpoint.jobs.staging.stage import edits_within, keep_dead_letters, leave_out, left_out_of, with_edits
@@ -24,6 +23,7 @@ from seekpoint.ledger.sql import DEAD_LETTERS
 from seekpoint.ledger.tables import LARGEST_BIGINT, dead_letter
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import Partition, RawRecord, State
+from seekpoint.runs.run import Driver, StagedPosition, Step
 from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.dedupe import Deleted, Truncated

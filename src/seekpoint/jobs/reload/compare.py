@@ -10,12 +10,12 @@ from psycopg import sql as ident
 from psycopg.types.json import Jsonb
 from sqlalchemy import Row, func, select
 
-from seekpoint.jobs.run import REPEATABLE_READ, Driver, Step, Tx
 from seekpoint.jobs.tables.sql_templates import Composable, composed, names
 from seekpoint.jobs.tables.staging_schema import Staging, StagingTables
 from seekpoint.jobs.tables.sums import different
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.ledger.sql import RELOAD_RUN
+from seekpoint.runs.run import REPEATABLE_READ, Driver, Step, Tx
 
 SAMPLES = 20  # sample rows of each kind
 VALUE = 1_000  # characters of a value in a sample

@@ -22,7 +22,6 @@ from seekpoint.jobs.reload.merge import merge
 from seekpoint.jobs.reload.merge_preconditions import allow_wait, others
 from seekpoint.jobs.reload.publish import swap
 from seekpoint.jobs.reload.rewind import Rewind
-from seekpoint.jobs.run import Driver, Run, Step, Tx, how_it_ended, run_of, transaction
 from seekpoint.jobs.tables.sql_templates import composed, names, run
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import PipelineSource
@@ -39,6 +38,7 @@ from seekpoint.postgres.sqlstates import (
     sqlstate,
     was_interrupted,
 )
+from seekpoint.runs.run import Driver, Run, Step, Tx, how_it_ended, run_of, transaction
 
 IDLE = 3.0  # seconds that the brokers may send nothing while all workers wait
 LONG_TRIES = 5  # attempts that exceed the workers' maximum wait, before the cut-over is refused

@@ -17,12 +17,12 @@ from seekpoint.jobs.reload.cutover_limits import Budget, Plan
 from seekpoint.jobs.reload.merge_check import MergeCheck
 from seekpoint.jobs.reload.merge_exchange import exchange
 from seekpoint.jobs.reload.merge_preconditions import lost, of_deletes, reaches
-from seekpoint.jobs.run import SHORT_LOCK_WAIT, Driver, Step
 from seekpoint.jobs.tables.constraints import foreign_keys
 from seekpoint.jobs.tables.sql_templates import Part, composed, names, regclass, run
 from seekpoint.jobs.tables.staging_schema import Staging, StagingTables, same_key
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.postgres.sqlstates import is_transient
+from seekpoint.runs.run import SHORT_LOCK_WAIT, Driver, Step
 
 FEW = 5  # index look-ups are used for a difference of less than a fifth of the table
 WARM = 16  # pages of a difference, about a thousand keys, that are read and locked at a time

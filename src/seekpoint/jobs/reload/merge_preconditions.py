@@ -11,11 +11,11 @@ from psycopg import sql as ident
 from seekpoint.errors import CutOverRefused, ReloadRefused
 from seekpoint.jobs.reload.compare import DIFFERENT_KEY, Difference, differing, distinct
 from seekpoint.jobs.reload.cutover_limits import Bounds
-from seekpoint.jobs.run import Driver, Tx
 from seekpoint.jobs.tables.dependencies import MERGE, of_inheritance, referencing, ties
 from seekpoint.jobs.tables.sql_templates import Part, composed, names
 from seekpoint.jobs.tables.staging_schema import Staging, StagingTables
 from seekpoint.jobs.tables.targets import Target
+from seekpoint.runs.run import Driver, Tx
 
 SAMPLE = 20_000  # rows that are written to measure the rate
 FEW = 100  # fewer changes are not worth a measurement

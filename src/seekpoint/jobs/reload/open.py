@@ -10,12 +10,10 @@ from sqlalchemy import Connection, Row, text
 
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.jobs.export import Archive
-from seekpoint.jobs.manage_runs import Runs
 from seekpoint.jobs.reload.cutover_limits import Bounds
 from seekpoint.jobs.reload.merge_check import hides_rows
 from seekpoint.jobs.reload.rewind import ending_at
 from seekpoint.jobs.reload.wait_at_opening import of_wait
-from seekpoint.jobs.run import REPEATABLE_READ, Driver, Tx, position_of, run_of, this_driver, transaction
 from seekpoint.jobs.staging.compaction import of_compaction
 from seekpoint.jobs.staging.distance import Key, beyond
 from seekpoint.jobs.tables.dependencies import notes, of_inheritance, prefix_of, ties, unidentified
@@ -26,6 +24,8 @@ from seekpoint.ledger.schema_revision import check
 from seekpoint.ledger.sql import DEAD_LETTERS, GROUPS, RELOAD_RUN, STATUS
 from seekpoint.ledger.tables import BATCHES, FRAMES_MARK, PUBLISHING, is_of_frames
 from seekpoint.records import Partition, storable
+from seekpoint.runs.manage_runs import Runs
+from seekpoint.runs.run import REPEATABLE_READ, Driver, Tx, position_of, run_of, this_driver, transaction
 
 
 def require_strategy(strategy: str) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 from sqlalchemy import Connection, Row, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.run import SHORT_LOCK_WAIT, Tx
 from seekpoint.jobs.tables.carry import carried, lock_views
 from seekpoint.jobs.tables.create_like import draw_from_live
 from seekpoint.jobs.tables.dependencies import ties
@@ -16,6 +15,7 @@ from seekpoint.jobs.tables.indexes import indexes
 from seekpoint.jobs.tables.sql_templates import run
 from seekpoint.jobs.tables.staging_schema import Staging, comment
 from seekpoint.jobs.tables.targets import Target
+from seekpoint.runs.run import SHORT_LOCK_WAIT, Tx
 from seekpoint.sinks.catalog import quoted
 
 

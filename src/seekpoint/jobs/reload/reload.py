@@ -14,7 +14,6 @@ from seekpoint.admin.attribution import Attribution
 from seekpoint.backoff import retried
 from seekpoint.errors import ConfigError, RangeLost, ReloadRefused, TopicRecreated
 from seekpoint.jobs.export import Archive
-from seekpoint.jobs.manage_runs import Runs, drop_attempts, ending
 from seekpoint.jobs.reload.bounded_cut_over import BoundedCutOver
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.compare import Report, prepare
@@ -23,7 +22,6 @@ from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT, Bounds
 from seekpoint.jobs.reload.open import open_run, require_strategy
 from seekpoint.jobs.reload.rewind import Rewind
 from seekpoint.jobs.reload.take_over import require_its_versions, take_over
-from seekpoint.jobs.run import REPEATABLE_READ, Driver, Progress, Run, transaction
 from seekpoint.jobs.staging.consolidate import RANGE, check_topics, consolidate, index, require_width, stage_missing
 from seekpoint.jobs.staging.distance import CatchUpProgress, distance
 from seekpoint.jobs.staging.local_stager import LocalStager
@@ -36,6 +34,8 @@ from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import is_conflict, is_data_error
 from seekpoint.records import one_line
+from seekpoint.runs.manage_runs import Runs, drop_attempts, ending
+from seekpoint.runs.run import REPEATABLE_READ, Driver, Progress, Run, transaction
 from seekpoint.worker.engine_checks import require_untranslated_sinks
 
 LARGE = 200_000  # offsets per partition and pass: a pass holds a snapshot, which delays vacuum

@@ -13,12 +13,12 @@ from seekpoint.admin import ResetDone, ResetPlan
 from seekpoint.admin.apply_resets import reset_rebuilt
 from seekpoint.admin.attribution import Attribution
 from seekpoint.errors import ConfigError
-from seekpoint.jobs.run import Step, Tx
 from seekpoint.jobs.staging.distance import Key, key_of
 from seekpoint.jobs.tables.targets import PipelineSource, Target, resolve
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import GROUPS
 from seekpoint.records import Partition
+from seekpoint.runs.run import Step, Tx
 
 
 @dataclass(slots=True)

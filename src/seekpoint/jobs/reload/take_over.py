@@ -7,13 +7,13 @@ from typing import Any
 from uuid import UUID
 
 from seekpoint.errors import ConfigError
-from seekpoint.jobs.manage_runs import Runs
-from seekpoint.jobs.run import Driver, Run, transaction
 from seekpoint.jobs.staging.stage import require_code
 from seekpoint.jobs.tables.dependencies import notes
 from seekpoint.jobs.tables.targets import PipelineSource, targets
 from seekpoint.kafka.range_checks import require_known
 from seekpoint.ledger.tables import BATCHES
+from seekpoint.runs.manage_runs import Runs
+from seekpoint.runs.run import Driver, Run, transaction
 
 
 def take_over(

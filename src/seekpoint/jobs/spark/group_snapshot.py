@@ -12,7 +12,6 @@ from datetime import datetime
 
 from seekpoint.admin.samples import positions_at
 from seekpoint.jobs.export.export import in_topics
-from seekpoint.jobs.run import REPEATABLE_READ, transaction
 from seekpoint.jobs.staging.lost_ranges import Span
 from seekpoint.jobs.staging.stage import dead_letters_within, edits_within, lost_within
 from seekpoint.ledger import Ledger
@@ -22,6 +21,7 @@ from seekpoint.ledger.schema_revision import check
 from seekpoint.ledger.sql import GROUPS
 from seekpoint.ledger.tables import LARGEST_BIGINT
 from seekpoint.records import Partition
+from seekpoint.runs.run import REPEATABLE_READ, transaction
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from typing import Any
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from seekpoint.errors import ConfigError
-from seekpoint.jobs.run import transaction
 from seekpoint.jobs.spark.settings import Env
 from seekpoint.jobs.spark.source_options import ledger_options
 from seekpoint.ledger.sql import SPARK, Query
 from seekpoint.postgres.engine import postgres_engine
+from seekpoint.runs.run import transaction
 
 FETCH_ROWS = 1_000  # rows in memory
 

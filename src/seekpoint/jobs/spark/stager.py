@@ -14,7 +14,6 @@ from uuid import uuid4
 from sqlalchemy import Engine
 
 from seekpoint.errors import ConfigError, SeekpointError, required
-from seekpoint.jobs.run import Run, transaction
 from seekpoint.jobs.spark.job import EXECUTOR_TIMEOUT, Executors, SparkJob
 from seekpoint.jobs.spark.session import require_this_python, slots_of
 from seekpoint.jobs.spark.settings import Env, carried_range, portable, require_no_secret
@@ -24,6 +23,7 @@ from seekpoint.jobs.staging.task_errors import task_errors
 from seekpoint.kafka.ranges import LEAST_OFFSETS, MOST_OFFSETS, task_size
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.postgres.engine import postgres_engine
+from seekpoint.runs.run import Run, transaction
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

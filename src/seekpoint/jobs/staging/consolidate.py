@@ -12,7 +12,6 @@ from psycopg import sql as ident
 from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError, ReloadRefused
-from seekpoint.jobs.run import Driver, Progress, Run, StagedPosition, Step, Tx
 from seekpoint.jobs.staging.constraint_rejects import Rejects, refused_records
 from seekpoint.jobs.staging.distance import require_topics
 from seekpoint.jobs.staging.stage import Staged, Stager, Task, all_staged
@@ -26,6 +25,7 @@ from seekpoint.jobs.tables.targets import PipelineSource, Target, targets
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.records import Partition
+from seekpoint.runs.run import Driver, Progress, Run, StagedPosition, Step, Tx
 
 RANGE = 300_000  # records per task: with fewer, connections cost more than the better balance gains
 

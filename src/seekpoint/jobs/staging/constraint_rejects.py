@@ -12,7 +12,6 @@ from sqlalchemy import Engine, select
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.export import ArchivedReader
-from seekpoint.jobs.run import StagedPosition, Step, Tx
 from seekpoint.jobs.staging.savepoints import dead_letter_of
 from seekpoint.jobs.staging.stage import keep_dead_letters, left_out_of
 from seekpoint.jobs.tables.constraints import ForeignKey, breaks, references, uniques
@@ -21,6 +20,7 @@ from seekpoint.jobs.tables.staging_schema import LINE, OFFSET, PLACE, Staging, o
 from seekpoint.jobs.tables.targets import Path, PipelineSource, Target
 from seekpoint.kafka.ranges import Range
 from seekpoint.records import BLOCKED_BY_KEY, Cause, NewDeadLetter, Partition, RawRecord, State
+from seekpoint.runs.run import StagedPosition, Step, Tx
 from seekpoint.worker.failed import Failed
 
 BLOCKED_AT_ONCE = 1_000  # records inserted at a time

@@ -10,10 +10,10 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.run import StagedPosition, Step, position_of
 from seekpoint.jobs.tables.targets import PipelineSource
 from seekpoint.kafka.ranges import topic_ids
 from seekpoint.records import Partition
+from seekpoint.runs.run import StagedPosition, Step, position_of
 
 STUCK = 10  # consecutive passes that did not shrink
 

@@ -14,12 +14,12 @@ from typing import Any
 from sqlalchemy import Engine
 
 from seekpoint.errors import ConfigError
-from seekpoint.jobs.run import Run
 from seekpoint.jobs.staging.stage import Staged, Task, stage_range
 from seekpoint.jobs.staging.task_errors import ENDS_STAGING, error_as_text, error_of
 from seekpoint.jobs.tables.targets import PipelineSource
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.records import one_line
+from seekpoint.runs.run import Run
 from seekpoint.worker.import_by_name import load_pipeline
 
 

@@ -17,7 +17,6 @@ from sqlalchemy.dialects import postgresql
 
 from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.export import ArchivedReader
-from seekpoint.jobs.run import CRASH_CHECK, Driver, Run, Tx, run_of, transaction
 from seekpoint.jobs.staging.attempt_tables import attempt_sinks
 from seekpoint.jobs.staging.lost_ranges import Lost, Reset, Span, not_applied
 from seekpoint.jobs.staging.savepoints import LeftOut, RecordWriter, WriteResult, nothing_left_out
@@ -36,6 +35,7 @@ from seekpoint.pipeline.sink import RowRefused
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.postgres.sqlstates import is_data_error
 from seekpoint.records import NewDeadLetter, Partition, RawRecord
+from seekpoint.runs.run import CRASH_CHECK, Driver, Run, Tx, run_of, transaction
 
 Ranges = Mapping[Partition, tuple[UUID, int, int]]
 """Topic id, first offset, and the offset after the last."""

@@ -21,11 +21,11 @@ from seekpoint.errors import (
     SeekpointError,
     TopicRecreated,
 )
-from seekpoint.jobs.run import Tx, transaction
 from seekpoint.jobs.tables.sql_templates import rows, run
 from seekpoint.jobs.tables.staging_schema import is_there, unlogged
 from seekpoint.ledger.sql import RELOAD_RUN
 from seekpoint.records import Partition
+from seekpoint.runs.run import Tx, transaction
 
 #: Errors that would recur in a retry of the task. The driver decides whether one also ends the run: a damaged file,
 #: for example, can be restored.

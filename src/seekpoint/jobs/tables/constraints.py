@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from psycopg import sql as ident
 from sqlalchemy import Connection, text
 
-from seekpoint.jobs.run import values_of
 from seekpoint.jobs.tables.indexes import Index, indexes
 from seekpoint.jobs.tables.sql_templates import Composable, composed, rows, run
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.runs.run import values_of
 from seekpoint.sinks.base import ORIGINS
 from seekpoint.sinks.catalog import quoted
 

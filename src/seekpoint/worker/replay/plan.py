@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters, Where, rank
-from seekpoint.worker.replay.dead_letter_admin import chosen_dead_letters, without_payload
+from seekpoint.worker.replay.group_dead_letters import chosen_dead_letters, without_payload
 from seekpoint.worker.replay.preconditions import not_first_of_key
 
 Key = tuple[str, int, UUID, bytes]  # of one partition, under one topic id

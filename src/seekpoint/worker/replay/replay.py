@@ -22,9 +22,9 @@ from seekpoint.postgres.session import Session
 from seekpoint.records import storable
 from seekpoint.worker.async_handler import callable_handler
 from seekpoint.worker.engine_checks import require_engine
-from seekpoint.worker.replay.dead_letter_admin import (
+from seekpoint.worker.replay.group_dead_letters import (
     Chosen,
-    DeadLetterAdmin,
+    GroupDeadLetters,
     chosen_dead_letters,
     open_at,
     without_payload,
@@ -58,8 +58,8 @@ class Summary:
         return not self.failed and not self.refused
 
 
-class DeadLetterReplay(DeadLetterAdmin):
-    """Replays the dead letters of a pipeline's group with that pipeline.
+class ReplayableDeadLetters(GroupDeadLetters):
+    """Replays the dead letters of a pipeline's group with that pipeline, of :meth:`seekpoint.admin.Admin.dead_letters`.
 
     A dead letter is applied as a worker applies a batch of one record, in one durable transaction that also closes
     it, with actor and reason. Its partition's row is locked first, so it is applied once: a worker's batch, a rewind
@@ -87,10 +87,10 @@ class DeadLetterReplay(DeadLetterAdmin):
     ) -> None:
         require_no_frames(pipeline)
         if not isinstance(pipeline, Pipeline):
-            raise ConfigError(f"DeadLetterReplay needs a Pipeline, got {type(pipeline).__name__}")
+            raise ConfigError(f"dead_letters() takes a group's name or its Pipeline, got a {type(pipeline).__name__}")
         require_engine(pipeline, engine)
         super().__init__(engine, pipeline.group, schema=schema, actor=actor, limits=limits)
-        self.pipeline, self.while_paused = pipeline.taken().require_names("DeadLetterReplay"), while_paused
+        self.pipeline, self.while_paused = pipeline.taken().require_names("a replay"), while_paused
 
     def plan(self, chosen: Chosen = Where()) -> tuple[Planned, ...]:  # noqa: B008 -- immutable
         """What a replay of these dead letters would do, in replay order; changes nothing.
@@ -139,8 +139,8 @@ class DeadLetterReplay(DeadLetterAdmin):
         that are added meanwhile are not replayed, except those of a blocked key. ``progress`` is called after each
         with its outcome, the number done, and the number known.
 
-        Raises errors that end the whole replay (see :class:`DeadLetterReplay`); dead letters applied before that stay
-        applied, and a note of the error counts them.
+        Raises errors that end the whole replay (see :class:`ReplayableDeadLetters`); dead letters applied before that
+        stay applied, and a note of the error counts them.
         """
         planned = self.plan(chosen)
         refusals = [

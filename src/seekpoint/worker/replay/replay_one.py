@@ -23,7 +23,7 @@ from seekpoint.records import Cause, Failure, Span, State
 from seekpoint.worker.async_handler import Call
 from seekpoint.worker.decode import decode_record
 from seekpoint.worker.failed import Failed
-from seekpoint.worker.replay.dead_letter_admin import open_at, retry_locked, without_payload
+from seekpoint.worker.replay.group_dead_letters import open_at, retry_locked, without_payload
 from seekpoint.worker.replay.preconditions import (
     check_group,
     check_topic,

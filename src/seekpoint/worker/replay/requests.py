@@ -19,7 +19,7 @@ from seekpoint.postgres.session import ConnectionSocket, Session
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_timeout, is_transient, sqlstate
 from seekpoint.records import one_line, storable
 from seekpoint.worker.async_handler import Call
-from seekpoint.worker.replay.dead_letter_admin import open_at
+from seekpoint.worker.replay.group_dead_letters import open_at
 from seekpoint.worker.replay.replay_one import Replayer
 from seekpoint.worker.waiting import Stopwatch, waiting
 

@@ -108,8 +108,10 @@ class Edited:
     refusal: str | None = None
 
 
-class DeadLetterAdmin:
-    """The dead letters of one group. Each change is one durable transaction, with actor and reason.
+class GroupDeadLetters:
+    """The dead letters of one group, from :meth:`seekpoint.admin.Admin.dead_letters`.
+
+    Each change is one durable transaction, with actor and reason.
 
     ``engine`` is a SQLAlchemy ``Engine`` or URL on ``postgresql+psycopg``; ``actor`` is who makes changes (by default
     the operating system's user). The constructor does no I/O. A change waits at most ``Limits.transaction_age`` seconds

@@ -14,7 +14,14 @@ from sqlalchemy import URL, Engine, Row, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, ReloadOver
-from seekpoint.jobs.run import (
+from seekpoint.ledger.schema_revision import check
+from seekpoint.ledger.sql import RELOAD_RUN
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.postgres.sqlstates import DEPENDENT_OBJECTS_STILL_EXIST, UNDEFINED_TABLE, is_transient, sqlstate
+from seekpoint.records import add_note, one_line, storable
+from seekpoint.runs.run import (
     SHORT_LOCK_WAIT,
     Driver,
     Run,
@@ -26,19 +33,11 @@ from seekpoint.jobs.run import (
     this_driver,
     transaction,
 )
-from seekpoint.jobs.tables.sql_templates import composed
-from seekpoint.ledger.schema_revision import check
-from seekpoint.ledger.sql import RELOAD_RUN
-from seekpoint.ledger.tables import DEFAULT_SCHEMA
-from seekpoint.pipeline.policy import Limits
-from seekpoint.postgres.engine import postgres_engine
-from seekpoint.postgres.sqlstates import DEPENDENT_OBJECTS_STILL_EXIST, UNDEFINED_TABLE, is_transient, sqlstate
-from seekpoint.records import add_note, one_line, storable
 from seekpoint.sinks.copy import driver_of
 
 
 class Runs:
-    """The runs of one ledger: list them, take one over, abort, and sweep."""
+    """The runs of one ledger, of :attr:`seekpoint.admin.Admin.runs`: list them, take one over, abort, and sweep."""
 
     def __init__(self, engine: Engine | URL | str, schema: str = DEFAULT_SCHEMA, limits: Limits | None = None) -> None:
         self.engine, self.schema, self.limits = postgres_engine(engine), schema, limits or Limits()
@@ -130,7 +129,10 @@ _FUNCTIONS = text(
     "SELECT CAST(CAST(p.oid AS regprocedure) AS text) FROM pg_proc p "
     "WHERE p.pronamespace = to_regnamespace(quote_ident(:schema)) ORDER BY p.proname"
 )
-_DROP_TABLE = "DROP TABLE IF EXISTS {table}"
+
+
+def _drop_table(run: Run, table: str) -> ident.Composed:
+    return ident.SQL("DROP TABLE IF EXISTS {}").format(ident.Identifier(run.staging_schema, table))
 
 
 def sweep(engine: Engine, schema: str, run: Run) -> bool:
@@ -143,9 +145,9 @@ def sweep(engine: Engine, schema: str, run: Run) -> bool:
     with transaction(engine, schema) as tx:
         tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()
         functions = tx.connection.execute(_FUNCTIONS, {"schema": run.staging_schema}).scalars().all()
-    commands = [composed(_DROP_TABLE, table=(run.staging_schema, table)) for table in tables]
-    commands += [composed("DROP FUNCTION IF EXISTS {it}", it=ident.SQL(function)) for function in functions]
-    commands.append(composed("DROP SCHEMA IF EXISTS {schema}", schema=(run.staging_schema,)))
+    commands = [_drop_table(run, table) for table in tables]
+    commands += [ident.SQL("DROP FUNCTION IF EXISTS {}").format(ident.SQL(function)) for function in functions]
+    commands.append(ident.SQL("DROP SCHEMA IF EXISTS {}").format(ident.Identifier(run.staging_schema)))
     if not all([_run(engine, schema, command) for command in commands]):  # noqa: C419 -- try each of them
         return False
     with transaction(engine, schema) as tx:
@@ -160,7 +162,7 @@ def drop_attempts(engine: Engine, schema: str, run: Run) -> None:
         tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()
     for table in tables:
         if table.startswith(tuple(f"{attempt}_" for attempt in attempts)):
-            _run(engine, schema, composed(_DROP_TABLE, table=(run.staging_schema, table)))
+            _run(engine, schema, _drop_table(run, table))
 
 
 def _run(engine: Engine, schema: str, command: ident.Composed) -> bool:

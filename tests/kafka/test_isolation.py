@@ -185,6 +185,30 @@ def test_a_transaction_that_is_ended_by_its_age_says_so_however_it_is_noticed(
 
 
 @pytest.mark.long
+def test_a_single_attempt_that_is_ended_by_its_age_says_so_though_the_handler_wraps_the_error(
+    worker_group: WorkerGroup, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, tries = worker_group.topic(), list[int]()
+
+    def handle(tx: Connection, batch: Batch[str, Any]) -> None:
+        worker_group.record_table.enter(tx, batch)
+        tries.append(len(batch))
+        if len(tries) == 1:
+            raise LookupError("not yet")
+        if len(tries) == 2:
+            error_is_wrapped(worker_group, tx)
+
+    stored = worker_group.produce(name, 1)
+    retry = Retry(attempts=9, wait_initial=0.05, jitter=0)
+    pipeline = worker_group.pipeline(name, handle=handle, retry=retry)
+    run = worker_group.worker(pipeline, **fixed(name, limits=Limits(transaction_age=1.5)))
+    run.finish(name, 1)
+    worker_group.record_table.assert_holds(name, stored)
+    expected = "s for 1 record, and the limit is 1.5 s: raise Limits(transaction_age=...), or make the handler faster"
+    assert any(expected in record.getMessage() for record in caplog.records), caplog.text
+
+
+@pytest.mark.long
 def test_a_slow_handler_with_a_backlog_commits(worker_group: WorkerGroup) -> None:
     """All of it in one transaction would be ended by its age each time."""
     name, stored = worker_group.log(400)

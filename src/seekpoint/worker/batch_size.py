@@ -7,6 +7,7 @@ from dataclasses import replace
 from seekpoint.errors import Fenced
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.sqlstates import connection_lost, is_ended_by_age
+from seekpoint.records import numbered
 
 FIRST = 500  # records of a handler's first transaction: Kafka's max.poll.records
 GROWTH = 2  # from one transaction to the next, at most
@@ -47,14 +48,15 @@ class BatchSize:
     def note(self, records: int, seconds: float) -> str:
         """The note for the error of a transaction that was ended by its age; call it after :meth:`ended`."""
         age = self._configured.transaction_age
-        took = f"the transaction had taken {seconds:.1f} s for {records:,} records, and the limit is {age:g} s"
+        count = numbered(records, "record")
+        took = f"the transaction had taken {seconds:.1f} s for {count}, and the limit is {age:g} s"
         if not self.adapts:
             return f"{took}: lower Limits(batch_records=...), or raise Limits(transaction_age=...)"
         if records <= 1:
             return f"{took}: raise Limits(transaction_age=...), or make the handler faster for this record"
         return (
-            f"{took}: the next one has at most {self.records:,} records, and later ones about as many as take "
-            f"{self._configured.transaction_target:g} s (Limits(transaction_target=...))"
+            f"{took}: the next one has at most {numbered(self.records, 'record')}, and later ones about as many as "
+            f"take {self._configured.transaction_target:g} s (Limits(transaction_target=...))"
         )
 
     def _take(self, records: int) -> None:

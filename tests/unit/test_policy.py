@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from seekpoint import Ledger, Limits, Retry, StartAt
 from seekpoint.backoff import Backoff
@@ -200,6 +201,14 @@ def test_an_error_without_an_sqlstate_is_a_lost_connection(kind: type[psycopg.Er
     assert is_transient(kind("the connection is lost"))
     assert connection_lost(DBAPIError("statement", {}, kind("the connection is lost")))
     assert not is_data_error(kind("the connection is lost"))
+
+
+def test_a_pool_without_a_free_connection_passes_and_nothing_was_sent() -> None:
+    """A job or a replay waits for connections of the application's pool; no COMMIT of it is in doubt."""
+    error = PoolTimeout("QueuePool limit of size 1 overflow 0 reached")
+    assert is_transient(error)
+    assert not connection_lost(error)
+    assert not is_data_error(error)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -10,8 +11,9 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
-from seekpoint.sinks.column_types import types_locked
-from support.sink_tables import SinkTables
+from seekpoint import Append, Json, Pipeline, Upsert
+from seekpoint.sinks.session_tables import types_locked
+from support.sink_tables import TOPIC, SinkTables, orders
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def driver(sink_tables: SinkTables) -> Iterator[psycopg.Connection[Any]]:
 
 def test_no_session_alters_the_table_until_the_transaction_ends(sink_tables: SinkTables, driver: Any) -> None:
     path = sink_tables.create("v text")
-    locked: dict[Any, Any] = {}
+    locked: set[tuple[str, ...]] = set()
     assert types_locked(driver, path, locked).columns["v"].named == "text"
     with pytest.raises(OperationalError, match="lock timeout"):
         sink_tables.sql("SET LOCAL lock_timeout = '50ms'; ALTER TABLE t ALTER v TYPE jsonb USING to_jsonb(v)")
@@ -44,7 +46,7 @@ def test_a_name_without_a_schema_may_become_another_table(sink_tables: SinkTable
     sink_tables.sql(f'CREATE SCHEMA "{other}"')
     try:
         driver.execute(f'SET LOCAL search_path = "{other}", "{sink_tables.schema}"')
-        locked: dict[Any, Any] = {}
+        locked: set[tuple[str, ...]] = set()
         assert types_locked(driver, ["t"], locked).columns["v"].named == "text"
         sink_tables.sql(f'CREATE TABLE "{other}".t (v jsonb)')
         assert types_locked(driver, ["t"], locked).columns["v"].named == "jsonb"
@@ -56,7 +58,19 @@ def test_a_name_without_a_schema_may_become_another_table(sink_tables: SinkTable
 def test_a_view_is_not_locked_and_is_asked_again(sink_tables: SinkTables, driver: Any) -> None:
     sink_tables.create("v text", "base")
     sink_tables.sql("CREATE VIEW t AS SELECT * FROM base")
-    locked: dict[Any, Any] = {}
+    locked: set[tuple[str, ...]] = set()
     assert types_locked(driver, (sink_tables.schema, "t"), locked).columns["v"].named == "text"
     sink_tables.sql("DROP VIEW t; CREATE VIEW t AS SELECT to_jsonb(v) AS v FROM base")
     assert types_locked(driver, (sink_tables.schema, "t"), locked).columns["v"].named == "jsonb"
+
+
+@pytest.mark.parametrize("kind", [partial(Append), partial(Upsert, key=["id"])])
+def test_a_column_that_was_dropped_and_added_again_is_written(sink_tables: SinkTables, kind: Any) -> None:
+    """The statements that are known name it, and its declaration is as it was."""
+    sink = kind(sink_tables.create("id int PRIMARY KEY, v text, n int"), columns=["id", "v", "n"])
+    pipeline = Pipeline("g", topics=TOPIC, value=Json(), sinks=[sink])
+    sink_tables.process(pipeline, *orders(b'{"id": 1, "v": "a", "n": 1}'))
+    sink_tables.sql("ALTER TABLE t DROP v; ALTER TABLE t ADD v text")
+    sink_tables.process(pipeline, *orders(b'{"id": 2, "v": "b", "n": 2}', start=1))
+    assert sorted(sink_tables.rows("id", "n")) == [(1, 1), (2, 2)]
+    assert sink_tables.value("string_agg(v, ',')") == "b"

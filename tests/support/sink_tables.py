@@ -27,9 +27,8 @@ from seekpoint.postgres.round_trip import StatementFailed, round_trip
 from seekpoint.postgres.session import Session, TransactionFailed
 from seekpoint.records import Partition, RawRecord
 from seekpoint.sinks.arrow import AppendArrow
-from seekpoint.sinks.column_types import types_now
+from seekpoint.sinks.session_tables import looked_up, types_now
 from seekpoint.sinks.small_append import insert_of_all, knows_plain_table
-from seekpoint.sinks.target_table import recalled
 from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
 from seekpoint.testing import Processed, process, raw
 
@@ -239,7 +238,7 @@ def write_small(sink_tables: SinkTables, sink: Append[Any, Any], columns: Sequen
     session = Session(sink_tables.engine)
     try:
         with session.transaction() as tx:
-            recalled(tx, sink.path)
+            looked_up(tx.driver, sink.path)
             types_now(tx.driver, sink.path)
             statements = insert_of_all(tx, sink.path, columns, rows, sink.conversions)
             if statements is None or not knows_plain_table(tx, sink.path):

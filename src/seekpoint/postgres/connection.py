@@ -188,12 +188,12 @@ class HandlerConnection(Connection):
     offset would not be committed together (I1).
 
     ``was_lent``: a handler has had the connection, so it never returns to the pool; ``was_lent_now``: in this
-    transaction. ``locked`` caches column types by table, which cannot change while the transaction's locks are held;
-    None if user code may release the locks.
+    transaction. ``locked`` are the tables whose column types were read under a lock of the transaction, so that they do
+    not change; None if user code may release the locks.
     """
 
     was_lent_now: bool
-    locked: dict[Any, Any] | None
+    locked: set[tuple[str, ...]] | None
     was_lent = False
     _lent: Any = None  # the wrapper of the driver's connection that the running handler has
     _commits: Callable[[], object] | None = None

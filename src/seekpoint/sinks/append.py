@@ -49,12 +49,13 @@ class AppendWriter(TableWriter[Append[Any, Any]]):
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
         """Open the COPY when the first row comes: only then are the columns of Structs known."""
-        from seekpoint.sinks.copy import open_copy  # noqa: PLC0415 -- rows are made without a database driver
-        from seekpoint.sinks.target_table import recalled, rerun_if_changed  # noqa: PLC0415
+        from seekpoint.sinks.altered_table import rerun_if_changed  # noqa: PLC0415 -- rows are made without a driver
+        from seekpoint.sinks.copy import driver_of, open_copy  # noqa: PLC0415
+        from seekpoint.sinks.session_tables import looked_up  # noqa: PLC0415
 
         path, allowed = self._sink.path, self._sink.conversions
         with rerun_if_changed(tx, path):
-            secured = recalled(tx, path).is_secured
+            secured = looked_up(driver_of(tx), path).is_secured
             with open_copy(tx, path, lambda: self.written, allowed=allowed, by_insert=secured) as writer:
                 yield writer
 

@@ -16,8 +16,8 @@ from sqlalchemy import Connection, text
 
 from seekpoint import remedies
 from seekpoint.errors import ConfigError
-from seekpoint.sinks.column_type import ColumnType, ColumnTypes
-from seekpoint.sinks.column_types import BASE, COLUMN_TYPE, ITEM, has_fields
+from seekpoint.sinks.column_type import ColumnType
+from seekpoint.sinks.column_types import BASE, COLUMN_TYPE, DECLARED, ITEM, Types, types_of
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.dedupe import Column, Target
 
@@ -50,11 +50,9 @@ _INDEXES = """
     ) i
 """
 
-FULL_TYPE = "concat_ws(' ', a.atttypid, a.atttypmod, a.attcollation)"
-
 _SURVEY = text(
     f"""
-    SELECT a.attname, a.attnum, {FULL_TYPE} AS full_type, format_type(base.oid, -1) AS type,
+    SELECT a.attname, {DECLARED} AS declared, format_type(base.oid, -1) AS type,
            base.typtype, {COLUMN_TYPE},
            coalesce(c.collisdeterministic, true) AS deterministic, operators.*, a.attidentity = 'a' AS drawn,
            coalesce(s.atttypid = a.atttypid AND s.atttypmod = a.atttypmod, false) AS staged, whole.*
@@ -95,15 +93,12 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The table's columns. ``numbers`` are their attnums, ``types`` the type, modifier and collation of each."""
+    """The table's columns. ``types`` decide how values are written."""
 
     columns: Mapping[str, Column]
-    numbers: tuple[int, ...]
-    types: tuple[str, ...]
+    types: Types
     overriding: bool  # a column is GENERATED ALWAYS AS IDENTITY: COPY takes values for it, INSERT only with OVERRIDING
     direct: bool  # COPY can write to it, and an existing key is a unique violation
-    casts: bool  # a cast from text reads every value as COPY does
-    written: ColumnTypes  # they decide how values are written
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +140,9 @@ def survey(tx: Connection, target: Target) -> Survey:
         _check_index(target.name, target.path, target.key, first)
     layout = Layout(
         {row.attname: _column(row) for row in rows},
-        tuple(row.attnum for row in rows),
-        tuple(row.full_type for row in rows),
+        types_of((row.attname, row.declared, *(getattr(row, name) for name in ColumnType._fields)) for row in rows),
         any(row.drawn for row in rows),
         plain and not first.secured,
-        not any(has_fields(row.base, row.typmod) for row in rows),
-        {row.attname: ColumnType(*(getattr(row, name) for name in ColumnType._fields)) for row in rows},
     )
     pooled = first.pid != driver.info.backend_pid
     fits = first.stage_exists and all(row.staged for row in rows)

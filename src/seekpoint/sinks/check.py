@@ -27,11 +27,12 @@ from seekpoint.postgres.sqlstates import (
     WRONG_OBJECT_TYPE,
     driver_error,
 )
+from seekpoint.sinks.altered_table import rerun_if_changed
 from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.column_type import ColumnTypes
-from seekpoint.sinks.column_types import types_seen
+from seekpoint.sinks.column_types import read_types
 from seekpoint.sinks.copy import driver_of
-from seekpoint.sinks.target_table import recalled, rerun_if_changed
+from seekpoint.sinks.session_tables import looked_up
 
 _REMEDIES = {
     UNDEFINED_TABLE: f"{remedies.create_table()}, or correct its name in the pipeline",
@@ -53,7 +54,7 @@ def check_append(
     Raises ConfigError if the table, a column or a privilege is missing.
     """
     with explained(sink), rerun_if_changed(tx, path):
-        table = recalled(tx, path)
+        table = looked_up(driver_of(tx), path)
         if table.is_plain or table.is_secured:
             column_list = (
                 sql.SQL(" ({})").format(sql.SQL(", ").join(map(sql.Identifier, columns))) if columns else sql.SQL("")
@@ -65,7 +66,7 @@ def check_append(
             given_names = f" ({', '.join(map(quoted, columns))})" if columns else ""
             with psycopg.Cursor(driver_of(tx)).copy(f"COPY {quoted(*path)}{given_names} FROM STDIN"):
                 pass
-        types = types_seen(driver_of(tx), path)
+        types = read_types(driver_of(tx), path).columns
     return "insert" if table.is_secured else "copy", types
 
 

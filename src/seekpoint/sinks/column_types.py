@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import sql
@@ -43,22 +42,23 @@ ITEM = """
 _RULED = "(c.relhasrules AND EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class = c.oid))"
 PLAIN = f"c.relkind IN ('r', 'p') AND NOT {_RULED} AND NOT row_security_active(c.oid)"
 # How column a is declared: ``interval`` and ``interval hour`` have the same type, but read '10' differently.
-_DECLARED = "CAST(a.atttypid AS text) || ' ' || a.atttypmod || ' ' || a.attndims"
+DECLARED = "concat_ws(' ', a.atttypid, a.atttypmod, a.attcollation, a.attndims)"
 COLUMN_TYPE = """format_type(a.atttypid, a.atttypmod) AS named, CAST(base.oid AS bigint) AS base, base.typmod,
     CASE WHEN is_array THEN greatest(a.attndims, 1) ELSE 0 END AS dimensions, item, category, items.kind, labels"""
 _COLUMNS = sql.SQL(
-    f"SELECT a.attname, {_DECLARED} AS declared, {COLUMN_TYPE} "  # noqa: S608
+    f"SELECT a.attname, {DECLARED} AS declared, {COLUMN_TYPE} "  # noqa: S608
     f"FROM pg_attribute a {BASE} {ITEM} WHERE a.attrelid = to_regclass({{}}) AND a.attnum > 0 AND NOT a.attisdropped"
 )
-_LOCKABLE = (
-    "SELECT relkind IN ('r', 'p') AND has_table_privilege(oid, 'INSERT') FROM pg_class WHERE oid = to_regclass(%s)"
-)
+# Whether columns are declared as they were. Parameters are those of :func:`as_read`.
+_AS_DECLARED = f"array_agg({DECLARED} ORDER BY known.place) = %s::text[]"
+_KNOWN_COLUMNS = """unnest(%s::name[]) WITH ORDINALITY AS known (attname, place)
+    JOIN pg_attribute a ON a.attrelid = to_regclass(%s) AND a.attname = known.attname AND a.attnum > 0"""
+GATE = f"(SELECT {_AS_DECLARED} FROM {_KNOWN_COLUMNS})"  # noqa: S608
 # Raises (division by zero) if a column's declaration has changed, or if INSERT and COPY no longer do the same: a rule,
 # a view under the table's name, row security.
 SAME_TYPES = f"""
-    SELECT 1 / CAST(array_agg({_DECLARED} ORDER BY a.attname) = %s::text[] AND bool_and({PLAIN}) AS int)
-    FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
-    WHERE c.oid = to_regclass(%s) AND a.attname = ANY(%s) AND a.attnum > 0
+    SELECT 1 / CAST({_AS_DECLARED} AND bool_and({PLAIN}) AS int)
+    FROM {_KNOWN_COLUMNS} JOIN pg_class c ON c.oid = a.attrelid
 """  # noqa: S608
 
 
@@ -71,59 +71,25 @@ class Types:
     casts: bool  # whether a cast from text reads every value as COPY does
 
 
-_known: WeakKeyDictionary[psycopg.Connection[Any], dict[tuple[str, ...], tuple[bool, Types]]] = WeakKeyDictionary()
+def as_read(path: Sequence[str], declared: Mapping[str, str]) -> tuple[list[str], list[str], str]:
+    """The parameters of ``GATE`` and ``SAME_TYPES``, for some of the columns in ``Types.declared``."""
+    return [*declared.values()], [*declared], sql.Identifier(*path).as_string(None)
 
 
-def types_now(driver: psycopg.Connection[Any], path: Sequence[str]) -> Types:
-    """The columns' types. Locks the table, if it may, so that no other session alters it during the transaction."""
-    cache, name = _known.setdefault(driver, {}), tuple(path)
-    cursor, quoted = driver.cursor(row_factory=tuple_row), sql.Identifier(*name).as_string(None)
-    lockable = name in cache and cache[name][0]
-    if not lockable:  # ask again: a table may have replaced a view, or the privilege was granted
-        row = cursor.execute(_LOCKABLE, [quoted]).fetchone()
-        lockable = row is not None and bool(row[0])
-    query = _COLUMNS.format(sql.Literal(quoted))
-    if lockable:  # in one round trip; COPY takes the same lock
-        query = sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE; {}").format(sql.Identifier(*name), query)
-    cursor.execute(query, prepare=False)
-    if lockable:
+def read_types(driver: psycopg.Connection[Any], path: Sequence[str], *, lock: bool = False) -> Types:
+    """The types of the table's columns. ``lock``: lock the table first, as COPY does, in the same round trip."""
+    query = _COLUMNS.format(sql.Literal(sql.Identifier(*path).as_string(None)))
+    if lock:
+        query = sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE; {}").format(sql.Identifier(*path), query)
+    cursor = driver.cursor(row_factory=tuple_row).execute(query, prepare=False)
+    if lock:
         cursor.nextset()
-    types = _types(cursor.fetchall())
-    cache[name] = lockable, types
-    return types
+    return types_of(cursor.fetchall())
 
 
-def types_seen(driver: psycopg.Connection[Any], path: Sequence[str]) -> ColumnTypes:
-    """The types of the columns, without a lock: for a check before the first record."""
-    quoted = sql.Identifier(*path).as_string(None)
-    cursor = driver.cursor(row_factory=tuple_row)
-    return _types(cursor.execute(_COLUMNS.format(sql.Literal(quoted)), prepare=False).fetchall()).columns
-
-
-def types_locked(driver: psycopg.Connection[Any], path: Sequence[str], locked: dict[Any, Any] | None) -> Types:
-    """As :func:`types_now`, but read once while its lock is held. ``locked`` is the cache of a HandlerConnection.
-
-    A name without a schema is read each time: another session may create a table that comes earlier in search_path.
-    """
-    name = tuple(path)
-    if len(name) == 1:
-        return types_now(driver, name)
-    if locked is not None and (locked_types := locked.get(name)) is not None:
-        cached: Types = locked_types
-        return cached
-    types = types_now(driver, name)
-    if locked is not None and _known[driver][name][0]:
-        locked[name] = types
-    return types
-
-
-def types_recalled(driver: psycopg.Connection[Any], path: Sequence[str]) -> Types | None:
-    """The types that this session read last, or None. The caller runs SAME_TYPES to make sure that they still hold."""
-    cached = _known.get(driver, {}).get(tuple(path))
-    return None if cached is None else cached[1]
-
-
-def _types(rows: Sequence[tuple[Any, ...]]) -> Types:
+def types_of(rows: Iterable[Sequence[Any]]) -> Types:
+    """The types of columns, from each one's name, declaration and fields of ColumnType."""
+    rows = list(rows)
     columns = {name: ColumnType(*attributes) for name, _, *attributes in rows}
     return Types(
         {name: declared for name, declared, *_ in rows},

@@ -27,12 +27,12 @@ from seekpoint.pipeline.sink import Row, RowRefused
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import Fault, fault_of_error
 from seekpoint.sinks.column_type import ColumnTypes
-from seekpoint.sinks.column_types import types_locked
 from seekpoint.sinks.conversions import EXACT, Conversions
 from seekpoint.sinks.encoders import Encoders, Unwritable
 from seekpoint.sinks.event_values import EventRules
 from seekpoint.sinks.insert import Inserts
 from seekpoint.sinks.json_text import json_text
+from seekpoint.sinks.session_tables import types_locked
 
 
 def _formatter() -> Callable[..., Any] | None:

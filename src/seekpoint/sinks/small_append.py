@@ -5,29 +5,22 @@ An error of this INSERT names no row, so the batch is run again by COPY.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import psycopg
 from sqlalchemy import Connection
 
 from seekpoint.pipeline.sink import Row
 from seekpoint.postgres.round_trip import Statement, array, positional
-from seekpoint.sinks.catalog import quoted
-from seekpoint.sinks.column_types import SAME_TYPES, types_recalled
+from seekpoint.sinks.column_types import SAME_TYPES, as_read
 from seekpoint.sinks.conversions import EXACT, Conversions
 from seekpoint.sinks.copy import driver_of, flat_texts
 from seekpoint.sinks.insert import PARAMETERS, ROWS, insert
-from seekpoint.sinks.target_table import found_before
+from seekpoint.sinks.session_tables import session_table
 
 MOST_RECORDS_IN_ONE_INSERT = 100  # records; above, COPY is cheaper than one INSERT of them all
 MOST_BYTES = 1 << 20  # of keys and values, and of rows; above, COPY streams what one INSERT would hold in memory
-
-
-def _check_parameters(path: Sequence[str], names: Sequence[str], declared: Mapping[str, str]) -> list[Any]:
-    by_name = sorted(names, key=str.encode)
-    return [[declared[name] for name in by_name], quoted(*path), by_name]
 
 
 def knows_plain_table(tx: Connection, path: Sequence[str]) -> bool:
@@ -38,8 +31,8 @@ def knows_plain_table(tx: Connection, path: Sequence[str]) -> bool:
     driver = driver_of(tx)
     if driver.cursor_factory is not psycopg.Cursor:
         return False
-    table, types = found_before(driver, path), types_recalled(driver, path)
-    return table is not None and table.is_plain and types is not None and types.casts
+    table = session_table(driver, path)
+    return table.lookup is not None and table.lookup.is_plain and table.types is not None and table.types.casts
 
 
 def insert_of_all(
@@ -56,7 +49,7 @@ def insert_of_all(
     if not rows:
         return []
     driver = driver_of(tx)
-    types = types_recalled(driver, path)
+    types = session_table(driver, path).types
     if types is None or not columns or not types.declared.keys() >= set(columns):
         return None
     if len(rows) > ROWS or len(rows) * len(columns) > PARAMETERS:
@@ -65,14 +58,15 @@ def insert_of_all(
         values = flat_texts(driver, columns, types.columns, allowed, rows, most=MOST_BYTES)
     except Exception:  # noqa: BLE001 -- dumpers may raise anything; COPY names the row, or streams large ones
         return None
-    check = _check(tuple(path), tuple(columns), tuple(types.declared[name] for name in columns), driver.info.encoding)
+    declared = tuple((name, types.declared[name]) for name in columns)
+    check = _check(tuple(path), declared, driver.info.encoding)
     # Never prepared: a prepared statement keeps the parameters' types even if the table is altered.
     return [Statement(positional(insert(tuple(path), tuple(columns), len(rows)))[0], values), check]
 
 
 @lru_cache(maxsize=256)
-def _check(path: tuple[str, ...], columns: tuple[str, ...], declared: tuple[str, ...], encoding: str) -> Statement:
+def _check(path: tuple[str, ...], declared: tuple[tuple[str, str], ...], encoding: str) -> Statement:
     """The query that raises if the columns are no longer declared like this."""
-    parameters, table, names = _check_parameters(path, columns, dict(zip(columns, declared, strict=True)))
-    values = [text.encode(encoding) for text in (array(parameters), table, array(names))]
+    declarations, names, table = as_read(path, dict(declared))
+    values = [text.encode(encoding) for text in (array(declarations), array(names), table)]
     return Statement(positional(SAME_TYPES)[0], values, is_prepared=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import add
-from typing import Any
 
 from psycopg import sql
 from psycopg.rows import tuple_row
@@ -43,8 +42,8 @@ class PartSavepoints:
     def __init__(self, tx: HandlerConnection, *, keeps_locks: bool) -> None:
         self._tx = tx
         tx.restore_options()
-        tx.locked = {} if keeps_locks else None
-        self._locked_before: dict[Any, Any] = {}  # the locks before this part
+        tx.locked = set() if keeps_locks else None
+        self._locked_before: set[tuple[str, ...]] = set()  # the locks before this part
         query = "SELECT current_setting('search_path'), current_setting('role'); SAVEPOINT seekpoint_part"
         path, role = tx.driver.cursor(row_factory=tuple_row).execute(query, prepare=False).fetchone() or ("", "none")
         # A handler's temporary table must not hide a table of the same name from later parts.
@@ -61,7 +60,7 @@ class PartSavepoints:
         search_path and role are set as before the first part, if a handler may have changed them.
         """
         self._tx.restore_options()
-        self._locked_before = dict(self._tx.locked or ())
+        self._locked_before = set(self._tx.locked or ())
         again = self._path_and_role if self._tx.was_lent_now else ""
         self._command(f"RELEASE SAVEPOINT seekpoint_part; {again} SAVEPOINT seekpoint_part")
 
@@ -69,7 +68,7 @@ class PartSavepoints:
         """Undo what was written since the part began, and begin it again."""
         self._tx.restore_options()
         if self._tx.locked is not None:
-            self._tx.locked = dict(self._locked_before)  # the server releases the locks of this part
+            self._tx.locked = set(self._locked_before)  # the server releases the locks of this part
         self._command("ROLLBACK TO SAVEPOINT seekpoint_part")
 
     def _command(self, command: str) -> None:

@@ -22,7 +22,7 @@ from seekpoint.pipeline.sink import RowRefused
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.sinks.arrow.copy import open_copies
 from seekpoint.sinks.column_type import ColumnTypes
-from seekpoint.sinks.column_types import types_seen
+from seekpoint.sinks.column_types import read_types
 from seekpoint.sinks.conversions import EXACT, Conversions
 from seekpoint.sinks.copy import driver_of
 from seekpoint.spark import Frame, SparkPipeline
@@ -153,7 +153,7 @@ def database(seekpoint_dsn: str) -> Iterator[tuple[Connection, ColumnTypes]]:
             "SET LOCAL TimeZone = 'UTC'",
         ):
             connection.exec_driver_sql(statement)
-        yield connection, types_seen(driver_of(connection), (SCHEMA, "types"))
+        yield connection, read_types(driver_of(connection), (SCHEMA, "types")).columns
 
 
 def stored(connection: Connection, column: str, values: pa.Array, types: ColumnTypes) -> str | None:

@@ -35,7 +35,7 @@ from seekpoint.runs.run import Tx, transaction
 from seekpoint.sinks.arrow.copy import ArrowCopies, open_copies
 from seekpoint.sinks.base import ORIGINS
 from seekpoint.sinks.column_type import ColumnType, ColumnTypes
-from seekpoint.sinks.column_types import types_seen
+from seekpoint.sinks.column_types import read_types
 from seekpoint.sinks.conversions import Conversions
 from seekpoint.sinks.copy import driver_of
 
@@ -139,7 +139,7 @@ def _attempt(tx: Tx, run: UUID, plan: RowsPlan, batches: Iterable[pa.RecordBatch
         make_like(tx.connection, path, plan.table, prefix=path[1], also=also, before_triggers=True)
     else:
         make_added(tx.connection, path, plan.table, [into for _, into in plan.columns], plan.sums)
-    types = types_seen(driver_of(tx.connection), plan.table)  # the table may have been altered since the start
+    types = read_types(driver_of(tx.connection), plan.table).columns  # the table may have been altered since the start
     if messages := misfits(plan.columns, plan.types, types, plan.conversions):
         raise FrameFailed(f"{plan.frame}: {messages[0]}")
     rows = 0

@@ -13,7 +13,7 @@ from seekpoint.jobs.frames.spark_types import misfits
 from seekpoint.jobs.reload.open import of_rights
 from seekpoint.jobs.tables.targets import PipelineSource, Target, targets
 from seekpoint.sinks.catalog import quoted
-from seekpoint.sinks.column_types import types_seen
+from seekpoint.sinks.column_types import read_types
 from seekpoint.sinks.copy import driver_of
 
 _UNREADABLE = text(
@@ -55,7 +55,7 @@ def _require_order_between(tables: Iterable[Target]) -> None:
 def _require_types(connection: Connection, tables: Iterable[Target], frames: Sequence[BoundRows]) -> None:
     """Raise ConfigError for a frame's column whose type the table's column does not hold exactly."""
     for table in tables:
-        types = types_seen(driver_of(connection), table.path)
+        types = read_types(driver_of(connection), table.path).columns
         for feed in table.feeds:
             frame = frames[feed.number]
             if messages := misfits(frame.written, frame.types, types, frame.sink.conversions):

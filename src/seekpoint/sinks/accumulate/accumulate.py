@@ -111,7 +111,7 @@ class Accumulate(TableSink[V_contra, K_contra]):
         from seekpoint.sinks.accumulate.check import check_accumulate  # noqa: PLC0415 -- a declaration needs no driver
 
         layout = check_accumulate(tx, self.target)
-        self.check_fields(codecs, layout.written)
+        self.check_fields(codecs, layout.types.columns)
         return layout
 
 
@@ -178,7 +178,7 @@ class AccumulateWriter(TableWriter[Accumulate[Any, Any]]):
     def open(self, tx: Connection) -> Iterator[Writer]:
         """Gather rows; they are added to the table when the block ends."""
         from seekpoint.sinks.accumulate.open_accumulate import OpenAccumulate  # noqa: PLC0415 -- as for check()
-        from seekpoint.sinks.target_table import rerun_if_changed  # noqa: PLC0415
+        from seekpoint.sinks.altered_table import rerun_if_changed  # noqa: PLC0415
         from seekpoint.sinks.upsert.open_merge import CachedLayout  # noqa: PLC0415
 
         self._known = self._known or CachedLayout()

@@ -165,15 +165,14 @@ class AccumulateSql(MergeSql):
 
 def _require_numbers(target: SumTarget, layout: Layout) -> None:
     """Raise ConfigError for a sum whose column is not a plain integer, numeric or double precision."""
-    declared = dict(zip(layout.written, layout.types, strict=True))
     for name in target.add:
-        column = layout.written[name]
+        column = layout.types.columns[name]
         if column.dimensions or column.item not in _NUMBERS:
             raise ConfigError(
                 f"{target.name}: column {name!r} is {column.named}, and add= takes only integers, numeric and double "
                 "precision: make the column one of these. A real keeps seven digits, so a counter would stop counting"
             )
-        if declared[name].split()[0] != str(column.base):
+        if layout.types.declared[name].split()[0] != str(column.base):
             raise ConfigError(
                 f"{target.name}: column {name!r} is of the domain {column.named}, which would check the amount instead "
                 f"of the sum: make the column {layout.columns[name].type}, with a CHECK constraint"

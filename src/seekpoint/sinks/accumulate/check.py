@@ -9,9 +9,9 @@ from sqlalchemy import Connection, text
 from seekpoint.errors import ConfigError
 from seekpoint.sinks.accumulate.accumulate_sql import AccumulateSql
 from seekpoint.sinks.accumulate.aggregate import SumTarget
+from seekpoint.sinks.altered_table import rerun_if_changed
 from seekpoint.sinks.catalog import Layout, quoted, survey
 from seekpoint.sinks.check import explained, plan
-from seekpoint.sinks.target_table import rerun_if_changed
 
 
 def check_accumulate(tx: Connection, target: SumTarget) -> Layout:

@@ -58,7 +58,7 @@ class OpenAccumulate(OpenMerge[SumTarget, AccumulateSql]):
         aggregated = None if self._strategies.names_rows else aggregate(self._target, self._few, table_columns)
         rows = self._few if aggregated is None else aggregated
         is_merged = len(rows) < self._rows  # then one line may be the sum of several rows
-        in_one = aggregated is not None and statements.layout.casts
+        in_one = aggregated is not None and statements.layout.types.casts
         if self._strategies.choose(len(rows), deduped=in_one, direct=False) is WriteStrategy.UNNEST:
             # A record that comes alone is blamed for any error, so the error must be about the sum.
             is_exact = self._rows == 1 or self._has_null(rows)

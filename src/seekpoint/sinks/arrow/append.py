@@ -73,8 +73,8 @@ class ArrowWriter(TableWriter[AppendArrow[Any, Any]]):
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
         """Open the COPY when the first rows are sent: only then are the columns known."""
+        from seekpoint.sinks.altered_table import rerun_if_changed  # noqa: PLC0415
         from seekpoint.sinks.arrow.copy import open_copies  # noqa: PLC0415 -- rows are made without a database driver
-        from seekpoint.sinks.target_table import rerun_if_changed  # noqa: PLC0415
 
         with (
             rerun_if_changed(tx, self._sink.path),

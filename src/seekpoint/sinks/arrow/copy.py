@@ -16,11 +16,10 @@ from seekpoint.pipeline.sink import Row, RowRefused
 from seekpoint.sinks.arrow.arrow_types import holds
 from seekpoint.sinks.arrow.copy_text import column_of, is_json, joined, lines
 from seekpoint.sinks.column_type import JSON
-from seekpoint.sinks.column_types import types_now
 from seekpoint.sinks.conversions import EXACT, Conversions
 from seekpoint.sinks.copy import Texts, begin_copy, copy_error, driver_of, writing_cursor
 from seekpoint.sinks.encoders import Unwritable, column_encoders
-from seekpoint.sinks.target_table import recalled
+from seekpoint.sinks.session_tables import looked_up, types_now
 
 AS_JSON = 114  # the type json: columns named in json= are written as JSON
 AT_ONCE = 2000  # rows of Python's values that are turned into columns at a time
@@ -132,7 +131,7 @@ class ArrowCopies:
         }
         self._encoders = column_encoders(columns, self._types, self._allowed, self._driver, encoding="utf-8")
         self._cursor = self._stack.enter_context(writing_cursor(self._driver))
-        by_insert = recalled(self._tx, self._path).is_secured
+        by_insert = looked_up(self._driver, self._path).is_secured
         copy = begin_copy(self._cursor, self._path, columns, by_insert=by_insert, encoding="UTF8")
         self._copy = self._stack.enter_context(copy)
         return self._copy

@@ -7,10 +7,10 @@ from typing import Any
 from psycopg import sql
 from sqlalchemy import Connection
 
+from seekpoint.sinks.altered_table import rerun_if_changed
 from seekpoint.sinks.catalog import Layout, survey
 from seekpoint.sinks.check import explained, plan
 from seekpoint.sinks.dedupe import Target
-from seekpoint.sinks.target_table import rerun_if_changed
 from seekpoint.sinks.upsert.upsert_sql import UpsertSql
 
 

@@ -7,10 +7,13 @@ from functools import cached_property
 
 from psycopg import sql
 
-from seekpoint.sinks.catalog import FULL_TYPE, Layout, quoted, stage_name
+from seekpoint.sinks import column_types
+from seekpoint.sinks.catalog import Layout, stage_name
+from seekpoint.sinks.column_types import as_read
 from seekpoint.sinks.dedupe import Target
 from seekpoint.sinks.insert import percent_doubled
 
+GATE = sql.SQL(column_types.GATE)
 STORED, NEW = sql.Identifier("stored"), sql.Identifier("new")  # aliases
 Composable = sql.Composable
 
@@ -26,13 +29,13 @@ class MergeSql:
         self._table = escaped_name(*target.path)
         self._stage: Composable = escaped_name("pg_temp", stage_name(target))
 
-    @property
+    @cached_property
     def gate(self) -> list[object]:
-        """The parameters of GATE, which is false if the columns' types have changed since the layout was read.
+        """The parameters of ``GATE``, which is false if the columns' types have changed since the layout was read.
 
         Then the statement converts no value and writes no row, and the caller reads the layout again.
         """
-        return [list(self.layout.types), quoted(*self.target.path), list(self.layout.numbers)]
+        return [*as_read(self.target.path, self.layout.types.declared)]
 
     @property
     def merge(self) -> sql.Composed:
@@ -77,12 +80,6 @@ class MergeSql:
 
     def _casts(self, columns: Sequence[str]) -> sql.Composed:
         return listed(sql.SQL("{} AS {}").format(self._cast(name), escaped_name(name)) for name in columns)
-
-
-GATE = sql.SQL(
-    f"(SELECT array_agg({FULL_TYPE} ORDER BY a.attnum) = %s::text[] FROM pg_attribute a "  # noqa: S608 -- a constant
-    "WHERE a.attrelid = to_regclass(%s) AND a.attnum = ANY(%s::int2[]))"
-)
 
 
 def arrays(columns: Sequence[str]) -> sql.Composed:

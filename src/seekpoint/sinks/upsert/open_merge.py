@@ -160,7 +160,7 @@ class OpenMerge(ABC, Generic[T, S]):
     ) -> list[list[Any]]:
         """The rows as one array of texts for each column. Raises Altered, or RowRefused with a line."""
         with writing_cursor(self._driver) as cursor:
-            target, types = self._target, statements.layout.written
+            target, types = self._target, statements.layout.types.columns
             texts = Texts(cursor, columns, types, target.conversions, event_rules=target.event_rules)
             values = []
             for line, row in zip(lines, rows, strict=True):

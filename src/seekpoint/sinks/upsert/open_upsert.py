@@ -104,7 +104,7 @@ class OpenUpsert(OpenMerge[Target, UpsertSql]):
         statements = self._ask()
         layout = statements.layout
         if self._strategies.choose(self._rows, deduped=True, direct=layout.direct) is WriteStrategy.COPY:
-            return DirectCopy(self._tx, self._target, layout.written)
+            return DirectCopy(self._tx, self._target, layout.types.columns)
         return self._staged(statements)
 
     def _turn_back(self, direct: DirectCopy) -> TempTable:
@@ -135,7 +135,7 @@ class OpenUpsert(OpenMerge[Target, UpsertSql]):
         rows, statements = self._few, self._cached()
         deduped = dedupe(self._target, rows, statements.layout.columns)
         only_deletes = not deduped.rows and deduped.is_deduped
-        in_one = deduped.is_deduped and statements.layout.casts
+        in_one = deduped.is_deduped and statements.layout.types.casts
         if (
             not only_deletes
             and self._strategies.choose(len(rows), deduped=in_one, direct=False) is WriteStrategy.TEMP_TABLE

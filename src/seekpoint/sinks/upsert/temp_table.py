@@ -29,7 +29,7 @@ class TempTable:
     def __init__(self, tx: Connection, statements: MergeSql, stage: Stage, execute: Execute) -> None:
         target, layout = statements.target, statements.layout
         self._tx, self._target, self._statements, self._execute = tx, target, statements, execute
-        self._columns, self._types = target.columns or target.deletes, layout.written
+        self._columns, self._types = target.columns or target.deletes, layout.types.columns
         self._path = ("pg_temp", stage.name)
         self._offsets = Offsets(target, layout.columns) if target.offset and not target.order_by else None
         self._written = 0  # rows and tombstones

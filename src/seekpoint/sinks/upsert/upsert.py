@@ -193,7 +193,7 @@ class Upsert(TableSink[V_contra, K_contra]):
         target = dataclasses.replace(self.target, columns=self.expected(codecs))
         require_whole_names(repr(self), target.columns or target.deletes)
         layout = check_upsert(tx, target, deletes=self._tombstone is not None)
-        self.check_fields(codecs, layout.written)
+        self.check_fields(codecs, layout.types.columns)
         return layout
 
     def _check_codecs(self, codecs: Collection[Codec]) -> None:
@@ -315,7 +315,7 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
         """Take rows as they come; they are in the table when the block ends."""
-        from seekpoint.sinks.target_table import rerun_if_changed  # noqa: PLC0415 -- rows are made without a driver
+        from seekpoint.sinks.altered_table import rerun_if_changed  # noqa: PLC0415 -- rows are made without a driver
         from seekpoint.sinks.upsert.open_merge import CachedLayout  # noqa: PLC0415
         from seekpoint.sinks.upsert.open_upsert import OpenUpsert  # noqa: PLC0415
 

@@ -10,10 +10,13 @@ import pytest
 from sqlalchemy import Engine, text
 
 from seekpoint import Accumulate, Append, Json, Limits, Pattern, Pipeline, Upsert, events
-from seekpoint.errors import ConfigError, TableMissing
+from seekpoint.admin import Admin
+from seekpoint.errors import ConfigError, TableMissing, TopicRecreated
+from seekpoint.jobs.reload import Reload
 from seekpoint.records import Partition
 from support.events import Run
 from support.kafka_postgres import PROTOCOLS
+from support.topics import SharedBroker
 from support.waiting import until
 
 QUICK = Limits(idle_check=0.1, lag_check=0.1)
@@ -170,6 +173,66 @@ def test_each_kind_of_sink_takes_a_function_and_all_write_in_one_transaction(
         f"SELECT k FROM {shop.schema}.consumer_group, jsonb_each(declared) d (k, v) WHERE v::text LIKE '%aggregates%'"
     )
     assert sorted(shop.query(sums)) == [(topic,) for topic in sorted(topics)]
+
+
+@pytest.mark.long
+def test_jobs_and_replays_take_topics_of_a_pattern_by_name(
+    shop: Shop, run_worker: Workers, produce: Callable[..., Any], seekpoint_broker: str
+) -> None:
+    orders, refunds = shop.topic("orders"), shop.topic("refunds")
+    for name in ("orders", "refunds"):
+        shop.table(name)
+        with shop.engine.begin() as tx:
+            tx.execute(text(f"ALTER TABLE {shop.schema}.{name} ADD CHECK (n < 10)"))
+    sink = Upsert(f"{shop.schema}.{{name}}", key=["id"], columns=["id", "n"], row=lambda r: r.value)
+    pipeline = shop.pipeline(sink, on_poison="dead_letter")
+    run = run_worker(pipeline, kafka=SOON, limits=QUICK)
+    produce(orders, values((1, 1), (2, 20)))
+    produce(refunds, values((3, 3)))
+    run.reached(orders, 2)
+    run.finish(refunds, 1)
+    assert (shop.rows("orders"), shop.rows("refunds")) == ([(1, 1)], [(3, 3)])
+    with shop.engine.begin() as tx:
+        tx.execute(text(f"ALTER TABLE {shop.schema}.orders DROP CONSTRAINT orders_n_check"))
+        tx.execute(text(f"DELETE FROM {shop.schema}.refunds"))
+    dead_letters = Admin(shop.engine, schema=shop.schema).dead_letters(pipeline.with_topics(orders))
+    assert dead_letters.replay_all().is_complete
+    assert shop.rows("orders") == [(1, 1), (2, 20)]
+    named = shop.pipeline(sink, on_poison="dead_letter", version=2).with_topics(orders, refunds)
+    reload = Reload([named], shop.engine, {"bootstrap.servers": seekpoint_broker}, schema=shop.schema, max_deletes=1)
+    reload.run(reload.open())
+    assert (shop.rows("orders"), shop.rows("refunds")) == ([(1, 1), (2, 20)], [(3, 3)])
+    later = run_worker(shop.pipeline(sink, version=2), kafka=SOON, limits=QUICK)
+    produce(refunds, values((4, 4)))
+    later.finish(refunds, 2)
+    assert shop.rows("refunds") == [(3, 3), (4, 4)]
+
+
+@pytest.mark.long
+def test_a_topic_is_deleted_and_created_again(
+    shop: Shop,
+    run_worker: Workers,
+    produce: Callable[..., Any],
+    shared_broker: SharedBroker,
+    protocol: Mapping[str, Any],
+) -> None:
+    for name in ("orders", "refunds", "carts"):
+        shop.table(name)
+    orders, refunds = shop.topic("orders"), shop.topic("refunds")
+    run = run_worker(shop.pipeline(shop.append()), kafka={**protocol, **SOON}, limits=QUICK)
+    run.placed(2)
+    shared_broker.admin.delete_topics([refunds])[refunds].result()
+    run.seen.wait_for(events.Revoked, lambda event: Partition(refunds, 0) in event.partitions)
+    carts = shop.topic("carts")
+    produce(carts, values((1, 1)))
+    run.reached(carts, 1)
+    produce(orders, values((2, 2)))
+    run.reached(orders, 1)
+    shop.topic("refunds")
+    stop = run.seen.wait_for(events.PartitionStopped).error
+    assert isinstance(stop, TopicRecreated)
+    run.stop()
+    assert (shop.rows("carts"), shop.rows("orders")) == ([(1, 1)], [(2, 2)])
 
 
 @pytest.mark.long

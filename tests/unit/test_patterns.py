@@ -107,6 +107,15 @@ def test_a_topic_without_a_table_says_why(row: tuple[Any, str, str]) -> None:
     assert made.sinks_of(topic) == [sink for sink in made.sinks if sink.tables == ("all",)]
 
 
+def test_some_topics_are_a_pipeline_of_named_topics() -> None:
+    declared = pipeline(Upsert("s.{name}", key=["id"], columns=["id"]), Append("log", columns=["id"]))
+    named = declared.with_topics("shop.b", "shop.a")
+    assert repr(named) == "Pipeline('g', topics=['shop.b', 'shop.a'])"
+    assert named.tables_by_topic() == {"shop.a": ("log", "s.a"), "shop.b": ("log", "s.b")}
+    assert named.for_worker() is named.taken().require_names("a job") is named
+    assert [sink.tables for sink in BatchJob(named, URL, KAFKA).pipeline.sinks] == [("s.b",), ("s.a",), ("log",)]
+
+
 def test_an_empty_group_names_no_table() -> None:
     made = with_topics(pipeline(topics=Pattern(r"shop(\.(?P<name>.*))?")), "shop", "shop.", "shop.a")
     why = "Append('{name}'): the name of topic 'shop' has nothing for the group 'name'"
@@ -157,6 +166,10 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (declared(topics=Pattern("shop.(.*)"), sinks=[Append("{name}")]), "it has none: write (?P<name>...)"),
     (of_sink(Append("{name}", topics=["shop.a"])), "for each topic that the pattern matches: leave out its topics="),
     (declared(topics="a", sinks=[Append(str.upper)]), "give topics=Pattern(...), or name the table"),
+    (lambda: pipeline(Append("a", columns=["n"]), topics="a").with_topics("a"), "with_topics() is for a pattern's"),
+    (lambda: pipeline().with_topics(), "a pattern does not say which topics there are: name at least one"),
+    (lambda: pipeline().with_topics("my.shop.a"), "topic 'my.shop.a' does not match the pattern as a whole"),
+    (lambda: pipeline().with_topics("shop.a.b"), "has a dot"),
     (lambda: Worker(pipeline(), engine=URL, kafka=KAFKA, partitions=[("shop.a", 0)]), "name them in topics="),
     (lambda: Reload([pipeline()], engine=URL, kafka=KAFKA), "a reload or batch takes topics by name"),
     (lambda: BatchJob(pipeline(), engine=URL, kafka=KAFKA), "takes topics by name, and only a worker finds them"),

@@ -178,23 +178,14 @@ def table(
 
 
 def _with_topics(target: str, topics: Sequence[str]) -> Pipeline:
-    """The pipeline; with a pattern, of these topics. Raises ConfigError if one does not match, or has no table."""
+    """The pipeline, with a pattern of these topics. Raises ConfigError if one does not match, or has no table."""
     declared = load(target, from_here=True)
     pipeline = declared.pipeline if isinstance(declared, Worker) else declared
-    if pipeline.pattern is None:
-        if topics:
-            raise ConfigError(f"{pipeline!r} names its topics: leave --topic out")
-        return pipeline
-    if not topics:
+    if topics:
+        return pipeline.with_topics(*topics)
+    if pipeline.pattern is not None:
         raise ConfigError(f"{pipeline!r}: a pattern does not say which topics there are: give --topic for each")
-    named = pipeline.for_worker()
-    for topic in topics:
-        if not pipeline.pattern.matching([topic]):
-            raise ConfigError(f"{pipeline!r}: topic {topic!r} does not match the pattern as a whole")
-        named.add_topic(topic)
-        if topic in named.without_table:
-            raise ConfigError(named.without_table[topic])
-    return named
+    return pipeline
 
 
 def _lacks(look: Connection, pipeline: Pipeline, sinks: Sequence[Any], of_sinks: Table) -> list[str]:

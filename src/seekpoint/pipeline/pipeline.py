@@ -258,10 +258,29 @@ class Pipeline(Generic[V, K]):
         """Return the pipeline if it names its topics; raises ConfigError for topics by pattern, which workers find."""
         if self.pattern is not None:
             raise ConfigError(
-                f"{self!r}: {reader} takes topics by name, and only a worker finds them by pattern: declare a pipeline "
-                "of the group with their names, topics=[...], for it"
+                f"{self!r}: {reader} takes topics by name, and only a worker finds them by pattern: give it "
+                "pipeline.with_topics('NAME', ...)"
             )
         return self
+
+    def with_topics(self, *topics: str) -> Self:
+        """The pipeline of some topics that its pattern matches, as if they were named: for jobs, replays and tests.
+
+        Raises ConfigError for a topic that does not match, or for which no table can be named.
+        """
+        if self.pattern is None:
+            raise ConfigError(f"{self!r} names its topics, and with_topics() is for a pattern's: leave it out")
+        if not topics:
+            raise ConfigError(f"{self!r}: a pattern does not say which topics there are: name at least one")
+        other = self.for_worker()
+        for topic in topics:
+            if not self.pattern.matching([topic]):
+                raise ConfigError(f"{self!r}: topic {topic!r} does not match the pattern as a whole")
+            other.add_topic(topic)
+            if topic in other.without_table:
+                raise ConfigError(other.without_table[topic])
+        other.pattern, other._own = None, {}  # noqa: SLF001 -- of the same class
+        return other
 
     def check_topic(self, tx: Connection, topic: str) -> None:
         """Check the tables that only this topic of the pattern has. Raises ConfigError as :meth:`check_tables` does."""

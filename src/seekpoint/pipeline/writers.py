@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, Generic
 
@@ -42,26 +42,30 @@ class PipelineWriters(Generic[V, K]):
         )
         self._writers = dict(zip(map(id, pipeline.sinks), self.sinks, strict=True))
         self._taking = {
-            topic: [
-                writer if sink.takes(topic) else None for sink, writer in zip(pipeline.sinks, self.sinks, strict=True)
-            ]
+            topic: {n: self.sinks[n] for n, sink in enumerate(pipeline.sinks) if sink.takes(topic)}
             for topic in pipeline.codecs
         }
         self._values = {topic: value_decoder(codec) for topic, codec in pipeline.codecs.items()}
         self._plain: dict[str, Any] = {topic: plain_decoder(codec) for topic, codec in pipeline.codecs.items()}
         # Rows that were made ahead for the only sink would not fit, once the pattern has matched another topic.
         is_only = (
-            pipeline.pattern is None
-            and pipeline.handle is None
-            and len(self.sinks) == 1
-            and all(map(all, self._taking.values()))
+            pipeline.pattern is None and pipeline.handle is None and len(self.sinks) == 1 and all(self._taking.values())
         )
         is_bytes = isinstance(pipeline.key, Bytes)  # decoding other keys may fail
         self.by_value = self.sinks[0] if is_only and is_bytes else None
 
     def rows(self, record: Record[V, K | None]) -> list[tuple[Row, ...]]:
         """Make the record's rows for each sink; raises what ``row=`` raises."""
-        return [() if writer is None else tuple(writer.rows(record)) for writer in self._taking[record.topic]]
+        rows: list[tuple[Row, ...]] = [()] * len(self.sinks)
+        for n, writer in self._taking[record.topic].items():
+            rows[n] = tuple(writer.rows(record))
+        return rows
+
+    def taking(self, topics: Collection[str]) -> Collection[int]:
+        """The indexes of the sinks to open for records of these topics: with a pattern, only those that take one."""
+        if self.pipeline.pattern is None:
+            return range(len(self.sinks))
+        return sorted({n for topic in topics for n in self._taking[topic]})
 
     def decode(self, raw: RawRecord) -> Record[V, K | None]:
         """Decode a record's key and value; raises what the codecs raise."""

@@ -30,16 +30,14 @@ def write(
 
     Raises Failed if a record may be at fault.
     """
-    counts: list[int] = []
-    for n, (sink, writer) in enumerate(zip(writers.pipeline.sinks, writers.sinks, strict=True)):
+    counts = [0] * len(writers.sinks)
+    for n in writers.taking({record.raw.topic for record in records}):
+        sink, writer = writers.pipeline.sinks[n], writers.sinks[n]
         written = (record.raw for record in records for _ in record.rows[n])
         rows = [row for record in records for row in record.rows[n]]
-        if not rows and writers.pipeline.pattern is not None:  # the sink may be one of hundreds, of other topics
-            counts.append(0)
-            continue
         with _blaming(sink, n, written), writer.open(tx) as opened:
             opened.write(rows)
-        counts.append(writer.count(rows))
+        counts[n] = writer.count(rows)
     if writers.handler is not None and records:  # without records, an executemany would insert a row of defaults
         _handle(tx, writers, records, spans)
     return counts

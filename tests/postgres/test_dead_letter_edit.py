@@ -140,7 +140,7 @@ def test_an_operator_that_is_killed_between_edit_and_replay_leaves_the_edit(dead
     dead_letter = dead_letter_group.dead_lettered(b"b")
     dead_letter_group.new_replay().edit(dead_letter.id, b"fixed", reason="ticket 7")
     dsn = dead_letter_group.engine.url.render_as_string(hide_password=False)
-    what = {"dsn": dsn, "schema": dead_letter_group.schema, "id": dead_letter.id, "at": "closed"}
+    what = {"dsn": dsn, "schema": dead_letter_group.schema, "id": dead_letter.id, "step": "closed"}
     with subprocess.Popen(
         [sys.executable, "-c", OPERATOR, json.dumps(what)],
         stdout=subprocess.PIPE,

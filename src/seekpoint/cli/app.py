@@ -103,7 +103,7 @@ app = typer.Typer(
 def _command(name: str) -> Any:
     """The command, with its module imported."""
     path, target_name = _ENTRIES[name][0].split(":")
-    module = import_module(f"seekpoint.cli.{path}")
+    module = import_module(f".{path}", __package__)  # what it imports is in the graph that the linter reads
     target = getattr(module, target_name)
     if isinstance(target, typer.Typer):
         return _group(name, target)

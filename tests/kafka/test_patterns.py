@@ -252,7 +252,9 @@ def test_other_tables_for_a_topic_that_is_found_are_refused(
     refunds = shop.topic("refunds", 4)  # both workers get some, whichever partitions of orders they have
     produce(refunds, values((1, 1)), partition=0)
     produce(refunds, values((2, 2)), partition=1)
-    refusals = until(lambda: [one for r in (run, second) for one in r.seen.all(events.DeclarationRefused)], "a refusal")
+    refusals = until(
+        lambda: [event for r in (run, second) for event in r.seen.all(events.DeclarationRefused)], "a refusal"
+    )
     assert refusals[0].topic == refunds
     until(lambda: len(shop.rows("refunds") + shop.rows("other_refunds")) == 2, "both records")
     assert [] in (shop.rows("refunds"), shop.rows("other_refunds"))

@@ -127,7 +127,7 @@ def test_the_list_of_groups_counts_blocked_records_apart(parked_terminal: Termin
     heads, group = parked_terminal.lines("groups", "list")
     assert heads.split()[-3:] == ["dead", "letters", "committed"]
     assert "  3 (1 blocked)" in group
-    assert [(each["dead_letters"], each["blocked"]) for each in parked_terminal.json("groups", "list")] == [(3, 1)]
+    assert [(group["dead_letters"], group["blocked"]) for group in parked_terminal.json("groups", "list")] == [(3, 1)]
 
 
 @for_each(

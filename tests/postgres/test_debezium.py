@@ -152,7 +152,7 @@ def test_a_truncate_is_declared_for_one_topic_of_one_partition(sink_tables: Sink
         Pipeline(group, topics="a", value=Debezium(), sinks=[sink, Upsert("t", **options)])
 
 
-class At:
+class SourceChanges:
     """Changes of a row at a source's positions, at given partitions and offsets."""
 
     def __init__(self, sink_tables: SinkTables, group: str, **options: Any) -> None:
@@ -165,12 +165,12 @@ class At:
 
     def records(self, *changes: tuple[int, int, str, int | None, str], partition: int = 0) -> list[RawRecord]:
         """Records of (offset, id, op, LSN, value); without an LSN it is a tombstone."""
-        made = []
+        records = []
         for offset, id_, op, lsn, v in changes:
             before, after = (row(id_), None) if op == "d" else (None, row(id_, v, LOST if v.islower() else "long"))
             value = None if lsn is None else event(FIELDS, op, before, after, connector="postgresql", lsn=lsn)
-            made.append(raw(value, topic=TOPIC, partition=partition, offset=offset, key=key_of(id=id_)))
-        return made
+            records.append(raw(value, topic=TOPIC, partition=partition, offset=offset, key=key_of(id=id_)))
+        return records
 
     def process(self, *records: RawRecord) -> Any:
         return self._tables.process(self.pipeline, *records)
@@ -183,15 +183,15 @@ class At:
 @pytest.mark.usefixtures("_each_strategy")
 def test_between_partitions_the_sources_position_decides(sink_tables: SinkTables, group: str) -> None:
     """As after the topic got more partitions: the same row's changes are in two of them."""
-    at = At(sink_tables, group)
-    at.process(*at.records((7, 1, "c", 100, "A"), (8, 2, "c", 110, "A"), (9, 3, "c", 120, "A")))
-    at.process(*at.records((0, 1, "u", 90, "OLD"), (1, 2, "u", 111, "NEW"), (2, 3, "d", 119, ""), partition=1))
-    assert at.rows == [(1, "A", 0, 7, 100), (2, "NEW", 1, 1, 111), (3, "A", 0, 9, 120)]
-    at.process(*at.records((3, 3, "", None, ""), (4, 2, "d", 130, ""), (5, 2, "", None, ""), partition=1))
-    assert at.rows == [(1, "A", 0, 7, 100), (3, "A", 0, 9, 120)], "a tombstone deletes a row of its partition only"
-    both = [*at.records((10, 4, "c", 200, "A")), *at.records((6, 4, "u", 190, "B"), partition=1)]
-    at.process(*both, *at.records((11, 1, "", None, "")))
-    assert at.rows == [(3, "A", 0, 9, 120), (4, "A", 0, 10, 200)], "within one transaction, too"
+    source = SourceChanges(sink_tables, group)
+    source.process(*source.records((7, 1, "c", 100, "A"), (8, 2, "c", 110, "A"), (9, 3, "c", 120, "A")))
+    source.process(*source.records((0, 1, "u", 90, "OLD"), (1, 2, "u", 111, "NEW"), (2, 3, "d", 119, ""), partition=1))
+    assert source.rows == [(1, "A", 0, 7, 100), (2, "NEW", 1, 1, 111), (3, "A", 0, 9, 120)]
+    source.process(*source.records((3, 3, "", None, ""), (4, 2, "d", 130, ""), (5, 2, "", None, ""), partition=1))
+    assert source.rows == [(1, "A", 0, 7, 100), (3, "A", 0, 9, 120)], "a tombstone deletes a row of its partition only"
+    both = [*source.records((10, 4, "c", 200, "A")), *source.records((6, 4, "u", 190, "B"), partition=1)]
+    source.process(*both, *source.records((11, 1, "", None, "")))
+    assert source.rows == [(3, "A", 0, 9, 120), (4, "A", 0, 10, 200)], "within one transaction, too"
 
 
 @pytest.mark.usefixtures("_each_strategy")
@@ -204,33 +204,33 @@ def test_a_position_that_goes_back_in_its_partition_stops_it(
     sink_tables: SinkTables, group: str, on_poison: Any, change: tuple[str, int, str], is_together: bool
 ) -> None:
     """A restored source, or changes that are sent again: never dropped silently, and never a dead letter."""
-    at = At(sink_tables, group)
-    at.pipeline.on_poison = OnPoison(on_poison)
-    first = at.records((0, 1, "c", 90, "A"), (1, 2, "c", 91, "B"), (2, 1, "u", 100, "C"))
+    source = SourceChanges(sink_tables, group)
+    source.pipeline.on_poison = OnPoison(on_poison)
+    first = source.records((0, 1, "c", 90, "A"), (1, 2, "c", 91, "B"), (2, 1, "u", 100, "C"))
     op, lsn, v = change
-    back = at.records((3, 2, "u", 92, "D"), (4, 1, op, lsn, v), (5, 2, "u", 101, "E"))
+    back = source.records((3, 2, "u", 92, "D"), (4, 1, op, lsn, v), (5, 2, "u", 101, "E"))
     if not is_together:
-        at.process(*first)
-    done = at.process(*first, *back) if is_together else at.process(*back)
+        source.process(*first)
+    done = source.process(*first, *back) if is_together else source.process(*back)
     assert done.dead_letters == ()
     stop = done.stopped[Partition(TOPIC, 0)]
     assert stop.offset == 4
     assert "the source's position goes back: 99 after 100, which column 'lsn' has" in str(stop)
     assert "set the column that the error names to NULL in all rows" in stop.choices[0]
-    assert at.rows == [(1, "C", 0, 2, 100), (2, "D", 0, 3, 92)]
+    assert source.rows == [(1, "C", 0, 2, 100), (2, "D", 0, 3, 92)]
     sink_tables.sql("UPDATE t SET lsn = NULL")
-    assert at.process(*back[1:]).stopped == {}
+    assert source.process(*back[1:]).stopped == {}
     row_of_1 = [] if op == "d" else [(1, v, 0, 4, 99)]
-    assert at.rows == [*row_of_1, (2, "E", 0, 5, 101)], "the operator's choice: the log's order"
+    assert source.rows == [*row_of_1, (2, "E", 0, 5, 101)], "the operator's choice: the log's order"
 
 
 def test_after_a_rewind_positions_that_come_again_change_nothing(sink_tables: SinkTables, group: str) -> None:
-    at = At(sink_tables, group)
-    records = at.records((0, 1, "c", 90, "A"), (1, 1, "u", 100, "B"), (2, 2, "c", 101, "C"))
-    at.process(*records)
-    again = Pipeline(f"{group}-again", topics=TOPIC, value=Debezium(), key=Debezium(), sinks=at.pipeline.sinks)
+    source = SourceChanges(sink_tables, group)
+    records = source.records((0, 1, "c", 90, "A"), (1, 1, "u", 100, "B"), (2, 2, "c", 101, "C"))
+    source.process(*records)
+    again = Pipeline(f"{group}-again", topics=TOPIC, value=Debezium(), key=Debezium(), sinks=source.pipeline.sinks)
     assert sink_tables.process(again, records[0]).stopped == {}
-    assert at.rows == [(1, "B", 0, 1, 100), (2, "C", 0, 2, 101)]
+    assert source.rows == [(1, "B", 0, 1, 100), (2, "C", 0, 2, 101)]
 
 
 def test_the_sources_position_needs_a_column_of_its_own(sink_tables: SinkTables, group: str) -> None:
@@ -239,8 +239,8 @@ def test_the_sources_position_needs_a_column_of_its_own(sink_tables: SinkTables,
         Upsert("t", **options, order_by="at")
     with pytest.raises(ConfigError, match="order_by='lsn' gets the source's position, so it cannot be one of columns="):
         Upsert("t", **options, order_by="lsn", offset_column="o")
-    at = At(sink_tables, group)
-    done = at.process(raw(event(FIELDS, "c", None, row(1), connector="db2"), topic=TOPIC, key=key_of(id=1)))
+    source = SourceChanges(sink_tables, group)
+    done = source.process(raw(event(FIELDS, "c", None, row(1), connector="db2"), topic=TOPIC, key=key_of(id=1)))
     assert "the event's connector is 'db2': leave out order_by=" in done.dead_letters[0].failure.summary
 
 

@@ -20,15 +20,15 @@ EVENTS = [json.loads(line) for line in GOLDEN.joinpath("documented.jsonl").read_
 
 def documented(connector: str) -> list[dict[str, Any]]:
     """The events of a connector's page, in its order: create, update, delete, truncate."""
-    events = [one["value"] for one in EVENTS if one["connector"] == connector]
-    for one in events:
-        one["payload"]["source"].setdefault("connector", connector)
+    events = [line["value"] for line in EVENTS if line["connector"] == connector]
+    for event in events:
+        event["payload"]["source"].setdefault("connector", connector)
     return events
 
 
 def records(events: list[dict[str, Any]]) -> list[RawRecord]:
     """The events as records of one partition, without keys: ``before`` has the row of a delete."""
-    return [raw(json.dumps(one).encode(), topic=TOPIC, offset=offset) for offset, one in enumerate(events)]
+    return [raw(json.dumps(event).encode(), topic=TOPIC, offset=offset) for offset, event in enumerate(events)]
 
 
 @pytest.mark.parametrize(

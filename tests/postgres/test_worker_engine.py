@@ -40,14 +40,14 @@ SESSION = text("SELECT pg_backend_pid()")
 @pytest.fixture
 def own_engine(new_engine: NewEngine) -> Any:
     """``own_engine(engine)`` makes a worker's engine, which is disposed of after the test."""
-    made: list[Engine] = []
+    engines: list[Engine] = []
 
     def make(engine: Engine) -> Engine:
-        made.append(worker_engine(engine))
-        return made[-1]
+        engines.append(worker_engine(engine))
+        return engines[-1]
 
     yield make
-    for engine in made:
+    for engine in engines:
         engine.dispose()
 
 

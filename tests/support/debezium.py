@@ -64,8 +64,8 @@ def golden_json_schema(settings: str, topic: str, *, source: str, client: Any) -
         return frame(number) + json.dumps(event["payload"]).encode()
 
     return [
-        raw(framed(one.value, "value"), topic=topic, offset=one.offset, key=framed(one.key, "key"))
-        for one in golden(settings, topic, source=source)
+        raw(framed(record.value, "value"), topic=topic, offset=record.offset, key=framed(record.key, "key"))
+        for record in golden(settings, topic, source=source)
     ]
 
 
@@ -78,21 +78,21 @@ _CONNECT_TYPES = {"float": "float32", "double": "float64"}
 def json_schema(connect: Mapping[str, Any], index: int | None = None) -> dict[str, Any]:
     """A Connect schema, as JsonConverter writes it, as a JSON Schema."""
     kind = connect["type"]
-    made: dict[str, Any] = {"type": _JSON_TYPES.get(kind, kind)}
+    schema: dict[str, Any] = {"type": _JSON_TYPES.get(kind, kind)}
     if kind not in {"boolean", "string", "array", "struct"}:
-        made["connect.type"] = _CONNECT_TYPES.get(kind, kind)
-    made |= {"title": connect["name"]} if "name" in connect else {}
-    made |= {"connect.parameters": connect["parameters"]} if "parameters" in connect else {}
+        schema["connect.type"] = _CONNECT_TYPES.get(kind, kind)
+    schema |= {"title": connect["name"]} if "name" in connect else {}
+    schema |= {"connect.parameters": connect["parameters"]} if "parameters" in connect else {}
     if kind == "struct":
         fields = connect["fields"]
-        made["properties"] = {one["field"]: json_schema(one, place) for place, one in enumerate(fields)}
+        schema["properties"] = {field["field"]: json_schema(field, place) for place, field in enumerate(fields)}
     elif kind == "array":
-        made["items"] = json_schema(connect["items"])
+        schema["items"] = json_schema(connect["items"])
     elif kind == "map":
-        made |= {"type": "object", "additionalProperties": json_schema(connect["values"])}
+        schema |= {"type": "object", "additionalProperties": json_schema(connect["values"])}
     if connect.get("optional"):
-        made = {"oneOf": [{"type": "null"}, made]}
-    return made | ({} if index is None else {"connect.index": index})
+        schema = {"oneOf": [{"type": "null"}, schema]}
+    return schema | ({} if index is None else {"connect.index": index})
 
 
 def frame(schema_id: int) -> bytes:

@@ -67,9 +67,9 @@ def test_events_are_those_in_json(
     records = golden(settings, "t", source=source)
     framed = written_by(settings, "t", source=source, client=client)
     assert len(framed) == len(records)
-    for one, same in zip(framed, records, strict=True):
-        assert shown(codec.decode(one)) == shown(in_json.decode(same))
-        assert shown(codec.decode_key(one)) == shown(in_json.decode_key(same))
+    for avro, same in zip(framed, records, strict=True):
+        assert shown(codec.decode(avro)) == shown(in_json.decode(same))
+        assert shown(codec.decode_key(avro)) == shown(in_json.decode_key(same))
 
 
 def test_a_value_that_the_source_did_not_send(client: SchemaRegistryClient) -> None:
@@ -167,8 +167,8 @@ def test_types_that_json_schema_has_its_own_form_for(client: SchemaRegistryClien
     }
     properties = {name: {**schema, "connect.index": place} for place, (name, schema) in enumerate(fields.items())}
     schema = {"type": "object", "title": "t.Value", "properties": properties}
-    one = written(client, schema, {"m": [{"key": 1, "value": "AQ=="}], "d": 0.10, "u": 5}, "JSON")
-    change = Debezium(registry=lambda: client, flattened=True).decode(one)
+    framed = written(client, schema, {"m": [{"key": 1, "value": "AQ=="}], "d": 0.10, "u": 5}, "JSON")
+    change = Debezium(registry=lambda: client, flattened=True).decode(framed)
     assert change is not None
     assert change.after is not None
     assert (change.after["m"], str(change.after["d"])) == ([[1, b"\1"]], "0.1")

@@ -52,17 +52,17 @@ def test_each_topic_has_its_tables_and_workers_do_not_share_topics() -> None:
         Append("log", columns=["id"]),
         Append(lambda topic: ("s", topic.upper()), columns=["id"]),
     )
-    one, other = with_topics(declared, "shop.b", "shop.a"), with_topics(declared, "shop.c")
-    assert one.tables_by_topic() == {
+    first, other = with_topics(declared, "shop.b", "shop.a"), with_topics(declared, "shop.c")
+    assert first.tables_by_topic() == {
         "shop.a": ("log", "s.SHOP.A", "s.a"),
         "shop.b": ("log", "s.SHOP.B", "s.b"),
     }
-    assert [repr(sink) for sink in one.sinks] == [
+    assert [repr(sink) for sink in first.sinks] == [
         "Upsert('s.b')", "Upsert('s.a')", "Append('log')", "Append('s.SHOP.B')", "Append('s.SHOP.A')",
     ]  # fmt: skip
     assert other.topics == ("shop.c",)
     assert declared.topics == ()
-    assert repr(one) == r"Pipeline('g', topics=Pattern('shop\\.(?P<name>.+)'))"
+    assert repr(first) == r"Pipeline('g', topics=Pattern('shop\\.(?P<name>.+)'))"
 
 
 def test_every_kind_of_sink_has_a_table_for_each_topic() -> None:
@@ -72,8 +72,8 @@ def test_every_kind_of_sink_has_a_table_for_each_topic() -> None:
         Upsert(str.upper, key=["id"]),
         Append({"shop.a": "x"}.__getitem__, columns=["n"]),
     ]
-    made = with_topics(pipeline(*sinks), "shop.a")
-    assert [sink.tables for sink in made.sinks] == [("a",), ("a",), ("SHOP.A",), ("x",)]
+    bound = with_topics(pipeline(*sinks), "shop.a")
+    assert [sink.tables for sink in bound.sinks] == [("a",), ("a",), ("SHOP.A",), ("x",)]
 
 
 def test_braces_are_literal_where_topics_are_named() -> None:
@@ -101,10 +101,10 @@ def test_braces_are_literal_where_topics_are_named() -> None:
     lambda row: row[2],
 )
 def test_a_topic_without_a_table_says_why(row: tuple[Any, str, str]) -> None:
-    sink, topic, said = row
-    made = with_topics(pipeline(sink, Append("all", columns=["n"])), topic, "shop.a.b")
-    assert said in made.without_table[topic]
-    assert made.sinks_of(topic) == [sink for sink in made.sinks if sink.tables == ("all",)]
+    sink, topic, message = row
+    bound = with_topics(pipeline(sink, Append("all", columns=["n"])), topic, "shop.a.b")
+    assert message in bound.without_table[topic]
+    assert bound.sinks_of(topic) == [sink for sink in bound.sinks if sink.tables == ("all",)]
 
 
 def test_some_topics_are_a_pipeline_of_named_topics() -> None:
@@ -117,9 +117,9 @@ def test_some_topics_are_a_pipeline_of_named_topics() -> None:
 
 
 def test_an_empty_group_names_no_table() -> None:
-    made = with_topics(pipeline(topics=Pattern(r"shop(\.(?P<name>.*))?")), "shop", "shop.", "shop.a")
+    bound = with_topics(pipeline(topics=Pattern(r"shop(\.(?P<name>.*))?")), "shop", "shop.", "shop.a")
     why = "Append('{name}'): the name of topic 'shop' has nothing for the group 'name'"
-    assert made.without_table == {"shop": why, "shop.": why.replace("'shop'", "'shop.'")}
+    assert bound.without_table == {"shop": why, "shop.": why.replace("'shop'", "'shop.'")}
 
 
 def declared(**options: Any) -> Callable[[], Any]:
@@ -186,8 +186,8 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
 
 @for_each(REFUSED, lambda row: row[1])
 def test_what_is_refused_says_what_to_write(row: tuple[Callable[[], Any], str]) -> None:
-    make, said = row
-    with pytest.raises(ConfigError, match=re.escape(said)):
+    make, message = row
+    with pytest.raises(ConfigError, match=re.escape(message)):
         make()
 
 
@@ -196,7 +196,7 @@ def test_a_sink_of_a_users_own_takes_all_topics_that_match() -> None:
         def takes(self, topic: str) -> bool:
             return topic != "shop.a"
 
-    made = with_topics(pipeline(Others("t", columns=["n"])), "shop.a", "shop.b")
-    assert isinstance(made, AnyPipeline)
-    assert list(made.without_table) == ["shop.a"]
-    assert "no sink takes records of shop.a" in made.without_table["shop.a"]
+    bound = with_topics(pipeline(Others("t", columns=["n"])), "shop.a", "shop.b")
+    assert isinstance(bound, AnyPipeline)
+    assert list(bound.without_table) == ["shop.a"]
+    assert "no sink takes records of shop.a" in bound.without_table["shop.a"]

@@ -101,10 +101,10 @@ def test_nothing_public_takes_or_returns_a_private_type(name: str) -> None:
         })  # fmt: skip
         hints = typing.get_type_hints(own, names_for_types(value.__module__))
         private += [
-            f"{owner}: {found.__module__}.{found.__name__}"
+            f"{owner}: {class_.__module__}.{class_.__name__}"
             for hint in hints.values()
-            for found in classes(hint)
-            if id(found) not in TYPES
+            for class_ in classes(hint)
+            if id(class_) not in TYPES
         ]
     assert private == []
 

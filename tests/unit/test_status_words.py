@@ -74,7 +74,7 @@ def test_rows_with_usual_values_have_at_most_100_characters(capsys: pytest.Captu
     ages = (12, 12, 119)
     partitions = tuple(partition(n, timedelta(seconds=age)) for n, age in enumerate(ages, 126))
     group = GroupStatus("shop-payments", 12, None, partitions, (worker,), None)
-    lines = [Line(group, each) for each in partitions]
+    lines = [Line(group, partition) for partition in partitions]
     _print_group(group, lines)
     shown = capsys.readouterr().out.splitlines()
     assert "shop-payments/127  1234567890  1234567  59 min 59 s  47 h 59 min  12345" in shown[3]

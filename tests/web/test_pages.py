@@ -435,8 +435,8 @@ def test_pages_are_read_again_and_plans_are_not(console: Console, worker: Ledger
 
 def test_a_truncated_partition_is_no_part_of_the_box_of_those_that_retention_took() -> None:
     """The stored stop decides: headroom may be unknown, or of a later moment."""
-    at = datetime.now(UTC)
-    stops = [Stop("OffsetLost", 40, "m", (), at, log_end) for log_end in (90, 20, 90, None)]
+    now = datetime.now(UTC)
+    stops = [Stop("OffsetLost", 40, "m", (), now, log_end) for log_end in (90, 20, 90, None)]
     lines: list[Any] = [
         SimpleNamespace(position=SimpleNamespace(partition=Partition("t", n), stop=stop), headroom=None)
         for n, stop in enumerate(stops)

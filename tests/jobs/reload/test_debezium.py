@@ -164,19 +164,22 @@ def test_positions_order_the_changes_of_several_partitions(orders_group: OrdersG
     options = {"offset_column": "o", "order_by": "lsn", "provenance": {"partition": "p"}}
     pipeline = replica(orders_group, **options)
 
-    def at(op: str, id_: int, lsn: int) -> tuple[str, str | None]:
+    def change_at(op: str, id_: int, lsn: int) -> tuple[str, str | None]:
         return change(op, id_, lsn, connector="postgresql", lsn=lsn)
 
     key = key_of(id=3).decode()
     first = [
-        at("c", 1, 100),
-        at("c", 2, 101),
-        at("c", 3, 102),
-        at("c", 5, 103),
-        at("d", 5, 104),
+        change_at("c", 1, 100),
+        change_at("c", 2, 101),
+        change_at("c", 3, 102),
+        change_at("c", 5, 103),
+        change_at("d", 5, 104),
         (key_of(id=5).decode(), None),
     ]
-    orders_group.put([at("c", 1, 90), at("u", 2, 110), at("d", 3, 99), (key, None), at("c", 4, 115)], partition=1)
+    orders_group.put(
+        [change_at("c", 1, 90), change_at("u", 2, 110), change_at("d", 3, 99), (key, None), change_at("c", 4, 115)],
+        partition=1,
+    )
     if by == "worker":
         end = orders_group.put(first)
         worker = orders_group.run_worker(pipeline)
@@ -187,7 +190,7 @@ def test_positions_order_the_changes_of_several_partitions(orders_group: OrdersG
         batch(orders_group, pipeline, range_records=2).run()
     assert [row[:2] for row in orders_group.rows()] == [(1, 100), (2, 110), (3, 102), (4, 115)]
     assert orders_group.reload([pipeline], range_records=2).verify().is_empty
-    orders_group.put([at("u", 1, 99)])
+    orders_group.put([change_at("u", 1, 99)])
     with pytest.raises(
         ReloadRefused, match="the source's position goes back: 99 after 100, which column 'lsn' has: let"
     ):

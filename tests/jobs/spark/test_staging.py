@@ -307,8 +307,8 @@ def test_errors_survive_the_way_from_a_task_to_the_driver() -> None:
 )
 def test_a_missing_module_is_named_with_its_host(lost: str, where: str) -> None:
     error = RuntimeError(f"{lost}PythonException: Traceback\nModuleNotFoundError: No module named 'shop'")
-    said = missing_module(error)
-    assert str(said).startswith(f"Spark's Python workers{where} have no module 'shop' (this process may have it)")
+    message = missing_module(error)
+    assert str(message).startswith(f"Spark's Python workers{where} have no module 'shop' (this process may have it)")
 
 
 @pytest.mark.parametrize("master", ["local", "local[*]", "local[2,4]"])

@@ -24,8 +24,11 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 80
-# What a type alias of ours is an alias of, and its type variable.
-nitpick_ignore_regex = [(r"py:class", r"collections\.abc\.\w+"), (r"py:obj", r"seekpoint\.codecs\.(codec\.)?V")]
+# What a type alias of ours is an alias of, and its type variables.
+nitpick_ignore_regex = [
+    (r"py:class", r"((collections\.abc|starlette\.requests|sqlalchemy\.engine\.base)\.\w+|AsyncConnection)"),
+    (r"py:obj", r"seekpoint\.(codecs\.(codec\.)?|pipeline\.sink\.)[KV]"),
+]
 
 smartquotes = False  # two hyphens begin an option
 

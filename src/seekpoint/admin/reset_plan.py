@@ -58,7 +58,7 @@ class ResetPlan:
     """A reset of a group's positions as absolute offsets, for :meth:`Admin.apply`; ``consequences`` in words.
 
     ``counts_twice`` are the tables whose sums would count records twice: :meth:`Admin.apply` refuses the plan, and
-    :meth:`seekpoint.jobs.reload.Reload.reset` carries it out, with the tables rebuilt.
+    :meth:`seekpoint.jobs.Reload.reset` carries it out, with the tables rebuilt.
 
     It is valid for the cluster and topics that it was made for, until one of its partitions is reset, or the group is
     forgotten; ``last_forget`` is the id of the last forgetting. Positions may advance meanwhile, but not past a forward

@@ -165,7 +165,7 @@ def reload(
 
     ``resume`` is the id of a run that was left open by a crash or a transient error; the code must be the same.
     ``compared``, ``max_deletes``, ``allow_cascades`` and ``allow_inheritance`` are those of
-    :class:`~seekpoint.jobs.reload.Reload`, the other arguments those of :func:`run`.
+    :class:`~seekpoint.jobs.Reload`, the other arguments those of :func:`run`.
 
     ReloadRefused with every reason why the tables cannot be rebuilt, FrameFailed, ConfigError, RangeLost and
     TopicRecreated end the run; CutOverRefused, KafkaUnavailable and errors of database and Spark leave it open. In each

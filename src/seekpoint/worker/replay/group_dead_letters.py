@@ -164,7 +164,7 @@ class GroupDeadLetters:
         return None if first is None else open_at(self._dead_letters, dead_letter, first)
 
     def export(self, where: Where = Where()) -> Iterator[dict[str, Any]]:  # noqa: B008
-        """Complete dead letters as :func:`portable` dictionaries, one in memory at a time."""
+        """Complete dead letters as ``portable`` dictionaries, one in memory at a time."""
         for dead_letter in self.list(where):
             yield portable(self.get(dead_letter.id), self.ledger.group)
 
@@ -305,7 +305,7 @@ def portable(dead_letter: DeadLetter, group: str) -> dict[str, Any]:
 
 
 def portable_value(value: Any) -> Any:
-    """Convert a field's value for :func:`portable`."""
+    """Convert a field's value for ``portable``."""
     match value:
         case bytes():
             encoded = {"base64": b64encode(value).decode("ascii")}

@@ -27,6 +27,7 @@ from seekpoint import (
     Ledger,
     Limits,
     Partition,
+    Pattern,
     Pipeline,
     Poison,
     Position,
@@ -128,6 +129,8 @@ class OrderSink(Sink[Order, Any]):
 def types_come_from_the_codecs() -> None:
     assert_type(Pipeline("g", topics="t", value=Json(Order), handle=post), Pipeline[Order, bytes])
     assert_type(Pipeline("g", topics=["t", "u"], value=parse, handle=post), Pipeline[Order, bytes])
+    assert_type(Pipeline("g", topics=Pattern("t.*"), value=Json(Order), handle=post), Pipeline[Order, bytes])
+    assert_type(Pipeline("g", topics=Pattern("t.*"), value=parse, handle=post).with_topics("t"), Pipeline[Order, bytes])
     assert_type(Pipeline("g", topics="t", value=OrderByVersion(), handle=post), Pipeline[Order, bytes])
     assert_type(Pipeline("g", topics="t", value=Json(Order), key=Text(), handle=post_by_text), Pipeline[Order, str])
     assert_type(Pipeline("g", topics="t", value=Json(Order), key=Bytes(), handle=post), Pipeline[Order, bytes])
@@ -144,6 +147,7 @@ def types_come_from_the_codecs() -> None:
 def the_handlers_type_is_checked() -> None:
     Pipeline("g", topics="t", value=Json(Order), handle=post_refunds)  # type: ignore[arg-type]
     Pipeline("g", topics="t", value=parse, handle=post_refunds)  # type: ignore[arg-type]
+    Pipeline("g", topics=Pattern("t.*"), value=parse, handle=post_refunds)  # type: ignore[arg-type]
     Pipeline("g", topics="t", value=OrderByVersion(), handle=post_refunds)  # type: ignore[arg-type]
     Pipeline("g", topics="t", value=Avro(Order, registry="u"), handle=post_refunds)  # type: ignore[arg-type]
     Pipeline("g", topics="t", value=Json(Order), sinks=[Append("t")], handle=post_refunds)  # type: ignore[arg-type]
@@ -155,6 +159,9 @@ def the_handlers_type_is_checked() -> None:
 
 def the_rows_type_is_checked() -> None:
     Pipeline("g", topics="t", value=Json(Order), sinks=[Append("t", row=row), Append("u", rows=rows)])
+    Pipeline("g", topics=Pattern("t.*"), value=Json(Order), sinks=[Append(lambda topic: topic.upper(), row=row)])
+    Pipeline("g", topics=Pattern("t.*"), value=Json(Refund), sinks=[Append(str.upper, row=row)])  # type: ignore[arg-type]
+    Append(len)  # type: ignore[arg-type]
     Pipeline("g", topics="t", value=Json(Order), sinks=[Append("t"), Upsert("u", key=["id"]), AppendArrow("v")])
     Pipeline("g", topics="t", value=Json(Order), sinks=[Accumulate("t", key=["id"], add=["n"], row=row)])
     Pipeline("g", topics="t", value=Json(Refund), sinks=[Accumulate("t", key=["id"], add=["n"], row=row)])  # type: ignore[arg-type]

@@ -354,11 +354,11 @@ class Loop:
         """Subscribe to topics that were created since and match the pipeline's pattern."""
         if not (topics := self._finder.new_topics(monotonic())):
             return
+        self._assignment.add_topics(topics)  # first: if the client refuses, the topics count as new the next time
         for topic in topics:
             self._pipeline.add_topic(topic)
         self._writers.refresh()
         self._status.declared = self._declared()
-        self._assignment.add_topics(topics)
         self._announce(events.TopicsFound(topics=tuple(topics)))
 
     def _raise_if_strict(self) -> None:

@@ -116,8 +116,9 @@ class WorkerAssignment:
 
     def add_topics(self, topics: Collection[str]) -> None:
         """Subscribe to further topics, too."""
-        self._topics = self._checks.topics = (*self._topics, *topics)
-        self.join()
+        subscribed = (*self._topics, *topics)
+        self.client.subscribe(subscribed, self.partitions.on_assigned, self.partitions.on_revoked)
+        self._topics = self._checks.topics = subscribed
 
     def leave(self, deadline: float = 10.0) -> None:
         """Release every claim and leave the group; the next owners read uncommitted records again.

@@ -1,5 +1,5 @@
 # Everything runs from .venv, built from requirements.lock and nothing else. Needs Python 3.11 or newer, and make.
-.PHONY: style types users-types migrations-check help setup browser prometheus pgbouncer monitoring operators demo demo-poison demo-reload demo-spark test test-all soak check chaos properties bench docs site site-check ui-test ui-screenshots mutants lock clean
+.PHONY: style types users-types migrations-check help setup browser prometheus pgbouncer monitoring operators demo demo-poison demo-reload demo-spark demo-cdc test test-all soak check chaos properties bench docs site site-check ui-test ui-screenshots mutants lock clean
 .DEFAULT_GOAL := help
 
 # Where it is set, each process that a test starts compiles all that it imports: that took two thirds of the suite's time.
@@ -70,6 +70,9 @@ demo-reload: $(WITH_SPARK)  ## the same flights, the table rebuilt three times u
 
 demo-spark: $(WITH_SPARK)  ## the same flights through Spark's DataFrames, joined and added up; drivers and tasks killed, no checkpoint
 	$(DEMO) demo-spark $(ARGS)
+
+demo-cdc: $(READY)  ## a changing table, copied to another schema by Debezium and Kafka: workers and Kafka Connect killed, compared row by row
+	$(DEMO) demo-cdc $(ARGS)
 
 test: $(READY)  ## each promise once, on a real Kafka and a real Postgres; what it leaves out is in `make test-all`
 	$(MAKE) --no-print-directory -j 2 style types $(COMPILED) $(ARCHIVED)

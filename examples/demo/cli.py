@@ -15,6 +15,7 @@ REPORT = Path("demo-report.json")
 POISON_REPORT = Path("poison-report.json")
 RELOAD_REPORT = Path("reload-report.json")
 SPARK_REPORT = Path("spark-report.json")
+CDC_REPORT = Path("cdc-report.json")
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -110,6 +111,31 @@ def demo_spark(*, records: Records = None, as_json: AsJson = False) -> None:
         report = perform(RECORDS if records is None else records, console=Console(stderr=True))
         well = "Both tables equal the file, row by row: nothing lost, nothing twice, and no checkpoint."
         _tell(report, SPARK_REPORT, as_json, well)
+
+
+@app.command("demo-cdc")
+def demo_cdc(
+    *,
+    statements: Annotated[
+        int | None, typer.Option(help="Change the source by at least N statements.", show_default="20,000")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the changes.", show_default="2026")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a table that changes all the time to another schema, by Debezium and Kafka, while workers are killed.
+
+    Starts Postgres, Kafka and Kafka Connect with Debezium's connector and removes them at the end, kills workers inside
+    their transactions and Connect while it sends, compares both tables row by row, and writes cdc-report.json. Exits
+    with 1 if a row differs, or if a fault did not happen. Java 17 or newer is needed; Debezium's jars are fetched once.
+    """
+    with explained():
+        from demo.cdc.show import SEED, STATEMENTS, perform  # noqa: PLC0415
+
+        console = Console(stderr=True)
+        report = perform(
+            STATEMENTS if statements is None else statements, seed=SEED if seed is None else seed, console=console
+        )
+        _tell(report, CDC_REPORT, as_json, "The copy equals the source's table, row by row.")
 
 
 def _tell(report: _Report, file: Path, as_json: bool, well: str) -> None:

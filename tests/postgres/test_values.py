@@ -130,6 +130,12 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("varchar(20)", (1, 2), Refused("it takes no tuple")),
     ("xml", True, Refused("it takes no bool")),
     ("xml", (1, 2), Refused("it takes no tuple")),
+    ('"char"', "ab", Refused("'ab' is longer than the 1 bytes that the column keeps: make the column text")),
+    ('"char"', 12, Refused("12 is longer than the 1 bytes")),
+    ("name", "n" * 63, Stored("n" * 63)),
+    ("name", "ä" * 32, Refused("is longer than the 63 bytes that the column keeps")),
+    ("varchar(3)", "ab   ", Stored("ab ")),
+    ("char(3)", "ab   ", Stored("ab")),  # as text, without its spaces
     ("int", Level.HIGH, Stored("2")),
     ("int", Number.SEVEN, Stored("7")),
     ("int", 1.0, Refused("invalid input syntax for type integer")),
@@ -297,11 +303,15 @@ def outcome(
     return Stored(sink_tables.value("v::text", table))
 
 
+def _table(kind: str) -> str:
+    return f"of {kind}".replace('"', "")
+
+
 def failures(sink_tables: SinkTables, write_rows: Callable[..., None], cells: list[Any]) -> Iterator[str]:
     for kind in {cell[0] for cell in cells}:
-        sink_tables.create(f"id int PRIMARY KEY, v {own_type(sink_tables, kind)}", f"of {kind}")
+        sink_tables.create(f"id int PRIMARY KEY, v {own_type(sink_tables, kind)}", _table(kind))
     for kind, value, options, expected in cells:
-        got = outcome(sink_tables, write_rows, f"of {kind}", options, value)
+        got = outcome(sink_tables, write_rows, _table(kind), options, value)
         is_right = got == expected if isinstance(expected, Stored) else expected.message in getattr(got, "message", "")
         if not is_right:
             yield f"{value!r} into {kind}: {got}, not {expected}"

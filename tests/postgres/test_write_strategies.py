@@ -227,6 +227,12 @@ def _text(value: Any, _: Options) -> Any:
     return value
 
 
+def _of_one_byte(value: Any, _: Options) -> Any:
+    if len(value) > 1:
+        raise ValueError("a byte would be lost")
+    return value
+
+
 def _of_two_digits(value: Any, options: Options) -> Any:
     if not options.round and round(Decimal(str(value)), 2) != Decimal(str(value)):
         raise ValueError("a digit would be lost")
@@ -250,6 +256,7 @@ def _money(value: Any, options: Options) -> Any:
 
 RULES: Mapping[str, Callable[[Any, Options], Any]] = {
     **dict.fromkeys(("text", "varchar(3)", "mood", "int4range"), _text),
+    '"char"': _of_one_byte,
     "numeric(6,2)": _of_two_digits,
     "timestamp": _local,
     "money": _money,

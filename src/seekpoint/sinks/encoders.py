@@ -12,6 +12,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Context, Decimal, InvalidOperation
 from enum import Enum
+from functools import partial
 from types import NoneType
 from typing import Any
 from uuid import UUID
@@ -51,6 +52,7 @@ from seekpoint.sinks.times import (
 # Types whose input refuses any text that is not one of their values: bool, bytea, integers, floats, interval, uuid,
 # addresses.
 _STRICT = frozenset({BOOL, BYTEA, 20, 21, 23, 26, 700, 701, 1186, 2950, 869, 650, 829, 774})
+_MOST_BYTES = {18: 1, 19: 63}  # of a "char" and a name, to which the server cuts a longer text
 _WIDE = Context(prec=200_000)  # more than a numeric has
 _ZONED = frozenset({TIMETZ, TIMESTAMPTZ})
 _TIMES = {DATE: DATE_CONVERTS, TIME: TIME_CONVERTS, TIMETZ: ZONED_CONVERTS, TIMESTAMPTZ: ZONED_CONVERTS}
@@ -138,7 +140,9 @@ class ColumnEncoder:
         self._name, self._type, self._allowed = name, column, allowed
         self._adapters, self._encoding, self._event_rules = adapters, encoding, event_rules
         self._quantum = None if column.dimensions or column.scale is None else Decimal(1).scaleb(-column.scale)
-        is_text = column.item in _ZONED or (column.category == "S" and column.kind == "b")
+        is_text = column.item in _ZONED or (
+            column.category == "S" and column.kind == "b" and column.item not in _MOST_BYTES
+        )
         self._takes_texts = is_text and not column.dimensions and event_rules is None
         self._as_is: set[type] = {NoneType}
         self._converts: dict[type, Convert] = {}
@@ -227,7 +231,9 @@ class ColumnEncoder:
         if column.item == NUMERIC:
             return self._scaled(kind)
         converts = self._times()
-        return next((converts[base] for base in kind.__mro__ if base in converts), None)
+        most = _MOST_BYTES.get(column.item)
+        otherwise = None if most is None else partial(_whole, most)
+        return next((converts[base] for base in kind.__mro__ if base in converts), otherwise)
 
     def _times(self) -> Mapping[type, Convert]:
         if self._type.item == TIMESTAMP:
@@ -294,6 +300,13 @@ def _texts(items: Sequence[Any]) -> list[Any]:
     return [
         _texts(item) if isinstance(item, list) else None if item is None else _TEXT[type(item)](item) for item in items
     ]
+
+
+def _whole(most: int, value: Any) -> Any:
+    """The value, if its text has at most ``most`` bytes."""
+    if len(str(value).encode()) > most:
+        raise ValueError(f"{_short(value)} is longer than the {most} bytes that the column keeps: make the column text")
+    return value
 
 
 def _short(value: object) -> str:

@@ -1,18 +1,20 @@
-"""Kills drivers and tasks of a stream of DataFrames, round by round, while records arrive.
+"""Kills drivers, executors and tasks of a stream of DataFrames, round by round, while records arrive.
 
-After each round the tables' counts are compared with the positions in one snapshot; at the end all rows with those
-that a plain loop computes.
+After each round, positions and rows of one snapshot are compared: the tables must have exactly the rows that a plain
+loop computes from the records before these positions.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 import signal
 import tempfile
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,13 +28,22 @@ from confluent_kafka.cimpl import NewTopic
 from sqlalchemy import create_engine
 
 from seekpoint import schema as ledger_schema
-from seekpoint.testing.child_process import ChildProcess
+from seekpoint.errors import Fenced
+from seekpoint.testing.child_process import ChildProcess, start_python
 from seekpoint.testing.servers.postgres import PostgresServer
+from support.cli_jobs import COMMAND
 from support.frames_process import FramesProcess
 from support.reload_orders import OrdersGroup
 from support.waiting import until
 
-FAULTS = ("driver", "step", "two drivers", "tasks")
+#: Each with what is in the command line of the processes that it kills, apart from the driver.
+FAULTS = {
+    "driver": "",
+    "step": "",
+    "two drivers": "",
+    "tasks": "pyspark.daemon",
+    "executor": "CoarseGrainedExecutorBackend",
+}
 STEPS = ("opened", "staging", "turn staged", "staged", "turn cut_over", "applied")
 PARTITIONS = 2
 ROUND = 200  # records of each partition
@@ -71,28 +82,34 @@ stream = SparkPipeline({group!r}, topics={topic!r}, value=Json(Order),
     inputs={{"customers": ({schema!r}, "customers")}}, frames={{
         "entries": Frame(entries, Append(({schema!r}, "entries"))), "sales": Frame(by_region, sales)}})
 """
-AT_ONCE = """
-SELECT (SELECT coalesce(sum(next_offset), 0) FROM {schema}.partition_offset), (SELECT count(*) FROM {schema}.entries),
-    (SELECT coalesce(sum(orders), 0) FROM {schema}.sales)
+SNAPSHOT = """
+SELECT (SELECT json_object_agg(partition, next_offset) FROM {schema}.partition_offset),
+    (SELECT json_agg(json_build_array(id, amount, at)) FROM {schema}.entries),
+    (SELECT json_agg(json_build_array(region, cents, orders, first_at, last_at)) FROM {schema}.sales)
 """
+PASSED = "SELECT coalesce(sum(next_offset), 0) FROM {schema}.partition_offset"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One round of the schedule: the fault comes when ``share`` of the round's records are applied."""
+    """One round: the fault comes ``delay`` seconds after ``share`` of the round's records are applied."""
 
     number: int
     fault: str
     step: str
     share: float
+    delay: float
 
 
 def draw_schedule(seed: int, rounds: int) -> list[Plan]:
     """Draw the rounds: faults equally often (or one off), in any order."""
     chance, faults = Random(seed), list[str]()
     while len(faults) < rounds:
-        faults += chance.sample(FAULTS, len(FAULTS))
-    return [Plan(n + 1, faults[n], chance.choice(STEPS), chance.uniform(0.1, 0.9)) for n in range(rounds)]
+        faults += chance.sample([*FAULTS], len(FAULTS))
+    return [
+        Plan(n + 1, faults[n], chance.choice(STEPS), chance.uniform(0.1, 0.9), chance.uniform(0, 2))
+        for n in range(rounds)
+    ]
 
 
 @dataclass
@@ -109,7 +126,7 @@ class StreamChaos:
 
     def __enter__(self) -> Self:
         self._chance, self._stack = Random(self.seed), ExitStack()
-        name = f"chaos-{secrets.token_hex(4)}"
+        name = f"chaos_{secrets.token_hex(4)}"
         engine = create_engine(self.postgres.url, pool_pre_ping=True)
         self._stack.callback(engine.dispose)
         ledger_schema.upgrade(engine, schema=name)
@@ -117,13 +134,12 @@ class StreamChaos:
         admin.create_topics([NewTopic(name, PARTITIONS, 1)], operation_timeout=20)[name].result(30)
         self._producer = Producer({"bootstrap.servers": self.bootstrap})
         unused: Any = None
-        self._orders_group = OrdersGroup(engine, self.bootstrap, f'"{name}"', name, name, unused, unused)
+        self._orders_group = OrdersGroup(engine, self.bootstrap, name, name, name, unused, unused)
         self._orders_group.execute(TABLES)
         self._modules = Path(tempfile.mkdtemp(prefix="seekpoint-stream-chaos-"))
         self._stack.callback(shutil.rmtree, self._modules, ignore_errors=True)
         source = PIPELINE.format(schema=name, group=name, topic=name)
         (self._modules / "streams.py").write_text(source, encoding="utf-8")
-        self._name = name
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -133,58 +149,58 @@ class StreamChaos:
 
     def round(self, plan: Plan) -> None:
         """Produce, wait until a share is applied, inject the fault, and compare."""
-        before = self.produced
+        before, killed = self.produced, self.killed[plan.fault]
         self._produce()
-        target = before + int((self.produced - before) * plan.share)
-        step = plan.step if plan.fault == "step" else ""
-        driver = self._driver(step=step)
-        try:
-            if plan.fault == "step":
-                driver.kill_where_it_waits()
-            else:
-                self._await(driver, target)
-                self._do(plan.fault, driver)
-        finally:
-            driver.close()
-        self.killed[plan.fault] += 1
-        self._compare_at_once(plan)
-        self.show(f"round {plan.number}: {plan.fault} {step}, {self._at_once()[0]:,} of {self.produced:,} applied")
+        if plan.fault == "step":
+            self._halted(plan.step).kill_where_it_waits()
+            self.killed["step"] += 1
+        else:
+            driver = self._driver("local-cluster[2,1,1024]" if plan.fault == "executor" else "local[2,4]")
+            try:
+                self._await(driver, before + int((self.produced - before) * plan.share))
+                threading.Event().wait(plan.delay)  # else each fault came shortly after a COMMIT
+                self._inject(plan.fault, driver)
+            finally:
+                driver.close()
+        passed, kills = self._compare(f"round {plan.number} ({plan.fault})"), self.killed[plan.fault] - killed
+        what = f"{plan.fault} {plan.step}" if plan.fault == "step" else f"{plan.fault} ({kills} killed)"
+        self.show(f"round {plan.number}: {what}, {passed:,} of {self.produced:,} applied")
 
-    def _do(self, fault: str, driver: ChildProcess) -> None:
-        if fault == "tasks":
-            self._kill_tasks(driver)
+    def _inject(self, fault: str, driver: ChildProcess) -> None:
+        if fault == "driver":
+            self.killed[fault] += driver.exit_code is None and driver.kill() == -signal.SIGKILL
         elif fault == "two drivers":
             newer = self._driver()
             try:
                 until(lambda: driver.exit_code is not None, "the older driver is fenced, and ends", PATIENCE)
             finally:
                 newer.close()
+            self.killed[fault] += driver.exit_code == 1 and Fenced.code in driver.errors
+        else:
+            self._kill_children(driver, fault, FAULTS[fault])
+            self._await(driver, self.produced)
 
-    def _kill_tasks(self, driver: ChildProcess) -> None:
-        """SIGKILL Python processes that run the driver's tasks, and wait until the stream has applied all records."""
-        hit = 0
+    def _kill_children(self, driver: ChildProcess, what: str, pattern: str) -> None:
+        """SIGKILL some of the driver's processes with this text in their command lines."""
+        processes = []
         for process in psutil.Process(driver.pid).children(recursive=True):
             with suppress(psutil.Error):
-                if "pyspark.daemon" in process.cmdline() and self._chance.random() < 0.8:
-                    process.send_signal(signal.SIGKILL)
-                    hit += 1
-        if not hit:
-            self._found("no task's process was found")
-        self._await(driver, self.produced)
+                if any(pattern in word for word in process.cmdline()):
+                    processes.append(process)
+        for process in self._chance.sample(processes, self._chance.randint(min(1, len(processes)), len(processes))):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+                self.killed[what] += 1
 
     def finish(self) -> None:
-        """Let one more driver apply the rest, and compare all rows with a plain loop's."""
+        """Let one more driver apply the rest, and compare."""
         driver = self._driver(streams=False)
         try:
             until(lambda: driver.exit_code is not None, "the last driver ends", PATIENCE)
         finally:
             driver.close()
-        if (entries := self._rows("SELECT id, amount, at FROM {schema}.entries")) != sorted(self._all()):
-            lost, twice = Counter(self._all()) - Counter(entries), Counter(entries) - Counter(self._all())
-            self._found(f"entries: {lost.total()} lost, {twice.total()} twice or strange")
-        query = "SELECT region, cents, orders, first_at, last_at FROM {schema}.sales"
-        if (stored := self._rows(query)) != (wanted := expected_sales([*self._all()])):
-            self._found(f"sales: {stored} instead of {wanted}")
+        if (passed := self._compare("at the end")) != self.produced:
+            self._found(f"at the end: {passed} of {self.produced} are applied: {driver.errors[-2000:]}")
 
     # -- what is asked --------------------------------------------------------------------------------------------
 
@@ -193,12 +209,8 @@ class StreamChaos:
         """How many records were produced."""
         return sum(map(len, self.records))
 
-    def _all(self) -> Iterator[tuple[int, int, int]]:
-        return (record for log in self.records for record in log)
-
-    def _at_once(self) -> tuple[int, int, int]:
-        (row,) = self._orders_group.execute(AT_ONCE)
-        return int(row[0]), int(row[1]), int(row[2])
+    def _passed(self) -> int:
+        return int(self._orders_group.execute(PASSED)[0][0])
 
     def _found(self, finding: str) -> None:
         """Record a failure, and show it."""
@@ -208,24 +220,39 @@ class StreamChaos:
     def _await(self, driver: ChildProcess, count: int) -> None:
         """Wait until ``count`` records are passed; record a failure if the driver ends before."""
         until(
-            lambda: self._at_once()[0] >= count or driver.exit_code is not None,
+            lambda: self._passed() >= count or driver.exit_code is not None,
             f"{count} records are passed, seed {self.seed}",
             PATIENCE,
         )
-        if self._at_once()[0] < count:
+        if self._passed() < count:
             self._found(f"a driver ended before {count} records were passed: {driver.errors[-2000:]}")
 
-    def _compare_at_once(self, plan: Plan) -> None:
-        position, entries, orders = self._at_once()
-        if not position == entries == orders:
-            self._found(f"round {plan.number} ({plan.fault}): {position} passed, {entries} rows, {orders} in sums")
+    def _compare(self, when: str) -> int:
+        """Compare the tables with the records before the positions, in one snapshot; returns their number."""
+        ((offsets, entries, sales),) = self._orders_group.execute(SNAPSHOT)
+        ends = {int(partition): offset for partition, offset in (offsets or {}).items()}
+        passed = [record for partition, log in enumerate(self.records) for record in log[: ends.get(partition, 0)]]
+        wanted, rows = Counter(passed), Counter(map(tuple, entries or []))
+        if wanted != rows:
+            lost, twice = wanted - rows, rows - wanted
+            self._found(f"{when}, entries: {lost.total()} lost, {twice.total()} twice or strange")
+        if (sums := sorted(map(tuple, sales or []))) != (expected := expected_sales(passed)):
+            self._found(f"{when}, sales: {sums} instead of {expected}")
+        return len(passed)
 
-    def _rows(self, query: str) -> list[tuple[Any, ...]]:
-        return sorted(self._orders_group.execute(query))
+    def _halted(self, step: str) -> FramesProcess:
+        """A driver that halts at a step."""
+        what = {"streams": True, "max_records": 70, "step": step}
+        return FramesProcess(self._orders_group, "streams:stream", self._modules, **what)
 
-    def _driver(self, *, streams: bool = True, step: str = "") -> FramesProcess:
-        order: Any = _Servers(self._orders_group, self._name)
-        return FramesProcess(order, "streams:stream", self._modules, streams=streams, max_records=70, step=step)
+    def _driver(self, master: str = "local[2,4]", *, streams: bool = True) -> ChildProcess:
+        """The command ``seekpoint spark run``, as a stream or over the available records."""
+        until_when = ["--trigger", "1s"] if streams else ["--available-now"]
+        words = ["spark", "run", "streams:stream", "--master", master, "--max-records", "70", *until_when]
+        words += ["--spark-conf", "spark.sql.shuffle.partitions=2"]
+        path = os.pathsep.join([str(self._modules), os.environ.get("PYTHONPATH", "")])
+        command = [*COMMAND[1:], *words, *self._orders_group.server_options]
+        return ChildProcess(start_python(*command, env={"PYTHONPATH": path}))
 
     def _produce(self) -> None:
         for partition, log in enumerate(self.records):
@@ -233,16 +260,9 @@ class StreamChaos:
                 record = (self._chance.randrange(10_000), self._chance.randrange(-500, 1_000), len(log))
                 log.append(record)
                 value = json.dumps(dict(zip(("id", "amount", "at"), record, strict=True)))
-                self._producer.produce(self._name, value=value, partition=partition)
+                self._producer.produce(self._orders_group.topic, value=value, partition=partition)
         if self._producer.flush(60):
             raise RuntimeError("the brokers did not take all records")
-
-
-class _Servers:
-    """The group's servers, with the schema's name without quotes, as a process takes them."""
-
-    def __init__(self, orders_group: OrdersGroup, name: str) -> None:
-        self.engine, self.brokers, self.schema, self.group = orders_group.engine, orders_group.brokers, name, name
 
 
 def expected_sales(records: Sequence[tuple[int, int, int]]) -> list[tuple[str, int, int, int, int]]:
@@ -260,6 +280,6 @@ def run(postgres: PostgresServer, bootstrap: str, *, rounds: int, seed: int, sho
         for plan in draw_schedule(seed, rounds):
             chaos.round(plan)
         chaos.finish()
-        show(f"{chaos.produced:,} records, killed: {dict(chaos.killed)}; seed {seed}")
+        show(f"{chaos.produced:,} records, {len(chaos.findings)} failures, killed: {dict(chaos.killed)}; seed {seed}")
         missing = [fault for fault in FAULTS if rounds >= len(FAULTS) and not chaos.killed[fault]]
-        return [*chaos.findings, *(f"no round of {fault!r}: this proves nothing about it" for fault in missing)]
+        return [*chaos.findings, *(f"no kill of {fault!r}: this proves nothing about it" for fault in missing)]

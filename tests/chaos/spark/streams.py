@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -11,14 +12,16 @@ if __name__ == "__main__":  # run by path: the packages are in the folder above
 
 from chaos.spark.stream_chaos import run
 from seekpoint.testing.servers.pair import start_pair
+from support.quick_java import QUICK_JAVA
 
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description="Kill drivers and tasks of a stream of DataFrames again and again.")
+    parser = argparse.ArgumentParser(description="Kill drivers, executors and tasks of a stream of DataFrames.")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, required=True)
     args = parser.parse_args()
+    os.environ |= {**QUICK_JAVA, **os.environ}
     with start_pair(own=True) as pair:
         print(f"stream chaos: seed {args.seed}, {args.rounds} rounds, {pair.describe()}", flush=True)
         findings = run(

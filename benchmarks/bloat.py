@@ -21,8 +21,8 @@ from uuid import uuid4
 import psycopg
 from sqlalchemy import Connection, create_engine, text
 
-from seekpoint import Ledger, schema
-from seekpoint.ledger import Claim, Move
+from seekpoint import schema
+from seekpoint.ledger import Claim, GroupLedger, Move
 from seekpoint.records import Partition
 from stage import Stage, arguments, median_ms, say, servers
 
@@ -44,7 +44,7 @@ class Churn:
         self.schema, self._moved = f"bloat_{stage.name}_{name}", moved
         self._engine = create_engine(stage.url, connect_args={"options": "-c synchronous_commit=off"})
         schema.upgrade(self._engine, schema=self.schema)
-        self._ledger = Ledger(self._engine, "bench", schema=self.schema)
+        self._ledger = GroupLedger(self._engine, "bench", schema=self.schema)
         wanted = [Partition(TOPIC, number) for number in range(partitions)]
         claimed = self._ledger.claim(
             wanted, {TOPIC: TOPIC_ID}, cluster_id=CLUSTER, start=lambda _: dict.fromkeys(wanted, 0)

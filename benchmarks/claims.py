@@ -3,7 +3,7 @@
 python benchmarks/claims.py [--partitions N] [--rounds N] [--claims-only] [--quick]
 
 Needs only Postgres. Two owners alternately claim all partitions at once, as in a rebalance: rows have the time of
-``Ledger.claim``, and the server's time for its statement. Other transactions only hold all active partitions and
+``GroupLedger.claim``, and the server's time for its statement. Other transactions only hold all active partitions and
 advance some. Both run on a ledger that was never analyzed, as a new one, and on an analyzed one, with autovacuum off.
 Rows show whether a plan reads the whole ledger, which is right only for a few rows. The positions are checked at the
 end.
@@ -20,8 +20,8 @@ from uuid import uuid4
 
 from sqlalchemy import Engine, create_engine, event, text
 
-from seekpoint import Ledger, schema
-from seekpoint.ledger import Claim, Expected, Move
+from seekpoint import schema
+from seekpoint.ledger import Claim, Expected, GroupLedger, Move
 from seekpoint.postgres import round_trip
 from seekpoint.postgres.session import Session
 from seekpoint.records import Partition
@@ -81,7 +81,7 @@ def ledger(stage: Stage, *, analyzed: bool, partitions: int) -> Iterator[tuple[E
     schema.upgrade(engine, schema=name)
     with engine.begin() as tx:
         tx.execute(text(f"ALTER TABLE {name}.partition_offset SET (autovacuum_enabled = off)"))
-    _claim(Ledger(engine, "bench", schema=name), partitions)
+    _claim(GroupLedger(engine, "bench", schema=name), partitions)
     if analyzed:
         with engine.begin() as tx:
             tx.execute(text(f"ANALYZE {name}.partition_offset"))
@@ -96,11 +96,11 @@ def ledger(stage: Stage, *, analyzed: bool, partitions: int) -> Iterator[tuple[E
         engine.dispose()
 
 
-def _claim(ledger_: Ledger, count: int) -> list[Claim]:
+def _claim(ledger_: GroupLedger, count: int) -> list[Claim]:
     return list(_granted(ledger_, [Partition(TOPIC, number) for number in range(count)]).values())
 
 
-def _granted(ledger_: Ledger, wanted: Sequence[Partition]) -> Mapping[Partition, Claim]:
+def _granted(ledger_: GroupLedger, wanted: Sequence[Partition]) -> Mapping[Partition, Claim]:
     claimed = ledger_.claim(wanted, {TOPIC: TOPIC_ID}, cluster_id=CLUSTER, start=lambda _: dict.fromkeys(wanted, 0))
     assert len(claimed.granted) == len(wanted)
     return claimed.granted
@@ -111,7 +111,7 @@ def claims(stage: Stage, partitions: int, rounds: int) -> None:
     for analyzed, shown in ANALYZED.items():
         with ledger(stage, analyzed=analyzed, partitions=partitions) as (engine, name):
             spy = Spy(engine)
-            owners = [Ledger(engine, "bench", schema=name) for _ in range(2)]
+            owners = [GroupLedger(engine, "bench", schema=name) for _ in range(2)]
             seconds: list[float] = []
             planning: list[float] = []
             running: list[float] = []
@@ -140,7 +140,7 @@ def claims(stage: Stage, partitions: int, rounds: int) -> None:
         seconds = []
         for n in range(rounds):
             began = perf_counter()
-            _claim(Ledger(engine, f"new-{n}", schema=name), partitions)
+            _claim(GroupLedger(engine, f"new-{n}", schema=name), partitions)
             seconds.append(perf_counter() - began)
         say(
             "claim",
@@ -156,10 +156,10 @@ def commits(stage: Stage, active: int, sizes: list[int], rounds: int) -> None:
     for analyzed, shown in ANALYZED.items():
         for touched in sizes:
             with ledger(stage, analyzed=analyzed, partitions=active) as (engine, name):
-                _commits(Ledger(engine, "bench", schema=name), shown, active, touched, rounds)
+                _commits(GroupLedger(engine, "bench", schema=name), shown, active, touched, rounds)
 
 
-def _commits(ledger_: Ledger, shown: str, active: int, touched: int, rounds: int) -> None:
+def _commits(ledger_: GroupLedger, shown: str, active: int, touched: int, rounds: int) -> None:
     session, held = Session(ledger_.engine), {c.partition: c for c in _claim(ledger_, active)}
     seconds: dict[str, list[float]] = {"hold": [], "advance": [], "commit": [], "whole": []}
     warm = 10  # the driver prepares a statement at its fifth use
@@ -197,7 +197,7 @@ def _commits(ledger_: Ledger, shown: str, active: int, touched: int, rounds: int
     )
 
 
-def _explain_hold(ledger_: Ledger, held: dict[Partition, Claim]) -> tuple[float, float, bool]:
+def _explain_hold(ledger_: GroupLedger, held: dict[Partition, Claim]) -> tuple[float, float, bool]:
     """The times and plan of the statement that holds these claims."""
     spy = Spy(ledger_.engine)
     with ledger_.begin() as tx:

@@ -10,7 +10,7 @@ import json
 import statistics
 
 from append import pipeline
-from seekpoint import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.worker import worker as running
 from setting import BATCH, LIMIT, upgrade
 from subject import check, fresh_table, row
@@ -20,7 +20,7 @@ from worker_pool import Run, work
 PAIRS = 5
 
 
-def turn(kind: type[Ledger]) -> Run:
+def turn(kind: type[GroupLedger]) -> Run:
     """Move all records once, with this ledger."""
     running.Ledger = kind  # type: ignore[attr-defined]  # the one that Worker makes
     fresh_table()
@@ -32,19 +32,19 @@ def turn(kind: type[Ledger]) -> Run:
 def main() -> None:
     """Measure in pairs, in alternating order."""
     upgrade()
-    turn(Ledger)  # imports, the ledger's tables in cache
-    runs: dict[type[Ledger], list[Run]] = {Ledger: [], Silent: []}
+    turn(GroupLedger)  # imports, the ledger's tables in cache
+    runs: dict[type[GroupLedger], list[Run]] = {GroupLedger: [], Silent: []}
     for n in range(PAIRS):
-        for kind in (Ledger, Silent) if n % 2 else (Silent, Ledger):
+        for kind in (GroupLedger, Silent) if n % 2 else (Silent, GroupLedger):
             runs[kind].append(turn(kind))
-    with_it, without = ([run.ended - run.began for run in runs[kind]] for kind in (Ledger, Silent))
-    records = sum(run.records for run in runs[Ledger])
+    with_it, without = ([run.ended - run.began for run in runs[kind]] for kind in (GroupLedger, Silent))
+    records = sum(run.records for run in runs[GroupLedger])
     line = row(
         "ledger",
         f"Append, {BATCH:,} a transaction, with hold and advance",
         records,
         sum(with_it),
-        sum(run.cpu_seconds for run in runs[Ledger]),
+        sum(run.cpu_seconds for run in runs[GroupLedger]),
         pairs=PAIRS,
         without_records_per_second=round(records / sum(without)),
         of_without=round(statistics.median(b / a for a, b in zip(with_it, without, strict=True)), 3),

@@ -31,8 +31,8 @@ STAGES = {
     "values to rows": "seekpoint.sinks.table_writer:TableWriter.value_rows",
     "rows to COPY": "seekpoint.sinks.copy:_Copy.write",
     "the end of COPY": "psycopg:Copy.__exit__",
-    "hold": "seekpoint.ledger:Ledger.hold",
-    "advance": "seekpoint.ledger:Ledger.advance",
+    "hold": "seekpoint.ledger:GroupLedger.hold",
+    "advance": "seekpoint.ledger:GroupLedger.advance",
     "COMMIT": "psycopg:Connection.commit",
 }
 REST = "the rest of the loop"

@@ -15,8 +15,9 @@ from sqlalchemy import Engine, create_engine, text
 
 from peers import kinds
 from peers.kinds import Kind
-from seekpoint import Append, Json, Ledger, Pipeline, schema
+from seekpoint import Append, Json, Pipeline, schema
 from seekpoint.kafka.ranges import topic_ids
+from seekpoint.ledger import GroupLedger
 from seekpoint.records import Partition
 from setting import BROKERS, TABLE, URL
 
@@ -47,7 +48,7 @@ def apply_all(engine: Engine, kind: Kind) -> None:
     with engine.begin() as tx:
         tx.execute(text("UPDATE seekpoint.consumer_group SET tables = '{}'"))
     ends = {Partition(kind.name, number): end for number, end in kinds.ends(kind, BROKERS).items()}
-    own = Ledger(engine, os.environ[GROUP], version=2)
+    own = GroupLedger(engine, os.environ[GROUP], version=2)
     ids = {topic: topic_id for topic, topic_id in topic_ids(KAFKA, [kind.name]).items() if topic_id is not None}
     claimed = own.claim(list(ends), ids, cluster_id="benchmark", start=lambda _: dict.fromkeys(ends, 0))
     assert len(claimed.granted) == len(ends)

@@ -20,10 +20,10 @@ import msgspec
 import psycopg
 from sqlalchemy import Connection, create_engine
 
-from seekpoint import Ledger, Limits, Pipeline, schema
+from seekpoint import Limits, Pipeline, schema
 from seekpoint.events import Announcer
 from seekpoint.kafka.identity import Answer
-from seekpoint.ledger import Claim, Expected, Move
+from seekpoint.ledger import Claim, Expected, GroupLedger, Move
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.postgres.round_trip import Statement, begin_and_run
 from seekpoint.records import Partition, RawRecord
@@ -39,10 +39,10 @@ VALUES = [msgspec.json.encode(record) for record in islice(KIND.make(10_000), 10
 RECORDS = list(KIND.make(10_000))
 
 
-class Silent(Ledger):
+class Silent(GroupLedger):
     """Confirms everything, and writes nothing."""
 
-    def hold(self, tx: Connection, expected: Sequence[Expected]) -> str:  # noqa: ARG002 -- as Ledger has it
+    def hold(self, tx: Connection, expected: Sequence[Expected]) -> str:  # noqa: ARG002 -- as GroupLedger has it
         return ""
 
     def advance(
@@ -62,7 +62,7 @@ class Silent(Ledger):
 class Unit:
     """Commits ``size`` records at each call. ``make`` makes the pipeline for a group."""
 
-    def __init__(self, make: Callable[[str], Pipeline], size: int, kind: type[Ledger] = Ledger) -> None:
+    def __init__(self, make: Callable[[str], Pipeline], size: int, kind: type[GroupLedger] = GroupLedger) -> None:
         pipeline = make(f"unit-{secrets.token_hex(4)}")
         # Without the ledger's statements nothing else would set synchronous_commit.
         options = f"-c synchronous_commit={'on' if pipeline.synchronous_commit else 'off'}"

@@ -27,8 +27,9 @@ from uuid import uuid4
 import psycopg
 from sqlalchemy import create_engine
 
-from seekpoint import Ledger, Partition, schema
+from seekpoint import Partition, schema
 from seekpoint.errors import NotApplied
+from seekpoint.ledger import GroupLedger
 from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
 
 TOPIC, GROUP, ROOM = "orders", "bench", 500_000
@@ -110,14 +111,14 @@ def way(name: str, server: PostgresServer, committers: int, waiters: int) -> Ite
         listener.close()
     elif name == "looks":
         engine = create_engine(server.url, pool_size=waiters)
-        ledger = Ledger(engine, GROUP)
+        ledger = GroupLedger(engine, GROUP)
         yield lambda number, offset: _look(ledger, number, offset)
         engine.dispose()
     else:
         yield None
 
 
-def _look(ledger: Ledger, number: int, offset: int) -> None:
+def _look(ledger: GroupLedger, number: int, offset: int) -> None:
     ledger.wait_until_applied(TOPIC, number, offset, timeout=2)
 
 
@@ -182,7 +183,7 @@ def prepare(url: str, partitions: int) -> None:
     engine = create_engine(url)
     schema.upgrade(engine)
     every = {Partition(TOPIC, n): 0 for n in range(partitions)}
-    Ledger(engine, GROUP).claim(every, {TOPIC: uuid4()}, cluster_id="bench", start=lambda _: every)
+    GroupLedger(engine, GROUP).claim(every, {TOPIC: uuid4()}, cluster_id="bench", start=lambda _: every)
     engine.dispose()
 
 

@@ -364,7 +364,7 @@ class TopicRecreated(PartitionStopped):
     @classmethod
     def of(cls, group: str, partition: Partition, offset: int, *, stored: UUID, topic_id: UUID) -> Self:
         """The error for a position of the group that belongs to topic id ``stored``; it lists the choices."""
-        beginning = remedies.restart_topic(group, partition, topic_id)
+        beginning = remedies.accept_topic(group, partition.topic, "--from-beginning")
         elsewhere = remedies.accept_topic(group, partition.topic, "--at OFFSET")
         return cls(
             partition,

@@ -1,10 +1,9 @@
-"""Commands that messages quote for operators, with the method of ``Ledger`` if it helps."""
+"""Commands that messages quote for operators."""
 
 from __future__ import annotations
 
 import re
 from shlex import quote
-from uuid import UUID
 
 from seekpoint.records import Partition
 
@@ -30,7 +29,7 @@ def undo_forget(group: str) -> str:
 
 def reset_to_offset(group: str, partition: Partition) -> str:
     """Reset one partition to an offset that the operator chooses."""
-    return f"{reset_to(group, partition, 'OFFSET')} (or {_method(partition, '<offset>')}, log=None, reason=...))"
+    return reset_to(group, partition, "OFFSET")
 
 
 def reset_to(group: str, partition: Partition, offset: int | str) -> str:
@@ -38,28 +37,19 @@ def reset_to(group: str, partition: Partition, offset: int | str) -> str:
     return f"seekpoint offsets reset {quote(group)} --topic {quote(_place(partition))} --to-offset {offset} {_DO_IT}"
 
 
-def skip_record(group: str, partition: Partition, offset: int) -> str:
-    """Skip the record at this offset, at which the partition has stopped."""
-    command = f"seekpoint offsets reset {quote(group)} --topic {quote(_place(partition))} --after-failed {_DO_IT}"
-    return f"{command} (or {_method(partition, offset + 1)}, log=None, lost='poison', reason=...))"
+def skip_record(group: str, partition: Partition) -> str:
+    """Skip the record at which the partition has stopped."""
+    return f"seekpoint offsets reset {quote(group)} --topic {quote(_place(partition))} --after-failed {_DO_IT}"
 
 
-def accept_lost(group: str, partition: Partition, to: int, log: tuple[int, int], lost: str | None = None) -> str:
-    """Accept that the log no longer has some records, and continue at ``to``."""
-    why = "" if lost is None else f"lost={lost!r}, "
-    command = f"seekpoint lost accept {quote(group)} {quote(_place(partition))} {_DO_IT}"
-    return f"{command} (or {_method(partition, to)}, log={log}, {why}reason=...))"
+def accept_lost(group: str, partition: Partition) -> str:
+    """Accept that the log no longer has some records, and continue after them."""
+    return f"seekpoint lost accept {quote(group)} {quote(_place(partition))} {_DO_IT}"
 
 
 def accept_truncated(group: str, partition: Partition) -> str:
     """Accept the loss of truncated records, and continue at an offset that the operator names."""
     return f"seekpoint lost accept {quote(group)} {quote(_place(partition))} --to-offset OFFSET {_DO_IT}"
-
-
-def restart_topic(group: str, partition: Partition, topic_id: UUID) -> str:
-    """Read a topic that was created again, from its beginning; the method does so for one partition."""
-    command = accept_topic(group, partition.topic, "--from-beginning")
-    return f"{command} (or {_method(partition, 0)}, {topic_id=}, log=None, reason=...))"
 
 
 def accept_topic(group: str, topic: str, where: str) -> str:
@@ -94,7 +84,3 @@ def for_topic(message: str, topic: str) -> str:
 
 def _place(partition: Partition) -> str:
     return f"{partition.topic}:{partition.number}"
-
-
-def _method(partition: Partition, to: int | str) -> str:
-    return f"Ledger.reset_offset({partition.topic!r}, {partition.number}, to={to}"

@@ -25,7 +25,7 @@ from sybil import Example, Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser
 
-from seekpoint import Ledger
+from seekpoint.ledger import Ledger, group_ledger
 from support.databases import empty, new_database
 from support.docs_pages import PAGES, ROOT, TYPED, blocks, name_of, read
 from support.waiting import until
@@ -97,7 +97,7 @@ class Reader:
         finally:
             for value in document.namespace.values():
                 if isinstance(value, Ledger):
-                    value.engine.dispose()
+                    group_ledger(value).engine.dispose()
 
     def _run_sql(self, example: Example) -> None:
         with self._engine.begin() as tx:

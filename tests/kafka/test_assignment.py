@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from seekpoint import Assignment, StartAt, consumer_config, events
 from seekpoint.errors import ConfigError, Fenced
+from seekpoint.ledger import Ledger
 from support.kafka_postgres import WorkerGroup, WorkerOptions
 
 Protocol = Mapping[str, Any]
@@ -159,7 +160,8 @@ def test_a_pause_that_outlives_a_placement_is_ended_by_the_next(worker_group: Wo
     name, stored = worker_group.log(10)
     config = consumer_config({"bootstrap.servers": worker_group.broker, **protocol}, group=worker_group.group)
     consumer = Consumer(config)
-    with Assignment(consumer, worker_group.ledger, [name], kafka=config) as held:
+    ledger = Ledger(worker_group.engine, worker_group.group, schema=worker_group.schema)
+    with Assignment(consumer, ledger, [name], kafka=config) as held:
         assert len(read(held, consumer, 10)) == 10
         consumer.pause([TopicPartition(name, 0)])
         held.resync()  # nothing was committed: from the beginning, and not silently for ever

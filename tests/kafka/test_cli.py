@@ -28,7 +28,7 @@ from seekpoint.admin import admin
 from seekpoint.cli import status as cli_status
 from seekpoint.cli.app import app
 from seekpoint.errors import ConfigError
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.records import Partition
 from support.cli_project import TO_TABLE, Project
@@ -411,7 +411,7 @@ def test_too_many_dead_letters_end_the_command_with_the_limit(project: Project, 
     result = project.run(project.module("from seekpoint import DeadLetterLimits", limited), exits=1)
     assert "error: more than 5 records in a row failed" in result.stderr
     assert "raise DeadLetterLimits(consecutive=...)" in result.stderr
-    [position] = Ledger(project.engine, project.group, schema=project.schema).read()
+    [position] = GroupLedger(project.engine, project.group, schema=project.schema).read()
     assert (position.next_offset, project.lines()) == (0, [])
 
 
@@ -485,7 +485,7 @@ def test_a_signal_drains(project: Project, lines: None, how: signal.Signals) -> 
     (project.folder / "go").touch()
     assert process.end() == 0, process.output
     assert project.lines() == ["one", "two"], "the batch in hand was finished"
-    [position] = Ledger(project.engine, project.group, schema=project.schema).read()
+    [position] = GroupLedger(project.engine, project.group, schema=project.schema).read()
     assert (position.next_offset, position.owner) == (2, None), "the claim was given back"
     assert f"INFO    seekpoint.events {project.group}: Activated: " in process.output
     assert f"INFO    seekpoint.cli {project.group}: drained: 2 records in 1 transaction" in process.output
@@ -711,7 +711,7 @@ def test_status_of_what_is_not_there(applied_project: Project) -> None:
 
 def test_status_shows_a_stored_offset_past_the_end_of_the_log(applied_project: Project) -> None:
     """That is no lag of 0: nothing of what is produced next would be read."""
-    ledger = Ledger(applied_project.engine, applied_project.group, schema=applied_project.schema)
+    ledger = GroupLedger(applied_project.engine, applied_project.group, schema=applied_project.schema)
     ledger.reset_offset(applied_project.topic, 0, 50, log=None, reason="a slip")
     asked = applied_project.status("--json", exits=1)
     [line] = json.loads(asked.stdout)
@@ -734,7 +734,7 @@ def test_status_shows_the_ledger_when_no_broker_answers(
 
 
 def test_status_does_not_compare_with_another_topic_of_that_name(applied_project: Project) -> None:
-    ledger = Ledger(applied_project.engine, applied_project.group, schema=applied_project.schema)
+    ledger = GroupLedger(applied_project.engine, applied_project.group, schema=applied_project.schema)
     ledger.reset_offset(applied_project.topic, 0, 3, log=None, reason="test", topic_id=uuid4())
     result = applied_project.status("--json", exits=1)
     [line] = json.loads(result.stdout)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from seekpoint.admin import Admin
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.web import Access, Right, create_app
 from support.browser import LOCAL, Browser
 from support.dead_letter_group import DeadLetterGroup
@@ -22,7 +22,7 @@ def ada(admin: Admin) -> Browser:
     return Browser(app, base_url=LOCAL, client=("127.0.0.1", 50_000))
 
 
-def stops(ledger: Ledger) -> list[str | None]:
+def stops(ledger: GroupLedger) -> list[str | None]:
     return [None if position.stop is None else position.stop.kind for position in ledger.read()]
 
 

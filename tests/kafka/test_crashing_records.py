@@ -10,8 +10,9 @@ import pytest
 from psycopg import OperationalError
 from sqlalchemy import Connection
 
-from seekpoint import Batch, Ledger, Limits, Partition, Retry, events
+from seekpoint import Batch, Limits, Partition, Retry, events
 from seekpoint.errors import Fenced
+from seekpoint.ledger import GroupLedger
 from support.crashing_handlers import CrashingHandler
 from support.events import Gate
 from support.kafka_postgres import PROTOCOLS, WorkerGroup
@@ -339,18 +340,18 @@ def test_a_refused_claim_leaves_other_suspect_ranges_alone(
     worker_group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two suspected partitions; one is moved right after the claim, before the suspect ranges are on record."""
-    name, claim, claims = worker_group.topic(2), Ledger.claim, list[Any]()
+    name, claim, claims = worker_group.topic(2), GroupLedger.claim, list[Any]()
     stored = worker_group.produce(name, 400) + worker_group.produce(name, 400, partition=1)
     for number in range(2):
         kill_twice(worker_group, name, number)
 
-    def claim_and_move(self: Ledger, *args: Any, **options: Any) -> Any:
+    def claim_and_move(self: GroupLedger, *args: Any, **options: Any) -> Any:
         claims.append(claimed := claim(self, *args, **options))
         if len(claims) == 1:
             worker_group.ledger.reset_offset(name, 0, 0, log=None, reason="a move right after the claim")
         return claimed
 
-    monkeypatch.setattr(Ledger, "claim", claim_and_move)
+    monkeypatch.setattr(GroupLedger, "claim", claim_and_move)
     gate = Gate(events.SuspectsLeft)
     run = worker_group.worker(name, partitions=[(name, 0), (name, 1)], observe=[gate])
     gate.wait()

@@ -14,7 +14,8 @@ from failures.judge import DEAD_LETTERS, create, prepare, select
 from failures.kinds import EVERY, HANDLERS, KINDS, Item, Kind, good
 from failures.strategies import BY_NAME, pipeline_on
 from kafka.test_odd_records import produce_by_hand
-from seekpoint import Batch, Ledger, Limits, Partition, Text, events
+from seekpoint import Batch, Limits, Partition, Text, events
+from seekpoint.ledger import GroupLedger
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry
 from seekpoint.records import AnyRecord, Cause, RawRecord
@@ -200,7 +201,7 @@ def test_each_kind_stops_its_partition_until_it_is_passed_by_hand(
     strategy: str,
 ) -> None:
     stream, pipeline, run = start(strategy, OnPoison.STOP, failing_on(strategy, retried_failure))
-    ledger = Ledger(sink_tables.engine, pipeline.group, schema=sink_tables.schema)
+    ledger = GroupLedger(sink_tables.engine, pipeline.group, schema=sink_tables.schema)
     failed = {offset for offset, kind in stream.kinds.items() if kind.cause is not None}
     run.reached(stream.topic, stream.ends[Partition(stream.topic, 1)], 1)
     mark = 0

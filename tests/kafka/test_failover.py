@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from seekpoint import Partition, events
-from seekpoint.ledger import Expected, Ledger
+from seekpoint.ledger import Expected, GroupLedger
 from seekpoint.worker import apply
 from support.kafka_postgres import WorkerGroup
 from support.manual_worker import ManualWorker, actions
@@ -83,14 +83,14 @@ def test_a_failover_while_a_partition_is_revoked_ends_its_part_of_the_batch(
 ) -> None:
     """I2, I3: the batch has no record of it, and holds it as it moved lately: it is left out, and then released."""
     held: list[set[int]] = []
-    hold = Ledger.hold
+    hold = GroupLedger.hold
 
-    def counted(self: Ledger, tx: Any, expected: Sequence[Expected]) -> str:
+    def counted(self: GroupLedger, tx: Any, expected: Sequence[Expected]) -> str:
         held.append({e.claim.partition.number for e in expected})
         assert len(held) < 9, "refused again and again"
         return hold(self, tx, expected)
 
-    monkeypatch.setattr(Ledger, "hold", counted)
+    monkeypatch.setattr(GroupLedger, "hold", counted)
     monkeypatch.setattr(apply, "MOST_RECORDS_IN_ONE_INSERT", 0)  # a small batch holds only its own partitions
     name = worker_group.topic(2)
     revoked = Partition(name, 0)

@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 
 from seekpoint import Partition, events
 from seekpoint.kafka.client import Client
-from seekpoint.ledger import Claim, Expected, Ledger, Move
+from seekpoint.ledger import Claim, Expected, GroupLedger, Move
 from seekpoint.worker import apply, reader
 from seekpoint.worker.assignment import held as held_partitions
 from support.events import Gate, Run
@@ -38,21 +38,21 @@ def held_sets(monkeypatch: pytest.MonkeyPatch) -> list[set[Partition]]:
     monkeypatch.setattr(reader, "CHUNK", 15)
     monkeypatch.setattr(apply, "MOST_RECORDS_IN_ONE_INSERT", 0)  # a small batch reads all before it holds anything
     held_sets: list[set[Partition]] = []
-    hold, advance = Ledger.hold, Ledger.advance
+    hold, advance = GroupLedger.hold, GroupLedger.advance
 
-    def noted(self: Ledger, tx: Any, expected: Sequence[Expected]) -> str:
+    def noted(self: GroupLedger, tx: Any, expected: Sequence[Expected]) -> str:
         partitions = [e.claim.partition for e in expected]
         assert len(set(partitions)) == len(partitions)
         held_sets.append(set(partitions))
         return hold(self, tx, expected)
 
-    def checked(self: Ledger, tx: Any, moves: Sequence[Move], *more: Any) -> list[Claim]:
+    def checked(self: GroupLedger, tx: Any, moves: Sequence[Move], *more: Any) -> list[Claim]:
         moves = list(moves)
         assert {move.claim.partition for move in moves} <= held_sets[-1]
         return advance(self, tx, moves, *more)
 
-    monkeypatch.setattr(Ledger, "hold", noted)
-    monkeypatch.setattr(Ledger, "advance", checked)
+    monkeypatch.setattr(GroupLedger, "hold", noted)
+    monkeypatch.setattr(GroupLedger, "advance", checked)
     return held_sets
 
 

@@ -18,10 +18,11 @@ import pytest
 from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
-from seekpoint import Batch, Ledger, Limits, Partition, Pipeline, Poison, Text, Worker, events
+from seekpoint import Batch, Limits, Partition, Pipeline, Poison, Text, Worker, events
 from seekpoint.errors import ConfigError, HandlerOutdated, KafkaUnavailable, PoisonStop, SchemaMismatch, StopTimeout
 from seekpoint.kafka.config import make_consumer
 from seekpoint.kafka.identity import Identity
+from seekpoint.ledger import GroupLedger
 from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.testing.servers.postgres import PostgresServer
 from seekpoint.worker import loop
@@ -174,7 +175,7 @@ def test_an_error_of_the_release_does_not_hide_the_first_error(
     def no_release(*_: object) -> None:
         raise RuntimeError("no release")
 
-    monkeypatch.setattr(Ledger, "release", no_release)
+    monkeypatch.setattr(GroupLedger, "release", no_release)
     name, seen = worker_group.log(1)[0], Recorder()
     worker = make(worker_group, worker_group.pipeline(name, handle=refuse, strict=True), observe=[seen])
     with pytest.raises(PoisonStop):
@@ -569,9 +570,9 @@ def test_a_worker_given_up_before_it_joins_leaves_no_member(
     """Its client is made after that, and closed by its own thread."""
     looking, answered = threading.Event(), threading.Event()
     clients: list[Any] = []
-    differs = Ledger.differs
+    differs = GroupLedger.differs
 
-    def slow(ledger: Ledger, topics: Any) -> Any:
+    def slow(ledger: GroupLedger, topics: Any) -> Any:
         looking.set()
         assert answered.wait(30)
         return differs(ledger, topics)
@@ -580,7 +581,7 @@ def test_a_worker_given_up_before_it_joins_leaves_no_member(
         clients.append(make_consumer(*args, **options))
         return clients[-1]
 
-    monkeypatch.setattr(Ledger, "differs", slow)
+    monkeypatch.setattr(GroupLedger, "differs", slow)
     monkeypatch.setattr(loop, "make_consumer", produced)
     with (
         pytest.raises(StopTimeout),
@@ -645,9 +646,9 @@ def owners(worker_group: WorkerGroup) -> list[tuple[bool, int]]:
     return [(row.owner is not None, row.unreleased_claims) for row in worker_group.ledger.read()]
 
 
-def raise_version(worker_group: WorkerGroup, name: str, *numbers: int) -> Ledger:
+def raise_version(worker_group: WorkerGroup, name: str, *numbers: int) -> GroupLedger:
     """What a worker of version 2 does when it claims these partitions."""
-    newer = Ledger(worker_group.engine, worker_group.group, schema=worker_group.schema, version=2)
+    newer = GroupLedger(worker_group.engine, worker_group.group, schema=worker_group.schema, version=2)
     cluster = str(worker_group.admin.list_topics(timeout=10).cluster_id)
     wanted = [Partition(name, number) for number in numbers]
     newer.claim(wanted, {name: worker_group.topic_id(name)}, cluster_id=cluster, start=lambda _: {})

@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from seekpoint import Ledger, Partition, events
+from seekpoint import Partition, events
+from seekpoint.ledger import GroupLedger
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import EPOCH
 from support.fixtures import NewEngine
@@ -82,5 +83,5 @@ def test_a_time_at_the_end_of_the_calendar_is_read_in_any_zone(
     run.seen.wait_for(events.Committed)
     run.seen.wait_for(events.LagSampled, count=2)  # a look at the quiet partition has come in between
     run.stop()
-    ledger = Ledger(east, worker_group.group, schema=worker_group.schema)
+    ledger = GroupLedger(east, worker_group.group, schema=worker_group.schema)
     assert [p.record_time for p in ledger.read()] == [late]

@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka import Producer
 from sqlalchemy import Engine
 
-from seekpoint import Ledger
+from seekpoint.ledger import GroupLedger
 from support import random_failures
 from support.kafka_postgres import QUICK
 from support.random_failures import CREATE, Died, RandomCase, StoredOutcome, die, run_until_crash
@@ -66,9 +66,9 @@ def test_each_offset_that_is_passed_ended_once(
     random_case = RandomCase(seed)
     where = prepare(random_case)
     dead = False
-    release = Ledger.release
+    release = GroupLedger.release
 
-    def release_if_alive(self: Ledger, claims: Any) -> None:
+    def release_if_alive(self: GroupLedger, claims: Any) -> None:
         if not dead:
             release(self, claims)
 
@@ -77,7 +77,7 @@ def test_each_offset_that_is_passed_ended_once(
         dead = True
         die()
 
-    monkeypatch.setattr(Ledger, "release", release_if_alive)
+    monkeypatch.setattr(GroupLedger, "release", release_if_alive)
     for number in range(MOST_WORKERS):
         dead = False
         try:

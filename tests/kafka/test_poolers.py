@@ -14,8 +14,9 @@ import pytest
 from sqlalchemy import BigInteger, Connection, Engine, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from seekpoint import Append, Json, Ledger, Limits, Pipeline, Upsert, events
+from seekpoint import Append, Json, Limits, Pipeline, Upsert, events
 from seekpoint.errors import Poison
+from seekpoint.ledger import GroupLedger
 from seekpoint.pipeline.sink import Sink
 from seekpoint.postgres import pooler
 from seekpoint.records import Partition
@@ -64,7 +65,7 @@ def nothing_is_left(seekpoint_engine: Engine) -> Iterator[None]:
 
 
 def test_it_is_detected_and_nothing_is_prepared(seekpoint_engine: Engine, seekpoint_schema: str) -> None:
-    with Ledger(seekpoint_engine, "g", schema=seekpoint_schema).engine.connect() as connection:
+    with GroupLedger(seekpoint_engine, "g", schema=seekpoint_schema).engine.connect() as connection:
         detected, driver = pooler.detect(connection), connection.connection.driver_connection
         assert detected is not None
         assert isinstance(driver, psycopg.Connection)

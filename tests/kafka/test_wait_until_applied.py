@@ -13,11 +13,11 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
 
-from seekpoint import Ledger, Partition
+from seekpoint import Partition
 from seekpoint.cli.status import RetryStatus
 from seekpoint.errors import ConfigError, NotApplied, OffsetLost, SeekpointError
 from seekpoint.kafka.offset_loss import unknown
-from seekpoint.ledger import Passed, wait
+from seekpoint.ledger import GroupLedger, Passed, wait
 from seekpoint.ledger.claim import Attempt
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import WAIT
@@ -35,7 +35,7 @@ HERE = Partition("t", 0)
 def worker(seekpoint_engine: Engine, seekpoint_schema: str) -> LedgerWorker:
     """A worker of the group ``g``, which has claimed ``t/0`` and is at offset 5."""
     make_table(seekpoint_engine, seekpoint_schema)
-    worker = LedgerWorker(Ledger(seekpoint_engine, "g", schema=seekpoint_schema))
+    worker = LedgerWorker(GroupLedger(seekpoint_engine, "g", schema=seekpoint_schema))
     worker.claim(0)
     worker.commit({0: 5})
     return worker
@@ -44,9 +44,9 @@ def worker(seekpoint_engine: Engine, seekpoint_schema: str) -> LedgerWorker:
 class Reader:
     """A service that waits, on threads and an engine of its own; ``looks`` counts its statements."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: GroupLedger) -> None:
         self.engine = create_engine(ledger.engine.url, connect_args={"application_name": f"reader {uuid4().hex}"})
-        self.ledger = Ledger(self.engine, ledger.group, schema=ledger.schema)
+        self.ledger = GroupLedger(self.engine, ledger.group, schema=ledger.schema)
         self._news, self.looks = threading.Condition(), 0
         event.listen(self.engine, "after_cursor_execute", self._note)
         self._pool = ThreadPoolExecutor(4)
@@ -123,7 +123,7 @@ def test_nothing_is_held_between_two_looks(
 
 def test_many_wait_at_once_with_few_connections(worker: LedgerWorker, new_engine: NewEngine) -> None:
     engine = new_engine(worker.ledger.engine.url, pool_size=2, max_overflow=0)
-    ledger = Ledger(engine, "g", schema=worker.ledger.schema)
+    ledger = GroupLedger(engine, "g", schema=worker.ledger.schema)
     with ThreadPoolExecutor(30) as pool:
         waiting = [pool.submit(ledger.wait_until_applied, "t", 0, 5 + n, 20) for n in range(30)]
         for end in range(6, 36):
@@ -218,7 +218,7 @@ def test_a_record_that_was_moved_over_was_not_read(worker: LedgerWorker) -> None
 
 
 def test_a_record_before_the_groups_beginning_was_not_read(seekpoint_engine: Engine, seekpoint_schema: str) -> None:
-    worker = LedgerWorker(Ledger(seekpoint_engine, "late", schema=seekpoint_schema))
+    worker = LedgerWorker(GroupLedger(seekpoint_engine, "late", schema=seekpoint_schema))
     worker.claim(0, start={0: 100})
     passed = worker.ledger.wait_until_applied("t", 0, 99)
     assert not passed.applied
@@ -351,7 +351,7 @@ def test_a_partition_that_no_worker_has_claimed_is_not_applied_yet(
 
 def test_a_group_without_a_worker_so_far_is_not_applied_yet(seekpoint_engine: Engine, seekpoint_schema: str) -> None:
     with pytest.raises(NotApplied, match="not applied within 0 s; there is no group 'unknown' in the ledger yet"):
-        Ledger(seekpoint_engine, "unknown", schema=seekpoint_schema).wait_until_applied("t", 0, 0, 0)
+        GroupLedger(seekpoint_engine, "unknown", schema=seekpoint_schema).wait_until_applied("t", 0, 0, 0)
 
 
 def test_a_wait_that_began_before_the_first_claim_sees_what_it_brings(worker_group: WorkerGroup) -> None:
@@ -404,7 +404,7 @@ def test_it_says_what_the_partition_waits_for(worker: LedgerWorker) -> None:
     assert re.search(r"offset 5: its timestamp lies in the future; due \d\d:\d\d:\d\d UTC$", waits.sentence("g"))
     note(worker, Attempt(5, 1))
     assert "offset 5 is in a single-record attempt now, number 1" in str(late(worker))
-    heir = LedgerWorker(Ledger(worker.ledger.engine, "g", schema=worker.ledger.schema), topic_id=worker.topic_id)
+    heir = LedgerWorker(GroupLedger(worker.ledger.engine, "g", schema=worker.ledger.schema), topic_id=worker.topic_id)
     heir.claim(0)  # from an owner that has died over it
     assert "offset 5 was in attempt 1 when the process crashed, perhaps because of the record" in str(late(worker))
     worker.ledger.pause(reason="an index", actor="ada")

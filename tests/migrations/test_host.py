@@ -192,7 +192,7 @@ class TestOwnRevision:
         host.run(command.check)
 
     @pytest.mark.repeats("name")
-    @pytest.mark.parametrize("name", ["Ledger", 'we"ird', "it's"])
+    @pytest.mark.parametrize("name", ["GroupLedger", 'we"ird', "it's"])
     def test_another_schema(self, host: Host, engine: Engine, name: str) -> None:
         host.hook = f"schema.not_ours({name!r})"
         host.write_ledger_revision("--schema", name)
@@ -316,7 +316,7 @@ class TestSecondOwnRevision:
         assert_complete(engine)
 
     @pytest.mark.repeats("name")
-    @pytest.mark.parametrize("name", ["Ledger", 'we"ird.dot'])
+    @pytest.mark.parametrize("name", ["GroupLedger", 'we"ird.dot'])
     def test_another_schema(self, host: Host, engine: Engine, second_revision: str, name: str) -> None:
         host.hook = f"schema.not_ours({name!r})"
         host.add("b2", "a1", self.FIRST.format("upgrade", "0001", f", schema={name!r}"))
@@ -346,7 +346,7 @@ class TestVersionLocation:
         assert created(engine) == set()
 
     @pytest.mark.repeats("name")
-    @pytest.mark.parametrize("name", ["Ledger", 'we"ird'])
+    @pytest.mark.parametrize("name", ["GroupLedger", 'we"ird'])
     def test_another_schema(self, host: Host, engine: Engine, name: str) -> None:
         host.add_version_location()
         host.lines.append(f"seekpoint_schema = {name}")

@@ -15,7 +15,7 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.pool import NullPool
 
 from seekpoint import schema
-from seekpoint.ledger import Attempt, Expected, Ledger, Move, tables
+from seekpoint.ledger import Attempt, Expected, GroupLedger, Move, tables
 from seekpoint.ledger.dead_letters import DeadLetters, Where
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
 
@@ -56,7 +56,7 @@ def test_the_rights_suffice_for_a_worker_and_its_operator(worker_url: str) -> No
     engine = create_engine(worker_url, poolclass=NullPool)
     with engine.connect() as connection:
         schema.check(connection)
-    ledger = Ledger(engine, "billing", tables=["orders"])
+    ledger = GroupLedger(engine, "billing", tables=["orders"])
     here, topic = Partition("orders", 0), uuid4()
     topics, dead_letters = {"orders": topic}, DeadLetters(ledger)
     claimed = ledger.claim([here], topics, cluster_id="one", start=lambda _: {here: 0})

@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 from sqlalchemy import Engine, text
 
-from seekpoint import Ledger, Partition, schema
+from seekpoint import Partition, schema
+from seekpoint.ledger import GroupLedger
 from support.events import Run
 from support.kafka_postgres import QUICK
 from support.recorded_rows import RecordTable, Stream, ends
@@ -50,7 +51,7 @@ def test_a_worker_continues_over_a_revision_that_adds_and_loses_nothing(
         run = start()
         until(partial(applies_more, run, len(record_table.written(name))), "the next one continues")
     positions = {Partition(name, number): end for number, end in ends(stream.stored).items()}
-    ledger = Ledger(engine, GROUP)
+    ledger = GroupLedger(engine, GROUP)
     until(lambda: {row.partition: row.next_offset for row in ledger.read()} == positions, "it catches up")
     run.stop()
     record_table.assert_holds(name, stream.stored)

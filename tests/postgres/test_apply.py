@@ -19,7 +19,7 @@ from sqlalchemy.exc import ProgrammingError
 from seekpoint import Append, Batch, Json, Limits, Pipeline, Poison, Retry, Text, events
 from seekpoint.errors import ConfigError, HandlerMisuse, PoisonStop
 from seekpoint.events import Announcer
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import Cause, Partition, RawRecord, Record, Span
 from seekpoint.testing import Processed, kit, raw, record
@@ -513,7 +513,7 @@ def process_in_chunks(
     sink_tables: SinkTables, pipeline: Pipeline, records: Sequence[RawRecord], cuts: set[int]
 ) -> Processed:
     """As the worker does: the first chunk opens the batch, the others are drawn while it is applied."""
-    ledger = Ledger(sink_tables.engine, pipeline.group, schema=sink_tables.schema)
+    ledger = GroupLedger(sink_tables.engine, pipeline.group, schema=sink_tables.schema)
     cursors = dict.fromkeys([Partition(TOPIC, n) for n in range(3)], 0)
     ids = {TOPIC: kit.topic_id(TOPIC)}
     claims = ledger.claim(list(cursors), ids, cluster_id=kit.CLUSTER, start=lambda _: dict(cursors)).granted

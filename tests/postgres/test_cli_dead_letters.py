@@ -16,9 +16,9 @@ import pytest
 from sqlalchemy import Engine, text
 from typer.testing import Result
 
-from seekpoint import Ledger
 from seekpoint.admin import Admin
 from seekpoint.cli.status import PARTITIONS
+from seekpoint.ledger import GroupLedger
 from seekpoint.metrics import LedgerGauges, Samples, catalogue
 from seekpoint.testing import raw
 from seekpoint.web import create_app, present
@@ -360,7 +360,7 @@ def test_a_running_worker_is_asked_to_replay(terminal: Terminal, monkeypatch: py
     dead_letter_group.bad = {b"worse"}
     worker = RequestedReplays(
         dead_letter_group.pipeline(keep_key_order=True),
-        Ledger(dead_letter_group.engine, "g", schema=dead_letter_group.schema),
+        GroupLedger(dead_letter_group.engine, "g", schema=dead_letter_group.schema),
     )
     worker.check()
     worker.work()
@@ -492,7 +492,7 @@ KILLED = {"attempt_error": "NULL", "retry_at": "NULL", "attempts": "1", "attempt
 WAITS = "orders/0 waits before offset 3: "
 MEND = (
     "Fix the codec, row= or handler and start the worker again; or skip it: seekpoint offsets reset g --topic orders:0 "
-    "--after-failed --apply --reason WHY (or Ledger.reset_offset('orders', 0, to=4, log=None, lost="
+    "--after-failed --apply --reason WHY"
 )
 TRIED = f"{WAITS}ValueError: no price; tried 3 of 5 times, next try"
 
@@ -510,7 +510,7 @@ TRIED = f"{WAITS}ValueError: no price; tried 3 of 5 times, next try"
         (
             STOPPED,
             "orders/0 has stopped before offset 3: ValueError: no price; tried 3 of 3 times. ",
-            f"{MEND}'poison', reason=...))",
+            MEND,
         ),
         (
             KILLED,
@@ -544,7 +544,7 @@ def test_status_says_so_of_a_real_stop(terminal: Terminal) -> None:
         "orders/0 has stopped before offset 3: ValueError: b'bad' is not to be taken (at dead_letter_group.py:"
     )
     assert "); tried 1 of" in output
-    assert output.endswith(f"{MEND}'poison', reason=...))")
+    assert output.endswith(MEND)
 
 
 def test_tables_are_as_wide_as_they_are_whatever_the_group_is_called(terminal: Terminal) -> None:

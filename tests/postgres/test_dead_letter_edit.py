@@ -16,7 +16,7 @@ from postgres.test_replay_faults import OPERATOR, ROOT, arm_after_the_close
 from seekpoint import Json, Limits
 from seekpoint.admin import Admin, Edited
 from seekpoint.errors import ConfigError
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.records import State
 from seekpoint.worker.replay.requests import RequestedReplays
 from support.dead_letter_group import DeadLetterGroup
@@ -125,7 +125,7 @@ def test_a_running_worker_replays_the_edited_value(dead_letter_group: DeadLetter
     dead_letter_group.new_replay().edit(dead_letter.id, b"fixed", reason="ticket 7")
     admin = Admin(dead_letter_group.engine, schema=dead_letter_group.schema)
     request = admin.request_replay(dead_letter_group.group, [dead_letter.id], reason="edited", actor="ada")
-    ledger = Ledger(
+    ledger = GroupLedger(
         dead_letter_group.engine, dead_letter_group.group, schema=dead_letter_group.schema, limits=Limits(lag_check=0.1)
     )
     worker = RequestedReplays(dead_letter_group.pipeline(), ledger)
@@ -179,7 +179,7 @@ def test_a_record_that_is_read_again_is_the_logs(dead_letter_group: DeadLetterGr
     """After a reset its dead letter is opened again: an earlier edit was about another reading of it."""
     dead_letter = dead_letter_group.dead_lettered(b"b")
     dead_letter_group.new_replay().edit(dead_letter.id, b"fixed", reason="ticket 7")
-    Ledger(dead_letter_group.engine, dead_letter_group.group, schema=dead_letter_group.schema).reset_offset(
+    GroupLedger(dead_letter_group.engine, dead_letter_group.group, schema=dead_letter_group.schema).reset_offset(
         "orders", 0, to=0, log=None, reason="again"
     )
     dead_letter_group.bad = {b"b"}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, delete, text
 
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters, Where
 from seekpoint.ledger.tables import admin_action, in_schema
 from seekpoint.ledger.tables import dead_letter as dead_letter_table
@@ -83,12 +83,12 @@ NewDeadLetterWorker = Callable[..., DeadLetterWorker]
 
 @pytest.fixture
 def new_worker(seekpoint_engine: Engine, seekpoint_schema: str) -> NewDeadLetterWorker:
-    """``new_worker(**options of Ledger)``: a worker of the group ``g`` that holds partitions 0 and 1 of ``t``."""
+    """``new_worker(**options of GroupLedger)``: a worker of the group ``g`` that holds partitions 0 and 1 of ``t``."""
     topic_id = uuid4()
 
     def make(group: str = "g", *, claim: bool = True, **options: Any) -> DeadLetterWorker:
         worker = DeadLetterWorker(
-            Ledger(seekpoint_engine, group, schema=seekpoint_schema, **options), topic_id=topic_id
+            GroupLedger(seekpoint_engine, group, schema=seekpoint_schema, **options), topic_id=topic_id
         )
         if claim:
             worker.claim(0, 1)

@@ -26,7 +26,7 @@ from seekpoint.admin import Admin, Diagnosis, GroupStatus, Level, WorkerStatus, 
 from seekpoint.admin.check_groups import foreign
 from seekpoint.cli.app import app
 from seekpoint.kafka.members import Member
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.roles import Role
 from seekpoint.ledger.status import StatusTables, WorkerProcess
 from seekpoint.records import Partition
@@ -53,7 +53,7 @@ def engine(database: str) -> Iterator[Engine]:
     """An engine on a database that only this test uses now, with a ledger and a group in it."""
     engine = create_engine(database, poolclass=NullPool)
     schema.upgrade(engine)
-    ledger = Ledger(engine, "shop")
+    ledger = GroupLedger(engine, "shop")
     ledger.claim([HERE], {"orders": uuid4()}, cluster_id="one", start=lambda _: {HERE: 10})
     StatusTables(ledger, WorkerProcess("host-1", 4711, "shop-1", "0.1.0")).sample({HERE: (2, 10)})
     yield engine
@@ -314,7 +314,7 @@ def test_a_pause(engine: Engine) -> None:
 
 def test_many_partitions_with_the_same_problem_are_counted(engine: Engine) -> None:
     others = [Partition("orders", number) for number in range(1, 25)]
-    Ledger(engine, "shop").claim(
+    GroupLedger(engine, "shop").claim(
         others, {"orders": uuid4()}, cluster_id="one", start=lambda _: dict.fromkeys(others, 10)
     )
     sql(

@@ -9,9 +9,10 @@ import pytest
 from psycopg.rows import dict_row
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from seekpoint import Append, Batch, Bytes, Json, Ledger, Pipeline, events
+from seekpoint import Append, Batch, Bytes, Json, Pipeline, events
 from seekpoint.errors import ConfigError, Fenced, HandlerOutdated, Poison, PoisonStop, SchemaMismatch
 from seekpoint.events import Observer
+from seekpoint.ledger import GroupLedger
 from seekpoint.records import Partition, RawRecord, Span
 from seekpoint.testing import Processed, batch, kit, process, raw, record
 from seekpoint.testing.pytest_plugin import with_search_path
@@ -99,7 +100,7 @@ def test_claims_are_given_back_whatever_happens(sink_tables: SinkTables, pipelin
     sink_tables.process(pipeline, *orders(b""))
     with pytest.raises(ZeroDivisionError):
         sink_tables.process(Pipeline(group, topics=TOPIC, value=Bytes(), handle=fail), *orders(b"", start=1))
-    (position,) = Ledger(sink_tables.engine, group, schema=sink_tables.schema).read()
+    (position,) = GroupLedger(sink_tables.engine, group, schema=sink_tables.schema).read()
     assert (position.owner, position.unreleased_claims) == (None, 0), "a test is no crash"
     assert position.epoch == 3
 

@@ -13,8 +13,9 @@ import pytest
 from pydantic import AwareDatetime, BaseModel, Field, NaiveDatetime
 from sqlalchemy import Engine, MetaData
 
-from seekpoint import Append, Json, Ledger, OnPoison, Pipeline, Upsert
+from seekpoint import Append, Json, OnPoison, Pipeline, Upsert
 from seekpoint.errors import ConfigError
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.dead_letters import DeadLetters, Where
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.suggested_table import suggested_table
@@ -184,7 +185,7 @@ def test_a_record_that_does_not_fit_the_model_is_a_dead_letter_with_pydantics_me
     records = [raw(body, topic=TOPIC, offset=n) for n, body in enumerate((b'{"sku": "s", "price": "Hunter2"}', b"{}"))]
     sink_tables.process(pipeline, *records, raw(b'{"sku": "s", "price": 1.10}', topic=TOPIC, offset=2))
     assert sink_tables.rows("price") == [(Decimal("1.10"),)]
-    dead_letters = DeadLetters(Ledger(sink_tables.engine, group, schema=sink_tables.schema)).list(Where())
+    dead_letters = DeadLetters(GroupLedger(sink_tables.engine, group, schema=sink_tables.schema)).list(Where())
     assert [dead_letter.error for dead_letter in dead_letters] == [
         "ValidationError: Input should be a valid decimal - at `$.price`",
         "ValidationError: Field required - at `$.sku`; Field required - at `$.price`",

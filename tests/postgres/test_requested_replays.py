@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 
-from seekpoint import Ledger, Record
+from seekpoint import Record
 from seekpoint.admin import Admin, ReplayRequest, Where
 from seekpoint.backoff import Backoff
+from seekpoint.ledger import GroupLedger
 from seekpoint.pipeline.policy import Limits
 from seekpoint.testing import raw
 from seekpoint.worker.replay import group_dead_letters, requests
@@ -52,7 +53,7 @@ class Requests:
         self, engine: Engine | None = None, *, stopping: threading.Event | None = None, **options: Any
     ) -> RequestedReplays:
         """What one worker does between its batches."""
-        ledger = Ledger(
+        ledger = GroupLedger(
             engine or self.dead_letter_group.engine,
             self.dead_letter_group.group,
             schema=self.dead_letter_group.schema,

@@ -20,7 +20,7 @@ from seekpoint import Append, Json, Pipeline, Upsert, schema
 from seekpoint.admin import Admin
 from seekpoint.cli.app import app
 from seekpoint.errors import ConfigError
-from seekpoint.ledger import Ledger, sql
+from seekpoint.ledger import GroupLedger, sql
 from seekpoint.ledger.role_script import role_script
 from seekpoint.ledger.roles import Role
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
@@ -177,7 +177,7 @@ def test_who_may_write_rows(shared_roles: LedgerRoles, role: Role) -> None:
         process(pipeline, engine, records(3))
         process(pipeline, engine, records(500))
         process(pipeline, engine, records(900))
-        (position,) = Ledger(engine, group).read()
+        (position,) = GroupLedger(engine, group).read()
         assert position.next_offset == 900
 
 
@@ -198,7 +198,7 @@ def test_an_operator_pauses_and_resets_a_group_and_a_reader_sees_it(roles: Ledge
     engine = roles.engine(Role.OPERATOR)
     admin = Admin(engine)
     admin.apply(admin.plan_pause("shop"), reason="a test", actor="alice")
-    Ledger(engine, "shop").reset_offset("orders", 0, 20, log=None, reason="a test", lost="a test gave them up")
+    GroupLedger(engine, "shop").reset_offset("orders", 0, 20, log=None, reason="a test", lost="a test gave them up")
     ((group,), doubts) = admin.status()
     assert group.pause is not None
     assert [partition.position.next_offset for partition in group.partitions] == [20]

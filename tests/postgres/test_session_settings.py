@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, StaticPool, make_url
 
-from seekpoint import Json, Ledger, Pipeline, Worker, schema
+from seekpoint import Json, Pipeline, Worker, schema
 from seekpoint.admin import Admin
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.batch import BatchJob
 from seekpoint.jobs.reload import Reload
+from seekpoint.ledger import GroupLedger
 from seekpoint.postgres.engine import first_connection, postgres_engine
 from seekpoint.sinks import Append
 from seekpoint.testing import process, raw
@@ -55,7 +56,7 @@ def test_refused(  # noqa: PLR0917 -- fixtures
             schema.upgrade(own, schema=seekpoint_schema)
     for engine in engines:
         with pytest.raises(ConfigError, match=message):
-            Ledger(engine, group, schema=seekpoint_schema).read()
+            GroupLedger(engine, group, schema=seekpoint_schema).read()
         with pytest.raises(ConfigError, match=message):
             Worker(pipeline, engine=engine, kafka=kafka, schema=seekpoint_schema).run()
 
@@ -70,7 +71,7 @@ def test_what_is_refused_to_seekpoint_is_the_applications_own_business(
 ) -> None:
     """Its connections are used before and after, new ones and those of the pool."""
     engine = new_engine(make_url(seekpoint_dsn).update_query_dict(query))
-    ledger = Ledger(engine, group, schema=seekpoint_schema)
+    ledger = GroupLedger(engine, group, schema=seekpoint_schema)
     for _ in range(2):
         with engine.connect() as first, engine.connect() as second:
             pids = {tx.exec_driver_sql("SELECT pg_backend_pid()").scalar_one() for tx in (first, second)}
@@ -146,5 +147,5 @@ def test_iso_dates_of_any_order(seekpoint_dsn: str, seekpoint_schema: str, group
     url = make_url(seekpoint_dsn).update_query_dict({"options": "-cDateStyle=ISO,DMY"})
     engine = new_engine(url)
     schema.upgrade(engine, schema=seekpoint_schema)
-    assert Ledger(engine, group, schema=seekpoint_schema).read() == []
+    assert GroupLedger(engine, group, schema=seekpoint_schema).read() == []
     schema.downgrade(engine, schema=seekpoint_schema)

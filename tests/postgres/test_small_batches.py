@@ -13,8 +13,9 @@ import pytest
 from psycopg.types.json import Jsonb
 from sqlalchemy import Connection, Engine, create_engine, event
 
-from seekpoint import Append, Json, Ledger, Partition, Pipeline, Upsert, events
+from seekpoint import Append, Json, Partition, Pipeline, Upsert, events
 from seekpoint.errors import ConfigError, Fenced, HandlerMisuse
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.advance import hold_and_advance
 from seekpoint.pipeline.policy import DeadLetterLimits
 from seekpoint.postgres.round_trip import Statement, begin_and_run, positional
@@ -353,7 +354,7 @@ def test_a_commit_by_the_handler_beside_a_sink_moves_no_offset(
 
 def another_claim(committer: BatchCommitter) -> None:
     ids = {TOPIC: kit.topic_id(TOPIC)}
-    rival = Ledger(committer.ledger.engine, committer.ledger.group, schema=committer.ledger.schema)
+    rival = GroupLedger(committer.ledger.engine, committer.ledger.group, schema=committer.ledger.schema)
     rival.claim([Partition(TOPIC, 0)], ids, cluster_id=kit.CLUSTER, start=lambda _: {})
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from seekpoint import Bytes, Pipeline, Poison
 from seekpoint.errors import ConfigError, HandlerMisuse
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, in_schema
 from seekpoint.pipeline.batch import Batch
 from seekpoint.records import Partition
@@ -58,7 +58,7 @@ class HandlerGroup:
             return list(tx.execute(query, execution_options=in_schema(self.schema)).scalars())
 
     def position(self) -> int:
-        return Ledger(self.engine, self.group, schema=self.schema).read()[0].next_offset
+        return GroupLedger(self.engine, self.group, schema=self.schema).read()[0].next_offset
 
     def holds(self, rows: int, position: int) -> None:
         assert (self.rows(), self.position()) == (list(range(rows)), position)
@@ -345,7 +345,7 @@ def test_a_connection_that_commits_by_itself_is_refused(
     """I1: even if users own their loop, and the engine says nothing of it."""
     options = {"connect_args": {"autocommit": True}} if how == "driver" else {}
     engine = new_engine(handler_group.engine.url, **options)
-    ledger = Ledger(engine, handler_group.group, schema=handler_group.schema)
+    ledger = GroupLedger(engine, handler_group.group, schema=handler_group.schema)
     with engine.connect() as tx:
         if how == "options":
             tx.execution_options(isolation_level="AUTOCOMMIT")

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import Connection, Row, text
 
-from seekpoint.ledger import Expected, Ledger, Move
+from seekpoint.ledger import Expected, GroupLedger, Move
 from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.ledger.sql import DEAD_LETTERS, GROUPS, WAIT, WORKER
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
@@ -137,7 +137,7 @@ def test_the_prepared_statement_is_planned_the_same(name: str, large_ledger: Fil
 
 def test_a_thousand_partitions_are_worked_without_reading_the_table(large_ledger: FilledLedger) -> None:
     """I2, I3: what the server itself counts, over everything that a worker does, many times."""
-    ledger = Ledger(large_ledger.engine, "g", schema=large_ledger.schema)
+    ledger = GroupLedger(large_ledger.engine, "g", schema=large_ledger.schema)
     with large_ledger.engine.connect() as tx:
         rows = ours(tx, large_ledger, 1_000)
         # Every partition has its own topic id here; one claim is about one topic, with one id.
@@ -237,7 +237,7 @@ def test_a_prepared_statement_finds_dead_letters_by_an_index_too(name: str, dead
 
 def test_batches_that_ask_for_keys_and_dead_letter_do_not_read_the_table(dead_letter_ledger: FilledLedger) -> None:
     """I1: what the server itself counts, over many batches of 100 partitions."""
-    dead_letters = DeadLetters(Ledger(dead_letter_ledger.engine, "g", schema=dead_letter_ledger.schema))
+    dead_letters = DeadLetters(GroupLedger(dead_letter_ledger.engine, "g", schema=dead_letter_ledger.schema))
     partitions = [Partition("t", n) for n in range(100)]
     failure = Failure(Cause.POISON, "Poison: a test")
     before = sequential_scans(dead_letter_ledger.engine, dead_letter_ledger.schema, "dead_letter")
@@ -298,7 +298,7 @@ def test_a_key_is_read_once_however_many_dead_letters_it_has(
         tx, dead_letter_ledger.schema, DEAD_LETTERS["open_keys"], options, how="ANALYZE, BUFFERS, FORMAT JSON"
     )
     assert rows_read(plan, "dead_letter") == 5, plan  # the last one is of another partition
-    dead_letters = DeadLetters(Ledger(dead_letter_ledger.engine, "g", schema=dead_letter_ledger.schema))
+    dead_letters = DeadLetters(GroupLedger(dead_letter_ledger.engine, "g", schema=dead_letter_ledger.schema))
     here = Partition("blocked", 0)
     assert dead_letters.open_keys(tx, [here]) == {(here, b"k"): 0} | {
         (here, f"rare {n}".encode()): n for n in (7, 4007, 8007)

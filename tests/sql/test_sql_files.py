@@ -15,7 +15,7 @@ from sqlalchemy.schema import DropSchema
 from seekpoint import Bytes, Pipeline, schema
 from seekpoint.admin import Admin
 from seekpoint.errors import Fenced, NotApplied, OffsetLost
-from seekpoint.ledger import Attempt, Expected, Ledger, Move, SuspectNote, sql
+from seekpoint.ledger import Attempt, Expected, GroupLedger, Move, SuspectNote, sql
 from seekpoint.ledger.claim import end_abandoned
 from seekpoint.ledger.dead_letters import DeadLetters, Where
 from seekpoint.ledger.sql import Query, arrays
@@ -92,12 +92,12 @@ def test_rows_become_an_array_for_each_column() -> None:
 # -- what runs ----------------------------------------------------------------------------------------------------
 
 
-def everything_a_ledger_does(ledger: Ledger, topic: str, count: int) -> None:
+def everything_a_ledger_does(ledger: GroupLedger, topic: str, count: int) -> None:
     """Every method once, over ``count`` partitions."""
     partitions = [Partition(topic, n) for n in range(count)]
     ids = {topic: uuid4()}
 
-    def claim(by: Ledger) -> list[Any]:
+    def claim(by: GroupLedger) -> list[Any]:
         start = dict.fromkeys(partitions, 0)
         granted = by.claim(partitions, ids, cluster_id="c", start=lambda _: start).granted
         return [granted[p] for p in partitions]
@@ -127,7 +127,7 @@ def everything_a_ledger_does(ledger: Ledger, topic: str, count: int) -> None:
         ledger.reset_offset(topic, 0, 5, log=None, reason="a test", expected=4)
     ledger.pause(reason="a test")
     ledger.resume()
-    newer = Ledger(ledger.engine, ledger.group, schema=ledger.schema, version=2)
+    newer = GroupLedger(ledger.engine, ledger.group, schema=ledger.schema, version=2)
     claims = newer.record_attempts_alone([(claimed, Attempt(0, 1)) for claimed in claim(newer)])
     newer.record_suspects_alone([SuspectNote(claim, 9, 5) for claim in claims])
     everything_that_is_done_to_dead_letters(DeadLetters(newer), claims, ids)
@@ -167,10 +167,10 @@ def everything_that_is_done_to_dead_letters(dead_letters: DeadLetters, claims: l
 
 def test_what_runs_is_what_the_files_have(seekpoint_engine: Engine, seekpoint_schema: str) -> None:
     """I1..I3: no statement beside the files, and no text that varies with the number of partitions."""
-    ledger = Ledger(seekpoint_engine, "g", schema=seekpoint_schema, tables=["orders"])
+    ledger = GroupLedger(seekpoint_engine, "g", schema=seekpoint_schema, tables=["orders"])
     with overheard(seekpoint_engine) as texts:
         everything_a_ledger_does(ledger, "one", 1)
-        ledger = Ledger(seekpoint_engine, "g2", schema=seekpoint_schema, tables=["orders", "lines"])
+        ledger = GroupLedger(seekpoint_engine, "g2", schema=seekpoint_schema, tables=["orders", "lines"])
         everything_a_ledger_does(ledger, "seven", 7)
     names = {
         text: query.name

@@ -8,8 +8,8 @@ from time import perf_counter
 import pytest
 from sqlalchemy import Engine, text
 
-from seekpoint import Ledger
 from seekpoint.admin import Admin
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.sql import STATUS
 from seekpoint.ledger.status import StatusTables, WorkerProcess
 from seekpoint.records import Partition
@@ -40,7 +40,9 @@ def test_a_month_of_samples_of_a_partition(seekpoint_engine: Engine, seekpoint_s
     print(f"{rows:,} rows, {size:,} bytes, {size / partitions:,.0f} a partition")
     assert rows == partitions * MONTH
     assert size / partitions < 400_000, "bytes of a partition"
-    samples = StatusTables(Ledger(seekpoint_engine, "g0", schema=seekpoint_schema), WorkerProcess("h", 1, None, "1"))
+    samples = StatusTables(
+        GroupLedger(seekpoint_engine, "g0", schema=seekpoint_schema), WorkerProcess("h", 1, None, "1")
+    )
     samples.prune([Partition("orders", 0)])
 
 

@@ -11,10 +11,11 @@ from uuid import UUID
 from confluent_kafka.admin import AdminClient
 from sqlalchemy import Engine, text
 
-from seekpoint import Ledger, Partition
+from seekpoint import Partition
 from seekpoint.jobs.export import Archive, ArchivedReader, Export
 from seekpoint.jobs.export.manifest import transaction
 from seekpoint.kafka.ranges import Piece, Range, read_range, topic_ids
+from seekpoint.ledger import GroupLedger
 from seekpoint.records import RawRecord
 from support.log_changes import trim
 
@@ -42,8 +43,8 @@ class ArchivedGroup:
         return {"bootstrap.servers": self.brokers, "topic.metadata.refresh.interval.ms": 500}
 
     @property
-    def ledger(self) -> Ledger:
-        return Ledger(self.engine, self.group, schema=self.schema)
+    def ledger(self) -> GroupLedger:
+        return GroupLedger(self.engine, self.group, schema=self.schema)
 
     @property
     def archive(self) -> Archive:
@@ -63,7 +64,7 @@ class ArchivedGroup:
 
     def set_positions(self, topic: str, ends: Mapping[int, int], *, first: int = 0, group: str = "") -> None:
         """Set positions, as if the group had applied each partition from ``first`` to its end."""
-        ledger = Ledger(self.engine, group or self.group, schema=self.schema)
+        ledger = GroupLedger(self.engine, group or self.group, schema=self.schema)
         known = {position.partition for position in ledger.read()}
         ours = [Partition(topic, number) for number in ends]
         if new := [position for position in ours if position not in known]:

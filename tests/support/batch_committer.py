@@ -9,8 +9,9 @@ from typing import Any
 import psycopg
 from sqlalchemy import Engine
 
-from seekpoint import Ledger, Partition, Pipeline, events
+from seekpoint import Partition, Pipeline, events
 from seekpoint.events import Announcer
+from seekpoint.ledger import GroupLedger
 from seekpoint.pipeline.policy import Limits
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import RawRecord
@@ -25,7 +26,7 @@ class BatchCommitter:
     """One worker's committer, for any number of batches; after ``first`` batches it knows the table."""
 
     def __init__(self, engine: Engine, schema: str, pipeline: Pipeline, partitions: int = 1) -> None:
-        self.ledger = Ledger(engine, pipeline.group, schema=schema, synchronous_commit=pipeline.synchronous_commit)
+        self.ledger = GroupLedger(engine, pipeline.group, schema=schema, synchronous_commit=pipeline.synchronous_commit)
         self.seen: list[events.Event] = []
         self.before_commit: Callable[[], object] = lambda: None
         places = [Partition(TOPIC, n) for n in range(partitions)]

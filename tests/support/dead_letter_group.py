@@ -30,8 +30,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.schema import CreateTable
 
-from seekpoint import Batch, Bytes, Ledger, Pipeline, Record
+from seekpoint import Batch, Bytes, Pipeline, Record
 from seekpoint.admin import Admin, ReplayableDeadLetters, Where
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.dead_letters import DeadLetter
 from seekpoint.pipeline.policy import Limits, Retry
 from seekpoint.records import RawRecord, State
@@ -141,8 +142,8 @@ class DeadLetterGroup:
     # -- what is there ------------------------------------------------------------------------------------
 
     @property
-    def ledger(self) -> Ledger:
-        return Ledger(self.engine, self.group, schema=self.schema)
+    def ledger(self) -> GroupLedger:
+        return GroupLedger(self.engine, self.group, schema=self.schema)
 
     def dead_letters(self) -> list[DeadLetter]:
         """All dead letters, in every state."""

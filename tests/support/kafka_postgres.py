@@ -22,7 +22,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 from sqlalchemy import Engine, Row
 
-from seekpoint import Ledger, Partition, Pipeline
+from seekpoint import Partition, Pipeline
+from seekpoint.ledger import GroupLedger
 from support.events import Run
 from support.recorded_rows import RecordTable, Stored, Stream, ends
 from support.topics import add_partitions
@@ -68,7 +69,7 @@ class WorkerGroup:
         self._run_worker, self._new_worker_process = run_worker, new_worker_process
         self._bootstrap = None if shared else broker  # topics on the shared broker are deleted after the test
         self.record_table = RecordTable(engine, schema).create()
-        self.ledger = Ledger(engine, group, schema=schema)
+        self.ledger = GroupLedger(engine, group, schema=schema)
         self.admin = admin
 
     @property

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import BigInteger, Column, Connection, Engine, Integer, MetaData, Table, Text, select, text
 
-from seekpoint.ledger import Claim, Claimed, Expected, Ledger, Move
+from seekpoint.ledger import Claim, Claimed, Expected, GroupLedger, Move
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, admin_action, in_schema, partition_state
 from seekpoint.records import Partition
 from support.waiting import until
@@ -31,7 +31,7 @@ applied = Table(
 class LedgerWorker:
     """A worker without Kafka. Records are numbers; to write one is to insert ``(partition, record, by)``."""
 
-    ledger: Ledger
+    ledger: GroupLedger
     topic: str = "t"
     topic_id: UUID = field(default_factory=uuid4)
     cluster_id: str = CLUSTER

@@ -8,7 +8,7 @@ from seekpoint import Partition
 from seekpoint.events import Announcer
 from seekpoint.kafka.client import raw_record
 from seekpoint.kafka.config import consumer_config, make_consumer
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.tables import admin_action, in_schema
 from seekpoint.pipeline.policy import Limits
 from seekpoint.pipeline.writers import PipelineWriters
@@ -27,12 +27,12 @@ def actions(worker_group: WorkerGroup) -> list[Any]:
         return list(tx.execute(query, execution_options=in_schema(worker_group.schema)))
 
 
-def rival(worker_group: WorkerGroup, **options: Any) -> Ledger:
+def rival(worker_group: WorkerGroup, **options: Any) -> GroupLedger:
     """The group's ledger with another owner, as in another process."""
-    return Ledger(worker_group.engine, worker_group.group, schema=worker_group.schema, **options)
+    return GroupLedger(worker_group.engine, worker_group.group, schema=worker_group.schema, **options)
 
 
-def seize(worker_group: WorkerGroup, by: Ledger, topic: str, *numbers: int) -> None:
+def seize(worker_group: WorkerGroup, by: GroupLedger, topic: str, *numbers: int) -> None:
     """Claim partitions for ``by`` that Kafka has not assigned, under the stored ids."""
     stored = {row.partition: row for row in by.read()}
     wanted = [Partition(topic, n) for n in numbers]

@@ -19,7 +19,8 @@ from typing import Any, NoReturn
 
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from seekpoint import Append, Batch, Json, Ledger, Limits, Partition, Pipeline, Poison, Worker, events
+from seekpoint import Append, Batch, Json, Limits, Partition, Pipeline, Poison, Worker, events
+from seekpoint.ledger import GroupLedger
 from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry
 from seekpoint.records import AnyRecord, Cause, State
 
@@ -156,7 +157,7 @@ class CrashingObserver:
         topic: str,
         crash: tuple[str, int] | None,
         death: Callable[[], NoReturn],
-        ledger: Ledger,
+        ledger: GroupLedger,
     ) -> None:
         self._ends = {Partition(topic, p): end for p, end in random_case.ends.items()}
         self._at: dict[Partition, int] = {}
@@ -192,7 +193,7 @@ def run_until_crash(
     """Run worker ``number`` until every record is passed, or until it crashes."""
     crash = random_case.crashes[number] if number < len(random_case.crashes) else None
     topic, schema = where["topic"], where["schema"]
-    observer = CrashingObserver(random_case, topic, crash, death, Ledger(engine, where["group"], schema=schema))
+    observer = CrashingObserver(random_case, topic, crash, death, GroupLedger(engine, where["group"], schema=schema))
     chance = random.Random(random_case.seed * 1000 + number)
     observer.worker = Worker(
         random_case.pipeline(where, death, chance),

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from seekpoint import Append, Json, Limits, Pipeline, Upsert, schema
 from seekpoint.admin import Admin, ReplayableDeadLetters
 from seekpoint.jobs.reload import Reload
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.events import Run
 
@@ -186,8 +186,8 @@ class OrdersGroup:
     def new_replay(self, **options: Any) -> ReplayableDeadLetters:
         return Admin(self.engine, schema=self.schema).dead_letters(self.pipeline(**options))
 
-    def ledger(self) -> Ledger:
-        return Ledger(self.engine, self.group, schema=self.schema)
+    def ledger(self) -> GroupLedger:
+        return GroupLedger(self.engine, self.group, schema=self.schema)
 
     def rows(self, table: str = "orders", columns: str = "id, amount, at") -> list[tuple[Any, ...]]:
         with self.engine.connect() as connection:

@@ -20,9 +20,10 @@ import msgspec
 from psycopg.types.json import Jsonb
 from sqlalchemy import ColumnElement, Engine, column, select, table, text
 
-from seekpoint import Append, Ledger, Pipeline
+from seekpoint import Append, Pipeline
 from seekpoint.errors import PartitionStopped
 from seekpoint.events import Observer
+from seekpoint.ledger import GroupLedger
 from seekpoint.postgres.round_trip import StatementFailed, round_trip
 from seekpoint.postgres.session import Session, TransactionFailed
 from seekpoint.records import Partition, RawRecord
@@ -134,7 +135,7 @@ class SinkTables:
 
     def positions(self, pipeline: Pipeline) -> dict[Partition, int]:
         """The group's positions."""
-        positions = Ledger(self.engine, pipeline.group, schema=self.schema).read()
+        positions = GroupLedger(self.engine, pipeline.group, schema=self.schema).read()
         return {position.partition: position.next_offset for position in positions}
 
 
@@ -175,7 +176,7 @@ def stopped_at(done: Processed, partition: int, offset: int) -> PartitionStopped
     assert stop.offset == offset
     assert str(stop).startswith(f"{TOPIC}/{partition} stopped at offset {offset}: ")
     assert len(stop.choices) == 3
-    assert f"Ledger.reset_offset('{TOPIC}', {partition}, to={offset + 1}, log=None, lost='poison'" in str(stop)
+    assert f"--topic {TOPIC}:{partition} --after-failed --apply --reason WHY" in str(stop)
     return stop
 
 

@@ -305,7 +305,6 @@ def own_loop(tx: Connection, ledger: Ledger, held: Assignment, messages: list[An
     assert_type(held.accept(moved), None)
     assert_type(held.resync(), None)
     assert_type(ledger.read(), list[Position])
-    assert_type(ledger.reset_offset("orders", 0, 5, log=None, reason="why"), Position)
     assert_type(claimed.granted, Mapping[Partition, Claim])
     assert_type(claimed.refused, Mapping[Partition, PartitionStopped])
 

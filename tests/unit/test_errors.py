@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.exc import DBAPIError, InternalError
 
-from seekpoint import Ledger, Pipeline, Text, Worker, errors, events
+from seekpoint import Pipeline, Text, Worker, errors, events
 from seekpoint.errors import (
     ConfigError,
     Fenced,
@@ -26,6 +26,7 @@ from seekpoint.errors import (
 )
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.identity import Identity
+from seekpoint.ledger import GroupLedger
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.sqlstates import connection_lost, is_transient, sqlstate
 from seekpoint.records import Cause, Failure, Partition
@@ -112,7 +113,7 @@ def everything(error: BaseException) -> str:
 def test_no_password_in_what_is_shown(url: str, parsed: bool) -> None:
     engine = make_url(url) if parsed else url
     worker = Worker(PIPELINE, engine=engine, kafka=KAFKA)
-    ledger = Ledger(engine, "g")
+    ledger = GroupLedger(engine, "g")
     assert f":{PORT}/shop" in repr(worker)
     for shown in (worker, ledger, worker.running(), worker.health(), PIPELINE):
         assert CANARY not in repr(shown) + str(shown)
@@ -120,7 +121,7 @@ def test_no_password_in_what_is_shown(url: str, parsed: bool) -> None:
 
 @pytest.mark.parametrize("url", REFUSED_URLS)
 def test_no_password_in_a_url_that_is_refused(url: str) -> None:
-    for make in (lambda: Worker(PIPELINE, engine=url, kafka=KAFKA), lambda: Ledger(url, "g")):
+    for make in (lambda: Worker(PIPELINE, engine=url, kafka=KAFKA), lambda: GroupLedger(url, "g")):
         with pytest.raises(ConfigError, match=r"postgresql(\+psycopg)?://user:password@host") as caught:
             make()
         assert CANARY not in everything(caught.value)
@@ -129,7 +130,7 @@ def test_no_password_in_a_url_that_is_refused(url: str) -> None:
 def test_no_password_in_an_engine_that_is_refused() -> None:
     engine = create_engine(URLS[2], isolation_level="AUTOCOMMIT", execution_options={"isolation_level": "AUTOCOMMIT"})
     with pytest.raises(ConfigError, match="AUTOCOMMIT") as caught:
-        Ledger(engine, "g")
+        GroupLedger(engine, "g")
     assert CANARY not in everything(caught.value)
 
 

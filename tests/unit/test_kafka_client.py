@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from seekpoint import Ledger
 from seekpoint.errors import ConfigError
 from seekpoint.kafka.client import Client, HeartbeatRefused, raise_if_fatal
 from seekpoint.kafka.config import admin_config, consumer_config, make_admin, make_consumer
 from seekpoint.kafka.range_checks import bounded_config
+from seekpoint.ledger import GroupLedger
 from seekpoint.records import Partition
 
 COOPERATIVE = {"partition.assignment.strategy": "cooperative-sticky"}
@@ -179,7 +179,7 @@ def test_a_blank_group_is_refused_before_the_client_aborts_the_process(group: st
     with pytest.raises(ConfigError, match="a group needs a name that is not blank"):
         consumer_config(BROKERS, group=group)
     with pytest.raises(ConfigError, match="a group needs a name that is not blank"):
-        Ledger("postgresql://u@h/db", group)
+        GroupLedger("postgresql://u@h/db", group)
 
 
 @pytest.mark.parametrize("make", [make_consumer, make_admin])

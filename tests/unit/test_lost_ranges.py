@@ -39,7 +39,7 @@ def test_a_forward_reset_leaves_its_range_out() -> None:
 
 
 def test_a_reset_that_was_made_from_python_has_a_reason_of_its_own() -> None:
-    """`Ledger.reset_offset(lost="poison")`: what was applied before is kept as after any other reset."""
+    """A reset with `lost="poison"`: what was applied before is kept as after any other reset."""
     lost = [given_up(50, 100, 3, "poison")]
     assert left(lost, [reset(100, 50, 1), reset(50, 100, 4)]) == []
     assert left([given_up(100, 101, 1, "poison")], [reset(100, 101, 2)]) == [(100, 101)]

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from seekpoint import Ledger, Limits, Retry, StartAt
+from seekpoint import Limits, Retry, StartAt
 from seekpoint.backoff import Backoff
 from seekpoint.errors import ConfigError, SeekpointError
+from seekpoint.ledger import GroupLedger
 from seekpoint.postgres.sqlstates import Fault, connection_lost, fault, is_data_error, is_transient, sqlstate
 from seekpoint.records import Partition
 from support.failures import for_each
@@ -62,7 +63,7 @@ def test_a_retry_of_another_type_is_refused(option: tuple[str, Any]) -> None:
 @for_each([{"batch_records": 5}, Limits, Retry(), 500, "Limits()"])
 def test_limits_of_another_type_are_refused(limits: Any) -> None:
     with pytest.raises(ConfigError, match="limits= must be a Limits"):
-        Ledger("postgresql://nobody@127.0.0.1:1/none", "g", limits=limits)
+        GroupLedger("postgresql://nobody@127.0.0.1:1/none", "g", limits=limits)
 
 
 @for_each(NAMES)

@@ -34,8 +34,7 @@ MADE_BY_SEEKPOINT = {
 }  # fmt: skip
 # Members that Seekpoint's jobs call, on objects that users pass from one job's method to the next.
 FOR_JOBS = {
-    "seekpoint.Accumulate.target", "seekpoint.Ledger.advance", "seekpoint.Ledger.hold_and_advance",
-    "seekpoint.Ledger.last_reset", "seekpoint.Ledger.record_suspects", "seekpoint.Ledger.record_suspects_alone",
+    "seekpoint.Accumulate.target",
     "seekpoint.Upsert.target", "seekpoint.jobs.CatchUp.apply",
     "seekpoint.jobs.CatchUp.offsets", "seekpoint.admin.Driver.step", "seekpoint.admin.Driver.transition",
 }  # fmt: skip
@@ -119,10 +118,10 @@ def test_at_most_twelve_modules_are_public_and_each_says_who_imports_it() -> Non
 
 # -- what users read ------------------------------------------------------------------------------------------------
 
-# The demo is started by this repository alone: it prints errors as the command does, and finds a worker's sessions.
+# The demo is started by this repository alone: it prints errors as the command does, and starts servers.
 DEMO = {
     "seekpoint.cli.errors", "seekpoint.cli.options", "seekpoint.ledger.schema_connection",
-    "seekpoint.testing.servers.process",
+    "seekpoint.testing.servers.jars", "seekpoint.testing.servers.java", "seekpoint.testing.servers.process",
 }  # fmt: skip
 IMPORT = re.compile(r"^[ \t]*(?:from (seekpoint[\w.]*) import (\([^)]*\)|.*)|import (seekpoint[\w.]*))", re.MULTILINE)
 FILES = [

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine
 
 from seekpoint.admin import Admin
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.web import create_app
 from support.browser import LOCAL, Browser
 from support.ledger_worker import LedgerWorker, make_table
@@ -33,7 +33,7 @@ Console = Callable[..., Browser]
 def worker(seekpoint_engine: Engine, seekpoint_schema: str) -> LedgerWorker:
     """The worker of the group ``g``: it has claimed three partitions of the topic ``t`` and applied some records."""
     make_table(seekpoint_engine, seekpoint_schema)
-    worker = LedgerWorker(Ledger(seekpoint_engine, "g", schema=seekpoint_schema))
+    worker = LedgerWorker(GroupLedger(seekpoint_engine, "g", schema=seekpoint_schema))
     worker.claim(0, 1, 2)
     worker.commit({0: 5, 1: 7})
     return worker

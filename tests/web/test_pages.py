@@ -17,7 +17,7 @@ from sqlalchemy import Engine, create_engine, text
 
 import seekpoint.web
 from seekpoint.admin import Admin, GroupStatus
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.positions import Stop
 from seekpoint.ledger.schema_revision import HEAD
 from seekpoint.ledger.status import StatusTables, WorkerProcess
@@ -291,7 +291,7 @@ def test_equal_stops_are_one_box_and_buttons_say_what_they_do(
     assert "Give up 971 offsets of t/1…" in browser.get("/partition?group=g&topic=t&partition=1").text
     pause = browser.get("/plan?action=pause&group=g").text
     assert '<button class="primary">Pause g</button>' in pause
-    Ledger(seekpoint_engine, "g", schema=schema).pause(reason="an index", actor="ada")
+    GroupLedger(seekpoint_engine, "g", schema=schema).pause(reason="an index", actor="ada")
     assert "Last action: pause by ada, " in browser.get("/group?group=g").text
 
 

@@ -36,7 +36,7 @@ from seekpoint.admin.samples import Sample, samples
 from seekpoint.admin.status import GroupStatus, ask_brokers, names_of_all, read
 from seekpoint.admin.summaries import GroupSummary, ask_for_lag, summaries
 from seekpoint.errors import ConfigError
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.roles import Role
 from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
@@ -433,5 +433,5 @@ class Admin:
         """The group that a dead letter belongs to. Raises ConfigError if there is none with that id."""
         return group_of(self.engine, id, schema=self.schema)
 
-    def _ledger(self, group: str) -> Ledger:
-        return Ledger(self.engine, group, schema=self.schema, limits=self.limits)
+    def _ledger(self, group: str) -> GroupLedger:
+        return GroupLedger(self.engine, group, schema=self.schema, limits=self.limits)

@@ -15,14 +15,14 @@ from seekpoint.admin.mirror import MirrorPlan, apply_mirror
 from seekpoint.admin.pauses import PausePlan, apply_pause
 from seekpoint.admin.purges import PurgePlan, apply_purge
 from seekpoint.errors import Fenced
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 
 Plan = PausePlan | AcceptPlan | ForgetPlan | PurgePlan | ImportPlan | MirrorPlan
 
 
 def apply_plan(
-    ledger: Ledger, plan: Plan, attribution: Attribution, brokers: Callable[[], Mapping[str, Any]], timeout: float
+    ledger: GroupLedger, plan: Plan, attribution: Attribution, brokers: Callable[[], Mapping[str, Any]], timeout: float
 ) -> ForgetResult | dict[str, int] | None:
     """Carry out a plan, or do nothing and raise: Fenced if the group has changed since the plan, or stays locked.
 

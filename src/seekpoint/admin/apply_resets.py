@@ -14,7 +14,7 @@ from seekpoint.admin.history import last_resets
 from seekpoint.admin.reset_plan import Reset, ResetDone, ResetPlan, ResetResult
 from seekpoint.backoff import Backoff
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.admin_actions import reset_offset
 from seekpoint.ledger.repeats import counted_twice
 from seekpoint.ledger.schema_connection import GroupConnection
@@ -28,7 +28,7 @@ _BACKOFF = Backoff(0.2, 5.0)
 
 
 def apply_resets(
-    ledger: Ledger, plan: ResetPlan, attribution: Attribution, *, wait: float, separately: bool, accept_loss: bool
+    ledger: GroupLedger, plan: ResetPlan, attribution: Attribution, *, wait: float, separately: bool, accept_loss: bool
 ) -> ResetResult:
     """See :meth:`seekpoint.admin.Admin.apply`."""
     moves = sorted(plan.moves, key=lambda reset: reset.at)
@@ -57,7 +57,7 @@ def apply_resets(
     return ResetResult(tuple(done), tuple(refused), skipped)
 
 
-def _moved_since(ledger: Ledger, plan: ResetPlan) -> Iterator[str]:
+def _moved_since(ledger: GroupLedger, plan: ResetPlan) -> Iterator[str]:
     """A sentence for each partition that was at its target when the plan was made, and no longer is."""
     unmoved = {reset.at: reset for reset in plan.resets if reset.direction == "none"}
     rows = ledger.positions_of(unmoved, locked=False) if unmoved else {}
@@ -71,7 +71,7 @@ def _moved_since(ledger: Ledger, plan: ResetPlan) -> Iterator[str]:
 
 
 def _apply(
-    ledger: Ledger, plan: ResetPlan, moves: Sequence[Reset], attribution: Attribution, deadline: float
+    ledger: GroupLedger, plan: ResetPlan, moves: Sequence[Reset], attribution: Attribution, deadline: float
 ) -> list[ResetDone]:
     """Reset these partitions in one transaction. If it raises Fenced, none is reset."""
     began = monotonic()
@@ -160,7 +160,7 @@ def _reset(
 # -- who holds the locks -----------------------------------------------------------------------------------------
 
 
-def _busy(ledger: Ledger, moves: Sequence[Reset]) -> str:
+def _busy(ledger: GroupLedger, moves: Sequence[Reset]) -> str:
     """Which partition is locked by another session, and since when."""
     with ledger.begin(lock_wait=LOCKS) as tx:
         parameters = asking_for([move.at for move in moves])

@@ -21,7 +21,7 @@ from seekpoint.admin.export_group import Exported, export_group
 from seekpoint.admin.groups import known_group
 from seekpoint.admin.purges import by_state
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.repeats import tables_with_sums
 from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
@@ -99,7 +99,7 @@ _COUNTS = {
 }
 
 
-def plan_forget(ledger: Ledger, export_to: Path | None) -> ForgetPlan:
+def plan_forget(ledger: GroupLedger, export_to: Path | None) -> ForgetPlan:
     """A plan to forget the group. Raises ConfigError if it is unknown, Fenced if it is not paused or a run is open."""
     with ledger.begin() as tx:
         row = known_group(tx)
@@ -114,14 +114,14 @@ def plan_forget(ledger: Ledger, export_to: Path | None) -> ForgetPlan:
     return _plan(ledger, row, undo=False, dead_letters=counts, export_to=file, **numbers)
 
 
-def plan_undo(ledger: Ledger) -> ForgetPlan:
+def plan_undo(ledger: GroupLedger) -> ForgetPlan:
     """A plan to restore the group. Raises ConfigError if it is unknown."""
     with ledger.begin() as tx:
         row = known_group(tx)
     return _plan(ledger, row, undo=True, partitions=len((row.forgotten or {}).get("positions", ())))
 
 
-def _plan(ledger: Ledger, row: Row[Any], *, undo: bool, **details: Any) -> ForgetPlan:
+def _plan(ledger: GroupLedger, row: Row[Any], *, undo: bool, **details: Any) -> ForgetPlan:
     stored = row.forgotten or {}
     counts = {"dead_letters": {}, "export_to": None, **dict.fromkeys(_COUNTS, 0), **details}
     consequences = tuple(_undo_in_words(row, counts["partitions"]) if undo else _in_words(row, **counts))
@@ -188,7 +188,7 @@ def _require_stopped(tx: GroupConnection, row: Row[Any]) -> None:
         )
 
 
-def apply_forget(ledger: Ledger, plan: ForgetPlan, attribution: Attribution) -> ForgetResult:
+def apply_forget(ledger: GroupLedger, plan: ForgetPlan, attribution: Attribution) -> ForgetResult:
     """Carry out the plan in one transaction. Raises Fenced if the group has changed since it was made."""
     with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
         row = tx.execute(GROUPS["lock"]).one_or_none()

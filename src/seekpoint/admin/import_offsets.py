@@ -15,7 +15,7 @@ from seekpoint.errors import ClusterChanged, ConfigError, Fenced
 from seekpoint.kafka.commits import Commit, read_commits, shown_offset
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.watermarks import Watermarks
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.claim import insert_positions, refuse_forgotten, require_cluster, unknown_topics
 from seekpoint.ledger.schema_connection import GroupConnection
@@ -115,7 +115,7 @@ class _Query:
 
 
 def plan_import(
-    ledger: Ledger,
+    ledger: GroupLedger,
     from_group: str | None,
     topics: Collection[str] | None,
     *,
@@ -166,7 +166,7 @@ def _origin(group: str | None, checkpoint: str | None) -> _Origin:
 
 
 def apply_import(
-    ledger: Ledger, plan: ImportPlan, attribution: Attribution, *, kafka: Mapping[str, Any], timeout: float
+    ledger: GroupLedger, plan: ImportPlan, attribution: Attribution, *, kafka: Mapping[str, Any], timeout: float
 ) -> None:
     """Store the positions, in one transaction.
 

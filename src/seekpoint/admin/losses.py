@@ -16,7 +16,7 @@ from seekpoint.admin.history import last_resets
 from seekpoint.errors import ConfigError, Fenced, OffsetLost
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.watermarks import Watermarks
-from seekpoint.ledger import Ledger, Position
+from seekpoint.ledger import GroupLedger, Position
 from seekpoint.ledger.admin_actions import is_offset, reset_offset, unknown_truncation
 from seekpoint.ledger.claim import refuse_forgotten, require_cluster
 from seekpoint.ledger.schema_connection import GroupConnection, SchemaConnection
@@ -101,7 +101,7 @@ def lost_ranges(
 
 
 def plan_lost(
-    ledger: Ledger,
+    ledger: GroupLedger,
     partition: Partition | str | None,
     to_offset: int | None,
     settings: Mapping[str, Any],
@@ -190,7 +190,7 @@ def _truncated(
 
 
 def plan_topic(
-    ledger: Ledger, topic: str, at_offset: int | None, settings: Mapping[str, Any], timeout: float
+    ledger: GroupLedger, topic: str, at_offset: int | None, settings: Mapping[str, Any], timeout: float
 ) -> AcceptPlan:
     """See :meth:`seekpoint.admin.Admin.plan_accept_topic`; ``at_offset`` None: from the beginning."""
     stored, last = _stored(ledger)
@@ -217,7 +217,7 @@ def plan_topic(
     return AcceptPlan(ledger.group, tuple(accepted), tuple(words))
 
 
-def accept(ledger: Ledger, plan: AcceptPlan, attribution: Attribution) -> None:
+def accept(ledger: GroupLedger, plan: AcceptPlan, attribution: Attribution) -> None:
     """Carry out the plan in one transaction. Raises Fenced if a partition has changed since it was made."""
     with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
         tx.execute(GROUPS["share"])
@@ -249,7 +249,7 @@ def accept(ledger: Ledger, plan: AcceptPlan, attribution: Attribution) -> None:
             )
 
 
-def _stored(ledger: Ledger) -> tuple[list[Position], dict[Partition, int]]:
+def _stored(ledger: GroupLedger) -> tuple[list[Position], dict[Partition, int]]:
     """A group's positions, and the ids of their last resets, read first so that a reset in between outdates the plan.
 
     Raises ConfigError for an unknown group, GroupForgotten for one that was forgotten.
@@ -261,7 +261,7 @@ def _stored(ledger: Ledger) -> tuple[list[Position], dict[Partition, int]]:
 
 
 def _brokers(
-    ledger: Ledger, rows: Sequence[Position], settings: Mapping[str, Any], timeout: float
+    ledger: GroupLedger, rows: Sequence[Position], settings: Mapping[str, Any], timeout: float
 ) -> tuple[UUID | None, dict[Partition, tuple[int, int]]]:
     """The brokers' id of the topic, None if it does not exist, and the logs of those partitions that exist."""
     topic = rows[0].partition.topic

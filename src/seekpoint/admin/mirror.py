@@ -16,7 +16,7 @@ from seekpoint.errors import ConfigError, Fenced
 from seekpoint.kafka.commits import Commit, shown_offset, write_commits
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.members import members
-from seekpoint.ledger import Ledger, Position
+from seekpoint.ledger import GroupLedger, Position
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.positions import position, positions_of
@@ -74,7 +74,7 @@ def require_empty(identity: Identity, group: str) -> None:
         )
 
 
-def plan_mirror(ledger: Ledger, *, kafka: Mapping[str, Any], timeout: float) -> MirrorPlan:
+def plan_mirror(ledger: GroupLedger, *, kafka: Mapping[str, Any], timeout: float) -> MirrorPlan:
     """See :meth:`seekpoint.admin.Admin.plan_mirror`."""
     with ledger.begin() as tx:
         group = known_group(tx)
@@ -89,7 +89,7 @@ def plan_mirror(ledger: Ledger, *, kafka: Mapping[str, Any], timeout: float) -> 
 
 
 def apply_mirror(
-    ledger: Ledger, plan: MirrorPlan, attribution: Attribution, *, kafka: Mapping[str, Any], timeout: float
+    ledger: GroupLedger, plan: MirrorPlan, attribution: Attribution, *, kafka: Mapping[str, Any], timeout: float
 ) -> None:
     """Write the commits while the rows are locked: no worker moves a position meanwhile.
 
@@ -119,7 +119,7 @@ def apply_mirror(
 
 
 def _logs(
-    ledger: Ledger, cluster_id: str | None, rows: list[Position], kafka: Mapping[str, Any], timeout: float
+    ledger: GroupLedger, cluster_id: str | None, rows: list[Position], kafka: Mapping[str, Any], timeout: float
 ) -> Logs:
     ids = {row.partition: row.topic_id for row in rows}
     if not ids:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from seekpoint.admin.attribution import Attribution
 from seekpoint.admin.groups import known_group
 from seekpoint.errors import Fenced
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.admin_actions import set_paused
 from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.sql import GROUPS, RESETS
@@ -36,7 +36,7 @@ class PausePlan:
         return self.paused == self.was_paused
 
 
-def plan_pause(ledger: Ledger, paused: bool) -> PausePlan:
+def plan_pause(ledger: GroupLedger, paused: bool) -> PausePlan:
     """A plan to pause or resume the group.
 
     Raises ConfigError for an unknown group, GroupForgotten for a forgotten one.
@@ -57,7 +57,7 @@ def plan_pause(ledger: Ledger, paused: bool) -> PausePlan:
     )
 
 
-def apply_pause(ledger: Ledger, plan: PausePlan, attribution: Attribution) -> None:
+def apply_pause(ledger: GroupLedger, plan: PausePlan, attribution: Attribution) -> None:
     """Carry out the plan. Raises Fenced if the group was paused or resumed since it was made."""
     with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
         row = tx.execute(GROUPS["lock"]).one_or_none()
@@ -76,7 +76,7 @@ def apply_pause(ledger: Ledger, plan: PausePlan, attribution: Attribution) -> No
         set_paused(tx, plan.paused, actor=attribution.actor, reason=attribution.reason)
 
 
-def _consequences(ledger: Ledger, paused: bool, by: str | None, owned: int) -> list[str]:
+def _consequences(ledger: GroupLedger, paused: bool, by: str | None, owned: int) -> list[str]:
     if paused:
         return [
             f"the pause waits for open batches, at most {ledger.limits.transaction_age:g} s; claims wait meanwhile",

@@ -15,7 +15,7 @@ from seekpoint.admin.reset_plan import Direction, Reset, ResetPlan
 from seekpoint.admin.reset_to import ResetTo
 from seekpoint.admin.samples import positions_at
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.ledger import Ledger, Position
+from seekpoint.ledger import GroupLedger, Position
 from seekpoint.ledger.admin_actions import is_rewritten, unknown_truncation
 from seekpoint.ledger.claim import DELAYED, refuse_forgotten
 from seekpoint.ledger.positions import position
@@ -29,7 +29,7 @@ Targets = dict[Partition, int]
 
 
 def plan_reset(
-    ledger: Ledger, target: ResetTo, topics: Topics | None, *, kafka: Mapping[str, Any], timeout: float
+    ledger: GroupLedger, target: ResetTo, topics: Topics | None, *, kafka: Mapping[str, Any], timeout: float
 ) -> ResetPlan:
     """See :meth:`seekpoint.admin.Admin.plan_reset`."""
     # Positions first, then the logs' ends: otherwise a worker's commit in between would put a position past an end.

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from seekpoint.admin.attribution import Attribution
 from seekpoint.admin.groups import known_group
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import GROUPS, PURGE, RESETS
@@ -40,7 +40,7 @@ class PurgePlan:
         return not self.counts
 
 
-def plan_purge(ledger: Ledger, older_than: timedelta, states: Collection[State]) -> PurgePlan:
+def plan_purge(ledger: GroupLedger, older_than: timedelta, states: Collection[State]) -> PurgePlan:
     """A plan to delete closed dead letters.
 
     Raises ConfigError for an unknown group, an open state, and an age that is negative or beyond the calendar; Fenced
@@ -88,7 +88,7 @@ def _in_words(before: datetime, counts: Mapping[str, int], kept: Mapping[str, in
         )
 
 
-def apply_purge(ledger: Ledger, plan: PurgePlan, attribution: Attribution) -> dict[str, int]:
+def apply_purge(ledger: GroupLedger, plan: PurgePlan, attribution: Attribution) -> dict[str, int]:
     """Delete the dead letters that are still closed, in one transaction; returns counts by state. Raises Fenced."""
     with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
         tx.execute(GROUPS["lock"]).one_or_none()  # no run begins before COMMIT

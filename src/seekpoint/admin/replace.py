@@ -30,7 +30,7 @@ from seekpoint.admin.replace_plan import (
 from seekpoint.admin.table_dependants import Path
 from seekpoint.backoff import retried
 from seekpoint.errors import Fenced, NotApplied
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import GROUPS, REPLACE, RESETS
@@ -66,7 +66,7 @@ class ReplaceResult:
 
 
 def replace_group(
-    ledger: Ledger,
+    ledger: GroupLedger,
     plan: ReplacePlan,
     attribution: Attribution,
     *,
@@ -90,7 +90,12 @@ def replace_group(
 
 class _Replacement:
     def __init__(
-        self, ledger: Ledger, plan: ReplacePlan, attribution: Attribution, accept_differences: bool, progress: Progress
+        self,
+        ledger: GroupLedger,
+        plan: ReplacePlan,
+        attribution: Attribution,
+        accept_differences: bool,
+        progress: Progress,
     ) -> None:
         self.ledger, self.plan, self.attribution = ledger, plan, attribution
         self.accept_differences, self.progress = accept_differences, progress

@@ -14,7 +14,7 @@ from seekpoint.admin.exchange_tables import obstacles, pairs
 from seekpoint.admin.groups import known_group
 from seekpoint.admin.table_dependants import Path
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import FORGET, REPLACE, RESETS
@@ -109,7 +109,7 @@ def read_pair(tx: GroupConnection, new: str, *, locked: bool = False) -> Pair:
     return Pair(groups[tx.group], groups[new], rows[tx.group], rows[new])
 
 
-def plan_replace(ledger: Ledger, new: str) -> ReplacePlan:
+def plan_replace(ledger: GroupLedger, new: str) -> ReplacePlan:
     """A plan to replace the group.
 
     Raises the errors of :func:`read_pair`, and Fenced with every reason why the group cannot be replaced.

@@ -13,7 +13,7 @@ from sqlalchemy import Row
 from seekpoint.admin.attribution import Attribution
 from seekpoint.admin.groups import known_group
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.ledger.schema_connection import GroupConnection
@@ -97,7 +97,7 @@ class ReplayPlan:
         return not self.ids
 
 
-def plan_replay(ledger: Ledger, chosen: Chosen) -> ReplayPlan:
+def plan_replay(ledger: GroupLedger, chosen: Chosen) -> ReplayPlan:
     """A plan to request a replay. Raises ConfigError for an unknown group, and for an id that it does not have."""
     with ledger.begin() as tx:
         group = known_group(tx)
@@ -140,7 +140,9 @@ def _last_request(tx: GroupConnection) -> int:
     return tx.execute(RESETS["last_action"], actions=[REQUESTED]).scalar_one() or 0
 
 
-def request_replay(ledger: Ledger, chosen: Chosen, attribution: Attribution, last_request: int | None) -> ReplayRequest:
+def request_replay(
+    ledger: GroupLedger, chosen: Chosen, attribution: Attribution, last_request: int | None
+) -> ReplayRequest:
     """Store the request, and who made it. Raises ConfigError if no dead letter matches, or an id is unknown.
 
     Raises Fenced if the group's last request is not ``last_request``; None: it is not compared.
@@ -164,7 +166,7 @@ def request_replay(ledger: Ledger, chosen: Chosen, attribution: Attribution, las
     return read_request(ledger, request_id)
 
 
-def read_request(ledger: Ledger, id: int) -> ReplayRequest:  # noqa: A002 -- the column's name
+def read_request(ledger: GroupLedger, id: int) -> ReplayRequest:  # noqa: A002 -- the column's name
     """The request as it is now. Raises ConfigError if the group has none with this id."""
     with ledger.begin() as tx:
         row = tx.execute(REPLAY_REQUEST["get_request"], id=id).one_or_none()

@@ -396,7 +396,7 @@ class RetryStatus:
             return (
                 f"{self.partition} has stopped before offset {self.offset}: {error}; {self._tried()}. Fix the "
                 "codec, row= or handler and start the worker again; or skip it: "
-                f"{remedies.skip_record(group, self.partition, self.offset)}"
+                f"{remedies.skip_record(group, self.partition)}"
             )
         return f"{head}: {error}; {self._tried()}, {self._next()}{self._after()}"
 

@@ -31,13 +31,13 @@ def lost(
     start, end = edges
     choices: tuple[str, ...]
     log_end: int | None = end.offset
-    log, other = (start.offset, end.offset), remedies.reset_to_offset(group, partition)
+    other = remedies.reset_to_offset(group, partition)
     elsewhere = f"elsewhere: {other} continues at that offset"
     stop = "stop: leave it; nothing is read or written until it is decided"
     if offset < start.offset:
         why = f"{'retention has passed it' if move is None else move}: the first offset left is {start.offset}, up to "
         why += f"{start.offset - offset} records are lost"
-        accept = remedies.accept_lost(group, partition, start.offset, log, "retention")
+        accept = remedies.accept_lost(group, partition)
         choices = (
             f"give them up: {accept} continues at the first offset left, and records the range",
             "bring them back: restore the rows from an archive, then reset the offset",
@@ -46,7 +46,7 @@ def lost(
         cause = "the log was truncated, or belongs to other brokers" if move is None else move
         why = f"it is past the end of the log ({end.offset}): {cause}"
         choices = (
-            f"go back: {remedies.accept_lost(group, partition, end.offset, log)} reads only new records",
+            f"go back: {remedies.accept_lost(group, partition)} reads only new records",
             "check that these are the brokers that were read before",
         )
     else:

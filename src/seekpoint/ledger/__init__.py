@@ -13,7 +13,8 @@ from seekpoint.ledger.admin_actions import LastReset
 from seekpoint.ledger.advance import Expected, Move
 from seekpoint.ledger.attempts import SuspectNote
 from seekpoint.ledger.claim import Attempt, Claim, Claimed, StartOffsets
-from seekpoint.ledger.ledger import Ledger
+from seekpoint.ledger.ledger import GroupLedger
+from seekpoint.ledger.own_loop import Ledger, group_ledger
 from seekpoint.ledger.positions import Position, Stop
 from seekpoint.ledger.wait import Passed
 
@@ -22,6 +23,7 @@ __all__ = [
     "Claim",
     "Claimed",
     "Expected",
+    "GroupLedger",
     "LastReset",
     "Ledger",
     "Move",
@@ -30,4 +32,5 @@ __all__ = [
     "StartOffsets",
     "Stop",
     "SuspectNote",
+    "group_ledger",
 ]

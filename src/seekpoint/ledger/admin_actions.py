@@ -82,7 +82,7 @@ def reset_offset(
     log_start: int | None = None,
     rebuilt: bool = False,
 ) -> Position:
-    """Reset a partition's position to ``to``; see :meth:`seekpoint.Ledger.reset_offset`.
+    """Reset a partition's position to ``to``; see :meth:`.GroupLedger.reset_offset`.
 
     ``rebuilt``: this transaction also restores tables with sums to their content at ``to``. ``truncated_at`` is where
     a truncated log ended, if the caller knows it; the end of ``log`` and the row's stop may also show it. ``log_start``

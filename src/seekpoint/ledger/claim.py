@@ -38,7 +38,7 @@ class Attempt:
 
     ``number`` counts from 1; 0 is no attempt: the record is applied in a batch with later records. ``error`` is one
     line, None if the process crashed in the attempt, or if the attempt is about to begin
-    (:meth:`Ledger.record_attempts`). ``wait`` is the seconds until the next attempt, by the database's clock, never
+    (``GroupLedger.record_attempts``). ``wait`` is the seconds until the next attempt, by the database's time, never
     negative; None if none is scheduled. ``allowed`` is the number of attempts, ``then`` the failure policy after the
     last one. ``crashes`` counts attempts in which the process crashed, as later claims have found.
     """

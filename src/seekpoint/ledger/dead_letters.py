@@ -15,7 +15,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row
 
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import DEAD_LETTERS, GROUPS, asking_for
@@ -228,7 +228,7 @@ class DeadLetters:
     Creating it does no I/O. Methods with a ``tx`` run in the caller's transaction, the others open one.
     """
 
-    def __init__(self, ledger: Ledger, lock_wait: float | None = None) -> None:
+    def __init__(self, ledger: GroupLedger, lock_wait: float | None = None) -> None:
         self.ledger = ledger
         self._lock_wait = ledger.limits.transaction_age if lock_wait is None else lock_wait
 

@@ -1,4 +1,4 @@
-"""``Ledger``: the public methods on one group's positions and claims."""
+"""``GroupLedger``: every statement on one group's positions and claims, for workers, jobs and operators' actions."""
 
 from __future__ import annotations
 
@@ -33,16 +33,10 @@ from seekpoint.records import Partition
 _RELEASED = ("released_topic", "released_partition", "released_token")
 
 
-class Ledger(GroupTransactions):
-    """A group's positions and claims, stored in the database that holds its results.
+class GroupLedger(GroupTransactions):
+    """A group's positions and claims; :class:`seekpoint.Ledger` describes the parameters.
 
-    ``engine`` is a SQLAlchemy ``Engine`` or URL on ``postgresql+psycopg``; ``version`` the handler's version: a claim
-    by an older one is refused. ``tables`` are the tables that records are written to, of all topics or as
-    ``{topic: tables}``; if the group writes a topic's records to other tables, a claim is refused (DeclarationDiffers),
-    unless its version is higher or ``accept_declaration`` is True. If an operator has forgotten the group, a claim is
-    refused (GroupForgotten), unless ``accept_forgotten`` is the time that the error names: then it starts again as a
-    new group. Creating it does no I/O. Safe to share between threads. Methods with a ``tx`` run in the caller's
-    transaction, the others open one.
+    Methods with a ``tx`` run in the caller's transaction, the others open one.
     """
 
     def __init__(
@@ -159,17 +153,7 @@ class Ledger(GroupTransactions):
         start: StartOffsets,
         patient: bool = True,
     ) -> Claimed:
-        """Claim partitions: draw new tokens, and return the committed position of each.
-
-        ``topic_ids`` are the brokers' current ids; ``start`` gives the first positions of a topic that has no row
-        yet, and is called once, under the lock of the group's row. Waits for transactions in flight, at most
-        ``Limits.claim_wait`` seconds; then claims one by one, so that a stalled holder costs one partition, and ends
-        transactions older than ``Limits.transaction_age``. ``patient=False``, for partitions that were stalled a moment
-        ago: claims one by one from the start, and waits at most 50 ms for each.
-
-        Raises GroupForgotten, ClusterChanged, HandlerOutdated, GroupPaused, StandbyRequired, DeclarationDiffers for the
-        whole claim; a partition of a recreated topic is in ``refused``.
-        """
+        """Claim partitions; see :meth:`seekpoint.Ledger.claim`."""
         wanted = sorted(wanted)
         ids = {partition.topic: topic_ids[partition.topic] for partition in wanted}
         claimant = Claimant(
@@ -280,15 +264,7 @@ class Ledger(GroupTransactions):
     def wait_until_applied(
         self, topic: str, partition: int, offset: int, timeout: float = 10.0, *, topic_id: UUID | None = None
     ) -> Passed:
-        """Wait until the stored position is past ``offset``, to read the record's rows; at most ``timeout`` seconds.
-
-        ``applied`` of the result says whether the record was applied, ``state`` and ``unread`` why it was not. After a
-        rewind it waits again. ``topic_id`` (the brokers' id of the topic) distinguishes a recreated topic; without it,
-        the stored id is used. Polls by single short statements, and holds no transaction or connection in between.
-        Raises NotApplied (a TimeoutError) after ``timeout``; at once if the partition is stopped until an operator
-        decides, or if the topic was recreated; also for a group or a partition that no worker has claimed so far.
-        Raises ConfigError for an invalid partition or offset.
-        """
+        """Wait until the position has passed ``offset``; see :meth:`seekpoint.Ledger.wait_until_applied`."""
         return _wait.wait(self._plain_read, Wanted(Partition(topic, partition), offset, timeout, topic_id))
 
     def reset_offset(

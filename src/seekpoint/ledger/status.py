@@ -13,7 +13,7 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from seekpoint.ledger.ledger import Ledger
+from seekpoint.ledger.ledger import GroupLedger
 from seekpoint.ledger.schema_connection import APPLICATION, GroupConnection
 from seekpoint.ledger.sql import STATUS, arrays, asking_for
 from seekpoint.records import Partition, storable
@@ -35,7 +35,7 @@ class WorkerProcess:
 class StatusTables:
     """Writes one worker's rows for display."""
 
-    def __init__(self, ledger: Ledger, process: WorkerProcess) -> None:
+    def __init__(self, ledger: GroupLedger, process: WorkerProcess) -> None:
         self._ledger, self._process, self._owner = ledger, process, ledger.owner
 
     def seen(self, state: str, trouble: str | None = None) -> None:

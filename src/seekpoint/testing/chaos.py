@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint import events
 from seekpoint.errors import ConfigError
-from seekpoint.ledger import Claim, Ledger
+from seekpoint.ledger import Claim, GroupLedger
 from seekpoint.ledger.tables import dead_letter, metadata
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.written_tables import with_schemas
@@ -248,7 +248,7 @@ class _Crash(BaseException):
 class _Faults:
     """Injects the planned fault into a transaction, once; ``happened`` is the fault that was injected."""
 
-    def __init__(self, watcher: Ledger) -> None:
+    def __init__(self, watcher: GroupLedger) -> None:
         self._watcher = watcher
         self._planned = ""
         self._committing: Mapping[Partition, int] = {}  # the starts of the spans that are being committed

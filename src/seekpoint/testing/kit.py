@@ -15,7 +15,7 @@ from seekpoint import events
 from seekpoint.errors import ConfigError, Fenced, PartitionStopped, SchemaMismatch
 from seekpoint.events import Announcer, Observer
 from seekpoint.kafka.identity import Answer
-from seekpoint.ledger import Claim, Expected, Ledger
+from seekpoint.ledger import Claim, Expected, GroupLedger
 from seekpoint.ledger.schema_revision import check
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.batch import Batch
@@ -143,10 +143,10 @@ def process(
     return processed
 
 
-def ledger_of(pipeline: Pipeline, engine: Engine | URL | str, schema: str) -> Ledger:
+def ledger_of(pipeline: Pipeline, engine: Engine | URL | str, schema: str) -> GroupLedger:
     """The ledger as a worker of the pipeline uses it. Raises ConfigError for an engine that a worker would refuse."""
     require_engine(pipeline, engine)
-    return Ledger(
+    return GroupLedger(
         engine,
         pipeline.group,
         schema=schema,
@@ -157,7 +157,7 @@ def ledger_of(pipeline: Pipeline, engine: Engine | URL | str, schema: str) -> Le
 
 
 def claimed(
-    ledger: Ledger, partitions: Collection[Partition], firsts: Mapping[Partition, int]
+    ledger: GroupLedger, partitions: Collection[Partition], firsts: Mapping[Partition, int]
 ) -> Mapping[Partition, Claim]:
     """Claim the partitions, which begin at ``firsts`` if they have no position.
 
@@ -229,7 +229,7 @@ def grouped(pipeline: Pipeline, records: Sequence[RawRecord]) -> Mapping[Partiti
 
 
 def _commit(
-    ledger: Ledger,
+    ledger: GroupLedger,
     pipeline: Pipeline,
     chunk: Chunk[RawRecord],
     claims: Mapping[Partition, Claim],
@@ -296,7 +296,7 @@ class _Seen:
 class FixedClaims:
     """Uses these claims in place of a consumer's assignment."""
 
-    def __init__(self, ledger: Ledger, claims: Mapping[Partition, Claim]) -> None:
+    def __init__(self, ledger: GroupLedger, claims: Mapping[Partition, Claim]) -> None:
         self.ledger, self.claims = ledger, dict(claims)
         self.stopped: dict[Partition, PartitionStopped] = {}
         self.waiting: list[RetryLater] = []

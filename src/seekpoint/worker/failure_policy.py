@@ -68,7 +68,7 @@ def poison_stop(group: str, raw: RawRecord, failure: Failure) -> PoisonStop:
         f"{_WHAT[failure.cause]}: {failure.summary}{times}",
         choices=(
             _REMEDY.get(failure.cause, "fix the codec, row= or handler, and start the worker again"),
-            f"skip it: {remedies.skip_record(group, partition, raw.offset)}",
+            f"skip it: {remedies.skip_record(group, partition)}",
             *(() if failure.cause in NEVER_PASSED else (keep_aside,)),
         ),
         failure=failure,

@@ -22,7 +22,7 @@ from seekpoint.errors import (
 from seekpoint.events import Announcer
 from seekpoint.kafka.client import HeartbeatRefused, InstanceInUse, KafkaException, raise_if_fatal
 from seekpoint.kafka.config import consumer_config, make_consumer
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.pipeline.declared import declared
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.writers import PipelineWriters
@@ -64,7 +64,7 @@ class Loop:
     def __init__(
         self,
         pipeline: Pipeline,
-        ledger: Ledger,
+        ledger: GroupLedger,
         *,
         kafka: Mapping[str, Any],
         partitions: Collection[tuple[str, int]] | None,

@@ -9,7 +9,7 @@ from typing import Any
 from seekpoint import events
 from seekpoint.errors import Fenced
 from seekpoint.events import Announcer
-from seekpoint.ledger import Attempt, Claim, Ledger, SuspectNote
+from seekpoint.ledger import Attempt, Claim, GroupLedger, SuspectNote
 from seekpoint.ledger.claim import TRANSIENT
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.sqlstates import is_transient
@@ -29,7 +29,7 @@ class SingleAttempts:
     def __init__(
         self,
         pipeline: Pipeline,
-        ledger: Ledger,
+        ledger: GroupLedger,
         assignment: WorkerAssignment,
         committer: Committer,
         *,

@@ -12,7 +12,7 @@ from seekpoint import events
 from seekpoint.backoff import Backoff
 from seekpoint.errors import DeclarationDiffers, StandbyRequired
 from seekpoint.events import Announcer
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.sqlstates import is_transient
 
@@ -23,7 +23,7 @@ Reason: TypeAlias = StandbyRequired | DeclarationDiffers
 class Standby:
     """Checks every ``Limits.idle_check`` seconds whether a worker may join its group."""
 
-    def __init__(self, ledger: Ledger, pipeline: Pipeline, announce: Announcer, stopping: threading.Event) -> None:
+    def __init__(self, ledger: GroupLedger, pipeline: Pipeline, announce: Announcer, stopping: threading.Event) -> None:
         self._ledger, self._pipeline, self._announce, self._stopping = ledger, pipeline, announce, stopping
 
     def until_free(self, known: Reason | None = None) -> bool:

@@ -18,7 +18,7 @@ from seekpoint.errors import ConfigError, KafkaUnavailable
 from seekpoint.events import Announcer
 from seekpoint.kafka.config import make_consumer
 from seekpoint.kafka.identity import CHECK_KAFKA, Identity, KafkaRefused
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.schema_revision import check
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import ONE_PARTITION
@@ -66,7 +66,7 @@ class StartChecks:
     def __init__(
         self,
         pipeline: Pipeline,
-        ledger: Ledger,
+        ledger: GroupLedger,
         config: Mapping[str, Any],
         partitions: Collection[tuple[str, int]] | None,
         *,

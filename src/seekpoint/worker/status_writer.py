@@ -16,7 +16,7 @@ from typing import Any
 from seekpoint import events
 from seekpoint.events import Announcer
 from seekpoint.kafka.watermarks import Watermarks
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.status import StatusTables, WorkerProcess
 from seekpoint.records import Partition
 
@@ -46,13 +46,13 @@ class StatusWriter:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: GroupLedger,
         watermarks: Watermarks,
         declared: Mapping[str, Any],
         announce: Announcer,
         *,
         client_id: str | None = None,
-        poll_replay_requests: Callable[[Ledger], None] = lambda _: None,
+        poll_replay_requests: Callable[[GroupLedger], None] = lambda _: None,
         describe_work: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._process = WorkerProcess(socket.gethostname(), os.getpid(), client_id, version("seekpoint"))
@@ -111,7 +111,7 @@ class StatusWriter:
             with self._ledger.apart() as ledger:
                 self._store(status, ledger, has_ended=has_ended)
 
-    def _store(self, status: _Status | None, ledger: Ledger, *, has_ended: bool) -> None:
+    def _store(self, status: _Status | None, ledger: GroupLedger, *, has_ended: bool) -> None:
         tables = StatusTables(ledger, self._process)
         if status is None:
             self._error_of(partial(self._poll_replay_requests, ledger))  # the worker is in a long handler, and is alive

@@ -17,7 +17,7 @@ from seekpoint.durations import format_duration
 from seekpoint.errors import Fenced, PartitionStopped, PoisonStop
 from seekpoint.events import Announcer
 from seekpoint.kafka.identity import Answer
-from seekpoint.ledger import Attempt, Claim, Expected, Ledger, SuspectNote
+from seekpoint.ledger import Attempt, Claim, Expected, GroupLedger, SuspectNote
 from seekpoint.ledger.claim import TRANSIENT
 from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.pipeline.writers import PipelineWriters
@@ -82,7 +82,7 @@ class Committer:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: GroupLedger,
         writers: PipelineWriters,
         owner: PartitionOwner,
         announce: Announcer,

@@ -17,7 +17,7 @@ from seekpoint import events
 from seekpoint.errors import ConfigError, StopTimeout
 from seekpoint.events import Announcer, Observer
 from seekpoint.kafka.config import consumer_config
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.frames import require_no_frames
 from seekpoint.pipeline.pipeline import Pipeline
@@ -80,7 +80,7 @@ class Worker:
         consumer_config(kafka, group=pipeline.group)  # refuse contradictions now, where they were written
         require_engine(pipeline, engine)
         self._engine = postgres_engine(engine)
-        self._ledger = Ledger(
+        self._ledger = GroupLedger(
             worker_engine(self._engine),
             pipeline.group,
             schema=schema,

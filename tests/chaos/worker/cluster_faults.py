@@ -11,7 +11,7 @@ from chaos.worker.checks import SUMS, TABLE
 from chaos.worker.fault_context import EVERY, FaultContext, Injected
 from chaos.worker.schedule import WORKERS, Fault
 from chaos.worker.worker_pool import SESSION_MS
-from seekpoint import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.admin_actions import reset_offset
 from seekpoint.records import Partition
 from seekpoint.testing.child_process import NotReached
@@ -215,5 +215,5 @@ def pause(context: FaultContext, fault: Fault) -> Injected:
     return Injected(started, EVERY, mark, over=monotonic())
 
 
-def _ledger(context: FaultContext) -> Ledger:
-    return Ledger(context.environment.engine, context.environment.topic)
+def _ledger(context: FaultContext) -> GroupLedger:
+    return GroupLedger(context.environment.engine, context.environment.topic)

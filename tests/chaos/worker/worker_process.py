@@ -16,8 +16,9 @@ if __name__ == "__main__":  # run by path: the package is the folder around this
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from chaos.worker.pipelines import pipeline_of
-from seekpoint import Ledger, Limits, Worker
+from seekpoint import Limits, Worker
 from seekpoint.events import BatchOpened, ChunkRead, Committed, Event, Held, LagSampled
+from seekpoint.ledger import GroupLedger
 from seekpoint.testing.child_process import Reporter, receive, report
 
 
@@ -31,14 +32,14 @@ class ChaosReporter(Reporter):
 
     def watch_small_batches(self) -> None:
         """Note each batch that is held and advanced in one round trip, as only batches of two round trips are."""
-        original = Ledger.hold_and_advance
+        original = GroupLedger.hold_and_advance
 
         def noted(*args: Any) -> Any:
             moved = original(*args)
             self._is_small = True
             return moved
 
-        patch.object(Ledger, "hold_and_advance", noted).start()
+        patch.object(GroupLedger, "hold_and_advance", noted).start()
 
     def step(self, event: Event) -> str | None:
         """The event's name; for a chunk ``Copying`` inside a transaction, and None outside."""

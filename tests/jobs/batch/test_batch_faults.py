@@ -25,7 +25,7 @@ from seekpoint.jobs.batch.open import open_batch
 from seekpoint.jobs.batch.publish import totals
 from seekpoint.jobs.reload import Driver, LocalStager, Run, Staged, Task, stage_range
 from seekpoint.kafka.ranges import Range
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.runs.run import Tx
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.batch_process import Batcher, PausingStager, batch, offsets, paused
@@ -475,7 +475,7 @@ def test_a_claim_during_the_last_transaction_is_refused_by_the_pause(
     def slowly(run: UUID, tx: Tx) -> None:
         tx.connection.execute(text("SELECT pg_sleep(2.5)"))
         positions = tx.positions_of(run)
-        rival = Ledger(orders_group.engine, orders_group.group, schema=orders_group.schema, limits=limits)
+        rival = GroupLedger(orders_group.engine, orders_group.group, schema=orders_group.schema, limits=limits)
         ids = {orders_group.topic: positions[0].topic_id}
         cluster_id = tx.connection.execute(
             text(f"SELECT cluster_id FROM {orders_group.schema}.consumer_group")

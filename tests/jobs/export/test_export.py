@@ -8,10 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from kafka.test_odd_records import produce_by_hand
-from seekpoint import Ledger, Partition
+from seekpoint import Partition
 from seekpoint.errors import ConfigError, RangeLost, RangeStuck, TopicRecreated
 from seekpoint.jobs.export import Archive, Exported, files
 from seekpoint.jobs.export import export as job
+from seekpoint.ledger import GroupLedger
 from support.archive import ArchivedGroup, records
 from support.log_changes import delete, in_transactions
 
@@ -291,16 +292,16 @@ def test_an_archive_is_text_for_others(archived_group: ArchivedGroup) -> None:
 def test_positions_are_those_of_one_moment(archived_group: ArchivedGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers continue; the export ends at the positions that they had at its start."""
     name = archived_group.filled(40, 20)
-    read = Ledger.read
+    read = GroupLedger.read
 
-    def and_on(self: Ledger) -> object:
+    def and_on(self: GroupLedger) -> object:
         entries = read(self)
         if self.group == archived_group.group and entries[0].next_offset == 20:
-            monkeypatch.setattr(Ledger, "read", read)
+            monkeypatch.setattr(GroupLedger, "read", read)
             archived_group.set_positions(name, {0: 40})
         return entries
 
-    monkeypatch.setattr(Ledger, "read", and_on)
+    monkeypatch.setattr(GroupLedger, "read", and_on)
     done: Exported = archived_group.export().run()
     assert done.offsets == {Partition(name, 0): 20}
     assert job.RANGE > 20

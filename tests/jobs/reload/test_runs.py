@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from seekpoint import Batch, Json, Ledger, Pipeline, Upsert
+from seekpoint import Batch, Json, Pipeline, Upsert
 from seekpoint.admin import Admin
 from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused, SchemaMismatch
 from seekpoint.jobs.reload import Reload, stage_range
@@ -22,6 +22,7 @@ from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.tables.dependencies import ties
 from seekpoint.jobs.tables.targets import targets
+from seekpoint.ledger import GroupLedger
 from seekpoint.runs.manage_runs import ending
 from support.before_cutover import reloaded, settled, staged, started
 from support.ledger_worker import backend, wait_until_blocked
@@ -38,7 +39,7 @@ def test_an_older_pipeline_cannot_reload(orders_group: OrdersGroup) -> None:
 
 def test_a_table_of_two_groups_is_reloaded_with_both_or_not_at_all(applied_group: OrdersGroup) -> None:
     other = pipeline(f"{applied_group.group}-b", applied_group.topic, applied_group.schema)
-    Ledger(applied_group.engine, other.group, schema=applied_group.schema, tables=other.tables)
+    GroupLedger(applied_group.engine, other.group, schema=applied_group.schema, tables=other.tables)
     applied_group.execute(
         "INSERT INTO {schema}.consumer_group (name, tables) VALUES (:name, ARRAY[:table])",
         name=other.group,

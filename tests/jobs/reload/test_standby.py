@@ -13,7 +13,7 @@ from seekpoint import Limits, events
 from seekpoint.cli.app import app
 from seekpoint.errors import HandlerOutdated
 from seekpoint.jobs.reload import Driver
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.before_cutover import applied_by, settled, working
 from support.events import Run
@@ -167,8 +167,11 @@ def test_status_shows_it(orders_group: OrdersGroup) -> None:
 def test_a_group_of_others_is_not_held_back(orders_group: OrdersGroup) -> None:
     working(orders_group, [of(1)], limits=QUICK)
     opened(orders_group)
-    assert Ledger(orders_group.engine, "another group", schema=orders_group.schema, version=2).standby() is None
-    assert Ledger(orders_group.engine, orders_group.group, schema=orders_group.schema, version=2).standby() is not None
+    assert GroupLedger(orders_group.engine, "another group", schema=orders_group.schema, version=2).standby() is None
+    assert (
+        GroupLedger(orders_group.engine, orders_group.group, schema=orders_group.schema, version=2).standby()
+        is not None
+    )
 
 
 def test_stop_is_prompt_on_standby(orders_group: OrdersGroup) -> None:

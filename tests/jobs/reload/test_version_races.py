@@ -16,7 +16,7 @@ from seekpoint.admin import Admin
 from seekpoint.errors import ReloadRefused, StandbyRequired
 from seekpoint.jobs.reload import Driver
 from seekpoint.jobs.reload.open import open_run
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger, Ledger
 from support.before_cutover import settled
 from support.cli_jobs import wait_for_lock
 from support.reload_orders import OrdersGroup, of
@@ -65,7 +65,7 @@ def blocked_at(orders_group: OrdersGroup, what: str, act: Callable[[OrdersGroup]
 
 def claim(orders_group: OrdersGroup, version: int = 2) -> Any:
     """What a worker's claim does."""
-    ledger = Ledger(orders_group.engine, orders_group.group, schema=orders_group.schema, version=version)
+    ledger = GroupLedger(orders_group.engine, orders_group.group, schema=orders_group.schema, version=version)
     row = orders_group.execute("SELECT topic_id, cluster_id FROM {schema}.partition_offset, {schema}.consumer_group")[0]
     wanted = [Partition(orders_group.topic, 0), Partition(orders_group.topic, 1)]
     return ledger.claim(wanted, {orders_group.topic: row[0]}, cluster_id=row[1], start=lambda _: {})
@@ -106,7 +106,7 @@ def test_the_remedy_of_a_reload_on_spark_is_its_own_command(idle_group: OrdersGr
 def test_a_run_that_is_opened_between_look_and_claim_is_found_under_the_groups_lock(idle_group: OrdersGroup) -> None:
     """The claim has seen that it must prepare, and no run; the run is on record before it has the lock."""
     runs: list[Driver] = []
-    assert Ledger(idle_group.engine, idle_group.group, schema=idle_group.schema, version=2).standby() is None
+    assert GroupLedger(idle_group.engine, idle_group.group, schema=idle_group.schema, version=2).standby() is None
     insert = f'INSERT INTO "{idle_group.schema}".consumer_group'
     with (
         before(idle_group, insert, lambda: runs.append(opened(idle_group))) as done,

@@ -21,6 +21,7 @@ from seekpoint.errors import ConfigError, RangeLost, RangeStuck
 from seekpoint.jobs.spark.columns import KAFKA
 from seekpoint.jobs.spark.session import require_this_python
 from seekpoint.kafka.ranges import Range
+from seekpoint.ledger import Ledger
 from seekpoint.spark import Env, bounds, read, stored_ranges
 from support.archive import ArchivedGroup
 from support.log_changes import delete, in_transactions
@@ -29,8 +30,12 @@ Produce = Callable[..., list[tuple[int, int]]]
 Make = Callable[..., str]
 
 
+def public_ledger(archived_group: ArchivedGroup) -> Ledger:
+    return Ledger(archived_group.engine, archived_group.group, schema=archived_group.schema)
+
+
 def frame_of(archived_group: ArchivedGroup, spark: SparkSession, **options: Any) -> DataFrame:
-    return read(spark, archived_group.ledger, archived_group.group, **{"kafka": archived_group.kafka} | options)
+    return read(spark, public_ledger(archived_group), archived_group.group, **{"kafka": archived_group.kafka} | options)
 
 
 def rows_of(archived_group: ArchivedGroup, spark: SparkSession, **options: Any) -> list[Row]:
@@ -207,10 +212,10 @@ def test_what_is_not_there_is_named(spark: SparkSession, archived_group: Archive
     with pytest.raises(ConfigError, match="start= names orders/3, which group"):
         rows_of(archived_group, spark, start={("orders", 3): 1})
     with pytest.raises(ConfigError, match=r"the ledger in schema .* has no offsets of group 'unknown'"):
-        stored_ranges(archived_group.ledger, "unknown")
+        stored_ranges(public_ledger(archived_group), "unknown")
     with pytest.raises(ConfigError, match="swap or correct its ends"):
         rows_of(archived_group, spark, start={(name, 0): 6})
-    (stored,) = stored_ranges(archived_group.ledger, archived_group.group, [name])
+    (stored,) = stored_ranges(public_ledger(archived_group), archived_group.group, [name])
     assert (stored.partition, stored.start, stored.end) == (Partition(name, 0), 0, 5)
     assert isinstance(stored, Range)
 

@@ -10,10 +10,10 @@ from pyspark.sql import SparkSession
 from sqlalchemy import Engine
 
 from jobs.spark.orders import expected
-from seekpoint import Ledger
 from seekpoint.admin import Admin
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.reload import Reload
+from seekpoint.ledger import Ledger
 from seekpoint.ledger.roles import Role
 from seekpoint.metrics import LedgerGauges, Samples, catalogue
 from seekpoint.postgres.engine import postgres_engine

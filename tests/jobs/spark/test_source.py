@@ -16,6 +16,7 @@ from pyspark.sql.types import DecimalType, LongType, StringType, StructType
 
 from jobs.spark.orders import DATABASE
 from seekpoint.errors import ConfigError
+from seekpoint.ledger import Ledger
 from seekpoint.spark import bounds, dead_letters, ledger, read, runs
 from support.archive import ArchivedGroup
 from support.log_changes import delete
@@ -263,7 +264,10 @@ def test_what_was_applied_is_without_dead_letters_and_skipped_ranges(source: Sou
     assert [row.offset for row in marked if row.dead_letter] == sorted(dead)
     assert len(marked) == 20
     by_python = read(
-        source.spark, source.archived_group.ledger, source.archived_group.group, kafka=source.archived_group.kafka
+        source.spark,
+        Ledger(source.archived_group.engine, source.archived_group.group, schema=source.archived_group.schema),
+        source.archived_group.group,
+        kafka=source.archived_group.kafka,
     )
     assert sorted(row.offset for row in by_python.collect()) == of("exclude")
 

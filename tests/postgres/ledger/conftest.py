@@ -9,13 +9,13 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import Engine
 
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from support.ledger_worker import LedgerWorker, make_table
 
 
 @pytest.fixture
 def new_worker(seekpoint_engine: Engine, seekpoint_schema: str) -> Callable[..., LedgerWorker]:
-    """``new_worker(**options of Ledger)`` is one more worker of the group ``g``, over the topic ``t`` that all share.
+    """``new_worker(**options of GroupLedger)`` is one more worker of group ``g``, over the topic ``t`` that all share.
 
     With ``positions={partition: offset}`` it has claimed these partitions and applied the records before the offsets.
     """
@@ -26,7 +26,7 @@ def new_worker(seekpoint_engine: Engine, seekpoint_schema: str) -> Callable[...,
         group: str = "g", *, topic_id: UUID = topic_id, positions: Mapping[int, int] | None = None, **options: Any
     ) -> LedgerWorker:
         arguments = {"engine": seekpoint_engine, "schema": seekpoint_schema, **options}
-        worker = LedgerWorker(Ledger(group=group, **arguments), topic_id=topic_id)
+        worker = LedgerWorker(GroupLedger(group=group, **arguments), topic_id=topic_id)
         if positions:
             worker.claim(*positions)
         if ends := {number: end for number, end in (positions or {}).items() if end}:

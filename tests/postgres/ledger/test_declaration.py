@@ -91,7 +91,7 @@ def test_two_first_claims_store_one_set(
 def test_any_set_matches_where_none_is_known(
     new_worker: NewLedgerWorker, tables: tuple[str, str], seekpoint_engine: Engine
 ) -> None:
-    """A ledger from before has none, and a Ledger without tables declares none; the first that does stores its own."""
+    """A ledger from before has none, and a ledger without tables declares none; the first that does stores its own."""
     first, two = tables
     silent = new_worker(positions={0: 0})
     assert stored(silent) == {}

@@ -19,7 +19,7 @@ from sqlalchemy.exc import OperationalError
 from seekpoint.admin import Admin, ForgetPlan, ResetPlan, ResetTo, forget
 from seekpoint.admin.export_group import Exported
 from seekpoint.errors import ConfigError, Fenced, GroupForgotten, GroupPaused
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.ledger.sql import RELOAD_RUN
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
@@ -50,7 +50,7 @@ def admin_of(worker: LedgerWorker, engine: Any = None) -> Admin:
 
 
 def another(worker: LedgerWorker, **options: Any) -> LedgerWorker:
-    ledger = Ledger(
+    ledger = GroupLedger(
         worker.ledger.engine, worker.ledger.group, schema=worker.ledger.schema, tables=["applied"], **options
     )
     return LedgerWorker(ledger, topic_id=worker.topic_id)

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 from seekpoint import Accumulate, Pipeline, Text
 from seekpoint.admin import Admin, ReplacePlan, ResetTo
 from seekpoint.errors import ConfigError, Fenced, GroupForgotten
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.ledger.sql import RELOAD_RUN
 from seekpoint.ledger.status import StatusTables, WorkerProcess
@@ -339,7 +339,7 @@ def test_a_session_that_reads_a_table_for_long_is_named(groups: Groups, monkeypa
 
 def test_a_run_that_was_killed_is_completed_or_undone(groups: Groups) -> None:
     """The pause names the replacement: the next run takes it over, and resumes the group at the end."""
-    ledger: Ledger = groups.old.ledger
+    ledger: GroupLedger = groups.old.ledger
     ledger.pause(reason="a test", actor="replacement by new")
     plan = groups.plan()
     assert any("which this run completes" in consequence for consequence in plan.consequences)

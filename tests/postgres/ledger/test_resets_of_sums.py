@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-from seekpoint import Accumulate, Append, Ledger, Pipeline, Text
+from seekpoint import Accumulate, Append, Pipeline, Text
 from seekpoint.admin import Admin, ResetTo
 from seekpoint.errors import ConfigError
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.status import StatusTables, WorkerProcess
 from seekpoint.pipeline.declared import declared
 from support.ledger_worker import LedgerWorker
@@ -25,7 +26,7 @@ def admin(seekpoint_engine: Engine, seekpoint_schema: str) -> Admin:
     return Admin(seekpoint_engine, schema=seekpoint_schema)
 
 
-def declares(ledger: Ledger, *sinks: Any, **options: Any) -> None:
+def declares(ledger: GroupLedger, *sinks: Any, **options: Any) -> None:
     """A worker of such a pipeline has stored its declaration."""
     pipeline = Pipeline("g", topics="t", value=Text(), sinks=sinks, **options)
     StatusTables(ledger, WorkerProcess("host", 1, None, "0")).declare(declared(pipeline))
@@ -133,7 +134,7 @@ def test_a_reset_before_a_group_began_again_was_of_another_position(new_worker: 
     admin.apply(admin.plan_forget("g", export_to=None), reason="a test", actor="bob")
     (forgotten,) = admin.forgotten()
     old = worker.ledger
-    ledger = Ledger(old.engine, "g", schema=old.schema, tables=["applied"], accept_forgotten=forgotten.at)
+    ledger = GroupLedger(old.engine, "g", schema=old.schema, tables=["applied"], accept_forgotten=forgotten.at)
     again = LedgerWorker(ledger, topic_id=worker.topic_id)
     again.claim(0, start={0: 0})
     declares(ledger, SUMS)

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.schema import DropSchema
 
 from seekpoint import schema
-from seekpoint.ledger import Ledger, Move
+from seekpoint.ledger import GroupLedger, Move
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Partition
 from support.fixtures import NewEngine
@@ -64,7 +64,7 @@ def test_a_batch_commits_as_the_pipeline_says(
         assert "seekpoint" not in show(tx, "application_name")
 
 
-ORDERS: dict[str, Callable[[Ledger], object]] = {
+ORDERS: dict[str, Callable[[GroupLedger], object]] = {
     "claim": lambda ledger: ledger.claim(
         [Partition("t", 9)], {"t": uuid4()}, cluster_id="cluster-1", start=lambda _: {}
     ),
@@ -129,7 +129,7 @@ def test_odd_names_are_names(seekpoint_engine: Engine, odd_schema: str) -> None:
     """I1..I5: group and schema with quotes, percent signs, colons and upper case: all of the protocol works."""
 
     def new_worker(version: int) -> LedgerWorker:
-        ledger = Ledger(seekpoint_engine, ODD, schema=odd_schema, version=version, tables=['a "t"', "b'c"])
+        ledger = GroupLedger(seekpoint_engine, ODD, schema=odd_schema, version=version, tables=['a "t"', "b'c"])
         return LedgerWorker(ledger, topic_id=topic_id)
 
     topic_id = uuid4()

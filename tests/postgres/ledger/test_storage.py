@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 
 from seekpoint import schema
-from seekpoint.ledger import Attempt, Expected, Ledger, Move
+from seekpoint.ledger import Attempt, Expected, GroupLedger, Move
 from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
 from support.ledger_worker import LedgerWorker, make_table, scalar
 
@@ -65,7 +65,7 @@ def updates(engine: Engine) -> tuple[int, ...]:
 @pytest.mark.long
 def test_advances_are_hot_and_the_table_does_not_grow(own_engine: Engine) -> None:
     """I3's price: 20,000 advances touch no index, and leave the table within a few pages."""
-    worker = LedgerWorker(Ledger(own_engine, "g", synchronous_commit=False))
+    worker = LedgerWorker(GroupLedger(own_engine, "g", synchronous_commit=False))
     worker.claim(*range(10))
     advance(worker, 1)
     size, index = scalar(own_engine, SIZE), scalar(own_engine, INDEX)
@@ -80,7 +80,7 @@ def test_advances_are_hot_and_the_table_does_not_grow(own_engine: Engine) -> Non
 
 def test_claims_moves_and_releases_are_hot_too(own_engine: Engine) -> None:
     """I5's price: a restart loop does not bloat the ledger either."""
-    worker = LedgerWorker(Ledger(own_engine, "g"))
+    worker = LedgerWorker(GroupLedger(own_engine, "g"))
     worker.claim(*range(6))
     before, index = updates(own_engine), scalar(own_engine, INDEX)
     for _ in range(50):
@@ -104,7 +104,7 @@ def test_claims_moves_and_releases_are_hot_too(own_engine: Engine) -> None:
 @pytest.mark.long
 def test_a_long_snapshot_costs_pages_once(own_engine: Engine) -> None:
     """I3's price: while an old snapshot is open nothing can be cleaned; afterwards growth ends."""
-    worker = LedgerWorker(Ledger(own_engine, "g", synchronous_commit=False))
+    worker = LedgerWorker(GroupLedger(own_engine, "g", synchronous_commit=False))
     worker.claim(*range(6))
     with own_engine.connect().execution_options(isolation_level="REPEATABLE READ") as reader:
         reader.exec_driver_sql("SELECT count(*) FROM seekpoint.partition_offset")

@@ -25,7 +25,7 @@ from seekpoint.jobs.staging.consolidate import RANGE, require_width
 from seekpoint.jobs.staging.stage import require_code
 from seekpoint.jobs.tables.targets import sources
 from seekpoint.kafka.first_records import require_max_records
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.admin_actions import operator, required
 from seekpoint.ledger.positions import Position
 from seekpoint.ledger.schema_revision import check
@@ -194,7 +194,7 @@ class BatchJob:
         return self._done_nothing() if ends.items() <= stored.items() else None
 
     def _positions(self) -> list[Position]:
-        return Ledger(self.engine, self.source.group, schema=self.schema).read()
+        return GroupLedger(self.engine, self.source.group, schema=self.schema).read()
 
     def _done_nothing(self) -> BatchDone:
         offsets = {str(position.partition): position.next_offset for position in self._positions()}

@@ -212,7 +212,7 @@ class Brokers:
                     partition,
                     claim.next_offset,
                     f"retention has passed it: the first offset left is {first}. "
-                    f"{remedies.accept_lost(group, partition, first, (first, written[partition].offset), 'retention')} "
+                    f"{remedies.accept_lost(group, partition)} "
                     "skips the records in between and stores them as a lost range; then run the batch again",
                 )
             if claim.next_offset > (end := written[partition].offset):
@@ -221,7 +221,7 @@ class Brokers:
                     claim.next_offset,
                     f"it is past the end of the log ({end}): the log was truncated, or belongs to other brokers. "
                     "Check bootstrap.servers; if the log was truncated, "
-                    f"{remedies.accept_lost(group, partition, end, (first, end))} continues there",
+                    f"{remedies.accept_lost(group, partition)} continues there",
                 )
         ranges = [
             Range(partition, claim.topic_id, claim.next_offset, max(claim.next_offset, ends[partition]))

@@ -15,7 +15,7 @@ from seekpoint.jobs.export.manifest import LOST, Entry, Tx, Written, holes
 from seekpoint.kafka.first_records import first_records, require_max_records
 from seekpoint.kafka.range_checks import RangeChecks
 from seekpoint.kafka.ranges import Range, check_ranges
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.admin_actions import operator
 from seekpoint.ledger.positions import Position
 from seekpoint.postgres.engine import postgres_engine
@@ -94,7 +94,7 @@ class Export:
         records; RangeStuck if the brokers do not send them; TopicRecreated if a topic was created again;
         KafkaUnavailable if no broker answers.
         """
-        positions = applied(Ledger(self.engine, self.group, schema=self.schema), self._topics)
+        positions = applied(GroupLedger(self.engine, self.group, schema=self.schema), self._topics)
         added: list[Written] = []
         while ranges := first_records(self._plan(positions), self._records_left(added)):
             self._note()
@@ -252,7 +252,7 @@ def _left(position: Position, chain: Sequence[Entry]) -> list[tuple[int, int]]:
     return holes(chain, begin, position.next_offset)
 
 
-def applied(ledger: Ledger, topics: str | Collection[str] | None = None) -> list[Position]:
+def applied(ledger: GroupLedger, topics: str | Collection[str] | None = None) -> list[Position]:
     """Read the positions of the ledger's group in these topics (by default all), as of one moment.
 
     Raises ConfigError for a group or a topic that the ledger does not have.
@@ -261,7 +261,7 @@ def applied(ledger: Ledger, topics: str | Collection[str] | None = None) -> list
 
 
 def in_topics(
-    ledger: Ledger, positions: Sequence[Position], topics: str | Collection[str] | None = None
+    ledger: GroupLedger, positions: Sequence[Position], topics: str | Collection[str] | None = None
 ) -> list[Position]:
     """The group's positions in these topics (by default all).
 
@@ -270,7 +270,7 @@ def in_topics(
     if not positions:
         raise ConfigError(
             f"the ledger in schema {ledger.schema!r} has no offsets of group {ledger.group!r}: correct the name or the "
-            "schema (Ledger(engine, group, schema=...)), or start a worker once"
+            "schema (GroupLedger(engine, group, schema=...)), or start a worker once"
         )
     known = {position.partition.topic for position in positions}
     wanted = known if topics is None else {topics} if isinstance(topics, str) else set(topics)

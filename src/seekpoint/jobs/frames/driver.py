@@ -31,7 +31,7 @@ from seekpoint.jobs.spark.settings import Env
 from seekpoint.jobs.spark.task import is_trouble
 from seekpoint.kafka.first_records import first_bytes, sampled_sizes
 from seekpoint.kafka.ranges import Range
-from seekpoint.ledger import Claim, Ledger, Position
+from seekpoint.ledger import Claim, GroupLedger, Position
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.frames import SparkPipeline
 from seekpoint.pipeline.policy import Limits
@@ -88,7 +88,7 @@ class FrameDriver:
         """
         self._bound.bind()
         declared = self._bound.source.pipeline
-        self.ledger = Ledger(
+        self.ledger = GroupLedger(
             self.engine,
             self.group,
             schema=self._schema,

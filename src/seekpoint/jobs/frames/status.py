@@ -13,7 +13,7 @@ from seekpoint.jobs.spark.session import context_of
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.range_checks import bounded_config
 from seekpoint.kafka.watermarks import Watermarks
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.pipeline.declared import declared
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.records import Partition
@@ -23,7 +23,7 @@ from seekpoint.worker.status_writer import StatusWriter
 class DriverStatus:
     """Stores the state of one driver. While a micro-batch runs, the code that waits for Spark calls :meth:`show`."""
 
-    def __init__(self, spark: SparkSession, ledger: Ledger, pipeline: Pipeline, kafka: Mapping[str, Any]) -> None:
+    def __init__(self, spark: SparkSession, ledger: GroupLedger, pipeline: Pipeline, kafka: Mapping[str, Any]) -> None:
         config = bounded_config(kafka)
         reads_all = config["isolation.level"] == "read_uncommitted"
         watermarks = Watermarks(Identity(config, ledger.limits.kafka_timeout), committed=not reads_all)

@@ -61,7 +61,7 @@ from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import PipelineSource, aimed_pipeline
 from seekpoint.kafka.range_checks import end_epochs
 from seekpoint.kafka.ranges import Range
-from seekpoint.ledger import Claim, Ledger
+from seekpoint.ledger import Claim, GroupLedger
 from seekpoint.ledger.schema_revision import check
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
@@ -216,7 +216,7 @@ class WrittenGroup:
         self._rows: BoundRows = replace(bound_rows(_NAME, sink, schema, topics), has_topics=True)
         pipeline: Pipeline[Any, Any] = Pipeline(options.group, topics=topics, value=Bytes(), sinks=[sink])
         self._source = PipelineSource("", aimed_pipeline(pipeline, [self._rows.sink]))
-        self._ledger = Ledger(
+        self._ledger = GroupLedger(
             engine,
             options.group,
             schema=options.schema,

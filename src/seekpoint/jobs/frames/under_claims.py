@@ -29,7 +29,7 @@ from seekpoint.jobs.batch.open import Brokers, Claims, insert_batch
 from seekpoint.jobs.batch.steps import ENDS_RUN, BatchSteps, refusal
 from seekpoint.jobs.tables.targets import PipelineSource
 from seekpoint.kafka.ranges import Range
-from seekpoint.ledger import Claim, Ledger, StartOffsets
+from seekpoint.ledger import Claim, GroupLedger, StartOffsets
 from seekpoint.ledger.admin_actions import operator
 from seekpoint.ledger.advance import Expected, Settings, hold
 from seekpoint.ledger.schema_connection import GroupConnection
@@ -48,7 +48,7 @@ _REASON = "a micro-batch of DataFrames"
 
 
 def claimed(
-    ledger: Ledger,
+    ledger: GroupLedger,
     brokers: Brokers,
     partitions: Iterable[Partition],
     keep: Callable[[Claims], None],
@@ -182,7 +182,7 @@ def abandon(driver: Driver, error: BaseException) -> None:
         raise Fenced(f"micro-batch {driver.run.id} is {how_it_ended(driver.run)}") from error
 
 
-def release(ledger: Ledger, claims: Iterable[Claim]) -> None:
+def release(ledger: GroupLedger, claims: Iterable[Claim]) -> None:
     """Release the partitions, so that the next claim counts no crash; only logs a warning if that fails."""
     try:
         ledger.release(claims)
@@ -190,7 +190,7 @@ def release(ledger: Ledger, claims: Iterable[Claim]) -> None:
         logger.warning("group %s: its partitions could not be released: %s", ledger.group, one_line(error))
 
 
-def record_stops(ledger: Ledger, claims: Claims, error: Exception) -> None:
+def record_stops(ledger: GroupLedger, claims: Claims, error: Exception) -> None:
     """Store why the partitions are stopped; the next claim, reset or micro-batch clears it."""
     choices = ("correct the frame or its data, and run the pipeline again", "reset the offset to skip records")
     stops = [PartitionStopped(partition, claim.next_offset, str(error), choices) for partition, claim in claims.items()]

@@ -14,7 +14,7 @@ from seekpoint.jobs.spark.settings import resolved
 from seekpoint.jobs.spark.source_options import Bound, SourceOptions
 from seekpoint.kafka.range_checks import RangeChecks
 from seekpoint.kafka.ranges import Range
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.positions import Position
 from seekpoint.records import Partition
 
@@ -187,8 +187,8 @@ class Bounds:
         return {partition: ends[partition] if offset is None else offset for partition, offset in offsets.items()}
 
 
-def group_ledger(options: SourceOptions) -> Ledger | None:
+def group_ledger(options: SourceOptions) -> GroupLedger | None:
     """The ledger of the options' group, at the URL in the option's environment variable; None without a group."""
     if options.group is None:
         return None
-    return Ledger(options.database.value(), options.group, schema=options.schema)
+    return GroupLedger(options.database.value(), options.group, schema=options.schema)

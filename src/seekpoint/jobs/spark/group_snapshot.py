@@ -14,7 +14,7 @@ from seekpoint.admin.samples import positions_at
 from seekpoint.jobs.export.export import in_topics
 from seekpoint.jobs.staging.lost_ranges import Span
 from seekpoint.jobs.staging.stage import dead_letters_within, edits_within, lost_within
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.positions import Position, position
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.schema_revision import check
@@ -41,7 +41,7 @@ class GroupSnapshot:
 
 
 def read_snapshot(
-    ledger: Ledger, topics: str | Collection[str] | None = None, moments: Collection[datetime] = ()
+    ledger: GroupLedger, topics: str | Collection[str] | None = None, moments: Collection[datetime] = ()
 ) -> GroupSnapshot:
     """Read the state of the ledger's group in these topics (by default all) at one moment.
 

@@ -17,7 +17,7 @@ from seekpoint.jobs.spark.settings import portable, require_no_secret, resolved
 from seekpoint.jobs.spark.source_frames import source_frame
 from seekpoint.kafka.first_records import first_records, require_max_records
 from seekpoint.kafka.ranges import MOST_OFFSETS, Range, check_ranges
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger, Ledger, group_ledger
 from seekpoint.ledger.positions import Position
 from seekpoint.records import Partition
 
@@ -115,10 +115,10 @@ def _ranges(
     ]
 
 
-def _ledger(database: Ledger | Engine | URL | str, group: str) -> Ledger:
+def _ledger(database: Ledger | Engine | URL | str, group: str) -> GroupLedger:
     """A ledger for this group."""
-    ledger = database if isinstance(database, Ledger) else Ledger(database, group)
-    return ledger if ledger.group == group else Ledger(ledger.engine, group, schema=ledger.schema)
+    ledger = group_ledger(database) if isinstance(database, Ledger) else GroupLedger(database, group)
+    return ledger if ledger.group == group else GroupLedger(ledger.engine, group, schema=ledger.schema)
 
 
 def _offsets(name: str, bound: Offsets | str | None, known: Collection[Partition], group: str) -> dict[Partition, int]:

@@ -12,7 +12,7 @@ from seekpoint import events
 from seekpoint.errors import ConfigError, KafkaUnavailable, PartitionStopped
 from seekpoint.events import Announcer, Observer
 from seekpoint.kafka.client import Message
-from seekpoint.ledger import Claim, Expected, Ledger
+from seekpoint.ledger import Claim, Expected, Ledger, group_ledger
 from seekpoint.pipeline.pattern import Pattern
 from seekpoint.pipeline.policy import StartAt
 from seekpoint.postgres.sqlstates import is_transient
@@ -45,7 +45,7 @@ class Assignment:
         if isinstance(topics, Pattern):
             raise ConfigError("Assignment takes topics by name, and only a worker finds them by pattern")
         self._ledger, self._announce = ledger, Announcer(events.checked(observe))
-        resources = Resources.of(consumer, kafka, ledger, self._announce)
+        resources = Resources.of(consumer, kafka, group_ledger(ledger), self._announce)
         self._worker = WorkerAssignment(resources, topics, start, partitions)
 
     def __enter__(self) -> Self:

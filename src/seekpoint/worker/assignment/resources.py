@@ -9,7 +9,7 @@ from seekpoint.events import Announcer
 from seekpoint.kafka.client import Client
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.watermarks import Watermarks
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.worker.assignment.partitions import AssignedPartitions
 
 
@@ -18,13 +18,13 @@ class Resources(NamedTuple):
 
     partitions: AssignedPartitions
     client: Client
-    ledger: Ledger
+    ledger: GroupLedger
     identity: Identity
     watermarks: Watermarks
     announce: Announcer
 
     @classmethod
-    def of(cls, consumer: Any, kafka: Mapping[str, Any], ledger: Ledger, announce: Announcer) -> Self:
+    def of(cls, consumer: Any, kafka: Mapping[str, Any], ledger: GroupLedger, announce: Announcer) -> Self:
         """Create them for a consumer with this configuration."""
         client, identity = Client(consumer, kafka), Identity(kafka, ledger.limits.kafka_timeout)
         watermarks = Watermarks(identity, committed=kafka.get("isolation.level") != "read_uncommitted")

@@ -16,7 +16,7 @@ from sqlalchemy import URL, Engine
 
 from seekpoint.backoff import Backoff, retried
 from seekpoint.errors import ConfigError
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.admin_actions import operator
 from seekpoint.ledger.dead_letters import DeadLetter, DeadLetterCause, DeadLetters, Where, name_bytes
 from seekpoint.ledger.schema_connection import SchemaConnection
@@ -127,7 +127,7 @@ class GroupDeadLetters:
         actor: str | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self.ledger = Ledger(engine, group, schema=schema, limits=limits)
+        self.ledger = GroupLedger(engine, group, schema=schema, limits=limits)
         self._actor = actor
         self._dead_letters = DeadLetters(self.ledger)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from seekpoint.durations import format_duration
 from seekpoint.errors import Fenced, GroupPaused
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.ledger.sql import REPLAY_REQUEST
 from seekpoint.pipeline.pipeline import Pipeline
@@ -50,7 +50,7 @@ class RequestedReplays:
     def __init__(
         self,
         pipeline: Pipeline,
-        ledger: Ledger,
+        ledger: GroupLedger,
         *,
         stopwatch: Stopwatch | None = None,
         stopping: threading.Event | None = None,
@@ -68,7 +68,7 @@ class RequestedReplays:
 
     # -- the status thread ------------------------------------------------------------------------------
 
-    def check(self, ledger: Ledger | None = None) -> None:
+    def check(self, ledger: GroupLedger | None = None) -> None:
         """Look for a request to take, and for a pause; fail requests that are outdated, or whose worker has crashed.
 
         ``ledger`` is the status thread's, with a separate connection. With a request in hand, stores that this worker
@@ -202,7 +202,7 @@ class RequestedReplays:
 class _Request:
     """The request in hand: which of its dead letters are left, and how it ends."""
 
-    def __init__(self, ledger: Ledger, row: Any) -> None:
+    def __init__(self, ledger: GroupLedger, row: Any) -> None:
         self._dead_letters = DeadLetters(ledger, LOCK_WAIT)
         self.id: int = row.id
         self.replayed, self.failed, self.refused = int(row.replayed), int(row.failed), int(row.refused)

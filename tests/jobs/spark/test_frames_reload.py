@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
+from jobs.spark.frames import apply
 from jobs.spark.orders import DATABASE
+from jobs.spark.test_frames_stream import streaming
 from jobs.spark.test_frames_sums import TABLES as SUMS_TABLES
 from jobs.spark.test_frames_verify import BOTH, counts
 from seekpoint import Accumulate, Append, Json, Pipeline, Upsert
@@ -134,15 +138,19 @@ def log(frames_group: OrdersGroup) -> Log:
     log[0].append(None)
     add(orders_group, log, 30, first=20)  # the ids from 20 on again
     worker = orders_group.run_worker(worker_pipeline(orders_group))
-    reach(orders_group, log, worker)
+    reach(orders_group, log)
     worker.stop()
     return log
 
 
-def reach(orders_group: OrdersGroup, log: Log, worker: Any) -> None:
-    """Wait until the worker has applied all of the log."""
-    for partition, its in log.items():
-        worker.reached(orders_group.topic, len(its), partition)
+def ends(orders_group: OrdersGroup, log: Log) -> dict[str, int]:
+    """The positions after all of the log."""
+    return {f"{orders_group.topic}/{number}": len(its) for number, its in log.items()}
+
+
+def reach(orders_group: OrdersGroup, log: Log) -> None:
+    """Wait until all of the log is applied."""
+    until(lambda: offsets(orders_group) == ends(orders_group, log), "all records are applied", 120)
 
 
 @pytest.mark.parametrize("strategy", ["merge", "swap"])
@@ -164,24 +172,44 @@ def test_tables_of_all_sinks_are_rebuilt_and_put_in_place(
         assert counts(done.compared)["orders"] == (95, 2, 1, 3)
 
 
-def test_a_worker_of_the_older_version_continues_meanwhile_and_waits_for_the_cut_over(
+@contextmanager
+def older_owner(
+    orders_group: OrdersGroup, spark: SparkSession, frames_pipeline: Callable[..., str], owner: str
+) -> Iterator[None]:
+    """A worker or a stream of version 1, which the block's cut-over to version 2 ends."""
+    if owner == "worker":
+        worker = orders_group.run_worker(worker_pipeline(orders_group))
+        yield
+        worker.ends_with(HandlerOutdated)
+        return
+    with streaming(orders_group, spark, frames_pipeline(ALL, version=1, times=1)) as stream:
+        yield
+        stream.thread.join(120)
+    assert isinstance(stream.error, HandlerOutdated)
+
+
+@pytest.mark.parametrize("owner", ["worker", pytest.param("stream", marks=pytest.mark.long("the other owner"))])
+def test_an_owner_of_the_older_version_continues_meanwhile_and_waits_for_the_cut_over(
     orders_group: OrdersGroup,
     spark: SparkSession,
     log: Log,
     frames_pipeline: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
+    *,
+    owner: str,
 ) -> None:
     """I1, I5: records are applied during passes and after the comparison; in the last pass positions are locked."""
-    worker = orders_group.run_worker(worker_pipeline(orders_group))
     states: list[str] = []
     stage = FrameStager.stage
 
     def more() -> None:
         add(orders_group, log, 2, first=30 + 2 * len(states))  # ids that are there already
-        reach(orders_group, log, worker)
+        reach(orders_group, log)
 
     def and_more(self: FrameStager, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
         yield from stage(self, run, tasks)
+        if run.strategy == "batch":  # of the stream
+            return
         states.append(run.state)
         if states in (["staging"], ["staging", "catching_up", "compared"]):
             more()
@@ -189,18 +217,60 @@ def test_a_worker_of_the_older_version_continues_meanwhile_and_waits_for_the_cut
             for partition in (0, 1):
                 orders_group.produce(orders_group.topic, [of(partition * 1000, 7, 7)], partition=partition)
             waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-            until(lambda: orders_group.execute(waiting)[0][0] > 0, "the worker waits for its positions", 300)
+            until(lambda: orders_group.execute(waiting)[0][0] > 0, "the owner waits for its positions", 300)
 
     def hear(_: Report) -> None:
         more()
 
     monkeypatch.setattr(FrameStager, "stage", and_more)
-    done = reloaded(orders_group, spark, frames_pipeline(ALL, version=2, times=2), compared=hear)
-    worker.ends_with(HandlerOutdated)
+    with older_owner(orders_group, spark, frames_pipeline, owner):
+        done = reloaded(orders_group, spark, frames_pipeline(ALL, version=2, times=2), compared=hear)
     assert states == ["staging", "catching_up", "compared", "compared"]
     assert (tables(orders_group), orders_group.version()) == (expected(log), 2)
-    assert offsets(orders_group) == {f"{orders_group.topic}/{number}": len(its) for number, its in log.items()}
+    assert offsets(orders_group) == ends(orders_group, log)
     assert (done.cut_over.lock_seconds > 0, done.cut_over.tries) == (True, 1)
+
+
+@pytest.mark.long("a stream that waits for a reload, and continues or ends")
+@pytest.mark.parametrize(("version", "strategy"), [(1, "swap"), (2, "merge")])
+def test_rows_that_a_stream_has_staged_before_a_cut_over_are_not_published_after_it(
+    orders_group: OrdersGroup,
+    spark: SparkSession,
+    log: Log,
+    frames_pipeline: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    version: int,
+    strategy: str,
+) -> None:
+    """I1, I2, I5: the stream is fenced, and continues unless the group has a newer version."""
+    newer = frames_pipeline(ALL, version=version, times=version)
+    has_staged, may_publish = threading.Event(), threading.Event()
+    stage = FrameStager.stage
+
+    def and_wait(self: FrameStager, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
+        yield from stage(self, run, tasks)
+        if run.strategy == "batch":
+            has_staged.set()
+            assert may_publish.wait(300)
+
+    monkeypatch.setattr(FrameStager, "stage", and_wait)
+    add(orders_group, log, 5, first=60)
+    with streaming(orders_group, spark, frames_pipeline(ALL, version=1, times=1)) as stream:
+        try:
+            assert has_staged.wait(300)
+            reloaded(orders_group, spark, newer, strategy=strategy)
+            assert sum(offsets(orders_group).values()) == 161
+        finally:
+            may_publish.set()
+        if version == 1:
+            reach(orders_group, log)
+        else:
+            stream.thread.join(120)
+    assert (stream.error is None) if version == 1 else isinstance(stream.error, HandlerOutdated)
+    apply(orders_group, spark, newer)
+    assert (tables(orders_group), offsets(orders_group)) == (expected(log, times=version), ends(orders_group, log))
+    assert orders_group.schemas() == []
 
 
 def test_records_that_the_new_codec_cannot_decode_become_dead_letters_of_the_group(

@@ -38,7 +38,7 @@ def the_run(orders_group: OrdersGroup) -> UUID:
 def apply_more(orders_group: OrdersGroup, log: Log, first: int) -> None:
     worker = orders_group.run_worker(worker_pipeline(orders_group))
     add(orders_group, log, 5, first=first)
-    reach(orders_group, log, worker)
+    reach(orders_group, log)
     worker.stop()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 -- as everybody writes it
+from pyspark.sql.streaming.query import StreamingQuery
 
 from jobs.spark.frames import entries, produced
 from jobs.spark.orders import DATABASE
@@ -18,6 +19,14 @@ from support.batch_process import offsets
 from support.reload_orders import OrdersGroup
 
 pytestmark = pytest.mark.usefixtures("frames_group")
+
+
+#: The other columns of ``entries``.
+ORDER = [
+    f"from_json(CAST(value AS string), 'id bigint, amount bigint, at bigint').{name} AS {name}"
+    for name in ("id", "amount", "at")
+]
+ORDER.append("offset AS topic_offset")
 
 
 class Sink:
@@ -34,12 +43,10 @@ class Sink:
 
     def orders(self, **options: Any) -> DataFrame:
         """Each order as a row, with the record that it is of."""
-        fields = "from_json(CAST(value AS string), 'id bigint, amount bigint, at bigint') AS order"
-        columns = ("topic", "partition", "offset", "order.*", "offset AS topic_offset")
-        return self.stream(**options).selectExpr("topic", "partition", "offset", fields).selectExpr(*columns)
+        return self.stream(**options).selectExpr("topic", "partition", "offset", *ORDER)
 
-    def run(self, rows: DataFrame, **options: Any) -> None:
-        """Write what is there now."""
+    def start(self, rows: DataFrame, **options: Any) -> StreamingQuery:
+        """Write what is there now, on Spark's threads."""
         defaults = {
             "group": self.orders_group.group,
             "table": f"{self.orders_group.schema}.entries",
@@ -48,7 +55,11 @@ class Sink:
             "checkpointLocation": str(self.checkpoint),
         }
         writer = rows.writeStream.format("seekpoint").options(**defaults | options)
-        writer.trigger(availableNow=True).start().awaitTermination()
+        return writer.trigger(availableNow=True).start()
+
+    def run(self, rows: DataFrame, **options: Any) -> None:
+        """Write what is there now."""
+        self.start(rows, **options).awaitTermination()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A query's ``foreachBatch`` under faults: drivers killed at every step, changed tables."""
+"""A query's ``foreachBatch`` under faults: drivers killed at every step, a lost answer, changed tables."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import DataFrame
 
 from jobs.spark.frames import doubled, entries, produced
+from jobs.spark.orders import DATABASE
 from jobs.spark.test_foreach_batch import Query, query  # noqa: F401 -- a fixture
 from jobs.spark.test_frames_faults import PLACES, open_runs
 from support.batch_process import offsets
 from support.frames_process import FramesProcess
 from support.log_changes import delete
+from support.postgres_proxy import PostgresProxy, When
 from support.reload_orders import OrdersGroup
 from support.waiting import until
 
@@ -124,3 +126,27 @@ def test_a_table_that_is_altered_between_micro_batches_ends_the_query_and_nothin
     orders_group.execute("ALTER TABLE {schema}.orders ALTER amount TYPE bigint, ADD remark text DEFAULT 'new'")
     query.run(name)
     assert (orders_group.rows("entries"), orders_group.rows("orders")) == (entries(10), doubled(10))
+
+
+@pytest.mark.long("the surroundings of a lost connection")
+@pytest.mark.repeats("when")
+@pytest.mark.parametrize("when", ["before_commit", "after_commit"])
+def test_a_commit_without_an_answer_is_looked_up(
+    query: Query,  # noqa: F811
+    orders_group: OrdersGroup,
+    frames_pipeline: Callable[..., str],
+    proxy: PostgresProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    when: When,
+) -> None:
+    """I1: whether it has taken effect is in the row of the run."""
+    name = frames_pipeline()
+    produced(orders_group, 10)
+    monkeypatch.setenv(DATABASE.name, proxy.dsn)  # of the driver: tasks inherited the variable from Spark's Java
+    proxy.arm(when, f'INSERT INTO "{orders_group.schema}"."entries"', skip=1)  # the first one only checks the table
+    query.run(name)
+    assert proxy.fired.is_set()
+    assert (orders_group.rows("entries"), orders_group.rows("orders")) == (entries(10), doubled(10))
+    assert sorted(offsets(orders_group).values()) == [10, 10]
+    assert (orders_group.schemas(), open_runs(orders_group)) == ([], 0)

@@ -201,8 +201,9 @@ def test_a_position_past_the_end_of_the_log_stops_the_partition(worker_group: Wo
         r"it is past the end of the log \(10\): ada reset it to 1000 on .*\(a slip of the hand\)", str(stop)
     )
     assert "brokers" not in str(stop).splitlines()[0]
-    assert any("to=10, log=(0, 10), reason=" in choice for choice in stop.choices)
-    assert any("log=None" in choice for choice in stop.choices)
+    place = rf"{worker_group.group} {name}:0"
+    assert re.search(f"seekpoint lost accept {place} --apply --reason WHY reads only new records", stop.choices[0])
+    assert any(f"--topic {name}:0 --to-offset OFFSET" in choice for choice in stop.choices)
     worker_group.ledger.reset_offset(name, 0, 10, log=(0, 10), reason="corrected")
     assert lost_ranges(worker_group) == []  # nothing was read up to there
     stored += worker_group.produce(name, 5)

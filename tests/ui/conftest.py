@@ -64,8 +64,8 @@ class Console:
         """The browser has noted these statuses, which the test has asked for, and no other problem."""
         problems, self.watch.problems = self.watch.problems, []
         assert [problem for problem in problems if "console: Failed to load resource" not in problem], problems
-        noted = [int(problem.split(": ")[1]) for problem in problems if "console: " not in problem]
-        assert noted == list(statuses), problems
+        noted = [problem.split(": ")[1] for problem in problems if "console: " not in problem]
+        assert noted == list(map(str, statuses)), problems
 
 
 Serve = Callable[..., Console]

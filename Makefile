@@ -54,7 +54,8 @@ $(WITH_SPARK): $(READY)
 	rm -f .venv/lib/python3*/site-packages/pyspark/python/lib/pyspark.zip
 	touch $(WITH_SPARK)
 
-# Sphinx, and what drives a browser: for the site, the console's tests, and the type checker that reads them.
+# Sphinx, and what drives a browser: for the site, the console's tests, and the type checker that reads them. And what
+# PySpark's client of Spark Connect needs, for the test of a declarative pipeline.
 $(DOCS): $(READY) requirements-docs.lock
 	$(UV) pip install --quiet --no-deps --require-hashes -r requirements-docs.lock
 	touch $(DOCS)
@@ -174,14 +175,15 @@ ui-screenshots: browser  ## take the screenshots of the docs, from the console o
 	$(BIN)/python docs/site/screenshots.py docs/assets
 
 # Beside what pyproject.toml names: uv itself, what hatchling asks for when it installs a checkout, and what builds
-# pyspark.
+# pyspark; then, for the tests, pyspark[connect] without what is there already.
 lock: $(WITH_SPARK)  ## resolve all dependencies: requirements.lock, requirements-docs.lock, and the broker's jars
 	printf 'uv\neditables\nsetuptools\n' | $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-annotate \
 	  --extra cli --extra testing --extra dev --extra registry --extra arrow --extra spark --extra prometheus --extra otel --extra web --extra delta --extra async --extra pydantic --group test --group check --group demo --output-file requirements.lock pyproject.toml -
-	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --fork-strategy fewest \
+	printf 'grpcio>=1.76\ngrpcio-status>=1.76\nzstandard>=0.25\n' | \
+	  $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --fork-strategy fewest \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-annotate \
-	  --constraints requirements.lock --group docs --group ui --output-file requirements-docs.lock
+	  --constraints requirements.lock --group docs --group ui --output-file requirements-docs.lock -
 	$(BIN)/python -m seekpoint.testing.servers.jars > .venv/kafka-jars.lock
 	mv .venv/kafka-jars.lock src/seekpoint/testing/servers/kafka-jars.lock
 

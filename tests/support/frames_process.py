@@ -13,18 +13,22 @@ from support.processes import HaltedDriver, JobProcess, halt
 from support.quick_java import QUICK_JAVA
 from support.reload_orders import OrdersGroup
 
+DATABASE = "SEEKPOINT_TEST_SPARK_DATABASE"
+"""Where tasks look for the database's address."""
+
 
 class FramesProcess(JobProcess):
     """A driver's process, which applies the available records, and halts at ``step``.
 
     ``step`` is a place of ``HaltedDriver``, or ``"applied"``. With ``streams`` it runs until it is killed. With
-    ``checkpoint`` it runs a query with ``foreach_batch``, which may also halt before it claims (``"called"``). With
+    ``checkpoint`` it runs a query with ``foreach_batch``, which may also halt before it claims (``"called"``), or, with
+    ``table``, one that writes to the sink ``seekpoint``, one of whose processes halts (``support.halting_sink``). With
     ``reloads`` it rebuilds the tables, or resumes the run ``resume``; ``step`` may be a place of
-    :func:`_stand_in_a_reload`, too.
+    :func:`_halt_in_a_reload`, too.
     """
 
     def __init__(self, orders_group: OrdersGroup, name: str, modules: Path, **what: Any) -> None:
-        path = os.pathsep.join([str(modules), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(modules), os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[1])])
         super().__init__("support.frames_process", orders_group, name=name, path=path, modules=str(modules), **what)
 
 
@@ -34,7 +38,7 @@ def main(what: dict[str, Any]) -> None:
     from seekpoint.jobs.frames import bound_pipeline, under_claims
     from seekpoint.testing.servers.spark import start_spark
 
-    os.environ |= QUICK_JAVA | {"PYTHONPATH": what["path"], "SEEKPOINT_TEST_SPARK_DATABASE": what["url"]}
+    os.environ |= QUICK_JAVA | {"PYTHONPATH": what["path"], DATABASE: what["url"]} | what.get("env", {})
     sys.path.insert(0, what["modules"])
     HaltedDriver.halts_at = what.get("step", "")
     vars(under_claims)["Driver"] = HaltedDriver
@@ -45,6 +49,8 @@ def main(what: dict[str, Any]) -> None:
     with start_spark("local[2,4]") as spark:
         if what.get("reloads"):
             _reload(spark, what)
+        elif what.get("table"):
+            _write(spark, what)
         elif what.get("checkpoint"):
             _query(spark, what)
         else:
@@ -58,7 +64,7 @@ def _run(spark: Any, what: dict[str, Any]) -> None:
         spark,
         what["name"],
         kafka={"bootstrap.servers": what["brokers"]},
-        database=Env("SEEKPOINT_TEST_SPARK_DATABASE"),
+        database=Env(DATABASE),
         schema=what["schema"],
         available_now=not what.get("streams", False),
         trigger=0.0,
@@ -70,12 +76,12 @@ def _run(spark: Any, what: dict[str, Any]) -> None:
 def _reload(spark: Any, what: dict[str, Any]) -> None:
     from seekpoint.spark import Env, reload
 
-    _stand_in_a_reload(what.get("step", ""))
+    _halt_in_a_reload(what.get("step", ""))
     done = reload(
         spark,
         what["name"],
         kafka={"bootstrap.servers": what["brokers"]},
-        database=Env("SEEKPOINT_TEST_SPARK_DATABASE"),
+        database=Env(DATABASE),
         schema=what["schema"],
         strategy=what.get("strategy", "merge"),
         resume=UUID(what["resume"]) if what.get("resume") else None,
@@ -85,26 +91,50 @@ def _reload(spark: Any, what: dict[str, Any]) -> None:
     report("done", state=done.run.state)
 
 
-def _stand_in_a_reload(step: str) -> None:
-    """Make a reload halt at ``HaltedDriver``'s places, when it merges a pass, or "locked", before the last pass."""
-    from seekpoint.jobs.frames import passes
+def _halt_in_a_reload(step: str) -> None:
+    """Make a reload halt at a place of ``HaltedDriver``, or of these.
+
+    "first frame": one frame's rows are staged, and no other's; "merging": the rows of a pass are merged, in a
+    transaction; "locked": before the last pass; "published": after the cut-over's COMMIT.
+    """
+    from seekpoint.jobs.frames import frame_stager, passes
     from seekpoint.jobs.reload import open as opening
     from seekpoint.runs import manage_runs
 
     vars(opening)["Driver"] = vars(manage_runs)["Driver"] = HaltedDriver
-    if step == "merging":
-        vars(passes)["write_rows"] = lambda *_: halt()
-    if step == "locked":
-        passes.FramePasses.last_pass = lambda *_: halt()  # type: ignore[method-assign]
+    places: dict[str, tuple[Any, str]] = {
+        "first frame": (frame_stager, "attempts"),
+        "merging": (passes, "write_rows"),
+        "locked": (passes.FramePasses, "last_pass"),
+        "published": (manage_runs.Runs, "drop"),
+    }
+    if step in places:
+        setattr(*places[step], lambda *_: halt())
 
 
 def _query(spark: Any, what: dict[str, Any]) -> None:
     """Apply the available records by a query."""
     from seekpoint.spark import Env, foreach_batch
 
+    function = foreach_batch(what["name"], database=Env(DATABASE), schema=what["schema"])
+    _run_query(_stream(spark, what).writeStream.foreachBatch(function), what)
+
+
+def _write(spark: Any, what: dict[str, Any]) -> None:
+    """Write the available records to a table."""
+    from support.halting_sink import HaltingSink
+
+    spark.dataSource.register(HaltingSink)
+    rows = _stream(spark, what).selectExpr("topic", "partition", "offset", *what["columns"])
+    options = {"group": what["group"], "table": what["table"], "database": DATABASE, "ledgerSchema": what["schema"]}
+    _run_query(rows.writeStream.format(HaltingSink.name()).options(**options), what)
+
+
+def _stream(spark: Any, what: dict[str, Any]) -> Any:
     options = {"kafka.bootstrap.servers": what["brokers"], "subscribe": what["topic"], "startingOffsets": "earliest"}
-    stream = spark.readStream.format("seekpoint").options(**options).load()
-    function = foreach_batch(what["name"], database=Env("SEEKPOINT_TEST_SPARK_DATABASE"), schema=what["schema"])
-    writer = stream.writeStream.foreachBatch(function).option("checkpointLocation", what["checkpoint"])
-    writer.trigger(availableNow=True).start().awaitTermination()
+    return spark.readStream.format("seekpoint").options(**options).load()
+
+
+def _run_query(writer: Any, what: dict[str, Any]) -> None:
+    writer.option("checkpointLocation", what["checkpoint"]).trigger(availableNow=True).start().awaitTermination()
     report("done", records=0)

@@ -9,7 +9,7 @@ from typing import Any
 from jobs.spark.orders import DATABASE
 from seekpoint.jobs.batch import BatchJob
 from seekpoint.jobs.reload import Reload
-from seekpoint.spark import SparkStager
+from seekpoint.spark import SparkStager, run
 from seekpoint.testing.servers.spark import start_spark
 
 
@@ -30,7 +30,9 @@ def main(order: dict[str, Any]) -> None:
                 }
                 print(spark.read.format("seekpoint").options(**options).load().count(), flush=True)
                 continue
-            if job == "batch":
+            if job == "run":
+                outcome = run(spark, pipeline, kafka=kafka, database=DATABASE, schema=schema, available_now=True)
+            elif job == "batch":
                 outcome = BatchJob(pipeline, DATABASE.value(), kafka, **common).run()
             else:
                 reload = Reload([pipeline], DATABASE.value(), kafka, **common)

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from jobs.spark.frames import SALES, doubled, entries, produced
 from jobs.spark.orders import BEHIND_COMMIT, DATABASE, FOR_EVER, expected
 from seekpoint.jobs.reload import Reload
 from seekpoint.testing.servers.spark import start_cluster
@@ -110,6 +111,40 @@ def test_tasks_that_hang_are_overtaken_by_their_copies_on_another_machine(
     assert {file.name for file in tmp_path.glob("marker*")} == {"marker99", "marker199"}, "something did not hang"
     assert orders_group.rows() == expected(200)
     assert offsets(orders_group) == {f"{orders_group.topic}/0": 200, f"{orders_group.topic}/1": 200}
+
+
+#: Of two tasks of a frame, the first attempt at the last order never makes a row.
+IN_A_FRAME = (
+    SALES.replace("return orders.", "return orders.repartition(2).", 1)
+    + """
+import os, threading
+
+def first(amount):
+    if amount == 199:
+        try:
+            os.close(os.open({marker!r}, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return amount
+        threading.Event().wait()
+    return amount
+"""
+)
+
+
+@pytest.mark.long
+def test_a_frames_task_that_hangs_is_overtaken_by_its_copy(
+    frames_group: OrdersGroup, frames_pipeline: Callable[..., str], tmp_path: Path
+) -> None:
+    """Speculation in a micro-batch: two attempts at the same rows, of which those that the answers name are written."""
+    orders_group, marker = frames_group, tmp_path / "marker"
+    name = frames_pipeline(IN_A_FRAME, marker=str(marker))
+    produced(orders_group, 200)
+    with start_cluster() as master, started(orders_group, name, master, SPECULATION, ["run"]) as job:
+        output, errors = job.communicate(timeout=ENDLESS)
+    assert (job.returncode, output.split()) == (0, ["FramesDone"]), errors
+    assert marker.exists(), "no task hung"
+    assert (orders_group.rows("entries"), orders_group.rows()) == (entries(200), doubled(200))
+    assert sorted(offsets(orders_group).values()) == [200, 200]
 
 
 @pytest.mark.long

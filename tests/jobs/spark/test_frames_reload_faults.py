@@ -13,9 +13,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jobs.spark import test_frames_reload
+from jobs.spark.frames import apply
 from jobs.spark.test_frames_reload import ALL, Log, add, expected, reach, reloaded, runs, tables, worker_pipeline
 from seekpoint.admin import Admin
 from seekpoint.cli.job_output import resume
+from seekpoint.errors import ReloadOver
 from seekpoint.jobs.run_progress import progress_of
 from seekpoint.runs.run import Driver, Step
 from support.frames_process import FramesProcess
@@ -42,25 +44,42 @@ def apply_more(orders_group: OrdersGroup, log: Log, first: int) -> None:
     worker.stop()
 
 
-PLACES = ["merging", "locked"]
+#: Up to the cut-over's COMMIT, in their order.
+PLACES = ["opened", "staging", "first frame", "merging", "turn catching_up", "catching_up", "compared", "locked",
+          "turn cut_over"]  # fmt: skip
 
 
 @pytest.mark.long
-@pytest.mark.repeats("step")
-@pytest.mark.parametrize("step", PLACES)
-def test_another_driver_resumes(
-    orders_group: OrdersGroup, spark: SparkSession, log: Log, newer_pipeline: str, *, modules: Path, step: str
+def test_other_drivers_resume_whichever_steps_the_drivers_before_were_killed_at(
+    orders_group: OrdersGroup, spark: SparkSession, log: Log, newer_pipeline: str, modules: Path
 ) -> None:
-    """I1: nothing of the rebuilt rows is live before the cut-over, and all of them are after it."""
-    FramesProcess(orders_group, newer_pipeline, modules, step=step, reloads=True).kill_where_it_waits()
-    known, run = Admin(orders_group.engine, schema=orders_group.schema).runs, the_run(orders_group)
-    assert (tables(orders_group), orders_group.version()) == (expected(log, times=1), 1)
-    assert resume(known.get(run)) == f"seekpoint spark reload {newer_pipeline} --resume {run}"
-    assert progress_of(orders_group.engine, orders_group.schema, run).left == 0
-    apply_more(orders_group, log, 40)
-    assert reloaded(orders_group, spark, newer_pipeline, resume=run).run.id == run
-    assert tables(orders_group) == expected(log)
+    """I1, I3: nothing of the rebuilt rows is live before the cut-over's COMMIT, and all of them are after it.
+
+    Two of the nine steps before it a run, and the one after it: each driver starts a Java and its Python processes.
+    """
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    known, run = Admin(orders_group.engine, schema=orders_group.schema).runs, None
+    for n, number in enumerate(sorted(random.Random(seed).sample(range(len(PLACES)), 2))):
+        where = f"killed at {PLACES[number]}, seed {seed}"
+        what = {"step": PLACES[number], "reloads": True, "resume": run and str(run)}
+        FramesProcess(orders_group, newer_pipeline, modules, **what).kill_where_it_waits()
+        run = the_run(orders_group)
+        assert (tables(orders_group), orders_group.version()) == (expected(log, times=1), 1), where
+        assert resume(known.get(run)) == f"seekpoint spark reload {newer_pipeline} --resume {run}"
+        left = sum(map(len, log.values())) if number < PLACES.index("first frame") else 0
+        assert progress_of(orders_group.engine, orders_group.schema, run).left == left, where
+        apply_more(orders_group, log, 40 + 5 * n)
+    what = {"step": "published", "reloads": True, "resume": str(run)}
+    FramesProcess(orders_group, newer_pipeline, modules, **what).kill_where_it_waits()
+    assert (tables(orders_group), orders_group.version()) == (expected(log), 2), f"seed {seed}"
+    with pytest.raises(ReloadOver, match=f"run {run} is cut over: open another one"):
+        reloaded(orders_group, spark, newer_pipeline, resume=run)
+    assert known.sweep() == [run]
     assert (orders_group.schemas(), runs(orders_group)) == ([], [("merge", "cut_over")])
+    add(orders_group, log, 5, first=70)
+    assert apply(orders_group, spark, newer_pipeline).records == 10
+    assert tables(orders_group) == expected(log), f"seed {seed}"
 
 
 class BrokenOff(BaseException):

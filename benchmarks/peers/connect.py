@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from demo.cdc.connect import LOGGING
 from peers import jars, kinds
 from peers.processes import started
 from peers.trial import Measured, PeerError, SkippedError, Trial, play
@@ -29,14 +30,6 @@ from seekpoint.testing.servers.process import Child, Folder, free_port
 AIVEN = "BENCH_AIVEN_PLUGIN"
 HEAP = "2g"
 TYPES = {"bigint": "int64", "integer": "int32", "smallint": "int16"}
-LOGGING = """\
-rootLogger.level=WARN
-rootLogger.appenderRef.0.ref=O
-appender.0.type=Console
-appender.0.name=O
-appender.0.layout.type=PatternLayout
-appender.0.layout.pattern=%d %p %c %m%n
-"""
 
 
 @dataclass(frozen=True)

@@ -5,43 +5,22 @@ They are fetched like the broker's jars, into the same cache folder (:mod:`seekp
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import jgo.maven
 
 from peers.locks import LOCKS
 from peers.trial import SkippedError
-from seekpoint.testing.servers.jars import cache_folder
+from seekpoint.testing.servers.jars import locked_jars
+from seekpoint.testing.servers.process import ServerFailed
 
 
 def classpath(name: str) -> list[Path]:
     """The jars of ``locks/NAME.jars``; missing ones are fetched. SkippedError if that fails."""
-    lines = (LOCKS / f"{name}.jars").read_text(encoding="ascii").splitlines()
-    cache = cache_folder()
-    context = jgo.maven.MavenContext(repo_cache=cache / "maven", timeout=60)
-
-    def fetch(line: str) -> Path:
-        digest, coordinate = line.split()
-        group, artifact, version = coordinate.split(":")
-        jar = cache.joinpath("maven", *group.split("."), artifact, version, f"{artifact}-{version}.jar")
-        if not (jar.exists() and _digest(jar) == digest):
-            jar.unlink(missing_ok=True)  # incomplete: an earlier process ended while it fetched the file
-            context.create_dependency(coordinate).artifact.resolve()
-        if _digest(jar) != digest:
-            raise SkippedError(f"the fetched {coordinate} has another SHA-256 than in {name}.jars")
-        return jar
-
-    with (cache / "peers.lock").open("w") as lock, ThreadPoolExecutor(max_workers=8) as pool:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            return list(pool.map(fetch, lines))
-        except (OSError, RuntimeError) as error:
-            raise SkippedError(f"the jars of {name} cannot be fetched: {_short(error)}") from error
+    try:
+        return locked_jars(LOCKS / f"{name}.jars")
+    except ServerFailed as error:
+        raise SkippedError(f"the jars of {name} cannot be fetched: {_short(error)}") from error
 
 
 def version(name: str, artifact: str) -> str:
@@ -66,11 +45,6 @@ def compiled(java: Path, source: Path, jars: list[Path], into: Path) -> Path:
     if done.returncode:
         raise RuntimeError(f"{source.name} does not compile:\n{done.stdout}{done.stderr}")
     return into
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _short(error: BaseException) -> str:

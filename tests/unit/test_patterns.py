@@ -23,7 +23,7 @@ from seekpoint.testing import check_exactly_once, process
 from support.failures import for_each
 
 SHOP = Pattern(r"shop\.(?P<name>.+)")
-URL = "postgresql+psycopg://nobody@localhost/none"
+URL = "postgresql+psycopg://unknown@localhost/none"
 KAFKA = {"bootstrap.servers": "localhost:9092"}
 
 

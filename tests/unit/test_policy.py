@@ -63,7 +63,7 @@ def test_a_retry_of_another_type_is_refused(option: tuple[str, Any]) -> None:
 @for_each([{"batch_records": 5}, Limits, Retry(), 500, "Limits()"])
 def test_limits_of_another_type_are_refused(limits: Any) -> None:
     with pytest.raises(ConfigError, match="limits= must be a Limits"):
-        GroupLedger("postgresql://nobody@127.0.0.1:1/none", "g", limits=limits)
+        GroupLedger("postgresql://unknown@127.0.0.1:1/none", "g", limits=limits)
 
 
 @for_each(NAMES)

@@ -5,11 +5,8 @@ The jars are named in ``debezium.jars`` with their SHA-256, fetched once into th
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -17,13 +14,13 @@ from sqlalchemy import make_url
 
 from demo.cdc.tables import TOPIC
 from demo.worker_pool import DemoFailed
-from seekpoint.testing.servers.jars import cache_folder
+from seekpoint.testing.servers.jars import locked_jars
 from seekpoint.testing.servers.java import find_java
-from seekpoint.testing.servers.process import Child, Folder, ServerFailed, free_port
+from seekpoint.testing.servers.process import Child, Folder, free_port
 
 JARS = Path(__file__).with_name("debezium.jars")
 PATIENCE = 120.0  # seconds until Connect answers
-_LOGGING = """\
+LOGGING = """\
 rootLogger.level=WARN
 rootLogger.appenderRef.0.ref=O
 appender.0.type=Console
@@ -31,32 +28,6 @@ appender.0.name=O
 appender.0.layout.type=PatternLayout
 appender.0.layout.pattern=%d %p %c %m%n
 """
-
-
-def fetched() -> list[Path]:
-    """The jars of the lock; missing ones are fetched. Raises ServerFailed for one that is not as the lock says."""
-    import jgo.maven  # noqa: PLC0415 -- of the extra dev
-
-    cache = cache_folder()
-    context = jgo.maven.MavenContext(repo_cache=cache / "maven", timeout=60)
-
-    def fetch(line: str) -> Path:
-        digest, coordinate = line.split()
-        group, artifact, version = coordinate.split(":")
-        jar = cache.joinpath("maven", *group.split("."), artifact, version, f"{artifact}-{version}.jar")
-        if not jar.exists() or _digest(jar) != digest:
-            jar.unlink(missing_ok=True)  # incomplete: an earlier process ended while it fetched the file
-            context.create_dependency(coordinate).artifact.resolve()
-        if _digest(jar) != digest:
-            raise ServerFailed(f"the fetched {coordinate} has another SHA-256 than in {JARS.name}: try again")
-        return jar
-
-    with (cache / "debezium.lock").open("w") as lock, ThreadPoolExecutor(max_workers=8) as pool:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            return list(pool.map(fetch, JARS.read_text(encoding="ascii").splitlines()))
-        except (OSError, RuntimeError) as error:
-            raise ServerFailed(f"Debezium's jars could not be fetched: {error}") from error
 
 
 class Connect:
@@ -67,9 +38,10 @@ class Connect:
         self._write("worker.properties", self._worker(bootstrap))
         self._write("debezium.properties", _connector(database))
         logging = self._folder.path / "log4j2.properties"
-        logging.write_text(_LOGGING, encoding="ascii")
+        logging.write_text(LOGGING, encoding="ascii")
         command = [str(find_java()), "-Xmx768m", f"-Dlog4j2.configurationFile={logging}"]
-        command += ["-cp", os.pathsep.join(map(str, fetched())), "org.apache.kafka.connect.cli.ConnectStandalone"]
+        jars = os.pathsep.join(map(str, locked_jars(JARS)))
+        command += ["-cp", jars, "org.apache.kafka.connect.cli.ConnectStandalone"]
         self._child = Child([*command, "worker.properties", "debezium.properties"], self._folder)
 
     def start(self) -> None:
@@ -131,8 +103,3 @@ def _connector(database: str) -> dict[str, str]:
         "topic.prefix": TOPIC.partition(".")[0],
         "table.include.list": TOPIC.partition(".")[2],
     }
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -96,13 +96,13 @@ def worker_engine(engine: Engine | URL | str) -> Engine:
 
     Raises ConfigError as :func:`postgres_engine`, and for a pool of which a worker cannot have a separate one.
     """
-    given = postgres_engine(engine)
-    own = _engine_on(_worker_pool(given.pool), given)
+    hosts = postgres_engine(engine)
+    own = _engine_on(_worker_pool(hosts.pool), hosts)
     for name in vars(ConnectionEvents):
         if name.startswith("_") or name in {"dispatch", "engine_disposed"}:
             continue
         of_all_engines = list(getattr(own.dispatch, name))
-        for listener in getattr(given.dispatch, name):
+        for listener in getattr(hosts.dispatch, name):
             if listener not in of_all_engines:
                 event.listen(own, name, listener, **({"retval": True} if name in _MAY_CHANGE else {}))
     return own

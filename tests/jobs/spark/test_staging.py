@@ -98,7 +98,7 @@ def test_a_module_that_only_the_driver_has_is_missing_there(
     driver = staged_job.opened()
     with pytest.raises(ConfigError, match=rf"on the executor \S+: .*{alone}.*Executors need the modules"):
         list(staged_job.stager.stage(driver.run, staged_job.tasks(driver)))
-    assert staged_job.reload.runs.get(driver.run.id).state == "staging", "the run goes on with the right modules"
+    assert staged_job.reload.runs.get(driver.run.id).state == "staging", "the run continues with the right modules"
 
 
 def _write(folder: Path, name: str, source: str) -> bool:

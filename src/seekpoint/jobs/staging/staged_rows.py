@@ -105,8 +105,8 @@ class StagedRows:
             if isinstance(feed.sink, Upsert)
         ]
         last = "SELECT * FROM ({all}) AS truncates ORDER BY {offset} DESC LIMIT 1"
-        found = rows(self._connection, last, all=_UNION.join(truncates), offset=name(OFFSET)) if truncates else []
-        return next(((offset, values) for offset, *values in found), None)
+        newest = rows(self._connection, last, all=_UNION.join(truncates), offset=name(OFFSET)) if truncates else []
+        return next(((offset, values) for offset, *values in newest), None)
 
     def check_missing(self, target: Target, *, is_rebuilt: bool = True) -> None:
         """Raise ReloadRefused if a key's newest row lacks values, and no earlier row of the key has them.
@@ -241,8 +241,8 @@ class StagedRows:
             for table in tables[2:]
         ]
         query = "SELECT DISTINCT unnest({missing}) FROM ({all}) AS partials ORDER BY 1"
-        found = rows(self._connection, query, missing=name(MISSING), all=_UNION.join(lacking)) if lacking else []
-        return tuple(column for (column,) in found)
+        lacked = rows(self._connection, query, missing=name(MISSING), all=_UNION.join(lacking)) if lacking else []
+        return tuple(column for (column,) in lacked)
 
     def _branches(self, target: Target, columns: Sequence[str], *, placed: bool) -> list[Composable]:
         """A query per attempt; ``placed`` adds ``PLACE, OFFSET, LINE``, and ``DELETED, MISSING`` for an Upsert."""
@@ -312,7 +312,7 @@ def _newest(
     has_position = target.changes and target.order_by is not None
     order = [*([target.order_by] if target.order_by and not has_position else []), OFFSET, PLACE, LINE]
     which = "{}" if target.keeps_first else "{} DESC"
-    given = ident.SQL("SELECT * FROM ({}) AS given ({})").format(
+    staged = ident.SQL("SELECT * FROM ({}) AS staged ({})").format(
         _UNION.join(branches), names([*columns, PLACE, OFFSET, LINE, DELETED, *([MISSING] if target.dedupes else [])])
     )
     so_far = composed(
@@ -324,17 +324,17 @@ def _newest(
         line=name(LINE),
     )
     newest = [*([so_far] if has_position else []), *(ident.SQL(which).format(name(column)) for column in order)]
-    return ident.SQL("SELECT DISTINCT ON ({key}) * FROM ({given}) AS given ORDER BY {key}, {order}").format(
+    return ident.SQL("SELECT DISTINCT ON ({key}) * FROM ({staged}) AS staged ORDER BY {key}, {order}").format(
         key=names(target.key),
-        given=_filled(target, columns, given, missing, names(order)) if missing else given,
+        staged=_filled(target, columns, staged, missing, names(order)) if missing else staged,
         order=ident.SQL(", ").join(newest),
     )
 
 
 def _filled(
-    target: Target, columns: Sequence[str], given: Composable, missing: Sequence[str], order: Composable
+    target: Target, columns: Sequence[str], staged: Composable, missing: Sequence[str], order: Composable
 ) -> Composable:
-    """The given rows, in which ``missing`` columns have the value of the last row of the key that has it.
+    """The staged rows, in which ``missing`` columns have the value of the last row of the key that has it.
 
     ``MISSING`` is NULL where an earlier row is complete, else the columns that no row before has. AFTER_DELETE says
     whether a tombstone is the last row before that is not partial.
@@ -355,8 +355,8 @@ def _filled(
         "SELECT {values}, {places}, {deleted}, CASE complete WHEN 0 THEN array_remove(ARRAY[{lacks}], NULL) END AS "
         "{missing}, {missing} IS NOT NULL AND first_value({deleted}) OVER (PARTITION BY {key}, complete ORDER BY "
         "{order}) AS {after_delete} FROM (SELECT *, {counts}, count(*) FILTER (WHERE {missing} IS NULL) OVER "
-        "rows_so_far AS complete FROM ({given}) AS given WINDOW rows_so_far AS (PARTITION BY {key} ORDER BY {order})) "
-        "AS counted",
+        "rows_so_far AS complete FROM ({staged}) AS staged WINDOW rows_so_far AS (PARTITION BY {key} ORDER BY "
+        "{order})) AS counted",
         values=ident.SQL(", ").join(values),
         places=names((PLACE, OFFSET, LINE)),
         deleted=name(DELETED),
@@ -366,5 +366,5 @@ def _filled(
         order=order,
         after_delete=name(AFTER_DELETE),
         counts=ident.SQL(", ").join(counts),
-        given=given,
+        staged=staged,
     )

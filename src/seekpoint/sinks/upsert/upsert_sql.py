@@ -102,21 +102,21 @@ class UpsertSql(MergeSql):
         The parameters are one array for each column of ``Target.deletes``.
         """
         columns = self.target.deletes
-        given = sql.SQL("SELECT {}, {line} FROM unnest({}) WITH ORDINALITY AS given ({}, {line})").format(
+        rows = sql.SQL("SELECT {}, {line} FROM unnest({}) WITH ORDINALITY AS rows ({}, {line})").format(
             self._casts(columns),
             sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(columns)),
             listed(map(escaped_name, columns)),
             line=escaped_name(LINE),
         )
         return sql.SQL(
-            "SELECT {new}.{line}, {stored}.{position}, {new}.{position} FROM ({given}) AS {new} "
+            "SELECT {new}.{line}, {stored}.{position}, {new}.{position} FROM ({rows}) AS {new} "
             "JOIN {table} AS {stored} ON {is_back} ORDER BY 1 LIMIT 1"
         ).format(
             new=NEW,
             line=escaped_name(LINE),
             stored=STORED,
             position=escaped_name(self.target.order_by or ""),
-            given=given,
+            rows=rows,
             table=self._table,
             is_back=self._is_back,
         )

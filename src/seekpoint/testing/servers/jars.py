@@ -46,7 +46,7 @@ def classpath(progress: Callable[[str], None] = to_stderr) -> list[Path]:
     is never used. Raises ``ServerFailed``.
     """
     lock = resources.files("seekpoint.testing.servers").joinpath("kafka-jars.lock").read_text(encoding="ascii")
-    files = [(coordinate, digest) for digest, coordinate in (line.split() for line in lock.splitlines())]
+    files = _files(lock)
     cache = cache_folder()
     jars = [_place(cache, coordinate) for coordinate, _ in files]
     # Written after the last jar was checked: if it exists, nothing is checked again.
@@ -57,6 +57,27 @@ def classpath(progress: Callable[[str], None] = to_stderr) -> list[Path]:
                 _fetch(cache, files, progress)
                 stamp.touch()
     return jars
+
+
+def locked_jars(lock: Path) -> list[Path]:
+    """The jars that another lock names; missing ones are fetched, and the digest of each is checked at every call.
+
+    Each line of the lock is ``SHA-256 GROUP:ARTIFACT:VERSION``. Raises ``ServerFailed``.
+    """
+    files = _files(lock.read_text(encoding="ascii"))
+    cache = cache_folder()
+    context = _context(cache)
+    with _only_one(cache), ThreadPoolExecutor(max_workers=8) as pool:
+        try:
+            under_way = [pool.submit(_checked, context, cache, *jar, lock.name) for jar in files]
+            return [future.result() for future in under_way]
+        except (OSError, RuntimeError) as error:
+            raise ServerFailed(f"the jars of {lock.name} could not be fetched: {error}") from error
+
+
+def _files(lock: str) -> list[tuple[str, str]]:
+    """The coordinate and the digest of each jar in a lock."""
+    return [(coordinate, digest) for digest, coordinate in (line.split() for line in lock.splitlines())]
 
 
 def cache_folder() -> Path:
@@ -110,20 +131,8 @@ def _fetch(cache: Path, files: list[tuple[str, str]], progress: Callable[[str], 
     title = f"Fetching Apache Kafka {KAFKA_VERSION} into {cache}, 45 MB, once"
     progress(title)
 
-    def fetch(coordinate: str, digest: str) -> None:
-        jar = _place(cache, coordinate)
-        if jar.exists() and _digest(jar) != digest:
-            jar.unlink()  # incomplete: an earlier process ended while it fetched the file
-        context.create_dependency(coordinate).artifact.resolve()
-        if _digest(jar) != digest:
-            jar.unlink()
-            raise ServerFailed(
-                f"the fetched {coordinate} has another SHA-256 than in kafka-jars.lock, and was deleted: try again, or "
-                "check what the network's proxy or mirror delivers"
-            )
-
     with ThreadPoolExecutor(max_workers=8) as pool:
-        under_way = [pool.submit(fetch, *jar) for jar in files]
+        under_way = [pool.submit(_checked, context, cache, *jar, "kafka-jars.lock") for jar in files]
         try:
             for done, future in enumerate(as_completed(under_way), start=1):
                 future.result()
@@ -139,6 +148,21 @@ def _fetch(cache: Path, files: list[tuple[str, str]], progress: Callable[[str], 
                 "REQUESTS_CA_BUNDLE) and try again: jars already fetched are kept. Or start Docker; tests (not "
                 "`seekpoint dev` and `demo`) also take SEEKPOINT_TEST_BROKERS, a broker that you run yourself"
             ) from error
+
+
+def _checked(context: MavenContext, cache: Path, coordinate: str, digest: str, lock: str) -> Path:
+    """The jar, fetched unless it is there; raises ServerFailed if it is not the one that the lock names."""
+    jar = _place(cache, coordinate)
+    if not jar.exists() or _digest(jar) != digest:
+        jar.unlink(missing_ok=True)  # incomplete: an earlier process ended while it fetched the file
+        context.create_dependency(coordinate).artifact.resolve()
+        if _digest(jar) != digest:
+            jar.unlink()
+            raise ServerFailed(
+                f"the fetched {coordinate} has another SHA-256 than in {lock}, and was deleted: try again, or check "
+                "what the network's proxy or mirror delivers"
+            )
+    return jar
 
 
 def _digest(path: Path) -> str:

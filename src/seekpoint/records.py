@@ -84,35 +84,40 @@ RawRecord = Record[bytes | None, bytes | None]
 
 
 class LazyRecords(Sequence[RawRecord]):
-    """Records with values and offsets; their ``Record`` objects are made when one of them is accessed first.
+    """Records with their values; the ``Record`` objects are made when one of them is accessed first.
 
     When rows are copied into a table, the objects are needed only for records that fail, and making them takes longer
-    than decoding their values. ``topic`` is the topic of all records, None if there may be several; ``partitions`` has
-    each record's partition number, ``size`` is the bytes of keys and values. ``make`` makes all objects, and is called
-    once. ``rows`` are a sink's rows, if they were made before the records are applied.
+    than decoding their values. ``make`` makes all objects, and is called once; ``offsets`` returns their offsets before
+    that. ``topic`` is the topic of all records, None if there may be several; ``size`` is the bytes of keys and values.
+    ``rows`` are a sink's rows, if they were made before the records are applied.
     """
 
-    __slots__ = ("_make", "_objects", "offsets", "partitions", "rows", "size", "topic", "values")
+    __slots__ = ("_make", "_objects", "_offsets", "rows", "size", "topic", "values")
 
     def __init__(
         self,
         values: Sequence[bytes | None],
-        offsets: Sequence[int],
         make: Callable[[], list[RawRecord]],
+        offsets: Callable[[], Sequence[int]],
         *,
         topic: str | None,
-        partitions: Sequence[int],
         size: int,
     ) -> None:
-        self.values, self.offsets, self.topic, self.partitions, self.size = values, offsets, topic, partitions, size
+        self.values, self.topic, self.size = values, topic, size
         self._make: Callable[[], list[RawRecord]] | None = make
+        self._offsets: Callable[[], Sequence[int]] | None = offsets
         self._objects: list[RawRecord] = []
         self.rows: Sequence[tuple[Any, ...]] | None = None
 
     def _records(self) -> list[RawRecord]:
         if self._make is not None:
-            self._objects, self._make = self._make(), None  # frees what they were made from
+            self._objects, self._make, self._offsets = self._make(), None, None  # frees what they were made from
         return self._objects
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """The offset of each record."""
+        return [record.offset for record in self._objects] if self._offsets is None else self._offsets()
 
     def __len__(self) -> int:
         return len(self.values)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Enum
 from functools import partial
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 from sqlalchemy import Engine
@@ -74,3 +76,31 @@ def test_a_column_that_was_dropped_and_added_again_is_written(sink_tables: SinkT
     sink_tables.process(pipeline, *orders(b'{"id": 2, "v": "b", "n": 2}', start=1))
     assert sorted(sink_tables.rows("id", "n")) == [(1, 1), (2, 2)]
     assert sink_tables.value("string_agg(v, ',')") == "b"
+
+
+class State(Enum):
+    IN_TRANSIT = "in-transit"
+    DELIVERED = "delivered"
+
+
+class Shipment(msgspec.Struct):
+    id: int
+    state: State
+
+
+@pytest.mark.parametrize("kind", [partial(Append), partial(Upsert, key=["id"])])
+@pytest.mark.parametrize("records", [1, 3000])  # the way of small batches, and COPY
+def test_labels_that_are_renamed_while_a_worker_runs_are_read_again(
+    sink_tables: SinkTables, kind: Any, records: int
+) -> None:
+    """The column's declaration stays as it was, and the labels of before would be refused."""
+    sink_tables.sql("CREATE TYPE state AS ENUM ('IN_TRANSIT', 'DELIVERED')")
+    sink = kind(sink_tables.create("id int PRIMARY KEY, state state"))
+    pipeline = Pipeline("g", topics=TOPIC, value=Json(Shipment), sinks=[sink])
+    for start in (0, records, 2 * records):
+        values = [b'{"id": %d, "state": "in-transit"}' % (start + n) for n in range(records)]
+        sink_tables.process(pipeline, *orders(*values, start=start))
+        if not start:
+            sink_tables.sql("ALTER TYPE state RENAME VALUE 'IN_TRANSIT' TO 'in-transit'")
+            sink_tables.sql("ALTER TYPE state RENAME VALUE 'DELIVERED' TO 'delivered'")
+    assert sink_tables.value("count(*) FILTER (WHERE state = 'in-transit')") == 3 * records

@@ -336,7 +336,7 @@ def test_what_was_kept_counts_with_its_bytes(places: AssignedPartitions) -> None
     assert (places.kept.records, places.kept.bytes) == (2, 20)
     accepted = accept_messages(places, cast("Any", [Record(P, 6)]), Announcer())
     value = b"y" * 30
-    whole = LazyRecords([value], [6], list, topic="t", partitions=[0], size=len(value))
+    whole = LazyRecords([value], list, lambda: [6], topic="t", size=len(value))
     places.keep(Chunk(whole, accepted.reads))
     assert (places.kept.records, places.kept.bytes) == (3, 50)
     places.take_kept()

@@ -143,7 +143,7 @@ def test_nothing_is_decoded_before_it_is_read_and_nothing_twice() -> None:
         calls.append(1)
         return [RawRecord("t", 0, 0, None, None, b"v")]
 
-    records = LazyRecords([b"v"], [0], make, topic="t", partitions=[0], size=1)
+    records = LazyRecords([b"v"], make, lambda: [0], topic="t", size=1)
     assert (len(records), list(records.values), calls) == (1, [b"v"], [])
     assert [records[0], *records, *reversed(records)] == [RawRecord("t", 0, 0, None, None, b"v")] * 3
     assert calls == [1]
@@ -166,10 +166,10 @@ def test_many_values_are_decoded_as_each_one_is(codec: Any, values: list[bytes |
             return type(error)
 
     assert outcome(
-        LazyRecords(values, list(range(len(values))), lambda: records, topic="t", partitions=[0] * len(values), size=0)
+        LazyRecords(values, lambda: records, lambda: list(range(len(values))), topic="t", size=0)
     ) == outcome(records)
     assert outcome(
-        LazyRecords(values, list(range(len(values))), lambda: records, topic=None, partitions=[0] * len(values), size=0)
+        LazyRecords(values, lambda: records, lambda: list(range(len(values))), topic=None, size=0)
     ) == outcome(records)
 
 
@@ -177,6 +177,6 @@ def test_each_topic_has_its_own_codec() -> None:
     writers = PipelineWriters(Pipeline("g", topics={"a": Json(), "b": Text()}, sinks=[Append("t", columns=["v"])]))
     records = [RawRecord(topic, 0, 0, None, None, b"1") for topic in ("a", "b")]
     assert writers.values(
-        LazyRecords([b"1", b"1"], [0, 1], lambda: records, topic=None, partitions=[0, 0], size=2)
+        LazyRecords([b"1", b"1"], lambda: records, lambda: [0, 1], topic=None, size=2)
     ) == [1, "1"]
-    assert writers.values(LazyRecords([b"1"], [1], lambda: records[1:], topic="b", partitions=[0], size=1)) == ["1"]
+    assert writers.values(LazyRecords([b"1"], lambda: records[1:], lambda: [1], topic="b", size=1)) == ["1"]

@@ -200,7 +200,7 @@ def test_an_exit_while_rows_are_made_ahead_is_raised_by_the_next_read(monkeypatc
 
     sink: Append[int, Any] = Append("t", columns=["v"])
     writers = PipelineWriters(Pipeline("g", topics="t", value=codec, sinks=[sink]))
-    records = LazyRecords([b"1"], [0], list, topic="t", partitions=[0], size=1)
+    records = LazyRecords([b"1"], list, lambda: [0], topic="t", size=1)
     with pytest.raises(SystemExit):
         writers.prepare(records)
     assert calls

@@ -406,19 +406,20 @@ def lazy_records(
     kind: Any = type(many[0]) if count else Message  # map() over its methods takes half the time of a comprehension
     topics: list[Any] = list(map(kind.topic, many)) if partition is None else [partition.topic] * count
     numbers = list(map(kind.partition, many)) if partition is None else [partition.number] * count
-    keys, values, offsets = list(map(kind.key, many)), list(map(kind.value, many)), list(map(kind.offset, many))
+    keys, values = list(map(kind.key, many)), list(map(kind.value, many))
+    offsets: Callable[[], list[Any]] = partial(_offsets, kind, many)
     late: Callable[[], tuple[Any, ...]] = partial(_times_and_epochs, kind, many)
     if gc.isenabled() and gc.get_threshold()[0] < RARE:
-        late = partial(tuple, late())
+        offsets, late = partial(list, offsets()), partial(tuple, late())
 
     def make() -> list[RawRecord]:
         times, epochs = late()
         pairs = [tuple(header or ()) for header in headers]
-        return list(map(Record, topics, numbers, offsets, times, keys, values, pairs, epochs))
+        return list(map(Record, topics, numbers, offsets(), times, keys, values, pairs, epochs))
 
     size = sum(map(len, filter(None, chain(keys, values))))
     topic = topics[0] if count and topics.count(topics[0]) == count else None
-    records = LazyRecords(values, offsets, make, topic=topic, partitions=numbers, size=size)
+    records = LazyRecords(values, make, offsets, topic=topic, size=size)
     return records, [(records[n], Unreadable(records[n], failure)) for n, failure in failures.items()]
 
 
@@ -455,6 +456,10 @@ def message_columns(messages: list[Message], *, headers: bool) -> MessageColumns
     keys, values = list(map(kind.key, many)), list(map(kind.value, many))
     epochs = list(map(kind.leader_epoch, many)) if headers else []
     return MessageColumns(list(map(kind.offset, many)), kinds, times, keys, values, epochs, pairs, set(failures))
+
+
+def _offsets(kind: Any, messages: list[Any]) -> list[int]:
+    return list(map(kind.offset, messages))
 
 
 def _times_and_epochs(kind: Any, messages: list[Any]) -> tuple[list[int | None], list[int | None]]:

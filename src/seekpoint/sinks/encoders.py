@@ -8,11 +8,11 @@ if its column cannot hold it as it is.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Context, Decimal, InvalidOperation
 from enum import Enum
 from functools import partial
+from operator import itemgetter
 from types import NoneType
 from typing import Any
 from uuid import UUID
@@ -86,15 +86,17 @@ class Encoders:
 
     def rows(self, rows: Sequence[Row]) -> Sequence[Row]:
         """The rows for the driver to dump. Raises Unwritable, which names the column."""
-        if not self._columns:
+        changed: dict[int, Sequence[Any]] = {}
+        for place, encoder in self._columns:
+            values = list(map(itemgetter(place), rows))
+            if (encoded := encoder.values(values)) is not values:
+                changed[place] = encoded
+        if not changed:
             return rows
         columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
-        encoded = columns.copy()
-        for place, encoder in self._columns:
-            encoded[place] = encoder.values(columns[place])
-        if all(map(operator.is_, encoded, columns)):
-            return rows
-        return list(zip(*encoded, strict=True))
+        for place, encoded in changed.items():
+            columns[place] = encoded
+        return list(zip(*columns, strict=True))
 
 
 def needs_look(column: ColumnType, allowed: Conversions) -> bool:

@@ -70,7 +70,7 @@ def types_now(driver: psycopg.Connection[Any], path: Sequence[str]) -> Types:
     table = session_table(driver, path)
     if not looked_up(driver, path).is_lockable:  # again: a table may have replaced a view, or the privilege was granted
         table.lookup = None
-    table.types = read_types(driver, path, lock=looked_up(driver, path).is_lockable)
+    table.types = read_types(driver, path, lock=looked_up(driver, path).is_lockable, known=table.types)
     return table.types
 
 

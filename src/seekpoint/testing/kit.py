@@ -263,14 +263,8 @@ def _lazy(records: list[RawRecord]) -> LazyRecords:
     topics = {raw_record.topic for raw_record in records}
     size = sum(len(part) for raw_record in records for part in (raw_record.key, raw_record.value) if part is not None)
     topic = topics.pop() if len(topics) == 1 else None
-    return LazyRecords(
-        [r.value for r in records],
-        [r.offset for r in records],
-        lambda: records,
-        topic=topic,
-        partitions=[r.partition for r in records],
-        size=size,
-    )
+    offsets = [record.offset for record in records]
+    return LazyRecords([r.value for r in records], lambda: records, lambda: offsets, topic=topic, size=size)
 
 
 def same_topics(_read_by: float, _topics: set[str]) -> Answer:

@@ -176,7 +176,5 @@ def test_many_values_are_decoded_as_each_one_is(codec: Any, values: list[bytes |
 def test_each_topic_has_its_own_codec() -> None:
     writers = PipelineWriters(Pipeline("g", topics={"a": Json(), "b": Text()}, sinks=[Append("t", columns=["v"])]))
     records = [RawRecord(topic, 0, 0, None, None, b"1") for topic in ("a", "b")]
-    assert writers.values(
-        LazyRecords([b"1", b"1"], lambda: records, lambda: [0, 1], topic=None, size=2)
-    ) == [1, "1"]
+    assert writers.values(LazyRecords([b"1", b"1"], lambda: records, lambda: [0, 1], topic=None, size=2)) == [1, "1"]
     assert writers.values(LazyRecords([b"1"], lambda: records[1:], lambda: [1], topic="b", size=1)) == ["1"]

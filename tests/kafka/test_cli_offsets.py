@@ -537,6 +537,8 @@ def test_history_names_who_did_what(worker_group: WorkerGroup, stopped_topic: st
         ("pause", "bob", None),
         ("reset", "ada", 3),
     ]
+    bobs = json.loads(run(worker_group, "offsets", "history", worker_group.group, "--by", "bob", "--json").stdout)
+    assert [action["action"] for action in bobs] == ["pause"]
     assert (
         "ticket 88"
         in run(worker_group, "offsets", "history", worker_group.group, "--topic", stopped_topic, "--limit", "1").stdout

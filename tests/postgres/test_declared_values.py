@@ -135,6 +135,25 @@ class JsonOfOurs(Json[Any]):
     """A subclass decodes JSON, too."""
 
 
+class Key(msgspec.Struct):
+    v: float
+
+
+@pytest.mark.parametrize("key", [Json(Key), Json(float), Json(dict[str, float])])
+def test_a_float_in_a_key_is_refused_because_a_tombstone_would_miss_its_row(sink_tables: SinkTables, key: Any) -> None:
+    path = sink_tables.create("v numeric PRIMARY KEY, n int")
+    declared = {"topics": TOPIC, "value": Json(), "key": key}
+    sinks = [Upsert(path, key=["v"], columns=["v", "n"])]
+    assert f"a tombstone's key: field 'v', column 'v' (numeric): {FLOAT}" in refusal(
+        sink_tables, Pipeline("g", sinks=sinks, **declared)
+    )
+    kept = Upsert(path, key=["v"], columns=["v", "n"], tombstone_key=lambda record: {"v": Decimal(record.key)})
+    rounded = Upsert(path, key=["v"], columns=["v", "n"], round=True)
+    undeleted = Upsert(path, key=["v"], columns=["v", "n"], tombstone=None, row=lambda record: None)
+    for sink in (kept, rounded, undeleted):
+        assert refusal(sink_tables, Pipeline("g", sinks=[sink], **declared)) == ""
+
+
 @pytest.mark.parametrize("codec", [Json, JsonOfOurs, partial(JsonSchema, registry="http://localhost:1")])
 @pytest.mark.parametrize("kind", [Append, AppendArrow, Upsert])
 def test_a_field_that_its_column_cannot_hold_is_refused_at_the_start(

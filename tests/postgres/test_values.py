@@ -203,6 +203,7 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("timestamptz", "2026-01-02T10:00:00+02:00", Stored("2026-01-02 08:00:00+00")),
     ("timestamptz", datetime(2026, 1, 2, 10), Stored("2026-01-02 10:00:00+00")),  # the session's TimeZone is UTC
     ("timestamptz(0)", "2026-01-02T10:00:00.7+02:00", Stored("2026-01-02 08:00:01+00")),
+    ("timestamptz", "2026-01-02T10:00:00.123456789Z", Stored("2026-01-02 10:00:00.123457+00")),
     ("date", date(2026, 1, 2), Stored("2026-01-02")),
     ("date", datetime(2026, 1, 2, 10), Refused("it takes no datetime, got datetime.datetime(2026, 1, 2, 10, 0); the")),
     ("date", "2026-01-02T10:00", Refused("is not an ISO 8601 date; the column would drop a time of day")),

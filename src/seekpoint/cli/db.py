@@ -193,7 +193,7 @@ def _lacks(look: Connection, pipeline: Pipeline, sinks: Sequence[Any], of_sinks:
     statements = table_changes(look, of_sinks)
     if not statements:
         for sink in sinks:
-            sink.check(look, pipeline.codecs_of(sink))
+            sink.check(look, pipeline.codecs_of(sink), pipeline.key)
     return statements
 
 

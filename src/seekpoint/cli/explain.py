@@ -167,7 +167,7 @@ def _newest(sink: Upsert) -> str:
 def _check(pipeline: Pipeline, sink: Accumulate | Append | AppendArrow | Upsert, engine: Engine) -> Any:
     """Run the checks of a worker's start. Raises ConfigError if a table, column or right is missing."""
     with engine.connect() as look:  # the transaction is rolled back at the end
-        return sink.check(look, pipeline.codecs_of(sink))
+        return sink.check(look, pipeline.codecs_of(sink), pipeline.key)
 
 
 def _lines(declared: dict[str, Any]) -> list[str]:

@@ -251,7 +251,7 @@ class Pipeline(Generic[V, K]):
         own = {id(sink) for sinks in self._own.values() for sink in sinks.values()}
         for sink in self.sinks:
             if id(sink) not in own:
-                sink.check(tx, self.codecs_of(sink))
+                sink.check(tx, self.codecs_of(sink), self.key)
         return tuple(sorted({*self.sinks_tables(tx).values(), *self.handlers_tables(tx).values()}))
 
     def require_names(self, reader: str) -> Self:
@@ -287,7 +287,7 @@ class Pipeline(Generic[V, K]):
         if topic in self.without_table:
             raise ConfigError(self.without_table[topic])
         for sink in self._own[topic].values():
-            sink.check(tx, [self.codecs[topic]])
+            sink.check(tx, [self.codecs[topic]], self.key)
 
     def for_worker(self) -> Self:
         """The pipeline itself; with a pattern a copy without topics, to which one worker adds those that match."""

@@ -132,10 +132,15 @@ class Sink(Protocol[V_contra, K_contra]):
         """
         return None
 
-    def check(self, tx: Connection, codecs: Collection[Codec]) -> object:  # noqa: ARG002 -- the default
+    def check(
+        self,
+        tx: Connection,  # noqa: ARG002 -- the default
+        codecs: Collection[Codec],  # noqa: ARG002
+        key: Codec | None = None,  # noqa: ARG002
+    ) -> object:
         """Raise ConfigError if the table, a column or a privilege is missing. Writes nothing.
 
-        ``codecs`` decode the values of the sink's topics, each into its ``type``, if it has one.
+        ``codecs`` decode the values of the sink's topics, each into its ``type``, if it has one; ``key`` decodes keys.
         """
         return None
 

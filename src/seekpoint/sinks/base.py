@@ -101,7 +101,7 @@ class TableSink(Generic[V_contra, K_contra]):
         """Every column it writes, in the order of its rows; None if the first row decides."""
         return None if self.columns is None else (*self.columns, *self.provenance.values())
 
-    def check(self, tx: Connection, codecs: Collection[Codec] = ()) -> str:
+    def check(self, tx: Connection, codecs: Collection[Codec] = (), key: Codec | None = None) -> str:  # noqa: ARG002
         """The statement that writes its rows: ``"copy"`` or ``"insert"``.
 
         Raises ConfigError if the table, a column or a privilege is missing, or a column cannot hold a field as it is.

@@ -47,7 +47,10 @@ def check_fields(
 ) -> None:
     """Raise ConfigError for a field whose column cannot hold it as it is. ``codecs`` decode the rows' values."""
     for codec in codecs:
-        fields = fields_of(getattr(codec, "type", None), columns or ())
+        kind = getattr(codec, "type", None)
+        fields = fields_of(kind, columns or ())
+        if kind is float and len(columns or ()) == 1:  # of a tombstone, whose key may be a single value
+            fields = dict.fromkeys(columns or (), inspect.FloatType())
         for name, field in fields.items():
             if name in types and (columns is None or name in columns):
                 why = misfit(field, types[name], allowed, is_json=is_json(codec))

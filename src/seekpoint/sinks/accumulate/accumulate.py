@@ -103,7 +103,7 @@ class Accumulate(TableSink[V_contra, K_contra]):
         """A writer for one worker."""
         return AccumulateWriter(self)
 
-    def check(self, tx: Connection, codecs: Collection[Codec] = ()) -> Any:
+    def check(self, tx: Connection, codecs: Collection[Codec] = (), key: Codec | None = None) -> Any:  # noqa: ARG002
         """The table's layout. Raises ConfigError if the table, a column, the key's index or a privilege is missing.
 
         Also if a column cannot hold a field as it is, cannot be added to, or has no order.

@@ -23,6 +23,7 @@ from seekpoint.pipeline.sink import ONE_PARTITION, K_contra, Row, SinkWriter, V_
 from seekpoint.pipeline.table_path import TableName, TableOfTopic, shown_table
 from seekpoint.records import AnyRecord, Record
 from seekpoint.sinks.base import ORIGINS, TableSink
+from seekpoint.sinks.declared_types import check_fields, is_json
 from seekpoint.sinks.dedupe import Deleted, Partial, Target, Truncated
 from seekpoint.sinks.event_values import of_event
 from seekpoint.sinks.names import require_whole_names
@@ -182,7 +183,7 @@ class Upsert(TableSink[V_contra, K_contra]):
         """Whether ``order_by`` is filled with the source's position of each change."""
         return self.changes and self.order_by is not None
 
-    def check(self, tx: Connection, codecs: Collection[Codec] = ()) -> Any:
+    def check(self, tx: Connection, codecs: Collection[Codec] = (), key: Codec | None = None) -> Any:
         """The table's layout. Raises ConfigError if the table, a column, the key's index or a privilege is missing.
 
         Also if a column cannot hold a field as it is.
@@ -194,6 +195,8 @@ class Upsert(TableSink[V_contra, K_contra]):
         require_whole_names(repr(self), target.columns or target.deletes)
         layout = check_upsert(tx, target, deletes=self._tombstone is not None)
         self.check_fields(codecs, layout.types.columns)
+        if self.deletes and self.tombstone_key is None and key is not None and is_json(key):
+            check_fields(f"{self!r}: a tombstone's key", [key], self.needed, layout.types.columns, self.conversions)
         return layout
 
     def _check_codecs(self, codecs: Collection[Codec]) -> None:

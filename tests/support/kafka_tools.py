@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from seekpoint.records import Partition
-from seekpoint.testing.servers import jars
+from seekpoint.testing.servers.jars import KAFKA_VERSION, classpath, locked_jars
 from seekpoint.testing.servers.java import find_java
 from seekpoint.testing.servers.process import ServerFailed
 
-TOOLS = f"org.apache.kafka:kafka-tools:{jars.KAFKA_VERSION}"
+LOCK = Path(__file__).with_name("kafka-tools.lock")
 COMMAND = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
-DIGEST = "62f3c5dd7aa3442d4c5bc6a95f86e2502178ea09de8e27f74d9563bf955e253c"
 
 
 class CommittedOffset(NamedTuple):
@@ -39,7 +39,7 @@ def describe(broker: str, *groups: str) -> dict[tuple[str, Partition], Committed
 
 
 def _run(broker: str, *words: str) -> str:
-    paths = ":".join(map(str, [*jars.classpath(), _jar()]))
+    paths = ":".join(map(str, [*classpath(), _jar()]))
     command = [str(find_java()), "-XX:TieredStopAtLevel=1", "-cp", paths, COMMAND]
     done = subprocess.run(
         [*command, "--bootstrap-server", broker, *words], capture_output=True, text=True, timeout=120, check=False
@@ -50,14 +50,9 @@ def _run(broker: str, *words: str) -> str:
 
 def _jar() -> str:
     """The tool's jar. Without it the test is skipped, or fails if SEEKPOINT_REQUIRE_KAFKA_TOOLS is set."""
-    cache = jars.cache_folder()
-    jar = jars._place(cache, TOOLS)
     try:
-        with jars._only_one(cache):
-            if not jar.exists():
-                jars._context(cache).create_dependency(TOOLS).artifact.resolve()
-    except (OSError, RuntimeError, ServerFailed) as error:
-        missing = f"{TOOLS} cannot be had: {error}"
-        (pytest.fail if os.environ.get("SEEKPOINT_REQUIRE_KAFKA_TOOLS") else pytest.skip)(missing)
-    assert jars._digest(jar) == DIGEST, f"{TOOLS} is not the file of the release"
+        [jar] = locked_jars(LOCK)
+    except ServerFailed as error:
+        (pytest.fail if os.environ.get("SEEKPOINT_REQUIRE_KAFKA_TOOLS") else pytest.skip)(str(error))
+    assert KAFKA_VERSION in jar.name, f"{LOCK.name} names another release than the broker's, {KAFKA_VERSION}"
     return str(jar)

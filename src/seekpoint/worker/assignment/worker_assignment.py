@@ -47,13 +47,14 @@ class WorkerAssignment:
     ) -> None:
         self.partitions, self._ledger, self._announce = resources.partitions, resources.ledger, resources.announce
         self.client, self.identity, self._watermarks = resources.client, resources.identity, resources.watermarks
-        self._topics = (topics,) if isinstance(topics, str) else tuple(topics)
         self._fixed = None if partitions is None else [Partition(*partition) for partition in partitions]
         self.scheduler = Scheduler(resources, pipeline)
         self._claiming = Claiming(resources, start, self.scheduler, pipeline)
         self._reconciler = Reconciler(resources, self._claiming, has_group=self._fixed is None)
         self._held = HeldPartitions()
-        self._checks = IdleChecks(resources, self._topics, self._claiming, self._reconciler)
+        self._checks = IdleChecks(
+            resources, [topics] if isinstance(topics, str) else [*topics], self._claiming, self._reconciler
+        )
 
     @property
     def active(self) -> Mapping[Partition, ActivePartition]:
@@ -110,15 +111,15 @@ class WorkerAssignment:
     def join(self) -> None:
         """Subscribe, or take the fixed partitions; nothing is read before the first :meth:`maintain`."""
         if self._fixed is None:
-            self.client.subscribe(self._topics, self.partitions.on_assigned, self.partitions.on_revoked)
+            self.client.subscribe(self._checks.topics, self.partitions.on_assigned, self.partitions.on_revoked)
         else:
             self.partitions.assign_fixed(self._fixed)
 
     def add_topics(self, topics: Collection[str]) -> None:
         """Subscribe to further topics, too."""
-        subscribed = (*self._topics, *topics)
+        subscribed = [*self._checks.topics, *topics]
         self.client.subscribe(subscribed, self.partitions.on_assigned, self.partitions.on_revoked)
-        self._topics = self._checks.topics = subscribed
+        self._checks.topics = subscribed
 
     def leave(self, deadline: float = 10.0) -> None:
         """Release every claim and leave the group; the next owners read uncommitted records again.

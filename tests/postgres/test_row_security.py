@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import psycopg
@@ -17,7 +17,9 @@ from seekpoint import Append, Json, Pipeline, Upsert
 from seekpoint.events import DatabaseTrouble, Event
 from seekpoint.records import Partition, RawRecord
 from seekpoint.sinks.arrow import AppendArrow, copy_into
+from support.batch_committer import BatchCommitter
 from support.fixtures import NewEngine
+from support.round_trips import trips
 from support.sink_tables import TOPIC, SinkTables, orders, writer_of
 
 NASTY = [
@@ -171,6 +173,28 @@ def test_row_security_that_is_enabled_while_a_worker_runs(
     limited_tables.process(pipeline, *numbered(*range(150, 300), start=150), observe=(seen.append,))
     assert len([event for event in seen if isinstance(event, DatabaseTrouble)]) == 1, "one more try"
     assert owner_tables.rows("id") == [(n,) for n in range(300)]
+
+
+def test_a_table_whose_row_security_was_disabled_takes_small_batches_again(
+    owner_tables: SinkTables, limited_tables: SinkTables, group: str
+) -> None:
+    """A session that noticed row security notices its end with the next batch that it writes."""
+    path = secured(owner_tables, "id int, v text", "INSERT", check="true")
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[Append(path, columns=["id", "v"])])
+    batches = BatchCommitter(limited_tables.engine, limited_tables.schema, pipeline)
+    with closing(batches.committer):
+        batches.apply({"id": 0, "v": "v"})
+        session = batches.driver
+        with trips(session) as while_secured:
+            batches.apply({"id": 1, "v": "v"})
+        owner_tables.sql("ALTER TABLE t DISABLE ROW LEVEL SECURITY")
+        batches.apply({"id": 2, "v": "v"})
+        with trips(session) as afterwards:
+            batches.apply({"id": 3, "v": "v"})
+        assert batches.driver is session
+    assert while_secured.count > 2
+    assert afterwards.count == 2
+    assert owner_tables.rows("id") == [(0,), (1,), (2,), (3,)]
 
 
 # -- a table that is altered between a session's look and its rows ----------------------------------------------------

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
+from enum import Enum
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -29,7 +30,17 @@ from seekpoint.testing import raw, record
 from support.batch_committer import BatchCommitter
 from support.fixtures import NewEngine
 from support.ledger_worker import backend, wait_until_blocked
-from support.sink_tables import TOPIC, VALUES, Order, SinkTables, of_test, orders, stopped_at, writer_of
+from support.sink_tables import (
+    TOPIC,
+    VALUES,
+    Order,
+    SinkTables,
+    of_test,
+    orders,
+    stopped_at,
+    with_own_types,
+    writer_of,
+)
 
 MANY = 2 * strategies.SMALL
 PLAIN = "id int PRIMARY KEY, v text"
@@ -273,6 +284,28 @@ def test_the_key_of_a_tombstone_may_be_spelled_unlike_the_rows(
     assert sink_tables.rows("id", "v") == [(2, "b")]
     write(sink_tables, sink, record(None, key="2"), kv(2, "c"))
     assert sink_tables.rows("id", "v") == [(2, "c")]
+
+
+class Transit(Enum):
+    """Values and names differ."""
+
+    IN_TRANSIT = "in-transit"
+    DONE = "done"
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored"), [("text", "in-transit"), ("mood", "in-transit"), ("named", "IN_TRANSIT")]
+)  # fmt: skip
+def test_a_tombstone_deletes_the_row_that_an_enums_member_is_the_key_of(
+    sink_tables: SinkTables, strategy: WriteStrategy, kind: str, stored: str
+) -> None:
+    """Of a Postgres enum, too, whether its labels are the values or the names."""
+    sink = upsert(with_own_types(sink_tables), f"id {kind} PRIMARY KEY, v text", columns=["id", "v"])
+    rows = [record({"id": member, "v": member.value}) for member in Transit]
+    write(sink_tables, sink, *rows)
+    assert (stored, "in-transit") in sink_tables.rows("id", "v")
+    write(sink_tables, sink, record(None, key=Transit.IN_TRANSIT))
+    assert sink_tables.rows("v") == [("done",)]
 
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -224,6 +224,7 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("bytea", b"x", Stored("\\x78")),
     ("boolean", True, Stored("true")),
     ("float8[]", [20, 20.5], Stored("{20,20.5}")),
+    ("float8[]", number("[20, 20.5]"), Stored("{20,20.5}")),
     ("numeric[]", [20, 20.5, number("20.50"), Decimal("1.0"), None], Stored("{20,20.5,20.50,1.0,NULL}")),
     ("float8[][]", [[20, 20.5], [1, 2]], Stored("{{20,20.5},{1,2}}")),
     ("text[]", ["a", True], Refused("column 'v' (text[]): it takes no bool")),
@@ -353,6 +354,23 @@ def test_a_percent_sign_in_a_name_of_a_table_of_sums(percent_tables: SinkTables,
     for amount in (1, 2):
         write(percent_tables, sink, [(1, amount, amount)])
     assert percent_tables.rows("50%", "%s", name=path[1]) == [(3, 2)]
+
+
+class Free(msgspec.Struct):
+    """Its fields give the codec no type of a number."""
+
+    id: int
+    doc: dict[str, Any]
+    amount: Any
+
+
+@pytest.mark.parametrize("kind", [Append, AppendArrow, partial(Upsert, key=["id"])])
+def test_fields_that_give_a_number_no_type_keep_the_records_digits(sink_tables: SinkTables, kind: Any) -> None:
+    path = sink_tables.create("id int PRIMARY KEY, doc jsonb, amount numeric")
+    pipeline = Pipeline("g", topics=TOPIC, value=Json(Free), sinks=[kind(path)])
+    value = b'{"id": 1, "doc": {"rate": 0.1234567890123456789}, "amount": %s}' % DIGITS.encode()
+    sink_tables.process(pipeline, *orders(value))
+    assert sink_tables.value("doc::text || ' ' || amount") == f'{{"rate": 0.1234567890123456789}} {DIGITS}'
 
 
 # A type, a text that its input refuses with an SQLSTATE that says something else, and one that it takes.

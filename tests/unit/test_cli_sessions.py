@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from seekpoint.cli import spark_session
+from seekpoint.cli.app import every_command
+from seekpoint.cli.options import StagingOptions
 from seekpoint.cli.spark_session import require_master
 from seekpoint.errors import ConfigError
 from support.failures import for_each
@@ -27,3 +34,35 @@ def test_masters_that_it_does_not(master: str) -> None:
         ConfigError, match=re.escape(f"{master!r} is not a Spark master: use local, local[4], local[*]")
     ):
         require_master(master)
+
+
+READERS = {
+    ("batch",): {"--range-records", "--copy-sessions", "--max-records"},
+    ("reload", "run"): {"--range-records", "--copy-sessions"},
+    ("reload", "resume"): {"--range-records", "--copy-sessions"},
+    ("verify",): {"--range-records", "--copy-sessions"},
+    ("export",): {"--range-records", "--max-records"},  # its tasks write files, and no rows
+    ("spark", "run"): {"--max-records"},
+}
+
+
+def test_each_command_that_reads_the_log_takes_the_size_of_its_tasks() -> None:
+    for words, options in READERS.items():
+        command: Any = every_command()
+        for word in words:
+            command = command.commands[word]
+        assert {option for parameter in command.params for option in parameter.opts} >= options, words
+
+
+def test_the_size_and_the_number_of_sparks_tasks_are_those_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, Any]] = []
+    stager = SimpleNamespace(SparkStager=lambda session, kafka, **options: made.append(options))
+    monkeypatch.setitem(sys.modules, "seekpoint.spark", stager)
+    started = spark_session.Started("session", {}, "database")  # type: ignore[arg-type]
+    monkeypatch.setattr(spark_session, "_started", lambda *_: started)
+    job: Any = SimpleNamespace(schema="s")
+    tasks = StagingOptions(spark="local", range_records=20_000, copy_sessions=3)
+    spark_session.stager(ExitStack(), job, tasks, print)
+    spark_session.stager(ExitStack(), job, StagingOptions(spark="local"), print)
+    common = {"database": "database", "schema": "s"}
+    assert made == [{**common, "range_records": 20_000, "copy_sessions": 3}, {**common, "copy_sessions": None}]

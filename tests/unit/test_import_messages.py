@@ -42,5 +42,6 @@ def test_a_checkpoint_without_offsets_is_not_looked_for_in_kafka(monkeypatch: py
 def test_refusals_name_the_arguments_of_the_method() -> None:
     with pytest.raises(Fenced, match=r"\(`--topic`, `topics=`\)"):
         import_offsets._require_partitions(ORIGIN, {PARTITION: Commit(5)}, {"orders": 3})
-    with pytest.raises(Fenced, match=r"Admin.plan_import\(missing=...\)"):
-        import_offsets._require_commits(ORIGIN, [PARTITION], {}, {}, None)
+    absent = [PARTITION, Partition("orders", 4)]
+    with pytest.raises(Fenced, match=r"for orders/3, orders/4: say where .* Admin.plan_import\(missing=...\)"):
+        import_offsets._require_commits(ORIGIN, absent, {}, {}, None)

@@ -80,7 +80,9 @@ def test_a_statement_that_took_too_long_is_never_tried_as_a_whole_again() -> Non
     assert recovery_for(timeout, FIRST) == Isolate(events.DatabaseTrouble(error=error), known=timeout)
 
 
-@pytest.mark.parametrize("kind", [pg.DatatypeMismatch, pg.UndefinedFunction, pg.UndefinedColumn])
+@pytest.mark.parametrize(
+    "kind", [pg.DatatypeMismatch, pg.UndefinedFunction, pg.UndefinedColumn, pg.IndeterminateDatatype]
+)
 def test_a_statement_that_may_be_of_before_an_alter_is_made_again_before_a_record_is_blamed(kind: Any) -> None:
     error = kind("no")
     assert recovery_for(failed(error, named=[raw(b"")]), FIRST) == RunAgain(events.DatabaseTrouble(error=error))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
+from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from seekpoint import Accumulate, Append, Bytes, Json, StartAt, Text, Upsert, Worker
@@ -19,6 +21,7 @@ from seekpoint.jobs.batch import BatchJob
 from seekpoint.jobs.reload import Reload
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.spark import Frame, SparkPipeline
+from support.docs_pages import ROOT
 from support.failures import for_each
 
 
@@ -173,3 +176,11 @@ print(*[name for name in ("psycopg", "confluent_kafka", "pyspark", "pyarrow") if
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == []
+
+
+def test_the_extra_allows_no_pandas_that_pyspark_cannot_import() -> None:
+    """``import pyspark.pandas`` fails with pandas 3."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extra = {one.name: one for one in map(Requirement, project["optional-dependencies"]["spark"])}
+    assert extra["pandas"].specifier.contains("2.3.3")
+    assert not extra["pandas"].specifier.contains("3.0.0")

@@ -299,6 +299,7 @@ def test_dead_letters_are_discarded_by_filter(
     form = browser.plan("discard", group="g", topic="orders", partition=0)
     shown = browser.get("/plan?action=discard&group=g&topic=orders&partition=0").text
     assert "3 dead letters are closed" in shown
+    assert '<button class="primary danger">Discard 3 dead letters</button>' in shown
     first = dead_letter_group.open()[0]
     assert browser.apply(form, "bad import").status_code == 303
     assert [dead_letter.partition for dead_letter in dead_letter_group.open()] == [1]

@@ -26,6 +26,7 @@ from seekpoint.jobs.batch.publish import totals
 from seekpoint.jobs.reload import Driver, LocalStager, Run, Staged, Task, stage_range
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import GroupLedger
+from seekpoint.metrics import LedgerGauges, Samples, catalogue
 from seekpoint.runs.run import Tx
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.batch_process import Batcher, PausingStager, batch, offsets, paused
@@ -441,6 +442,10 @@ def test_a_pause_of_a_batch_whose_driver_is_gone_fails_a_check(orders_group: Ord
     (line,) = [line for line in result.stdout.splitlines() if line.startswith(silence)]
     assert result.exit_code == 1
     assert f"--resume {run}`), or end it (`seekpoint reload abort {run} --reason WHY`)" in line
+    samples = Samples()
+    LedgerGauges(orders_group.engine, schema=orders_group.schema).add_to(samples)
+    (silent,) = samples.of(catalogue.RELOAD_SILENT).values()
+    assert silent > 600, "the alert SeekpointReloadDriverSilent fires on it"
     shown = CliRunner().invoke(app, [word for word in check if word != "--check"], env={"COLUMNS": "200"}).stdout
     assert f"`seekpoint reload abort {run} --reason WHY`" in shown
     batch(orders_group).runs.abort(run, "a test")

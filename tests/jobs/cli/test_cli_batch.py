@@ -46,7 +46,10 @@ def test_a_batch_of_some_records_is_continued_by_the_next_one(terminal: Terminal
     orders_group.produce(orders_group.topic, [of(1007, 8), of(1008, 8)], partition=1)
     first = json.loads(terminal.job("batch", "--json", "--max-records", "100", name="old").stdout)
     assert (first["records"], first["offsets"]) == (100, {f"{orders_group.topic}/0": 98, f"{orders_group.topic}/1": 2})
-    assert json.loads(terminal.job("batch", "--json", "--max-records", "100", name="old").stdout)["records"] == 23
+    rest = terminal.job("batch", "--json", "--max-records", "100", "--range-records", "9", name="old").stdout
+    assert json.loads(rest)["records"] == 23
+    staged = "SELECT max(records) FROM {schema}.reload_staged GROUP BY run ORDER BY 1"
+    assert [row[0] for row in orders_group.execute(staged)] == [9, 98]
     assert "no new records" in terminal.job("batch", "--max-records", "100", name="old").stdout
     assert orders_group.rows() == doubled([*FIRST, of(1007, 8), of(1008, 8)], by=1)
     refused = terminal.job("batch", "--copy-sessions", "2", name="old", exits=2)

@@ -208,6 +208,11 @@ def test_status_is_for_people_and_says_what_to_do(terminal: Terminal, orders_gro
     listed = terminal.run("reload", "status", *orders_group.database_options).stdout
     assert str(run) in listed
     assert f"{orders_group.schema}.orders" in listed
+    orders_group.execute(
+        "UPDATE {schema}.reload_run SET tables = array_fill(tables[1], ARRAY[9]), error = repeat('e', 262)"
+    )
+    wide = terminal.run("reload", "status", *orders_group.database_options).stdout.splitlines()
+    assert max(len(line.rstrip()) for line in wide) <= 100, wide
 
 
 def test_status_sees_a_step_that_is_under_way(terminal: Terminal, orders_group: OrdersGroup) -> None:

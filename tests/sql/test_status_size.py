@@ -69,3 +69,23 @@ def test_the_views_read_five_samples_of_each_of_a_thousand_partitions(
     assert (len(lines), sum(len(group.partitions) for group in lines), doubts) == (GROUPS, PARTITIONS, [])
     assert status < 1
     assert whole < 1
+
+
+DEAD_LETTERS = """
+    INSERT INTO "{schema}".dead_letter
+      (consumer_group, topic, topic_id, partition, record_offset, header_names, header_values, state, cause, error,
+       attempts, version)
+    SELECT 'g' || n % 20, 'orders', gen_random_uuid(), n % 20, n, '{{}}', '{{}}', 'dead_lettered', 'handler', 'E', 1, 1
+    FROM generate_series(0, 9999) n"""
+
+
+def test_the_status_of_a_group_reads_only_its_own_dead_letters(seekpoint_engine: Engine, seekpoint_schema: str) -> None:
+    with seekpoint_engine.begin() as tx:
+        fill(tx, seekpoint_schema, groups=20, partitions=200, month=3)
+        tx.execute(text(DEAD_LETTERS.format(schema=seekpoint_schema)))
+        tx.execute(text(f'ANALYZE "{seekpoint_schema}".dead_letter'))
+        plan = plan_of(tx, seekpoint_schema, STATUS["lag"], {"names": ["g0", "g2"]})
+    assert rows_read(plan, "dead_letter") == 2 * 500, plan
+    groups, _ = Admin(seekpoint_engine, schema=seekpoint_schema).status(["g0", "g2"])
+    dead_letters = [sum(partition.dead_letters for partition in group.partitions) for group in groups]
+    assert dead_letters == [500, 500]

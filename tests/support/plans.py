@@ -92,3 +92,14 @@ def sequential_scans(engine: Engine, ledger: str, table: str) -> int:
     with engine.connect() as tx:
         flush_counts(tx)
         return int(tx.execute(text(query), {"schema": ledger, "table": table}).scalar_one())
+
+
+def rows_fetched(engine: Engine, ledger: str, table: str) -> int:
+    """How many of the table's rows scans have fetched, as the server has counted."""
+    query = (
+        "SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_user_tables "
+        "WHERE schemaname = :schema AND relname = :table"
+    )
+    with engine.connect() as tx:
+        flush_counts(tx)
+        return int(tx.execute(text(query), {"schema": ledger, "table": table}).scalar_one())

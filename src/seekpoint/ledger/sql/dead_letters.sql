@@ -138,9 +138,11 @@ WHERE consumer_group = %(group)s
   AND (%(key)s::bytea IS NULL OR key = %(key)s::bytea)
   AND (%(since)s::timestamptz IS NULL OR dead_lettered_at >= %(since)s::timestamptz)
   AND (%(after_id)s::bigint IS NULL
-       OR (topic, partition, record_offset, id)
-          > (%(after_topic)s::text, %(after_partition)s::integer, %(after_record_offset)s::bigint,
-             %(after_id)s::bigint))
+       OR ((topic, partition, record_offset)
+           >= (%(after_topic)s::text, %(after_partition)s::integer, %(after_record_offset)s::bigint)
+           AND ((topic, partition, record_offset)
+                <> (%(after_topic)s::text, %(after_partition)s::integer, %(after_record_offset)s::bigint)
+                OR id > %(after_id)s::bigint)))
 ORDER BY topic, partition, record_offset, id
 LIMIT %(most)s;
 

@@ -110,13 +110,19 @@ FROM seekpoint.lag
 ORDER BY consumer_group, topic, partition;
 
 -- name: lag
-SELECT consumer_group, topic, partition, next_offset, committed_at, record_time, owner, host, pid, stop_kind,
-       stop_offset, stopped_at, dead_letters, blocked, sampled_at, sample_age, log_start, log_end, lag_records,
-       lag_seconds, headroom_records, headroom_seconds, owned, next_record_at, reached_at, reached_end,
-       log_start_since, past_log_start,
-       statement_timestamp() AS now
-FROM seekpoint.lag
-WHERE consumer_group = ANY (%(names)s);
+-- Group by group, because the view would count the dead letters of all groups for a list of names.
+SELECT l.*
+FROM unnest(%(names)s::text[]) AS asked (name)
+CROSS JOIN LATERAL (
+    SELECT consumer_group, topic, partition, next_offset, committed_at, record_time, owner, host, pid, stop_kind,
+           stop_offset, stopped_at, dead_letters, blocked, sampled_at, sample_age, log_start, log_end, lag_records,
+           lag_seconds, headroom_records, headroom_seconds, owned, next_record_at, reached_at, reached_end,
+           log_start_since, past_log_start,
+           statement_timestamp() AS now
+    FROM seekpoint.lag
+    WHERE consumer_group = asked.name
+    OFFSET 0 -- planned by itself, with the name as a constant
+) AS l;
 
 -- name: topic_ids
 SELECT consumer_group, topic, partition, topic_id FROM seekpoint.partition_offset;

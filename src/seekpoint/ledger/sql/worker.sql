@@ -181,8 +181,10 @@ SET suspect_end = excluded.suspect_end,
 
 -- name: configure
 -- Claims and resets are durable even if batches are not, and their waits are bounded. TimeZone is UTC because Python
--- cannot hold a record's time near year 1 or 9999 in another zone.
+-- cannot hold a record's time near year 1 or 9999 in another zone. A generic plan would expect a group of the usual
+-- size, and read all dead letters of a large one for each page.
 SELECT set_config('synchronous_commit', 'on', true) AS synchronous_commit,
+       set_config('plan_cache_mode', 'force_custom_plan', true) AS plan_cache_mode,
        set_config('lock_timeout', %(lock_timeout)s, true) AS lock_timeout,
        set_config('application_name', %(application_name)s, true) AS application_name,
        set_config('TimeZone', 'UTC', true) AS timezone;

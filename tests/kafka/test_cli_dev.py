@@ -293,6 +293,14 @@ def test_sql_prints_values_that_python_and_json_do_not_have(pair: RunningPair) -
     assert "0044-03-15 BC" in dev("sql", f"SELECT {columns}").stdout
 
 
+def test_sql_prints_json_with_the_digits_that_are_stored(pair: RunningPair) -> None:
+    statement = """SELECT '{"lat": 48.20, "long": 0.123456789012345678901}'::jsonb AS a"""
+    stored = '{"lat": 48.20, "long": 0.123456789012345678901}'
+    assert stored in dev("sql", statement).stdout
+    assert "0.123456789012345678901" in dev("sql", statement, "--json").stdout
+    assert json.loads(dev("sql", statement, "--json").stdout) == [{"a": json.loads(stored)}]
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [

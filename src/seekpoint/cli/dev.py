@@ -20,6 +20,7 @@ import msgspec
 import psycopg
 import typer
 from psycopg.abc import Buffer
+from psycopg.adapt import AdaptersMap, Loader
 from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import FloatLoader
 from psycopg.types.string import TextLoader
@@ -210,11 +211,7 @@ def sql(
         statements = sys.stdin.read()
     with one_off_engine(url).begin() as tx:
         driver: Any = tx.connection.driver_connection  # not through SQLAlchemy, which takes : and % for parameters
-        for name in ("date", "interval", "time", "timestamp", "timestamptz"):
-            driver.adapters.register_loader(name, TextLoader)  # as text: Python has no 'infinity' and no year before 1
-        if as_json:
-            for name in ("float4", "float8"):
-                driver.adapters.register_loader(name, _JsonFloatLoader)
+        _register_loaders(driver.adapters, as_json=as_json)
         try:
             cursor = driver.execute(statements)
         except psycopg.ProgrammingError:
@@ -304,12 +301,29 @@ def _print_produced(produced: Produced, *, as_json: bool) -> None:
     )
 
 
+def _register_loaders(adapters: AdaptersMap, *, as_json: bool) -> None:
+    for name in ("date", "interval", "time", "timestamp", "timestamptz"):
+        adapters.register_loader(name, TextLoader)  # as text: Python has no 'infinity' and no year before 1
+    for name in ("json", "jsonb"):  # with the digits that are stored: a float would lose some
+        adapters.register_loader(name, _RawJsonLoader if as_json else TextLoader)
+    if as_json:
+        for name in ("float4", "float8"):
+            adapters.register_loader(name, _JsonFloatLoader)
+
+
 class _JsonFloatLoader(FloatLoader):
     """Loads floats; NaN and Infinity, which JSON does not have, become text."""
 
     def load(self, data: Buffer) -> Any:
         value = super().load(data)
         return value if math.isfinite(value) else bytes(data).decode()
+
+
+class _RawJsonLoader(Loader):
+    """Loads JSON as it is, to be printed within JSON."""
+
+    def load(self, data: Buffer) -> Any:
+        return msgspec.Raw(bytes(data))
 
 
 def _print_rows(cursor: psycopg.Cursor[tuple[Any, ...]], *, as_json: bool) -> None:

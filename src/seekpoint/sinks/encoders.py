@@ -194,14 +194,21 @@ class ColumnEncoder:
         return value if type(value) in self._as_is else self._converts[type(value)](value)
 
     def _array(self, value: Any) -> Any:
-        """A list with encoded items, as texts if they have several types; a text is left for the server to read."""
-        if isinstance(value, dict):
+        """A list with encoded items, as texts if they have several types.
+
+        A text is left for the server to read, unless texts of the items' type are checked: the server would drop digits
+        or zones without an error.
+        """
+        if isinstance(value, dict) or (isinstance(value, str) and self._checks_texts()):
             raise ValueError(f"{_short(value)} is not a list")
         if not isinstance(value, list | tuple):
             return value
         items = self._items(value, self._type.dimensions)
         kinds = set(map(type, _leaves(items)))
         return _texts(items) if len(kinds) > 1 and kinds <= _TEXT.keys() else items
+
+    def _checks_texts(self) -> bool:
+        return self._type.item not in JSON and self._convert(str) is not None
 
     def _items(self, values: Sequence[Any], depth: int) -> list[Any]:
         """The encoded items. For JSON, whose values may be lists, only ``depth`` levels are the array's."""

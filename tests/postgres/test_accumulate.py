@@ -155,6 +155,15 @@ def test_keys_that_only_the_server_compares_are_aggregated_by_it(sink_tables: Si
     assert sink_tables.rows("k", "n") == [("ann  ", 11), ("bob  ", 4)]
 
 
+def test_a_key_whose_type_is_a_domain_over_an_enum(sink_tables: SinkTables, strategy: str) -> None:
+    """The server finds no operator of the enum for it."""
+    sink_tables.sql("CREATE TYPE mood AS ENUM ('good', 'bad'); CREATE DOMAIN feeling AS mood")
+    sink = sums(sink_tables, f'k "{sink_tables.schema}".feeling PRIMARY KEY, n int', add=["n"])
+    for _ in range(2):
+        write(sink_tables, sink, {"k": "good", "n": 1}, {"k": "bad", "n": 2}, {"k": "good", "n": 4})
+    assert sink_tables.rows("k", "n") == [("good", 10), ("bad", 4)]
+
+
 def test_other_columns_are_kept_and_odd_names_are_quoted(sink_tables: SinkTables, strategy: str) -> None:
     body = '"we""ird %s" int, "select" int, "new" int, "stored" int, seen int DEFAULT 7, PRIMARY KEY ("select", "new")'
     sink = sums(sink_tables, body, key=["new", "select"], add=['we"ird %s'], most=["stored"])

@@ -149,6 +149,28 @@ def test_what_has_no_text_is_poison(sink_tables: SinkTables, values: Any, messag
     assert sink_tables.rows("id") == []
 
 
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("numeric(6,2)", pa.array([Decimal("1.005")], pa.decimal128(10, 3)), "1.005 has more fraction digits"),
+        ("numeric(6,2)[]", pa.array([[Decimal("1.005")]], pa.list_(pa.decimal128(10, 3))), "1.005 has more fraction"),
+        ("numeric(6,-2)", pa.array([150]), "150 has more fraction digits"),
+        ("timestamp", pa.array([datetime(2026, 1, 2, tzinfo=UTC)], pa.timestamp("us", "UTC")), "has a time zone"),
+        ("date", pa.array([datetime(2026, 1, 2, 10)], pa.timestamp("us")), "the column would drop the time of day"),
+        ("timetz", pa.array([datetime(2026, 1, 2, 10)], pa.timestamp("us")), "the column would drop the date"),
+        ("bytea", pa.array([5]), "it takes no int"),
+        ("bytea", pa.array([{"a": 1}]), "it takes no dict"),
+    ],
+)
+def test_a_column_that_cannot_hold_a_tables_value_refuses_it(
+    sink_tables: SinkTables, column: str, values: Any, message: str
+) -> None:
+    table = sink_tables.create(f"id bigint, v {column}")
+    with pytest.raises(Poison, match=message), sink_tables.engine.begin() as tx:
+        copy_into(tx, table, numbered(1, v=values))
+    assert sink_tables.rows("id") == []
+
+
 def test_copy_into_names_what_is_not_there(sink_tables: SinkTables) -> None:
     table = sink_tables.create("id bigint, v text")
     with sink_tables.engine.begin() as tx:

@@ -368,6 +368,16 @@ def test_a_tombstone_deletes_what_its_key_was_rounded_to(
     assert sink_tables.rows("v") == []
 
 
+def test_a_key_whose_type_is_a_domain_over_an_enum(sink_tables: SinkTables, strategy: WriteStrategy) -> None:
+    """The server finds no operator of the enum for it."""
+    sink_tables.sql("CREATE TYPE mood AS ENUM ('good', 'bad'); CREATE DOMAIN feeling AS mood")
+    sink = upsert(sink_tables, f'id "{sink_tables.schema}".feeling PRIMARY KEY, v text', columns=["id", "v"])
+    values = [{"id": "good", "v": "a"}, {"id": "bad", "v": "b"}, {"id": "bad", "v": "c"}]
+    write(sink_tables, sink, *map(record, values))
+    write(sink_tables, sink, record(None, key="good"))
+    assert sink_tables.rows("id", "v") == [("bad", "c")]
+
+
 def test_a_text_too_long_for_its_domain_is_refused(sink_tables: SinkTables, strategy: WriteStrategy) -> None:
     sink_tables.sql("CREATE DOMAIN short AS varchar(3)")
     sink = upsert(sink_tables, f'id int PRIMARY KEY, v "{sink_tables.schema}".short', columns=["id", "v"])

@@ -68,6 +68,13 @@ class Stage(StrEnum):
     DONE = "done"
 
 
+class Named(Enum):
+    """Values and names are the same."""
+
+    IN_TRANSIT = "IN_TRANSIT"
+    DONE = "DONE"
+
+
 class Number(IntEnum):
     SEVEN = 7
 
@@ -155,6 +162,9 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("mood", None, Stored(None)),
     ("named", Transit.DONE, Stored("DONE")),
     ("named", Stage.IN_TRANSIT, Stored("IN_TRANSIT")),
+    ("named", Named.DONE, Stored("DONE")),
+    ("label", Transit.DONE, Stored("DONE")),
+    ("label[]", [Transit.DONE, None], Stored("{DONE,NULL}")),
     ("either", Stage.DONE, Refused("all values and all names of Stage are labels")),
     ("either", Transit.DONE, Refused("all values and all names of Transit are labels")),
     ("numeric", number(DIGITS), Stored(DIGITS)),
@@ -189,6 +199,14 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("interval hour", "10", Stored("10:00:00")),
     ("interval hour", timedelta(hours=10, minutes=30), Stored("10:00:00")),
     ("numeric(6,2)[]", [1, Decimal("1.005")], Refused("1.005 has more fraction digits")),
+    ("numeric(6,2)", Decimal("1e-2000000"), Refused("has more fraction digits")),
+    ("numeric(6,-2)", 150, Refused("150 has more fraction digits")),
+    ("numeric(6,-2)", 200, Stored("200")),
+    ("numeric(6,-2)", 0, Stored("0")),
+    ("cents", Decimal("1.005"), Refused("1.005 has more fraction digits")),
+    ("cents[]", [1, Decimal("1.50")], Stored("{1.00,1.50}")),
+    ("cents[]", [Decimal("1.005")], Refused("1.005 has more fraction digits")),
+    ("fee[]", [Decimal("1.005")], Refused("1.005 has more fraction digits")),
     ("real", 1.23456789, Stored("1.2345679")),
     ("float8", Decimal("0.12345678901234567890"), Stored("0.12345678901234568")),
     ("timestamp", datetime(2026, 1, 2, 10), Stored("2026-01-02 10:00:00")),
@@ -199,6 +217,9 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("timestamp", "2026-01-02T10:00:00Z", DROPS_ZONE),
     ("timestamp", "2026-01-02 10:00:00 Europe/Berlin", Refused("is not an ISO 8601 timestamp")),
     ("timestamp[]", [datetime(2026, 1, 2, 10, tzinfo=EAST)], DROPS_ZONE),
+    ("wall_time[]", [datetime(2026, 1, 2, 10, tzinfo=EAST)], DROPS_ZONE),
+    ("opening[]", [datetime(2026, 1, 2, 10, tzinfo=EAST)], DROPS_ZONE),
+    ("opening[]", ["now"], Refused("is not an ISO 8601 timestamp")),
     ("timestamptz", datetime(2026, 1, 2, 10, tzinfo=EAST), Stored("2026-01-02 08:00:00+00")),
     ("timestamptz", "2026-01-02T10:00:00+02:00", Stored("2026-01-02 08:00:00+00")),
     ("timestamptz", datetime(2026, 1, 2, 10), Stored("2026-01-02 10:00:00+00")),  # the session's TimeZone is UTC
@@ -221,7 +242,22 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("time", time(10, tzinfo=EAST), Refused("has a time zone, which the column drops: make the column timetz")),
     ("time", "10:00+02", Refused("is not a time of day alone")),
     ("time", datetime(2026, 1, 2, 10), Refused("the column would drop the date: declare time, or give its time()")),
+    ("timetz", time(10, tzinfo=EAST), Stored("10:00:00+02")),
+    ("timetz", datetime(2026, 1, 2, 10, tzinfo=EAST), Refused("the column would drop the date: declare time, or give")),
     ("bytea", b"x", Stored("\\x78")),
+    ("bytea", memoryview(b"x"), Stored("\\x78")),
+    ("bytea", "\\x78", Stored("\\x78")),
+    ("bytea", True, Refused("it takes no bool")),
+    ("bytea", 5, Refused("column 'v' (bytea): it takes no int, got 5; make the column a type for such values")),
+    ("bytea", number("1.50"), Refused("it takes no JsonFloat")),
+    ("bytea", UUID(int=5), Refused("it takes no UUID")),
+    ("bytea", date(2026, 1, 2), Refused("it takes no date")),
+    ("bytea", {"a": 1}, Refused("it takes no dict")),
+    ("bytea", [b"x"], Refused("it takes no list")),
+    ("bytea", (b"x",), Refused("it takes no tuple")),
+    ("bytea", None, Stored(None)),
+    ("bytea[]", [b"x", None], Stored('{"\\\\x78",NULL}')),
+    ("bytea[]", [b"x", 5], Refused("it takes no int")),
     ("boolean", True, Stored("true")),
     ("float8[]", [20, 20.5], Stored("{20,20.5}")),
     ("float8[]", number("[20, 20.5]"), Stored("{20,20.5}")),

@@ -145,17 +145,20 @@ def of_test(sink_tables: SinkTables, kind: str) -> str:
     return f'"{sink_tables.schema}".{kind}' if kind in {"mood", "short"} else kind
 
 
-OWN_TYPES = frozenset({"mood", "named", "either", "pair"})
+OWN_TYPES = frozenset({"mood", "named", "either", "pair", "cents", "fee", "wall_time", "opening", "label"})
 
 
 def with_own_types(sink_tables: SinkTables) -> SinkTables:
     """Create enums whose labels are a Python enum's values (``mood``), its names (``named``), or both (``either``).
 
-    Also a composite type, ``pair``.
+    Also a composite type, ``pair``, and domains: of ``numeric(6,2)`` (``cents``), of ``timestamp`` (``wall_time``), of
+    ``named`` (``label``), and of the first two (``fee``, ``opening``).
     """
     sink_tables.sql(
         "CREATE TYPE mood AS ENUM ('in-transit', 'done'); CREATE TYPE named AS ENUM ('IN_TRANSIT', 'DONE');"
-        "CREATE TYPE either AS ENUM ('IN_TRANSIT', 'DONE', 'in-transit', 'done'); CREATE TYPE pair AS (a int, b text)"
+        "CREATE TYPE either AS ENUM ('IN_TRANSIT', 'DONE', 'in-transit', 'done'); CREATE TYPE pair AS (a int, b text);"
+        "CREATE DOMAIN cents AS numeric(6,2); CREATE DOMAIN fee AS cents; CREATE DOMAIN wall_time AS timestamp;"
+        "CREATE DOMAIN opening AS wall_time; CREATE DOMAIN label AS named"
     )
     return sink_tables
 

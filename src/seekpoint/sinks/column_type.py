@@ -11,10 +11,10 @@ MONEY, POINT = 790, 600
 
 
 class ColumnType(NamedTuple):
-    """A column's type: ``named`` as SQL writes it; ``base`` and ``typmod`` of the base type, if it is a domain.
+    """A column's type: ``named`` as SQL writes it; ``base`` is the base type, if it is a domain.
 
-    ``dimensions`` is 0 unless the column is an array. ``item`` (an oid), ``category`` and ``kind`` (of pg_type) and
-    ``labels`` (of an enum) describe the type itself, or the items of an array.
+    ``dimensions`` is 0 unless the column is an array. ``typmod``, ``item`` (an oid), ``category`` and ``kind`` (of
+    pg_type) and ``labels`` (of an enum) describe the type itself, or the items of an array; of a domain, its base type.
     """
 
     named: str

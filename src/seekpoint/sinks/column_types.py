@@ -25,16 +25,23 @@ BASE = """
         SELECT * FROM known WHERE typtype <> 'd'
     ) base
 """
-# The type of base's values; if base is an array, of its items.
+# The type of base's values; if base is an array, of its items, or their domain's base type with its modifier.
 ITEM = """
     CROSS JOIN LATERAL (
+        WITH RECURSIVE known AS (
+            SELECT y.oid, y.typtype, y.typcategory, base.typmod, y.typbasetype, y.typtypmod
+            FROM pg_type w LEFT JOIN pg_type i ON w.typcategory = 'A' AND i.oid = w.typelem
+            JOIN pg_type y ON y.oid = coalesce(i.oid, w.oid)
+            WHERE w.oid = base.oid
+            UNION ALL
+            SELECT y.oid, y.typtype, y.typcategory, d.typtypmod, y.typbasetype, y.typtypmod
+            FROM known d JOIN pg_type y ON y.oid = d.typbasetype WHERE d.typtype = 'd'
+        )
         SELECT CAST(y.oid AS bigint) AS item, y.oid <> base.oid AS is_array, CAST(y.typcategory AS text) AS category,
-               CAST(y.typtype AS text) AS kind,
+               CAST(y.typtype AS text) AS kind, y.typmod,
                (SELECT array_agg(CAST(l.enumlabel AS text) ORDER BY l.enumsortorder)
                 FROM pg_enum l WHERE l.enumtypid = y.oid) AS labels
-        FROM pg_type w LEFT JOIN pg_type i ON w.typcategory = 'A' AND i.oid = w.typelem
-        JOIN pg_type y ON y.oid = coalesce(nullif(i.typbasetype, 0), i.oid, w.oid)
-        WHERE w.oid = base.oid
+        FROM known y WHERE y.typtype <> 'd'
     ) items
 """
 # Whether INSERT and COPY do the same to table c: no view, no rule, no row security (COPY refuses it).
@@ -43,7 +50,7 @@ _RULED = "(c.relhasrules AND EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class =
 PLAIN = f"c.relkind IN ('r', 'p') AND NOT {_RULED} AND NOT row_security_active(c.oid)"
 # How column a is declared: ``interval`` and ``interval hour`` have the same type, but read '10' differently.
 DECLARED = "concat_ws(' ', a.atttypid, a.atttypmod, a.attcollation, a.attndims)"
-COLUMN_TYPE = """format_type(a.atttypid, a.atttypmod) AS named, CAST(base.oid AS bigint) AS base, base.typmod,
+COLUMN_TYPE = """format_type(a.atttypid, a.atttypmod) AS named, CAST(base.oid AS bigint) AS base, items.typmod,
     CASE WHEN is_array THEN greatest(a.attndims, 1) ELSE 0 END AS dimensions, item, category, items.kind, labels"""
 _OF_TABLE = "WHERE a.attrelid = to_regclass({}) AND a.attnum > 0 AND NOT a.attisdropped"
 _DECLARATIONS = sql.SQL(f"SELECT a.attname, {DECLARED} FROM pg_attribute a {_OF_TABLE}")  # noqa: S608

@@ -9,7 +9,7 @@ if its column cannot hold it as it is.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Context, Decimal, InvalidOperation
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, InvalidOperation
 from enum import Enum
 from functools import partial
 from operator import itemgetter
@@ -24,7 +24,6 @@ from seekpoint.codecs.json import JsonFloat
 from seekpoint.pipeline.sink import Row
 from seekpoint.sinks.column_type import (
     BOOL,
-    BYTEA,
     DATE,
     JSON,
     NUMERIC,
@@ -49,11 +48,10 @@ from seekpoint.sinks.times import (
     timestamp_converts,
 )
 
-# Types whose input refuses any text that is not one of their values: bool, bytea, integers, floats, interval, uuid,
-# addresses.
-_STRICT = frozenset({BOOL, BYTEA, 20, 21, 23, 26, 700, 701, 1186, 2950, 869, 650, 829, 774})
+# Types whose input refuses any text that is not one of their values: bool, integers, floats, interval, uuid, addresses.
+_STRICT = frozenset({BOOL, 20, 21, 23, 26, 700, 701, 1186, 2950, 869, 650, 829, 774})
 _MOST_BYTES = {18: 1, 19: 63}  # of a "char" and a name, to which the server cuts a longer text
-_WIDE = Context(prec=200_000)  # more than a numeric has
+_WIDE = Context(prec=200_000, Emin=MIN_EMIN, Emax=MAX_EMAX)  # more than a numeric has
 _ZONED = frozenset({TIMETZ, TIMESTAMPTZ})
 _TIMES = {DATE: DATE_CONVERTS, TIME: TIME_CONVERTS, TIMETZ: ZONED_CONVERTS, TIMESTAMPTZ: ZONED_CONVERTS}
 _TEXT: Mapping[type, Convert] = {  # for arrays of several types: the server reads each text by the array's type

@@ -7,10 +7,11 @@ range, ``(5)`` is money below zero. No I/O.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from uuid import UUID
 
-from seekpoint.sinks.column_type import BOOL, BYTEA, DATE, MONEY, TIME, ColumnType
+from seekpoint.sinks.column_type import BOOL, BYTEA, DATE, MONEY, TIME, TIMETZ, ColumnType
 from seekpoint.sinks.conversions import Conversions
 
 _NO_MONEY = (
@@ -29,6 +30,11 @@ _RULES: Sequence[tuple[tuple[type, ...], Callable[[ColumnType, Conversions], boo
         "make the column bytea, or decode them: key=Text() for a record's key, .decode() in row=",
     ),
     (
+        (int, float, Decimal, date, time, timedelta, UUID, dict),
+        lambda column, _: column.item == BYTEA,
+        "make the column a type for such values, or encode the value in row=",
+    ),
+    (
         (list,),
         lambda *_: True,
         "make the column an array or jsonb, or convert the value to a text in row=",
@@ -45,8 +51,8 @@ _RULES: Sequence[tuple[tuple[type, ...], Callable[[ColumnType, Conversions], boo
     ),
     (
         (datetime,),
-        lambda column, _: column.item == TIME,
-        "the column would drop the date: declare time, or give its time() in row=",
+        lambda column, _: column.item in {TIME, TIMETZ},
+        "the column would drop the date: declare time, or give its time() or timetz() in row=",
     ),
     (
         (float, Decimal, str),

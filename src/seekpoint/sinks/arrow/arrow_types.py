@@ -7,7 +7,18 @@ from typing import Any
 import pyarrow as pa
 
 from seekpoint.sinks.arrow.copy_text import is_binary, is_list, is_object
-from seekpoint.sinks.column_type import DATE, JSON, MONEY, NUMERIC, TIME, TIMESTAMP, TIMESTAMPTZ, TIMETZ, ColumnType
+from seekpoint.sinks.column_type import (
+    BYTEA,
+    DATE,
+    JSON,
+    MONEY,
+    NUMERIC,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    TIMETZ,
+    ColumnType,
+)
 from seekpoint.sinks.conversions import Conversions
 from seekpoint.sinks.encoders import needs_look
 
@@ -33,9 +44,10 @@ def holds(column: ColumnType, kind: Any, allowed: Conversions) -> bool:
         TIMETZ: types.is_time(kind),
         TIMESTAMPTZ: types.is_date(kind) or types.is_timestamp(kind),
         MONEY: allowed.round,
+        BYTEA: is_binary(kind) or types.is_binary_view(kind),
     }
     if types.is_integer(kind):
-        return column.scale is None or column.scale >= 0
+        return column.item != BYTEA and (column.scale is None or column.scale >= 0)
     return bool(exact[column.item]) if column.item in exact else not _is_other(kind)
 
 

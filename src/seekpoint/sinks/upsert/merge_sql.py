@@ -70,9 +70,15 @@ class MergeSql:
         """The condition that two rows have the same key, by its index's operators."""
         columns = self.layout.columns
         return sql.SQL(" AND ").join(
-            sql.SQL("{0}.{2} {3} {1}.{2}").format(left, right, escaped_name(name), as_sql(columns[name].equal))
+            sql.SQL("{} {} {}").format(self._in_key(left, name), as_sql(columns[name].equal), self._in_key(right, name))
             for name in self.target.key
         )
+
+    def _in_key(self, row: Composable, name: str) -> sql.Composed:
+        """The key's column of a row; an enum's operators do not take a domain over the enum."""
+        column = self.layout.columns[name]
+        value = sql.SQL("{}.{}").format(row, escaped_name(name))
+        return sql.SQL("CAST({} AS {})").format(value, as_sql(column.type)) if column.kind == "enum" else value
 
     def _cast(self, name: str) -> sql.Composed:
         """A cast to the column's type without its modifier: a cast truncates a long text, an assignment refuses it."""

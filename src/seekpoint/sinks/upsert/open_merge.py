@@ -121,9 +121,14 @@ class OpenMerge(ABC, Generic[T, S]):
     # -- statements ---------------------------------------------------------------------------------------
 
     def _cached(self) -> S:
-        """The statements of an earlier transaction, if any: their gate compares them with the table."""
+        """The statements of an earlier transaction, if any: their gate compares them with the table.
+
+        The gate does not see that an enum's labels were renamed, so a table with enums is read again.
+        """
         statements = self._known.statements
-        return self._ask() if statements is None or statements.target != self._target else statements
+        if statements is None or statements.target != self._target or statements.layout.types.has_labels:
+            return self._ask()
+        return statements
 
     def _ask(self) -> S:
         """The statements for the table as it is now."""

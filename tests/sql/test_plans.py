@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, Row, text
 
 from seekpoint.ledger import Expected, GroupLedger, Move
-from seekpoint.ledger.dead_letters import DeadLetters, Where
+from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters, Where
 from seekpoint.ledger.sql import DEAD_LETTERS, GROUPS, WAIT, WORKER
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
 from support.failures import for_each
@@ -264,7 +264,8 @@ def test_pages_of_dead_letters_read_only_their_own_rows(dead_letter_ledger: Fill
         tx.commit()
     dead_letters = DeadLetters(GroupLedger(dead_letter_ledger.engine, "g", schema=dead_letter_ledger.schema))
     before = rows_fetched(dead_letter_ledger.engine, dead_letter_ledger.schema, "dead_letter")
-    listed, page = [], dead_letters.list(Where(), limit=100)
+    listed: list[DeadLetter] = []
+    page = dead_letters.list(Where(), limit=100)
     while page:
         listed += page
         page = dead_letters.list(Where(), limit=100, after=page[-1])

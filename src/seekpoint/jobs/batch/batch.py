@@ -145,8 +145,8 @@ class BatchJob:
             raise ConfigError(f"{self.pipeline!r} does not read {partition.topic!r}")
         require_no_repeats(self.pipeline, partition.topic, accepted=accept_repeats)
         brokers = Brokers(self.kafka, self.pipeline, self.limits.kafka_timeout)
+        self._check()
         with transaction(self.engine, self.schema, lock_wait=self.limits.transaction_age) as tx:
-            check(tx.connection, self.schema)
             run = open_range(
                 tx, self.source, brokers, (partition, from_offset, to_offset), uuid4(), restart=restart,
                 actor=self.actor, reason=reason,
@@ -162,6 +162,7 @@ class BatchJob:
         """
         if (batch := self.runs.get(run)).is_open:
             self._require_its_code(batch)
+            self._check()
         brokers: Brokers | None = None
         claims: Claims = {}
         if batch.strategy == "batch":  # a reprocess claims nothing
@@ -185,10 +186,15 @@ class BatchJob:
             self._steps.publish(driver, claims)
         return self._steps.end(driver)
 
-    def _nothing_new(self, brokers: Brokers) -> BatchDone | None:
-        """The empty result if the group has applied everything, else None; takes no lock. Raises SchemaMismatch."""
+    def _check(self) -> None:
+        """Raise SchemaMismatch, or ConfigError for a table that cannot hold the rows, as at a worker's start."""
         with transaction(self.engine, self.schema) as tx:
             check(tx.connection, self.schema)
+            self.pipeline.check_tables(tx.connection)
+
+    def _nothing_new(self, brokers: Brokers) -> BatchDone | None:
+        """The empty result if the group has applied everything, else None; takes no lock."""
+        self._check()
         stored = {position.partition: (position.topic_id, position.next_offset) for position in self._positions()}
         ends = {partition: (brokers.ids[partition.topic], end) for partition, end in brokers.ends().items()}
         return self._done_nothing() if ends.items() <= stored.items() else None

@@ -209,6 +209,8 @@ class ReplayableDeadLetters(GroupDeadLetters):
         engine = worker_engine(self.ledger.engine)  # a connection that a handler had is closed: not the application's
         session = Session(engine, lends=self.pipeline.handle is not None)
         try:
+            with engine.connect() as connection:  # its transaction is rolled back
+                self.pipeline.check_tables(connection)
             with callable_handler(self.pipeline) as handler:
                 options: dict[str, Any] = {"while_paused": self.while_paused, "among": among, "handler": handler}
                 yield Replayer(self.pipeline, self._dead_letters, session, self.actor, **options)

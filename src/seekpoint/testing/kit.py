@@ -120,8 +120,8 @@ def process(
     decides about a poison record: it is in ``dead_letters``, or it stops its partition, and the records before it are
     applied. The first such stop is raised, or with ``collect=True`` all are in ``stopped``. If a record fails with an
     error after which a worker would wait and retry, the records before it are applied, and the handler's exception is
-    raised. Raises what a worker would raise, and ConfigError for records that no log could hold, or of topics that the
-    pipeline does not read.
+    raised. Raises what a worker that has started would raise (what it checks at its start, ``pipeline.check_tables``
+    checks), and ConfigError for records that no log could hold, or of topics that the pipeline does not read.
     """
     raw_records = list(records)
     logs = grouped(pipeline.taken().require_names("the test kit"), raw_records)

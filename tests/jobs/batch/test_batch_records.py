@@ -8,16 +8,18 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from confluent_kafka.admin import AdminClient
 
 from seekpoint import Append, DeadLetterLimits, Json, Pipeline, Text, Upsert
-from seekpoint.errors import BatchRefused, RangeLost, TooManyDeadLetters, TopicRecreated
+from seekpoint.errors import BatchRefused, ConfigError, RangeLost, TooManyDeadLetters, TopicRecreated
 from seekpoint.jobs.reload import LocalStager, Run, Staged, Task, stage_range
 from seekpoint.jobs.staging import stage as staging
 from seekpoint.jobs.tables.targets import sources
 from seekpoint.ledger.dead_letters import DeadLetters, Where
 from seekpoint.records import State
+from seekpoint.worker.replay.replay import ReplayableDeadLetters
 from support.batch_process import PausingStager, batch, offsets, paused
 from support.before_cutover import reloaded, widen
 from support.log_changes import delete, in_transactions, trim
@@ -488,3 +490,32 @@ def test_rows_that_are_there_are_guarded_as_a_worker_guards_them(orders_group: O
     orders_group.produce(orders_group.topic, [of(1, 9, 99), gone(1), gone(2), of(3, 3, 3)], partition=1)
     batch(orders_group, pipeline=dict(options, sink=dict(options["sink"]))).run()
     assert orders_group.rows() == [(1, 1, 100), (3, 3, 3)]
+
+
+class Measured(msgspec.Struct):
+    id: int
+    amount: float
+
+
+@pytest.mark.parametrize("job", ["batch", "reprocess", "reload", "replay"])
+def test_a_field_that_its_column_cannot_hold_is_refused_before_anything_is_written(
+    orders_group: OrdersGroup, job: str
+) -> None:
+    """As by a worker's start: the digits that a float loses cannot be seen in its values."""
+    orders_group.execute("CREATE TABLE {schema}.measured (id bigint PRIMARY KEY, amount numeric)")
+    orders_group.put([of(1, 2, 3)])
+    orders_group.work(1)
+    sink = Upsert((orders_group.schema, "measured"), key=["id"])
+    measured = Pipeline(orders_group.group, topics=orders_group.topic, value=Json(Measured), sinks=[sink])
+    dead_letters = ReplayableDeadLetters(measured, orders_group.engine, schema=orders_group.schema)
+    again = {"reason": "a test", "accept_repeats": True}
+    jobs: Mapping[str, Callable[[], object]] = {
+        "batch": batch(orders_group, measured).run,
+        "reprocess": lambda: batch(orders_group, measured).reprocess((orders_group.topic, 0), 0, 1, **again),
+        "reload": lambda: orders_group.reload([measured]).open(),
+        "replay": dead_letters.replay_all,
+    }
+    with pytest.raises(ConfigError, match=r"column .amount. \(numeric\): a float keeps about 15 digits"):
+        jobs[job]()
+    assert orders_group.rows("measured", "id, amount, 0") == []
+    assert paused(orders_group) is None

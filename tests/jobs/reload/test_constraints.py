@@ -157,6 +157,17 @@ def test_later_records_of_its_key_are_blocked(orders_group: OrdersGroup) -> None
     ]
 
 
+def test_a_record_before_the_first_refused_one_of_its_key_is_applied(orders_group: OrdersGroup) -> None:
+    """Also if another key's record was refused before it."""
+    orders_group.execute(CUSTOMERS)
+    settled(orders_group, [of(1, 1, 3), of(2, 1, 4), of(2, 2, 5)])
+    orders_group.execute("UPDATE {schema}.orders SET at = 2")
+    orders_group.execute(REFERS % "orders")
+    reloaded(orders_group.reload(pipeline={"on_poison": "dead_letter"}))
+    assert orders_group.rows() == [(2, 2, 4)]
+    assert [row[:2] for row in dead_letters(orders_group)] == [(0, "dead_lettered"), (2, "dead_lettered")]
+
+
 @pytest.mark.repeats("kind")
 @pytest.mark.parametrize("kind", COUNT)
 def test_a_staged_record_after_a_refused_one_of_its_key(orders_group: OrdersGroup, kind: str) -> None:

@@ -26,6 +26,8 @@ from seekpoint.ledger.tables import BATCHES, FRAMES_MARK, PUBLISHING, is_of_fram
 from seekpoint.records import Partition, storable
 from seekpoint.runs.manage_runs import Runs
 from seekpoint.runs.run import REPEATABLE_READ, Driver, Tx, position_of, run_of, this_driver, transaction
+from seekpoint.sinks.column_types import read_types
+from seekpoint.sinks.copy import driver_of
 
 
 def require_strategy(strategy: str) -> None:
@@ -97,10 +99,8 @@ def checked(
     groups = [source.group for source in sources]
     with transaction(runs.engine, runs.schema, isolation=REPEATABLE_READ) as tx:
         check(tx.connection, runs.schema)
-        if strategy != "verify":  # which writes no row of the live tables, and may have no right to
-            for source in sources:
-                source.pipeline.check_tables(tx.connection)
         tables = targets(tx.connection, sources)
+        _check_fields(tx.connection, tables, sources)
         known = {row.name: row for row in tx.execute(STATUS["groups"])}
         offsets = tx.execute(RELOAD_RUN["offsets"], groups=groups).all()
         reasons = of_rights(tx.connection) + _of_groups(sources, known, offsets)
@@ -118,6 +118,14 @@ def checked(
     if reasons:
         raise ReloadRefused(reasons)
     return tables, offsets, sum(dead_letters.values())
+
+
+def _check_fields(connection: Connection, tables: Sequence[Target], sources: Sequence[PipelineSource]) -> None:
+    """Raise ConfigError for a field of the values that its table's column cannot hold, as a worker's start does."""
+    for table in tables:
+        types = read_types(driver_of(connection), table.path).columns
+        for feed in table.feeds:
+            feed.sink.check_fields(sources[feed.source].pipeline.codecs_of(feed.sink), types)
 
 
 _CREATE = text(

@@ -508,7 +508,7 @@ def test_a_field_that_its_column_cannot_hold_is_refused_before_anything_is_writt
     sink = Upsert((orders_group.schema, "measured"), key=["id"])
     measured = Pipeline(orders_group.group, topics=orders_group.topic, value=Json(Measured), sinks=[sink])
     dead_letters = ReplayableDeadLetters(measured, orders_group.engine, schema=orders_group.schema)
-    again = {"reason": "a test", "accept_repeats": True}
+    again: Mapping[str, Any] = {"reason": "a test", "accept_repeats": True}
     jobs: Mapping[str, Callable[[], object]] = {
         "batch": batch(orders_group, measured).run,
         "reprocess": lambda: batch(orders_group, measured).reprocess((orders_group.topic, 0), 0, 1, **again),

@@ -125,7 +125,8 @@ def _check_fields(connection: Connection, tables: Sequence[Target], sources: Seq
     for table in tables:
         types = read_types(driver_of(connection), table.path).columns
         for feed in table.feeds:
-            feed.sink.check_fields(sources[feed.source].pipeline.codecs_of(feed.sink), types)
+            pipeline = sources[feed.source].pipeline
+            feed.sink.check_fields(pipeline.codecs_of(pipeline.sinks[feed.number]), types)
 
 
 _CREATE = text(

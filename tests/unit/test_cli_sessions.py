@@ -43,6 +43,7 @@ READERS = {
     ("verify",): {"--range-records", "--copy-sessions"},
     ("export",): {"--range-records", "--max-records"},  # its tasks write files, and no rows
     ("spark", "run"): {"--max-records"},
+    ("offsets", "reset"): {"--range-records"},
 }
 
 

@@ -32,6 +32,7 @@ from seekpoint.cli.progress_bar import Shown
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.reload import Reload
 from seekpoint.jobs.reload.cutover_limits import MAX_WAIT
+from seekpoint.jobs.staging.consolidate import RANGE
 from seekpoint.worker.import_by_name import load_pipeline
 
 app = typer.Typer(help="Reset a group's positions by plan; import, mirror and export them.", no_args_is_help=True)
@@ -111,6 +112,9 @@ class RebuildOptions:
     max_wait: Annotated[
         str, typer.Option(metavar="TIME", help="With --rebuild: how long workers may wait for the cut-over.")
     ] = f"{MAX_WAIT:g}s"
+    range_records: Annotated[
+        int, typer.Option(help="With --rebuild: read at most this many offsets at once.", min=1)
+    ] = RANGE
 
     def check(self, *, separately: bool) -> None:
         """Raise ConfigError for what cannot be rebuilt, before any server is asked."""
@@ -133,6 +137,7 @@ class RebuildOptions:
                 progress=progress,
                 max_wait=duration(self.max_wait, "--max-wait").total_seconds(),
                 max_deletes=1.0,
+                range_records=self.range_records,
             )
             return reload.reset(plan, **arguments)
 

@@ -39,6 +39,7 @@ from seekpoint.postgres.sqlstates import connection_lost
 from seekpoint.records import Partition
 from seekpoint.runs.manage_runs import Runs
 from seekpoint.runs.run import Driver, Progress, Run, run_of, this_driver, transaction
+from seekpoint.sinks.check_values import check_values
 from seekpoint.worker.engine_checks import require_untranslated_sinks
 from seekpoint.worker.import_by_name import load_pipeline
 
@@ -187,10 +188,10 @@ class BatchJob:
         return self._steps.end(driver)
 
     def _check(self) -> None:
-        """Raise SchemaMismatch, or ConfigError for a table that cannot hold the rows, as at a worker's start."""
+        """Raise SchemaMismatch, or ConfigError for a field that its column cannot hold; waits for no lock."""
         with transaction(self.engine, self.schema) as tx:
             check(tx.connection, self.schema)
-            self.pipeline.check_tables(tx.connection)
+            check_values(tx.connection, self.pipeline)
 
     def _nothing_new(self, brokers: Brokers) -> BatchDone | None:
         """The empty result if the group has applied everything, else None; takes no lock."""

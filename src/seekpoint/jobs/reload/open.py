@@ -26,8 +26,7 @@ from seekpoint.ledger.tables import BATCHES, FRAMES_MARK, PUBLISHING, is_of_fram
 from seekpoint.records import Partition, storable
 from seekpoint.runs.manage_runs import Runs
 from seekpoint.runs.run import REPEATABLE_READ, Driver, Tx, position_of, run_of, this_driver, transaction
-from seekpoint.sinks.column_types import read_types
-from seekpoint.sinks.copy import driver_of
+from seekpoint.sinks.check_values import check_values
 
 
 def require_strategy(strategy: str) -> None:
@@ -100,7 +99,8 @@ def checked(
     with transaction(runs.engine, runs.schema, isolation=REPEATABLE_READ) as tx:
         check(tx.connection, runs.schema)
         tables = targets(tx.connection, sources)
-        _check_fields(tx.connection, tables, sources)
+        for source in sources:
+            check_values(tx.connection, source.pipeline)
         known = {row.name: row for row in tx.execute(STATUS["groups"])}
         offsets = tx.execute(RELOAD_RUN["offsets"], groups=groups).all()
         reasons = of_rights(tx.connection) + _of_groups(sources, known, offsets)
@@ -118,15 +118,6 @@ def checked(
     if reasons:
         raise ReloadRefused(reasons)
     return tables, offsets, sum(dead_letters.values())
-
-
-def _check_fields(connection: Connection, tables: Sequence[Target], sources: Sequence[PipelineSource]) -> None:
-    """Raise ConfigError for a field of the values that its table's column cannot hold, as a worker's start does."""
-    for table in tables:
-        types = read_types(driver_of(connection), table.path).columns
-        for feed in table.feeds:
-            pipeline = sources[feed.source].pipeline
-            feed.sink.check_fields(pipeline.codecs_of(pipeline.sinks[feed.number]), types)
 
 
 _CREATE = text(

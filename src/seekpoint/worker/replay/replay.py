@@ -20,6 +20,7 @@ from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import worker_engine
 from seekpoint.postgres.session import Session
 from seekpoint.records import storable
+from seekpoint.sinks.check_values import check_values
 from seekpoint.worker.async_handler import callable_handler
 from seekpoint.worker.engine_checks import require_engine
 from seekpoint.worker.replay.group_dead_letters import (
@@ -209,8 +210,8 @@ class ReplayableDeadLetters(GroupDeadLetters):
         engine = worker_engine(self.ledger.engine)  # a connection that a handler had is closed: not the application's
         session = Session(engine, lends=self.pipeline.handle is not None)
         try:
-            with engine.connect() as connection:  # its transaction is rolled back
-                self.pipeline.check_tables(connection)
+            with engine.connect() as connection:
+                check_values(connection, self.pipeline)
             with callable_handler(self.pipeline) as handler:
                 options: dict[str, Any] = {"while_paused": self.while_paused, "among": among, "handler": handler}
                 yield Replayer(self.pipeline, self._dead_letters, session, self.actor, **options)

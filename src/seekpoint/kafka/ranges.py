@@ -145,7 +145,7 @@ def _read(
                 checks.raise_for(error, range_.partition, range_.topic_id, position, end)
         if taken:
             yield taken
-            limit.renew()  # the caller may have been slow with the piece
+            limit.restart()  # the caller may have been slow with the piece
         elif limit.is_over and position < end:
             if not consumer.replace_if_unanswered(range_.partition.topic, {range_.partition: position}):
                 raise checks.stuck(range_.partition, range_.topic_id, position, end)
@@ -299,12 +299,18 @@ class _IdleLimit:
         self.renew()
 
     def renew(self) -> None:
-        """Start again, because a record has arrived."""
-        self._until = monotonic() + self._idle
+        """Wait the whole time again, because a record has arrived."""
+        self._seconds = self._idle
+        self.restart()
 
     def shorten(self) -> None:
-        """Wait less: the brokers report that the log ends here."""
-        self._until = min(self._until, monotonic() + AT_END)
+        """Wait less: the log ends here. The client reports this once, maybe together with the last records."""
+        self._seconds = min(self._idle, AT_END)
+        self._until = min(self._until, monotonic() + self._seconds)
+
+    def restart(self) -> None:
+        """Wait as long as before, from now on."""
+        self._until = monotonic() + self._seconds
 
     def wait(self) -> float:
         """Seconds to wait for the next message; never 0, which would not wait for any."""

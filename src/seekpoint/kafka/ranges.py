@@ -295,8 +295,8 @@ class _IdleLimit:
     """Limits the time without a record: ``idle`` seconds, less once the brokers report that the log ends here."""
 
     def __init__(self, idle: float) -> None:
-        self._idle = idle
-        self.renew()
+        self._idle = self._seconds = idle
+        self._until = monotonic() + idle
 
     def renew(self) -> None:
         """Wait the whole time again, because a record has arrived."""

@@ -107,29 +107,20 @@ def test_labels_that_are_renamed_while_a_worker_runs_are_read_again(
     assert sink_tables.value("count(*) FILTER (WHERE state = 'in-transit')") == 3 * records
 
 
-class Mood(Enum):
-    GOOD = "good"
-    SO_SO = "so-so"
-
-
-class Feeling(msgspec.Struct):
-    id: int
-    mood: Mood
-
-
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("key", ["id", "mood"])
+@pytest.mark.parametrize("key", ["id", "state"])
 def test_no_record_is_blamed_after_an_enums_labels_were_renamed(sink_tables: SinkTables, key: str, count: int) -> None:
     """A member is now stored by its name. The column's declaration is as it was."""
-    sink_tables.sql("CREATE TYPE mood AS ENUM ('good', 'so-so')")
-    path = sink_tables.create(f'id int NOT NULL, mood "{sink_tables.schema}".mood NOT NULL, UNIQUE ({key})')
-    sink = Upsert(path, key=[key], columns=["id", "mood"])
-    pipeline = Pipeline("g", topics=TOPIC, value=Json(Feeling), sinks=[sink], on_poison="dead_letter")
+    sink_tables.sql("CREATE TYPE state AS ENUM ('in-transit', 'delivered')")
+    path = sink_tables.create(f'id int NOT NULL, state "{sink_tables.schema}".state NOT NULL, UNIQUE ({key})')
+    sink = Upsert(path, key=[key], columns=["id", "state"])
+    pipeline = Pipeline("g", topics=TOPIC, value=Json(Shipment), sinks=[sink], on_poison="dead_letter")
     worker = BatchCommitter(sink_tables.engine, sink_tables.schema, pipeline)
     for number in range(3):
-        worker.apply({"id": number, "mood": "good"})
-    sink_tables.sql("ALTER TYPE mood RENAME VALUE 'good' TO 'GOOD'; ALTER TYPE mood RENAME VALUE 'so-so' TO 'SO_SO'")
-    worker.apply(*[{"id": number, "mood": "so-so"} for number in range(3, 3 + count)])
+        worker.apply({"id": number, "state": "in-transit"})
+    sink_tables.sql("ALTER TYPE state RENAME VALUE 'in-transit' TO 'IN_TRANSIT'")
+    sink_tables.sql("ALTER TYPE state RENAME VALUE 'delivered' TO 'DELIVERED'")
+    worker.apply(*[{"id": number, "state": "delivered"} for number in range(3, 3 + count)])
     worker.committer.close()
     assert not [event for event in worker.seen if isinstance(event, events.DeadLettered)]
-    assert ("SO_SO",) in sink_tables.rows("mood")
+    assert ("DELIVERED",) in sink_tables.rows("state")

@@ -56,8 +56,8 @@ def test_each_command_that_reads_the_log_takes_the_size_of_its_tasks() -> None:
 
 
 def test_the_size_and_the_number_of_sparks_tasks_are_those_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[dict[str, Any]] = []
-    stager = SimpleNamespace(SparkStager=lambda session, kafka, **options: made.append(options))
+    stagers: list[dict[str, Any]] = []
+    stager = SimpleNamespace(SparkStager=lambda session, kafka, **options: stagers.append(options))
     monkeypatch.setitem(sys.modules, "seekpoint.spark", stager)
     started = spark_session.Started("session", {}, "database")  # type: ignore[arg-type]
     monkeypatch.setattr(spark_session, "_started", lambda *_: started)
@@ -66,4 +66,4 @@ def test_the_size_and_the_number_of_sparks_tasks_are_those_of_the_command(monkey
     spark_session.stager(ExitStack(), job, tasks, print)
     spark_session.stager(ExitStack(), job, StagingOptions(spark="local"), print)
     common = {"database": "database", "schema": "s"}
-    assert made == [{**common, "range_records": 20_000, "copy_sessions": 3}, {**common, "copy_sessions": None}]
+    assert stagers == [{**common, "range_records": 20_000, "copy_sessions": 3}, {**common, "copy_sessions": None}]

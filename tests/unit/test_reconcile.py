@@ -51,8 +51,14 @@ def test_a_claim_that_is_not_ours_is_lost(row: Any) -> None:
 class Client:
     """Keeps which partitions it was asked to read."""
 
+    rebalanced = False
+
     def __init__(self) -> None:
         self.assigned: list[Partition] = []
+        self.continued: list[Mapping[Partition, tuple[int, int | None]]] = []
+
+    def continue_reading(self, positions: Mapping[Partition, tuple[int, int | None]]) -> None:
+        self.continued.append(positions)
 
     def assign(self, fresh: Collection[Partition], _others: Mapping[Partition, int]) -> None:
         self.assigned += fresh
@@ -83,6 +89,16 @@ class OneWorker:
         self.partitions.activate({P: CLAIM})
         self.partitions.active[P].read_position = 9
         self.client.assigned.clear()
+
+
+def test_after_a_rebalance_remaining_partitions_are_read_from_their_read_positions() -> None:
+    """The client would begin again up to a second later."""
+    worker = OneWorker(token=CLAIM.token, next_offset=5)
+    worker.assignment.maintain()
+    assert worker.client.continued == []
+    worker.client.rebalanced = True
+    worker.assignment.maintain()
+    assert worker.client.continued == [{P: (9, None)}]
 
 
 def test_a_lost_claim_of_a_revoked_partition_is_released() -> None:

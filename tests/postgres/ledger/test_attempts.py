@@ -92,6 +92,15 @@ def test_who_does_not_come_back_is_counted(new_worker: NewLedgerWorker) -> None:
     assert (on_record(first).number, on_record(first).crashes) == (2, 2)
 
 
+def test_a_late_release_leaves_the_next_owners_attempt(new_worker: NewLedgerWorker) -> None:
+    """I2: if it were cancelled, a crash in it would not be counted."""
+    previous, owner = new_worker(positions={0: 0}), new_worker()
+    owner.ledger.record_attempts_alone([(granted(owner), begun(0, 1))])
+    previous.ledger.release(previous.claims.values())
+    assert (owner.row().attempts, owner.row().attempt_running) == (1, True)
+    assert on_record(previous).crashes == 1
+
+
 @pytest.mark.parametrize("how", ["released", "claimed again by itself"])
 def test_an_attempt_that_was_given_up_is_taken_back(new_worker: NewLedgerWorker, how: str) -> None:
     """I4: a process that goes in order while a record is in its hands was not killed by it; nor is it counted twice."""

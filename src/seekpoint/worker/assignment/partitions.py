@@ -103,13 +103,10 @@ class AssignedPartitions:
 
     def leave(self) -> list[Claim]:
         """Drop the leaving partitions, after the open batch has ended; returns all claims to release."""
-        self._release_leaving()
-        claims, self._released = self._released, []
-        return claims
-
-    def _release_leaving(self) -> None:
-        self._released += [state.claim for state in self._leaving.values()]
+        claims = self._released + [state.claim for state in self._leaving.values()]
+        self._released = []
         self._leaving.clear()
+        return claims
 
     def activate(self, claims: Mapping[Partition, Claim]) -> None:
         """Read these partitions from their claims' offsets."""
@@ -169,7 +166,6 @@ class AssignedPartitions:
 
     def suspend(self) -> None:
         """Stop reading, stay in the group, and claim everything again later."""
-        self._release_leaving()
         claims = {partition: state.claim for partition, state in self._active.items()}
         self.deactivate(list(claims))
         self._claiming.update((partition, ClaimingPartition(known=claim)) for partition, claim in claims.items())

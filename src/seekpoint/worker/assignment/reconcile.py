@@ -36,7 +36,7 @@ def classify(row: Position | None, active: ActivePartition, start: int | None) -
         return ReconcileCase.LOST
     if row.next_offset == (active.position if start is None else start):
         return ReconcileCase.IN_STEP
-    if row.next_offset == active.position or row.next_offset > active.claim.next_offset:
+    if row.next_offset > active.claim.next_offset:
         return ReconcileCase.COMMITTED_UNSEEN
     return ReconcileCase.ROLLED_BACK if row.next_offset < active.claim.next_offset else ReconcileCase.AHEAD
 

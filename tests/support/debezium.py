@@ -3,7 +3,8 @@
 ``golden/*.jsonl`` were written by Debezium 3.5.0's embedded engine (``DebeziumEngine``, format ``Json``) and its
 Postgres connector (``pgoutput``, Postgres 18), a file for each set of settings: one line for each record of the topics,
 with ``topic``, ``key``, ``value`` and ``headers``. ``golden/made.md`` has the settings, tables and statements.
-``golden/avro/*.jsonl`` have the same events in Avro.
+``golden/avro/*.jsonl`` have the same events in Avro. ``golden/connectors/*.jsonl`` have events of MySQL, SQL Server,
+Oracle and MongoDB, which Debezium's classes made of values, without a database (``connectors/Connectors.java``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 from base64 import b64decode
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from confluent_kafka.schema_registry import Schema
 
@@ -47,6 +48,34 @@ def golden_avro(settings: str, topic: str, *, source: str, client: Any) -> list[
         raw(framed(change["value"], "value"), topic=topic, offset=offset, key=framed(change["key"], "key"))
         for offset, change in enumerate(changes)
     ]
+
+
+Form = Literal["schema", "schemaless", "avro"]
+
+
+def golden_of_connector(name: str, topic: str, form: Form, client: Any = None) -> list[RawRecord]:
+    """The golden events of ``golden/connectors/NAME.jsonl`` as records of the topic, as a converter writes them."""
+    head, *lines = connector_lines(name)
+
+    def data(side: dict[str, Any] | None, field: str) -> bytes | None:
+        if side is None:
+            return None
+        if form == "schemaless":
+            return _bytes(side["json"])
+        if form == "schema":
+            return f'{{"schema":{json.dumps(head["json"][side["schema"]])},"payload":{side["json"]}}}'.encode()
+        written = Schema(json.dumps(head["avro"][side["schema"]]), "AVRO")
+        return frame(client.register_schema(f"{topic}-{field}", written)) + b64decode(side["avro"])
+
+    return [
+        raw(data(line["value"], "value"), topic=topic, offset=offset, key=data(line["key"], "key"))
+        for offset, line in enumerate(lines)
+    ]
+
+
+def connector_lines(name: str) -> list[dict[str, Any]]:
+    """The lines of ``golden/connectors/NAME.jsonl``: the schemas, then the records."""
+    return [*map(json.loads, GOLDEN.joinpath(f"connectors/{name}.jsonl").read_text(encoding="utf-8").splitlines())]
 
 
 def golden_json_schema(settings: str, topic: str, *, source: str, client: Any) -> list[RawRecord]:

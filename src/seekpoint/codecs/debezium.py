@@ -138,8 +138,8 @@ class Debezium:
         op = payload["op"]
         if op not in {"c", "r", "u", "d", "t"}:
             raise Poison(f"op is {op!r}, which is not a change of a row", record)
-        before, after = payload.get("before"), payload.get("after")
-        if isinstance(before, str) or isinstance(after, str):
+        before, after, source = payload.get("before"), payload.get("after"), payload["source"] or {}
+        if source.get("connector") == "mongodb" or isinstance(before, str) or isinstance(after, str):
             raise Poison(
                 "the event is of MongoDB, whose 'after' is a text of JSON: set ExtractNewDocumentState in the "
                 "connector, and give value=Debezium(flattened=True)",
@@ -151,7 +151,7 @@ class Debezium:
             op=op,
             before=None if before is None else convert(before),
             after=None if after is None else convert(after),
-            source=payload["source"] or {},
+            source=source,
         )
 
     def _flat(self, payload: Any, convert: Convert, record: RawRecord) -> Change:

@@ -6,6 +6,7 @@ event's schema names the type, the codec has converted the value; a plain number
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from decimal import Decimal
@@ -20,6 +21,7 @@ Convert = Callable[[Any], Any]
 EventRules = Callable[[type, ColumnType, Conversions], Convert | None]
 
 BIT, VARBIT, INTERVAL = 1560, 1562, 1186
+INTEGERS = {20, 21, 23}
 _TIMES = {DATE, TIME, TIMETZ, TIMESTAMP, TIMESTAMPTZ, INTERVAL}
 _DECLARE = "declare its type with Debezium(types=...)"
 _LOST = (
@@ -40,7 +42,13 @@ _RULES: Sequence[tuple[type | tuple[type, ...], Callable[[ColumnType, Conversion
         lambda column, allowed: column.item == NUMERIC and not allowed.round,
         _LOST,
     ),
+    (
+        float,
+        lambda column, _: column.item in INTEGERS,
+        "a float for a whole number: set decimal.handling.mode=precise or string in the connector",
+    ),
 )
+_finer = re.compile(r"[.,]\d{6}\d*[1-9]").search  # than a microsecond: the server would round it
 
 
 def of_event(kind: type, column: ColumnType, allowed: Conversions) -> Convert | None:
@@ -50,6 +58,8 @@ def of_event(kind: type, column: ColumnType, allowed: Conversions) -> Convert | 
     for kinds, applies, why in _RULES:
         if issubclass(kind, kinds) and applies(column, allowed):
             return _refuses(why)
+    if issubclass(kind, str) and column.item in _TIMES:
+        return _in_microseconds
     if issubclass(kind, datetime) and column.item == TIMESTAMPTZ:
         return _aware
     if issubclass(kind, msgspec.Raw | dict) and column.item not in JSON:
@@ -71,6 +81,12 @@ def _bit(value: bool) -> str:
 def _aware(value: datetime) -> datetime:
     if value.tzinfo is None:
         raise ValueError(f"{value} has no time zone, and the column needs one: make the column timestamp")
+    return value
+
+
+def _in_microseconds(value: str) -> str:
+    if _finer(value):
+        raise ValueError(f"the seconds of {value[:80]!r} are not whole microseconds")
     return value
 
 

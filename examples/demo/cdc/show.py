@@ -45,7 +45,8 @@ def perform(statements: int = STATEMENTS, *, seed: int = SEED, console: Console)
     with pair, closing(Folder("demo")) as folder:
         console.print(pair.describe(), highlight=False)
         engine = create_engine(pair.postgres.url)
-        _prepare(engine, pair.kafka.bootstrap)
+        prepare_tables(engine)
+        create_topic(pair.kafka.bootstrap, TOPIC, PARTITIONS)
         kafka = {"bootstrap.servers": pair.kafka.bootstrap, **TIMES}
         order = {"database": pair.postgres.url, "kafka": kafka, "limits": LIMITS}
         began = monotonic()
@@ -75,12 +76,12 @@ def perform(statements: int = STATEMENTS, *, seed: int = SEED, console: Console)
             engine.dispose()
 
 
-def _prepare(engine: Engine, bootstrap: str) -> None:
+def prepare_tables(engine: Engine) -> None:
+    """Create the ledger, the source's table and its copy."""
     schema.upgrade(engine)
     with engine.begin() as connection:
         for statement in SCHEMAS.split(";")[:-1]:
             connection.execute(text(statement))
-    create_topic(bootstrap, TOPIC, PARTITIONS)
 
 
 def _fault(pool: WorkerPool, connect: Connect, engine: Engine, tell: Callable[[str], None]) -> int:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 from uuid import UUID
 
 import typer
@@ -26,10 +27,11 @@ from seekpoint.errors import ConfigError, required
 from seekpoint.jobs.frames.reload import MAX_WAIT, FrameReload, bound_pipeline
 from seekpoint.jobs.reload import Report
 from seekpoint.jobs.reload.cutover_limits import Bounds
+from seekpoint.kafka.ranges import MOST_OFFSETS
 from seekpoint.worker.signal_handlers import handled
 
 if TYPE_CHECKING:
-    from seekpoint.spark import Env
+    from seekpoint.spark import Env, FramesVerified
 
 app = typer.Typer(
     help="Pipelines of Spark DataFrames: run one as a stream or over the available records, verify, reload.",
@@ -39,7 +41,7 @@ app = typer.Typer(
 
 @dataclass(frozen=True, kw_only=True)
 class SessionOptions:
-    """The Spark session of the command."""
+    """The Spark session of the command, and the size of its tasks."""
 
     master: Annotated[
         str, typer.Option(metavar="MASTER", help="Where tasks run: local[4], spark://host:7077, yarn, k8s://….")
@@ -47,6 +49,10 @@ class SessionOptions:
     spark_conf: Annotated[
         list[str] | None, typer.Option("--spark-conf", metavar="KEY=VALUE", help="Spark setting (repeatable).")
     ] = None
+    range_records: Annotated[
+        int,
+        typer.Option(help="At most this many offsets per task; fewer if Spark would have idle slots.", min=1),
+    ] = MOST_OFFSETS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +117,7 @@ def run(
             available_now=batching.available_now,
             max_records=batching.max_records,
             max_bytes=batching.max_bytes,
+            range_records=session.range_records,
             stop=stop,
         )
     rows = "".join(f", {count:,} rows for {name}" for name, count in done.rows.items())
@@ -128,14 +135,19 @@ def run(
 def verify(
     target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A SparkPipeline.")],
     *,
+    differences: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Write all rows that differ as Parquet files, to DIR/RUN/TABLE."),
+    ] = None,
     session: SessionOptions,
     servers: ServerOptions,
     as_json: AsJson = False,
 ) -> None:
     """Rebuild a SparkPipeline's tables, compare them with the live ones at the same offsets, and drop the rebuild.
 
-    Shows how many rows are equal, missing, extra and different, with up to five rows of each kind of difference.
-    Nothing live is changed, and a stream of the group continues. Exits with 1 if one row differs.
+    Shows how many rows are equal, missing, extra and different, with up to five rows of each kind of difference; DIR
+    may be any path that Spark writes to. Nothing live is changed, and a stream of the group continues. Exits with 1 if
+    one row differs.
     """
     _, kafka, database = _prepared(target, session, servers)
     from seekpoint.spark import verify as verify_frames  # noqa: PLC0415 -- pyspark, an extra
@@ -143,10 +155,26 @@ def verify(
     with terminable(), Shown(terminal_only=as_json) as progress:
         progress.say(f"starting Spark on {session.master}")
         with spark_session.spark_session(session.master, session.spark_conf) as spark:
-            report = verify_frames(
-                spark, target, kafka=kafka, database=database, schema=servers.schema, progress=progress
+            verified = verify_frames(
+                spark,
+                target,
+                kafka=kafka,
+                database=database,
+                schema=servers.schema,
+                range_records=session.range_records,
+                progress=progress,
             )
-    print_report(report, as_json=as_json)
+            paths = None if differences is None else _written(verified, differences, progress)
+    print_report(verified.report, paths, as_json=as_json)
+
+
+def _written(verified: FramesVerified, root: str, progress: Shown) -> dict[str, str]:
+    """Write the rows that differ below this path; returns the path of each table that has some."""
+    paths = {table: f"{root.rstrip('/')}/{verified.run.id}/{quote(table)}" for table in verified.differences}
+    for table, path in paths.items():
+        progress.say(f"writing the rows of {table} that differ to {path}")
+        verified.differences[table].write.parquet(path)
+    return paths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +216,14 @@ def reload(
         progress.say(f"starting Spark on {session.master}")
         with (
             spark_session.spark_session(session.master, session.spark_conf) as spark,
-            bound_pipeline(spark, target, kafka, database=database, schema=servers.schema) as bound,
+            bound_pipeline(
+                spark,
+                target,
+                kafka,
+                database=database,
+                schema=servers.schema,
+                range_records=session.range_records,
+            ) as bound,
         ):
             reloading = FrameReload(
                 bound,

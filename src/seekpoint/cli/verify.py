@@ -44,12 +44,14 @@ def verify(
     print_report(report, as_json=as_json)
 
 
-def print_report(report: Report, *, as_json: bool) -> None:
-    """Print the differences. Exits with 1 if there is one."""
+def print_report(report: Report, paths: Mapping[str, str] | None = None, *, as_json: bool) -> None:
+    """Print the differences, and the paths of files with all of them, by table. Exits with 1 if there is one."""
     if as_json:
-        answer(report.as_dict(), as_json=True)
+        answer(report.as_dict() | ({} if paths is None else {"differences": dict(paths)}), as_json=True)
     else:
         _print(report)
+        for table, path in (paths or {}).items():
+            typer.echo(f"{plain(table)}: all rows that differ are in {plain(path)}")
     if not report.is_empty:
         raise typer.Exit(FAILED)
 

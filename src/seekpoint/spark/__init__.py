@@ -8,7 +8,8 @@
 - :class:`SparkStager`: the ranges of a reload or a batch, staged by Spark's tasks instead of one process.
 - :class:`SparkWriter`: the files of an export, written by Spark's tasks.
 - :class:`SparkPipeline`, :class:`Frame`, :func:`run`: a pipeline of DataFrames between topics and tables, exactly once.
-- :func:`verify`: compares the tables of such a pipeline with the rows that its frames make from the log.
+- :func:`verify`: compares the tables of such a pipeline with the rows that its frames make from the log; the
+  rows that differ are DataFrames.
 - :func:`reload`: rebuilds these tables from the log and publishes them at the stored offsets; :func:`plan_reload`
   shows what it would do.
 - :func:`foreach_batch`: runs such a pipeline in an existing query, as the function of its ``foreachBatch``.
@@ -23,7 +24,7 @@ from seekpoint.jobs.frames.foreach_batch import ForeachBatch, foreach_batch
 from seekpoint.jobs.frames.reload import FramesReloaded, plan_reload, reload
 from seekpoint.jobs.frames.reload_plan import PlannedTable, ReloadPlan
 from seekpoint.jobs.frames.stream import FramesDone, run
-from seekpoint.jobs.frames.verify import verify
+from seekpoint.jobs.frames.verify import FramesVerified, verify
 from seekpoint.jobs.spark.read import read, stored_ranges
 from seekpoint.jobs.spark.settings import REDACTED, Env
 from seekpoint.jobs.spark.source_frames import bounds, dead_letters, ledger, runs
@@ -38,6 +39,7 @@ __all__ = [
     "Frame",
     "FramesDone",
     "FramesReloaded",
+    "FramesVerified",
     "PlannedTable",
     "ReloadPlan",
     "SparkPipeline",

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
@@ -93,11 +94,18 @@ def test_what_is_there_now_is_applied_and_the_command_ends(
     assert orders_group.rows("entries") == entries(10)
     orders_group.execute("CREATE UNIQUE INDEX ON {schema}.entries (id)")
     orders_group.execute("UPDATE {schema}.entries SET amount = 0 WHERE id = 3")
-    process = started(modules, command(orders_group, name, "--json", word="verify"), log)
+    root = tmp_path / "differences"
+    words = command(orders_group, name, "--json", "--differences", str(root), "--range-records", "5", word="verify")
+    process = started(modules, words, log)
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 1, log.read_text()
-    [table] = [table for table in json.loads(output)["tables"] if table["table"].endswith(".entries")]
+    report = json.loads(output)
+    [table] = [table for table in report["tables"] if table["table"].endswith(".entries")]
     assert [table[what] for what in ("equal", "missing", "extra", "different")] == [19, 0, 0, 1]
+    [path] = report["differences"].values()
+    assert Path(path).parent.parent == root
+    [row] = pyarrow.parquet.read_table(path).to_pylist()
+    assert (row["kind"], dict(row["live"])["amount"], dict(row["key"])) == ("different", "0", {"id": "3"})
 
 
 def test_what_cannot_be_run_is_refused_before_java_starts(

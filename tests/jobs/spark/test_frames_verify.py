@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from jobs.spark.test_frames_sums import TABLES as SUMS_TABLES
 from seekpoint.errors import FrameFailed, ReloadRefused
 from seekpoint.jobs.frames.frame_stager import FrameStager
 from seekpoint.jobs.reload import Difference, Report
-from seekpoint.spark import verify
+from seekpoint.spark import FramesVerified, verify
 from support.reload_orders import OrdersGroup
 from support.waiting import until
 
@@ -30,6 +31,10 @@ BOTH = SUMS.replace("from seekpoint import Accumulate", "from seekpoint import A
 
 
 def verified(orders_group: OrdersGroup, spark: SparkSession, pipeline: Any, **options: Any) -> Report:
+    return verified_rows(orders_group, spark, pipeline, **options).report
+
+
+def verified_rows(orders_group: OrdersGroup, spark: SparkSession, pipeline: Any, **options: Any) -> FramesVerified:
     return verify(
         spark,
         pipeline,
@@ -82,8 +87,21 @@ def test_tables_of_frames_are_compared_with_the_log_at_the_stored_offsets(
     orders_group.execute(
         "UPDATE {schema}.sales SET cents = cents + 1, note = 'mine' WHERE region = 'nowhere' AND day = 0"
     )
-    report = verified(orders_group, spark, two_sinks_pipeline)
+    result = verified_rows(orders_group, spark, two_sinks_pipeline)
+    report = result.report
     assert counts(report) == {"orders": (95, 2, 1, 3), "sales": (8, 0, 0, 1)}
+    assert (result.run.state, orders_group.schemas()) == ("verified", [])  # the DataFrames need no staged table
+    kinds = {
+        name.split(".")[1]: Counter(row.kind for row in frame.collect()) for name, frame in result.differences.items()
+    }
+    assert kinds == {"orders": {"missing": 2, "extra": 1, "different": 3}, "sales": {"different": 1}}
+    rows = result.differences[f"{orders_group.schema}.orders"]
+    [extra] = rows.where("kind = 'extra'").collect()
+    assert (extra.key, extra.live["amount"], extra.rebuilt) == ({"id": "7777"}, "1", None)
+    ids = [row.key["id"] for row in rows.where("kind = 'missing' AND live IS NULL").collect()]
+    assert sorted(ids) == ["10", "11"]
+    changed = rows.where("kind = 'different'").collect()
+    assert all(int(row.live["amount"]) == int(row.rebuilt["amount"]) + 1 for row in changed)
     (sums,) = [table for table in report.tables if table.table.endswith("sales")]
     (sample,) = sums.samples
     assert sample.live is not None

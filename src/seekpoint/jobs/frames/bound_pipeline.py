@@ -15,7 +15,9 @@ from seekpoint.jobs.frames.table_checks import checked_tables
 from seekpoint.jobs.spark.session import require_this_python
 from seekpoint.jobs.spark.settings import Env, portable, require_no_secret, resolved
 from seekpoint.jobs.spark.task import task_plan
+from seekpoint.jobs.staging.consolidate import require_width
 from seekpoint.jobs.tables.targets import PipelineSource
+from seekpoint.kafka.ranges import MOST_OFFSETS
 from seekpoint.ledger.schema_revision import check
 from seekpoint.pipeline.frames import SparkPipeline
 from seekpoint.postgres.engine import postgres_engine
@@ -26,7 +28,8 @@ class BoundPipeline:
     """A pipeline of DataFrames on one session. The constructor does no I/O; call :meth:`bind` before any other use.
 
     ``kafka`` is the workers' configuration, with :class:`Env` for passwords; ``database`` names the environment
-    variable with the ledger's URL. ``plan`` describes servers and pipeline to tasks; ``source`` declares the tables.
+    variable with the ledger's URL. A task reads at most ``range_records`` offsets. ``plan`` describes servers and
+    pipeline to tasks; ``source`` declares the tables.
     """
 
     frames: Sequence[BoundFrame]
@@ -41,7 +44,10 @@ class BoundPipeline:
         *,
         database: Env | str,
         schema: str,
+        range_records: int = MOST_OFFSETS,
     ) -> None:
+        require_width(range_records)
+        self.range_records = range_records
         self.declared = load_spark_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
         self.spark, self._schema = spark, schema
         carried = portable(kafka)

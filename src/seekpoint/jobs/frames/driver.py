@@ -30,7 +30,7 @@ from seekpoint.jobs.frames.under_claims import (
 from seekpoint.jobs.spark.settings import Env
 from seekpoint.jobs.spark.task import is_trouble
 from seekpoint.kafka.first_records import first_bytes, sampled_sizes
-from seekpoint.kafka.ranges import Range
+from seekpoint.kafka.ranges import MOST_OFFSETS, Range
 from seekpoint.ledger import Claim, GroupLedger, Position
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.frames import SparkPipeline
@@ -46,7 +46,7 @@ class FrameDriver:
 
     ``kafka`` is the workers' configuration, with :class:`Env` for passwords; ``database`` names the environment
     variable with the ledger's URL. ``max_records`` is the maximum number of offsets of a micro-batch, ``max_bytes``
-    its approximate maximum size.
+    its approximate maximum size, ``range_records`` the maximum of a task.
     """
 
     def __init__(
@@ -60,8 +60,11 @@ class FrameDriver:
         limits: Limits | None = None,
         max_records: int | None = None,
         max_bytes: int | None = None,
+        range_records: int = MOST_OFFSETS,
     ) -> None:
-        self._bound = BoundPipeline(spark, pipeline, kafka, database=database, schema=schema)
+        self._bound = BoundPipeline(
+            spark, pipeline, kafka, database=database, schema=schema, range_records=range_records
+        )
         self.engine, self._schema, self._max_records = self._bound.engine, schema, max_records
         self._limits, self._max_bytes = limits or Limits(), max_bytes
         self.stopping = threading.Event()

@@ -15,6 +15,7 @@ from seekpoint.jobs.spark.explained import analyzed_text
 from seekpoint.jobs.spark.micro_batch import MicroBatch, planned
 from seekpoint.jobs.spark.settings import Env
 from seekpoint.kafka.first_records import require_max_records
+from seekpoint.kafka.ranges import MOST_OFFSETS
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.frames import SparkPipeline
 from seekpoint.pipeline.policy import Limits
@@ -39,6 +40,7 @@ def foreach_batch(
     database: Env | str = Env("SEEKPOINT_DATABASE_URL"),  # noqa: B008 -- frozen
     schema: str = DEFAULT_SCHEMA,
     max_records: int | None = None,
+    range_records: int = MOST_OFFSETS,
     limits: Limits | None = None,
 ) -> ForeachBatch:
     """A function for ``writeStream.foreachBatch`` that applies a SparkPipeline to a stream's records, exactly once.
@@ -48,9 +50,9 @@ def foreach_batch(
     offsets of the others in one transaction. So a checkpoint may be lost or old, and of two queries the newer one
     fences the other.
 
-    ``pipeline``, ``database``, ``schema`` and ``limits`` are as for :func:`run`. With ``max_records`` a micro-batch
-    becomes several transactions of at most that many offsets. ``spark`` is the session that starts the query, by
-    default the active one. Brokers are the stream's.
+    ``pipeline``, ``database``, ``schema``, ``range_records`` and ``limits`` are as for :func:`run`. With
+    ``max_records`` a micro-batch becomes several transactions of at most that many offsets. ``spark`` is the session
+    that starts the query, by default the active one. Brokers are the stream's.
 
     The query fails, and the positions stay, with ConfigError if the DataFrame is of another source; with RangeLost if a
     micro-batch begins after the ledger's position, so that records would be lost; and with the errors of :func:`run`,
@@ -62,8 +64,8 @@ def foreach_batch(
     session = spark or SparkSession.getActiveSession()
     if session is None:
         raise ConfigError("no Spark session is active: give foreach_batch(spark=) the session that starts the query")
-    options = {"database": database, "schema": schema, "max_records": max_records, "limits": limits}
-    return ForeachBatch(pipeline, session, options)
+    options = {"database": database, "schema": schema, "limits": limits, "max_records": max_records}
+    return ForeachBatch(pipeline, session, options | {"range_records": range_records})
 
 
 class ForeachBatch:

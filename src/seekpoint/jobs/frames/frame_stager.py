@@ -27,7 +27,7 @@ from seekpoint.jobs.staging.stage import Staged, Task, all_staged
 from seekpoint.jobs.staging.task_errors import task_errors
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import PipelineSource, targets
-from seekpoint.kafka.ranges import MOST_OFFSETS, Range, split_ranges
+from seekpoint.kafka.ranges import Range, split_ranges
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import Partition, one_line
 from seekpoint.runs.run import Run, transaction
@@ -50,6 +50,7 @@ class FrameStager:
     def __init__(self, bound: BoundPipeline, *, on_check: Callable[[], None]) -> None:
         self._spark, self._engine, self._source, self._frames = bound.spark, bound.engine, bound.source, bound.frames
         self._inputs, self._plan, self._on_check = bound.inputs, bound.plan, on_check
+        self._range_records = bound.range_records
         self._staged: dict[int, StagedFrame] = {}
 
     def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
@@ -136,7 +137,7 @@ class FrameStager:
         return RecordsSource.frame(self._spark, {**plan, "tasks": tasks})
 
     def _packs(self, ranges: Sequence[Range]) -> list[list[Range]]:
-        return split_ranges(ranges, range_records=MOST_OFFSETS, slots=slots_of(self._spark))
+        return split_ranges(ranges, range_records=self._range_records, slots=slots_of(self._spark))
 
     def _run(self, plan: Mapping[str, Any], answers: DataFrame, name: str) -> list[Any]:
         """The answers of a job's tasks. Raises the error that a task has reported, rather than Spark's exception."""

@@ -25,7 +25,7 @@ from seekpoint.jobs.staging.stage import FRAMES_STAGING, Staged, Task, leave_out
 from seekpoint.jobs.tables.constraints import breaks, references
 from seekpoint.jobs.tables.create_like import make_like
 from seekpoint.jobs.tables.sql_templates import names, run
-from seekpoint.jobs.tables.staging_schema import Staging, is_there, remember_columns
+from seekpoint.jobs.tables.staging_schema import Staging, StagingTables, is_there, remember_columns
 from seekpoint.jobs.tables.targets import PipelineSource, Target, targets
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger.sql import RELOAD_RUN
@@ -131,17 +131,20 @@ class FramePasses:
         while self.catch_up(lambda: budget.left):
             pass
 
-    def compare(self, state: str) -> Report:
-        """Compare with the live tables at the group's positions. Locks the positions for a pass if they keep moving."""
+    def compare(self, state: str, then: Callable[[StagingTables], object] | None = None) -> Report:
+        """Compare with the live tables at the group's positions. Locks the positions for a pass if they keep moving.
+
+        ``then`` is called with the tables of each comparison, in its snapshot.
+        """
         for _ in range(MAX_COMPARISONS):
             try:
-                return prepare(self._driver, self, (state,))
+                return prepare(self._driver, self, (state,), then=then)
             except PositionsMoved:
                 self.catch_up()
         with self.held():
             while self.catch_up():
                 pass
-            return prepare(self._driver, self, (state,))
+            return prepare(self._driver, self, (state,), then=then)
 
     def offsets(self, tx: Step) -> Sequence[Row[Any]]:
         """The rows of the group's positions."""

@@ -22,6 +22,7 @@ from seekpoint.jobs.staging.consolidate import check_topics
 from seekpoint.jobs.staging.stage import begin_staging
 from seekpoint.jobs.tables.sql_templates import run as run_statement
 from seekpoint.jobs.tables.staging_schema import Staging
+from seekpoint.kafka.ranges import MOST_OFFSETS
 from seekpoint.ledger.admin_actions import operator
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.frames import SparkPipeline
@@ -145,6 +146,7 @@ def reload(
     database: Env | str = Env("SEEKPOINT_DATABASE_URL"),  # noqa: B008 -- frozen
     schema: str = DEFAULT_SCHEMA,
     limits: Limits | None = None,
+    range_records: int = MOST_OFFSETS,
     max_wait: float = MAX_WAIT,
     max_deletes: float = MAX_DELETES,
     allow_cascades: bool = False,
@@ -180,7 +182,7 @@ def reload(
 
     bounds = Bounds(max_wait=max_wait, max_deletes=max_deletes, allow_cascades=allow_cascades,
                     allow_inheritance=allow_inheritance)  # fmt: skip
-    with bound_pipeline(spark, pipeline, kafka, database=database, schema=schema) as bound:
+    with bound_pipeline(spark, pipeline, kafka, database=database, schema=schema, range_records=range_records) as bound:
         runs = Runs(bound.engine, schema, limits or Limits())
         reloading = FrameReload(
             bound, runs, bounds=bounds, compared=store_report, progress=progress or (lambda *_: None)
@@ -224,6 +226,7 @@ def bound_pipeline(
     *,
     database: Env | str,
     schema: str,
+    range_records: int = MOST_OFFSETS,
 ) -> Iterator[BoundPipeline]:
     """Bind the pipeline to a session and its servers for the block.
 
@@ -231,7 +234,7 @@ def bound_pipeline(
     """
     with required("Spark needs pyspark", "spark"):
         from seekpoint.jobs.frames.bound_pipeline import BoundPipeline  # noqa: PLC0415 -- pyspark
-    bound = BoundPipeline(spark, pipeline, kafka, database=database, schema=schema)
+    bound = BoundPipeline(spark, pipeline, kafka, database=database, schema=schema, range_records=range_records)
     try:
         bound.bind()
         yield bound

@@ -13,6 +13,7 @@ from seekpoint.backoff import Backoff
 from seekpoint.errors import ConfigError, Fenced, GroupPaused, required
 from seekpoint.jobs.spark.settings import Env
 from seekpoint.kafka.first_records import require_max_bytes, require_max_records
+from seekpoint.kafka.ranges import MOST_OFFSETS
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.frames import SparkPipeline
 from seekpoint.pipeline.policy import Limits
@@ -69,6 +70,7 @@ def run(
     schema: str = DEFAULT_SCHEMA,
     max_records: int | None = None,
     max_bytes: int | None = None,
+    range_records: int = MOST_OFFSETS,
     limits: Limits | None = None,
 ) -> FramesDone:
     """Apply the new records of a SparkPipeline's topics, exactly once: each micro-batch is one transaction.
@@ -76,9 +78,10 @@ def run(
     A stream begins a micro-batch ``trigger`` seconds after the previous one began, or at once if more records are
     waiting; it ends after the running micro-batch when ``stop`` is set. ``available_now=True`` applies the records that
     can be read at the beginning, and returns. A micro-batch passes at most ``max_records`` offsets, and about
-    ``max_bytes``, estimated from a sample of each topic's next records. There is no checkpoint: each micro-batch begins
-    at the ledger's positions. ``pipeline`` is an object or ``module:name``; ``kafka`` is the workers' configuration,
-    with :class:`Env` for passwords; ``database`` names the environment variable with the ledger's URL.
+    ``max_bytes``, estimated from a sample of each topic's next records; each of its tasks reads at most
+    ``range_records`` offsets, fewer if Spark would have idle slots. There is no checkpoint: each micro-batch begins at
+    the ledger's positions. ``pipeline`` is an object or ``module:name``; ``kafka`` is the workers' configuration, with
+    :class:`Env` for passwords; ``database`` names the environment variable with the ledger's URL.
 
     Drivers may crash, and several may run at once: the newest owns the partitions, the others raise Fenced. A stream
     waits while database or brokers do not answer, and while its group is paused; after a reset it continues at the new
@@ -106,6 +109,7 @@ def run(
         limits=limits,
         max_records=max_records,
         max_bytes=max_bytes,
+        range_records=range_records,
     )
     driver.stopping = stop or driver.stopping
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from seekpoint.errors import ConfigError, FrameFailed
@@ -14,17 +14,33 @@ from seekpoint.jobs.reload.open import open_run
 from seekpoint.jobs.reload.reload import ENDS_RUN, refusal
 from seekpoint.jobs.spark.settings import Env
 from seekpoint.jobs.staging.stage import begin_staging
+from seekpoint.kafka.ranges import MOST_OFFSETS
 from seekpoint.ledger.admin_actions import operator
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.frames import SparkPipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.runs.manage_runs import Runs, ending
-from seekpoint.runs.run import Progress
+from seekpoint.runs.run import Progress, Run
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from seekpoint.jobs.frames.bound_pipeline import BoundPipeline
+
+
+@dataclass(frozen=True, slots=True)
+class FramesVerified:
+    """The result of a verification. ``run`` is its row in the ledger; ``report`` has counts, and samples of rows.
+
+    ``differences`` has a DataFrame for each table that differs, by the table's name in the report. It has a row per
+    row that differs: ``kind`` ("missing", "extra" or "different"), ``key``, ``live`` and ``rebuilt``. These are maps of
+    columns to values as Postgres' text; ``live`` is null for a missing row, ``rebuilt`` for an extra one. Spark's
+    executors keep the rows as long as the session: write them where they are needed for longer.
+    """
+
+    run: Run
+    report: Report
+    differences: Mapping[str, DataFrame]
 
 
 def verify(
@@ -35,10 +51,11 @@ def verify(
     database: Env | str = Env("SEEKPOINT_DATABASE_URL"),  # noqa: B008 -- frozen
     schema: str = DEFAULT_SCHEMA,
     limits: Limits | None = None,
+    range_records: int = MOST_OFFSETS,
     actor: str | None = None,
     reason: str = "verify",
     progress: Progress | None = None,
-) -> Report:
+) -> FramesVerified:
     """Run a SparkPipeline's frames over the log up to the group's positions, and compare with the live tables.
 
     Rows are staged in separate tables that are dropped at the end; live tables do not change, and a stream of the group
@@ -52,12 +69,13 @@ def verify(
     the log no longer has the records; TopicRecreated if a topic was created again; and the errors of brokers, database
     and Spark.
     """
-    with bound_pipeline(spark, pipeline, kafka, database=database, schema=schema) as bound:
+    with bound_pipeline(spark, pipeline, kafka, database=database, schema=schema, range_records=range_records) as bound:
         runs = Runs(bound.engine, schema, limits or Limits())
         return _verify(bound, runs, operator(actor), reason, progress or (lambda *_: None))
 
 
-def _verify(bound: BoundPipeline, runs: Runs, actor: str, reason: str, progress: Progress) -> Report:
+def _verify(bound: BoundPipeline, runs: Runs, actor: str, reason: str, progress: Progress) -> FramesVerified:
+    from seekpoint.jobs.frames.differences import DifferingRows  # noqa: PLC0415 -- pyspark
     from seekpoint.jobs.frames.passes import FramePasses  # noqa: PLC0415 -- pyspark
 
     driver = open_run(
@@ -76,13 +94,14 @@ def _verify(bound: BoundPipeline, runs: Runs, actor: str, reason: str, progress:
             passes = FramePasses(driver, bound, progress)
             passes.make_tables()
             passes.follow()
-            report = passes.compare("staging")
+            rows = DifferingRows(bound)
+            report = passes.compare("staging", rows.store)
+            differences = rows.frames(report)
         with driver.step("compared") as tx:
             driver.transition(tx, "verified")
     joined = {
         target.name: {name for feed in target.feeds for name in bound.frames[feed.number].frame.inputs}
         for target in passes.targets
     }
-    return replace(
-        report, tables=tuple(replace(table, inputs=tuple(sorted(joined[table.table]))) for table in report.tables)
-    )
+    tables = tuple(replace(table, inputs=tuple(sorted(joined[table.table]))) for table in report.tables)
+    return FramesVerified(runs.get(driver.run.id), replace(report, tables=tables), differences)

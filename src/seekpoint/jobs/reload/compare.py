@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -104,19 +104,28 @@ class Passes(Protocol):
         """Apply the records up to these positions, in this transaction; returns how many."""
 
 
-def prepare(driver: Driver, passes: Passes, states: Sequence[str] = ("catching_up", "compared")) -> Report:
+def prepare(
+    driver: Driver,
+    passes: Passes,
+    states: Sequence[str] = ("catching_up", "compared"),
+    *,
+    then: Callable[[StagingTables], object] | None = None,
+) -> Report:
     """Catch up to the stored positions and compare, in one database snapshot; stores the keys that differ.
 
-    Locks no live table, so workers continue. The run must be in one of these ``states``.
+    Locks no live table, so workers continue. The run must be in one of these ``states``. ``then`` is called with the
+    tables of each comparison, in the same snapshot.
     """
     with driver.step(*states, isolation=REPEATABLE_READ) as tx:
         staging = Staging(tx.run.staging_schema)
         offsets = passes.offsets(tx)
         passes.apply(tx, offsets)
         is_exact = tx.run.strategy != "verify"
-        differences = tuple(
-            _compare(StagingTables(tx.connection, staging, target), is_exact=is_exact) for target in passes.targets
-        )
+        compared = [StagingTables(tx.connection, staging, target) for target in passes.targets]
+        differences = tuple(_compare(tables, is_exact=is_exact) for tables in compared)
+        if then is not None:
+            for tables in compared:
+                then(tables)
         dead_letters = _dead_letters(tx, staging)
         counts = Jsonb([difference.counts for difference in differences])
         tx.execute(RELOAD_RUN["diffed"], run=driver.run.id, differences=counts)
@@ -218,15 +227,18 @@ _CUT = (
 )
 
 
-def _samples(tables: StagingTables) -> tuple[Sample, ...]:
-    def values(alias: str) -> Composable:
-        columns = (composed(_CUT, column=(alias, column), its=(column,), most=VALUE) for column in tables.columns)
-        return composed(
-            "CASE WHEN {its} IS NOT NULL THEN (SELECT to_jsonb(v) FROM (SELECT {columns}) AS v) END",
-            its=(alias, "tableoid"),
-            columns=ident.SQL(", ").join(columns),
-        )
+def row_texts(columns: Sequence[str], alias: str, column_text: str) -> Composable:
+    """These columns of a row, each by this expression, as one value of type jsonb; NULL if there is no row."""
+    return composed(
+        "CASE WHEN {its} IS NOT NULL THEN (SELECT to_jsonb(v) FROM (SELECT {columns}) AS v) END",
+        its=(alias, "tableoid"),
+        columns=ident.SQL(", ").join(
+            composed(column_text, column=(alias, column), its=(column,), most=VALUE) for column in columns
+        ),
+    )
 
+
+def _samples(tables: StagingTables) -> tuple[Sample, ...]:
     samples = tables.rows(
         "SELECT diff.{kind}, (SELECT to_jsonb(k) FROM (SELECT {diff_key}) AS k), {live_values}, {built_values} "
         "FROM (SELECT *, row_number() OVER (PARTITION BY {kind} ORDER BY {key}) AS {n} FROM "
@@ -235,8 +247,8 @@ def _samples(tables: StagingTables) -> tuple[Sample, ...]:
         "WHERE diff.{n} <= {most} ORDER BY diff.{kind}, {diff_key}",
         n=("seekpoint n",),
         diff_key=names(tables.target.key, "diff"),
-        live_values=values("live"),
-        built_values=values("built"),
+        live_values=row_texts(tables.columns, "live", _CUT),
+        built_values=row_texts(tables.columns, "built", _CUT),
         different_key=DIFFERENT_KEY,
         most=SAMPLES,
     )

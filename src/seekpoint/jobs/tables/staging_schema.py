@@ -76,12 +76,14 @@ class StagingTables(Statements):
     """Statements on a target's live table, its rebuilt table, and the tables that their comparison creates.
 
     ``diff`` has the keys of rows that differ or may differ by now; ``touched`` the keys that catch-up passes have
-    written since; ``seen`` the transactions whose rows the comparison saw, from its oldest open transaction on.
+    written since; ``seen`` the transactions whose rows the comparison saw, from its oldest open transaction on;
+    ``shown`` the rows that differ, as text.
     """
 
     def __init__(self, connection: Connection, staging: Staging, target: Target) -> None:
         self.target, self.built = target, staging.table(target)
         tables = ("diff", "touched", "seen", "late", "before", "rate")
+        self.shown = (staging.schema, f"shown_{target.staged}")
         super().__init__(
             connection,
             live=target.path,
@@ -89,6 +91,7 @@ class StagingTables(Statements):
             unlogged=unlogged(staging.schema),
             key=names(target.key),
             kind=(KIND,),
+            shown=self.shown,
             same=same_key(target, "live", "diff"),
             as_live=same_key(target, "live", "built"),
             as_built=same_key(target, "built", "diff"),

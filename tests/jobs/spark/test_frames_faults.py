@@ -224,7 +224,6 @@ def test_a_driver_notices_between_micro_batches_that_another_has_claimed(
         driver.step()
     assert not driver.is_owned_elsewhere(), "the other one has given them back"
     driver.end()
-    driver.engine.dispose()
     assert both_tables(orders_group) == (entries(), doubled())
 
 
@@ -241,7 +240,6 @@ def test_a_driver_that_ends_while_its_group_is_paused_gives_its_partitions_back(
         with pytest.raises(refusal):
             driver.step()
     driver.end()
-    driver.engine.dispose()
     assert [row.owner for row in orders_group.ledger().read()] == [None, None]
 
 

@@ -224,7 +224,6 @@ def test_columns_may_be_added_to_an_input(orders_group: OrdersGroup, spark: Spar
             driver.step()
     finally:
         driver.end()
-        driver.engine.dispose()
     assert offsets(orders_group) == {f"{orders_group.topic}/{number}": 10 for number in (0, 1)}
 
 

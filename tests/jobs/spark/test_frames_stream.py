@@ -253,7 +253,6 @@ def test_an_owner_of_a_topic_that_is_read_no_more_is_no_other_owner(
         assert [*driver.offsets()] == [f"{orders_group.topic}/0", f"{orders_group.topic}/1"]
     finally:
         driver.end()
-        driver.engine.dispose()
 
 
 def test_what_is_there_now_is_applied_to_its_end_while_more_comes(
@@ -271,7 +270,6 @@ def test_what_is_there_now_is_applied_to_its_end_while_more_comes(
             orders_group.produce(orders_group.topic, [of(2)], partition=0)
     finally:
         driver.end()
-        driver.engine.dispose()
     assert offsets(orders_group) == {f"{orders_group.topic}/0": 1, f"{orders_group.topic}/1": 3}
 
 

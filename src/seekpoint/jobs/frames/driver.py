@@ -111,10 +111,13 @@ class FrameDriver:
             self.show(state, trouble)
 
     def end(self) -> None:
-        """Release the partitions, and show that the driver has ended."""
-        self._release()
-        if self._status is not None:
-            self._status.end()
+        """Release the partitions, show that the driver has ended, and close its connections."""
+        try:
+            self._release()
+            if self._status is not None:
+                self._status.end()
+        finally:
+            self.engine.dispose()
 
     def offsets(self) -> dict[str, int]:
         """The present positions in the pipeline's topics."""
@@ -183,7 +186,8 @@ class FrameDriver:
 
     def _release(self) -> None:
         claims, self._claims, self._is_current = self._claims, {}, False
-        release(self.ledger, claims.values())
+        if claims:
+            release(self.ledger, claims.values())
 
     def is_owned_elsewhere(self) -> bool:
         """Whether another driver or worker has claimed partitions since this one did."""

@@ -109,7 +109,7 @@ class ForeachBatch:
         try:
             driver.start()
         except BaseException:
-            driver.engine.dispose()
+            driver.end()
             raise
         threading.Thread(
             target=self._until_end, args=(query, driver), name=f"{driver.group}-query", daemon=True
@@ -127,7 +127,6 @@ class ForeachBatch:
         with self._lock:
             self._driver = None
             driver.end()
-            driver.engine.dispose()
 
 
 def _is_running(query: StreamingQuery) -> bool:

@@ -114,12 +114,9 @@ def run(
     driver.stopping = stop or driver.stopping
     try:
         driver.start()
-        try:
-            return _available_now(driver) if available_now else _stream(driver, trigger)
-        finally:
-            driver.end()
+        return _available_now(driver) if available_now else _stream(driver, trigger)
     finally:
-        driver.engine.dispose()
+        driver.end()
 
 
 def _available_now(driver: FrameDriver) -> FramesDone:

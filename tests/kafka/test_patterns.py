@@ -89,6 +89,8 @@ def test_topics_are_found_and_written_to_tables_by_their_match(
     wait_for_rows(shop, "orders", [(1, 1), (2, 2), (3, 3)])
     declared = shop.query(f"SELECT topic, tables FROM {shop.schema}.group_topic WHERE consumer_group = '{shop.group}'")
     assert sorted(declared) == [(orders, [f"{shop.schema}.orders"]), (refunds, [f"{shop.schema}.refunds"])]
+    keys = f"SELECT jsonb_object_keys(declared) FROM {shop.schema}.consumer_group WHERE name = '{shop.group}'"
+    until(lambda: {*shop.query(keys)} == {(orders,), (refunds,)}, "the declarations of both topics")
     for run in workers:
         run.stop()
     late = shop.topic("late_refunds")  # while no worker runs

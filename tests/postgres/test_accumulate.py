@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, text
 
 from seekpoint import Json, Pipeline
 from seekpoint.admin import Admin
@@ -26,7 +27,9 @@ from seekpoint.sinks.accumulate import open_accumulate
 from seekpoint.sinks.upsert import strategy as strategies
 from seekpoint.sinks.upsert.strategy import WriteStrategy
 from seekpoint.testing import raw, record
+from support.ledger_worker import backend, wait_until_blocked
 from support.sink_tables import TOPIC, SinkTables, orders, stopped_at, writer_of
+from support.waiting import SECONDS
 
 BODY = "k text NOT NULL PRIMARY KEY, n bigint NOT NULL, amount numeric"
 MANY = 2 * strategies.SMALL
@@ -35,11 +38,6 @@ MANY = 2 * strategies.SMALL
 class Sale(msgspec.Struct):
     k: str
     n: float
-
-
-@pytest.fixture
-def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
-    return SinkTables(seekpoint_engine, seekpoint_schema)
 
 
 @pytest.fixture(params=["one statement", "staged", "aggregated by the server"])
@@ -362,6 +360,24 @@ def test_two_sessions_that_add_to_the_same_keys_in_any_order_never_deadlock(
         writer.join(60)
     assert not failed
     assert sink_tables.rows("n") == [(2 * rounds,)] * len(keys)
+
+
+@pytest.mark.parametrize("is_few", [True, False])
+def test_stored_rows_are_locked_in_the_order_of_their_keys(sink_tables: SinkTables, is_few: bool) -> None:
+    """Where a CHECK looks at rows: an UPDATE alone would lock them in the order in which the table has them."""
+    sink = Accumulate(sink_tables.create("k text PRIMARY KEY, n bigint CHECK (n >= 0)"), key=["k"], add=["n"])
+    sink_tables.sql("INSERT INTO t VALUES ('c', 0), ('b', 0), ('a', 0)")
+    writer_of(sink).strategies.gathers = lambda rows: is_few
+    rows = text(f'SELECT k FROM "{sink_tables.schema}".t ORDER BY k FOR UPDATE SKIP LOCKED')
+    with sink_tables.engine.connect() as holder, ThreadPoolExecutor(1) as pool:
+        holder.execute(text(f"SELECT FROM \"{sink_tables.schema}\".t WHERE k = 'b' FOR UPDATE"))
+        written = pool.submit(write, sink_tables, sink, *[{"k": k, "n": 1} for k in "cab"])
+        wait_until_blocked(sink_tables.engine, backend(holder))
+        with sink_tables.engine.connect() as other:
+            assert other.execute(rows).scalars().all() == ["c"]
+        holder.rollback()
+        written.result(SECONDS)
+    assert sink_tables.rows("k", "n") == [("a", 1), ("b", 1), ("c", 1)]
 
 
 # -- what is refused ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import create_engine
 
 from seekpoint import Json, OnPoison, Partition, Pipeline, Text, Upsert, schema
 from seekpoint.codecs import Debezium
@@ -24,11 +24,6 @@ from support.sink_tables import TOPIC, SinkTables
 
 FIELDS = [field("id", "int32"), field("v"), field("body")]
 LOST = "__debezium_unavailable_value"
-
-
-@pytest.fixture
-def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
-    return SinkTables(seekpoint_engine, seekpoint_schema)
 
 
 @pytest.fixture(params=[10**9, 0], ids=["unnest", "copy or stage"])
@@ -80,11 +75,11 @@ def test_a_changed_key_is_a_delete_and_an_insert(sink_tables: SinkTables, group:
     pipeline = replica(sink_tables, group, "id int, v text PRIMARY KEY, body text", key=["v"])
     log = Log().add("c", None, row(1, "old", "x")).add("c", None, row(2, "two"))
     log.add("u", row(1, "old", "x"), row(1, "new", "y")).add("u", row(2, "two"), row(2, "two", "z"))
-    log.add("u", None, row(2, "three"))
+    log.add("u", None, row(2, "three")).add("c", None, row(3, "six", "w")).add("u", row(3, LOST), row(3, "four"))
     done = sink_tables.process(pipeline, *log.records)
-    assert sink_tables.rows("v", "id", "body") == [("new", 1, "y"), ("two", 2, "z")]
-    assert [dead_letter.offset for dead_letter in done.dead_letters] == [4], "without 'before' the old row is not known"
-    assert "REPLICA IDENTITY FULL" in done.dead_letters[0].failure.summary
+    assert sink_tables.rows("v", "id", "body") == [("new", 1, "y"), ("six", 3, "w"), ("two", 2, "z")]
+    assert [dead_letter.offset for dead_letter in done.dead_letters] == [4, 6], "the old row is not known"
+    assert all("REPLICA IDENTITY FULL" in dead_letter.failure.summary for dead_letter in done.dead_letters)
 
 
 @pytest.mark.usefixtures("_each_strategy")

@@ -42,6 +42,7 @@ def test_whole_names_match_and_kafkas_own_never_do() -> None:
     names = ["shop.a", "shop.", "my.shop.a", "shop.b", "__consumer_offsets"]
     assert SHOP.matching(names) == ["shop.a", "shop.b"]
     assert Pattern("^shop[.].$").matching(names) == ["shop.a", "shop.b"]
+    assert Pattern("shop[.].").matching([*names, "shop.ab"]) == ["shop.a", "shop.b"]
     assert Pattern("(?i).*").matching(names) == ["my.shop.a", "shop.", "shop.a", "shop.b"]
     assert repr(SHOP) == r"Pattern('shop\\.(?P<name>.+)')"
 

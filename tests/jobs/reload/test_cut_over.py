@@ -50,6 +50,27 @@ def test_offsets_stay_and_every_token_is_new(applied_group: OrdersGroup, strateg
     assert action[2].endswith(": prices")
 
 
+@pytest.mark.parametrize("strategy", ["merge", "swap"])
+def test_positions_are_locked_before_the_last_pass(
+    applied_group: OrdersGroup, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """I1: what a worker committed after this pass would be missing in the rebuilt tables."""
+    are_locked: list[bool] = []
+    apply = CatchUp.apply
+
+    def checked(passes: CatchUp, tx: Any, offsets: Any, **options: Any) -> int:
+        with applied_group.engine.connect() as other:
+            rows = "SELECT FROM {schema}.partition_offset FOR NO KEY UPDATE SKIP LOCKED"
+            are_locked.append(not other.execute(text(rows.format(schema=applied_group.schema))).all())
+        return apply(passes, tx, offsets, **options)
+
+    with diffed(applied_group.reload(), strategy=strategy) as (reload, driver, rounds):
+        monkeypatch.setattr(CatchUp, "apply", checked)
+        reload.cut_over(driver, rounds)
+    assert are_locked[-1]
+    assert not any(are_locked[:-1]), "workers do not wait for earlier passes"
+
+
 def let_go(holder: Connection, monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
     """Give the locks back when the cut-over has failed so many times, however long it takes to come to them."""
 
@@ -382,7 +403,7 @@ def test_held_keys_are_replayed_in_order(orders_group: OrdersGroup) -> None:
 
 def deliver(proxy: PostgresProxy) -> None:
     """What was held back, once there is something."""
-    assert proxy.fired.wait(60)
+    proxy.wait_until_fired(60)
     proxy.deliver(60)
 
 

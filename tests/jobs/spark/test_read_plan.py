@@ -109,6 +109,17 @@ def store_dead_letters(archived_group: ArchivedGroup, topic: str, *offsets: int)
         )  # fmt: skip
 
 
+def test_dead_letters_at_both_ends_of_each_task_are_known(
+    archived_group: ArchivedGroup, spark_environment: None
+) -> None:
+    """I4: one that was overlooked would be read as a record that the group has applied."""
+    name, dead_letters = archived_group.filled(10), {0, 4, 5, 9}
+    store_dead_letters(archived_group, name, *dead_letters)
+    in_tasks = {**options_of(archived_group), "maxRecordsPerPartition": "5"}
+    assert read_all(plan_of(in_tasks)) == [(0, offset) for offset in range(10) if offset not in dead_letters]
+    assert read_all(plan_of({**in_tasks, "deadLetters": "only"})) == [(0, offset) for offset in sorted(dead_letters)]
+
+
 def test_offsets_of_a_deleted_topic_are_not_read_from_another_one_of_its_name(
     archived_group: ArchivedGroup, spark_environment: None
 ) -> None:

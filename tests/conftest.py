@@ -26,6 +26,7 @@ from seekpoint.testing.servers.kafka import KafkaServer, start_kafka
 from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
 from seekpoint.worker.worker import Worker
 from support import topics
+from support.databases import libpq
 from support.events import Run
 from support.quick_java import QUICK_JAVA
 from support.topics import SharedBroker
@@ -214,7 +215,7 @@ def own_postgres(idle_postgres: list[PostgresServer]) -> Iterator[PostgresServer
         connection.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
     url = make_url(server.url).set(database=name)
     server.url = url.render_as_string(hide_password=False)
-    server.dsn = url.set(drivername="postgresql").render_as_string(hide_password=False)
+    server.dsn = libpq(url)
     yield server
     try:
         psycopg.connect(server.dsn, connect_timeout=5).close()

@@ -3,10 +3,9 @@
     python tests/soak.py --test 12 --busy 6 --all 3 --file soak.jsonl
 
 ``--test`` counts runs of the tests of ``make test``, ``--busy`` how many of them run next to two processes that keep
-both cores busy (wall-clock checks are left out there), ``--all`` runs of the tests of ``make test-all``. Each run is
-one line of the file: what ran, commit, seed, the knobs' seed (the runs of a file take one after the other), start,
-seconds, exit code, pytest's last line, and the tests that failed; the output of a run that failed is beside it, in
-``soak-<knobs' seed>.log``.
+both cores busy, ``--all`` runs of the tests of ``make test-all``. Each run is one line of the file: what ran, commit,
+seed, the knobs' seed (the runs of a file take one after the other), start, seconds, exit code, pytest's last line, and
+the tests that failed; the output of a run that failed is in the same folder, in ``soak-<knobs' seed>.log``.
 Started again with the same file, it continues: runs of this commit that the file has are not repeated. At the end it
 lists what the file has, commit by commit. Exit code 1 if a run of this commit failed.
 """
@@ -17,6 +16,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--file", type=Path, default=ROOT / "soak.jsonl", help="where runs are noted (soak.jsonl)")
     parser.add_argument("--processes", default="3", metavar="N", help="test processes (3)")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the busy processes end with it
     commit = _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
     runs = _noted(options.file)
     wanted = {"test": options.test - options.busy, "busy": options.busy, "all": options.all}
@@ -88,7 +89,6 @@ def _run(kind: str, commit: str, processes: str, *, knobs: int) -> tuple[dict[st
     started, began = datetime.now(UTC), time.monotonic()
     with ExitStack() as stack:
         if kind == "busy":
-            environment["SEEKPOINT_WALL_CLOCK"] = "0"
             stack.enter_context(_busy())
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines() or [""]

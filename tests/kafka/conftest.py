@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,19 +21,13 @@ def project(  # noqa: PLR0917 -- fixtures
     topic: Callable[..., str],
     produce: Callable[..., object],
     group: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    working_folder: Path,
     knobs: Knobs,
 ) -> Iterator[Project]:
-    monkeypatch.chdir(tmp_path)
-    for name in ("SEEKPOINT_DATABASE_URL", "SEEKPOINT_KAFKA_CONFIG", "SEEKPOINT_TRACEBACK"):
-        monkeypatch.delenv(name, raising=False)
-    before = list(sys.path)
     project = Project(
-        tmp_path, seekpoint_dsn, seekpoint_broker, seekpoint_schema, topic(), group, seekpoint_engine, produce
+        working_folder, seekpoint_dsn, seekpoint_broker, seekpoint_schema, topic(), group, seekpoint_engine, produce
     )
     yield project
-    sys.path[:] = before
     for process in project.started:
         process.close()
 

@@ -51,7 +51,7 @@ def commit_through(worker_group: WorkerGroup, proxy: PostgresProxy, name: str, w
     gate.wait()
     proxy.arm(when, MOVES)
     gate.open()
-    assert proxy.fired.wait(20)
+    proxy.wait_until_fired()
     return run
 
 

@@ -13,13 +13,14 @@ import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 
 from seekpoint import Limits, OnPoison, Partition
-from seekpoint.admin import Admin, ResetPlan, ResetTo
+from seekpoint.admin import ResetPlan, ResetTo
 from seekpoint.admin import admin as seekpoint_admin
 from seekpoint.errors import ClusterChanged, ConfigError, Fenced
 from seekpoint.kafka.commits import Commit
 from support.command import seekpoint
 from support.failures import check_each, for_each
 from support.kafka_postgres import WorkerGroup
+from support.lost_log import admin_of
 from support.trouble import put_stop
 
 OFTEN = Limits(idle_check=0.1, lag_check=0.1, sample_positions=1)
@@ -39,10 +40,6 @@ def applied(worker_group: WorkerGroup, *words: str, exits: int = 0, brokers: boo
     return reset(
         worker_group, *words, "--apply", "--reason", "ticket 88", "--actor", "ada", exits=exits, brokers=brokers
     )
-
-
-def admin(worker_group: WorkerGroup) -> Admin:
-    return Admin(worker_group.engine, {"bootstrap.servers": worker_group.broker}, schema=worker_group.schema)
 
 
 def losses(worker_group: WorkerGroup) -> list[tuple[Any, ...]]:
@@ -331,8 +328,8 @@ def test_after_the_failed_record(worker_group: WorkerGroup) -> None:
     worker_group.wait(lambda: [row.stop_kind for row in worker_group.sql(stops)] == ["PoisonStop"])
     output = reset(worker_group, "--all-topics", "--after-failed").stdout
     assert f"{name}/0 1 → 2: the failed record is skipped, and recorded as a lost range with reason operator" in output
-    plan = admin(worker_group).plan_reset(worker_group.group, ResetTo.after_failed())
-    admin(worker_group).apply(plan, reason="ticket 89", actor="ada")
+    plan = admin_of(worker_group).plan_reset(worker_group.group, ResetTo.after_failed())
+    admin_of(worker_group).apply(plan, reason="ticket 89", actor="ada")
     worker.reached(name, 3)
     worker.stop()
     assert losses(worker_group) == [(0, 1, 2, "operator", "ada")]
@@ -340,17 +337,17 @@ def test_after_the_failed_record(worker_group: WorkerGroup) -> None:
     assert "nothing to do" in reset(worker_group, "--all-topics", "--after-failed").stdout
     assert "no failed record" in reset(worker_group, "--topic", name, "--after-failed", exits=2).stderr
     with pytest.raises(Fenced, match="was reset since the plan was made"):
-        admin(worker_group).apply(plan, reason="again")
+        admin_of(worker_group).apply(plan, reason="again")
 
 
 def test_a_plan_that_passes_a_failed_record_holds_for_that_one_alone(
     worker_group: WorkerGroup, stopped_topic: str
 ) -> None:
     worker_group.sql("UPDATE {schema}.partition_offset SET next_offset = 4", put_stop("{schema}", "PoisonStop", "4"))
-    plan = admin(worker_group).plan_reset(worker_group.group, ResetTo.after_failed())
+    plan = admin_of(worker_group).plan_reset(worker_group.group, ResetTo.after_failed())
     worker_group.sql("UPDATE {schema}.partition_offset SET next_offset = 5")
     with pytest.raises(Fenced, match="/0 is at offset 5, but the plan has 4: nothing was done"):
-        admin(worker_group).apply(plan, reason="r")
+        admin_of(worker_group).apply(plan, reason="r")
     assert worker_group.positions() == {(stopped_topic, 0): 5}
 
 
@@ -364,7 +361,7 @@ def test_of_two_operators_who_apply_the_same_plan_one_wins(
     from_file = ["--plan", str(tmp_path / "plan")]
     with ThreadPoolExecutor(2) as pool:
         plan = ResetPlan.from_json((tmp_path / "plan").read_bytes())
-        both = [pool.submit(admin(worker_group).apply, plan, reason="r", actor=actor) for actor in ("ada", "bob")]
+        both = [pool.submit(admin_of(worker_group).apply, plan, reason="r", actor=actor) for actor in ("ada", "bob")]
         errors = [future.exception(60) for future in both]
     assert sorted(map(type, errors), key=str) == sorted([type(None), Fenced], key=str)
     assert len(worker_group.sql("SELECT 1 FROM {schema}.admin_action")) == 1
@@ -375,7 +372,7 @@ def test_of_two_operators_who_apply_the_same_plan_one_wins(
 def test_a_plan_holds_while_the_position_moves_on_and_not_past_its_target(
     worker_group: WorkerGroup, lagging_topic: str
 ) -> None:
-    it = admin(worker_group)
+    it = admin_of(worker_group)
     forward, rewind = (it.plan_reset(worker_group.group, ResetTo.offset(to)) for to in (13, 6))
     worker_group.sql("UPDATE {schema}.partition_offset SET next_offset = 14")
     with pytest.raises(Fenced, match=r"/0 is at offset 14, past the forward target 13: nothing was done"):
@@ -391,7 +388,7 @@ def test_a_plan_holds_while_the_position_moves_on_and_not_past_its_target(
 
 
 def test_another_topic_and_another_cluster_are_refused(worker_group: WorkerGroup, stopped_topic: str) -> None:
-    it = admin(worker_group)
+    it = admin_of(worker_group)
     plan = it.plan_reset(worker_group.group, ResetTo.earliest())
     worker_group.sql("UPDATE {schema}.partition_offset SET topic_id = gen_random_uuid()")
     with pytest.raises(Fenced, match=f"{stopped_topic}/0 belongs to topic id .*, the plan to .*: nothing was done"):
@@ -420,7 +417,7 @@ def two_partition_topic(worker_group: WorkerGroup) -> str:
 def test_a_plan_is_one_transaction_or_one_for_each_partition(
     worker_group: WorkerGroup, two_partition_topic: str
 ) -> None:
-    it = admin(worker_group)
+    it = admin_of(worker_group)
     plan = it.plan_reset(worker_group.group, ResetTo.offset(6))
     worker_group.sql("UPDATE {schema}.partition_offset SET next_offset = 3 WHERE partition = 0")
     with pytest.raises(Fenced):
@@ -433,13 +430,13 @@ def test_a_plan_is_one_transaction_or_one_for_each_partition(
 
 
 def test_a_locked_partition_is_named_and_no_lock_is_kept(worker_group: WorkerGroup, stopped_topic: str) -> None:
-    plan = admin(worker_group).plan_reset(worker_group.group, ResetTo.offset(6))
+    plan = admin_of(worker_group).plan_reset(worker_group.group, ResetTo.offset(6))
     with worker_group.engine.begin() as tx:
         tx.exec_driver_sql(f'UPDATE "{worker_group.schema}".partition_offset SET epoch = epoch')
         with pytest.raises(Fenced, match=f"^{stopped_topic}/0 is locked by .* since 20.* UTC; not all locks"):
-            admin(worker_group).apply(plan, reason="r", wait=0.5)
+            admin_of(worker_group).apply(plan, reason="r", wait=0.5)
         with ThreadPoolExecutor(1) as pool:
-            late = pool.submit(admin(worker_group).apply, plan, reason="r", wait=60)
+            late = pool.submit(admin_of(worker_group).apply, plan, reason="r", wait=60)
             worker_group.wait(lambda: len(worker_group.sql("SELECT 1 FROM pg_locks WHERE NOT granted")) > 0)
             tx.commit()
             assert len(late.result(60).done) == 1
@@ -447,10 +444,10 @@ def test_a_locked_partition_is_named_and_no_lock_is_kept(worker_group: WorkerGro
 
 
 def test_locks_are_released_while_one_is_not_to_be_had(worker_group: WorkerGroup, two_partition_topic: str) -> None:
-    plan = admin(worker_group).plan_reset(worker_group.group, ResetTo.offset(6))
+    plan = admin_of(worker_group).plan_reset(worker_group.group, ResetTo.offset(6))
     with worker_group.engine.begin() as tx, ThreadPoolExecutor(1) as pool:
         tx.exec_driver_sql(f'UPDATE "{worker_group.schema}".partition_offset SET epoch = epoch WHERE partition = 1')
-        late = pool.submit(admin(worker_group).apply, plan, reason="r", wait=60)
+        late = pool.submit(admin_of(worker_group).apply, plan, reason="r", wait=60)
         worker_group.wait(lambda: len(worker_group.sql("SELECT 1 FROM pg_locks WHERE NOT granted")) > 0)
         worker_group.sql(
             "SET LOCAL lock_timeout = '10s'", "UPDATE {schema}.partition_offset SET epoch = epoch WHERE partition = 0"
@@ -547,7 +544,7 @@ def test_history_names_who_did_what(worker_group: WorkerGroup, stopped_topic: st
 
 
 def test_plans_that_are_none(worker_group: WorkerGroup, stopped_topic: str) -> None:
-    plan = admin(worker_group).plan_reset(worker_group.group, ResetTo.offset(3))
+    plan = admin_of(worker_group).plan_reset(worker_group.group, ResetTo.offset(3))
     assert ResetPlan.from_json(plan.to_json()) == plan
     for text in (b"", b"{}", b"\xff", plan.to_json().replace(b'"format": 1', b'"format": 9')):
         with pytest.raises(ConfigError):

@@ -105,7 +105,7 @@ def test_an_idle_partition_and_a_busy_one_beside_a_crashing_record_lose_nothing(
 
 @pytest.mark.long
 def test_a_crashing_record_in_a_group_of_two(worker_group: WorkerGroup) -> None:
-    worker_group.notice_the_dead_soon()
+    worker_group.expire_sessions_after()
     name = worker_group.topic(4)
     stored = [place for n in range(4) for place in worker_group.produce(name, ["ok"] * 20, partition=n)]
     crashing = worker_group.produce(name, ["exit"], partition=2)

@@ -150,7 +150,7 @@ def test_a_rebalance_neither_loses_nor_hastens_what_waits(
     worker_group: WorkerGroup, protocol: Protocol, clock: Clock
 ) -> None:
     name, handler = worker_group.topic(4), RecordingHandler(worker_group)
-    worker_group.notice_the_dead_soon()
+    worker_group.expire_sessions_after()
     first = worker_group.worker(delayed(worker_group, name, HOUR, handle=handler), kafka=protocol)
     first.placed(4)
     now, stored = time.time(), []

@@ -122,11 +122,11 @@ def test_an_own_loop_survives_faults_and_resets(
         worker_group.wait_until_caught_up(name, stored)
         proxy.arm("after_commit")  # of whatever commits next: the loop's own look, or its batch
         stored += worker_group.produce(name, ["two"] * 100)
-        assert proxy.fired.wait(20)
+        proxy.wait_until_fired()
         worker_group.wait_until_caught_up(name, stored)
         proxy.arm("at_statement", "INSERT INTO words")
         stored += worker_group.produce(name, ["three"] * 100)
-        assert proxy.fired.wait(20)
+        proxy.wait_until_fired()
         worker_group.wait_until_caught_up(name, stored)
         worker_group.ledger.reset_offset(name, 0, 250, log=None, reason="half of the last hundred again")
         worker_group.wait_for_position(name, 300)

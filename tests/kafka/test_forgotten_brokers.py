@@ -87,7 +87,7 @@ def test_a_consumer_that_forgot_the_brokers_is_closed_and_another_one_reads_on(
     worker_group: WorkerGroup, proxy: KafkaProxy, worker_options: WorkerOptions
 ) -> None:
     """With its mirror: commits are sent by the consumer."""
-    worker_group.notice_the_dead_soon()
+    worker_group.expire_sessions_after()
     name, stored = worker_group.log(5)
     run = worker(worker_group, proxy, name, worker_options(name, 1), mirror=True)
     run.reached(name, 5)

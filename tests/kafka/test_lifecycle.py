@@ -459,7 +459,11 @@ def test_i2_a_worker_whose_handler_never_returns_is_given_up_after_the_grace(
     """I2: leaving is bounded, a successor takes over at once, and what the thread does later is refused."""
     name, seen = worker_group.topic(), Recorder()
     stored = worker_group.produce(name, 10)
-    worker = make(worker_group, worker_group.pipeline(name, handle=blocking_handler), kafka=protocol, observe=[seen])
+    worker_group.expire_sessions_after(60_000)  # only a member that leaves is gone before
+    kafka = {**protocol, "max.poll.interval.ms": 60_000}
+    if "session.timeout.ms" in protocol:
+        kafka["session.timeout.ms"] = 60_000
+    worker = make(worker_group, worker_group.pipeline(name, handle=blocking_handler), kafka=kafka, observe=[seen])
     running = worker.running(grace=0.5 if shutdown == "leave" else None).__enter__()
     assert blocking_handler.entered.wait(30)
     began = monotonic()
@@ -469,16 +473,14 @@ def test_i2_a_worker_whose_handler_never_returns_is_given_up_after_the_grace(
         StopTimeout, match=r"the handler .*BlockingHandler.* has not returned within 0.5 s .* is at .*:\d+ in "
     ) as e:
         running.__exit__(None, None, None)
-    assert 0.5 <= monotonic() - began < 8
+    assert 0.5 <= monotonic() - began < 25, "the default grace"
     health = worker.health()
     assert (health.live, health.error) == (False, e.value)
     assert isinstance(seen.events[-1], events.WorkerStopped)
     (row,) = worker_group.ledger.read()
     assert row.owner is not None
     groups = worker_group.admin.describe_consumer_groups
-    worker_group.wait(
-        lambda: not groups([worker_group.group])[worker_group.group].result(10).members, 4
-    )  # no session has expired by then
+    worker_group.wait(lambda: not groups([worker_group.group])[worker_group.group].result(10).members)
 
     heir = worker_group.worker(name, kafka=protocol)
     heir.reached(name, 10)
@@ -689,14 +691,14 @@ def test_a_worker_that_ends_as_outdated_is_counted_as_no_crash(worker_group: Wor
 
 def test_an_outdated_worker_without_a_partition_hears_of_the_new_version(worker_group: WorkerGroup) -> None:
     name, gate = worker_group.topic(), Gate(events.ChunkRead)
-    busy = worker_group.worker(name, kafka=PROTOCOLS["848"], observe=[gate])
+    kafka = {**PROTOCOLS["848"], "max.poll.interval.ms": 300_000}  # after it, idle would be given the partition
+    busy = worker_group.worker(name, kafka=kafka, observe=[gate])
     busy.placed()
-    idle = worker_group.worker(name, kafka=PROTOCOLS["848"], limits=Limits(idle_check=0.1))
+    idle = worker_group.worker(name, kafka=kafka, limits=Limits(idle_check=0.1))
     worker_group.produce(name, 1)
     gate.wait()  # it keeps the partition, and has no transaction yet
     raise_version(worker_group, name, 0)
-    # Sooner than max.poll.interval.ms, after which it would be given the partition.
-    idle.seen.wait_for(events.WorkerStopped, lambda e: isinstance(e.error, HandlerOutdated), timeout=5.0)
+    idle.seen.wait_for(events.WorkerStopped, lambda e: isinstance(e.error, HandlerOutdated))
     assert not idle.seen.all(events.Activated)
     with pytest.raises(HandlerOutdated):
         idle.stop()

@@ -27,7 +27,7 @@ def commit_through(worker_group: WorkerGroup, proxy: PostgresProxy, name: str, w
     gate.wait()
     proxy.arm(when, MOVES)
     gate.open()
-    assert proxy.fired.wait(20)
+    proxy.wait_until_fired()
     return run
 
 
@@ -154,7 +154,7 @@ def test_the_connection_is_cut_at_each_statement(
     when, text = STATEMENTS[statement]
     proxy.arm(when, text, session=MOVES)
     gate.open()
-    assert proxy.fired.wait(20), f"no statement with {text!r} came: the cut was not made"
+    proxy.wait_until_fired()
     run.seen.wait_for((events.DatabaseTrouble, events.CommitUnknown))
     run.finish(name, 1 + records)
     assert proxy.counts[when] == 1

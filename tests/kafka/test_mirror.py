@@ -21,7 +21,7 @@ from confluent_kafka import (
 )
 
 from seekpoint import Limits, OnPoison, Partition, StartAt, events
-from seekpoint.admin import Admin, ResetTo
+from seekpoint.admin import ResetTo
 from seekpoint.errors import ClusterChanged, ConfigError, Fenced, KafkaUnavailable
 from seekpoint.kafka.commits import Commit, read_commits, write_commits
 from seekpoint.kafka.identity import Identity
@@ -30,6 +30,7 @@ from support.events import Gate
 from support.kafka_postgres import PROTOCOLS, WorkerGroup
 from support.kafka_tools import CommittedOffset, describe
 from support.log_changes import in_transactions
+from support.lost_log import admin_of
 from support.postgres_proxy import MOVES, PostgresProxy
 from support.waiting import until
 
@@ -72,10 +73,6 @@ def commit_to_kafka(worker_group: WorkerGroup, offsets: Mapping[Partition, int],
         return all(topic_partition.error is None for topic_partition in asked[group].result(20).topic_partitions)
 
     worker_group.wait(is_written)
-
-
-def admin(worker_group: WorkerGroup) -> Admin:
-    return Admin(worker_group.engine, {"bootstrap.servers": worker_group.broker}, schema=worker_group.schema)
 
 
 def run(worker_group: WorkerGroup, *words: str, exits: int = 0) -> Any:
@@ -327,7 +324,7 @@ def test_a_member_of_the_old_group_is_refused_before_and_after_its_commits_are_r
 ) -> None:
     """Also one that joins while they are read: it may read on, and commit, what the plan takes for its end."""
     group, read = "old-" + worker_group.group, read_commits
-    plan = admin(worker_group).plan_import(worker_group.group, group)
+    plan = admin_of(worker_group).plan_import(worker_group.group, group)
     consumer = Consumer(
         {"bootstrap.servers": worker_group.broker, "group.id": group, "client.id": "old", "log_level": 0}
     )
@@ -341,19 +338,19 @@ def test_a_member_of_the_old_group_is_refused_before_and_after_its_commits_are_r
     monkeypatch.setattr("seekpoint.admin.import_offsets.read_commits", joins)
     try:
         with pytest.raises(Fenced, match=r"has 1 member in Kafka \(old on "):
-            admin(worker_group).apply(plan, reason="test")
+            admin_of(worker_group).apply(plan, reason="test")
         assert worker_group.positions() == {}
         monkeypatch.setattr(
             "seekpoint.admin.import_offsets.read_commits", lambda *_: pytest.fail("asked a group that has members")
         )
         with pytest.raises(Fenced, match="has 1 member in Kafka"):
-            admin(worker_group).apply(plan, reason="test")
+            admin_of(worker_group).apply(plan, reason="test")
     finally:
         consumer.close()
     monkeypatch.setattr("seekpoint.admin.import_offsets.read_commits", read)
     commit_to_kafka(worker_group, {Partition(consumed_topic, 0): 5}, group)
     with pytest.raises(Fenced, match=f"has committed 5 for {consumed_topic}/0, but the plan has 4"):
-        admin(worker_group).apply(plan, reason="test")
+        admin_of(worker_group).apply(plan, reason="test")
     assert worker_group.positions() == {}
 
 
@@ -362,7 +359,7 @@ def test_a_member_that_joins_during_the_last_questions_is_refused(
 ) -> None:
     """Members are asked for after all else: what is left until COMMIT is one message to Postgres."""
     group, known = "old-" + worker_group.group, Identity.known
-    plan = admin(worker_group).plan_import(worker_group.group, group)
+    plan = admin_of(worker_group).plan_import(worker_group.group, group)
     consumer = Consumer(
         {"bootstrap.servers": worker_group.broker, "group.id": group, "client.id": "old", "log_level": 0}
     )
@@ -376,7 +373,7 @@ def test_a_member_that_joins_during_the_last_questions_is_refused(
     monkeypatch.setattr(Identity, "known", joins)
     try:
         with pytest.raises(Fenced, match=r"has 1 member in Kafka \(old on "):
-            admin(worker_group).apply(plan, reason="test")
+            admin_of(worker_group).apply(plan, reason="test")
     finally:
         consumer.close()
     assert worker_group.positions() == {}
@@ -389,7 +386,7 @@ def test_commits_that_an_open_transaction_replaces_are_not_read(worker_group: Wo
     """
     group = "old-" + worker_group.group
     new, _ = worker_group.log(10)
-    asked = admin(worker_group)
+    asked = admin_of(worker_group)
     plan = asked.plan_import(worker_group.group, group, [consumed_topic])
     producer = Producer(
         {"bootstrap.servers": worker_group.broker, "transactional.id": f"{consumed_topic}-out", "log_level": 0}
@@ -436,7 +433,7 @@ def test_a_reset_to_commits_in_an_open_transaction_is_refused(worker_group: Work
     producer.send_offsets_to_transaction([TopicPartition(name, 0, 7)], consumer.consumer_group_metadata(), 30)
     consumer.close()
     with pytest.raises(KafkaUnavailable, match=rf"{name}/0 are part of an open transaction"):
-        admin(worker_group).plan_reset(worker_group.group, ResetTo.kafka(group))
+        admin_of(worker_group).plan_reset(worker_group.group, ResetTo.kafka(group))
     producer.abort_transaction(30)
 
 
@@ -445,18 +442,18 @@ def test_an_import_of_other_logs_than_those_of_its_plan_is_refused(
 ) -> None:
     """I4: the commits are those of the plan, and they are positions of another cluster, or of another topic."""
     group = "old-" + worker_group.group
-    plan = admin(worker_group).plan_import(worker_group.group, group)
+    plan = admin_of(worker_group).plan_import(worker_group.group, group)
     with pytest.raises(ClusterChanged, match="the plan to another"):
-        admin(worker_group).apply(replace(plan, cluster_id="another"), reason="test")
+        admin_of(worker_group).apply(replace(plan, cluster_id="another"), reason="test")
     worker_group.delete_topic(consumed_topic)
     worker_group.topic(2, name=consumed_topic)
     commit_to_kafka(worker_group, {Partition(consumed_topic, 0): 4, Partition(consumed_topic, 1): 7}, group)
     with pytest.raises(Fenced, match="was created again"):
-        admin(worker_group).apply(plan, reason="test")
+        admin_of(worker_group).apply(plan, reason="test")
     ids = tuple(replace(partition, topic_id=worker_group.topic_id(consumed_topic)) for partition in plan.partitions)
     worker_group.add_partitions(consumed_topic, 3)
     with pytest.raises(Fenced, match="more partitions than in the plan"):
-        admin(worker_group).apply(replace(plan, partitions=ids), reason="test")
+        admin_of(worker_group).apply(replace(plan, partitions=ids), reason="test")
     assert worker_group.positions() == {}
 
 
@@ -511,12 +508,12 @@ def test_a_plan_of_a_mirror_holds_for_what_ledger_and_kafka_had(worker_group: Wo
     worker = worker_group.worker(name, limits=OFTEN)
     worker.reached(name, 10)
     worker.stop()
-    plan = admin(worker_group).plan_mirror(worker_group.group)
+    plan = admin_of(worker_group).plan_mirror(worker_group.group)
     commit_to_kafka(worker_group, {Partition(name, 0): 9})
     with pytest.raises(Fenced, match=f"Kafka has 9 for {name}/0, but the plan has no offset"):
-        admin(worker_group).apply(plan, reason="test")
-    plan = admin(worker_group).plan_mirror(worker_group.group)
+        admin_of(worker_group).apply(plan, reason="test")
+    plan = admin_of(worker_group).plan_mirror(worker_group.group)
     worker_group.ledger.reset_offset(name, 0, 3, reason="test", log=None)
     with pytest.raises(Fenced, match=f"{name}/0 is at offset 3, but the plan has 10"):
-        admin(worker_group).apply(plan, reason="test")
+        admin_of(worker_group).apply(plan, reason="test")
     assert offsets(worker_group) == {Partition(name, 0): 9}

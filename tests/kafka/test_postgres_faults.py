@@ -118,7 +118,7 @@ def test_a_database_that_refuses_connections_is_waited_for_with_announced_waits(
     worker_group: WorkerGroup, proxy: PostgresProxy, proxied_engine: Engine, protocol: Protocol
 ) -> None:
     name = worker_group.topic(2)
-    worker_group.notice_the_dead_soon()
+    worker_group.expire_sessions_after()
     stored = worker_group.produce(name, 100, partition=0) + worker_group.produce(name, 100, partition=1)
     run = worker_group.worker(name, engine=proxied_engine, kafka=protocol)
     worker_group.wait_until_caught_up(name, stored)

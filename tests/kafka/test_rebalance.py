@@ -36,7 +36,7 @@ Protocol = Mapping[str, Any]
 @pytest.fixture
 def worker_group(worker_group: WorkerGroup) -> WorkerGroup:
     """One in which dead members are noticed soon."""
-    worker_group.notice_the_dead_soon()
+    worker_group.expire_sessions_after()
     return worker_group
 
 
@@ -206,7 +206,7 @@ def test_a_restarted_static_member_waits_for_the_session_of_the_killed_one(
 ) -> None:
     """KIP-848: the brokers refuse its id until then, and the client ends for good with each refusal."""
     monkeypatch.setattr(loop, "REJOIN", 0.5)
-    worker_group.notice_the_dead_soon()
+    worker_group.expire_sessions_after()
     kafka = {**PROTOCOLS["848"], "group.instance.id": f"{worker_group.group}-1"}
     name, stored = worker_group.log(20)
     process = worker_group.worker_process(name, kafka=kafka)

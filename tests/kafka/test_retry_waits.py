@@ -19,7 +19,7 @@ from support.kafka_postgres import PROTOCOLS, WorkerGroup
 
 Protocol = Mapping[str, Any]
 WAIT = 8.0  # seconds of a wait during which something else must happen, which takes about one
-LATE = 5.0  # seconds later than due, on a machine that does other things too
+LATE = 20.0  # seconds later than due, on a machine that does other things too
 
 
 def start(
@@ -146,7 +146,7 @@ def test_a_wait_survives_a_kill_of_its_process(worker_group: WorkerGroup) -> Non
 
 @pytest.mark.long
 def test_a_wait_survives_a_rebalance(worker_group: WorkerGroup, protocol: Protocol) -> None:
-    worker_group.notice_the_dead_soon()
+    worker_group.expire_sessions_after()
     name, crashing_handler = worker_group.topic(2), CrashingHandler(worker_group.record_table)
     stored = [place for n in range(2) for place in worker_group.produce(name, ["ok", "fail 1", "ok"], partition=n)]
     retry = Retry(attempts=3, wait_initial=WAIT, jitter=0)

@@ -97,7 +97,7 @@ def test_the_connection_is_cut_at_each_statement(
     small_batch = SmallBatch(worker_group, events.BatchOpened, engine=proxy.dsn)
     proxy.arm("at_statement", statement, session=MOVES)  # the worker's: its status has another one
     small_batch.gate.open()
-    assert proxy.fired.wait(20), f"no statement with {statement!r} came: the cut was not made"
+    proxy.wait_until_fired()
     small_batch.run.seen.wait_for((events.DatabaseTrouble, events.CommitUnknown), since=small_batch.mark)
     small_batch.finish()
     assert proxy.counts["at_statement"] == 1
@@ -111,7 +111,7 @@ def test_a_commit_without_an_answer(worker_group: WorkerGroup, proxy: PostgresPr
     pid = backend(worker_group)
     proxy.arm(when, MOVES)
     small_batch.gate.open()
-    assert proxy.fired.wait(20)
+    proxy.wait_until_fired()
     small_batch.run.seen.wait_for(events.CommitUnknown, since=small_batch.mark)
     if when == "after_commit_delayed":
         until(lambda: blocked_by(worker_group, pid), "the worker to ask the ledger")

@@ -14,6 +14,7 @@ from migrations.test_check import stamp
 from migrations.test_install import execute
 from seekpoint import schema
 from seekpoint.cli.db import app
+from support.databases import libpq
 
 VARIABLE = "SEEKPOINT_DATABASE_URL"
 
@@ -83,7 +84,7 @@ def test_check_exits_with_1(engine: Engine, database_url: str, revision: str, wo
 def test_sql_needs_no_database_and_makes_the_ledger(engine: Engine, database_url: str) -> None:
     result = db("sql", "--schema", "Odd name")
     assert result.exit_code == 0
-    dsn = make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
+    dsn = libpq(database_url)
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(result.stdout.encode())
     assert db("check", "--schema", "Odd name", url=database_url).exit_code == 0

@@ -20,6 +20,7 @@ from sqlalchemy.pool import NullPool
 from seekpoint import schema
 from seekpoint.errors import ConfigError, SchemaMismatch
 from seekpoint.ledger import tables
+from support.databases import libpq
 from support.waiting import until
 
 OURS = {"alembic_version", *(table.name for table in tables.metadata.sorted_tables)}
@@ -49,7 +50,7 @@ def revision(engine: Engine, name: str = "seekpoint") -> str | None:
 
 def run_script(database_url: str, script: str) -> None:
     """As ``psql -f`` would: each statement by itself, the transaction in the script's own hands."""
-    dsn = make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
+    dsn = libpq(database_url)
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(script.encode())
 
@@ -301,7 +302,7 @@ KEPT = {table: f"SELECT to_jsonb(t) FROM {{s}}.{table} t ORDER BY 1" for table i
 
 def execute(engine: Engine, statements: str, name: str = "seekpoint") -> list[tuple[object, ...]]:
     """Run statements in the schema, without a word of SQLAlchemy's; returns the rows of the last one."""
-    url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    url = libpq(engine.url)
     quoted = '"' + name.replace('"', '""') + '"'
     with psycopg.connect(url) as connection:
         cursor = connection.execute(statements.format(s=quoted).encode())

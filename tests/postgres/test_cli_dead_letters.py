@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import sys
 from base64 import b64decode
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import text
 from typer.testing import Result
 
 from seekpoint.admin import Admin
@@ -25,6 +23,7 @@ from seekpoint.web import create_app, present
 from seekpoint.worker.replay.requests import RequestedReplays
 from support.browser import LOCAL, Browser
 from support.command import seekpoint
+from support.databases import libpq
 from support.dead_letter_group import DeadLetterGroup
 from support.failures import for_each
 from support.sink_tables import TOPIC, orders
@@ -63,7 +62,7 @@ class Terminal:
 
     def run(self, *words: str, exits: int = 0, stdin: str = "") -> Result:
         """Call the command; it must exit so."""
-        url = self.dead_letter_group.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        url = libpq(self.dead_letter_group.engine.url)
         env = {"SEEKPOINT_DATABASE_URL": url}
         return seekpoint(*words, "--schema", self.dead_letter_group.schema, exits=exits, width=80, env=env, stdin=stdin)
 
@@ -80,13 +79,8 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(
-    seekpoint_engine: Engine, seekpoint_schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Terminal]:
-    monkeypatch.chdir(tmp_path)
-    before = list(sys.path)
-    yield Terminal(DeadLetterGroup(seekpoint_engine, seekpoint_schema).create(), tmp_path)
-    sys.path[:] = before
+def terminal(dead_letter_group: DeadLetterGroup, working_folder: Path) -> Terminal:
+    return Terminal(dead_letter_group, working_folder)
 
 
 def park(terminal: Terminal) -> list[int]:

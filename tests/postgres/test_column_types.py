@@ -10,18 +10,12 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
-from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
 from seekpoint import Append, Json, Pipeline, Upsert, events
 from seekpoint.sinks.session_tables import types_locked
 from support.batch_committer import BatchCommitter
 from support.sink_tables import TOPIC, SinkTables, orders
-
-
-@pytest.fixture
-def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
-    return SinkTables(seekpoint_engine, seekpoint_schema)
 
 
 @pytest.fixture

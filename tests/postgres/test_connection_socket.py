@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 
 from seekpoint.postgres.session import ConnectionSocket
 from seekpoint.worker.waiting import Stopwatch, waiting
+from support.databases import libpq
 from support.ledger_worker import scalar
 from support.waiting import until
 
@@ -19,7 +20,7 @@ from support.waiting import until
 @pytest.fixture
 def driver(seekpoint_engine: Engine) -> Iterator[psycopg.Connection[Any]]:
     """A connection of psycopg's own."""
-    url = seekpoint_engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    url = libpq(seekpoint_engine.url)
     with psycopg.connect(url) as connection:
         yield connection
 

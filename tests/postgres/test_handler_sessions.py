@@ -15,6 +15,7 @@ from seekpoint import Append, Batch, Poison
 from seekpoint.postgres.round_trip import rows_of
 from seekpoint.postgres.session import CommitRefused, Session
 from seekpoint.postgres.session_state import is_configured_by_code
+from support.databases import libpq
 from support.fixtures import NewEngine
 from support.round_trips import trips
 from support.service import Service, driver
@@ -351,7 +352,7 @@ def test_what_the_hosts_engine_events_set_is_there_in_each_batch(service: Servic
 
 def by_creator(url: URL, new_engine: NewEngine) -> Engine:
     def create() -> psycopg.Connection[Any]:
-        connection = psycopg.connect(url.set(drivername="postgresql").render_as_string(hide_password=False))
+        connection = psycopg.connect(libpq(url))
         connection.execute("SET app.tenant = 'host'")
         connection.commit()
         return connection

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from psycopg.errors import LockNotAvailable
-from sqlalchemy import make_url
 
 from seekpoint.ledger.schema_revision import HEAD
 from seekpoint.testing import ledger_schema
 from seekpoint.testing.ledger_schema import LedgerSchema
+from support.databases import libpq
 
 _LEFT = """
 CREATE TABLE parent (id serial PRIMARY KEY) PARTITION BY RANGE (id);
@@ -67,7 +67,7 @@ class LentSchema:
 
 @pytest.fixture
 def lent_schema(seekpoint_dsn: str) -> Iterator[LentSchema]:
-    lent_schema = LentSchema(make_url(seekpoint_dsn).set(drivername="postgresql").render_as_string(hide_password=False))
+    lent_schema = LentSchema(libpq(seekpoint_dsn))
     yield lent_schema
     lent_schema.session.close()
     lent_schema.schema.remove(lent_schema.dsn)

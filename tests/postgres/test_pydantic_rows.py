@@ -11,7 +11,7 @@ from uuid import UUID
 import attrs
 import pytest
 from pydantic import AwareDatetime, BaseModel, Field, NaiveDatetime
-from sqlalchemy import Engine, MetaData
+from sqlalchemy import MetaData
 
 from seekpoint import Append, Json, OnPoison, Pipeline, Upsert
 from seekpoint.errors import ConfigError
@@ -22,11 +22,6 @@ from seekpoint.sinks.suggested_table import suggested_table
 from seekpoint.sinks.table_changes import table_changes
 from seekpoint.testing import raw
 from support.sink_tables import TOPIC, SinkTables
-
-
-@pytest.fixture
-def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
-    return SinkTables(seekpoint_engine, seekpoint_schema)
 
 
 class Mood(Enum):

@@ -214,7 +214,7 @@ def test_a_commit_in_doubt_is_waited_for(faulty_replay: FaultyReplay) -> None:
     """I1: it arrives while the operator asks: the question waits under the lock until it has taken effect."""
     replay = faulty_replay.replay("after_commit_delayed")
     faulty_replay.halt.open()
-    assert faulty_replay.proxy.fired.wait(20)
+    faulty_replay.proxy.wait_until_fired()
     wait_until_blocked(faulty_replay.dead_letter_group.engine, by=faulty_replay.halt.pid)
     assert faulty_replay.dead_letter_group.applied() == []
     assert faulty_replay.proxy.deliver() == "COMMIT"

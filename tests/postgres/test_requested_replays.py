@@ -213,7 +213,7 @@ def test_a_commit_without_an_answer_is_no_error_of_the_worker(
 
         replay_requests.dead_letter_group.on_record = arm
     worker.work()
-    assert proxy.fired.wait(10)
+    proxy.wait_until_fired()
     work(worker, lambda: replay_requests.now(request).has_ended)
     assert (replay_requests.now(request).state, replay_requests.now(request).replayed) == ("done", 2)
     assert replay_requests.dead_letter_group.applied() == [0, 1]

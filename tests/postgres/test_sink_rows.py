@@ -7,18 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import Engine
 
 from seekpoint import Append, Json, OnPoison, Pipeline, Upsert, events
 from seekpoint.events import Event
 from seekpoint.records import RawRecord
 from seekpoint.sinks.arrow import AppendArrow
 from support.sink_tables import TOPIC, SinkTables, orders
-
-
-@pytest.fixture
-def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
-    return SinkTables(seekpoint_engine, seekpoint_schema)
 
 
 def numbers(*values: object) -> list[RawRecord]:

@@ -35,11 +35,6 @@ SMALL = [events.BatchOpened, events.Held, events.Applied, events.Advanced, event
 
 
 @pytest.fixture
-def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
-    return SinkTables(seekpoint_engine, seekpoint_schema)
-
-
-@pytest.fixture
 def sent_statements(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Statement]]:
     """The statements that left with the ledger's own, for each time."""
     sent: list[Sequence[Statement]] = []

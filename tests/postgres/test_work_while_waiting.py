@@ -13,6 +13,7 @@ from sqlalchemy import Engine, text
 
 from seekpoint.postgres.session import CommitRefused, ConnectionSocket, Session
 from seekpoint.worker.waiting import Stopwatch, Work, waiting, work_while_waiting
+from support.databases import libpq
 from support.ledger_worker import backend, scalar
 from support.waiting import until
 
@@ -32,7 +33,7 @@ class Counted:
 
 @pytest.fixture
 def driver(seekpoint_engine: Engine) -> Iterator[psycopg.Connection]:
-    url = seekpoint_engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    url = libpq(seekpoint_engine.url)
     with psycopg.connect(url, autocommit=True) as connection:
         yield connection
 

@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 from sqlalchemy import URL, Engine, create_engine
 
 from seekpoint import schema
+from seekpoint.admin import Admin
 from seekpoint.backoff import Backoff
 from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.testing.servers.postgres import PostgresServer
@@ -56,6 +57,12 @@ def worker_options(request: pytest.FixtureRequest) -> WorkerOptions:
 def sink_tables(seekpoint_engine: Engine, seekpoint_schema: str) -> SinkTables:
     """Tables for sinks, in a schema that only this test uses."""
     return SinkTables(seekpoint_engine, seekpoint_schema)
+
+
+@pytest.fixture
+def admin(seekpoint_engine: Engine, seekpoint_schema: str) -> Admin:
+    """Administration of the ledger, without Kafka."""
+    return Admin(seekpoint_engine, schema=seekpoint_schema)
 
 
 @pytest.fixture
@@ -199,11 +206,19 @@ def worker_group_on(
 
 
 @pytest.fixture
-def terminal(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    """A group, and its module in a new folder, without Seekpoint's environment variables."""
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A new folder in which commands are called, without Seekpoint's environment variables.
+
+    What a command adds to the module search path is removed after the test.
+    """
     monkeypatch.chdir(tmp_path)
     for name in ("SEEKPOINT_DATABASE_URL", "SEEKPOINT_KAFKA_CONFIG", "SEEKPOINT_TRACEBACK"):
         monkeypatch.delenv(name, raising=False)
-    before = list(sys.path)
-    yield Terminal.of(OrdersGroup.on_shared_servers(request.getfixturevalue), tmp_path)
-    sys.path[:] = before
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+@pytest.fixture
+def terminal(request: pytest.FixtureRequest, working_folder: Path) -> Terminal:
+    """A group, and its module in the working folder."""
+    return Terminal.of(OrdersGroup.on_shared_servers(request.getfixturevalue), working_folder)

@@ -6,9 +6,7 @@ servers that the test may break.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from time import monotonic
 from typing import Any
 from uuid import UUID
 
@@ -27,7 +25,7 @@ from seekpoint.ledger import GroupLedger
 from support.events import Run
 from support.recorded_rows import RecordTable, Stored, Stream, ends
 from support.topics import add_partitions
-from support.waiting import SECONDS
+from support.waiting import SECONDS, until
 from support.worker_process import WorkerProcess
 
 SESSION_MS = 3000
@@ -87,9 +85,9 @@ class WorkerGroup:
         """The command's options that name both servers."""
         return [*self.database_options, "--kafka", f"bootstrap.servers={self.broker}"]
 
-    def notice_the_dead_soon(self) -> None:
-        """Shorten the group's session timeout, which the broker sets under group.protocol=consumer."""
-        wanted = {"consumer.session.timeout.ms": str(SESSION_MS), "consumer.heartbeat.interval.ms": "300"}
+    def expire_sessions_after(self, milliseconds: int = SESSION_MS) -> None:
+        """Set the group's session timeout, which the broker sets under group.protocol=consumer."""
+        wanted = {"consumer.session.timeout.ms": str(milliseconds), "consumer.heartbeat.interval.ms": "300"}
         entries = [ConfigEntry(n, v, incremental_operation=AlterConfigOpType.SET) for n, v in wanted.items()]
         resource = ConfigResource(ResourceType.GROUP, self.group, incremental_configs=entries)
         self.admin.incremental_alter_configs([resource])[resource].result(20)
@@ -182,8 +180,5 @@ class WorkerGroup:
         return UUID(int=(high % 2**64 << 64) | low % 2**64)
 
     def wait(self, there: Callable[[], bool], timeout: float = SECONDS) -> None:
-        """Poll for a condition that no event announces."""
-        deadline, pause = monotonic() + timeout, threading.Event()
-        while not there():
-            assert monotonic() < deadline, f"not within {timeout} s; the ledger stands at {self.positions()}"
-            pause.wait(0.05)
+        """Wait until ``there()`` is true; the message has the ledger's positions."""
+        until(there, lambda: f"the ledger's positions are {self.positions()}", timeout)

@@ -14,6 +14,7 @@ from sqlalchemy.pool import NullPool
 from seekpoint.ledger.role_script import role_script
 from seekpoint.ledger.roles import Role
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from support.databases import libpq
 
 # Two sessions that change the rights on one database at once: one would fail ("tuple concurrently updated").
 ALONE = "SELECT pg_advisory_lock(hashtext('roles of a test'))"
@@ -51,7 +52,7 @@ class LedgerRoles:
 
     def dsn(self) -> str:
         """The URL for psycopg, of the role that runs the test."""
-        return self.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        return libpq(self.url)
 
     def engine(self, role: Role, **settings: str) -> Engine:
         """An engine whose sessions have this role and these settings."""

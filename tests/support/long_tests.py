@@ -2,9 +2,8 @@
 
 ``@pytest.mark.long`` is for a test that takes two seconds or more; a test that is left out for another reason names the
 reason: ``@pytest.mark.long("a cluster of three brokers")``. A run lists tests with a bare mark that took less than a
-quarter of two seconds, and fails if one took less than a fortieth, because no machine is that much faster. With
-``SEEKPOINT_WALL_CLOCK=0`` it does neither. A server that is started early, during other tests, is such a reason: no
-test's time includes its start.
+quarter of two seconds, and fails if one took less than a fortieth, because no machine is that much faster. A server
+that is started early, during other tests, is such a reason: no test's time includes its start.
 
 Some parameters only repeat a test in other surroundings: those in :data:`SURROUNDINGS`, and those that the test names
 with ``@pytest.mark.repeats("step")``. Of these repetitions ``make test`` runs one, another for each test. If the other
@@ -14,7 +13,6 @@ combinations.
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import prod
@@ -116,8 +114,6 @@ class _Durations:
             self._seconds[report.nodeid] += report.duration
 
     def _shorter(self, least: float) -> list[str]:
-        if os.environ.get("SEEKPOINT_WALL_CLOCK") == "0":
-            return []
         return [f"{test}: {seconds:.2f} s" for test, seconds in self._seconds.items() if seconds < least]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy.engine import URL, make_url
 from seekpoint.errors import ConfigError
 from support import pgwire
 from support.proxy import HOST, Link, Proxy, Side
+from support.waiting import SECONDS
 
 MOVES = "moved"
 """A text of the statement that moves a worker's offsets, which its display's transactions do not have."""
@@ -131,6 +132,10 @@ class PostgresProxy(Proxy):
             link.drop()
         self._happened(fault)
         return True
+
+    def wait_until_fired(self, timeout: float = SECONDS) -> None:
+        """Wait until the fault has happened: a test in which it did not proves nothing."""
+        assert self.fired.wait(timeout), f"not within {timeout} s: a statement or COMMIT for {self._armed}"
 
     def _arm(self, fault: _Fault) -> None:
         self._armed = fault

@@ -21,6 +21,7 @@ from seekpoint.admin import Admin, ReplayableDeadLetters
 from seekpoint.jobs.reload import Reload
 from seekpoint.ledger import GroupLedger
 from seekpoint.testing.servers.postgres import PostgresServer
+from support.databases import libpq
 from support.events import Run
 
 
@@ -135,7 +136,7 @@ class OrdersGroup:
     @property
     def url(self) -> str:
         """The database's URL, with its password."""
-        return self.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        return libpq(self.engine.url)
 
     @property
     def database_options(self) -> list[str]:

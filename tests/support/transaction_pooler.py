@@ -26,6 +26,7 @@ from sqlalchemy import URL, make_url
 from seekpoint.testing.servers.postgres import _unprivileged
 from seekpoint.testing.servers.process import Child, Folder, free_port
 from support import pgwire
+from support.databases import libpq
 from support.docs_pages import ROOT
 
 POOL_SIZE = 12
@@ -78,7 +79,7 @@ def run_pgbouncer(dsn: str, size: int = POOL_SIZE) -> Iterator[str]:
 
 def _await(url: URL, child: Child) -> None:
     deadline, pause = time.monotonic() + _SECONDS, threading.Event()
-    dsn = url.set(drivername="postgresql").render_as_string(hide_password=False)
+    dsn = libpq(url)
     while child.running and time.monotonic() < deadline:
         with suppress(psycopg.OperationalError):
             psycopg.connect(dsn, connect_timeout=5).close()
@@ -134,7 +135,7 @@ class TransactionPooler:
 
     def _connect(self) -> socket.socket:
         """The socket of a connection that libpq has authenticated."""
-        dsn = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
+        dsn = libpq(self._url)
         with psycopg.connect(dsn, autocommit=True) as connection:
             assert not connection.pgconn.ssl_in_use, "the tests' pooler knows no TLS"
             for name in ("server_version", "client_encoding", "server_encoding", "DateStyle", "TimeZone"):

@@ -51,11 +51,6 @@ def pages(seekpoint_engine: Engine, seekpoint_schema: str) -> Mapping[str, str]:
     return fill(seekpoint_engine, seekpoint_schema)
 
 
-@pytest.fixture
-def admin(seekpoint_engine: Engine, seekpoint_schema: str) -> Admin:
-    return Admin(seekpoint_engine, schema=seekpoint_schema)
-
-
 def test_axe_finds_nothing_on_any_page_and_none_is_wider_than_its_window(
     serve: Serve, pages: Mapping[str, str]
 ) -> None:

@@ -40,11 +40,6 @@ def worker(seekpoint_engine: Engine, seekpoint_schema: str) -> LedgerWorker:
 
 
 @pytest.fixture
-def admin(seekpoint_engine: Engine, seekpoint_schema: str) -> Admin:
-    return Admin(seekpoint_engine, schema=seekpoint_schema)
-
-
-@pytest.fixture
 def console(admin: Admin) -> Iterator[Console]:
     """``console(**options)`` is a browser at ``create_app(admin, **options)``; ``admin=`` is another one."""
     with ExitStack() as opened:

@@ -268,7 +268,7 @@ def test_a_commit_without_an_answer(
     """I1: looked up in the run's own row; what was rolled back is tried again."""
 
     def deliver() -> None:
-        assert proxy.fired.wait(60)  # there is nothing to deliver before
+        proxy.wait_until_fired(60)  # there is nothing to deliver before
         proxy.deliver(60)
 
     def arm(*_: object) -> None:
@@ -304,7 +304,7 @@ def test_an_opening_without_an_answer_names_its_run(
     monkeypatch.setattr(job, "open_batch", armed)
     with pytest.raises(OperationalError) as caught:
         batch(orders_group, engine=proxied_engine).run()
-    assert proxy.fired.wait(60)
+    proxy.wait_until_fired(60)
     (run,) = asked
     (note,) = caught.value.__notes__
     assert f"it is unknown whether batch {run} was opened" in note

@@ -197,7 +197,7 @@ def test_a_commit_without_an_answer_is_found_out_by_the_next_run(
         archive = Archive(archived_group.folder / "archive", engine, schema=archived_group.schema)
         with pytest.raises(OperationalError):
             Export(archived_group.engine, archived_group.kafka, archive, archived_group.group, range_records=25).run()
-        assert proxy.fired.wait(60)
+        proxy.wait_until_fired(60)
         engine.dispose()
     assert len(archived_group.spans(name)) == (when == "after_commit")
     archived_group.export(range_records=25).run()

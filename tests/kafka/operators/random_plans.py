@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -24,6 +23,7 @@ from support.events import Run
 from support.kafka_postgres import WorkerGroup
 from support.operators_account import OperatorsAccount
 from support.postgres_proxy import PostgresProxy, When
+from support.waiting import until
 
 BREAKS: list[When] = ["before_commit", "after_commit", "after_commit_delayed", "at_statement"]
 
@@ -129,7 +129,7 @@ class RandomPlans:
             pass
         except (OperationalError, psycopg.OperationalError):
             self.account.broken += 1
-            assert self.proxy.fired.wait(10)
+            self.proxy.wait_until_fired()
             if when == "after_commit_delayed":
                 self.proxy.deliver()
         with suppress(Fenced):
@@ -175,10 +175,11 @@ class RandomPlans:
 
     def _measure(self, claimed: dict[Partition, int], settled: list[int]) -> None:
         """Until the workers have claimed again what was reset: the reset raised the epoch, and so do their claims."""
-        began, pause = monotonic(), threading.Event()
-        while any(epoch < claimed[partition] for partition, epoch in self._epochs().items() if partition in claimed):
-            assert monotonic() - began < 30, "no worker has claimed what was reset"
-            pause.wait(0.005)
+        began = monotonic()
+        until(
+            lambda: all(epoch >= claimed.get(partition, epoch) for partition, epoch in self._epochs().items()),
+            "a worker that claims what was reset",
+        )
         seconds = monotonic() - began
         if not any(worker.seen.all(Revoked, mark) for worker, mark in zip(self.workers, settled, strict=True)):
             self.account.obeyed.append(seconds)

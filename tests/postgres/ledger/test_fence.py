@@ -15,6 +15,7 @@ from sqlalchemy import Engine, text
 from seekpoint.errors import Fenced, HandlerMisuse
 from seekpoint.ledger import Expected, Move
 from seekpoint.ledger.sql import WORKER
+from support.databases import libpq
 from support.ledger_worker import LedgerWorker, backend, wait_until_blocked
 
 NewLedgerWorker = Callable[..., LedgerWorker]
@@ -132,7 +133,7 @@ def test_a_refusal_comes_before_a_commit_that_is_already_on_its_way(
     where = {"moving_topic": ["t"], "moving_partition": [0], "moving_token": [uuid4()]}
     bound = {"group": "g", "expected": 1, "transaction": None, **parameters, **where}
     advance = WORKER["advance"].in_schema(worker.ledger.schema)
-    dsn = seekpoint_engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    dsn = libpq(seekpoint_engine.url)
 
     def without_looking(raw: psycopg.Connection[Any]) -> None:
         with raw.pipeline():

@@ -341,7 +341,7 @@ def test_it_is_one_transaction_wherever_the_connection_is_lost(
         try:
             far.apply(plan(), reason="x")
         except (OperationalError, psycopg.OperationalError):  # SQLAlchemy's own first statement is not wrapped
-            assert proxy.fired.wait(10)
+            proxy.wait_until_fired()
             assert counts(worker) == full, f"before statement {number}"
             continue
         break
@@ -356,7 +356,7 @@ def test_it_is_one_transaction_wherever_the_connection_is_lost(
         proxy.arm(when)
         with pytest.raises(OperationalError):
             far.apply(forget_plan, reason="x")
-        assert proxy.fired.wait(10)
+        proxy.wait_until_fired()
         assert counts(worker)[:2] == (full if when == "before_commit" else gone)[:2], when
     assert plan().is_done
 

@@ -33,11 +33,6 @@ def rows(engine: Engine, schema: str, query: str) -> list[Any]:
         return list(tx.execute(text(query.replace("{s}", f'"{schema}"'))).all())
 
 
-@pytest.fixture
-def admin(seekpoint_engine: Engine, seekpoint_schema: str) -> Admin:
-    return Admin(seekpoint_engine, schema=seekpoint_schema)
-
-
 def test_a_plan_counts_the_dead_letters_that_it_supersedes(
     new_worker: NewLedgerWorker, admin: Admin, seekpoint_engine: Engine, seekpoint_schema: str
 ) -> None:
@@ -123,7 +118,7 @@ def broken(
         try:
             through.apply(plan, reason="first", wait=5)
         except OperationalError:  # SQLAlchemy's, also where the connection is set up
-            assert proxy.fired.wait(10)
+            proxy.wait_until_fired()
         else:
             assert not proxy.fired.is_set()
         if when == "after_commit_delayed":

@@ -21,11 +21,6 @@ SUMS = Accumulate("daily_sales", key=["day"], add=["cents"])
 REFUSED = r"sums in daily_sales would count records twice.*--rebuild MODULE:NAME"
 
 
-@pytest.fixture
-def admin(seekpoint_engine: Engine, seekpoint_schema: str) -> Admin:
-    return Admin(seekpoint_engine, schema=seekpoint_schema)
-
-
 def declares(ledger: GroupLedger, *sinks: Any, **options: Any) -> None:
     """A worker of such a pipeline has stored its declaration."""
     pipeline = Pipeline("g", topics="t", value=Text(), sinks=sinks, **options)

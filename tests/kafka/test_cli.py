@@ -282,7 +282,6 @@ def test_generators_and_other_drivers_are_refused(project: Project) -> None:
 
 
 def test_an_async_engine_is_refused(project: Project) -> None:
-    pytest.importorskip("greenlet")
     engine = project.module(
         "from sqlalchemy.ext.asyncio import create_async_engine",
         TO_TABLE,

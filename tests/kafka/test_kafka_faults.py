@@ -25,7 +25,7 @@ from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.worker.assignment import claiming as claims
 from support.events import Gate, Run
 from support.kafka_postgres import QUICK, WorkerGroup, WorkerOptions
-from support.log_changes import LARGE, in_transactions, trim
+from support.log_changes import LARGE, in_transactions, log_folder, trim
 from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("short_backoff")
@@ -224,12 +224,9 @@ def test_i4_a_truncated_log_is_noticed_by_the_stored_leader_epoch(
     worker_group_on: WorkerGroupOn, own_kafka: KafkaServer, tmp_path: Path, protocol: Protocol
 ) -> None:
     """I4: other records have the same offsets; the epoch shows it."""
-    folder = getattr(getattr(own_kafka, "_handle", None), "_folder", None)
-    if folder is None:
-        pytest.skip("the broker's files are out of reach")
     worker_group = worker_group_on(kafka=own_kafka)
     name = worker_group.topic()
-    log = folder.path / "data" / f"{name}-0"
+    log = log_folder(own_kafka, name)
     worker_group.produce(name, 50)
     with stopped(own_kafka):
         shutil.copytree(log, tmp_path / "older")

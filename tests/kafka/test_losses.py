@@ -20,7 +20,7 @@ from seekpoint.testing.servers.kafka import KafkaServer
 from support.command import seekpoint
 from support.events import Run
 from support.kafka_postgres import QUICK, WorkerGroup
-from support.log_changes import in_transactions
+from support.log_changes import in_transactions, log_folder
 from support.lost_log import OFTEN, admin_of, lost_log
 from support.trouble import put_stop
 
@@ -215,11 +215,8 @@ def truncated(worker_group: WorkerGroup, kafka: KafkaServer, kept: Path) -> tupl
 
 def truncated_after(apply: Callable[[str], None], worker_group: WorkerGroup, kafka: KafkaServer, kept: Path) -> str:
     """The topic: its 100 records were applied, and the broker has come back with a log of 80."""
-    folder = getattr(getattr(kafka, "_handle", None), "_folder", None)
-    if folder is None:
-        pytest.skip("the broker's files are out of reach")
     name = worker_group.topic()
-    log = folder.path / "data" / f"{name}-0"
+    log = log_folder(kafka, name)
     worker_group.produce(name, 80)
     kafka.kill()
     shutil.copytree(log, kept)

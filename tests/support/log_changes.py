@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from seekpoint.kafka.ranges import topic_ids
+from seekpoint.testing.servers.container import Container
+from seekpoint.testing.servers.kafka import KafkaServer
+from seekpoint.testing.servers.process import Child
 from support.waiting import until
 
 LARGE = "x" * 50_000  # a value: few of them are one answer of a broker
@@ -49,6 +54,15 @@ def messages(broker: str, topic: str, partition: int = 0) -> list[Message]:
         return messages
     finally:
         consumer.close()
+
+
+def log_folder(broker: KafkaServer, name: str) -> Path:
+    """The folder with the log of the topic's partition 0; skips the test if the broker runs in a container."""
+    handle = broker._handle
+    if isinstance(handle, Container):
+        pytest.skip("the broker's files are in its container")
+    assert isinstance(handle, Child)
+    return handle._folder.path / "data" / f"{name}-0"
 
 
 def trim(admin: AdminClient, name: str, to: int, *, partition: int = 0) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from support.docs_pages import ROOT
+from support.pytest_run import run_pytest
 
-OPTIONS = ["-q", "--rootdir=.", "-p", "no:cacheprovider", "-p", "support.crashed_processes", "-n", "2"]
 # One process has the last tests of the queue, or none, when the other one crashes: xdist alone hangs there.
 SUITE = """
 import os, pytest
@@ -31,19 +30,12 @@ def pytest_sessionfinish(session):
 
 
 def run(folder: Path, number: int) -> subprocess.CompletedProcess[str]:
-    """Runs 30 tests, of which this one ends its process, with the suite's own way to treat that."""
-    (folder / "pytest.ini").write_text("[pytest]\n")
+    """Run 30 tests, of which this one ends its process, with the suite's own way to treat that."""
     (folder / "test_numbers.py").write_text(SUITE.format(number=number))
     options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
     assert "--max-worker-restart=0" in options
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *OPTIONS, "--dist=loadgroup", "--max-worker-restart=0"],
-        cwd=folder,
-        env={"PYTHONPATH": str(ROOT / "tests")},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
+    return run_pytest(
+        folder, "-p", "support.crashed_processes", "-n", "2", "--dist=loadgroup", "--max-worker-restart=0"
     )
 
 

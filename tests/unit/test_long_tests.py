@@ -1,14 +1,25 @@
-"""Which cases of a test ``make test`` leaves to ``make test-all``."""
+"""Which tests ``make test`` leaves to ``make test-all``, and that a mark on a short test needs a reason."""
 
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 
 from support.long_tests import choose
+from support.pytest_run import run_pytest
 
 DRAWS = range(12)
+MARKED = """
+import pytest
+
+@pytest.mark.long
+def test_short(): ...
+
+@pytest.mark.long("a reason")
+def test_of_a_reason(): ...
+"""
 
 
 @pytest.mark.parametrize("draw", DRAWS)
@@ -46,3 +57,14 @@ def test_a_list_that_was_written_is_kept_whole() -> None:
     cases = [{"when": when, "away": away, "calls": calls} for when, away, calls in rows]
     assert choose(cases, (), 5) == {0, 1, 2, 3}
     assert choose([{"when": "before"}], (), 5) == {0}
+
+
+@pytest.mark.long("runs pytest")
+def test_a_run_fails_for_a_short_test_that_is_marked_without_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "test_marked.py").write_text(MARKED)
+    both = run_pytest(tmp_path, "-p", "support.long_tests")
+    assert both.returncode == 1, both.stdout
+    assert "2 passed" in both.stdout
+    assert "test_marked.py::test_short: 0.0" in both.stdout
+    assert "test_of_a_reason:" not in both.stdout
+    assert run_pytest(tmp_path, "-p", "support.long_tests", "-k", "reason").returncode == 0

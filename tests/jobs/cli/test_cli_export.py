@@ -16,8 +16,6 @@ from support.before_cutover import settled
 from support.cli_jobs import FIRST, Terminal
 from support.reload_orders import OrdersGroup, doubled, of
 
-pyarrow = pytest.importorskip("pyarrow")
-
 
 def test_an_export_and_the_next_one(terminal: Terminal, orders_group: OrdersGroup) -> None:
     output = terminal.job("export", "--to", "archive", "--range-records", "50").stdout.splitlines()

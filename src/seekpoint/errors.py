@@ -234,31 +234,31 @@ class GroupPaused(SeekpointError):  # noqa: N818
 class GroupForgotten(SeekpointError):  # noqa: N818
     """An operator removed the group from the ledger: nothing is applied in its name until that is undone or accepted.
 
-    ``actor`` and ``reason`` say who did it and why, ``at`` when: the value for ``Worker(accept_forgotten=...)``.
+    ``actor`` and ``reason`` say who did it and why, ``forgotten_at`` when: ``Worker(accept_forgotten=...)`` takes it.
     """
 
     code = "SP1106"
 
-    def __init__(self, group: str, *, actor: str, reason: str, at: str) -> None:
+    def __init__(self, group: str, *, actor: str, reason: str, forgotten_at: str) -> None:
         super().__init__(
-            f"group {group!r} was forgotten by {actor} at {at}: {reason}"
+            f"group {group!r} was forgotten by {actor} at {forgotten_at}: {reason}"
             + _listed(
                 (
                     f"undo it: {remedies.undo_forget(group)}; it continues at its offsets",
                     (
                         "begin again at StartAt, as a new group: seekpoint run MODULE:NAME --accept-forgotten "
-                        f"{at}, or Worker(accept_forgotten={at!r})"
+                        f"{forgotten_at}, or Worker(accept_forgotten={forgotten_at!r})"
                     ),
                     "give the pipeline another group name",
                 )
             )
         )
-        self.group, self.actor, self.reason, self.at = group, actor, reason, at
+        self.group, self.actor, self.reason, self.forgotten_at = group, actor, reason, forgotten_at
 
     @classmethod
     def of(cls, group: str, forgotten: Mapping[str, Any]) -> Self:
         """The error for a forgotten group, from the ledger's entry about it."""
-        return cls(group, actor=forgotten["by"], reason=forgotten["reason"], at=forgotten["at"])
+        return cls(group, actor=forgotten["by"], reason=forgotten["reason"], forgotten_at=forgotten["at"])
 
 
 class ClusterChanged(SeekpointError):  # noqa: N818

@@ -29,7 +29,7 @@ class Item(msgspec.Struct):
     id: int
     n: int | None = 1
     note: str = "fine"
-    at: str = "2026-01-01"
+    paid_at: str = "2026-01-01"
     doc: str = "{}"
     code: int | None = None
     ref: int = 1
@@ -41,7 +41,7 @@ class Item(msgspec.Struct):
 COLUMNS = tuple(name for name in Item.__struct_fields__ if name != "act")
 TABLE = """
 seq bigint GENERATED ALWAYS AS IDENTITY, id bigint NOT NULL, n int NOT NULL,
-note varchar(20) CHECK (note <> 'forbidden'), at timestamptz, doc jsonb, code bigint UNIQUE,
+note varchar(20) CHECK (note <> 'forbidden'), paid_at timestamptz, doc jsonb, code bigint UNIQUE,
 ref int REFERENCES parent, late bigint UNIQUE DEFERRABLE INITIALLY DEFERRED,
 owe int REFERENCES parent DEFERRABLE INITIALLY DEFERRED
 """
@@ -188,9 +188,9 @@ KINDS = (
     Kind("out of range", _D, "NumericValueOutOfRange", "22003", fields={"n": 2**31}),
     Kind("huge number", _D, "NumericValueOutOfRange", "22003", fields={"n": 10**30}),
     Kind("NaN in jsonb", _D, "InvalidTextRepresentation", "22P02", strategies=CODE, spoil=_raw('{"a": NaN}')),
-    Kind("text that is no time", _D, "InvalidDatetimeFormat", "22007", fields={"at": "half past nine"}),
-    Kind("year 0", _D, "DatetimeFieldOverflow|InvalidDatetimeFormat", "22008", fields={"at": "0000-01-01"}),
-    Kind("year 300000", _D, "DatetimeFieldOverflow", "22008", fields={"at": "300000-01-01"}),
+    Kind("text that is no time", _D, "InvalidDatetimeFormat", "22007", fields={"paid_at": "half past nine"}),
+    Kind("year 0", _D, "DatetimeFieldOverflow|InvalidDatetimeFormat", "22008", fields={"paid_at": "0000-01-01"}),
+    Kind("year 300000", _D, "DatetimeFieldOverflow", "22008", fields={"paid_at": "300000-01-01"}),
     Kind("JSON too deep for the server", _D, "StatementTooComplex", "54001", strategies=CODE,
          spoil=_raw("[" * 100_000)),
     Kind("CHECK", _D, "CheckViolation", "23514", fields={"note": "forbidden"}),

@@ -251,7 +251,7 @@ def test_to_the_positions_of_another_group_and_to_kafkas_commits(worker_group: W
 def test_a_mirrors_commit_is_no_target(worker_group: WorkerGroup, stopped_topic: str) -> None:
     """It may be older than the position, or of rows that a failover lost; if it is the position, nothing moves."""
     for offset, exits in ((7, 1), (12, 1), (10, 0)):
-        mirrored = Commit.mirror(offset, None, 1).at(Partition(stopped_topic, 0))
+        mirrored = Commit.mirror(offset, None, 1).of(Partition(stopped_topic, 0))
         commits = [ConsumerGroupTopicPartitions(worker_group.group, [mirrored])]
         worker_group.admin.alter_consumer_group_offsets(commits)[worker_group.group].result(20)
         result = reset(worker_group, "--all-topics", "--to-kafka", worker_group.group, exits=exits)

@@ -40,8 +40,8 @@ def test_workers_end_and_none_starts_until_it_is_undone_or_accepted(worker_group
     assert forgotten.partitions == 2
     latest = worker_group.pipeline(name, start=StartAt.latest())
     with pytest.raises(GroupForgotten):
-        worker_group.worker(latest, limits=OFTEN, accept_forgotten=caught.value.at)
-    run = worker_group.worker(latest, limits=OFTEN, accept_forgotten=forgotten.at)
+        worker_group.worker(latest, limits=OFTEN, accept_forgotten=caught.value.forgotten_at)
+    run = worker_group.worker(latest, limits=OFTEN, accept_forgotten=forgotten.forgotten_at)
     run.placed(2)
     stored += worker_group.produce(name, ["last"])
     worker_group.finish(run, name, stored)

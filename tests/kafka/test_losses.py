@@ -165,8 +165,8 @@ def test_a_topic_that_was_created_again(worker_group: WorkerGroup) -> None:
     with pytest.raises(ConfigError, match="topics accept"):
         admin.plan_accept_lost(worker_group.group, Partition(name, 0))
     with pytest.raises(ConfigError, match="offset 5 is outside its log, 0 to 4"):
-        admin.plan_accept_topic(worker_group.group, name, at=5)
-    plan = admin.plan_accept_topic(worker_group.group, name, at=1)
+        admin.plan_accept_topic(worker_group.group, name, offset=5)
+    plan = admin.plan_accept_topic(worker_group.group, name, offset=1)
     assert "1 records before it are left out" in plan.consequences[0]
     admin.apply(admin.plan_accept_topic(worker_group.group, name), reason="a test")
     with pytest.raises(Fenced):

@@ -307,7 +307,7 @@ def test_commits_that_cannot_be_positions_are_refused(worker_group: WorkerGroup,
     assert f"for {third}/0, {third}/2: say where" in stderr, "each partition without a commit is named"
     commit_to_kafka(worker_group, {Partition(other, 0): 6, Partition(other, 1): 0}, group)
     assert "past the end of the log" in imported(worker_group, "--topic", other, exits=1).stderr
-    mirrored = Commit.mirror(2, None, 7).at(Partition(other, 0))
+    mirrored = Commit.mirror(2, None, 7).of(Partition(other, 0))
     asked = [ConsumerGroupTopicPartitions(group, [mirrored])]
     worker_group.admin.alter_consumer_group_offsets(asked)[group].result(20)
     assert "was mirrored from a ledger" in imported(worker_group, "--topic", other, exits=1).stderr
@@ -459,7 +459,7 @@ def test_an_import_of_other_logs_than_those_of_its_plan_is_refused(
 
 def test_a_start_at_committed_offsets_refuses_a_mirrors(worker_group: WorkerGroup) -> None:
     name, _ = worker_group.log(10)
-    asked = [ConsumerGroupTopicPartitions(worker_group.group, [Commit.mirror(4, None, 1).at(Partition(name, 0))])]
+    asked = [ConsumerGroupTopicPartitions(worker_group.group, [Commit.mirror(4, None, 1).of(Partition(name, 0))])]
     worker_group.admin.alter_consumer_group_offsets(asked)[worker_group.group].result(20)
     worker = worker_group.worker(worker_group.pipeline(name, start=StartAt.committed()))
     worker.ends_with(ConfigError, "has mirrored the commit")

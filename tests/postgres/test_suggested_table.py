@@ -190,10 +190,12 @@ def test_a_first_record_that_subtracts_has_no_lowest_and_no_highest_value() -> N
 
 
 SUMS_LACK: dict[str, list[str]] = {
-    "id bigint PRIMARY KEY, cents numeric, at timestamptz": [],
-    "id bigint PRIMARY KEY, cents int, at timestamptz, note text": ["ALTER TABLE {t} ALTER COLUMN cents TYPE BIGINT;"],
+    "id bigint PRIMARY KEY, cents numeric, ordered_at timestamptz": [],
+    "id bigint PRIMARY KEY, cents int, ordered_at timestamptz, note text": [
+        "ALTER TABLE {t} ALTER COLUMN cents TYPE BIGINT;"
+    ],
     "id bigint, cents bigint": [
-        "ALTER TABLE {t} ADD COLUMN at TIMESTAMP WITH TIME ZONE;",
+        "ALTER TABLE {t} ADD COLUMN ordered_at TIMESTAMP WITH TIME ZONE;",
         "ALTER TABLE {t} ADD CONSTRAINT t_pkey PRIMARY KEY (id);",
     ],
 }
@@ -203,7 +205,9 @@ SUMS_LACK: dict[str, list[str]] = {
 def test_what_a_table_of_sums_lacks(body: str, sink_tables: SinkTables) -> None:
     sink_tables.sql("DROP TABLE IF EXISTS t")
     sink_tables.create(body)
-    lacks = changes(sink_tables, Accumulate((sink_tables.schema, "t"), key=["id"], add=["cents"], most=["at"]), Sale)
+    lacks = changes(
+        sink_tables, Accumulate((sink_tables.schema, "t"), key=["id"], add=["cents"], most=["ordered_at"]), Sale
+    )
     assert lacks == [statement.replace("{t}", f"{sink_tables.schema}.t") for statement in SUMS_LACK[body]]
 
 
@@ -287,25 +291,25 @@ class Sale(msgspec.Struct):
     id: int
     cents: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     note: str | None
-    at: datetime
+    ordered_at: datetime
     tags: list[str]
 
 
 LACKS: dict[str, list[str]] = {
-    "id bigint PRIMARY KEY, cents int, note text, at timestamptz, tags text[]": [],
-    "id numeric PRIMARY KEY, cents bigint, note varchar, at timestamptz, tags varchar[], more text": [],
-    "id bigint PRIMARY KEY, cents int, note text, at timestamptz, tags text[], made int NOT NULL DEFAULT 1": [],
-    "id bigint NOT NULL UNIQUE, cents int, note text, at timestamptz, tags text[]": [],
-    "id int PRIMARY KEY, cents smallint, note text, at timestamptz, tags text[]": [
+    "id bigint PRIMARY KEY, cents int, note text, ordered_at timestamptz, tags text[]": [],
+    "id numeric PRIMARY KEY, cents bigint, note varchar, ordered_at timestamptz, tags varchar[], more text": [],
+    "id bigint PRIMARY KEY, cents int, note text, ordered_at timestamptz, tags text[], made int NOT NULL DEFAULT 1": [],
+    "id bigint NOT NULL UNIQUE, cents int, note text, ordered_at timestamptz, tags text[]": [],
+    "id int PRIMARY KEY, cents smallint, note text, ordered_at timestamptz, tags text[]": [
         "ALTER TABLE {t} ALTER COLUMN id TYPE BIGINT;",
         "ALTER TABLE {t} ALTER COLUMN cents TYPE INTEGER;",
     ],
-    "id bigint, cents int, at timestamp, tags text[]": [
+    "id bigint, cents int, ordered_at timestamp, tags text[]": [
         "ALTER TABLE {t} ADD COLUMN note TEXT;",
-        "ALTER TABLE {t} ALTER COLUMN at TYPE TIMESTAMP WITH TIME ZONE;",
+        "ALTER TABLE {t} ALTER COLUMN ordered_at TYPE TIMESTAMP WITH TIME ZONE;",
         "ALTER TABLE {t} ADD CONSTRAINT t_pkey PRIMARY KEY (id);",
     ],
-    "other int PRIMARY KEY, id bigint, cents int, note varchar(9) NOT NULL, at timestamptz, tags text": [
+    "other int PRIMARY KEY, id bigint, cents int, note varchar(9) NOT NULL, ordered_at timestamptz, tags text": [
         "ALTER TABLE {t} ALTER COLUMN note TYPE TEXT;",
         "ALTER TABLE {t} ALTER COLUMN note DROP NOT NULL;",
         "ALTER TABLE {t} ALTER COLUMN tags TYPE TEXT[];",

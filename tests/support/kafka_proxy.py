@@ -110,16 +110,16 @@ def without_brokers(answer: bytes, version: int) -> bytes:
     cursor = _Cursor(answer, 4)  # after the correlation id
     cursor.skip_tags()
     cursor.skip(4)  # throttle time
-    brokers_at = cursor.at
+    brokers_at = cursor.index
     for _ in range(cursor.unsigned() - 1):
         cursor.skip(4)  # id
         cursor.skip_text()
         cursor.skip(4)  # port
         cursor.skip_text()  # rack
         cursor.skip_tags()
-    cluster_at = cursor.at
+    cluster_at = cursor.index
     cursor.skip_text()
-    controller_at = cursor.at
+    controller_at = cursor.index
     none, no_controller = b"\x01", b"\xff\xff\xff\xff"
     return answer[:brokers_at] + none + answer[cluster_at:controller_at] + no_controller + answer[controller_at + 4 :]
 
@@ -129,16 +129,16 @@ class _Cursor:
     """A position in a message of a flexible version."""
 
     data: Final[bytes]
-    at: int
+    index: int
 
     def skip(self, size: int) -> None:
-        self.at += size
+        self.index += size
 
     def unsigned(self) -> int:
         value = shift = 0
         while True:
-            byte = self.data[self.at]
-            self.at += 1
+            byte = self.data[self.index]
+            self.index += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value

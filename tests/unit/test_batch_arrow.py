@@ -40,7 +40,7 @@ class Order(msgspec.Struct):
     note: str | None
     paid: bool
     seal: bytes
-    at: datetime
+    ordered_at: datetime
     local: Annotated[datetime, msgspec.Meta(tz=False)]
     day: date
     noon: time
@@ -94,7 +94,7 @@ def test_columns_have_the_types_of_the_annotations() -> None:
             pa.field("note", pa.string(), True),
             pa.field("paid", pa.bool_(), False),
             pa.field("seal", pa.binary(), False),
-            pa.field("at", MICROS, False),
+            pa.field("ordered_at", MICROS, False),
             pa.field("local", pa.timestamp("us"), False),
             pa.field("day", pa.date32(), False),
             pa.field("noon", pa.time64("us"), False),
@@ -111,7 +111,7 @@ def test_columns_have_the_types_of_the_annotations() -> None:
     )
     row = arrow.to_pylist()[0]
     assert row["items"] == [{"sku": "s", "count": 1}, {"sku": "t", "count": None}]
-    assert (row["at"], row["local"], row["uid"]) == (AT, AT.replace(tzinfo=None), UUID(int=7))
+    assert (row["ordered_at"], row["local"], row["uid"]) == (AT, AT.replace(tzinfo=None), UUID(int=7))
     assert (row["prices"], row["state"], row["amount"]) == ([("p", 1)], "open", Decimal("1.50"))
 
 

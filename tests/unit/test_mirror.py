@@ -181,7 +181,7 @@ def test_an_error_of_the_client_ends_no_worker() -> None:
 def test_a_position_without_a_leader_epoch_is_a_commit_without_one() -> None:
     """As after a reset: no record was applied there."""
     commit = Commit.mirror(4, None, 2)
-    position: Any = commit.at(AT)
+    position: Any = commit.of(AT)
     assert (position.offset, position.metadata, position.leader_epoch) == (4, "seekpoint epoch=2", None)
     assert commit.is_mirror
     assert not Commit(4, None, "seekpointless").is_mirror

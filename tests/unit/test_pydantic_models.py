@@ -206,7 +206,7 @@ class Strict(BaseModel):
 class StrictFree(BaseModel):
     model_config = ConfigDict(strict=True)
     id: int
-    at: datetime
+    paid_at: datetime
 
 
 class Base64(BaseModel):
@@ -251,7 +251,9 @@ def test_what_would_lose_digits_or_has_no_validator_is_refused_at_the_declaratio
 
 
 def test_strict_models_without_decimals_and_strict_numbers_beside_them_are_taken() -> None:
-    assert Json(StrictFree)(b'{"id": 1, "at": "2026-11-28T12:00:00Z"}').at == datetime(2026, 11, 28, 12, tzinfo=UTC)
+    assert Json(StrictFree)(b'{"id": 1, "paid_at": "2026-11-28T12:00:00Z"}').paid_at == datetime(
+        2026, 11, 28, 12, tzinfo=UTC
+    )
     assert Json(Quantity)(b'{"count": 1, "price": 1.10}').price == Decimal("1.10")
     with pytest.raises(msgspec.ValidationError, match=r"valid integer - at `\$.count`"):
         Json(Quantity)(b'{"count": "1", "price": 1.10}')

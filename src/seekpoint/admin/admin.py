@@ -272,13 +272,13 @@ class Admin:
         """
         return plan_lost(self._ledger(group), partition, to_offset, self._brokers(), KAFKA_TIMEOUT)
 
-    def plan_accept_topic(self, group: str, topic: str, *, at: int | None = None) -> AcceptPlan:
-        """A plan to read a recreated topic: from its first offsets, or from ``at``. Asks the brokers.
+    def plan_accept_topic(self, group: str, topic: str, *, offset: int | None = None) -> AcceptPlan:
+        """A plan to read a recreated topic: from its first offsets, or from ``offset``. Asks the brokers.
 
         Raises ConfigError for unknown names, and for an offset that is not in a partition's log; GroupForgotten,
         ClusterChanged and KafkaUnavailable as :meth:`plan_accept_lost` does.
         """
-        return plan_topic(self._ledger(group), topic, at, self._brokers(), KAFKA_TIMEOUT)
+        return plan_topic(self._ledger(group), topic, offset, self._brokers(), KAFKA_TIMEOUT)
 
     def plan_import(
         self,

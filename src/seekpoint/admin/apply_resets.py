@@ -31,9 +31,9 @@ def apply_resets(
     ledger: GroupLedger, plan: ResetPlan, attribution: Attribution, *, wait: float, separately: bool, accept_loss: bool
 ) -> ResetResult:
     """See :meth:`seekpoint.admin.Admin.apply`."""
-    moves = sorted(plan.moves, key=lambda reset: reset.at)
+    moves = sorted(plan.moves, key=lambda reset: reset.topic_partition)
     if plan.needs_accept_loss and not accept_loss:
-        ranges = ", ".join(f"{reset.at} [{reset.wanted}, {reset.target})" for reset in moves if reset.gone)
+        ranges = ", ".join(f"{reset.topic_partition} [{reset.wanted}, {reset.target})" for reset in moves if reset.gone)
         raise ConfigError(
             f"retention has removed {ranges}: --accept-loss (accept_loss=True) resets to the logs' starts"
         )
@@ -52,14 +52,14 @@ def apply_resets(
             refused.append(str(error))
         except Exception as error:  # noqa: BLE001 -- after any error, the partitions that were reset must be reported
             see = "`seekpoint offsets history` shows whether it was reset; later partitions were not tried"
-            refused.append(f"{reset.at}: {one_line(error)}: {see}")
+            refused.append(f"{reset.topic_partition}: {one_line(error)}: {see}")
             break
     return ResetResult(tuple(done), tuple(refused), skipped)
 
 
 def _moved_since(ledger: GroupLedger, plan: ResetPlan) -> Iterator[str]:
     """A sentence for each partition that was at its target when the plan was made, and no longer is."""
-    unmoved = {reset.at: reset for reset in plan.resets if reset.direction == "none"}
+    unmoved = {reset.topic_partition: reset for reset in plan.resets if reset.direction == "none"}
     rows = ledger.positions_of(unmoved, locked=False) if unmoved else {}
     for partition, reset in sorted(unmoved.items()):
         row = rows.get(partition)
@@ -79,7 +79,7 @@ def _apply(
         try:
             with ledger.begin(lock_wait=LOCKS) as tx:
                 rows = _lock(tx, plan, moves)
-                return [_reset(tx, rows[move.at], move, attribution) for move in moves]
+                return [_reset(tx, rows[move.topic_partition], move, attribution) for move in moves]
         except OperationalError as error:
             if sqlstate(error) not in _BUSY:
                 raise
@@ -95,9 +95,9 @@ def reset_rebuilt(tx: GroupConnection, plan: ResetPlan, attribution: Attribution
 
     Raises Fenced if the group has changed since the plan was made.
     """
-    moves = sorted(plan.moves, key=lambda reset: reset.at)
+    moves = sorted(plan.moves, key=lambda reset: reset.topic_partition)
     rows = _lock(tx, plan, moves)
-    return [_reset(tx, rows[move.at], move, attribution, rebuilt=True) for move in moves]
+    return [_reset(tx, rows[move.topic_partition], move, attribution, rebuilt=True) for move in moves]
 
 
 def _lock(tx: GroupConnection, plan: ResetPlan, moves: Sequence[Reset]) -> dict[Partition, Row[Any]]:
@@ -112,17 +112,17 @@ def _lock(tx: GroupConnection, plan: ResetPlan, moves: Sequence[Reset]) -> dict[
         raise _refused(f"group {plan.group!r} was forgotten since the plan was made")
     remaining = max(0.05, LOCKS - (monotonic() - began))
     tx.execute(RESETS["time_limit"], timeout=f"{round(remaining * 1000)}ms")
-    parameters = asking_for([move.at for move in moves])
+    parameters = asking_for([move.topic_partition for move in moves])
     rows = {Partition(row.topic, row.partition): row for row in tx.execute(RESETS["lock_rows"], **parameters)}
     tx.execute(RESETS["time_limit"], timeout="0")
     last = last_resets(tx)
     for move in moves:
-        _require(rows.get(move.at), move, last.get(move.at))
+        _require(rows.get(move.topic_partition), move, last.get(move.topic_partition))
     return rows
 
 
 def _require(row: Row[Any] | None, move: Reset, last: int | None) -> None:
-    partition = move.at
+    partition = move.topic_partition
     if row is None:
         raise _refused(f"{partition} no longer has a stored offset")
     if row.topic_id != move.topic_id:
@@ -153,8 +153,8 @@ def _reset(
     lost = None if log else lost
     why: dict[str, Any] = {"actor": attribution.actor, "reason": reason, "log": log, "lost": lost, "log_start": start}
     expected = move.position if move.is_past_end else None  # a commit since shows that the log was not truncated
-    reset_offset(tx, move.at, move.target, rebuilt=rebuilt, expected=expected, **why)
-    return ResetDone(move.at, move.topic_id, from_offset, move.target)
+    reset_offset(tx, move.topic_partition, move.target, rebuilt=rebuilt, expected=expected, **why)
+    return ResetDone(move.topic_partition, move.topic_id, from_offset, move.target)
 
 
 # -- who holds the locks -----------------------------------------------------------------------------------------
@@ -163,9 +163,9 @@ def _reset(
 def _busy(ledger: GroupLedger, moves: Sequence[Reset]) -> str:
     """Which partition is locked by another session, and since when."""
     with ledger.begin(lock_wait=LOCKS) as tx:
-        parameters = asking_for([move.at for move in moves])
+        parameters = asking_for([move.topic_partition for move in moves])
         free = {Partition(row.topic, row.partition) for row in tx.execute(RESETS["free_rows"], **parameters)}
-    busy = [move.at for move in moves if move.at not in free]
+    busy = [move.topic_partition for move in moves if move.topic_partition not in free]
     if not busy:
         return "another session had locked the group or one of its partitions"
     with ledger.begin() as tx:

@@ -31,12 +31,12 @@ from seekpoint.records import numbered
 
 @dataclass(frozen=True, slots=True)
 class ForgottenGroup:
-    """A forgotten group, with the number of its partitions; ``run --accept-forgotten`` takes the time ``at``."""
+    """A forgotten group, with the number of its partitions; ``run --accept-forgotten`` takes ``forgotten_at``."""
 
     name: str
     by: str
     reason: str
-    at: str
+    forgotten_at: str
     partitions: int
 
 

@@ -55,9 +55,9 @@ def plan_reset(
         if (
             reset.direction != "none"
             and reset.target >= reset.position
-            and is_rewritten(positions[reset.at], reset.log)
+            and is_rewritten(positions[reset.topic_partition], reset.log)
         ):
-            raise Fenced(unknown_truncation(ledger.group, positions[reset.at]))
+            raise Fenced(unknown_truncation(ledger.group, positions[reset.topic_partition]))
     moved = [(reset.topic_id, reset.partition, reset.target) for reset in resets if reset.direction != "none"]
     with ledger.begin() as tx:
         twice = _counted_twice(tx, resets, positions, group.declared)
@@ -78,7 +78,7 @@ def _counted_twice(
     tables: set[str] = set()
     for reset in resets:
         end = reset.log[1] if reset.log is not None and reset.is_past_end else None
-        if reset.direction == "backward" and is_applied_again(tx, positions[reset.at], reset.target, end):
+        if reset.direction == "backward" and is_applied_again(tx, positions[reset.topic_partition], reset.target, end):
             tables.update(tables_with_sums(declared, reset.topic))
     return tuple(sorted(tables))
 

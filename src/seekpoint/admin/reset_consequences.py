@@ -52,7 +52,7 @@ def consequences(
 
 
 def _of_partition(reset: Reset) -> Iterator[str]:
-    move, count = f"{reset.at} {reset.position} → {reset.target}", abs(reset.target - reset.position)
+    move, count = f"{reset.topic_partition} {reset.position} → {reset.target}", abs(reset.target - reset.position)
     if reset.direction == "forward":
         if reset.is_exact:
             yield f"{move}: the failed record is skipped, and recorded as a lost range with reason operator"
@@ -64,14 +64,14 @@ def _of_partition(reset: Reset) -> Iterator[str]:
     elif reset.is_past_end and reset.log is not None:
         yield f"{move}: the log ends at {reset.log[1]}, before the position; records written from there on are read"
     elif count == 0:  # --to-current
-        yield f"{reset.at} → {reset.target}: records that workers apply until the reset are read again"
+        yield f"{reset.topic_partition} → {reset.target}: records that workers apply until the reset are read again"
     else:
         yield f"{move}: {_offsets(count)} read again; records that are applied until the reset are read again, too"
     if reset.gone:
         effect = "records them as a lost range" if reset.direction == "forward" else "does not read them again"
         yield (
-            f"{reset.at}: the log begins at {reset.target}: up to {_offsets(reset.gone)} gone; --apply needs "
-            f"--accept-loss, and {effect}"
+            f"{reset.topic_partition}: the log begins at {reset.target}: up to {_offsets(reset.gone)} gone; --apply "
+            f"needs --accept-loss, and {effect}"
         )
 
 

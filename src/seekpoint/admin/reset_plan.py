@@ -38,7 +38,7 @@ class Reset:
     is_exact: bool = False
 
     @property
-    def at(self) -> Partition:
+    def topic_partition(self) -> Partition:
         """The partition that is reset."""
         return Partition(self.topic, self.partition)
 

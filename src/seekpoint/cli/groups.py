@@ -219,7 +219,7 @@ def _list_forgotten(admin: Admin, *, as_json: bool) -> None:
     elif not forgotten:
         typer.echo("no group is forgotten")
     else:
-        rows = [(group.name, group.partitions, group.at, group.by, group.reason) for group in forgotten]
+        rows = [(group.name, group.partitions, group.forgotten_at, group.by, group.reason) for group in forgotten]
         print_table(None, ("group", "partitions", "forgotten at", "by", "reason"), rows, numeric=NUMERIC)
 
 

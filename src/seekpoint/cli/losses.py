@@ -116,7 +116,9 @@ def accept_topic(
     if from_beginning == (offset is not None):
         raise ConfigError("say where to continue in the new topic: --from-beginning, or --at OFFSET")
     admin = admin_of(ledger, brokers, apply, reason)
-    _carry_out(admin, admin.plan_accept_topic(group, topic, at=offset), ledger, apply=apply, reason=reason, actor=actor)
+    _carry_out(
+        admin, admin.plan_accept_topic(group, topic, offset=offset), ledger, apply=apply, reason=reason, actor=actor
+    )
 
 
 def admin_of(ledger: LedgerOptions, brokers: KafkaOptions, apply: bool, reason: str | None) -> Admin:

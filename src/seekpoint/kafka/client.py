@@ -250,7 +250,7 @@ class Client:
         with self._in_use:
             try:
                 self._consumer.commit(
-                    offsets=[commit.at(partition) for partition, commit in commits.items()], asynchronous=True
+                    offsets=[commit.of(partition) for partition, commit in commits.items()], asynchronous=True
                 )
             except KafkaException as error:
                 return error.args[0]  # type: ignore[no-any-return]

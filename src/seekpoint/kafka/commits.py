@@ -45,7 +45,7 @@ class Commit:
         """Whether a mirror wrote this commit."""
         return self.metadata.split(" ", 1)[0] == MIRROR
 
-    def at(self, partition: Partition) -> TopicPartition:
+    def of(self, partition: Partition) -> TopicPartition:
         """The commit as the client's type."""
         epoch = {} if self.leader_epoch is None else {"leader_epoch": self.leader_epoch}  # None is refused
         return TopicPartition(partition.topic, partition.number, self.offset, metadata=self.metadata, **epoch)
@@ -112,7 +112,7 @@ def commits_of(answers: Iterable[TopicPartition]) -> dict[Partition, Commit]:
 
 def write_commits(identity: Identity, group: str, commits: Mapping[Partition, Commit]) -> None:
     """Write commits of a group without members. Raises Fenced if it has members, and KafkaUnavailable."""
-    requests = [ConsumerGroupTopicPartitions(group, [commit.at(partition) for partition, commit in commits.items()])]
+    requests = [ConsumerGroupTopicPartitions(group, [commit.of(partition) for partition, commit in commits.items()])]
 
     def send(client: AskingClient, timeout: float) -> Wait[None]:
         futures = client.admin.alter_consumer_group_offsets(requests, request_timeout=timeout)

@@ -89,11 +89,11 @@ class StartAt:
         return cls("latest")
 
     @classmethod
-    def time(cls, at: datetime) -> StartAt:
-        """At the first record with a timestamp at or after ``at`` (an aware time), else at the end."""
-        if at.tzinfo is None:
-            raise ConfigError(f"StartAt.time({at!r}): give an aware time, e.g. datetime(..., tzinfo=UTC)")
-        return cls("time", moment=at)
+    def time(cls, moment: datetime) -> StartAt:
+        """At the first record with a timestamp at or after ``moment`` (an aware time), else at the end."""
+        if moment.tzinfo is None:
+            raise ConfigError(f"StartAt.time({moment!r}): give an aware time, e.g. datetime(..., tzinfo=UTC)")
+        return cls("time", moment=moment)
 
     @classmethod
     def offsets(cls, positions: Mapping[tuple[str, int], int]) -> StartAt:

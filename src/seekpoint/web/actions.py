@@ -233,7 +233,7 @@ def _target(target: str, text: str) -> ResetTo:
 
 def _accept_topic(admin: Admin, request: PageRequest) -> AcceptPlan:
     offset = (request.get("at") or "").strip()
-    return admin.plan_accept_topic(request["group"], request["topic"], at=request.integer("at") if offset else None)
+    return admin.plan_accept_topic(request["group"], request["topic"], offset=request.integer("at") if offset else None)
 
 
 def _chosen(admin: Admin, request: PageRequest, site: Site) -> tuple[dict[int, datetime], list[str]]:

@@ -160,7 +160,7 @@ def button_of(plan: object) -> tuple[str, bool]:
             return f"{'Pause' if plan.paused else 'Resume'} {plan.group}", False
         case ResetPlan():
             count = len(plan.moves)
-            where = str(plan.moves[0].at) if count == 1 else f"{count:,} partitions"
+            where = str(plan.moves[0].topic_partition) if count == 1 else f"{count:,} partitions"
             return f"Reset {where}", any(reset.gone or reset.direction == "forward" for reset in plan.moves)
         case AcceptPlan():
             first = plan.acceptances[0]

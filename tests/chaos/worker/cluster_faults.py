@@ -98,7 +98,7 @@ def join(context: FaultContext, fault: Fault) -> Injected:
     newcomer = context.pool.start()
     activated = log.wait("Activated", by=newcomer.name, since=mark)
     log.wait("Committed", by=newcomer.name, since=mark)
-    injected = Injected(started, frozenset([activated["partition"]]), mark, over=activated.at)
+    injected = Injected(started, frozenset([activated["partition"]]), mark, over=activated.seconds)
     context.recovered(injected)
     _drained(context, leaving.name)
     return injected
@@ -208,7 +208,7 @@ def pause(context: FaultContext, fault: Fault) -> Injected:
     for worker in context.pool.workers:
         log.wait("Paused", by=worker.name, since=mark)
     behind = ledger.read()
-    commits = [s for s in log.since(paused) if s.name == "Committed" and s.at > started + 1]
+    commits = [s for s in log.since(paused) if s.name == "Committed" and s.seconds > started + 1]
     if commits or ledger.read() != behind:
         raise NotReached(f"a paused group committed: {commits}")
     ledger.resume(actor="chaos")

@@ -16,11 +16,11 @@ SECONDS = 30.0  # a deadline for what takes a second or a few
 
 @dataclass(frozen=True)
 class WorkerEvent:
-    """One event of one worker. ``at`` is the machine's monotonic clock, the same in every process."""
+    """One event of one worker. ``seconds`` is the machine's monotonic clock, the same in every process."""
 
     worker: str
     name: str
-    at: float
+    seconds: float
     values: Mapping[str, Any]
 
     def __getitem__(self, key: str) -> Any:
@@ -28,7 +28,7 @@ class WorkerEvent:
 
     def __str__(self) -> str:
         values = " ".join(f"{k}={v}" for k, v in self.values.items())
-        return f"{self.at:.3f} {self.worker} {self.name} {values}"
+        return f"{self.seconds:.3f} {self.worker} {self.name} {values}"
 
 
 class EventLog:
@@ -57,13 +57,13 @@ class EventLog:
     def _time_careful(self, event: WorkerEvent) -> None:
         """Add up the time of suspect ranges, from the first owner that reports one until an owner passes its end."""
         if event.name == "CrashSuspected":
-            self._careful.setdefault(event["partition"], (event.at, event["until"]))
+            self._careful.setdefault(event["partition"], (event.seconds, event["until"]))
         elif event.name == "SuspectsLeft" and event["left"] == 0:
-            self._end_careful(event["partition"], event.at)
+            self._end_careful(event["partition"], event.seconds)
         elif event.name == "Committed":
             for partition, _, end in event["spans"]:
                 if partition in self._careful and end >= self._careful[partition][1]:
-                    self._end_careful(partition, event.at)
+                    self._end_careful(partition, event.seconds)
 
     def _end_careful(self, partition: int, now: float) -> None:
         since, _ = self._careful.pop(partition, (now, 0))

@@ -24,7 +24,7 @@ class Injected:
     ``over`` is when its cause ended; earlier commits are no recovery.
     """
 
-    at: float
+    began: float
     partitions: frozenset[int]
     mark: int
     over: float = 0.0
@@ -72,7 +72,7 @@ class FaultContext:
         """Wait until no worker has committed for ``seconds``, so that a freeze has taken effect."""
         pause, began, deadline = threading.Event(), monotonic(), monotonic() + SECONDS
         while True:
-            last = max([began, *(s.at for s in self.log.since(0)[-200:] if s.name == "Committed")])
+            last = max([began, *(s.seconds for s in self.log.since(0)[-200:] if s.name == "Committed")])
             if monotonic() - last >= seconds:
                 return
             if monotonic() > deadline:
@@ -83,14 +83,14 @@ class FaultContext:
         """Wait until every interrupted partition is committed to again; returns the seconds since the fault."""
 
         def written(event: WorkerEvent) -> bool:
-            return event.at > max(injected.at, injected.over) and bool(moved(event) & left)
+            return event.seconds > max(injected.began, injected.over) and bool(moved(event) & left)
 
-        last, left = injected.at, set(injected.partitions)
+        last, left = injected.began, set(injected.partitions)
         while left:
             event = self.log.wait("Committed", since=injected.mark, where=written, seconds=60)
             left -= moved(event)
-            last = max(last, event.at)
-        return last - injected.at
+            last = max(last, event.seconds)
+        return last - injected.began
 
 
 def moved(committed: WorkerEvent) -> set[int]:

@@ -34,7 +34,7 @@ def kill_at_step(context: FaultContext, fault: Fault) -> Injected:
         raise NotReached(f"{victim.name} should have died at {fault.step}, but ended with code {code} after {last}")
     if fault.step == "Activated":
         held = frozenset([last["partition"]])
-    return _struck_dead(context, fault, Injected(last.at, held, mark))
+    return _struck_dead(context, fault, Injected(last.seconds, held, mark))
 
 
 def kill_at_random(context: FaultContext, fault: Fault) -> Injected:
@@ -79,7 +79,7 @@ def _stopped(context: FaultContext, fault: Fault) -> tuple[WorkerProcess, Inject
     mark = victim.mark_and_break_at(fault.step, fault.nth, "stop")
     event = context.log.wait("AtBreak", by=victim.name, since=mark)
     victim.wait_until_stopped()
-    return victim, Injected(event.at, frozenset(victim.active), mark)
+    return victim, Injected(event.seconds, frozenset(victim.active), mark)
 
 
 # -- COMMIT ---------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def _cut_commit(
 def commit_cut_before(context: FaultContext, fault: Fault) -> Injected:
     """Cut the connection before COMMIT reaches the server, unknown to the worker."""
     victim, injected = _cut_commit(context, fault, "before_commit")
-    context.log.wait("Committed", by=victim.name, since=injected.mark, where=lambda s: s.at > injected.at)
+    context.log.wait("Committed", by=victim.name, since=injected.mark, where=lambda s: s.seconds > injected.began)
     return injected
 
 
@@ -208,7 +208,7 @@ def _waiting(context: FaultContext, victim: WorkerProcess, step: str, nth: int) 
     """Make the worker wait at the step until ``go()``."""
     mark = victim.mark_and_break_at(step, nth, "wait")
     event = context.log.wait("AtBreak", by=victim.name, since=mark)
-    return Injected(event.at, frozenset(victim.active), mark)
+    return Injected(event.seconds, frozenset(victim.active), mark)
 
 
 def _fired(victim: WorkerProcess, what: str) -> None:

@@ -79,7 +79,7 @@ class RandomPlans:
         if not (moved := self._moved(reason)):
             self.account.refused += 1
             return
-        assert moved <= {reset.at for reset in plan.moves}
+        assert moved <= {reset.topic_partition for reset in plan.moves}
         self.account.applied += 1
         if settled is not None and happens in {self._apply, self._apply_by_two}:
             self._measure({partition: epochs[partition] + 2 for partition in moved}, settled)

@@ -189,7 +189,7 @@ def test_a_start_that_accepts_it_begins_a_new_group(new_worker: NewLedgerWorker)
     worker = ended(new_worker)
     admin = admin_of(worker)
     admin.apply(admin.plan_forget("g", export_to=None), reason="x", actor="bob")
-    ((forgotten_at, plan),) = [(forgotten.at, admin.plan_undo_forget("g")) for forgotten in admin.forgotten()]
+    ((forgotten_at, plan),) = [(forgotten.forgotten_at, admin.plan_undo_forget("g")) for forgotten in admin.forgotten()]
     for other in (None, "2026-01-01T00:00:00Z"):
         with pytest.raises(GroupForgotten, match=f"--accept-forgotten {forgotten_at}"):
             another(worker, accept_forgotten=other).claim(0)
@@ -215,7 +215,7 @@ def test_a_reset_that_was_planned_before_is_none_of_the_new_groups(new_worker: N
     admin.apply(admin.plan_forget("g", export_to=None), reason="x", actor="bob")
     with pytest.raises(Fenced, match="was forgotten since the plan was made: nothing was done"):
         admin.apply(plan, reason="x")
-    new = another(worker, accept_forgotten=admin.forgotten()[0].at)
+    new = another(worker, accept_forgotten=admin.forgotten()[0].forgotten_at)
     new.claim(0, 1, start={0: 9, 1: 1})
     with pytest.raises(Fenced, match="was forgotten since the plan was made: nothing was done"):
         admin.apply(plan, reason="x")
@@ -235,7 +235,7 @@ def test_resets_of_before_count_after_the_undo_and_not_after_a_new_beginning(new
 
     def forget_it() -> str:
         admin.apply(admin.plan_forget("g", export_to=None), reason="x", actor="bob")
-        return admin.forgotten()[0].at
+        return admin.forgotten()[0].forgotten_at
 
     forget_it()
     admin.apply(admin.plan_undo_forget("g"), reason="x")

@@ -160,7 +160,7 @@ def test_the_failed_record_may_lie_after_a_gap(
             where = f"o.partition = {partition}"
             tx.execute(text(put_stop(f'"{worker.ledger.schema}"', "PoisonStop", str(offset), where)))
     plan = admin.plan_reset("g", ResetTo.after_failed())
-    assert [(move.at.number, move.target) for move in plan.moves] == [(0, 102)]
+    assert [(move.topic_partition.number, move.target) for move in plan.moves] == [(0, 102)]
     admin.apply(plan, reason="the record is empty")
     assert worker.positions()[0] == 102
     assert [(lost.from_offset, lost.to_offset) for lost in admin.lost()] == [(100, 102)]
@@ -285,7 +285,7 @@ def test_partitions_that_have_left_their_target_are_named(new_worker: NewLedgerW
     """When the plan was made there was nothing to do for them."""
     worker = new_worker(positions={0: 10, 1: 20, 2: 10})
     plan = admin.plan_reset("g", ResetTo.offset(10))
-    assert [move.at.number for move in plan.moves] == [1]
+    assert [move.topic_partition.number for move in plan.moves] == [1]
     nothing = admin.plan_reset("g", ResetTo.offset(10), {"t": [2]})
     assert nothing.is_done
     worker.commit({0: 15, 2: 11})

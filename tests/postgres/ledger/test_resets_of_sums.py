@@ -129,7 +129,9 @@ def test_a_reset_before_a_group_began_again_was_of_another_position(new_worker: 
     admin.apply(admin.plan_forget("g", export_to=None), reason="a test", actor="bob")
     (forgotten,) = admin.forgotten()
     old = worker.ledger
-    ledger = GroupLedger(old.engine, "g", schema=old.schema, tables=["applied"], accept_forgotten=forgotten.at)
+    ledger = GroupLedger(
+        old.engine, "g", schema=old.schema, tables=["applied"], accept_forgotten=forgotten.forgotten_at
+    )
     again = LedgerWorker(ledger, topic_id=worker.topic_id)
     again.claim(0, start={0: 0})
     declares(ledger, SUMS)

@@ -42,14 +42,14 @@ class Rewind:
                 "the pipeline of that group"
             )
         if self.plan.needs_accept_loss and not accept_loss:
-            gone = ", ".join(str(move.at) for move in self.plan.moves if move.gone)
+            gone = ", ".join(str(move.topic_partition) for move in self.plan.moves if move.gone)
             raise ConfigError(f"retention has removed offsets of {gone}: --accept-loss (accept_loss=True) is needed")
 
     @property
     def ends(self) -> Mapping[Key, int]:
         """The targets of partitions with a backward reset: the tables are rebuilt up to these offsets."""
         backward = (move for move in self.plan.moves if move.direction == "backward")
-        return {(self.plan.group, move.at): move.target for move in backward}
+        return {(self.plan.group, move.topic_partition): move.target for move in backward}
 
     def require_tables(self, tx: Tx, rebuilt: Sequence[Target]) -> None:
         """Raise ConfigError for a table that the group writes and the pipeline does not: its rows would remain (I1)."""

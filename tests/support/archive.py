@@ -22,7 +22,7 @@ from support.log_changes import trim
 
 @dataclass(frozen=True)
 class ArchivedGroup:
-    """One group, its servers, and an archive."""
+    """One group, its servers, and an archive in ``bucket`` (a URL), or else in ``folder``."""
 
     engine: Engine
     brokers: str
@@ -31,6 +31,7 @@ class ArchivedGroup:
     folder: Path
     topic: Callable[..., str]
     produce: Callable[..., list[tuple[int, int]]]
+    bucket: str = ""
 
     @classmethod
     def on_shared_servers(cls, get: Callable[[str], Any]) -> ArchivedGroup:
@@ -48,7 +49,7 @@ class ArchivedGroup:
 
     @property
     def archive(self) -> Archive:
-        return Archive(self.folder / "archive", self.engine, schema=self.schema)
+        return Archive(self.bucket or self.folder / "archive", self.engine, schema=self.schema)
 
     @property
     def chained(self) -> ArchivedReader:

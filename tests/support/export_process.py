@@ -38,9 +38,8 @@ def stand_in_a_file() -> None:
 
     def cut(storage: Any, file: str, range_: Any, pieces: Iterable[Piece]) -> Written:
         def some() -> Iterator[Piece]:
-            for piece in pieces:
-                yield piece
-                halt()
+            yield from pieces
+            halt()
 
         return written(storage, file, range_, some())
 

@@ -132,18 +132,18 @@ def test_a_killed_worker_is_gone_after_a_minute_and_a_paused_one_is_paused(
 
 
 def test_trouble_is_stored_with_its_text(worker_group: WorkerGroup) -> None:
-    """A handler raises what passes by itself."""
+    """A handler raises what passes by itself. During each next attempt the worker is shown as running."""
     name, _ = worker_group.log(3)
+    admin = admin_of(worker_group, brokers=False)
 
     def handle(tx: Connection, batch: Batch[str, Any]) -> None:
         tx.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION 'no space yet' USING ERRCODE = '53100'; END $$")
 
     run = worker_group.worker(worker_group.pipeline(name, handle=handle), limits=Limits(lag_check=0.1))
     run.seen.wait_for(events.DatabaseTrouble, lambda event: event.wait > 0)
-    worker_group.wait(lambda: "trouble" in {row.state for row in worker_group.sql("SELECT state FROM {schema}.worker")})
-    [worker] = admin_of(worker_group, brokers=False).status([worker_group.group])[0][0].workers
-    assert "no space yet" in str(worker.trouble)
-    assert f"worker {worker.owner.hex[:8]} is in trouble: " in status(worker_group, brokers=False).stdout
+    worker_group.wait(lambda: "no space yet" in str(admin.status([worker_group.group])[0][0].workers[0].trouble))
+    shown = f"worker {run.seen.wait_for(events.Started).owner[:8]} is in trouble: "
+    worker_group.wait(lambda: shown in status(worker_group, brokers=False).stdout)
     run.stop()
 
 

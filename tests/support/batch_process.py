@@ -14,7 +14,7 @@ from seekpoint.jobs.batch import batch as job
 from seekpoint.jobs.reload import LocalStager, Run, Staged, Task
 from seekpoint.jobs.tables.targets import sources
 from seekpoint.testing.child_process import report
-from support.processes import HaltedDriver, JobProcess
+from support.job_process import HaltedDriver, JobProcess
 from support.reload_orders import OrdersGroup, pipeline
 
 

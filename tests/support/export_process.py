@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 from seekpoint.jobs.export import Archive, Export, Written, delta, files, manifest
 from seekpoint.kafka.ranges import Piece
 from support.archive import ArchivedGroup
-from support.processes import JobProcess, halt
+from support.job_process import JobProcess, halt
 
 PLACES = ("planned", "in a file", "a file", "its row", "second file")
 

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from seekpoint.testing.child_process import report
-from support.processes import HaltedDriver, JobProcess, halt
+from support.job_process import HaltedDriver, JobProcess, halt
 from support.quick_java import QUICK_JAVA
 from support.reload_orders import OrdersGroup
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from pyspark_seekpoint import DefaultSource
 from seekpoint.jobs.batch import steps
 from seekpoint.jobs.frames import stream_writer, under_claims
-from support import processes
-from support.processes import HaltedDriver
+from support import job_process
+from support.job_process import HaltedDriver
 
 PLACE, HALTED = "SEEKPOINT_TEST_HALTS_AT", "SEEKPOINT_TEST_HALTED"
 """Environment variables: the place, as for ``SinkProcess``; and the file that is created there."""
@@ -33,7 +33,7 @@ def _halt(*_: object) -> None:
 
 def _halt_at(place: str) -> None:
     HaltedDriver.halts_at = place
-    vars(processes)["halt"] = _halt
+    vars(job_process)["halt"] = _halt
     for module in (stream_writer, under_claims):
         vars(module)["Driver"] = HaltedDriver
     functions = {"called": (stream_writer, "take_plan"), "written": (stream_writer.StreamWriter, "commit"),

@@ -12,7 +12,7 @@ from sqlalchemy import create_engine
 
 from seekpoint.jobs.reload import Reload, cutover
 from seekpoint.testing.child_process import report
-from support.processes import HaltedDriver, JobProcess, halt
+from support.job_process import HaltedDriver, JobProcess, halt
 from support.reload_orders import OrdersGroup, pipeline
 
 

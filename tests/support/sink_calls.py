@@ -21,7 +21,7 @@ from seekpoint.jobs.spark.micro_batch import STREAM, MicroBatch, MicroBatches, n
 from seekpoint.kafka.ranges import Range, topic_ids
 from seekpoint.records import Partition
 from seekpoint.testing.child_process import report
-from support.processes import HaltedDriver, JobProcess, halt
+from support.job_process import HaltedDriver, JobProcess, halt
 from support.reload_orders import OrdersGroup
 
 DATABASE = "SEEKPOINT_TEST_SPARK_DATABASE"

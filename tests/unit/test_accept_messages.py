@@ -1,4 +1,4 @@
-"""What is read counts only under the placement that it was read under."""
+"""Records count only under the claim that they were read under."""
 
 from __future__ import annotations
 
@@ -75,28 +75,28 @@ def take(places: AssignedPartitions, *read: tuple[int, int]) -> dict[Partition, 
     return {p: (r.start, r.end) for p, r in chunk.reads.items()}
 
 
-def test_cursors_move_when_records_are_read_and_chain_over_gaps() -> None:
+def test_read_positions_move_when_records_are_read_and_chain_over_gaps() -> None:
     """I3: the next chunk starts where this one ended, whatever offsets lie between."""
     places = placed()
     assert take(places, (0, 10), (1, 12), (0, 15)) == {ZERO: (10, 16), ONE: (10, 13)}
     assert take(places, (0, 16)) == {ZERO: (16, 17)}
 
 
-def test_records_below_the_cursor_are_stale() -> None:
+def test_records_before_the_read_position_are_stale() -> None:
     """I3: what was read before is neither counted nor kept twice."""
     stale: Any = [Message(0, 9), Message(0, 10), Message(0, 10)]
     assert [m.offset() for m in accept_messages(placed(), stale, Announcer())] == [10]
     assert take(placed(), (0, 9), (0, 10), (0, 10)) == {ZERO: (10, 11)}
 
 
-def test_records_of_a_partition_that_is_gone_are_stale() -> None:
+def test_records_of_a_revoked_partition_are_stale() -> None:
     """I2: what the client still had when Kafka took the partition away is dropped, before it is released."""
     places = placed()
     places.on_revoked([ZERO], True)
     assert take(places, (0, 10), (1, 10)) == {ONE: (10, 11)}
 
 
-def test_what_has_to_wait_moves_the_cursor_and_not_the_position() -> None:
+def test_records_that_wait_move_the_read_position_and_not_the_position() -> None:
     """I3: the position moves when the records are given."""
     places = placed()
     places.set_backlog(ZERO, Backlog(delay=60.0))

@@ -54,7 +54,7 @@ def places(client: FakeClient) -> AssignedPartitions:
     return places
 
 
-def test_what_kafka_took_away_is_not_claimed_again_after_a_refusal(places: AssignedPartitions) -> None:
+def test_a_revoked_partition_is_not_claimed_again_after_a_refusal(places: AssignedPartitions) -> None:
     mine = {partition: active.claim for partition, active in places.active.items()}
     places.on_revoked([P], False)
     places.claim_again(P, mine[P])  # another worker's claim was found in the row
@@ -64,7 +64,7 @@ def test_what_kafka_took_away_is_not_claimed_again_after_a_refusal(places: Assig
     assert places.claiming[Q].known == mine[Q]
 
 
-def test_what_kafka_took_away_is_not_claimed_again_after_a_trouble(
+def test_a_revoked_partition_is_not_claimed_again_after_an_outage(
     places: AssignedPartitions, client: FakeClient
 ) -> None:
     mine = places.active[P].claim
@@ -76,7 +76,7 @@ def test_what_kafka_took_away_is_not_claimed_again_after_a_trouble(
     assert places.leave() == []
 
 
-def test_what_is_taken_away_while_it_waits_is_given_back_too(places: AssignedPartitions) -> None:
+def test_a_partition_that_is_revoked_while_it_is_claiming_is_released(places: AssignedPartitions) -> None:
     mine = places.active[P].claim
     places.suspend()
     places.on_revoked([P], True)
@@ -84,7 +84,7 @@ def test_what_is_taken_away_while_it_waits_is_given_back_too(places: AssignedPar
     assert places.leave() == [mine]
 
 
-def test_what_is_assigned_again_before_the_loop_has_checked_stays_ours(places: AssignedPartitions) -> None:
+def test_a_partition_that_is_assigned_again_before_maintain_is_claiming(places: AssignedPartitions) -> None:
     mine = places.active[P].claim
     places.on_revoked([P], False)
     places.on_assigned([P])
@@ -92,7 +92,7 @@ def test_what_is_assigned_again_before_the_loop_has_checked_stays_ours(places: A
     assert P in places.claiming
 
 
-def test_what_was_revoked_is_not_read_again_when_others_are_activated(
+def test_a_revoked_partition_is_not_read_when_others_are_activated(
     places: AssignedPartitions, client: FakeClient
 ) -> None:
     places.on_revoked([P], False)
@@ -100,7 +100,7 @@ def test_what_was_revoked_is_not_read_again_when_others_are_activated(
     assert client.reads == {Q}
 
 
-def test_everything_claimed_is_given_back_in_the_end(places: AssignedPartitions) -> None:
+def test_all_claims_are_released_at_the_end(places: AssignedPartitions) -> None:
     mine = {places.active[P].claim, places.active[Q].claim}
     places.stop(P, OffsetLost(P, 5, "gone"))
     places.suspend()
@@ -115,20 +115,20 @@ def test_a_stopped_partition_keeps_its_claim_while_it_is_checked_again(places: A
     assert mine in places.claims()
 
 
-@pytest.mark.parametrize("how", ["taken", "unplaced", "placed anew", "parked", "suspended"])
-def test_what_waits_ends_with_its_placement(places: AssignedPartitions, how: str) -> None:
-    """I3: nothing that was read under an earlier placement is ever given; the ledger says where to read on."""
+@pytest.mark.parametrize("how", ["revoked", "deactivated", "activated again", "stopped", "suspended"])
+def test_a_backlog_ends_when_its_partition_is_no_longer_active(places: AssignedPartitions, how: str) -> None:
+    """I3: records that were read under an earlier claim are never applied; the ledger has the position."""
     places.set_backlog(P, Backlog(delay=1.0))
     before = places.active[P]
     match how:
-        case "taken":
+        case "revoked":
             places.on_revoked([P], False)
             places.leave()
-        case "unplaced":
+        case "deactivated":
             places.deactivate([P])
-        case "placed anew":
+        case "activated again":
             places.activate({P: claim(P, 5)})
-        case "parked":
+        case "stopped":
             places.stop(P, OffsetLost(P, 5, "gone"))
         case "suspended":
             places.suspend()
@@ -171,7 +171,9 @@ def test_a_stop_ends_by_a_decision_or_another_topic(kind: Any, token: Any, store
     assert StoppedPartition(stop).is_over(token, stored, now) is over
 
 
-def test_what_was_revoked_and_assigned_again_cannot_be_stopped_by_its_old_batch(places: AssignedPartitions) -> None:
+def test_a_partition_that_was_revoked_and_assigned_again_is_not_stopped_by_its_old_batch(
+    places: AssignedPartitions,
+) -> None:
     """I2: one call of the client may bring both callbacks; the old batch then ends at a poison record. P stays ours."""
     mine = places.active[P].claim
     places.on_revoked([P], False)
@@ -182,7 +184,7 @@ def test_what_was_revoked_and_assigned_again_cannot_be_stopped_by_its_old_batch(
     assert P not in places.stopped
 
 
-def test_the_ledgers_epoch_is_that_of_the_cursor_only_where_nothing_was_read_since() -> None:
+def test_the_ledgers_leader_epoch_is_that_of_the_read_position_only_if_nothing_was_read_since() -> None:
     placed = ActivePartition(Claim(P, uuid4(), 1, 5, 3, uuid4()), 5)
     assert placed.last_epoch == 3
     placed.read_position = 7  # asked with an epoch that is too old, the broker reports a truncation that never was
@@ -231,7 +233,7 @@ def kept(places: AssignedPartitions) -> None:
     assert list(mine.reads) == [P]
 
 
-def test_what_is_not_held_is_kept_and_taken_once(places: AssignedPartitions) -> None:
+def test_chunks_of_partitions_that_are_not_held_are_kept_and_taken_once(places: AssignedPartitions) -> None:
     kept(places)
     assert [(active.position, active.read_position) for active in places.active.values()] == [(7, 7), (7, 9)]
     taken = places.take_kept()

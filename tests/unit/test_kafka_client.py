@@ -73,7 +73,7 @@ class _Consumer:
         self.sought.append((partition.partition, partition.offset, partition.leader_epoch))
 
 
-def stirred(config: dict[str, Any]) -> tuple[Client, _Consumer]:
+def rebalanced_client(config: dict[str, Any]) -> tuple[Client, _Consumer]:
     """A client with partitions 0 and 1, in which a rebalance's callback has just run."""
     consumer = _Consumer([TopicPartition("t", 0), TopicPartition("t", 1)])
     client = Client(consumer, config)  # type: ignore[arg-type]  # what of a consumer it uses here
@@ -83,22 +83,22 @@ def stirred(config: dict[str, Any]) -> tuple[Client, _Consumer]:
 
 
 @pytest.mark.timeout(30)
-def test_who_waits_for_a_record_is_back_when_a_rebalance_has_something_to_do() -> None:
-    client, consumer = stirred(COOPERATIVE)
+def test_a_wait_for_a_record_ends_when_a_rebalance_callback_has_run() -> None:
+    client, consumer = rebalanced_client(COOPERATIVE)
     assert client.rebalanced
     assert consumer.polls == 2, "the other 600 s are not waited for"
 
 
-def test_what_stays_is_read_at_once_after_a_cooperative_rebalance() -> None:
-    client, consumer = stirred(COOPERATIVE)
+def test_remaining_partitions_are_read_at_once_after_a_cooperative_rebalance() -> None:
+    client, consumer = rebalanced_client(COOPERATIVE)
     client.pause([Partition("t", 1)])
     client.continue_reading({Partition("t", 0): (7, 3), Partition("t", 1): (8, None), Partition("t", 2): (9, None)})
     assert consumer.sought == [(0, 7, 3)], "not what is paused, and not what the client does not have"
     assert not client.rebalanced
 
 
-def test_after_a_whole_assignment_nothing_has_to_be_sought() -> None:
-    client, consumer = stirred({})
+def test_after_an_eager_rebalance_no_partition_is_sought() -> None:
+    client, consumer = rebalanced_client({})
     client.continue_reading({Partition("t", 0): (7, None)})
     assert consumer.sought == []
     assert not client.rebalanced

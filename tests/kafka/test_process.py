@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Callable
 from time import monotonic
 
 import pytest
@@ -192,6 +193,40 @@ def test_of_several_pipelines_one_that_ends_by_an_error_drains_all(project: Proj
     project.produce(["bad"])
     assert process.end() == 1, process.output
     assert f"{project.group}: Draining" in process.output
+
+
+BY_PATTERN = """\
+from seekpoint import Pattern
+sink = Append(lambda topic: ("{schema}", topic.rpartition(".")[2]), columns=["line"], row=lambda r: (r.value,))
+pipe = Pipeline("{group}", topics=Pattern(r"{topic}\\.(orders|refunds)"), value=Text(), sinks=[sink])
+"""
+
+
+def test_topics_of_a_pattern_are_found_by_the_process(
+    project: Project, topic: Callable[..., str], produce: Callable[..., object]
+) -> None:
+    for name in ("orders", "refunds"):
+        project.sql(f"CREATE TABLE {{schema}}.{name} (line text)")
+    orders = topic(name=f"{project.topic}.orders")
+    produce(orders, ["a"])
+    soon = ["--kafka", "topic.metadata.refresh.interval.ms=100"]
+    process = project.start("run", f"{project.module(BY_PATTERN)}:pipe", *project.options(), *soon)
+
+    def rows(name: str) -> list[str]:
+        with project.engine.connect() as tx:
+            return list(tx.execute(text(f'SELECT line FROM "{project.schema}".{name}')).scalars())
+
+    until(lambda: rows("orders") == ["a"], "the record of the first topic")
+    refunds = topic(name=f"{project.topic}.refunds")  # while the process runs
+    produce(refunds, ["b"])
+    process.wait_for("TopicsFound")
+    until(lambda: rows("refunds") == ["b"], "the record of the later topic")
+    process.signal(signal.SIGTERM)
+    assert process.end() == 0, process.output
+    assert f"{project.group}: drained: 2 records in 2 transactions" in process.output
+    status = project.status().stdout
+    assert orders in status
+    assert refunds in status
 
 
 @pytest.mark.long

@@ -14,8 +14,12 @@ import psycopg
 
 from support.background import Background
 
+Offsets = Mapping[int, int]  # of each partition
+Check = Callable[[psycopg.Connection[Any], str, Offsets, Offsets], list[str]]
+
 TABLE = "chaos_results"
 SUMS = "chaos_sums"
+CHANGED = "chaos_changed"  # rows that change events make
 ACCOUNTED = "chaos_accounted"  # a view: the table's rows, and the dead letters
 
 # One snapshot: the position of each partition, and what was applied or dead-lettered in it.
@@ -61,13 +65,33 @@ WHERE (coalesce(sums.records, 0), coalesce(sums.offsets, 0), sums.lowest, sums.h
 ORDER BY name
 """
 
+# The rows that the changes of these offsets make (`pipelines._Changes` says which change an offset is), but for dead
+# letters. Each row is changed in every 32 offsets, so the last 640 decide, even if some of them are dead letters.
+MADE_BY_CHANGES = """
+SELECT p, id, v FROM (
+  SELECT DISTINCT ON (p, id) e.p, c.id, c.v
+  FROM unnest(%(partitions)s::int[], %(low)s::bigint[], %(high)s::bigint[]) AS e(p, low, high)
+  CROSS JOIN generate_series(greatest(e.low, e.high - 640), e.high - 1) AS n
+  CROSS JOIN LATERAL (SELECT mod(n, 8) AS id, n WHERE mod(n, 32) < 16 UNION ALL
+    SELECT mod(n, 8), NULL WHERE mod(n, 32) / 8 = 2 UNION ALL SELECT mod(n, 8) + 8, n WHERE mod(n, 32) / 8 = 2 UNION ALL
+    SELECT mod(n, 8) + 8, NULL WHERE mod(n, 32) / 8 = 3) AS c(id, v)
+  WHERE NOT EXISTS (SELECT FROM chaos_accounted d
+    WHERE d.topic = %(topic)s AND d.partition = e.p AND d."offset" = n AND d.worker = 'dead letter')
+  ORDER BY p, id, n DESC) AS last
+WHERE v IS NOT NULL
+"""
+WRONG_CHANGES = f"""
+SELECT p, id, stored.v, wanted.v FROM chaos_changed AS stored FULL JOIN ({MADE_BY_CHANGES}) AS wanted USING (p, id)
+WHERE stored.v IS DISTINCT FROM wanted.v OR stored.o IS DISTINCT FROM stored.v ORDER BY p, id LIMIT 20
+"""
+
 
 class Sampler(Background):
     """Checks rows against positions in one read-only snapshot after the other, during a ``with`` block (O2).
 
     In every snapshot, each partition's rows must be exactly the offsets from ``base``, where the round began, up to the
-    ledger's position; with ``has_sums`` the sums must be those of the rows. ``may_fall``: a position may go back in
-    this round (O4). ``alarm`` is called with every violation.
+    ledger's position. ``checks`` look at the pool's other tables. ``may_fall``: a position may go back in this round
+    (O4). ``alarm`` is called with every violation.
     """
 
     def __init__(
@@ -78,10 +102,10 @@ class Sampler(Background):
         alarm: Callable[[str], None],
         *,
         may_fall: bool,
-        has_sums: bool,
+        checks: Sequence[Check] = (),
     ) -> None:
         super().__init__()
-        self._has_sums = has_sums
+        self._checks = checks
         self._dsn, self._topic, self._base, self._may_fall, self._alarm = dsn, topic, base, may_fall, alarm
         self.news = threading.Condition()
         self.positions: dict[int, int] = dict(base)
@@ -109,7 +133,8 @@ class Sampler(Background):
         while not self._stop.wait(0.02):
             with connection.transaction():
                 rows = connection.execute(SNAPSHOT, [self._topic]).fetchall()
-                wrong = wrong_sums(connection, self._topic) if self._has_sums else []
+                now = {row[0]: row[1] for row in rows}
+                wrong = [line for check in self._checks for line in check(connection, self._topic, self._base, now)]
             self._judge(rows)
             for line in wrong:
                 self._alarm(f"snapshot {self.snapshots}: {line}")
@@ -145,12 +170,12 @@ class Account:
     lost: list[str] = field(default_factory=list)
     twice: list[str] = field(default_factory=list)
     disorder: list[str] = field(default_factory=list)
-    sums: list[str] = field(default_factory=list)
+    other: list[str] = field(default_factory=list)
 
     @property
     def differing(self) -> list[str]:
         """All differences, as lines."""
-        return [*self.lost, *self.twice, *self.disorder, *self.sums]
+        return [*self.lost, *self.twice, *self.disorder, *self.other]
 
 
 def positions(connection: psycopg.Connection[Any], topic: str) -> dict[int, int]:
@@ -159,7 +184,7 @@ def positions(connection: psycopg.Connection[Any], topic: str) -> dict[int, int]
     return dict(connection.execute(asked, [topic]).fetchall())
 
 
-def wrong_sums(connection: psycopg.Connection[Any], topic: str) -> list[str]:
+def wrong_sums(connection: psycopg.Connection[Any], topic: str, _low: Offsets, _high: Offsets) -> list[str]:
     """The sums that differ from those of the rows, as lines."""
     return [
         f"sums of {topic} {name}: {records} records, offsets {offsets}; its rows are {count} with {total}"
@@ -167,15 +192,35 @@ def wrong_sums(connection: psycopg.Connection[Any], topic: str) -> list[str]:
     ]
 
 
+def wrong_changes(connection: psycopg.Connection[Any], topic: str, low: Offsets, high: Offsets) -> list[str]:
+    """The rows that differ from those that the changes in ``[low, high)`` make, as lines."""
+    return [
+        f"row {id_} of {topic}/{partition} has {stored}, but its changes make it {wanted}"
+        for partition, id_, stored, wanted in connection.execute(WRONG_CHANGES, changes_in(topic, low, high))
+    ]
+
+
+def changes_in(topic: str, low: Offsets, high: Offsets) -> dict[str, Any]:
+    """The parameters of MADE_BY_CHANGES."""
+    numbers = sorted(low)
+    return {
+        "topic": topic, "partitions": numbers, "low": [low[n] for n in numbers], "high": [high[n] for n in numbers]
+    }  # fmt: skip
+
+
+def checks_of(*, sums: bool, changes: bool) -> list[Check]:
+    """The checks of a pool's other tables."""
+    return [check for check, is_due in ((wrong_sums, sums), (wrong_changes, changes)) if is_due]
+
+
 def account(
     connection: psycopg.Connection[Any],
     topic: str,
     low: Mapping[int, int],
     high: Mapping[int, int],
-    *,
-    has_sums: bool = False,
+    checks: Sequence[Check] = (),
 ) -> Account:
-    """Check that each offset in ``[low, high)`` has one row, in the log's order, that no others do, and the sums."""
+    """Check that each offset in ``[low, high)`` has one row, in the log's order, that no others do, and ``checks``."""
     numbers = sorted(low)
     ranges = [numbers, [low[n] for n in numbers], [high[n] for n in numbers], topic]
     account = Account(sum(high[n] - low[n] for n in numbers))
@@ -188,7 +233,7 @@ def account(
         f"applied again or never produced: partition {p} offset {n} by {worker}"
         for p, n, worker in connection.execute(STRANGE, ranges)
     ]
-    account.sums = wrong_sums(connection, topic) if has_sums else []
+    account.other = [line for check in checks for line in check(connection, topic, low, high)]
     account.disorder = [
         f"out of order: {topic}/{p} offset {n} was written (row {seq}) after offset {before}"
         for p, n, before, seq in connection.execute(DISORDER, [topic])

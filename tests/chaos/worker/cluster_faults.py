@@ -7,7 +7,7 @@ from time import monotonic
 
 from sqlalchemy import Connection, text
 
-from chaos.worker.checks import SUMS, TABLE
+from chaos.worker.checks import CHANGED, MADE_BY_CHANGES, SUMS, TABLE, changes_in
 from chaos.worker.fault_context import EVERY, FaultContext, Injected
 from chaos.worker.schedule import WORKERS, Fault
 from chaos.worker.worker_pool import SESSION_MS
@@ -180,6 +180,8 @@ def rewind(context: FaultContext, fault: Fault) -> Injected:
         )
         if context.pool.plan.sums:
             _rebuild_sums(tx.connection, topic, number)
+        if context.pool.plan.changes:
+            _rebuild_changed(tx.connection, topic, number, context.environment.base[number], to)
     injected = Injected(monotonic(), frozenset([number]), mark)
     log.wait("ClaimLost", by=owner.name, since=mark, where=lambda s: s["partition"] == number)
     log.wait("Activated", since=mark, where=lambda s: (s["partition"], s["offset"]) == (number, to))
@@ -197,6 +199,13 @@ def _rebuild_sums(tx: Connection, topic: str, partition: int) -> None:
     tx.execute(lock, {"topic": topic})  # first: the statements after it see what its last owner has committed
     for name, number in (("all", -1), (f"p{partition}", partition)):
         tx.execute(text(rows), {"topic": topic, "name": name, "partition": number})
+
+
+def _rebuild_changed(tx: Connection, topic: str, partition: int, low: int, high: int) -> None:
+    """Make the rows of a partition again, which no worker has, as its changes up to the new position make them."""
+    tx.execute(text(f"DELETE FROM {CHANGED} WHERE p = :partition"), {"partition": partition})
+    rows = f"INSERT INTO {CHANGED} SELECT p, id, v, v FROM ({MADE_BY_CHANGES}) AS made"
+    tx.exec_driver_sql(rows, changes_in(topic, {partition: low}, {partition: high}))
 
 
 def pause(context: FaultContext, fault: Fault) -> Injected:

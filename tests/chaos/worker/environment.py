@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from confluent_kafka.cimpl import NewTopic
 from sqlalchemy import create_engine
 
-from chaos.worker.checks import ACCOUNTED, SUMS, TABLE
+from chaos.worker.checks import ACCOUNTED, CHANGED, SUMS, TABLE
 from chaos.worker.event_log import EventLog
 from chaos.worker.schedule import WORKERS, PoolPlan
 from chaos.worker.worker_pool import BROKER, Standbys, WorkerPool
@@ -38,6 +38,7 @@ CREATE VIEW {ACCOUNTED} AS SELECT * FROM {TABLE} UNION ALL
   SELECT NULL, topic, partition, record_offset, 'dead letter' FROM seekpoint.dead_letter WHERE state = 'dead_lettered';
 CREATE TABLE {SUMS} (topic text, name text, records bigint CHECK (records >= 0), offsets numeric, lowest bigint,
   highest bigint, PRIMARY KEY (topic, name));
+CREATE TABLE {CHANGED} (p int, id int, v bigint, o bigint, PRIMARY KEY (p, id));
 """
 
 
@@ -106,6 +107,7 @@ class Environment:
             "topic": self.topic,
             "table": TABLE,
             "sums": SUMS if plan.sums else None,
+            "changes": CHANGED if plan.changes else None,
             "partitions": PARTITIONS,
             "kafka": {"bootstrap.servers": self.kafka_proxy.bootstrap, **KAFKA},
         }
@@ -131,6 +133,6 @@ class Environment:
     def settle(self, ends: Mapping[int, int]) -> None:
         """Empty tables and event log after a round; the next one begins at these offsets."""
         with self.connect() as connection:
-            connection.execute(f"TRUNCATE {TABLE}, {SUMS}; DELETE FROM seekpoint.dead_letter")
+            connection.execute(f"TRUNCATE {TABLE}, {SUMS}, {CHANGED}; DELETE FROM seekpoint.dead_letter")
         self.base = dict(ends)
         self.log.clear()

@@ -1,4 +1,7 @@
-"""The pipeline of a pool's workers: a row per record; some records are poison, refused, or crash their process."""
+"""The pipeline of a pool's workers: a row per record; some records are poison, refused, or crash their process.
+
+In a pool with ``changes`` each record is also a change of a row, as Debezium writes it: see :class:`_Changes`.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,12 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from seekpoint import Accumulate, Append, Batch, Bytes, Pipeline, Poison
+from seekpoint import Accumulate, Append, Batch, Bytes, Pipeline, Poison, Upsert
+from seekpoint.codecs import Change, Debezium
 from seekpoint.pipeline.policy import DeadLetterLimits
-from seekpoint.records import Record
+from seekpoint.records import RawRecord, Record
+from seekpoint.testing import raw
+from support.debezium import event, field, key_of
 
 GOOD, POISON, REFUSED, CRASHING = (  # as msgspec writes them
     b'{"worker":"any"}',
@@ -31,11 +37,15 @@ def pipeline_of(what: Mapping[str, Any]) -> Pipeline[Any, Any]:
     """The pipeline that ``what`` describes."""
     row, kind = _row_by(what["name"]), Append if what["durable"] else _ByCopy
     sinks: list[Any] = [] if what["awaits"] else [kind(what["table"], columns=[*ORIGINS, "worker"], row=row)]
+    sinks += [_sums(what["sums"])] if what["sums"] else []
+    sinks += [_changes(what["changes"])] if what["changes"] else []
+    codec: Any = _Changes() if what["changes"] else Bytes()
     return Pipeline(
         what["group"],
         topics=what["topic"],
-        value=Bytes(),
-        sinks=[*sinks, _sums(what["sums"])] if what["sums"] else sinks,
+        value=codec,
+        key=codec,
+        sinks=sinks,
         handle=_awaited(what["table"], row) if what["awaits"] else None,
         synchronous_commit=what["durable"],
         on_poison="dead_letter",
@@ -58,12 +68,50 @@ def _sums(table: str) -> Accumulate[bytes, Any]:
     return Accumulate(table, key=key, add=add, least=["lowest"], most=["highest"], rows=rows)
 
 
+def _changes(table: str) -> Upsert[Any, Any]:
+    """Applies each record's change to a row."""
+    return Upsert(table, key=["p", "id"], columns=["p", "id", "v"], changes=True, offset_column="o")
+
+
+class _Changes(Debezium):
+    """Takes each record for a change that its offset decides, in the order of a table's life.
+
+    Of every 32 offsets eight insert rows, eight update them, eight change their keys from ``id`` to ``id + 8``, and
+    eight delete them: those with an even ``id`` by a delete, the others by a tombstone alone. ``v`` is the offset. The
+    database refuses the row of a snapshot, in the table that has a row for each record.
+    """
+
+    def decode(self, record: RawRecord, /) -> Any:
+        if record.value == POISON:
+            raise Poison("broken", record)
+        _crash_at([record.value])
+        turn, id_, moved = record.offset % 32 // 8, record.offset % 8, record.offset % 8 + 8
+        if record.value == REFUSED:
+            return self._of(record, "r", None, {"id": id_, "v": record.offset})
+        if turn < 2:
+            return self._of(record, "cu"[turn], None, {"id": id_, "v": record.offset})
+        if turn == 2:
+            return self._of(record, "u", {"id": id_, "v": None}, {"id": moved, "v": record.offset})
+        return None if id_ % 2 else self._of(record, "d", {"id": moved, "v": None}, None)
+
+    def decode_key(self, record: RawRecord, /) -> Any:
+        turn = record.offset % 32 // 8
+        return super().decode_key(raw(None, key=key_of(p=record.partition, id=record.offset % 8 + 8 * (turn > 1))))
+
+    def _of(self, record: RawRecord, op: str, before: dict[str, Any] | None, after: dict[str, Any] | None) -> Any:
+        p = {"p": record.partition}
+        rows = [None if row is None else p | row for row in (before, after)]
+        fields = [field("p", "int32"), field("id", "int32"), field("v", "int64")]
+        return super().decode(raw(event(fields, op, *rows), topic=record.topic))
+
+
 def _row_by(name: str) -> Callable[[Record[bytes, Any]], Row]:
     def row(record: Record[bytes, Any]) -> Row:
         if record.value == POISON:
             raise Poison("broken", record)
         _crash_at([record.value])
-        return record.topic, record.partition, record.offset, "refused" if record.value == REFUSED else name
+        is_refused = record.value == REFUSED or (isinstance(record.value, Change) and record.value.op == "r")
+        return record.topic, record.partition, record.offset, "refused" if is_refused else name
 
     return row
 

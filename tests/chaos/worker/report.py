@@ -25,6 +25,7 @@ class Report:
     missed: Counter[str] = field(default_factory=Counter)
     records: int = 0
     summed: int = 0
+    changes: int = 0
     lost: int = 0
     twice: int = 0
     snapshots: int = 0
@@ -65,6 +66,7 @@ class Report:
             "rebalances": log.totals["rebalances"],
             "records": self.records,
             "summed": self.summed,
+            "changes": self.changes,
             "dead_lettered": log.totals["DeadLettered"],
             "lost": self.lost,
             "twice": self.twice,
@@ -95,7 +97,8 @@ class Report:
         ]
         lines += [
             f"{self.records:,} records in {data['transactions']:,} transactions: lost {self.lost}, twice {self.twice}",
-            f"{self.small_transactions:,} of them in two round trips; {self.summed:,} records in sums, each once",
+            f"{self.small_transactions:,} of them in two round trips",
+            f"{self.summed:,} records in sums, each once; {self.changes:,} changes of rows",
             f"{data['fences']} fenced, {data['unknown_commits']} unknown COMMITs, {data['rebalances']} rebalances",
             f"{data['suspect_ranges']} suspect ranges, {data['careful_seconds']} s in small parts, of all partitions",
             f"{self.snapshots:,} snapshots, worst recovery {data['worst_recovery_seconds']} s, {self.seconds:.0f} s",

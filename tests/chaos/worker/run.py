@@ -19,7 +19,7 @@ if __name__ == "__main__":  # run by path: the package is the folder around this
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from chaos.worker import cluster_faults, process_faults, record_faults
-from chaos.worker.checks import Sampler, account, positions
+from chaos.worker.checks import Sampler, account, checks_of, positions
 from chaos.worker.environment import Environment
 from chaos.worker.fault_context import FaultContext, Injected
 from chaos.worker.load import Load
@@ -56,13 +56,14 @@ def play(environment: Environment, round_: Round, report: Report) -> str:
         raise Failed([f"no pool for this round: {stuck}"]) from stuck
     ready = monotonic() - began
     may_fall = any(fault.kind in MAY_FALL for fault in round_.faults)
+    checks = checks_of(sums=round_.pool.sums, changes=round_.pool.changes)
     with Sampler(
         environment.dsn,
         environment.topic,
         environment.base,
         environment.log.alarm,
         may_fall=may_fall,
-        has_sums=round_.pool.sums,
+        checks=checks,
     ) as sampler:
         try:
             outcomes, ends = _under_load(environment, pool, sampler, round_, report)
@@ -72,9 +73,10 @@ def play(environment: Environment, round_: Round, report: Report) -> str:
         finally:
             report.snapshots += sampler.snapshots
     with environment.connect() as connection:
-        judged = account(connection, environment.topic, environment.base, ends, has_sums=round_.pool.sums)
+        judged = account(connection, environment.topic, environment.base, ends, checks)
     report.add(judged)
     report.summed += judged.records if round_.pool.sums else 0
+    report.changes += judged.records if round_.pool.changes else 0
     if judged.differing:
         raise Failed(judged.differing)
     environment.settle(ends)

@@ -57,17 +57,18 @@ class PoolPlan:
     """How a pool works: its group protocol, and whether its commits wait for the disk (``durable``).
 
     If commits do not wait, small batches are copied, too, so that chunks come while a COPY is open. With ``sums`` each
-    record is also added to two rows of sums, one of which all workers write. With ``awaits`` an async handler writes
-    the rows instead of a sink.
+    record is also added to two rows of sums, one of which all workers write. With ``changes`` each record is also a
+    change of a row, as Debezium writes it. With ``awaits`` an async handler writes the rows instead of a sink.
     """
 
     protocol: str
     durable: bool = True
     sums: bool = False
+    changes: bool = False
     awaits: bool = False
 
     def __str__(self) -> str:
-        traits = {"sums": self.sums, "async handler": self.awaits, "async": not self.durable}
+        traits = {"sums": self.sums, "changes": self.changes, "async handler": self.awaits, "async": not self.durable}
         return ", ".join([self.protocol, *(name for name, is_so in traits.items() if is_so)])
 
 
@@ -133,7 +134,10 @@ def _pass(chance: random.Random, kinds: Sequence[str], legs: int) -> list[tuple[
     protocols = ["eager", "cooperative", "consumer"]
     chance.shuffle(protocols)
     sums = legs > 3  # with fewer, no pool might be left whose small batches take two round trips
-    durable = [PoolPlan(protocol, sums=sums and n == 0, awaits=sums and n == 1) for n, protocol in enumerate(protocols)]
+    durable = [
+        PoolPlan(protocol, sums=sums and n == 0, awaits=sums and n == 1, changes=sums and n == 2)
+        for n, protocol in enumerate(protocols)
+    ]
     pools = [*durable, PoolPlan(chance.choice(protocols), durable=False)]
     deck = chance.sample(list(kinds), len(kinds))
     async_only = [kind for kind in deck if kind.endswith("_async") or kind in IN_COPY]

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from chaos.worker import freezes
-from chaos.worker.checks import account
+from chaos.worker.checks import CHANGED, account, wrong_changes, wrong_sums
 from chaos.worker.event_log import EventLog, WorkerEvent
 from chaos.worker.report import Report
 from chaos.worker.run import INJECT, run
@@ -48,6 +48,7 @@ def test_a_schedule_holds_every_kind_and_is_the_same_for_the_same_seed(rounds: i
         assert not (needs_async and round_.pool.durable)
     assert any(round_.pool.sums for round_ in dealt) == (rounds > 3)
     assert any(round_.pool.awaits for round_ in dealt) == (rounds > 3)
+    assert any(round_.pool.changes for round_ in dealt) == (rounds > 3)
 
 
 def test_the_checks_find_lost_repeated_unexpected_and_unordered_rows(seekpoint_dsn: str) -> None:
@@ -68,10 +69,10 @@ def test_the_checks_find_lost_repeated_unexpected_and_unordered_rows(seekpoint_d
             "highest bigint); INSERT INTO chaos_sums VALUES ('t', 'all', 9, 37, 0, 9), ('t', 'p0', 4, 26, 5, 8), "
             "('t', 'p1', 4, 12, 0, 9), ('t', 'p3', 1, 1, 1, 1)"
         )
-        result = account(connection, "t", {0: 5, 1: 0}, {0: 9, 1: 3}, has_sums=True)
+        result = account(connection, "t", {0: 5, 1: 0}, {0: 9, 1: 3}, [wrong_sums])
     assert result.records == 7
     assert result.lost == ["lost: t/0 offset 7"]
-    assert result.sums == [
+    assert result.other == [
         "sums of t p0: 4 records, offsets 26; its rows are 4 with 25",
         "sums of t p2: None records, offsets None; its rows are 1 with 0",
         "sums of t p3: 1 records, offsets 1; its rows are None with None",
@@ -85,6 +86,32 @@ def test_the_checks_find_lost_repeated_unexpected_and_unordered_rows(seekpoint_d
         "out of order: t/0 offset 6",
         "out of order: t/1 offset 1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("high", "rows"),
+    [
+        (8, {n: n for n in range(8)}),
+        (17, {8: 16, **{n: 8 + n for n in range(1, 8)}}),
+        (30, {14: 22, 15: 23}),
+        (45, {n: (32 if n > 4 else 40) + n for n in range(8)}),
+    ],
+)
+def test_the_checks_find_rows_that_changes_have_not_made(seekpoint_dsn: str, high: int, rows: dict[int, int]) -> None:
+    dsn = seekpoint_dsn.replace("postgresql+psycopg://", "postgresql://")
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            f"CREATE TEMP TABLE {CHANGED} (p int, id int, v bigint, o bigint);"
+            'CREATE TEMP TABLE chaos_accounted (topic text, partition int, "offset" bigint, worker text)'
+        )
+        for id_, v in rows.items():
+            connection.execute(f"INSERT INTO {CHANGED} VALUES (0, %s, %s, %s)", [id_, v, v])
+        assert wrong_changes(connection, "t", {0: 0}, {0: high}) == []
+        last = high - 1
+        connection.execute("INSERT INTO chaos_accounted VALUES ('t', 0, %s, 'dead letter')", [last])
+        assert wrong_changes(connection, "t", {0: 0}, {0: high}), "its change should not have been applied"
+        connection.execute(f"DELETE FROM chaos_accounted; UPDATE {CHANGED} SET o = -1 WHERE id = {max(rows)}")
+        assert len(wrong_changes(connection, "t", {0: 0}, {0: high})) == 1
 
 
 def test_the_time_in_small_parts_is_from_the_first_owner_to_the_end_of_the_range() -> None:
@@ -140,6 +167,7 @@ def test_a_few_rounds_lose_nothing_and_apply_nothing_twice(tmp_path: Path) -> No
     assert written["transactions"] > written["small_transactions"] > 0
     assert written["dead_lettered"] > 0
     assert written["summed"] > 0
+    assert written["changes"] > 0
 
 
 def test_only_a_classic_group_that_replaced_a_consumer_may_wait_for_the_end_of_a_session() -> None:

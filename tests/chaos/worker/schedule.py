@@ -135,7 +135,7 @@ def _pass(chance: random.Random, kinds: Sequence[str], legs: int) -> list[tuple[
     chance.shuffle(protocols)
     sums = legs > 3  # with fewer, no pool might be left whose small batches take two round trips
     durable = [
-        PoolPlan(protocol, sums=sums and n == 0, awaits=sums and n == 1, changes=sums and n == 2)
+        PoolPlan(protocol, sums=sums and n == 0, changes=sums and n == 0, awaits=sums and n == 1)
         for n, protocol in enumerate(protocols)
     ]
     pools = [*durable, PoolPlan(chance.choice(protocols), durable=False)]

@@ -10,13 +10,7 @@ from worker_pool import measure
 
 def pipeline(group: str) -> Pipeline:
     """Topic to table."""
-    return Pipeline(
-        group,
-        topics=KIND.name,
-        value=Json(KIND.record),
-        sinks=[Append(KIND.name)],
-        synchronous_commit=IS_SYNCHRONOUS,
-    )
+    return Pipeline(group, topics=KIND.name, value=Json(KIND.record), sinks=[Append(KIND.name)])
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from peers import kinds
 from seekpoint import Limits, Pipeline, Worker, events
 from seekpoint.cli.run import rare_collections
-from setting import BATCH, BROKERS, IS_SERVICE, LIMIT, PARALLELISM, URL, cpu, upgrade
+from setting import BATCH, BROKERS, IS_SERVICE, IS_SYNCHRONOUS, LIMIT, PARALLELISM, URL, cpu, upgrade
 from subject import KIND, check, row
 
 PATIENCE = 600.0  # seconds that members wait for each other
@@ -76,6 +76,7 @@ def work(
         partitions=None if partitions is None else [(KIND.name, number) for number in partitions],
         observe=[observe, *observers],
         mirror=mirror,
+        synchronous_commit=IS_SYNCHRONOUS,
     )
     with around(worker), rare_collections(unless=IS_SERVICE):
         ready()

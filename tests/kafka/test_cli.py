@@ -405,7 +405,7 @@ def test_a_record_that_cannot_be_decoded_ends_a_strict_worker(project: Project, 
 def test_too_many_dead_letters_end_the_command_with_the_limit(project: Project, lines: None) -> None:
     project.produce([b"\xff"] * 30)
     limited = TO_TABLE.replace(
-        "strict=True", 'on_poison="dead_letter", dead_letter_limits=DeadLetterLimits(consecutive=5)'
+        "sinks=", 'on_poison="dead_letter", dead_letter_limits=DeadLetterLimits(consecutive=5), sinks='
     )
     result = project.run(project.module("from seekpoint import DeadLetterLimits", limited), exits=1)
     assert "error: more than 5 records in a row failed" in result.stderr
@@ -419,7 +419,7 @@ def post(tx, batch):
     return 1 / 0
 from seekpoint import Retry
 retry = Retry(attempts=2, wait_initial=0.01)
-pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=post, retry=retry, strict=True)
+pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=post, retry=retry)
 """
 
 
@@ -527,7 +527,7 @@ def test_a_stopped_partition_is_logged_and_stops_alone(
     project.topic = topic(2)
     project.produce([b"\xff"], partition=0)
     project.produce(["fine"], partition=1)
-    process = project.start("run", f"{project.module(TO_TABLE.replace(', strict=True', ''))}:pipe", *project.options())
+    process = project.start("run", f"{project.module(TO_TABLE)}:pipe", *project.options())
     stopped = f"PartitionStopped: {project.topic}/0 stopped at offset 0: it cannot be decoded:"
     process.wait_for(f"ERROR   seekpoint.events {project.group}: {stopped}")
     process.wait_for("Choices:\n  - fix the codec")
@@ -539,7 +539,7 @@ def test_a_stopped_partition_is_logged_and_stops_alone(
 
 def test_a_record_that_fails_is_logged_with_its_line_attempt_and_policy(project: Project) -> None:
     project.produce(["one"])
-    module = project.module(FAILING.replace("strict=True", 'on_poison="skip"'))
+    module = project.module(FAILING.replace("retry=retry)", 'retry=retry, on_poison="skip")'))
     process = project.start("run", f"{module}:pipe", *project.options())
     failed = f"{project.topic}/0 at offset 0: %sZeroDivisionError: division by zero (at {module}.py:3 in post)"
     begun = "a batch failed and is run again in parts, to find the failing records"

@@ -177,7 +177,7 @@ def test_an_error_of_the_release_does_not_hide_the_first_error(
 
     monkeypatch.setattr(GroupLedger, "release", no_release)
     name, seen = worker_group.log(1)[0], Recorder()
-    worker = make(worker_group, worker_group.pipeline(name, handle=refuse, strict=True), observe=[seen])
+    worker = make(worker_group, worker_group.pipeline(name, handle=refuse), strict=True, observe=[seen])
     with pytest.raises(PoisonStop):
         worker.run()
     assert isinstance(seen.wait_for(events.WorkerStopped).error, PoisonStop)
@@ -719,7 +719,7 @@ def test_a_stopped_partition_ends_the_worker_only_if_it_is_strict(worker_group: 
     name, seen = worker_group.topic(2), Recorder()
     stored = worker_group.produce(name, ["fine"], partition=0)
     worker_group.produce(name, [b"\xff\xfe"], partition=0)  # not UTF-8
-    worker = make(worker_group, worker_group.pipeline(name, strict=strict), observe=[seen])
+    worker = make(worker_group, worker_group.pipeline(name), strict=strict, observe=[seen])
     if strict:
         with pytest.raises(PoisonStop) as caught, worker.running():
             seen.wait_for(events.WorkerStopped)

@@ -238,7 +238,7 @@ def test_i1_a_crash_takes_unsynced_rows_and_offsets_together(
         connection.execute(text("ALTER SYSTEM SET wal_writer_flush_after = '1GB'"))
         connection.execute(text("SELECT pg_reload_conf()"))
     name = worker_group.topic(2)
-    run = worker_group.worker(worker_group.pipeline(name, synchronous_commit=False))
+    run = worker_group.worker(name, synchronous_commit=False)
     run.placed(2)
     stored = worker_group.produce(name, 100, partition=0)
     run.reached(name, 100, 0)

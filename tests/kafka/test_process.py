@@ -269,7 +269,7 @@ def test_what_ends_the_command_is_a_line_of_the_json_log(project: Project, lines
     (line,) = process.log()
     assert (line["level"], line["logger"]) == ("ERROR", "seekpoint.cli")
     assert "no_such_module" in line["message"]
-    stops = project.module(TO_TABLE.replace("strict=True", "on_poison=OnPoison.STOP"))
+    stops = project.module(TO_TABLE.replace("sinks=", "on_poison=OnPoison.STOP, sinks="))
     [source] = project.folder.glob(f"{stops}.py")
     code = source.read_text(encoding="utf-8").replace("r: (r.value,)", "r: (int(r.value),)")
     source.write_text("from seekpoint import OnPoison\n" + code, encoding="utf-8")

@@ -169,10 +169,10 @@ def test_the_handler_runs_as_in_a_worker(dead_letter_group: DeadLetterGroup) -> 
 
     with dead_letter_group.engine.connect() as tx:
         plain = tuple(tx.exec_driver_sql(f"SHOW {name}").scalar_one() for name in ("TimeZone", "lock_timeout"))
-    dead_letter = dead_letter_group.dead_lettered(b"b", synchronous_commit=False)
+    dead_letter = dead_letter_group.dead_lettered(b"b")
     dead_letter_group.on_record = look
     zoned = dead_letter_group.engine.execution_options()
-    assert dead_letter_group.new_replay(engine=zoned, synchronous_commit=False).replay(dead_letter.id).is_applied
+    assert dead_letter_group.new_replay(engine=zoned).replay(dead_letter.id).is_applied
     assert seen == [(*plain, "on", "read committed")]
 
 

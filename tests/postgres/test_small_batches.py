@@ -54,9 +54,15 @@ def new_committer(sink_tables: SinkTables, group: str) -> Iterator[Callable[...,
     with ExitStack() as stack:
 
         def make(
-            pipeline: Pipeline, *, first: Any = None, partitions: int = 1, engine: Engine | None = None
+            pipeline: Pipeline,
+            *,
+            first: Any = None,
+            partitions: int = 1,
+            engine: Engine | None = None,
+            **settings: Any,
         ) -> BatchCommitter:
-            batch_committer = BatchCommitter(engine or sink_tables.engine, sink_tables.schema, pipeline, partitions)
+            arguments = engine or sink_tables.engine, sink_tables.schema, pipeline, partitions
+            batch_committer = BatchCommitter(*arguments, **settings)
             stack.callback(batch_committer.committer.close)
             if first is not None:
                 batch_committer.apply(first)
@@ -100,7 +106,7 @@ def test_its_settings_end_with_it(sink_tables: SinkTables, group: str, new_commi
     engine = create_engine(
         sink_tables.engine.url, connect_args={"options": "-cdefault_transaction_isolation=serializable"}
     )
-    committer = new_committer(appends(sink_tables, group, synchronous_commit=False), first=order(1), engine=engine)
+    committer = new_committer(appends(sink_tables, group), first=order(1), engine=engine, synchronous_commit=False)
     rows = list[tuple[Any, ...]]()
     names = ["application_name", "idle_in_transaction_session_timeout", "synchronous_commit", "transaction_isolation"]
     if (engine.dialect.server_version_info or (0,)) >= (17,):

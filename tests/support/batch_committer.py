@@ -25,8 +25,8 @@ from support.sink_tables import TOPIC
 class BatchCommitter:
     """One worker's committer, for any number of batches; after ``first`` batches it knows the table."""
 
-    def __init__(self, engine: Engine, schema: str, pipeline: Pipeline, partitions: int = 1) -> None:
-        self.ledger = GroupLedger(engine, pipeline.group, schema=schema, synchronous_commit=pipeline.synchronous_commit)
+    def __init__(self, engine: Engine, schema: str, pipeline: Pipeline, partitions: int = 1, **settings: Any) -> None:
+        self.ledger = GroupLedger(engine, pipeline.group, schema=schema, **settings)
         self.seen: list[events.Event] = []
         self.before_commit: Callable[[], object] = lambda: None
         places = [Partition(TOPIC, n) for n in range(partitions)]

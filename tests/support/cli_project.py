@@ -24,7 +24,7 @@ HEADER = "from seekpoint import Append, Json, Limits, Pipeline, Text, Worker\n"
 
 TO_TABLE = """\
 sink = Append("{schema}.lines", columns=["line"], row=lambda r: (r.value,))
-pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[sink], strict=True)
+pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[sink])
 """
 # A handler that does not return, which makes the worker not live after a second.
 HANGING = """\
@@ -147,4 +147,5 @@ class Project:
         ]
 
     def run(self, module: str, name: str = "pipe", *more: str, url: str | None = None, exits: int = 0) -> Result:
-        return seekpoint("run", f"{module}:{name}", *self.options(url), *more, exits=exits)
+        strict = ["--strict"] if name == "pipe" else []  # a Worker takes no options
+        return seekpoint("run", f"{module}:{name}", *self.options(url), *strict, *more, exits=exits)

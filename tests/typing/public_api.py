@@ -261,7 +261,7 @@ async def post_later(tx: Connection, some: Batch[Order, bytes | None]) -> None:
 
 def declarations() -> None:
     Pipeline("g", topics="orders", value=Json(Order), handle=post)
-    Pipeline("g", topics=["a", "b"], value=parse, key=Bytes(), handle=post, writes=["t"], version=2, strict=True)
+    Pipeline("g", topics=["a", "b"], value=parse, key=Bytes(), handle=post, writes=["t"], version=2)
     Pipeline("g", topics={"a": Json(Order), "b": OrderByVersion()}, sinks=[Append("s.t"), Append(("s", "t"))])
     Pipeline("g", topics="orders", value=OrderByVersion(), handle=post, start=StartAt.offsets({("orders", 0): 5}))
     Append("t", columns=["id"], row=lambda r: (r.offset,), topics={"a"})

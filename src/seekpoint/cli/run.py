@@ -47,7 +47,7 @@ Targets = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class StartOptions:
-    """A worker's start: what it may replace, how long it waits for servers, and whether it mirrors its positions."""
+    """How workers start and run: what they may replace, what ends them, and how they commit."""
 
     accept_declaration: Annotated[
         bool,
@@ -59,6 +59,16 @@ class StartOptions:
     ] = None
     mirror: Annotated[
         bool, typer.Option("--mirror", help="Commit the positions to Kafka, too, for tools that show lag.")
+    ] = False
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End if a partition stops, instead of continuing with the others.")
+    ] = False
+    no_synchronous_commit: Annotated[
+        bool,
+        typer.Option(
+            "--no-synchronous-commit",
+            help="Do not wait for the disk at COMMIT: a crash of Postgres loses rows and offsets together.",
+        ),
     ] = False
     start_wait: Annotated[
         float | None,
@@ -117,6 +127,8 @@ def run(
         "accept_declaration": start.accept_declaration,
         "accept_forgotten": start.accept_forgotten,
         "mirror": start.mirror,
+        "strict": start.strict,
+        "synchronous_commit": not start.no_synchronous_commit,
         "tracing": _tracer() if tracing else None,
     }
     running = ProcessWorkers([_worker(runnable, servers, arguments) for runnable in loaded])

@@ -61,7 +61,7 @@ class GroupLedger(GroupTransactions):
         if limits is not None and not isinstance(cast("object", limits), Limits):
             raise ConfigError(f"limits= must be a Limits, e.g. Limits(batch_records=500), got {limits!r}")
         self.limits = limits or Limits()
-        self._synchronous_commit = synchronous_commit
+        self.synchronous_commit = synchronous_commit
         self.draw_owner()
 
     def draw_owner(self) -> None:
@@ -71,7 +71,7 @@ class GroupLedger(GroupTransactions):
         self.application_name = f"{APPLICATION}{self.owner.hex[:8]} {self.group}"[:63]
         self._settings = Settings(
             application_name=self.application_name,
-            synchronous_commit=self._synchronous_commit,
+            synchronous_commit=self.synchronous_commit,
             transaction_age=self.limits.transaction_age,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from seekpoint.pipeline.handler import shown_handler
@@ -11,12 +11,16 @@ from seekpoint.pipeline.policy import OnPoison
 from seekpoint.pipeline.sink import Sink
 
 
-def declared(pipeline: Pipeline, *, read_uncommitted: bool = False) -> dict[str, dict[str, Any]]:
+def declared(
+    pipeline: Pipeline, *, read_uncommitted: bool = False, synchronous_commit: bool = True
+) -> dict[str, dict[str, Any]]:
     """Describe each topic: sinks and their kind, handler, version, policies, and sentences on weaker guarantees.
 
-    ``read_uncommitted``: the Kafka client reads records of aborted transactions, too.
+    ``read_uncommitted``: the Kafka client reads records of aborted transactions, too. Without ``synchronous_commit`` a
+    worker's COMMIT does not wait for the disk.
     """
-    return {topic: _of_topic(pipeline, topic, read_uncommitted) for topic in pipeline.topics}
+    weakens = [*_weakens_all(pipeline, read_uncommitted, synchronous_commit)]
+    return {topic: _of_topic(pipeline, topic, weakens) for topic in pipeline.topics}
 
 
 def declared_sums(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
@@ -28,7 +32,7 @@ def declared_sums(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
     }
 
 
-def _of_topic(pipeline: Pipeline, topic: str, read_uncommitted: bool) -> dict[str, Any]:
+def _of_topic(pipeline: Pipeline, topic: str, weakens: Sequence[str]) -> dict[str, Any]:
     sinks = pipeline.sinks_of(topic)
     return {
         "version": pipeline.version,
@@ -39,9 +43,7 @@ def _of_topic(pipeline: Pipeline, topic: str, read_uncommitted: bool) -> dict[st
         "attempts": pipeline.retry.attempts,
         "keep_key_order": pipeline.keep_key_order,
         "delay_seconds": None if pipeline.delay is None else pipeline.delay.total_seconds(),
-        "strict": pipeline.strict,
-        "synchronous_commit": pipeline.synchronous_commit,
-        "weakens": [*_weakens(pipeline, sinks, read_uncommitted)],
+        "weakens": [*weakens, *_weakens(sinks)],
     }
 
 
@@ -56,16 +58,20 @@ def _sink(sink: Sink) -> dict[str, Any]:
     return declaration
 
 
-def _weakens(pipeline: Pipeline, sinks: list[Sink], read_uncommitted: bool) -> Iterator[str]:
-    """Sentences about limits of the guarantee, and about effects of a reset."""
+def _weakens_all(pipeline: Pipeline, read_uncommitted: bool, synchronous_commit: bool) -> Iterator[str]:
+    """Sentences about limits of the guarantee for all topics."""
     if read_uncommitted:
         yield "records of aborted transactions are applied: isolation.level is read_uncommitted"
     if pipeline.on_poison is OnPoison.SKIP:
         yield "a record that cannot be applied is skipped, and its value is not kept: on_poison is skip"
-    if not pipeline.synchronous_commit:
+    if not synchronous_commit:
         yield "a crash of Postgres takes back the last commits, rows and offsets together: synchronous_commit is off"
     if pipeline.handle is not None:
         yield "effects of the handler outside its transaction may happen more than once"
+
+
+def _weakens(sinks: list[Sink]) -> Iterator[str]:
+    """Sentences about the effects of a reset on these sinks' tables."""
     for sink in sinks:
         if sink.aggregates:
             yield f"a backward reset is refused, because sums would count records twice: {', '.join(sink.tables)}"

@@ -47,8 +47,6 @@ class _Options(TypedDict, total=False):
     dead_letter_limits: DeadLetterLimits
     keep_key_order: bool | None
     delay: timedelta | None
-    strict: bool
-    synchronous_commit: bool
     resources: Callable[[], AbstractAsyncContextManager[Any]] | None
 
 
@@ -69,15 +67,12 @@ class Pipeline(Generic[V, K]):
     position of a topic that the group has not read.
 
     A record whose handler raises is retried as ``retry`` says; a record that can never be applied is poison.
-    ``on_poison="stop"``: its partition stops before it, earlier records are committed, other partitions
-    continue; with ``strict=True`` a stopped partition ends the worker. ``"dead_letter"``: the transaction that passes
-    its offset stores it in the ledger's table ``dead_letter``; ``"skip"``: it is stored there without its value. Beyond
-    ``dead_letter_limits`` the worker stops. ``keep_key_order=True``: later records of a dead letter's key are
-    dead-lettered, too, to be replayed in order (always on with an ``Upsert`` that cannot decide which row is newer).
+    ``on_poison="stop"``: its partition stops before it, earlier records are committed, other partitions continue.
+    ``"dead_letter"``: the transaction that passes its offset stores it in the ledger's table ``dead_letter``;
+    ``"skip"``: it is stored there without its value. Beyond ``dead_letter_limits`` the worker stops.
+    ``keep_key_order=True``: later records of a dead letter's key are dead-lettered, too, to be replayed in order
+    (always on with an ``Upsert`` that cannot decide which row is newer).
     ``delay``: a record is handled no earlier than its timestamp plus ``delay``.
-
-    ``synchronous_commit=False`` is safe here: a crash of Postgres loses rows and offset together, and Kafka still has
-    the records. It is not safe if other systems act on rows that they have read before the crash.
 
     Raises ConfigError if the declaration contradicts itself.
     """
@@ -143,8 +138,6 @@ class Pipeline(Generic[V, K]):
         dead_letter_limits: DeadLetterLimits = DeadLetterLimits(),  # noqa: B008 -- immutable
         keep_key_order: bool | None = None,
         delay: timedelta | None = None,
-        strict: bool = False,
-        synchronous_commit: bool = True,
         resources: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
     ) -> None:
         self.group = _group(group)
@@ -156,9 +149,9 @@ class Pipeline(Generic[V, K]):
         self.resources = resources
         self.sinks: tuple[Sink[V, K | None], ...] = _several("sinks", sinks, Sink)
         self.writes = tuple(".".join(table_path("writes=", table)) for table in _several("writes", writes, str))
-        self.version, self.start, self.strict = version, start, strict
+        self.version, self.start = version, start
         self.retry, self.on_poison, self.dead_letter_limits = retry, _on_poison(on_poison), dead_letter_limits
-        self.delay, self.synchronous_commit = delay, synchronous_commit
+        self.delay = delay
         self.keep_key_order = bool(keep_key_order)
         self._is_taken = False
         self._check()

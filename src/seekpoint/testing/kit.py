@@ -152,7 +152,6 @@ def ledger_of(pipeline: Pipeline, engine: Engine | URL | str, schema: str) -> Gr
         schema=schema,
         version=pipeline.version,
         tables=pipeline.tables_by_topic(schema_translation(engine)),
-        synchronous_commit=pipeline.synchronous_commit,
     )
 
 

@@ -74,10 +74,11 @@ class Loop:
         abort: Abort,
         tracer: Tracer | None = None,
         mirror: bool = False,
+        strict: bool = False,
         batch_ended: Callable[[], None],
     ) -> None:
         self._batch_ended = batch_ended
-        self._is_mirrored = mirror
+        self._is_mirrored, self._is_strict = mirror, strict
         self._pipeline, self._ledger, self._limits = pipeline.for_worker(), ledger, ledger.limits
         self._tracer = tracer
         self._announce, self._stopping = announce, stopping
@@ -267,7 +268,11 @@ class Loop:
         self._is_open, self._joined_at = True, monotonic()
 
     def _declared(self) -> dict[str, dict[str, Any]]:
-        return declared(self._pipeline, read_uncommitted=self._config.get("isolation.level") == "read_uncommitted")
+        return declared(
+            self._pipeline,
+            read_uncommitted=self._config.get("isolation.level") == "read_uncommitted",
+            synchronous_commit=self._ledger.synchronous_commit,
+        )
 
     def _close(self, leave_within: float, *, has_failed: bool) -> None:
         """Release the claims and leave the group. An error here does not replace the one that ended the worker."""
@@ -362,7 +367,7 @@ class Loop:
         self._announce(events.TopicsFound(topics=tuple(topics)))
 
     def _raise_if_strict(self) -> None:
-        if self._pipeline.strict and (stopped := self._assignment.stopped):
+        if self._is_strict and (stopped := self._assignment.stopped):
             raise next(iter(stopped.values()))
 
     def _show_status(self) -> None:

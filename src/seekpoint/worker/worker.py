@@ -54,6 +54,11 @@ class Worker:
     With ``mirror=True`` it also commits its positions to Kafka, after they are committed in Postgres and at most every
     five seconds (``Limits.lag_check``, if less), so that tools show the group's lag. Nothing is read back from Kafka.
 
+    With ``strict=True`` a stopped partition ends it; otherwise the other partitions continue. With
+    ``synchronous_commit=False`` COMMIT does not wait for the disk. That is safe here: a crash of Postgres loses rows
+    and offset together, and Kafka still has the records. It is not safe if other systems act on rows that they have
+    read before the crash.
+
     The constructor does no I/O; clients and connections are made in the thread that runs the worker. A worker runs
     once. Raises ConfigError if the declaration, the engine or the configuration contradict each other.
     """
@@ -70,6 +75,8 @@ class Worker:
         accept_declaration: bool = False,
         accept_forgotten: str | None = None,
         mirror: bool = False,
+        strict: bool = False,
+        synchronous_commit: bool = True,
         observe: Sequence[Observer] = (),
         tracing: Tracer | None = None,
     ) -> None:
@@ -89,9 +96,9 @@ class Worker:
             accept_declaration=accept_declaration,
             accept_forgotten=accept_forgotten,
             limits=limits,
-            synchronous_commit=pipeline.synchronous_commit,
+            synchronous_commit=synchronous_commit,
         )
-        self._kafka, self._mirror = dict(kafka), mirror
+        self._kafka, self._mirror, self._is_strict = dict(kafka), mirror, strict
         self._partitions: Collection[tuple[str, int]] | None = None if partitions is None else list(partitions)
         self._check_partitions()
         self._stopwatch, self._abort = Stopwatch(), Abort()
@@ -209,6 +216,7 @@ class Worker:
             abort=self._abort,
             tracer=self._tracer,
             mirror=self._mirror,
+            strict=self._is_strict,
             batch_ended=self._board.batch_ended,
         )
         try:

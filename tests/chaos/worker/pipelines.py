@@ -47,7 +47,6 @@ def pipeline_of(what: Mapping[str, Any]) -> Pipeline[Any, Any]:
         key=codec,
         sinks=sinks,
         handle=_awaited(what["table"], row) if what["awaits"] else None,
-        synchronous_commit=what["durable"],
         on_poison="dead_letter",
         dead_letter_limits=DeadLetterLimits(consecutive=None, ratio=None),
     )

@@ -61,7 +61,14 @@ def run(what: Mapping[str, Any]) -> None:
     reporter.obey()
     reporter.watch_small_batches()
     limits = Limits(**what["limits"])
-    Worker(pipeline_of(what), engine=what["dsn"], kafka=what["kafka"], limits=limits, observe=[reporter]).run()
+    Worker(
+        pipeline_of(what),
+        engine=what["dsn"],
+        kafka=what["kafka"],
+        limits=limits,
+        synchronous_commit=what["durable"],
+        observe=[reporter],
+    ).run()
 
 
 if __name__ == "__main__":

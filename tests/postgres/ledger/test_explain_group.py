@@ -31,8 +31,8 @@ def admin_of(worker: LedgerWorker) -> Admin:
     return Admin(worker.ledger.engine, schema=worker.ledger.schema)
 
 
-def declare(worker: LedgerWorker, pipeline: Pipeline) -> None:
-    StatusTables(worker.ledger, PROCESS).declare(declared(pipeline))
+def declare(worker: LedgerWorker, pipeline: Pipeline, **settings: bool) -> None:
+    StatusTables(worker.ledger, PROCESS).declare(declared(pipeline, **settings))
 
 
 def test_what_holds_and_what_weakens_it(new_worker: NewLedgerWorker) -> None:
@@ -44,8 +44,8 @@ def test_what_holds_and_what_weakens_it(new_worker: NewLedgerWorker) -> None:
     ]
     declare(
         worker,
-        Pipeline(worker.ledger.group, topics=topic, value=Json(), sinks=sinks, on_poison=OnPoison.SKIP,
-                 synchronous_commit=False),
+        Pipeline(worker.ledger.group, topics=topic, value=Json(), sinks=sinks, on_poison=OnPoison.SKIP),
+        synchronous_commit=False,
     )  # fmt: skip
     (explained,) = admin_of(worker).explain(worker.ledger.group).topics
     assert explained.topic == topic

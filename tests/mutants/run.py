@@ -33,6 +33,8 @@ TESTS_FAILED = 1  # pytest's exit code; 2 and above mean that it could not run
 UNUSABLE = re.compile(
     r"(?<![.\w])(?:NameError|SyntaxError|ImportError|ModuleNotFoundError): .*"
 )  # Python's own, not SQL's
+ERROR_AT_SETUP = re.compile("^_+ ERROR at setup of ", re.MULTILINE)
+AT_SETUP = ", at its setup: see whether a server was the cause"
 MOST_SECONDS = 240  # a mutant may hang: that is a failure of its test, too
 SLOW = ("tests/kafka", "tests/jobs")  # they start first, so that the last to end is a fast one
 
@@ -132,7 +134,7 @@ def _verdict(run: Run) -> tuple[str, bool]:
         return f"stale {run.name}: {unusable[0]}", False
     failed = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - |$)", output, re.MULTILINE)
     if run.code == TESTS_FAILED and failed:
-        return f"killed {run.name} by {failed[1]}", True
+        return f"killed {run.name} by {failed[1]}{AT_SETUP if ERROR_AT_SETUP.search(output) else ''}", True
     return f"survived {run.name}" + (f"\npytest exit code {run.code}\n{output}" if run.code != 0 else ""), False
 
 

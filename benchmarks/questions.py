@@ -36,6 +36,7 @@ GUARANTEES = {
     "append.py": "exactly once",
     "observed.py": "exactly once",
     "upsert.py": "exactly once",
+    "debezium.py": "exactly once",
     "accumulate.py": "exactly once",
     "upsert_sql.py": "none",
 }
@@ -47,6 +48,7 @@ LABELS = {
     "replaced": "Seekpoint upsert of the sums' table",
     "upsert sql": "ready rows by the upsert's SQL",
     "upsert": "Seekpoint upsert",
+    "debezium": "Seekpoint upsert of Debezium's events",
     "floor": "ready rows by COPY",
     "loop": "hand-written loop, commit to Kafka",
     "bare": "hand-written loop, offsets in Postgres",
@@ -147,6 +149,16 @@ def _upserts() -> Iterator[Question]:
         "upsert, 10,000,000 rows", "upserts", "upsert.py", ("--large",), ("upsert",), "payments_spread", share=0.5
     )
     yield Question("what an upsert costs", "upserts", "upsert_sql.py", ("--study",), rounds=1, cases=True)
+
+
+def _changes() -> Iterator[Question]:
+    for table, name in (("payments_changes", "debezium"), ("payments_changes_plain", "debezium, no schemas")):
+        of = partial(Question, group="upserts", table=table, share=0.2)
+        yield of(name, script="debezium.py", against=("upsert",))
+    for mode in ("changes", "changes-unnest"):
+        yield Question(
+            f"connect {mode}", "upserts", "peers.connect", (mode,), ("debezium",), "payments_changes", share=0.2
+        )
 
 
 def _sums() -> Iterator[Question]:
@@ -269,7 +281,7 @@ def _profile() -> Iterator[Question]:
 
 
 _MAKERS = (
-    *(_core, _batches, _sums, _upserts, _peers, _operations, _workers),
+    *(_core, _batches, _sums, _upserts, _changes, _peers, _operations, _workers),
     *(_ledger, _records, _handlers, _delays, _reloads, _profile),
 )
 QUESTIONS = {question.name: question for make in _MAKERS for question in make()}

@@ -2,9 +2,10 @@
 
 ``payments``: six columns, 159 bytes of JSON, the shape on which the goals are measured; ``payments_100b`` and
 ``payments_1kb`` are the same with notes of other lengths, ``payments_spread`` has ids for an upsert into a table of
-STORED rows. ``totals``: two numbers, for tables of many rows. ``flights``: 20 columns, about 330 bytes. All have six
-partitions. The expected rows are written once by COPY into the schema ``expected``, and compared by count and one
-checksum over all columns.
+STORED rows. ``payments_changes`` are payments as inserts of a table that Debezium reports, with JSON schemas;
+``payments_changes_plain`` are those without. ``totals``: two numbers, for tables of many rows. ``flights``: 20 columns,
+about 330 bytes. All have six partitions. The expected rows are written once by COPY into the schema ``expected``, and
+compared by count and one checksum over all columns.
 """
 
 from __future__ import annotations
@@ -117,6 +118,7 @@ class Kind:
     key: str
     times: str  # the format of its times for strptime
     make: Callable[[int], Iterator[Any]]
+    encode: Callable[[Any], Mapping[str, Any]] | None = None  # a record's key and value; None: JSON, keyed by ``key``
 
     @property
     def columns(self) -> dict[str, str]:
@@ -129,7 +131,11 @@ class Kind:
         return str(CreateTable(table).compile(dialect=_DIALECT)).encode()
 
 
-def _payments(name: str, make: Callable[[int], Iterator[Payment]]) -> Kind:
+def _payments(
+    name: str,
+    make: Callable[[int], Iterator[Payment]],
+    encode: Callable[[Any], Mapping[str, Any]] | None = None,
+) -> Kind:
     table = Table(
         name,
         MetaData(),
@@ -140,7 +146,72 @@ def _payments(name: str, make: Callable[[int], Iterator[Payment]]) -> Kind:
         Column("at", DateTime(timezone=True)),
         Column("note", Text),
     )
-    return Kind(name, Payment, table, "account", "%Y-%m-%dT%H:%M:%S.%fZ", make)
+    return Kind(name, Payment, table, "account", "%Y-%m-%dT%H:%M:%S.%fZ", make, encode)
+
+
+def _field(name: str, kind: str, named: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "optional": name != "id", "field": name, **({"name": named} if named else {}), **more}
+
+
+DECIMAL = {"version": 1, "parameters": {"scale": "2", "connect.decimal.precision": "10"}}
+ROW = [
+    _field("id", "int64"),
+    _field("account", "int32"),
+    _field("amount", "bytes", "org.apache.kafka.connect.data.Decimal", **DECIMAL),
+    _field("kind", "string"),
+    _field("at", "string", "io.debezium.time.ZonedTimestamp", version=1),
+    _field("note", "string"),
+]
+SOURCE = {
+    "version": "3.5.0.Final",
+    "connector": "postgresql",
+    "name": "dbz",
+    "ts_ms": 1767225600000,
+    "snapshot": "false",
+    "db": "shop",
+    "sequence": '[null,"24023128"]',
+    "schema": "public",
+    "table": "payments",
+    "txId": 739,
+    "lsn": 24023128,
+    "xmin": None,
+}
+
+
+def _schemas() -> tuple[bytes, bytes]:
+    """The schemas of key and value, as Kafka's JsonConverter writes them for Debezium's connector for Postgres."""
+    rows = [
+        {"type": "struct", "fields": ROW, "optional": True, "name": "dbz.public.payments.Value", "field": part}
+        for part in ("before", "after")
+    ]
+    kinds = {int: "int64", str: "string", type(None): "int64"}
+    origin = [_field(name, kinds[type(value)]) for name, value in SOURCE.items()]
+    source = _field("source", "struct", "io.debezium.connector.postgresql.Source", fields=origin)
+    fields = [*rows, source, _field("transaction", "string"), _field("op", "string"), _field("ts_ms", "int64")]
+    value = {"type": "struct", "fields": fields, "optional": False, "name": "dbz.public.payments.Envelope"}
+    key = {"type": "struct", "fields": ROW[:1], "optional": False, "name": "dbz.public.payments.Key"}
+    return msgspec.json.encode(key), msgspec.json.encode(value)
+
+
+KEY_SCHEMA, VALUE_SCHEMA = _schemas()
+
+
+def _change(payment: Payment, *, framed: bool) -> dict[str, Any]:
+    """The insert of this payment, as Debezium's connector for Postgres writes it, in JSON."""
+    cents = int(payment.amount.replace(".", ""))
+    after = msgspec.structs.asdict(payment) | {"amount": cents.to_bytes(cents.bit_length() // 8 + 1, "big")}
+    envelope = {
+        "before": None,
+        "after": after,
+        "source": SOURCE,
+        "transaction": None,
+        "op": "c",
+        "ts_ms": 1767225600123,
+    }
+    key, value = msgspec.json.encode({"id": payment.id}), msgspec.json.encode(envelope)
+    if framed:
+        key, value = (b'{"schema":%b,"payload":%b}' % pair for pair in ((KEY_SCHEMA, key), (VALUE_SCHEMA, value)))
+    return {"key": key, "value": value}
 
 
 _ALL = (
@@ -149,6 +220,8 @@ _ALL = (
     _payments("payments_100b", partial(payments, note=0)),
     _payments("payments_1kb", partial(payments, note=920)),
     _payments("payments_spread", partial(payments, id_of=spread_id)),
+    _payments("payments_changes", payments, partial(_change, framed=True)),
+    _payments("payments_changes_plain", payments, partial(_change, framed=False)),
     Kind(
         "totals",
         Total,
@@ -171,9 +244,9 @@ def fill(kind: Kind, brokers: str, records: int) -> None:
             f"the topic {kind.name} has {count} records, not {records}: set BENCH_RECORDS to {count}"
         )
         return
-    encode = msgspec.json.Encoder().encode
-    messages = ({"value": encode(record), "key": str(getattr(record, kind.key))} for record in kind.make(records))
-    send(brokers, kind.name, messages)
+    in_json = msgspec.json.Encoder().encode
+    encode = kind.encode or (lambda record: {"value": in_json(record), "key": str(getattr(record, kind.key))})
+    send(brokers, kind.name, map(encode, kind.make(records)))
     assert sum(ends(kind, brokers).values()) == records
 
 

@@ -11,9 +11,12 @@ from sqlalchemy import Engine, text
 
 from seekpoint import Accumulate, Append, Json, Limits, Pattern, Pipeline, Upsert, events
 from seekpoint.admin import Admin
-from seekpoint.errors import ConfigError, TableMissing, TopicRecreated
+from seekpoint.errors import ConfigError, ReloadRefused, TableMissing, TopicRecreated
 from seekpoint.jobs.reload import Reload
 from seekpoint.records import Partition
+from seekpoint.worker.import_by_name import load
+from support.cli_project import Project
+from support.command import seekpoint
 from support.events import Run
 from support.kafka_postgres import PROTOCOLS
 from support.topics import SharedBroker
@@ -47,6 +50,11 @@ class Shop:
 
     def rows(self, name: str) -> list[Any]:
         return self.query(f"SELECT * FROM {self.schema}.{name} ORDER BY 1, 2")
+
+    def execute(self, *statements: str) -> None:
+        with self.engine.begin() as tx:
+            for statement in statements:
+                tx.execute(text(statement.format(schema=self.schema)))
 
     def query(self, statement: str) -> list[Any]:
         with self.engine.connect() as tx:
@@ -208,6 +216,119 @@ def test_jobs_and_replays_take_topics_of_a_pattern_by_name(
     produce(refunds, values((4, 4)))
     later.finish(refunds, 2)
     assert shop.rows("refunds") == [(3, 3), (4, 4)]
+
+
+def reload_of(shop: Shop, pipeline: Pipeline, brokers: str) -> Reload:
+    return Reload([pipeline], shop.engine, {"bootstrap.servers": brokers}, schema=shop.schema, max_deletes=1)
+
+
+@pytest.mark.long
+def test_one_topic_is_reloaded_alone(
+    shop: Shop, run_worker: Workers, produce: Callable[..., Any], seekpoint_broker: str
+) -> None:
+    orders, refunds = shop.topic("orders"), shop.topic("refunds")
+    for name in ("orders", "refunds", "others"):
+        shop.table(name)
+    sink = Upsert(f"{shop.schema}.{{name}}", key=["id"], columns=["id", "n"])
+    run = run_worker(shop.pipeline(sink), kafka=SOON, limits=QUICK)
+    produce(orders, values((1, 1)))
+    produce(refunds, values((2, 2)))
+    run.reached(orders, 1)
+    run.reached(refunds, 1)
+    shop.execute("UPDATE {schema}.orders SET n = 9", "UPDATE {schema}.refunds SET n = 9")
+    produce(orders, values((3, 3)))
+    run.reached(orders, 2)
+    alone = shop.pipeline(sink).with_topics(orders)
+    declared = f"SELECT declared FROM {shop.schema}.consumer_group"
+    before = shop.query(declared)
+    assert [table.table for table in reload_of(shop, alone, seekpoint_broker).verify().tables] == [
+        f"{shop.schema}.orders"
+    ]
+    reload = reload_of(shop, alone, seekpoint_broker)
+    reload.run(reload.open())
+    assert (shop.rows("orders"), shop.rows("refunds")) == ([(1, 1), (3, 3)], [(2, 9)])
+    assert shop.query(declared) == before, "what the group's other topics declare is kept"
+    produce(refunds, values((4, 4)))
+    run.reached(refunds, 2)  # a cut-over fences workers: they claim again, also the topics that it did not rebuild
+    assert shop.rows("refunds") == [(2, 9), (4, 4)]
+    raised = shop.pipeline(sink, version=2).with_topics(orders)
+    with pytest.raises(ReloadRefused, match=f"a reload of {orders} alone cannot raise it to 2: reload all topics, or"):
+        reload_of(shop, raised, seekpoint_broker).open()
+    assert reload_of(shop, raised, seekpoint_broker).verify().is_empty, "a verify raises no version"
+
+
+@pytest.mark.long
+def test_a_topic_that_shares_a_table_is_not_reloaded_alone(
+    shop: Shop, run_worker: Workers, produce: Callable[..., Any], seekpoint_broker: str
+) -> None:
+    """Also if it is found while the run is open, or if its tables were others before."""
+    orders, refunds = shop.topic("orders"), shop.topic("refunds")
+    for name in ("orders", "refunds"):
+        shop.table(name)
+    names = {orders: "orders", refunds: "refunds"}
+    sink = Upsert(lambda topic: (shop.schema, names.get(topic, "orders")), key=["id"], columns=["id", "n"])
+    run = run_worker(shop.pipeline(sink), kafka=SOON, limits=QUICK)
+    produce(orders, values((1, 1)))
+    run.reached(orders, 1)
+    reload = reload_of(shop, shop.pipeline(sink).with_topics(orders), seekpoint_broker)
+    driver = reload.open()
+    reload.stage(driver)
+    late = shop.topic("late")
+    produce(late, values((7, 7)))
+    run.reached(late, 1)
+    message = f"has applied records of {late}, which this pipeline does not read, so their rows would be lost"
+    with pytest.raises(ReloadRefused, match=message):
+        reload.run(driver)
+    assert shop.rows("orders") == [(1, 1), (7, 7)]
+    with pytest.raises(ReloadRefused, match=message):
+        reload.open()
+    alone = reload_of(shop, shop.pipeline(sink).with_topics(refunds), seekpoint_broker)
+    produce(refunds, values((2, 2)))
+    run.reached(refunds, 1)
+    assert alone.verify().is_empty
+    shop.execute(f"UPDATE {{schema}}.group_topic SET replaced = 1 WHERE topic = '{orders}'")
+    with pytest.raises(ReloadRefused, match=f"has applied records of {orders}"):
+        alone.open()
+
+
+BY_PATTERN = """\
+from seekpoint import Pattern, Upsert
+sink = Upsert(lambda topic: ("{schema}", topic.rpartition(".")[2]), key=["id"], columns=["id", "n"])
+pipe = Pipeline("{group}", topics=Pattern(r"{topic}\\.(orders|refunds)"), value=Json(dict), sinks=[sink])
+"""
+
+
+@pytest.mark.long
+def test_a_command_reloads_one_topic_and_resumes_it(  # noqa: PLR0917 -- fixtures
+    project: Project,
+    shop: Shop,
+    topic: Callable[..., str],
+    run_worker: Workers,
+    produce: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    orders, refunds = (topic(name=f"{project.topic}.{name}") for name in ("orders", "refunds"))
+    for name in ("orders", "refunds"):
+        shop.table(name)
+    target = f"{project.module(BY_PATTERN)}:pipe"
+    monkeypatch.syspath_prepend(str(project.folder))
+    run = run_worker(load(target), kafka=SOON, limits=QUICK)
+    for name in (orders, refunds):
+        produce(name, values((1, 1)))
+        run.reached(name, 1)
+    shop.execute("UPDATE {schema}.orders SET n = 9", "UPDATE {schema}.refunds SET n = 9")
+    verify = seekpoint("verify", target, "--topic", orders, *project.options(), exits=1)
+    assert f"compared at {project.group} {orders}/0 at 1\n" in verify.stdout
+    stderr = seekpoint("reload", "run", target, "--topic", project.topic, *project.options(), exits=2).stderr
+    assert f"topic '{project.topic}' does not match the pattern as a whole" in " ".join(stderr.split())
+    stderr = seekpoint("reload", "run", target, target, "--topic", orders, *project.options(), exits=2).stderr
+    assert "--topic names topics of one pipeline" in stderr
+    kafka = {"bootstrap.servers": project.broker}
+    left_open = Reload([f"{target}@{orders}"], shop.engine, kafka, schema=shop.schema).open()
+    seekpoint("reload", "resume", str(left_open.run.id), "--max-deletes", "1", *project.options())
+    assert (shop.rows("orders"), shop.rows("refunds")) == ([(1, 1)], [(1, 9)])
+    seekpoint("reload", "run", target, "--topic", refunds, "--max-deletes", "1", *project.options())
+    assert shop.rows("refunds") == [(1, 1)]
 
 
 @pytest.mark.long

@@ -117,6 +117,17 @@ def test_some_topics_are_a_pipeline_of_named_topics() -> None:
     assert [sink.tables for sink in BatchJob(named, URL, KAFKA).pipeline.sinks] == [("s.b",), ("s.a",), ("log",)]
 
 
+def test_some_topics_of_a_pipeline_that_names_its_topics() -> None:
+    declared = pipeline(
+        Append("a", columns=["n"], topics=["shop.a"]), Append("log", columns=["n"]), topics=["shop.a", "shop.b"]
+    )
+    assert declared.with_topics("shop.b").tables_by_topic() == {"shop.b": ("log",)}
+    assert declared.tables_by_topic() == {"shop.a": ("a", "log"), "shop.b": ("log",)}
+    for wrong in (("shop.c", "shop.a"), ()):
+        with pytest.raises(ConfigError, match=r"with_topics\(\) takes some of its topics, got \["):
+            declared.with_topics(*wrong)
+
+
 def test_an_empty_group_names_no_table() -> None:
     bound = with_topics(pipeline(topics=Pattern(r"shop(\.(?P<name>.*))?")), "shop", "shop.", "shop.a")
     why = "Append('{name}'): the name of topic 'shop' has nothing for the group 'name'"
@@ -167,7 +178,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (declared(topics=Pattern("shop.(.*)"), sinks=[Append("{name}")]), "it has none: write (?P<name>...)"),
     (of_sink(Append("{name}", topics=["shop.a"])), "for each topic that the pattern matches: leave out its topics="),
     (declared(topics="a", sinks=[Append(str.upper)]), "give topics=Pattern(...), or name the table"),
-    (lambda: pipeline(Append("a", columns=["n"]), topics="a").with_topics("a"), "with_topics() is for a pattern's"),
+    (lambda: pipeline(Append("a", columns=["n"]), topics="a").with_topics("b"), "takes some of its topics, got ['b']"),
     (lambda: pipeline().with_topics(), "a pattern does not say which topics there are: name at least one"),
     (lambda: pipeline().with_topics("my.shop.a"), "topic 'my.shop.a' does not match the pattern as a whole"),
     (lambda: pipeline().with_topics("shop.a.b"), "has a dot"),

@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
@@ -26,7 +26,7 @@ from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import check_connections, postgres_engine, read_url, require_readable
 from seekpoint.records import Partition
-from seekpoint.worker.import_by_name import load
+from seekpoint.worker.import_by_name import load, name_with_topics
 from seekpoint.worker.worker import Worker
 
 _DATABASE_URL = typer.Option(envvar="SEEKPOINT_DATABASE_URL", help="postgresql://user:password@host:5432/database")
@@ -186,6 +186,10 @@ Targets = Annotated[
         help="Pipelines, Workers, or functions that return one; name all that write the tables.",
     ),
 ]
+Topics = Annotated[
+    list[str] | None,
+    typer.Option("--topic", help="Only this topic of the pipeline, whose tables no other topic writes (repeatable)."),
+]
 ArchiveRoot = Annotated[
     str | None,
     typer.Option(
@@ -343,12 +347,16 @@ class ServerOptions(KafkaOptions):
     schema: Schema = DEFAULT_SCHEMA
 
     @contextmanager
-    def job(self, context: typer.Context, *targets: str) -> Iterator[Job]:
+    def job(self, context: typer.Context, *targets: str, topics: Sequence[str] = ()) -> Iterator[Job]:
         """The job that a command line names, with these pipelines or none; closes its connections at the end.
 
-        A Worker brings its own servers. Raises ConfigError if none are named, or if two Workers have different ones.
+        ``topics`` are those of the only pipeline that the job takes, instead of all. A Worker brings its own servers.
+        Raises ConfigError if none are named, or if two Workers have different ones.
         """
-        loaded = {target: load(target, from_here=True) for target in targets}
+        if topics and len(targets) > 1:
+            raise ConfigError("--topic names topics of one pipeline: give one MODULE:NAME")
+        targets = tuple(name_with_topics(target, topics) for target in targets)
+        loaded = {target: load(target.partition("@")[0], from_here=True) for target in targets}
         if workers := {target: runnable for target, runnable in loaded.items() if isinstance(runnable, Worker)}:
             refuse_extras(context, next(iter(workers)))
             job = job_of_workers(targets, workers)

@@ -28,6 +28,7 @@ from seekpoint.cli.options import (
     ReadOptions,
     ServerOptions,
     Targets,
+    Topics,
     command,
     duration,
 )
@@ -97,6 +98,7 @@ def run(
     targets: Targets,
     *,
     strategy: Annotated[Strategy, typer.Option(help="How the rebuilt rows become the live ones.")] = "merge",
+    topic: Topics = None,
     reason: Reason = "reload",
     resume: Annotated[UUID | None, typer.Option(metavar="ID", help="Resume this run at its next step.")] = None,
     cut_over: CutOverOptions,
@@ -111,7 +113,7 @@ def run(
     nothing live was touched.
     """
     with (
-        servers.job(context, *targets) as of,
+        servers.job(context, *targets, topics=topic or ()) as of,
         _driven(of, cut_over, archive, as_json=as_json, actor=actor) as drive,
     ):
         drive(lambda reload: _opened(reload, resume, strategy, reason))

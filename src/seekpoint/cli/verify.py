@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from seekpoint.cli.errors import FAILED, plain, terminable
-from seekpoint.cli.options import ArchiveRoot, AsJson, ReadOptions, ServerOptions, Targets, command
+from seekpoint.cli.options import ArchiveRoot, AsJson, ReadOptions, ServerOptions, Targets, Topics, command
 from seekpoint.cli.output import answer, print_table
 from seekpoint.cli.progress_bar import Shown
 from seekpoint.cli.reload import reload_of
@@ -26,6 +26,7 @@ def verify(
     *,
     read: ReadOptions,
     servers: ServerOptions,
+    topic: Topics = None,
     archive: ArchiveRoot = None,
     as_json: AsJson = False,
 ) -> None:
@@ -35,7 +36,7 @@ def verify(
     Nothing live is touched or locked. Exits with 1 if one row differs.
     """
     with (
-        servers.job(context, *targets) as of,
+        servers.job(context, *targets, topics=topic or ()) as of,
         terminable(),
         Shown(terminal_only=as_json) as progress,
         reload_of(of, progress, read, archive) as reload,

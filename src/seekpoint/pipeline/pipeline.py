@@ -257,12 +257,17 @@ class Pipeline(Generic[V, K]):
         return self
 
     def with_topics(self, *topics: str) -> Self:
-        """The pipeline of some topics that its pattern matches, as if they were named: for jobs, replays and tests.
+        """The pipeline of some of its topics alone, for jobs, replays and tests; a pattern's are then named.
 
-        Raises ConfigError for a topic that does not match, or for which no table can be named.
+        Raises ConfigError for a topic that it does not read, or for which no table can be named.
         """
         if self.pattern is None:
-            raise ConfigError(f"{self!r} names its topics, and with_topics() is for a pattern's: leave it out")
+            if not topics or {*topics} - {*self.codecs}:
+                raise ConfigError(f"{self!r}: with_topics() takes some of its topics, got {list(topics)}")
+            other = copy.copy(self)
+            other.codecs = {topic: self.codecs[topic] for topic in topics}
+            other.sinks = tuple(sink for sink in self.sinks if any(map(sink.takes, topics)))
+            return other
         if not topics:
             raise ConfigError(f"{self!r}: a pattern does not say which topics there are: name at least one")
         other = self.for_worker()

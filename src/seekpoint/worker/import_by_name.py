@@ -6,7 +6,7 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -52,10 +52,21 @@ def _taken(declared: Pipeline | Worker) -> Pipeline | Worker:
 
 
 def load_pipeline(target: str, *, from_here: bool = False) -> Pipeline:
-    """Import a Pipeline, or a Worker's pipeline, for callers that have their own engine and brokers."""
-    loaded = load(target, from_here=from_here)
+    """Import a Pipeline, or a Worker's pipeline, for callers that have their own engine and brokers.
+
+    ``module:name@TOPIC,TOPIC`` names some topics of it (:func:`name_with_topics`).
+    """
+    name, _, topics = target.partition("@")
+    loaded = load(name, from_here=from_here)
     pipeline = loaded.pipeline if isinstance(loaded, Worker) else loaded
+    if topics:
+        return pipeline.with_topics(*topics.split(","))
     return pipeline.require_names("this command")
+
+
+def name_with_topics(target: str, topics: Sequence[str]) -> str:
+    """The name of a pipeline of these topics alone; a topic's name has neither ``@`` nor a comma."""
+    return f"{target}@{','.join(topics)}" if topics else target
 
 
 def imported(target: str, *, from_here: bool = False) -> Any:

@@ -10,6 +10,7 @@ from uuid import UUID
 from sqlalchemy import Row, delete
 
 from seekpoint.errors import ReloadRefused
+from seekpoint.jobs.reload.other_topics import of_other_topics, of_sources, other_topics
 from seekpoint.jobs.reload.rewind import Rewind, ending_at
 from seekpoint.jobs.staging.distance import key_of, positions_up_to
 from seekpoint.jobs.staging.savepoints import RecordWriter
@@ -78,8 +79,23 @@ class CatchUp:
         self._followers.clear()
 
     def offsets(self, tx: Step) -> Sequence[Any]:
-        """The rows of the groups' positions that the rebuilt tables must reach."""
-        return tx.offsets() if self.rewind is None else ending_at(tx.offsets(), self.rewind.ends)
+        """The rows of the groups' positions that the rebuilt tables must reach.
+
+        Raises ReloadRefused for a topic that the group reads, the pipeline does not, and whose rows may be in a rebuilt
+        table: workers may have found it since the run was opened.
+        """
+        offsets = tx.offsets()
+        reasons = [
+            reason
+            for source in self.sources
+            for reason in of_other_topics(
+                tx, source, other_topics(source, offsets), self.targets, source.pipeline.version
+            )
+        ]
+        if reasons:
+            raise ReloadRefused([*reasons, "abort this run and open another one"])
+        offsets = of_sources(offsets, self.sources)
+        return offsets if self.rewind is None else ending_at(offsets, self.rewind.ends)
 
     def apply(self, tx: Step, offsets: Sequence[Row[Any]], *, idle: float = IDLE, at_most: int = LARGEST_BIGINT) -> int:
         """Apply the records up to these rows of ``partition_offset`` to the rebuilt tables; returns how many.

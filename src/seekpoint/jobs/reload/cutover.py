@@ -20,6 +20,7 @@ from seekpoint.jobs.reload.compare import Passes, Report
 from seekpoint.jobs.reload.cutover_limits import Budget, OverBudget, Plan
 from seekpoint.jobs.reload.merge import merge
 from seekpoint.jobs.reload.merge_preconditions import allow_wait, others
+from seekpoint.jobs.reload.other_topics import other_topics
 from seekpoint.jobs.reload.publish import swap
 from seekpoint.jobs.reload.rewind import Rewind
 from seekpoint.jobs.tables.sql_templates import composed, names, run
@@ -247,8 +248,14 @@ def _raise_versions(tx: Step) -> None:
 
 
 def _declare(tx: Step, sources: Iterable[PipelineSource]) -> None:
-    """Store how the new code writes its tables: a reset before its first claim must know which have sums (I1)."""
+    """Store how the new code writes its tables: a reset before its first claim must know which have sums (I1).
+
+    A pipeline that does not read all of its group's topics does not write all of its tables: nothing is stored.
+    """
+    offsets = tx.offsets()
     for source in sources:
+        if other_topics(source, offsets):
+            continue
         group_tx = GroupConnection(tx.connection, tx.schema, source.group)
         new = Jsonb(declared(source.pipeline))
         group_tx.execute(STATUS["store_declared"], version=source.pipeline.version, declared=new)

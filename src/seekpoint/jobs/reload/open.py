@@ -12,6 +12,7 @@ from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.jobs.export import Archive
 from seekpoint.jobs.reload.cutover_limits import Bounds
 from seekpoint.jobs.reload.merge_check import hides_rows
+from seekpoint.jobs.reload.other_topics import of_other_topics, of_sources, other_topics
 from seekpoint.jobs.reload.rewind import ending_at
 from seekpoint.jobs.reload.wait_at_opening import of_wait
 from seekpoint.jobs.staging.compaction import of_compaction
@@ -103,12 +104,15 @@ def checked(
             check_values(tx.connection, source.pipeline)
         known = {row.name: row for row in tx.execute(STATUS["groups"])}
         offsets = tx.execute(RELOAD_RUN["offsets"], groups=groups).all()
-        reasons = of_rights(tx.connection) + _of_groups(sources, known, offsets)
+        reasons = of_rights(tx.connection) + _of_groups(
+            tx, sources, known, offsets, tables, strategy=strategy, of_frames=of_frames
+        )
         reasons += _of_tables(tx, tables, groups, known, strategy)
         if strategy == "merge":
             inherited = [] if bounds.allow_inheritance else tables
             reasons += [reason for target in inherited for reason in of_inheritance(tx.connection, target)]
             reasons += of_wait(tx.connection, tables, bounds.max_wait)
+        offsets = of_sources(offsets, sources)
         dead_letters = _open_dead_letters(tx, groups)
     if archive is not None:
         archive.require_known()
@@ -169,17 +173,23 @@ def insert_run(
 
 
 def _of_groups(
-    sources: Sequence[PipelineSource], known: Mapping[str, Row[Any]], offsets: Sequence[Row[Any]]
+    tx: Tx,
+    sources: Sequence[PipelineSource],
+    known: Mapping[str, Row[Any]],
+    offsets: Sequence[Row[Any]],
+    tables: Sequence[Target],
+    *,
+    strategy: str,
+    of_frames: bool,
 ) -> list[str]:
     reasons = []
     for source in sources:
-        topics = {row.topic for row in offsets if row.consumer_group == source.group}
-        reasons += _of_version(source, known.get(source.group) if topics else None)
-        if strange := sorted(topics - set(source.pipeline.topics)):
-            reasons.append(
-                f"group {source.group!r} has applied records of {', '.join(strange)}, which this pipeline does not "
-                "read, so their rows would be lost: add them to topics= again"
-            )
+        group = known.get(source.group) if any(row.consumer_group == source.group for row in offsets) else None
+        reasons += _of_version(source, group)
+        if group is not None:
+            version = source.pipeline.version if strategy == "verify" else group.version  # a verify raises none
+            others = other_topics(source, offsets)
+            reasons += of_other_topics(tx, source, others, tables, version, may_be_apart=not of_frames)
     return reasons
 
 

@@ -70,6 +70,24 @@ def test_a_file_lists_the_states_of_a_closed_run_as_the_tables_do() -> None:
     assert [name for name, states in lists if states != closed] == []
 
 
+def test_rows_are_locked_in_an_order_that_does_not_depend_on_the_databases_collation() -> None:
+    """Python sorts the partitions of a worker by code points; in another order two transactions could deadlock."""
+    orders = [
+        (stem, query.name, match[1])
+        for stem, query in QUERIES
+        for match in re.finditer(r"ORDER BY ([^;()]+?)\s+FOR (?:NO KEY UPDATE|UPDATE|SHARE)", query.text)
+    ]
+    orders += [
+        (stem, query.name, match[1])
+        for stem, query in QUERIES
+        if "INSERT INTO seekpoint.partition_offset" in query.text
+        for match in re.finditer(r"ORDER BY ([^;()]+?)\s*(?:;|ON CONFLICT|$)", query.text)
+    ]
+    texts = re.compile(r'\b(?:name|consumer_group|topic)\b(?! COLLATE "C")')
+    assert len(orders) == 9, orders
+    assert [order for order in orders if texts.search(order[2])] == []
+
+
 def test_two_ledgers_of_one_process_are_in_schemas_whose_names_are_quoted(seekpoint_engine: Engine) -> None:
     names = [f"{name} {secrets.token_hex(6)}" for name in ('two "words" and 100%', "Seekpoint.other")]
     for number, name in enumerate(names):

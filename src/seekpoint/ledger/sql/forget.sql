@@ -48,7 +48,7 @@ ORDER BY dead_letter.run, dead_letter.record_offset;
 SELECT topic, partition, topic_id, first_offset, next_offset, leader_epoch, epoch, committed_at, record_time
 FROM seekpoint.partition_offset
 WHERE consumer_group = %(group)s
-ORDER BY topic, partition
+ORDER BY topic COLLATE "C", partition
 FOR UPDATE;
 
 -- name: topics

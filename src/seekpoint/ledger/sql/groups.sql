@@ -33,13 +33,14 @@ SET paused = %(paused)s, paused_reason = %(reason)s, paused_by = %(actor)s
 WHERE name = %(group)s;
 
 -- name: redraw
--- A pause or resume draws new tokens for the whole group, which fences its workers (I5). The rows are locked in order
--- first: workers hold them in that order at the same time.
+-- Draws new tokens for the whole group, which fences its workers (I5): for a pause, a resume, a higher version, other
+-- tables, a replacement and a reload's cut-over. The rows are locked in order first: workers hold them in that order at
+-- the same time. The group's row is locked already, so no claim inserts a position meanwhile.
 WITH ordered AS (
     SELECT topic, partition
     FROM seekpoint.partition_offset
     WHERE consumer_group = %(group)s
-    ORDER BY topic, partition
+    ORDER BY topic COLLATE "C", partition
     FOR NO KEY UPDATE
 )
 UPDATE seekpoint.partition_offset AS o

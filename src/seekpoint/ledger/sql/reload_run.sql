@@ -10,7 +10,7 @@ SELECT set_config('statement_timeout', '0', true), set_config('idle_in_transacti
 SELECT name, cluster_id, version, tables, paused, paused_reason, paused_by, created_at, declared, forgotten
 FROM seekpoint.consumer_group
 WHERE name = ANY (%(groups)s::text[])
-ORDER BY name
+ORDER BY name COLLATE "C"
 FOR SHARE;
 
 -- name: insert_run
@@ -135,7 +135,7 @@ ORDER BY consumer_group, topic, partition;
 SELECT 1
 FROM seekpoint.partition_offset
 WHERE consumer_group = ANY (%(groups)s::text[])
-ORDER BY consumer_group, topic, partition
+ORDER BY consumer_group COLLATE "C", topic COLLATE "C", partition
 FOR NO KEY UPDATE;
 
 -- name: positions

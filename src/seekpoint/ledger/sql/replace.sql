@@ -19,7 +19,7 @@ ORDER BY consumer_group, topic, partition;
 SELECT name, cluster_id, version, paused, paused_by, paused_reason, declared, forgotten
 FROM seekpoint.consumer_group
 WHERE name IN (%(old_group)s, %(new_group)s)
-ORDER BY name
+ORDER BY name COLLATE "C"
 FOR NO KEY UPDATE;
 
 -- name: lock_positions
@@ -27,7 +27,7 @@ FOR NO KEY UPDATE;
 SELECT 1
 FROM seekpoint.partition_offset
 WHERE consumer_group IN (%(old_group)s, %(new_group)s)
-ORDER BY consumer_group, topic, partition
+ORDER BY consumer_group COLLATE "C", topic COLLATE "C", partition
 FOR NO KEY UPDATE;
 
 -- name: tables

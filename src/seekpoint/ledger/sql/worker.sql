@@ -1,6 +1,7 @@
 -- A worker's statements on its positions: hold, advance, claim, release, and what it stores about attempts and stops.
 --
--- Rows are always locked in the order (topic, partition): callers sort the arrays, and the scans keep that order.
+-- Rows are always locked in the order (topic COLLATE "C", partition), which is how Python sorts: callers sort the
+-- arrays, and the scans keep that order.
 -- Arrays come through a sub-select, so that the planner does not see their lengths and assumes ten elements: it looks
 -- each row up by the primary key, for one partition and for a thousand, and never scans the table. If an UPDATE joins
 -- the arrays, the planner must not see the group's name as a constant either: without statistics it expects a group to
@@ -209,7 +210,7 @@ SELECT %(group)s, new.topic, new.partition, new.topic_id, new.start, new.start, 
 FROM unnest((SELECT %(new_topic)s::text[]), (SELECT %(new_partition)s::integer[]),
             (SELECT %(new_topic_id)s::uuid[]), (SELECT %(new_start)s::bigint[]))
      AS new (topic, partition, topic_id, start)
-ORDER BY new.topic, new.partition;
+ORDER BY new.topic COLLATE "C", new.partition;
 
 -- name: lock_wanted
 -- Waits for the transactions in flight on the rows, in the order of locks, so that later statements see the positions
@@ -261,7 +262,7 @@ SELECT %(group)s, wanted.topic, wanted.partition, wanted.topic_id, 0, 0, gen_ran
        clock_timestamp()
 FROM unnest((SELECT %(wanted_topic)s::text[]), (SELECT %(wanted_partition)s::integer[]),
             (SELECT %(wanted_topic_id)s::uuid[])) AS wanted (topic, partition, topic_id)
-ORDER BY wanted.topic, wanted.partition
+ORDER BY wanted.topic COLLATE "C", wanted.partition
 ON CONFLICT (consumer_group, topic, partition) DO UPDATE
 SET token = excluded.token,
     epoch = o.epoch + 1,

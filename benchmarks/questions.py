@@ -155,10 +155,6 @@ def _changes() -> Iterator[Question]:
     for table, name in (("payments_changes", "debezium"), ("payments_changes_plain", "debezium, no schemas")):
         of = partial(Question, group="upserts", table=table, share=0.2)
         yield of(name, script="debezium.py", against=("upsert",))
-    for mode in ("changes", "changes-unnest"):
-        yield Question(
-            f"connect {mode}", "upserts", "peers.connect", (mode,), ("debezium",), "payments_changes", share=0.2
-        )
 
 
 def _sums() -> Iterator[Question]:

@@ -1,7 +1,6 @@
 """Kafka Connect, one standalone worker, with a JDBC sink connector. Both tables.
 
 ``insert`` and ``upsert``: Debezium's JDBC sink; ``-unnest``: with the option that its documentation names for speed.
-``changes``: it applies the events of ``payments_changes``.
 ``aiven-*``: Aiven's, which is published only as source; it runs if BENCH_AIVEN_PLUGIN names a folder with its jars.
 The converter's option ``schema.content`` gives JSON without a schema its types, so the plain topic is read.
 
@@ -40,7 +39,6 @@ class Mode:
     upsert: bool = False
     aiven: bool = False
     unnest: bool = False
-    changes: bool = False
 
 
 def run(trial: Trial, *, mode: Mode) -> Measured:
@@ -95,7 +93,7 @@ def _warm_and_measure(trial: Trial, child: Child, port: int, mode: Mode) -> Seen
 def sink(trial: Trial, table: str, mode: Mode) -> dict[str, str]:
     """The connector's configuration."""
     database = trial.database
-    if mode.unnest and not mode.changes and "numeric" in trial.kind.columns.values():
+    if mode.unnest and "numeric" in trial.kind.columns.values():
         raise SkippedError("with unnest, this connector cannot write text into a numeric column")
     fields: list[dict[str, Any]] = []
     for column, type_ in trial.kind.columns.items():
@@ -120,10 +118,6 @@ def sink(trial: Trial, table: str, mode: Mode) -> dict[str, str]:
         "batch.size": str(trial.batch),
         "insert.mode": "upsert" if mode.upsert else "insert",
     }
-    if mode.changes:  # the events have their schemas
-        in_json = "org.apache.kafka.connect.json.JsonConverter"
-        common = {**common, "key.converter": in_json, "primary.key.mode": "record_key", "delete.enabled": "true"}
-        del common["value.converter.schema.content"]
     if mode.aiven:
         keyed = {"pk.mode": "record_value", "pk.fields": "id"} if mode.upsert else {"pk.mode": "none"}
         return {
@@ -134,9 +128,7 @@ def sink(trial: Trial, table: str, mode: Mode) -> dict[str, str]:
             "table.name.format": table,
         }
     keyed = {"primary.key.mode": "none"}
-    if mode.changes:
-        keyed = {}
-    elif mode.upsert:
+    if mode.upsert:
         keyed = {"primary.key.mode": "record_value", "primary.key.fields": "id"}
     return {
         **common,
@@ -208,8 +200,6 @@ _MODES = {
     "upsert": Mode(upsert=True),
     "insert-unnest": Mode(unnest=True),
     "upsert-unnest": Mode(upsert=True, unnest=True),
-    "changes": Mode(upsert=True, changes=True),
-    "changes-unnest": Mode(upsert=True, changes=True, unnest=True),
     "aiven-insert": Mode(aiven=True),
     "aiven-upsert": Mode(upsert=True, aiven=True),
 }

@@ -68,7 +68,7 @@ def _refuse_losing_rows(schema: str) -> None:
         what="open dead letters",
         then="their records were passed without being applied, and no worker reads them again; replay or discard "
         "them first (seekpoint dead-letters)",
-        where="state IN ('dead_lettered', 'blocked')",
+        where="state IN ('dead_lettered', 'blocked', 'waiting')",
     )
     refuse_losing(
         schema, "lost_range", what="the lost ranges", then="nothing else says that these records were not applied"

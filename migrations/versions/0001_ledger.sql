@@ -141,29 +141,38 @@ CREATE TABLE seekpoint.dead_letter (
     edited_at timestamptz,
     edited_by text,
     edited_reason text,
+    retry_at timestamptz,
+    crashes integer NOT NULL DEFAULT 0,
     PRIMARY KEY (id),
     FOREIGN KEY (consumer_group) REFERENCES seekpoint.consumer_group (name),
     CONSTRAINT dead_letter_record_key UNIQUE (consumer_group, topic_id, partition, record_offset),
     CONSTRAINT dead_letter_state_check CHECK (
-        state IN ('dead_lettered', 'blocked', 'skipped', 'replayed', 'discarded', 'superseded')
+        state IN ('dead_lettered', 'blocked', 'waiting', 'skipped', 'replayed', 'discarded', 'superseded')
     ),
     CONSTRAINT dead_letter_headers_check CHECK (cardinality(header_names) = cardinality(header_values)),
     CONSTRAINT dead_letter_edit_check CHECK (
         num_nonnulls(edited_value, edited_at, edited_by, edited_reason) IN (0, 4)
-    )
+    ),
+    CONSTRAINT dead_letter_retry_check CHECK (state <> 'waiting' OR retry_at IS NOT NULL)
 );
 CREATE INDEX dead_letter_key_idx
     ON seekpoint.dead_letter (consumer_group, topic_id, partition, sha256(key), record_offset)
-    WHERE state IN ('dead_lettered', 'blocked') AND key IS NOT NULL;
+    WHERE state IN ('dead_lettered', 'blocked', 'waiting') AND key IS NOT NULL;
 CREATE INDEX dead_letter_open_idx
     ON seekpoint.dead_letter (consumer_group, topic, partition, record_offset)
-    WHERE state IN ('dead_lettered', 'blocked');
+    WHERE state IN ('dead_lettered', 'blocked', 'waiting');
+CREATE INDEX dead_letter_waiting_idx
+    ON seekpoint.dead_letter (consumer_group, topic, partition, retry_at)
+    WHERE state = 'waiting';
 COMMENT ON COLUMN seekpoint.dead_letter.value IS 'NULL also where the record was skipped';
 COMMENT ON COLUMN seekpoint.dead_letter.version IS 'handler version';
 COMMENT ON COLUMN seekpoint.dead_letter.dead_lettered_by IS 'process that dead-lettered it';
 COMMENT ON COLUMN seekpoint.dead_letter.error_line IS
     'innermost line of the user''s own code in the error''s traceback';
 COMMENT ON COLUMN seekpoint.dead_letter.edited_value IS 'what a replay applies in place of value';
+COMMENT ON COLUMN seekpoint.dead_letter.retry_at IS 'when a waiting record is due';
+COMMENT ON COLUMN seekpoint.dead_letter.crashes IS
+    'retries of a waiting record that have begun, and whose end is not known';
 
 -- Lost ranges: retention, truncation, a recreated topic, skipped by an operator (I4).
 CREATE TABLE seekpoint.lost_range (
@@ -445,7 +454,7 @@ LEFT JOIN seekpoint.partition_trouble t
 CREATE VIEW seekpoint.lag AS
 SELECT o.consumer_group, o.topic, o.partition, o.next_offset, o.committed_at, o.record_time, o.owner,
        w.host, w.pid, o.stop_kind, o.stop_offset, o.stopped_at, coalesce(d.dead_letters, 0) AS dead_letters,
-       coalesce(d.blocked, 0) AS blocked,
+       coalesce(d.blocked, 0) AS blocked, coalesce(d.waiting, 0) AS waiting,
        s.at AS sampled_at, statement_timestamp() - s.at AS sample_age, s.log_start, s.log_end,
        fresh.lag AS lag_records,
        CASE WHEN fresh.lag = 0 THEN 0
@@ -463,10 +472,10 @@ SELECT o.consumer_group, o.topic, o.partition, o.next_offset, o.committed_at, o.
 FROM seekpoint.partition_state o
 LEFT JOIN seekpoint.worker w ON w.owner = o.owner
 LEFT JOIN (
-    SELECT consumer_group, topic, partition, count(*) AS dead_letters,
-           count(*) FILTER (WHERE state = 'blocked') AS blocked
+    SELECT consumer_group, topic, partition, count(*) FILTER (WHERE state <> 'waiting') AS dead_letters,
+           count(*) FILTER (WHERE state = 'blocked') AS blocked, count(*) FILTER (WHERE state = 'waiting') AS waiting
     FROM seekpoint.dead_letter
-    WHERE state IN ('dead_lettered', 'blocked') GROUP BY consumer_group, topic, partition
+    WHERE state IN ('dead_lettered', 'blocked', 'waiting') GROUP BY consumer_group, topic, partition
 ) d ON d.consumer_group = o.consumer_group AND d.topic = o.topic AND d.partition = o.partition
 LEFT JOIN LATERAL (
     SELECT p.at, p.topic_id, p.next_offset, p.log_start, p.log_end FROM seekpoint.position_sample p
@@ -511,7 +520,7 @@ SELECT g.name AS consumer_group, g.version, g.paused, g.paused_by, g.paused_reas
        CASE WHEN count(l.lag_seconds) = count(l.topic) THEN max(l.lag_seconds) END AS lag_seconds,
        min(l.headroom_records) AS headroom_records, min(l.headroom_seconds) AS headroom_seconds,
        max(l.sample_age) AS sample_age, coalesce(sum(l.dead_letters), 0)::bigint AS dead_letters,
-       coalesce(sum(l.blocked), 0)::bigint AS blocked,
+       coalesce(sum(l.blocked), 0)::bigint AS blocked, coalesce(sum(l.waiting), 0)::bigint AS waiting,
        max(l.committed_at) AS committed_at,
        coalesce(max(seen.workers), 0) AS workers
 FROM seekpoint.consumer_group g LEFT JOIN seekpoint.lag l ON l.consumer_group = g.name

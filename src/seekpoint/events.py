@@ -68,6 +68,7 @@ __all__ = [
     "StatusNotStored",
     "SuspectPartAttempt",
     "SuspectsLeft",
+    "WaitingForRetry",
     "WorkerStopped",
     "WriteStrategyChanged",
 ]
@@ -440,8 +441,39 @@ class RetryScheduled(Event):
     then: str
 
 
+class WaitingForRetry(Event):
+    """A record failed, and waits in the ledger for its retry in ``wait`` seconds; others of its partition continue.
+
+    It failed on attempt ``attempt`` of ``attempts``; on attempt 0 it only waits for an earlier one of its key. Those
+    are logged once a minute for each key.
+    """
+
+    level = logging.WARNING
+    log_pause = 60.0
+    text = (
+        "{partition} at offset {offset} waits for its retry: {failure}; attempt {attempt} of {attempts} failed, the "
+        "next attempt is in {wait:.1f} s"
+    )
+    partition: Partition
+    offset: int
+    attempt: int
+    attempts: int
+    wait: float
+    failure: Failure
+    key: bytes | None = field(default=None, repr=False, compare=False)
+
+    def log_kind(self) -> Hashable | None:
+        """The key of a record that waits for an earlier one; None for others: each is logged."""
+        return None if self.attempt else (self.partition, self.key)
+
+    def _message(self) -> str:
+        if self.attempt:
+            return super()._message()
+        return f"{self.partition} at offset {self.offset} waits for the retry of an earlier record of its key"
+
+
 class RetrySucceeded(Event):
-    """A record that had failed was applied on attempt ``attempt``; its partition continues."""
+    """A record that had failed was applied on attempt ``attempt``."""
 
     level = logging.INFO
     text = "{partition} at offset {offset} was applied on attempt {attempt}"

@@ -177,10 +177,11 @@ class Cause(StrEnum):
 
 
 class State(StrEnum):
-    """A dead letter's state. The first two are open: an operator has to decide."""
+    """A dead letter's state. The first three are open: the record was not applied, and may still be."""
 
-    DEAD_LETTERED = "dead_lettered"
-    BLOCKED = "blocked"
+    DEAD_LETTERED = "dead_lettered"  # an operator has to decide
+    BLOCKED = "blocked"  # an earlier record of its key is open, and an operator has to decide about that one first
+    WAITING = "waiting"  # the partition's owner tries it again when it is due
     SKIPPED = "skipped"
     REPLAYED = "replayed"
     DISCARDED = "discarded"
@@ -236,11 +237,15 @@ BLOCKED_BY_KEY = Failure(Cause.BLOCKED, "an earlier record of its key is a dead 
 
 @dataclass(frozen=True, slots=True)
 class NewDeadLetter:
-    """A record to be dead-lettered or skipped in the transaction that passes its offset."""
+    """A record to be dead-lettered or skipped in the transaction that passes its offset.
+
+    ``wait``: seconds until a waiting record is due.
+    """
 
     record: RawRecord
     failure: Failure
     state: State
+    wait: float | None = None
 
 
 _NOT_THE_USERS = (str(Path(__file__).parent), sysconfig.get_paths()["stdlib"])

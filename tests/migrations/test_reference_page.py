@@ -70,7 +70,7 @@ def test_the_rights_suffice_for_a_worker_and_its_operator(worker_url: str) -> No
         ledger.record_attempts(tx, [(claim, Attempt(10, 1, "ValueError", 5.0))])
     ledger.record_attempts_alone([(claim, Attempt(10, 2))])
     with engine.begin() as tx:
-        assert dead_letters.open_keys(tx, [here]) == {(here, b"k"): 9}
+        assert dead_letters.open_keys(tx, [here]) == {(here, b"k"): (9, State.DEAD_LETTERED)}
         [dead_letter] = dead_letters.list(Where())
         dead_letters.failed_again(tx, dead_letters.lock(tx, dead_letter.id), FAILURE)
         dead_letters.close(tx, dead_letter, State.REPLAYED, "alice", "a test")

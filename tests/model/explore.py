@@ -14,6 +14,7 @@ States visited, without the changes of the commit path: ``lone`` 27,127, ``endle
 as ledger_model.py describes them: ``express`` 21,392, ``express-endless`` 23,238, ``express-pair`` 21,655, ``by-batch``
 19,067, ``by-batch-recreated`` 1,874, ``read-ahead`` 37,047, ``read-ahead-endless`` 12,457, ``read-ahead-pair`` 6,248;
 together: ``all-three`` 32,536, ``all-three-recreated`` 3,900, ``all-three-lone`` (without ``by_batch``) 28,579.
+With records that wait: ``waiting`` 57,917, ``waiting-endless`` 70,119.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ ONE_EACH = PAIR._replace(records=1)
 EXPRESS = LONE._replace(records=2, express=True)
 BY_BATCH = ONE_EACH._replace(by_batch=True)
 READ_AHEAD = LONE._replace(records=2, read_ahead=True)
+WAITING = LONE._replace(records=2, waiting=True)
 ALL_THREE = BY_BATCH._replace(express=True, read_ahead=True)
 CONFIGS = {
     "lone": LONE,
@@ -55,6 +57,8 @@ CONFIGS = {
     "all-three": ALL_THREE,
     "all-three-recreated": ALL_THREE._replace(claims=1, recreations=1),
     "all-three-lone": EXPRESS._replace(read_ahead=True),
+    "waiting": WAITING,
+    "waiting-endless": ENDLESS._replace(waiting=True),
 }
 WIDER = [
     LONE._replace(claims=3, rewinds=1),
@@ -107,6 +111,10 @@ UNSAFE = {  # and the configuration in which the harm is found
     "read ahead: hold after COMMIT compares no position": READ_AHEAD,
     "read ahead: records survive a seek": READ_AHEAD,
     "read ahead: no position": READ_AHEAD,
+    "waiting: waiting row not written": WAITING,
+    "waiting: retry does not close its row": WAITING,
+    "waiting: retry of what no longer waits": WAITING,
+    "waiting: retry without the claim": WAITING,
 }
 ONLY_SLOW = {  # never wrong; and the configuration in which the price shows: a needless refusal, or standing still
     "assumes committed": LONE,
@@ -151,6 +159,7 @@ BELIEVERS = ADMITS_UNHELD | {
     "blind retry",
     "advance without comparing",
     "records survive a seek",
+    "retry without the claim",
 }
 
 

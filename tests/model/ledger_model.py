@@ -3,14 +3,18 @@
 ``steps`` is the protocol; explore.py walks through all of it. What is modelled and what is not, what it taught, and how
 to run it: docs/internals/model.md. A string looked up in ``rules.broken`` breaks the line that contains it.
 
-Three changes of the commit path are modelled too; a field of ``Rules`` switches each on. Their rules (E1, ..) are on
-that page. The library has them, except for the *hold* of ``read_ahead`` that is sent in one flight with COMMIT.
+Three changes of the commit path are modelled too, and records that wait; a field of ``Rules`` switches each on. Their
+rules (E1, ..) are on that page. The library has them, except for the *hold* of ``read_ahead`` that is sent in one
+flight with COMMIT.
 
 express     A batch is closed before BEGIN, and the topic's id is asked for then; the answer is taken to be as old as
             the question. One statement holds and advances the batch's partitions. A failed transaction keeps it.
 by_batch    *Hold* locks any of the active partitions. What is read of another one waits for the next transaction.
 read_ahead  Records for the next transaction are read while one ends. Its *hold* is sent in one flight with COMMIT: on
             a lost connection it may lock the rows without its client; after an answer of ROLLBACK it is refused.
+
+waiting     A record that failed is passed as a row, and its owner applies it in a transaction of its own (W1: under the
+            claim; W2: if it still waits), which closes the row and moves no position (W3).
 
 Not modelled of them: rows that are not committed, and so whether a fenced worker is stopped before it writes; the
 order of locks within *hold*; ``batch_bytes``; time, and so how soon an idle check comes; advances to the end of a
@@ -28,6 +32,7 @@ from .worker_steps import (
     claim,
     die,
     drop,
+    find,
     finish,
     glance,
     hold,
@@ -37,6 +42,7 @@ from .worker_steps import (
     orphan,
     read,
     release,
+    retry,
     unsure,
     written,
 )
@@ -44,7 +50,16 @@ from .worker_steps import (
 # -- the server's steps ------------------------------------------------------------------------------------
 
 
-def write(row: Row, part: Part, *, advances: bool) -> Row:
+def write(row: Row, part: Part, rules: Rules, *, advances: bool) -> Row:
+    if part.waits:  # W: the row of the one that waits is written with the position that passes it
+        row = row._replace(waiting=tuple(sorted({*row.waiting, part.start})))
+        if "waiting row not written" in rules.broken:
+            row = row._replace(waiting=row.waiting[1:])
+        part = part._replace(start=part.start + 1, records=part.records[1:])
+    if part.retries:
+        advances = False
+        if "retry does not close its row" not in rules.broken:
+            row = row._replace(waiting=tuple(o for o in row.waiting if o != part.start))
     applied = tuple(
         (*marks, part.records[o - part.start]) if part.start <= o < part.end else marks
         for o, marks in enumerate(row.applied)
@@ -64,7 +79,7 @@ def applied(s: State, tx: Tx, rules: Rules) -> State:
             advances = row.next == part.start
         if "unheld records not advanced" in rules.broken:
             advances = part.held
-        moved = write(row, part, advances=advances)
+        moved = write(row, part, rules, advances=advances)
         if "last processed instead of next" in rules.broken and part.records:
             moved = moved._replace(next=moved.next - 1)
         db = with_row(db, part.partition, moved)
@@ -131,7 +146,8 @@ def cut_over(s: State, rules: Rules) -> Iterator[Step]:
         return
     db = s.db._replace(version=s.db.version + 1)
     for p, row in enumerate(db.rows):
-        marks = tuple(((row.topic, db.version),) if o < row.next else () for o in range(rules.records))
+        passed = {*range(row.next)} - {*row.waiting}
+        marks = tuple(((row.topic, db.version),) if o in passed else () for o in range(rules.records))
         token = row.token if "silent cut-over" in rules.broken else draw(s, p, rules)
         db = with_row(db, p, row._replace(applied=marks, token=token))
         s = unsure(s, p)
@@ -156,7 +172,7 @@ def recreate(s: State, rules: Rules) -> Iterator[Step]:
         yield Step("the topic is deleted and recreated with as many records", t, fault=True)
 
 
-ACTS = {OUT: (claim,), READY: (claim, read, drop, glance, release), DOUBT: (look,)}
+ACTS = {OUT: (claim,), READY: (claim, read, drop, glance, release, find, retry), DOUBT: (look,)}
 BUSY = (read, glance)  # H4: a partition that the open transaction does not hold is checked too
 
 

@@ -25,6 +25,7 @@ class Rules(NamedTuple):
     express: bool = False  # E: a closed batch is held and advanced in one round trip
     by_batch: bool = False  # H: hold locks only some of the active partitions
     read_ahead: bool = False  # G: the next batch is read, and its hold sent, while COMMIT is on its way
+    waiting: bool = False  # W: a record that failed is passed, and waits for its retry
     broken: frozenset[str] = frozenset()
 
 
@@ -38,6 +39,7 @@ class Row(NamedTuple):
     next: int = 0
     topic: int = 1
     applied: tuple[tuple[Record, ...], ...] = ()  # per offset: each time it was applied
+    waiting: tuple[int, ...] = ()  # offsets that were passed, and wait for their retries
 
 
 class Database(NamedTuple):
@@ -52,6 +54,8 @@ class Part(NamedTuple):
     start: int
     records: tuple[Record, ...]
     held: bool = True  # broken variants alone write to a partition that is not held
+    waits: bool = False  # the first record failed: it waits, and is not applied
+    retries: bool = False  # its record was waiting, and the position does not move
 
     @property
     def end(self) -> int:
@@ -82,6 +86,7 @@ class Slot(NamedTuple):
     )
     topic: int = 0  # the topic's id that the claim was taken under
     checked: int = 0  # of the buffer, from its start: how many records were read before the topic's id was asked for
+    due: int = -1  # a waiting offset that it has found, without a lock
 
     @property
     def first(self) -> int:
@@ -120,9 +125,10 @@ def violation(s: State) -> str | None:
     for p, row in enumerate(s.db.rows):
         for offset, applied in enumerate(row.applied):
             where = f"partition {p} offset {offset}"
-            if len(applied) > 1:
-                return f"{where} applied {len(applied)} times"
-            if offset < row.next and not applied:
+            waits = offset in row.waiting
+            if len(applied) + waits > 1:
+                return f"{where} applied {len(applied)} times" + (", and waits for another retry" if waits else "")
+            if offset < row.next and not (applied or waits):
                 return f"{where} lost"
             if offset >= row.next and applied:
                 return f"{where} applied but position is {row.next}"
@@ -135,7 +141,7 @@ def violation(s: State) -> str | None:
 
 def finished(s: State) -> bool:
     """Everything that Kafka has is applied."""
-    return all(row.next == len(row.applied) and row.topic == s.topic for row in s.db.rows)
+    return all(row.next == len(row.applied) and row.topic == s.topic and not row.waiting for row in s.db.rows)
 
 
 def put(s: State, i: int, w: Worker) -> State:

@@ -45,6 +45,10 @@ HARM = {  # in the words of the violation that the shortest history ends in
     "read ahead: hold after COMMIT compares no position": "lost",
     "read ahead: records survive a seek": "another incarnation",
     "read ahead: no position": "lost",
+    "waiting: waiting row not written": "lost",
+    "waiting: retry does not close its row": "applied 1 times, and waits for another retry",
+    "waiting: retry of what no longer waits": "applied 2 times",
+    "waiting: retry without the claim": "was written by handler 1",
 }
 # A step that the history must contain, so that the harm comes from the broken rule and from nothing else.
 CAUSE = {
@@ -75,6 +79,8 @@ STATES = {  # as docs/internals/model.md has them
     "all-three": 32_536,
     "all-three-recreated": 3_900,
     "all-three-lone": 28_579,
+    "waiting": 57_917,
+    "waiting-endless": 70_119,
 }
 CALM = Rules(cutovers=0, recreations=0)  # no fault but a crash, a lost connection, failover
 SMALL = {
@@ -82,6 +88,7 @@ SMALL = {
     "pair": CALM._replace(partitions=2, records=1, claims=1, failovers=0, rewinds=1),
 }
 SMALL_CHANGED = {
+    "waiting": CALM._replace(records=2, failovers=0, waiting=True),
     "express": CALM._replace(records=2, failovers=0, recreations=1, express=True),
     "by batch": SMALL["pair"]._replace(by_batch=True),
     "read ahead": SMALL["lone"]._replace(read_ahead=True),

@@ -101,7 +101,8 @@ def chunk(s: State, i: int, p: int, n: int, rules: Rules, *, into_open: bool = F
         what += ", for the next transaction"
     elif tx:
         others = (part for part in tx.parts if part.partition != p)
-        parts = sorted((*others, written(w, p)._replace(held=tx.has(p))))
+        waits = any(part.waits for part in tx.parts if part.partition == p)
+        parts = sorted((*others, written(w, p)._replace(held=tx.has(p), waits=waits)))
         slots = w.slots if early else tuple(slot._replace(checked=0) for slot in w.slots)  # the batch asks again
         w = w._replace(slots=slots, tx=tx._replace(parts=tuple(parts)))
         what += "" if tx.has(p) else ", into a transaction that does not hold it"
@@ -193,6 +194,32 @@ def release(s: State, i: int, p: int, rules: Rules) -> Iterator[Step]:
         yield Step(f"{'AB'[i]} releases {p}", t, fault=True)
 
 
+def find(s: State, i: int, p: int, rules: Rules) -> Iterator[Step]:
+    """Find a waiting record that is due, without a lock."""
+    w = s.workers[i]
+    for offset in s.db.rows[p].waiting if rules.waiting else ():
+        if offset != w.slots[p].due:
+            t = put(s, i, place(w, p, w.slots[p]._replace(due=offset)))
+            yield Step(f"{'AB'[i]} finds that {p}:{offset} waits", t)
+
+
+def retry(s: State, i: int, p: int, rules: Rules) -> Iterator[Step]:
+    """Lock the row; under the claim (W1), and if the record still waits (W2), apply it."""
+    w, row = s.workers[i], s.db.rows[p]
+    slot, name = w.slots[p], "AB"[i]
+    if slot.due < 0 or locked(s, p):
+        return
+    if not owns(s, p, slot, rules) and "retry without the claim" not in rules.broken:
+        doubt = slot._replace(mode=DOUBT, read_position=0, buffer=(), sure=False, checked=0, due=-1)
+        yield Step(f"{name} is refused its retry on {p}", put(s, i, place(w, p, doubt)), needless=slot.sure)
+    elif slot.due not in row.waiting and "retry of what no longer waits" not in rules.broken:
+        yield Step(f"{name} sees that {p}:{slot.due} waits no longer", put(s, i, place(w, p, slot._replace(due=-1))))
+    elif slot.due < row.next:
+        part = Part(p, slot.due, ((row.topic, w.version),), retries=True)
+        t = place(w, p, slot._replace(due=-1))._replace(tx=Tx((part,), closed=True))
+        yield Step(f"{name} retries {p}:{slot.due}", put(s, i, t))
+
+
 def hold(s: State, i: int, rules: Rules) -> Iterator[Step]:
     """Lock the rows of all active partitions; by batch (H1), of some; express (E3), of those of the closed batch."""
     w = s.workers[i]
@@ -215,6 +242,9 @@ def hold_these(s: State, i: int, placed: tuple[int, ...], rules: Rules) -> Itera
         closed = any(w.slots[p].checked for p in placed)
         tx = Tx(tuple(written(w, p, closed=closed) for p in placed), closed)
         yield Step(f"{name} holds {list(placed)} and writes", put(s, i, w._replace(tx=tx)))
+        if rules.waiting and tx.parts[0].records:
+            tx = tx._replace(parts=(tx.parts[0]._replace(waits=True), *tx.parts[1:]))
+            yield Step(f"{name} holds {list(placed)}, its first record fails and waits", put(s, i, w._replace(tx=tx)))
         return
     needless = any(w.slots[p].sure for p in refused)
     for p in refused:
@@ -244,7 +274,8 @@ def finish(s: State, i: int, rules: Rules) -> Iterator[Step]:
     w, name = s.workers[i], "AB"[i]
     if not w.tx:
         return
-    if any(w.slots[part.partition].checked < len(part.records) for part in w.tx.parts):
+    unchecked = (part for part in w.tx.parts if not part.retries)  # its record is the ledger's, not the log's
+    if any(w.slots[part.partition].checked < len(part.records) for part in unchecked):
         known = w.slots if rules.express else s.db.rows
         same = all(known[part.partition].topic == s.topic for part in w.tx.parts)
         if same or not rules.broken.isdisjoint({"no topic id", "topic id at claim only"}):
@@ -327,6 +358,8 @@ def die(s: State, i: int, rules: Rules) -> Iterator[Step]:
 
 def informed(w: Worker, tx: Tx, rules: Rules) -> Worker:
     for part in tx.parts:
+        if part.retries:
+            continue
         rest = remaining(w.slots[part.partition], part.end, rules)
         w = place(w, part.partition, rest._replace(known=remembered(part.end, rules)))
     return w._replace(tx=())

@@ -302,7 +302,8 @@ def test_a_reset_forward_and_a_recreated_topic_supersede_nothing(new_worker: New
 
 def open_keys(worker: DeadLetterWorker, *numbers: int) -> dict[tuple[Partition, bytes], int]:
     with worker.ledger.engine.begin() as tx:
-        return worker.dead_letters.open_keys(tx, map(worker.at, numbers or (0, 1)))
+        keys = worker.dead_letters.open_keys(tx, map(worker.at, numbers or (0, 1)))
+        return {key: first.offset for key, first in keys.items()}
 
 
 def test_open_keys_are_those_of_the_partitions_that_are_asked_for(new_worker: NewDeadLetterWorker) -> None:

@@ -186,6 +186,10 @@ PILE = """
 # they ask for may be most of the table.)
 ASKED: Mapping[str, Mapping[str, Any]] = {
     "open_keys": {"asked_topic": ["t"] * 6, "asked_partition": [3, 9, 27, 50, 77, 99]},
+    "count_waiting": {"asked_topic": ["t"] * 6, "asked_partition": [3, 9, 27, 50, 77, 99]},
+    "waiting": {"asked_topic": ["t"] * 6, "asked_partition": [3, 9, 27, 50, 77, 99], "keeps_order": True, "most": 9},
+    "begin_retry": {"id": 77, "is_again": False},
+    "block_waiting": {"topic_id": TOPIC_ID, "partition": 7, "key": b"key 7", "from_offset": 3},
     "first_of_key": {"topic_id": TOPIC_ID, "partition": 7, "key": b"key 7"},
     "get": {"id": 77},
     "lock": {"id": 77},
@@ -319,8 +323,8 @@ def test_a_key_is_read_once_however_many_dead_letters_it_has(
     assert rows_read(plan, "dead_letter") == 5, plan  # the last one is of another partition
     dead_letters = DeadLetters(GroupLedger(dead_letter_ledger.engine, "g", schema=dead_letter_ledger.schema))
     here = Partition("blocked", 0)
-    assert dead_letters.open_keys(tx, [here]) == {(here, b"k"): 0} | {
-        (here, f"rare {n}".encode()): n for n in (7, 4007, 8007)
+    assert dead_letters.open_keys(tx, [here]) == {(here, b"k"): (0, State.DEAD_LETTERED)} | {
+        (here, f"rare {n}".encode()): (n, State.BLOCKED) for n in (7, 4007, 8007)
     }
 
 

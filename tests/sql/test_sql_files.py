@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -181,6 +182,35 @@ def everything_that_is_done_to_dead_letters(dead_letters: DeadLetters, claims: l
     assert Admin(engine, schema=ledger.schema).group_of_dead_letter(locked.id) == ledger.group
     pipeline = Pipeline(ledger.group, topics=locked.topic, value=Bytes(), handle=lambda tx, batch: None, version=2)
     assert Admin(engine, schema=ledger.schema).dead_letters(pipeline).replay(locked.id).is_applied
+    everything_that_is_done_to_waiting_records(dead_letters, claims, asides, ids)
+
+
+def everything_that_is_done_to_waiting_records(
+    dead_letters: DeadLetters, claims: list[Any], asides: list[NewDeadLetter], ids: dict[str, UUID]
+) -> None:
+    """Every method once; the records were dead letters before."""
+    partitions, failure = [claim.partition for claim in claims], asides[0].failure
+    ledger, engine = dead_letters.ledger, dead_letters.ledger.engine
+    with engine.begin() as tx:
+        waiting = [replace(aside, state=State.WAITING, wait=0.0) for aside in asides]
+        dead_letters.insert(tx, waiting, ids, version=2)
+        assert dead_letters.count_waiting(tx, partitions) == dict.fromkeys(partitions, 1)
+    found = dead_letters.waiting(partitions, 9, keeps_order=True)
+    assert {record.partition for record in found} == set(partitions)
+    with pytest.raises(NotApplied, match="waits for its retry"):
+        ledger.wait_until_applied(*found[0].partition, 0, timeout=0)
+    claim = next(claim for claim in claims if claim.partition == found[0].partition)
+    with engine.begin() as tx:
+        locked = dead_letters.lock_waiting(tx, found[0].id, claim)
+        assert locked is not None
+        dead_letters.begin_retry(tx, locked, is_again=False)
+        assert dead_letters.get(locked.id).crashes == 0, "not committed yet"
+        dead_letters.postpone_retry(tx, locked, failure, 1.0)
+        dead_letters.end_retry(tx, locked, failure, 1.0, version=2)
+        dead_letters.block_waiting(tx, locked)
+    assert dead_letters.get(locked.id).state is State.BLOCKED
+    with engine.begin() as tx, pytest.raises(Fenced):
+        dead_letters.lock_waiting(tx, found[0].id, replace(claim, token=uuid4()))
 
 
 def test_what_runs_is_what_the_files_have(seekpoint_engine: Engine, seekpoint_schema: str) -> None:

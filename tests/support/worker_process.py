@@ -27,7 +27,7 @@ class WorkerProcess(ChildProcess):
 
     ``handle="blocks"`` gives it a handler that never returns, ``"awaits"`` such an async one, ``"slow"`` one that
     waits for the database, ``"crashing"`` a CrashingHandler. ``retry={...}``, ``delay=seconds``,
-    ``on_poison=``, ``version=`` and ``entries=True``, for values that are rows, go to its pipeline.
+    ``on_poison=``, ``retry_order=``, ``version=`` and ``entries=True``, for values that are rows, go to its pipeline.
     """
 
     def __init__(self, **what: Any) -> None:
@@ -80,6 +80,7 @@ def main(what: Mapping[str, Any]) -> None:
         reporter.break_at(step, nth, "stop")
     crashing_handler = CrashingHandler(record_table)
     options: dict[str, Any] = {"on_poison": what.get("on_poison", "stop"), "version": what.get("version", 1)}
+    options["retry_order"] = what.get("retry_order", "partition")
     if "handle" in what:
         options["handle"] = crashing_handler if what["handle"] == "crashing" else _HANDLERS[what["handle"]]
     if "retry" in what:

@@ -15,10 +15,11 @@ from seekpoint.errors import ConfigError, Fenced, PoisonStop
 from seekpoint.kafka.client import Unreadable
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim
+from seekpoint.ledger.dead_letters import FirstOpen
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, Span, State
 from seekpoint.testing import raw
-from seekpoint.worker.assignment.backlog import SuspectRange
+from seekpoint.worker.assignment.backlog import RetryLater, SuspectRange
 from seekpoint.worker.assignment.chunk import Chunk, Read, chain
 from seekpoint.worker.open_batch import BatchResult, Buffer, OpenBatch, Written, moves
 
@@ -203,6 +204,11 @@ def dead_letters(batch: OpenBatch) -> list[tuple[int, State]]:
     return [(aside.record.offset, aside.state) for aside in batch.outcome.dead_letters]
 
 
+def dead(keys: dict[tuple[Partition, bytes], int]) -> dict[tuple[Partition, bytes], FirstOpen]:
+    """The first open dead letter of each key, from its offset."""
+    return {key: FirstOpen(offset, State.DEAD_LETTERED) for key, offset in keys.items()}
+
+
 def test_what_failed_after_a_stop_is_no_dead_letter() -> None:
     """It is not passed: it comes again, and a replay meanwhile would apply it twice."""
     batch = keyed(*[b"k"] * 6)
@@ -215,9 +221,9 @@ def test_what_failed_after_a_stop_is_no_dead_letter() -> None:
 
 def test_each_attempt_holds_back_what_it_finds_dead_and_nothing_else() -> None:
     batch = keyed(b"k", b"other", b"k")
-    batch.outcome.block_keys({(A, b"other"): -1, (A, b"k"): -1})
+    batch.outcome.block_keys(dead({(A, b"other"): -1, (A, b"k"): -1}))
     assert dead_letters(batch) == [(n, State.BLOCKED) for n in range(3)]
-    batch.outcome.block_keys({(A, b"other"): -1})  # k's dead letter was replayed between the two attempts
+    batch.outcome.block_keys(dead({(A, b"other"): -1}))  # k's dead letter was replayed between the two attempts
     assert dead_letters(batch) == [(1, State.BLOCKED)]
 
 
@@ -234,12 +240,73 @@ def test_a_key_is_blocked_by_the_first_of_the_records_that_failed() -> None:
 
 def test_asking_whether_a_record_is_excluded_makes_no_dead_letter() -> None:
     batch = keyed(b"k")
-    batch.outcome.block_keys({(A, b"k"): -1})
+    batch.outcome.block_keys(dead({(A, b"k"): -1}))
     (record,) = next(batch.buffer.replay())
     assert batch.outcome.excludes(record)
     assert batch.outcome.dead_letters == []
     assert not batch.admits(record)
     assert [dead_letter.state for dead_letter in batch.outcome.dead_letters] == [State.BLOCKED]
+
+
+# -- records that wait for their retries --------------------------------------------------------------------
+
+
+def fails(batch: OpenBatch, offset: int) -> None:
+    """The record with key k at this offset fails, and is to be tried again while others continue."""
+    failure = Failure(Cause.HANDLER, "TimeoutError")
+    record = raw(b"", topic="a", offset=offset, key=b"k")
+    batch.outcome.retry_later(record, RetryLater(A, offset, failure, 2.0, TimeoutError()))
+
+
+def test_later_records_of_its_key_wait_with_a_waiting_one_and_other_keys_continue() -> None:
+    batch = keyed(b"k", b"other", b"k", b"k")
+    batch.outcome.block_keys({})
+    batch.outcome.limit_waiting({A: 9})
+    fails(batch, 0)
+    assert dead_letters(batch) == [(0, State.WAITING), (2, State.WAITING), (3, State.WAITING)]
+    assert [waiting.wait for waiting in batch.outcome.dead_letters] == [2.0, 0.0, 0.0]
+    assert batch.spans == (Span(A, 0, 4),)
+    assert [r.offset for r in BatchResult.of(batch, Written(1, [1])).passed()] == [1], (
+        "no limit of dead letters counts them"
+    )
+
+
+def test_without_key_order_only_the_one_that_failed_waits() -> None:
+    batch = keyed(b"k", b"k")
+    fails(batch, 0)
+    assert dead_letters(batch) == [(0, State.WAITING)]
+
+
+def test_a_record_waits_or_is_blocked_as_the_first_one_of_its_key_is() -> None:
+    batch = keyed(b"k", b"k")
+    for first in (State.WAITING, State.DEAD_LETTERED, State.WAITING):  # it was decided between two attempts
+        batch.outcome.block_keys({(A, b"k"): FirstOpen(-1, first)})
+        expected = State.WAITING if first is State.WAITING else State.BLOCKED
+        assert dead_letters(batch) == [(0, expected), (1, expected)]
+
+
+def test_where_no_more_may_wait_the_part_ends() -> None:
+    """Also if the number was not known yet when they failed."""
+    batch = keyed(*[b"k"] * 4)
+    for offset in (3, 1, 0):
+        fails(batch, offset)
+    batch.outcome.limit_waiting({A: 2})
+    assert dead_letters(batch) == [(0, State.WAITING), (1, State.WAITING)]
+    assert batch.spans == (Span(A, 0, 3),)
+    assert isinstance(batch.outcome.ends[A], RetryLater)
+    full = keyed(b"k", b"k")
+    full.outcome.block_keys({(A, b"k"): FirstOpen(-1, State.WAITING)})
+    full.outcome.limit_waiting({A: 1})
+    assert dead_letters(full) == [(0, State.WAITING)]
+    assert (full.spans, full.outcome.ends[A].failure.attempts) == ((Span(A, 0, 1),), 0)
+
+
+def test_a_dropped_partition_has_no_waiting_record() -> None:
+    batch = keyed(b"k")
+    fails(batch, 0)
+    batch.drop({A})
+    batch.outcome.limit_waiting({A: 1})
+    assert batch.outcome.dead_letters == []
 
 
 def test_a_result_passes_what_is_applied_or_a_dead_letter_and_nothing_after_a_stop() -> None:
@@ -367,7 +434,7 @@ def test_a_record_that_is_held_and_cannot_be_read_whole_says_so() -> None:
     record = raw(b"v", topic="a", offset=1, key=b"k")
     chunk = Chunk([record], {A: read_of(A, 1, 2)}, [(record, Unreadable(record, ValueError("invalid start byte")))])
     batch, _ = opened(chunk)
-    batch.outcome.block_keys({(A, b"k"): 0})
+    batch.outcome.block_keys(dead({(A, b"k"): 0}))
     assert not batch.admits(record)
     (aside,) = batch.outcome.dead_letters
     assert (aside.state, aside.failure.cause) == (State.BLOCKED, Cause.DECODE)

@@ -41,7 +41,7 @@ def test_a_limit_is_a_finite_number_greater_than_zero(limit: tuple[str, Any]) ->
         return
     with pytest.raises(ConfigError) as caught:
         Limits(**{name: value})
-    whole = name in {"batch_records", "batch_bytes"}
+    whole = name in {"batch_records", "batch_bytes", "waiting"}
     must = "a whole number, 1 or greater" if whole else "a finite number of seconds greater than 0"
     must += ", or None for no limit" if name == "start_wait" else ""
     must = "from 1 to 120, or 0 for never" if name == "sample_positions" else must

@@ -11,6 +11,7 @@ from seekpoint.ledger.claim import refuse_forgotten
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import STATUS
 
+_RETRY_ORDER = {"key": "other keys of its partition continue", "none": "all others of its partition continue"}
 _POISON = {
     "stop": "stops its partition at its offset; the others continue",
     "dead_letter": "is stored completely, as a dead letter, in the transaction that passes its offset",
@@ -88,6 +89,8 @@ def _guarantee(declared: Mapping[str, Any]) -> Iterator[str]:
         yield f"handler {declared['handler']}{written} is called in the same transaction"
     attempts, policy = declared.get("attempts"), str(declared.get("on_poison"))
     yield f"a record that cannot be applied ({attempts} attempts of a handler) {_POISON.get(policy, policy)}"
+    if (order := declared.get("retry_order", "partition")) != "partition":
+        yield f"while a record waits for its retry, {_RETRY_ORDER.get(order, order)}"
     if declared.get("keep_key_order"):
         yield "later records of a dead letter's key wait as dead letters, too: each key's order is kept"
     if declared.get("delay_seconds"):

@@ -69,7 +69,8 @@ class PartitionStatus:
     ``lag`` is None if it is not known, or if the position is past ``end``. ``lag_seconds`` is the age of the next
     record, ``headroom`` the records from the log's start to the position; None: not known. ``is_sampled``: these
     numbers are as of ``sampled_at``, because no broker was asked, or none has answered. ``dead_letters`` counts open
-    dead letters, which no lag includes; ``blocked`` of them are blocked behind their key.
+    dead letters, which no lag includes; ``blocked`` of them are blocked behind their key. ``waiting`` counts records
+    that wait for their retries while others continue: the lag does not include them, either.
     """
 
     position: Position
@@ -86,6 +87,7 @@ class PartitionStatus:
     is_sampled: bool = False
     owned: bool = False
     blocked: int = 0
+    waiting: int = 0
 
     @property
     def age(self) -> timedelta | None:
@@ -182,7 +184,8 @@ def _partition(row: Row[Any], log: Row[Any] | None) -> PartitionStatus:
     sample = (log.sampled_at, log.host, log.pid, log.dead_letters, log.sample_age)
     lag = lag_of(log, {})
     numbers = (lag.end, lag.lag, lag.lag_seconds, lag.headroom, lag.headroom_seconds)
-    return PartitionStatus(stored_position, *numbers, *sample, lag.is_sampled, owned=log.owned, blocked=log.blocked)
+    counts = {"blocked": log.blocked, "waiting": log.waiting}
+    return PartitionStatus(stored_position, *numbers, *sample, lag.is_sampled, owned=log.owned, **counts)
 
 
 def _worker(row: Row[Any]) -> WorkerStatus:

@@ -23,7 +23,7 @@ class GroupSummary:
     """A summary of one group; ``lag`` and ``lag_seconds`` are None if they are not known for every partition.
 
     ``age`` is the age of the oldest sample that lag and headroom come from; None if they are current, or not known.
-    ``blocked`` of the open dead letters are blocked behind their key.
+    ``blocked`` of the open dead letters are blocked behind their key; ``waiting`` records wait for their retries.
     """
 
     name: str
@@ -41,6 +41,7 @@ class GroupSummary:
     committed_at: datetime | None
     age: timedelta | None = None
     blocked: int = 0
+    waiting: int = 0
 
 
 def summaries(tx: SchemaConnection) -> list[GroupSummary]:
@@ -62,6 +63,7 @@ def summaries(tx: SchemaConnection) -> list[GroupSummary]:
             row.committed_at,
             None if row.lag_records is None and row.headroom_records is None else row.sample_age,
             row.blocked,
+            row.waiting,
         )
         for row in tx.execute(STATUS["group_status"])
     ]

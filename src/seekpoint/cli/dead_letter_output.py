@@ -126,6 +126,8 @@ def shown(dead_letter: DeadLetter, group: str, *, full: bool) -> Iterator[str]:
     if dead_letter.error_line is not None:
         yield field("line", dead_letter.error_line)
     yield from _block(dead_letter.traceback)
+    if dead_letter.state is State.WAITING:
+        yield field("retry at", moment(dead_letter.retry_at))
     if dead_letter.replays:
         yield field("replays", f"{dead_letter.replays}, the last one at {moment(dead_letter.replayed_at)}")
     if dead_letter.replay_error is not None:
@@ -166,6 +168,10 @@ def choices(dead_letter: DeadLetter, group: str, first: DeadLetter | None) -> It
                 )
             yield f"close it without applying it: seekpoint dead-letters discard {dead_letter.id} --reason '…' --apply"
             yield f"keep a copy: seekpoint dead-letters export {name} -o dead-letters.jsonl"
+        case State.WAITING:
+            yield f"nothing: the owner of {dead_letter.at} tries it again at {moment(dead_letter.retry_at)}"
+            yield f"try it now: seekpoint dead-letters replay MODULE:PIPELINE {dead_letter.id} --apply"
+            yield f"give it up: seekpoint dead-letters discard {dead_letter.id} --reason '…' --apply"
         case State.SKIPPED:
             yield f"its value was not kept; to apply it: {back}"
         case State.DISCARDED:

@@ -259,5 +259,6 @@ def _row(group: GroupSummary) -> tuple[object, ...]:
     is_known = group.lag is not None or group.headroom is not None
     as_of = f"{format_duration(group.age)} ago" if group.age is not None else "now" if is_known else ""
     counts = (group.partitions, group.owned, group.workers, group.lag, lag_time, room, as_of, group.stopped)
-    blocked = f" ({group.blocked} blocked)" if group.blocked else ""
-    return (group.name, group.version, paused, *counts, f"{group.dead_letters}{blocked}", ago(group.committed_at))
+    parts = [f"{count} {name}" for name in ("blocked", "waiting") if (count := getattr(group, name))]
+    dead = f"{group.dead_letters} ({', '.join(parts)})" if parts else str(group.dead_letters)
+    return (group.name, group.version, paused, *counts, dead, ago(group.committed_at))

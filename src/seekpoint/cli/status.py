@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -208,6 +209,7 @@ class Line:
             "committed_at": stored.committed_at,
             "dead_letters": partition.dead_letters,
             "blocked": partition.blocked,
+            "waiting": partition.waiting,
             "retry": None if retry is None else retry.as_dict(),
             "stop": None
             if stop is None
@@ -257,6 +259,12 @@ class Line:
                 f"{plain(stored.partition.topic)}/{stored.partition.number}: {partition.dead_letters:,} records that "
                 f"the lag does not count are not applied: {partition.dead_letters - partition.blocked:,} dead letters, "
                 f"and {partition.blocked:,} blocked behind their keys"
+            )
+        if partition.waiting:
+            yield (
+                f"{plain(stored.partition.topic)}/{stored.partition.number}: {partition.waiting:,} records that the "
+                "lag does not count wait for their retries (seekpoint dead-letters list "
+                f"{shlex.quote(self.group.name)} --state waiting)"
             )
         if retry is not None and not retry.has_stopped:
             yield retry.sentence(self.group.name)

@@ -15,7 +15,7 @@ _CLAIMED = ("claimed_topic", "claimed_partition", "claimed_token")
 _NOTED = ("noted_topic", "noted_partition", "noted_offset", "noted_number", "noted_error", "noted_wait",
           "noted_allowed", "noted_policy")  # fmt: skip
 _SUSPECTED = ("suspected_topic", "suspected_partition", "suspected_end_offset", "suspected_part_end")
-_LONGEST_WAIT = 10 * 365 * 24 * 3600.0  # seconds; longer waits could exceed what a timestamp of Postgres can hold
+LONGEST_WAIT = 10 * 365 * 24 * 3600.0  # seconds; longer waits could exceed what a timestamp of Postgres can hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ def record_attempts(tx: GroupConnection, noted: Iterable[tuple[Claim, Attempt]])
     rows = []
     for claim, attempt in ordered:
         error = None if attempt.error is None else storable(attempt.error[:SAID])
-        wait = None if attempt.wait is None else min(attempt.wait, _LONGEST_WAIT)
+        wait = None if attempt.wait is None else min(attempt.wait, LONGEST_WAIT)
         values = (attempt.offset, attempt.number, error, wait, attempt.allowed, attempt.then)
         rows.append((*claim.partition, *values))
-    _lock_claimed(tx, [claim for claim, _ in ordered])
+    lock_claimed(tx, [claim for claim, _ in ordered])
     tx.execute(WORKER["record_attempts"], **arrays(rows, *_NOTED))
     return [replace(claim, attempt=attempt) for claim, attempt in ordered]
 
@@ -48,11 +48,11 @@ def record_suspects(tx: GroupConnection, noted: Iterable[SuspectNote]) -> None:
     """Store the suspect range of partitions. Raises Fenced unless all claims are current."""
     ordered = sorted(noted, key=lambda note: note.claim.partition)
     rows = [(*note.claim.partition, note.end, note.part_end) for note in ordered]
-    _lock_claimed(tx, [note.claim for note in ordered])
+    lock_claimed(tx, [note.claim for note in ordered])
     tx.execute(WORKER["record_suspects"], **arrays(rows, *_SUSPECTED))
 
 
-def _lock_claimed(tx: GroupConnection, claims: Sequence[Claim]) -> None:
+def lock_claimed(tx: GroupConnection, claims: Sequence[Claim]) -> None:
     """Lock the rows of these claims, in lock order. Raises Fenced if one is not current."""
     rows = arrays([(*claim.partition, claim.token) for claim in claims], *_CLAIMED)
     fenced(tx, WORKER["lock_claimed"], {"expected": len(claims), **rows})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, Row
@@ -17,12 +17,14 @@ from sqlalchemy import Connection, Row
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.admin_actions import record_action
+from seekpoint.ledger.attempts import LONGEST_WAIT, lock_claimed
+from seekpoint.ledger.claim import Claim
 from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import DEAD_LETTERS, GROUPS, asking_for
 from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State, storable
 
-OPEN = (State.DEAD_LETTERED, State.BLOCKED)
+OPEN = (State.DEAD_LETTERED, State.BLOCKED)  # an operator has to decide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,8 @@ class DeadLetter:
     stored value in bytes, loaded or not. ``error`` and ``traceback`` say why it was dead-lettered, ``replay_error`` and
     ``replay_traceback`` why its last replay failed. ``error_line`` is the innermost line of the user's own code in
     ``traceback``. ``version`` is the handler version, ``dead_lettered_by`` the process. After an edit, a replay applies
-    ``edited_value`` in place of ``value``, which stays as in the log.
+    ``edited_value`` in place of ``value``, which stays as in the log. A waiting record is due at ``retry_at``;
+    ``crashes`` counts its retries that have begun, and whose end is not known.
     """
 
     id: int
@@ -70,6 +73,8 @@ class DeadLetter:
     edited_at: datetime | None = None
     edited_by: str | None = None
     edited_reason: str | None = None
+    retry_at: datetime | None = None
+    crashes: int = 0
 
     @property
     def at(self) -> Partition:
@@ -78,8 +83,8 @@ class DeadLetter:
 
     @property
     def is_open(self) -> bool:
-        """Whether an operator has to decide."""
-        return self.state in OPEN
+        """Whether its record is not applied, and may still be."""
+        return self.state in OPEN or self.state is State.WAITING
 
     @property
     def failure(self) -> Failure:
@@ -147,6 +152,7 @@ def insert_parameters(new: NewDeadLetter, topic_ids: Mapping[str, UUID]) -> dict
         "sqlstate": failure.sqlstate,
         "attempts": failure.attempts,
         "error_line": failure.where,
+        "wait": None if new.wait is None else min(new.wait, LONGEST_WAIT),
     }
 
 
@@ -175,7 +181,7 @@ _ACTIONS = {State.REPLAYED: "replay", State.DISCARDED: "discard"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Conditions that a dead letter must all meet; by default all open dead letters match.
+    """Conditions that a dead letter must all meet; by default all match about which an operator has to decide.
 
     ``to_offset`` is exclusive; ``error`` a part of the error's text, case-sensitive; ``exception`` and ``error_line``
     must equal those of a :class:`DeadLetterCause`; ``key`` is the record's whole key; ``since`` the earliest time of
@@ -222,6 +228,22 @@ class DeadLetterCause:
     error: str
 
 
+class FirstOpen(NamedTuple):
+    """The first open dead letter of a key: its offset and its state."""
+
+    offset: int
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A waiting record that may be tried in ``wait`` seconds."""
+
+    id: int
+    partition: Partition
+    wait: float
+
+
 class DeadLetters:
     """A group's dead letters in the ledger: its records that the position moved past without applying them.
 
@@ -249,14 +271,92 @@ class DeadLetters:
             DEAD_LETTERS["insert"], [insert_parameters(new, topic_ids) | attributes for new in ordered]
         )
 
-    def open_keys(self, tx: Connection, partitions: Iterable[Partition]) -> dict[tuple[Partition, bytes], int]:
-        """The keys with open dead letters in these partitions, each with the first one's offset; call it after hold.
+    def open_keys(self, tx: Connection, partitions: Iterable[Partition]) -> dict[tuple[Partition, bytes], FirstOpen]:
+        """The keys with open dead letters in these partitions, each with the first one; call it after hold.
 
         Null keys are left out. Dead letters of a topic that was recreated since block nothing.
         """
         parameters = asking_for(sorted(partitions))
         rows = self.ledger.group_connection(tx).execute(DEAD_LETTERS["open_keys"], **parameters)
-        return {(Partition(row.topic, row.partition), bytes(row.key)): row.first for row in rows}
+        return {
+            (Partition(row.topic, row.partition), bytes(row.key)): FirstOpen(row.first, State(row.state))
+            for row in rows
+        }
+
+    def count_waiting(self, tx: Connection, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """The number of waiting records of each of these partitions."""
+        rows = self.ledger.group_connection(tx).execute(DEAD_LETTERS["count_waiting"], **asking_for(sorted(partitions)))
+        return {Partition(row.topic, row.partition): row.n for row in rows}
+
+    # -- retries of waiting records -------------------------------------------------------------------
+
+    def waiting(self, partitions: Iterable[Partition], most: int, *, keeps_order: bool) -> Sequence[Waiting]:
+        """The waiting records of these partitions that are due first, at most ``most`` of each.
+
+        With ``keeps_order`` only the first one of each key.
+        """
+        with self.ledger.begin() as tx:
+            rows = tx.execute(
+                DEAD_LETTERS["waiting"], most=most, keeps_order=keeps_order, **asking_for(sorted(partitions))
+            )
+            return [Waiting(row.id, Partition(row.topic, row.partition), row.wait) for row in rows]
+
+    def lock_waiting(self, tx: Connection, id: int, claim: Claim) -> DeadLetter | None:  # noqa: A002
+        """Lock a waiting record under its partition's claim, as :meth:`lock` does; None if it no longer waits.
+
+        Raises Fenced if the claim is not current (I2).
+        """
+        try:
+            dead_letter = self.lock(tx, id)
+        except ConfigError:  # deleted with its group
+            return None
+        lock_claimed(self.ledger.group_connection(tx), [claim])
+        return dead_letter if dead_letter.state is State.WAITING else None
+
+    def begin_retry(self, tx: Connection, dead_letter: DeadLetter, *, is_again: bool) -> None:
+        """Record that a locked waiting record is about to be tried. ``is_again``: this process has begun it already."""
+        scope = self.ledger.group_connection(tx)
+        scope.execute(DEAD_LETTERS["begin_retry"], id=dead_letter.id, is_again=is_again)
+
+    def end_retry(
+        self, tx: Connection, dead_letter: DeadLetter, failure: Failure, wait: float | None, version: int
+    ) -> None:
+        """Store that a locked waiting record failed again: it waits longer or, without ``wait``, is dead-lettered.
+
+        Records that wait for it because of their key are blocked.
+        """
+        scope = self.ledger.group_connection(tx)
+        scope.execute(
+            DEAD_LETTERS["end_retry"],
+            id=dead_letter.id,
+            state=(State.DEAD_LETTERED if wait is None else State.WAITING).value,
+            cause=failure.cause.value,
+            **explained(failure),
+            sqlstate=failure.sqlstate,
+            error_line=failure.where,
+            attempts=failure.attempts,
+            version=version,
+            owner=self.ledger.owner,
+            wait=None if wait is None else min(wait, LONGEST_WAIT),
+        )
+
+    def postpone_retry(self, tx: Connection, dead_letter: DeadLetter, failure: Failure, wait: float) -> None:
+        """Let a locked waiting record wait longer after an error that is no attempt."""
+        scope = self.ledger.group_connection(tx)
+        wait = min(wait, LONGEST_WAIT)
+        scope.execute(DEAD_LETTERS["postpone_retry"], id=dead_letter.id, wait=wait, **explained(failure))
+
+    def block_waiting(self, tx: Connection, dead_letter: DeadLetter) -> None:
+        """Block the waiting records of its key from this one on: an operator decides about an earlier one first."""
+        if dead_letter.key is None:
+            return
+        self.ledger.group_connection(tx).execute(
+            DEAD_LETTERS["block_waiting"],
+            topic_id=dead_letter.topic_id,
+            partition=dead_letter.partition,
+            key=dead_letter.key,
+            from_offset=dead_letter.offset,
+        )
 
     # -- for operators -----------------------------------------------------------------------------------
 

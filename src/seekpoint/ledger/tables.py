@@ -199,14 +199,25 @@ dead_letter = Table(
     Column("error_line", Text, comment="innermost line of the user's own code in the error's traceback"),
     Column("edited_value", LargeBinary, comment="what a replay applies in place of value"),
     *_optional(edited_at=DateTime(timezone=True), edited_by=Text, edited_reason=Text),
+    Column("retry_at", DateTime(timezone=True), comment="when a waiting record is due"),
+    Column(
+        "crashes",
+        Integer,
+        nullable=False,
+        server_default=text("0"),
+        comment="retries of a waiting record that have begun, and whose end is not known",
+    ),
     UniqueConstraint("consumer_group", "topic_id", "partition", "record_offset"),
     CheckConstraint(f"state IN ({', '.join(repr(state.value) for state in State)})", name="state"),
     CheckConstraint("cardinality(header_names) = cardinality(header_values)", name="headers"),
     CheckConstraint("num_nonnulls(edited_value, edited_at, edited_by, edited_reason) IN (0, 4)", name="edit"),
+    CheckConstraint("state <> 'waiting' OR retry_at IS NOT NULL", name="retry"),
 )
 _dead_letter = dead_letter.c
-# Waits for an operator. Literals, so that the planner matches the partial indexes in a prepared statement, too.
-IS_OPEN = _dead_letter.state.in_([literal_column("'dead_lettered'"), literal_column("'blocked'")])
+# Not applied, and may still be. Literals, so that the planner matches the partial indexes in a prepared statement, too.
+IS_OPEN = _dead_letter.state.in_(
+    [literal_column("'dead_lettered'"), literal_column("'blocked'"), literal_column("'waiting'")]
+)
 # Open dead letters in the order of their records: read by each batch that keeps key order, and by lists.
 Index(
     "dead_letter_open_idx",
@@ -226,6 +237,15 @@ Index(
     func.sha256(_dead_letter.key),
     _dead_letter.record_offset,
     postgresql_where=and_(IS_OPEN, _dead_letter.key.is_not(None)),
+)
+# Finds the waiting records of a partition that are due first.
+Index(
+    "dead_letter_waiting_idx",
+    _dead_letter.consumer_group,
+    _dead_letter.topic,
+    _dead_letter.partition,
+    _dead_letter.retry_at,
+    postgresql_where=_dead_letter.state == literal_column("'waiting'"),
 )
 
 # Lost ranges: retention, truncation, a recreated topic, skipped by an operator (I4).
@@ -449,7 +469,7 @@ lag = Table(
     *_optional(committed_at=DateTime(timezone=True), record_time=DateTime(timezone=True)),
     *_optional(owner=Uuid, host=Text, pid=Integer),
     *_optional(stop_kind=Text, stop_offset=BigInteger, stopped_at=DateTime(timezone=True), dead_letters=BigInteger),
-    *_optional(blocked=BigInteger),
+    *_optional(blocked=BigInteger, waiting=BigInteger),
     *_optional(sampled_at=DateTime(timezone=True), sample_age=Interval, log_start=BigInteger, log_end=BigInteger),
     *_optional(lag_records=BigInteger, lag_seconds=Double, headroom_records=BigInteger, headroom_seconds=Double),
     *_optional(owned=Boolean),
@@ -462,7 +482,7 @@ group_status = Table(
     *_optional(consumer_group=Text, version=Integer, paused=Boolean, paused_by=Text, paused_reason=Text),
     *_optional(partitions=BigInteger, owned=BigInteger, stopped=BigInteger, unknown_lag=BigInteger),
     *_optional(lag_records=BigInteger, lag_seconds=Double, headroom_records=BigInteger, headroom_seconds=Double),
-    *_optional(sample_age=Interval, dead_letters=BigInteger, blocked=BigInteger),
+    *_optional(sample_age=Interval, dead_letters=BigInteger, blocked=BigInteger, waiting=BigInteger),
     *_optional(committed_at=DateTime(timezone=True), workers=BigInteger),
 )
 partition_state = Table(

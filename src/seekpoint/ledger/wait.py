@@ -97,19 +97,24 @@ def wait(look: Look, wanted: Wanted) -> Passed:
     began = monotonic()
     topic_id, met = wanted.topic_id, False
     while True:
+        waiting: Passed | None = None
         row = wanted.ask(look, WAIT["passed_yet"])
         if row is not None:  # else not claimed yet: a new group, or a partition that was just added
             topic_id = topic_id or row.topic_id
             if row.topic_id == topic_id:
                 met = True
                 if row.next_offset > wanted.offset and (passed := _passed(look, wanted, topic_id)) is not None:
-                    return passed
+                    if passed.state is not State.WAITING:
+                        return passed
+                    waiting = passed  # its retry decides
                 if row.stop_kind not in {None, ENDS_BY_ITSELF} and row.next_offset <= wanted.offset:
                     raise _stopped(look, wanted)  # it does not move before an operator has decided
             elif met:
                 raise _recreated(wanted, row, topic_id)
         waited = monotonic() - began
         if waited >= wanted.timeout:
+            if waiting is not None:
+                raise _waiting(look, wanted, waiting.position)
             raise _unclaimed(look, wanted) if row is None else _late(look, wanted, topic_id)
         sleep(min(pause(waited), wanted.timeout - waited))
 
@@ -174,6 +179,16 @@ def _stopped(look: Look, wanted: Wanted) -> NotApplied:
         f"not applied: group {row.consumer_group!r} has stopped the partition at offset {row.stop_offset} "
         f"({row.stop_message}), until an operator decides: see `seekpoint status`",
     )
+
+
+def _waiting(look: Look, wanted: Wanted, position: int) -> NotApplied:
+    """The error for a record that the position has passed, and that still waits for its retry."""
+    row = wanted.ask(look, WAIT["waiting"], asked_offset=wanted.offset)
+    why = "its retry has just ended: wait again"
+    if row is not None:
+        when = f"in {format_duration(row.retry_in)}" if row.retry_in > 0 else "now"
+        why = f"dead letter {row.id} waits for its retry: {row.error}; tried {row.attempts} times, and again {when}"
+    return wanted.missed(position, f"not applied within {wanted.timeout:g} s; {why}")
 
 
 def _late(look: Look, wanted: Wanted, topic_id: UUID | None) -> NotApplied:

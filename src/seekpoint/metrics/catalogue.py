@@ -143,6 +143,12 @@ OWNED = _gauge(
 )
 DEAD_LETTERS_OPEN = _gauge("dead_letters_open", _PARTITION, "Dead letters that wait for a decision.", _LEDGER)
 BLOCKED = _gauge("dead_letters_blocked", _PARTITION, "Open dead letters that are blocked behind their key.", _LEDGER)
+RECORDS_WAITING = _gauge(
+    "records_waiting",
+    _PARTITION,
+    "Records that wait for their retries while others of their partition continue.",
+    _LEDGER,
+)
 PAUSED = _gauge("paused", _GROUP, "1: an operator has paused the group.", _LEDGER, "max")
 WORKERS = _gauge("workers", _GROUP, "Workers that were seen in the last minute.", _LEDGER)
 RELOAD_SILENT = _gauge(

@@ -48,6 +48,7 @@ class Tally:
             events.Resynced: lambda event: self._count(of.RESYNCS, event.cause),
             events.PartitionStopped: lambda event: self._count(of.STOPS, type(event.error).__name__),
             events.RetryScheduled: lambda _: self._count(of.RETRIES),
+            events.WaitingForRetry: self._waiting,
             events.Bisecting: lambda _: self._count(of.ISOLATIONS),
             events.DeadLettered: self._dead_lettered,
             events.CrashSuspected: lambda _: self._count(of.CRASH_SUSPICIONS),
@@ -76,6 +77,10 @@ class Tally:
             self._sink_rows[table] = self._sink_rows.get(table, 0) + rows
         for span in event.spans:
             self._last_commit[span.partition] = event.at
+
+    def _waiting(self, event: events.WaitingForRetry) -> None:
+        if event.attempt:  # otherwise it did not fail
+            self._count(of.RETRIES)
 
     def _dead_lettered(self, event: events.DeadLettered) -> None:
         self._count(of.DEAD_LETTERS, event.partition.topic, event.state.value, event.failure.cause.value)

@@ -41,6 +41,7 @@ def _of_topic(pipeline: Pipeline, topic: str, weakens: Sequence[str]) -> dict[st
         "writes": list(pipeline.writes),
         "on_poison": pipeline.on_poison.value,
         "attempts": pipeline.retry.attempts,
+        "retry_order": pipeline.retry_order,
         "keep_key_order": pipeline.keep_key_order,
         "delay_seconds": None if pipeline.delay is None else pipeline.delay.total_seconds(),
         "weakens": [*weakens, *_weakens(sinks)],

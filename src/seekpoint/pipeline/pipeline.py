@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from types import FunctionType
-from typing import Any, Generic, Literal, Never, Self, TypedDict, Unpack, overload
+from typing import Any, Generic, Literal, Never, Self, TypedDict, Unpack, get_args, overload
 
 from sqlalchemy import Connection
 from typing_extensions import TypeVar
@@ -22,7 +22,7 @@ from seekpoint.codecs.codec import key_decoder, value_decoder
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.handler import check_handler, shown_handler
 from seekpoint.pipeline.pattern import Pattern
-from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry, StartAt
+from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry, RetryOrder, StartAt
 from seekpoint.pipeline.sink import AsyncHandler, Handler, K, Sink, V
 from seekpoint.pipeline.table_path import TableName, table_path
 from seekpoint.pipeline.written_tables import Translation, translated, with_schemas
@@ -43,6 +43,7 @@ class _Options(TypedDict, total=False):
     version: int
     start: StartAt
     retry: Retry
+    retry_order: RetryOrder
     on_poison: OnPoison | Literal["stop", "dead_letter", "skip"]
     dead_letter_limits: DeadLetterLimits
     keep_key_order: bool | None
@@ -67,6 +68,8 @@ class Pipeline(Generic[V, K]):
     position of a topic that the group has not read.
 
     A record whose handler raises is retried as ``retry`` says; a record that can never be applied is poison.
+    ``retry_order``: what waits with it: the rest of its ``"partition"``, later records of its ``"key"``, or
+    ``"none"``; with the last two the record waits in the ledger, and at most ``Limits.waiting`` do.
     ``on_poison="stop"``: its partition stops before it, earlier records are committed, other partitions continue.
     ``"dead_letter"``: the transaction that passes its offset stores it in the ledger's table ``dead_letter``;
     ``"skip"``: it is stored there without its value. Beyond ``dead_letter_limits`` the worker stops.
@@ -134,6 +137,7 @@ class Pipeline(Generic[V, K]):
         version: int = 1,
         start: StartAt = StartAt.earliest(),  # noqa: B008 -- immutable
         retry: Retry = Retry(),  # noqa: B008 -- immutable
+        retry_order: RetryOrder = "partition",
         on_poison: OnPoison | Literal["stop", "dead_letter", "skip"] = OnPoison.STOP,
         dead_letter_limits: DeadLetterLimits = DeadLetterLimits(),  # noqa: B008 -- immutable
         keep_key_order: bool | None = None,
@@ -151,13 +155,14 @@ class Pipeline(Generic[V, K]):
         self.writes = tuple(".".join(table_path("writes=", table)) for table in _several("writes", writes, str))
         self.version, self.start = version, start
         self.retry, self.on_poison, self.dead_letter_limits = retry, _on_poison(on_poison), dead_letter_limits
-        self.delay = delay
+        self.retry_order, self.delay = retry_order, delay
         self.keep_key_order = bool(keep_key_order)
         self._is_taken = False
         self._check()
         self._declared = tuple((sink, sink.by_topic(self.pattern)) for sink in self.sinks)
         self._own: dict[str, dict[int, Sink[V, K | None]]] = {}  # the sinks of a pattern's topics, by index
         self.without_table: dict[str, str] = {}  # why a pattern's topic has no table
+        self._check_retry_order(keep_key_order)
         self._require_key_order(keep_key_order)
 
     def __repr__(self) -> str:
@@ -199,6 +204,11 @@ class Pipeline(Generic[V, K]):
                 )
             if self.resources is not None:
                 raise ConfigError(f"{self!r}: resources= are for an async handler, but it has none")
+            if self.retry_order != "partition":
+                raise ConfigError(
+                    f"{self!r}: retry_order={self.retry_order!r} is about records whose handler raises, but it has no "
+                    "handler: leave retry_order= out"
+                )
             if unhandled := [topic for topic in self.topics if not any(sink.takes(topic) for sink in self.sinks)]:
                 raise ConfigError(
                     f"{self!r}: no sink takes records of {', '.join(unhandled)}, which would be read and dropped: add "
@@ -400,6 +410,52 @@ class Pipeline(Generic[V, K]):
             raise ConfigError(
                 f"{self!r}: keep_key_order=True dead-letters later records of a dead letter's key: it needs "
                 "on_poison='dead_letter'"
+            )
+
+    def _check_retry_order(self, keep_key_order: bool | None) -> None:
+        """Check what continues while a record waits for its retry; ``"key"`` turns ``keep_key_order`` on."""
+        order, choices = self.retry_order, get_args(RetryOrder)
+        if order not in choices:
+            raise ConfigError(f"{self!r}: retry_order must be one of {', '.join(map(repr, choices))}, got {order!r}")
+        if order == "partition":
+            return
+        me = f"{self!r}: retry_order={order!r}"
+        if self.on_poison is not OnPoison.DEAD_LETTER:
+            raise ConfigError(
+                f"{me}: the position passes a record that waits for its retry, so that after its last attempt it can "
+                "only be a dead letter: it needs on_poison='dead_letter'"
+            )
+        if self.retry.attempts == 1:
+            raise ConfigError(f"{me}: with Retry(attempts=1) no record waits for a retry: leave retry_order= out")
+        if order == "key" and keep_key_order is False:
+            raise ConfigError(
+                f"{me} keeps the order of each key, also after a dead letter: leave keep_key_order=False out, or give "
+                "retry_order='none'"
+            )
+        if order == "none" and keep_key_order:
+            raise ConfigError(
+                f"{me}: a record that waits for its retry is overtaken by later ones of its key, which "
+                "keep_key_order=True forbids: give retry_order='key'"
+            )
+        for sink in self.sinks:
+            self._require_any_order(me, sink)
+        self.keep_key_order = order == "key"
+
+    def _require_any_order(self, me: str, sink: Sink) -> None:
+        """Raise ConfigError if rows depend on the order in which the sink gets the records of a partition."""
+        if sink.empties or getattr(sink, "changes", False):
+            raise ConfigError(
+                f"{me}: {sink!r} applies changes in the order of the log: give retry_order='partition', or leave it out"
+            )
+        if sink.keeps_first:
+            raise ConfigError(
+                f"{me}: {sink!r} keeps the first row of a key, and a retried record's row would come too late: give "
+                "retry_order='partition', or leave it out"
+            )
+        if sink.guarded is False:
+            raise ConfigError(
+                f"{me}: a retried record would overwrite a newer row in {sink!r}: name what orders its rows "
+                "(order_by= or offset_column=), or leave retry_order= out"
             )
 
     def _require_key_order(self, declared: bool | None) -> None:

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from operator import index
-from typing import TypeGuard
+from typing import Literal, TypeGuard
 
 from seekpoint.errors import ConfigError
 from seekpoint.records import Partition
+
+RetryOrder = Literal["partition", "key", "none"]
+"""What waits with a record for its retry: the rest of its partition, of its key, or nothing."""
 
 LONGEST_SAMPLING = 120  # seconds: a sample that is older than three minutes says nothing about the lag
 
@@ -32,6 +35,8 @@ class Limits:
     ``start_wait`` (seconds) is how long a worker that starts waits for brokers and a database that do not answer; None
     sets no limit. ``kafka_timeout`` (seconds) bounds every request to brokers. ``idle_check`` (seconds) is how
     often an idle worker checks whether its positions were reset, ``lag_check`` (seconds) how often it samples its lag.
+    ``waiting`` is how many records of one partition may wait for their retries while others continue
+    (``Pipeline(retry_order=)``); then the partition waits.
     ``sample_positions`` (seconds, 120 at most) is how often it stores its positions and the ends of their logs, for the
     ledger's views; 0: never.
     """
@@ -47,13 +52,14 @@ class Limits:
     idle_check: float = 1.0
     lag_check: float = 10.0
     sample_positions: float = 60.0
+    waiting: int = 1000
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
             if name == "start_wait" and value is None:
                 continue
-            if name in {"batch_records", "batch_bytes"}:
+            if name in {"batch_records", "batch_bytes", "waiting"}:
                 _whole(self, name)
             elif name == "sample_positions":
                 if not _is_number(value) or not (value == 0 or 1 <= value <= LONGEST_SAMPLING):
@@ -129,7 +135,8 @@ class Retry:
     A record is tried ``attempts`` times in all; then it is a poison record. The wait after the n-th failure is
     ``wait_initial * multiplier ** (n - 1)`` seconds, at most ``wait_max``; the share ``jitter`` of each wait is
     random, so that records that failed together are not retried together. Meanwhile its partition waits before it,
-    with no transaction open; other partitions continue. ``on`` names the exceptions that are retried
+    with no transaction open (``Pipeline(retry_order=)`` lets other records continue); other partitions continue. ``on``
+    names the exceptions that are retried
     (``asyncio.CancelledError`` counts as a TimeoutError); others are poison at once, as data errors
     (a codec's, ``Poison``, a value or constraint that the database refuses) always are. Transient errors of the
     database (a deadlock, a lost connection) do not count: the whole transaction is run again, without limit, while the

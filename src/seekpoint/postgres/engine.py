@@ -29,7 +29,7 @@ _KEEPALIVES: dict[str, Any] = {
 # Source: https://www.postgresql.org/docs/current/multibyte.html, "Server?" No.
 _CLIENT_ONLY = frozenset({"BIG5", "GB18030", "GBK", "JOHAB", "SHIFT_JIS_2004", "SJIS", "UHC"})
 _CHECKED = "seekpoint_checked"  # an execution option of our engines: their sessions are checked
-WORKER_CONNECTIONS = 3  # of a worker's pool: for its batches, for the ledger between them, for a requested replay
+WORKER_CONNECTIONS = 3  # of a worker's pool: for its batches, for the ledger between them, for a replay
 _MAY_CHANGE = {"before_execute", "before_cursor_execute"}  # events whose listeners return what is to be executed
 
 

@@ -95,13 +95,14 @@ class Processed:
     """The result of one transaction: the spans it advanced, and how many records it applied.
 
     ``stopped`` are partitions that stopped before a poison record, by ``process(..., collect=True)``; ``dead_letters``
-    the records that were dead-lettered, with their state and failure.
+    the records that were dead-lettered, with their state and failure; ``waiting`` those that wait for their retries.
     """
 
     spans: tuple[Span, ...] = ()
     records: int = 0
     stopped: Mapping[Partition, PartitionStopped] = field(default_factory=dict)
     dead_letters: tuple[events.DeadLettered, ...] = ()
+    waiting: tuple[events.WaitingForRetry, ...] = ()
 
 
 def process(
@@ -120,8 +121,9 @@ def process(
     decides about a poison record: it is in ``dead_letters``, or it stops its partition, and the records before it are
     applied. The first such stop is raised, or with ``collect=True`` all are in ``stopped``. If a record fails with an
     error after which a worker would wait and retry, the records before it are applied, and the handler's exception is
-    raised. Raises what a worker that has started would raise (what it checks at its start, ``pipeline.check_tables``
-    checks), and ConfigError for records that no log could hold, or of topics that the pipeline does not read.
+    raised; with ``retry_order="key"`` or ``"none"`` it is in ``waiting``. Raises what a worker that has started would
+    raise (what it checks at its start, ``pipeline.check_tables`` checks), and ConfigError for records that no log could
+    hold, or of topics that the pipeline does not read.
     """
     raw_records = list(records)
     logs = grouped(pipeline.taken().require_names("the test kit"), raw_records)
@@ -240,7 +242,7 @@ def _commit(
     apply_chunk(pipeline, held, chunk, (seen, *observe))
     for retry in held.waiting:
         raise retry.error
-    return Processed(seen.spans, seen.records, held.stopped, tuple(seen.dead_letters))
+    return Processed(seen.spans, seen.records, held.stopped, tuple(seen.dead_letters), tuple(seen.waiting))
 
 
 def chunk_of(records: Sequence[RawRecord], claims: Mapping[Partition, Claim]) -> Chunk[RawRecord]:
@@ -278,12 +280,15 @@ class _Seen:
         self.spans: tuple[Span, ...] = ()
         self.records = 0
         self.dead_letters: list[events.DeadLettered] = []
+        self.waiting: list[events.WaitingForRetry] = []
 
     def __call__(self, event: events.Event) -> None:
         if isinstance(event, events.Committed):
             self.spans, self.records = event.spans, event.records
         if isinstance(event, events.DeadLettered):
             self.dead_letters.append(event)
+        if isinstance(event, events.WaitingForRetry):
+            self.waiting.append(event)
 
 
 class FixedClaims:

@@ -297,6 +297,7 @@ def _totals(group: GroupStatus) -> SimpleNamespace:
         headroom=total(lambda partition: partition.headroom, min),
         dead_letters=sum(partition.dead_letters for partition in group.partitions),
         blocked=sum(partition.blocked for partition in group.partitions),
+        waiting=sum(partition.waiting for partition in group.partitions),
         stopped=sum(partition.position.stop is not None for partition in group.partitions),
         age=max((partition.age for partition in group.partitions if partition.age is not None), default=None),
     )

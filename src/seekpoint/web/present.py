@@ -71,7 +71,7 @@ def state_of_partition(partition: PartitionStatus, group: GroupStatus) -> State:
         return STOPPED
     if group.pause is not None:
         return PAUSED
-    is_tried = partition.position.attempt_offset is not None
+    is_tried = partition.position.attempt_offset is not None or partition.waiting > 0
     has_worker = any(worker.is_live and worker.owner == partition.position.owner for worker in group.workers)
     return _running(partition.lag, partition.dead_letters, has_worker=has_worker, is_tried=is_tried)
 
@@ -180,8 +180,9 @@ def headroom(line: PartitionStatus | GroupSummary | SimpleNamespace) -> str:
 
 
 def dead_letters(line: PartitionStatus | GroupSummary | SimpleNamespace) -> str:
-    """The number of open dead letters, and of those that are blocked behind their key."""
-    return f"{line.dead_letters:,}" + (f" ({line.blocked:,} blocked)" if line.blocked else "")
+    """The number of open dead letters, of those that are blocked behind their key, and of records that wait."""
+    parts = [f"{count:,} {name}" for name in ("blocked", "waiting") if (count := getattr(line, name))]
+    return f"{line.dead_letters:,}" + (f" ({', '.join(parts)})" if parts else "")
 
 
 def number(value: float | None) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from seekpoint.errors import TooManyDeadLetters
 from seekpoint.pipeline.policy import DeadLetterLimits
-from seekpoint.records import NewDeadLetter, Partition, State
-from seekpoint.worker.open_batch import BatchResult
+from seekpoint.records import NewDeadLetter, Partition
+from seekpoint.worker.open_batch import UNDECIDED, BatchResult
 
 FailedByOffset = Mapping[Partition, Mapping[int, NewDeadLetter]]
 """The dead letters of one batch, by partition and offset."""
@@ -30,24 +30,48 @@ class DeadLetterLimitCheck:
     def __init__(self, limits: DeadLetterLimits) -> None:
         self._limits = limits
         self._consecutive = ConsecutiveFailures({})
+        self._retried: dict[Partition, int] = {}  # waiting records in a row that were dead-lettered
         self._batches: deque[tuple[int, int]] = deque()  # passed and failed, over the last ``window`` records
         self._passed = self._failed = 0
 
     def check(self, batch: BatchResult, applied: int) -> BatchCounts:
         """The batch's counts, not counted yet. Raises TooManyDeadLetters: then nothing of it may be committed."""
-        dead_letters = [dead_letter for dead_letter in batch.dead_letters if dead_letter.state is not State.BLOCKED]
+        dead_letters = [dead_letter for dead_letter in batch.dead_letters if dead_letter.state not in UNDECIDED]
         if not dead_letters and self._consecutive.is_empty:
             return BatchCounts(self._consecutive, applied, 0)
         failed = _by_offset(dead_letters)
-        most, ratio, passed = self._limits.consecutive, self._limits.ratio, applied + len(dead_letters)
+        most, passed = self._limits.consecutive, applied + len(dead_letters)
         if most is not None and (last := self._consecutive.exceeds(most, batch, failed)) is not None:
             raise _too_many(last, f"more than {most} records in a row failed", "consecutive")
         counts = BatchCounts(self._consecutive.after(batch, failed), passed, len(dead_letters))
-        passed, failures = self._passed + counts.passed, self._failed + counts.failed
-        if dead_letters and ratio is not None and passed >= self._limits.window and failures > ratio * passed:
-            share = f"{failures} of the last {passed} records failed, the limit is {ratio:.0%}"
-            raise _too_many(dead_letters[-1], share, "ratio")
+        if dead_letters:
+            self._require_ratio(counts, self._limits.ratio, dead_letters[-1])
         return counts
+
+    def _require_ratio(self, counts: BatchCounts, ratio: float | None, last: NewDeadLetter) -> None:
+        passed, failures = self._passed + counts.passed, self._failed + counts.failed
+        if ratio is not None and passed >= self._limits.window and failures > ratio * passed:
+            share = f"{failures} of the last {passed} records failed, the limit is {ratio:.0%}"
+            raise _too_many(last, share, "ratio")
+
+    def check_retry(self, partition: Partition, dead_letter: NewDeadLetter | None) -> BatchCounts:
+        """The counts of one retry of a waiting record: applied, or dead-lettered after its last attempt.
+
+        Not counted yet. Raises TooManyDeadLetters: then the record is not dead-lettered.
+        """
+        counts = BatchCounts(self._consecutive, 1, int(dead_letter is not None))
+        if dead_letter is not None:
+            most = self._limits.consecutive
+            if most is not None and self._retried.get(partition, 0) >= most:
+                what = f"more than {most} waiting records in a row failed on every attempt"
+                raise _too_many(dead_letter, what, "consecutive")
+            self._require_ratio(counts, self._limits.ratio, dead_letter)
+        return counts
+
+    def count_retry(self, partition: Partition, counts: BatchCounts) -> None:
+        """Count a retry whose result was committed."""
+        self._retried[partition] = self._retried.get(partition, 0) + 1 if counts.failed else 0
+        self.count(counts)
 
     def count(self, counts: BatchCounts) -> None:
         """Count a batch that was committed."""

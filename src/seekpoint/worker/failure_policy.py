@@ -30,7 +30,8 @@ class CrashingRecord(Exception):  # noqa: N818 -- named after what the record di
 def fail(pipeline: Pipeline, outcome: Outcome, raw: RawRecord, error: BaseException, cause: Cause) -> None:
     """Take the record out of the batch, as the pipeline's policy says.
 
-    If the record has attempts left, it is scheduled for retry, and the batch ends before it in its partition. Poison
+    If the record has attempts left, it is scheduled for retry, and the batch ends before it in its partition, or passes
+    it, as ``retry_order`` says; after a transient error of the database the batch always ends before it. Poison
     under ``STOP``, and errors that may not be the record's fault, stop the partition there. Otherwise the record
     becomes a dead letter with the batch (I4).
     """
@@ -39,7 +40,11 @@ def fail(pipeline: Pipeline, outcome: Outcome, raw: RawRecord, error: BaseExcept
     failure = Failure.of(error, cause, attempts=tried + (cause is not Cause.CRASHED))  # a crash was counted before
     if has_attempts_left(pipeline.retry, error, failure.attempts, cause):
         wait = pipeline.retry.wait(failure.attempts, RANDOM)
-        outcome.end_at(RetryLater(partition, raw.offset, failure, wait, error))
+        retry = RetryLater(partition, raw.offset, failure, wait, error)
+        if pipeline.retry_order == "partition" or cause is Cause.TRANSIENT:
+            outcome.end_at(retry)
+        else:
+            outcome.retry_later(raw, retry)
     elif cause in NEVER_PASSED or pipeline.on_poison is OnPoison.STOP:
         outcome.end_at(poison_stop(pipeline.group, raw, failure))
     else:

@@ -38,6 +38,7 @@ from seekpoint.worker.mirror import Mirror
 from seekpoint.worker.open_batch import CHUNK, Buffer, OpenBatch
 from seekpoint.worker.reader import Reader
 from seekpoint.worker.replay.requests import RequestedReplays
+from seekpoint.worker.replay.retries import WaitingRetries
 from seekpoint.worker.single_attempts import SingleAttempts
 from seekpoint.worker.standby import Standby
 from seekpoint.worker.start import StartChecks
@@ -104,6 +105,7 @@ class Loop:
         self._singles: SingleAttempts
         self._status: StatusWriter
         self._requests: RequestedReplays
+        self._retries: WaitingRetries
         self._mirror: Mirror
         self._lag: LagSampler
         self._consumer_check: ConsumerCheck
@@ -149,6 +151,7 @@ class Loop:
         if is_open:
             self._committer.cut()
             self._requests.cut()
+            self._retries.cut()
             self._heartbeat.stop()
             self._status.end(wait=0.0)  # else its row would show it as running until the handler returns
         self._announce.end(events.WorkerStopped(error=self._given_up))
@@ -253,8 +256,23 @@ class Loop:
             announce=self._announce,
             keeps_claims=lambda: self._given_up is not None,
         )
+        self._open_between_batches(resources)
+        self._is_open, self._joined_at = True, monotonic()
+
+    def _open_between_batches(self, resources: Resources) -> None:
+        """Open what works between two batches, or beside them."""
         self._requests = RequestedReplays(
-            pipeline, self._ledger, stopwatch=self._stopwatch, stopping=self._stopping, handler=self._handler
+            self._pipeline, self._ledger, stopwatch=self._stopwatch, stopping=self._stopping, handler=self._handler
+        )
+        self._retries = WaitingRetries(
+            self._pipeline,
+            self._ledger,
+            self._assignment,
+            self._committer.limits,
+            self._announce,
+            stopwatch=self._stopwatch,
+            stopping=self._stopping,
+            handler=self._handler,
         )
         self._status = StatusWriter(
             self._ledger,
@@ -263,9 +281,12 @@ class Loop:
             self._announce,
             client_id=self._config.get("client.id"),
             poll_replay_requests=self._requests.check,
-            describe_work=lambda: self._committer.describe_open_batch() or self._requests.describe_open_replay(),
+            describe_work=lambda: (
+                self._committer.describe_open_batch()
+                or self._requests.describe_open_replay()
+                or self._retries.describe_open_retry()
+            ),
         )
-        self._is_open, self._joined_at = True, monotonic()
 
     def _declared(self) -> dict[str, dict[str, Any]]:
         return declared(
@@ -343,7 +364,7 @@ class Loop:
         self._recovered()
         self._raise_if_strict()
         self._lag.maintain(monotonic())
-        has_tried = self._replay_some() | self._attempt_singles()
+        has_tried = self._replay_some() | self._attempt_singles() | self._retry_waiting()
         if (chunk := self._reader.read(self._size.records, 0 if has_tried else POLL)) is None:
             self._took = 0.0
             return
@@ -387,6 +408,13 @@ class Loop:
             self._requests.work()
         return self._requests.is_due(is_claiming=False)
 
+    def _retry_waiting(self) -> bool:
+        """Retry some of the waiting records that are due; returns whether there was one."""
+        if not self._retries.is_due:
+            return False
+        with self._heartbeat:
+            return self._retries.work()
+
     def _attempt_singles(self) -> bool:
         """Make due single-record attempts, for about as long as the last batch took; returns whether any was due."""
         until, has_tried = monotonic() + self._took, False
@@ -414,7 +442,9 @@ class Loop:
                 until = min(until, monotonic() + next(self._waits))
 
     def _watch(self, event: events.Event) -> None:
-        """Note a trouble, so that its end can be announced."""
+        """Note a trouble, so that its end can be announced, and records that wait for their retries."""
+        if self._is_open:
+            self._retries.note(event)
         if isinstance(event, (*_TROUBLES, events.Recovered)):
             self._trouble = None if isinstance(event, events.Recovered) else event
 

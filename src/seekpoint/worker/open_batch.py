@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -10,6 +11,7 @@ from typing import Self
 from seekpoint.errors import HandlerMisuse, PoisonStop
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Move
+from seekpoint.ledger.dead_letters import FirstOpen
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.sqlstates import connection_lost
 from seekpoint.records import (
@@ -33,7 +35,8 @@ CHUNK = 500  # records per draw: small chunks stay in the processor's cache
 Draw = Callable[[], Chunk[RawRecord] | None]
 Ask = Callable[[float, set[str]], Answer]  # asks for the ids of topics whose records were read until that time
 Place = tuple[Partition, int]  # a record's partition and offset
-DeadKeys = Mapping[tuple[Partition, bytes], int]  # the offset of the first open dead letter of each key
+DeadKeys = Mapping[tuple[Partition, bytes], FirstOpen]  # the first open dead letter of each key
+FULL_WAIT = 5.0  # seconds until a partition in which too many records wait looks again
 
 
 def _nothing() -> None:
@@ -163,19 +166,32 @@ class Buffer:
         return {partition: read.start for partition, read in self.reads.items()}
 
 
+UNDECIDED = frozenset({State.BLOCKED, State.WAITING})  # neither applied nor given up
+_BLOCKING = frozenset({State.DEAD_LETTERED, State.WAITING})  # later records of the key do not overtake it
+
+
+class TooManyWaiting(Exception):  # noqa: N818 -- no error: the partition waits
+    """As many records of the partition wait for their retries as may."""
+
+
 class Outcome:
     """The records of a batch that are not applied, and why.
 
     ``ends``: the record before which a partition's part of the batch ends, to stop there or to retry that record.
-    ``tries``: how often a record was tried before this batch. The position moves past a dead letter.
+    ``tries``: how often a record was tried before this batch. The position moves past a dead letter, and past a record
+    that waits for its retry while others continue.
     """
 
     def __init__(self, tries: Mapping[Place, int] | None = None) -> None:
         self.tries = tries or {}
         self.ends: dict[Partition, PoisonStop | RetryLater] = {}
         self._dead_letters: dict[Place, NewDeadLetter] = {}
-        # With keep_key_order: the offset of each key's first dead letter.
+        # With keep_key_order: the offset of each key's first dead letter, and the keys of which that one is waiting.
         self._keys: dict[tuple[Partition, bytes], int] | None = None
+        self._waiting_keys: set[tuple[Partition, bytes]] = set()
+        self._retries: dict[Place, RetryLater] = {}  # of the records that wait
+        self._room: Mapping[Partition, int] | None = None  # how many more records may wait; None: not known yet
+        self._waiting: Counter[Partition] = Counter()
 
     def end_at(self, end: PoisonStop | RetryLater) -> None:
         """End the partition's part of the batch before this offset; the earliest offset counts."""
@@ -187,15 +203,42 @@ class Outcome:
         """Pass this record without applying it."""
         record, partition = dead_letter.record, Partition(dead_letter.record.topic, dead_letter.record.partition)
         self._dead_letters[partition, record.offset] = dead_letter
-        if self._keys is not None and dead_letter.state is State.DEAD_LETTERED and record.key is not None:
-            key = partition, record.key
-            self._keys[key] = min(record.offset, self._keys.get(key, record.offset))
+        if self._keys is None or record.key is None or dead_letter.state not in _BLOCKING:
+            return
+        key = partition, record.key
+        if record.offset <= self._keys.get(key, record.offset):
+            self._keys[key] = record.offset
+            (self._waiting_keys.add if dead_letter.state is State.WAITING else self._waiting_keys.discard)(key)
+
+    def retry_later(self, record: RawRecord, retry: RetryLater) -> None:
+        """Pass a record that failed, to retry it while others continue (I4); end before it, if too many wait."""
+        if self._has_room(retry.partition):
+            self._retries[retry.partition, record.offset] = retry
+            self.add_dead_letter(NewDeadLetter(record, retry.failure, State.WAITING, retry.wait))
+        else:
+            self.end_at(retry)
+
+    def _has_room(self, partition: Partition) -> bool:
+        """Take a place among the partition's waiting records; False if there is none."""
+        if self._room is not None and self._waiting[partition] >= self._room.get(partition, 0):
+            return False
+        self._waiting[partition] += 1
+        return True
+
+    def limit_waiting(self, room: Mapping[Partition, int]) -> None:
+        """Let at most so many records of each partition wait for retries, as of the transaction's start."""
+        self._room = room
+        self._waiting.clear()
+        for place, retry in sorted(self._retries.items()):
+            del self._retries[place]
+            self.retry_later(self._dead_letters.pop(place).record, retry)
 
     def block_keys(self, keys: DeadKeys) -> None:
         """With ``keep_key_order``: block each key after its first open dead letter, as of the transaction's start."""
-        self._keys = dict(keys)
+        self._keys = {key: first.offset for key, first in keys.items()}
+        self._waiting_keys = {key for key, first in keys.items() if first.state is State.WAITING}
         for position, dead_letter in list(self._dead_letters.items()):
-            if dead_letter.state is State.BLOCKED:
+            if dead_letter.state is State.BLOCKED or dead_letter.failure is BLOCKED_BY_KEY:
                 # The dead letter that blocked its key may have been replayed meanwhile.
                 del self._dead_letters[position]
             else:
@@ -208,9 +251,21 @@ class Outcome:
         place = Partition(record.topic, record.partition), record.offset
         if not self.is_past_end(*place) and place not in self._dead_letters:
             unread = unreadable.get(place)  # without its headers it must not look as if it could be replayed
-            failure = BLOCKED_BY_KEY if unread is None else Failure.of(unread, Cause.DECODE)
-            self._dead_letters[place] = NewDeadLetter(record, failure, State.BLOCKED)
+            if unread is None and (place[0], record.key) in self._waiting_keys:
+                self._wait_with_key(record, *place)
+            else:
+                failure = BLOCKED_BY_KEY if unread is None else Failure.of(unread, Cause.DECODE)
+                self._dead_letters[place] = NewDeadLetter(record, failure, State.BLOCKED)
         return False
+
+    def _wait_with_key(self, record: RawRecord, partition: Partition, offset: int) -> None:
+        """Let a record wait for an earlier one of its key."""
+        if self._has_room(partition):
+            self._dead_letters[partition, offset] = NewDeadLetter(record, BLOCKED_BY_KEY, State.WAITING, 0.0)
+            return
+        error = TooManyWaiting("an earlier record of its key waits for its retry, and Limits.waiting are waiting")
+        failure = Failure.of(error, Cause.BLOCKED, attempts=0)
+        self.end_at(RetryLater(partition, offset, failure, FULL_WAIT, error))
 
     def excludes(self, record: AnyRecord) -> bool:
         """Whether the record is not to be applied: past its partition's end, a dead letter, or blocked by its key."""
@@ -248,10 +303,10 @@ class Outcome:
             if not self.is_past_end(*position)
         ]
 
-    def is_blocked(self, partition: Partition, offset: int) -> bool:
-        """Whether the record became a dead letter because of its key alone."""
+    def is_undecided(self, partition: Partition, offset: int) -> bool:
+        """Whether the record became a dead letter because of its key alone, or waits for its retry."""
         dead_letter = self._dead_letters.get((partition, offset))
-        return dead_letter is not None and dead_letter.state is State.BLOCKED
+        return dead_letter is not None and dead_letter.state in UNDECIDED
 
     def drop(self, partitions: set[Partition]) -> None:
         """Forget ends and dead letters of these partitions."""
@@ -262,6 +317,9 @@ class Outcome:
             for position, dead_letter in self._dead_letters.items()
             if position[0] not in partitions
         }
+        self._retries = {place: retry for place, retry in self._retries.items() if place[0] not in partitions}
+        for partition in partitions:
+            self._waiting.pop(partition, None)
 
 
 def moves(buffer: Buffer, outcome: Outcome) -> list[Move]:
@@ -398,10 +456,10 @@ class BatchResult:
         return move_of(partition, self.batch.buffer, self.batch.outcome).to_offset
 
     def passed(self, *, newest_first: bool = False) -> Iterator[RawRecord]:
-        """The records that the position moves past, without those that are blocked by their key."""
+        """The records that the position moves past, without those that are blocked by their key or wait."""
         outcome = self.batch.outcome
         for records in self.batch.buffer.replay(newest_first=newest_first):
             for record in records:
                 position = Partition(record.topic, record.partition), record.offset
-                if not outcome.is_past_end(*position) and not outcome.is_blocked(*position):
+                if not outcome.is_past_end(*position) and not outcome.is_undecided(*position):
                     yield record

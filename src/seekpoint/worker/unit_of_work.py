@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from seekpoint import events
 from seekpoint.durations import format_duration
@@ -45,6 +45,14 @@ from seekpoint.worker.tracer import Tracer
 from seekpoint.worker.waiting import Stopwatch, Work, waiting
 
 logger = logging.getLogger("seekpoint.worker.unit_of_work")
+
+
+class _PlaceFields(TypedDict):
+    """Fields of events about one record."""
+
+    partition: Partition
+    offset: int
+    key: bytes | None
 
 
 class PartitionOwner(Protocol):
@@ -106,7 +114,7 @@ class Committer:
         )
         self._dead_letters = DeadLetters(ledger)
         self._strides = Strides()
-        self._limits = DeadLetterLimitCheck(pipeline.dead_letter_limits)
+        self.limits = DeadLetterLimitCheck(pipeline.dead_letter_limits)
 
     def close(self) -> None:
         """Give the connection back."""
@@ -177,13 +185,13 @@ class Committer:
             small = None if self._pipeline.keep_key_order else self._small_batch(tx, batch, mode)
             if small is not None:
                 result, moved = small.result, self._hold_and_advance(tx, small)
-                counts = self._limits.check(result, result.applied)
+                counts = self.limits.check(result, result.applied)
             else:
                 result, moved, counts = self._step_by_step(tx, batch, mode)
             self._require_same_topics(result)
             self._announce(events.Advanced(spans=result.spans))
         self._owner.accept(moved)
-        self._limits.count(counts)
+        self.limits.count(counts)
         seconds = monotonic() - self._began
         if batch.is_ordinary:
             self._size.committed(batch.buffer.records, seconds)
@@ -208,6 +216,8 @@ class Committer:
         held, dead_keys = self._hold(tx, expected)
         batch.buffer.held = frozenset(entry.claim.partition for entry in expected)
         batch = batch.blocking(dead_keys)
+        if self._pipeline.retry_order != "partition" and (mode.is_bisecting or dead_keys):
+            batch.outcome.limit_waiting(self._room(tx, [entry.claim.partition for entry in expected]))
         small = self._small_batch(tx, batch, mode) if self._pipeline.keep_key_order else None
         if small is not None:
             result, rows = small
@@ -215,7 +225,7 @@ class Committer:
             with self._stopwatch:
                 result, rows = apply(tx, self._writers, batch, mode, self._strides), ()
         self._announce(events.Applied(records=result.applied))
-        counts = self._limits.check(result, result.applied)
+        counts = self.limits.check(result, result.applied)
         self._insert_dead_letters(tx, result)
         moved = self._ledger.advance(tx, result.moves, held, rows) if result.moves else []
         self._record_suspect_part(tx, result)
@@ -243,6 +253,11 @@ class Committer:
         if not self._pipeline.keep_key_order:
             return held, None
         return held, self._dead_letters.open_keys(tx, [entry.claim.partition for entry in expected])
+
+    def _room(self, tx: HandlerConnection, held: Sequence[Partition]) -> dict[Partition, int]:
+        """How many more records of each held partition may wait for their retries."""
+        waiting = self._dead_letters.count_waiting(tx, held)
+        return {partition: self._ledger.limits.waiting - waiting[partition] for partition in held}
 
     def _recover(self, error: Exception, batch: OpenBatch, mode: Mode) -> Mode | None:
         """Recover from an error; returns how to try again, None if another attempt would not help."""
@@ -344,16 +359,17 @@ class Committer:
 
     def _announce_dead_letters(self, result: BatchResult) -> None:
         for dead_letter in result.dead_letters:
-            record = dead_letter.record
-            self._announce(
-                events.DeadLettered(
-                    partition=Partition(record.topic, record.partition),
-                    offset=record.offset,
-                    state=dead_letter.state,
-                    failure=dead_letter.failure,
-                    key=record.key,
-                )
-            )
+            record, wait, failure = dead_letter.record, dead_letter.wait, dead_letter.failure
+            place: _PlaceFields = {
+                "partition": Partition(record.topic, record.partition),
+                "offset": record.offset,
+                "key": record.key,
+            }
+            if wait is None:
+                self._announce(events.DeadLettered(state=dead_letter.state, failure=failure, **place))
+            else:
+                attempts = {"attempt": failure.attempts, "attempts": self._pipeline.retry.attempts}
+                self._announce(events.WaitingForRetry(wait=wait, failure=failure, **attempts, **place))
 
     def _end_at_stops(self, result: BatchResult) -> None:
         if result.stops:

@@ -262,7 +262,7 @@ def _declare(tx: Step, sources: Iterable[PipelineSource]) -> None:
 
 
 _OWN = {"id", "dead_lettered_at", "replays", "replayed_at", "replay_error", "replay_traceback"}
-_OWN |= {"closed_at", "closed_by", "closed_reason"}
+_OWN |= {"closed_at", "closed_by", "closed_reason", "retry_at", "crashes"}
 _EDIT = ("edited_value", "edited_at", "edited_by", "edited_reason")
 
 
@@ -272,7 +272,7 @@ def take_over_dead_letters(tx: Tx, staging: Staging) -> None:
     If it was replayed with an edited value, the run has applied that value: the stored value and the edit are kept.
     """
     inserted = [column.name for column in dead_letter.columns if column.name not in {*_OWN, *_EDIT}]
-    resets = {"dead_lettered_at": "clock_timestamp()", "replays": "0"}
+    resets = {"dead_lettered_at": "clock_timestamp()", "replays": "0", "crashes": "0"}
     resets |= dict.fromkeys(sorted(_OWN - {"id", *resets}), "NULL")
     changes = [composed("{a} = excluded.{a}", a=(column,)) for column in inserted if column != "value"]
     applied = "dead_letter.state = 'replayed' AND dead_letter.edited_at IS NOT NULL"

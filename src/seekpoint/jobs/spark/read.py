@@ -44,9 +44,10 @@ def read(
 ) -> DataFrame:
     """Exactly the records that a group has applied, as a DataFrame, while its workers continue.
 
-    Records that were not applied are left out: those that are dead letters now (also blocked, skipped or discarded
-    ones), and lost ranges. Replayed dead letters were applied. ``dead_letters="include"`` reads every record between
-    the bounds, ``"mark"`` adds a column ``dead_letter`` that is true for dead letters, and ``"only"`` reads only them.
+    Records that were not applied are left out: those that are dead letters now (also blocked, waiting, skipped or
+    discarded ones), and lost ranges. Replayed dead letters were applied. ``dead_letters="include"`` reads every record
+    between the bounds, ``"mark"`` adds a column ``dead_letter`` that is true for dead letters, and ``"only"`` reads
+    only them.
 
     Columns are those of Spark's Kafka source: ``key`` and ``value`` (binary), ``topic``, ``partition``, ``offset``,
     ``timestamp``, ``timestampType`` and ``headers``, which is null if the client cannot read them. ``decode`` names a

@@ -20,7 +20,7 @@ UPDATE seekpoint.consumer_group SET paused = %(paused)s WHERE name = %(group)s;
 SELECT count(*)
 FROM seekpoint.dead_letter
 WHERE consumer_group = %(group)s
-  AND state IN ('dead_lettered', 'blocked')
+  AND state IN ('dead_lettered', 'blocked', 'waiting')
   AND key IS NOT NULL
   AND topic_id = ANY (%(topic_ids)s::uuid[]);
 

@@ -26,7 +26,7 @@ SELECT count(*) FROM seekpoint.partition_offset WHERE consumer_group = %(group)s
 SELECT id, topic, topic_id, partition, record_offset, leader_epoch, timestamp_ms, key, value,
        octet_length(value) AS size, header_names, header_values, state, cause, error, traceback, sqlstate, attempts,
        version, dead_lettered_at, dead_lettered_by, replays, replayed_at, replay_error, replay_traceback, closed_at,
-       closed_by, closed_reason, error_line, edited_value, edited_at, edited_by, edited_reason
+       closed_by, closed_reason, error_line, edited_value, edited_at, edited_by, edited_reason, retry_at, crashes
 FROM seekpoint.dead_letter
 WHERE consumer_group = %(group)s
 ORDER BY topic, partition, record_offset, id;

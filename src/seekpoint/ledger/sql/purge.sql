@@ -8,7 +8,7 @@ SELECT clock_timestamp();
 SELECT state, count(*) AS n
 FROM seekpoint.dead_letter
 WHERE consumer_group = %(group)s
-  AND state NOT IN ('dead_lettered', 'blocked')
+  AND state NOT IN ('dead_lettered', 'blocked', 'waiting')
   AND NOT (state = 'replayed' AND edited_at IS NOT NULL) -- the log has another value than the one that was applied
   AND coalesce(closed_at, dead_lettered_at) < %(before)s::timestamptz
 GROUP BY state
@@ -30,7 +30,7 @@ WITH deleted AS (
         SELECT id
         FROM seekpoint.dead_letter
         WHERE consumer_group = %(group)s
-          AND state NOT IN ('dead_lettered', 'blocked')
+          AND state NOT IN ('dead_lettered', 'blocked', 'waiting')
           AND NOT (state = 'replayed' AND edited_at IS NOT NULL)
           AND state = ANY (%(states)s)
           AND coalesce(closed_at, dead_lettered_at) < %(before)s::timestamptz

@@ -173,7 +173,7 @@ JOIN seekpoint.dead_letter
  AND dead_letter.record_offset >= within.from_offset
  AND dead_letter.record_offset < within.to_offset
 WHERE dead_letter.consumer_group = %(group)s
-  AND dead_letter.state IN ('dead_lettered', 'blocked', 'skipped', 'discarded');
+  AND dead_letter.state IN ('dead_lettered', 'blocked', 'waiting', 'skipped', 'discarded');
 
 -- name: edits
 -- The edited values that replays have applied in these ranges in place of the log's. Runs after left_out: a record that

@@ -39,7 +39,7 @@ SELECT consumer_group, topic, tables FROM seekpoint.group_topic ORDER BY consume
 SELECT dead_letter.consumer_group, dead_letter.id, dead_letter.topic, dead_letter.partition, dead_letter.record_offset
 FROM seekpoint.dead_letter
 WHERE dead_letter.consumer_group IN (%(old_group)s, %(new_group)s)
-  AND dead_letter.state IN ('dead_lettered', 'blocked')
+  AND dead_letter.state IN ('dead_lettered', 'blocked', 'waiting')
   AND NOT EXISTS (
       SELECT
       FROM seekpoint.dead_letter AS same
@@ -48,7 +48,7 @@ WHERE dead_letter.consumer_group IN (%(old_group)s, %(new_group)s)
         AND same.topic_id = dead_letter.topic_id
         AND same.partition = dead_letter.partition
         AND same.record_offset = dead_letter.record_offset
-        AND same.state IN ('dead_lettered', 'blocked'))
+        AND same.state IN ('dead_lettered', 'blocked', 'waiting'))
 ORDER BY dead_letter.consumer_group, dead_letter.topic, dead_letter.partition, dead_letter.record_offset;
 
 -- name: open_work

@@ -32,6 +32,18 @@ LEFT JOIN seekpoint.dead_letter
  AND dead_letter.state <> 'superseded'
 WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s AND o.partition = %(partition)s;
 
+-- name: waiting
+SELECT dead_letter.id, dead_letter.error, dead_letter.attempts,
+       extract(epoch FROM dead_letter.retry_at - clock_timestamp()) AS retry_in
+FROM seekpoint.partition_offset AS o
+JOIN seekpoint.dead_letter
+  ON dead_letter.consumer_group = o.consumer_group
+ AND dead_letter.topic_id = o.topic_id
+ AND dead_letter.partition = o.partition
+ AND dead_letter.record_offset = %(asked_offset)s
+ AND dead_letter.state = 'waiting'
+WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s AND o.partition = %(partition)s;
+
 -- name: progress
 SELECT o.consumer_group, o.topic_id, o.next_offset, o.owner, o.attempt_offset, o.attempts, o.attempts_allowed,
        o.attempt_running, o.attempt_error, o.attempt_policy, o.stop_kind, o.stop_offset, o.stop_message,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters, Where, rank
+from seekpoint.ledger.dead_letters import OPEN, DeadLetter, DeadLetters, Where, rank
+from seekpoint.records import State
 from seekpoint.worker.replay.group_dead_letters import chosen_dead_letters, without_payload
 from seekpoint.worker.replay.preconditions import not_first_of_key
 
@@ -51,9 +52,8 @@ def _in_key_order(
     wanted_keys = {key for number, key in keys.items() if key is not None and number in replayable}
     first: dict[Key, DeadLetter] = {}
     for topic, partition in sorted({key[:2] for key in wanted_keys}):
-        for dead_letter in map(
-            without_payload, chosen_dead_letters(dead_letters, Where(topic=topic, partition=partition))
-        ):
+        where = Where(topic=topic, partition=partition, states=(*OPEN, State.WAITING))
+        for dead_letter in map(without_payload, chosen_dead_letters(dead_letters, where)):
             key = key_of(dead_letter)
             if key is None or key not in wanted_keys:
                 continue

@@ -142,24 +142,34 @@ class Replayer:
             # Other faults cannot be blamed on a single record. A worker that was given up stores nothing.
             if failed.fault is not Fault.DATA or self._session.wire.is_cut:
                 raise failed.error from failed
-            failure = Failure.of(failed.error, failed.cause)
+            error, cause = failed.error, failed.cause
         except TransactionFailed as ended:
             error = ended.error
             if not (isinstance(ended, CommitRefused) and is_data_error(error)):
                 raise error from error.__cause__
-            failure = Failure.of(error, Cause.DATABASE)  # a deferred constraint, checked at COMMIT
+            cause = Cause.DATABASE  # a deferred constraint, checked at COMMIT
         else:
             assert attempt.dead_letter is not None
             return Replayed(without_payload(attempt.dead_letter))
         assert attempt.dead_letter is not None
         dead_letter = attempt.dead_letter
+        failure = self._failure(dead_letter, error, cause)
         self._keep(dead_letter, failure)
         return Replayed(without_payload(dead_letter), failure)
+
+    def _lock(self, tx: Connection, id: int) -> DeadLetter:  # noqa: A002
+        return self._dead_letters.lock(tx, id)
+
+    def _failure(self, dead_letter: DeadLetter, error: BaseException, cause: Cause) -> Failure:  # noqa: ARG002
+        return Failure.of(error, cause)
+
+    def _store(self, tx: Connection, dead_letter: DeadLetter, failure: Failure) -> None:
+        self._dead_letters.failed_again(tx, dead_letter, failure)
 
     def _transaction(self, id: int, reason: str, attempt: _Attempt) -> None:  # noqa: A002
         with self._session.transaction() as tx:
             settings = session_of(tx)
-            attempt.dead_letter = dead_letter = self._dead_letters.lock(tx, id)
+            attempt.dead_letter = dead_letter = self._lock(tx, id)
             self._admit(tx, dead_letter)
             attempt.transaction = as_worker(tx, self._ledger.limits, settings)
             with self._stopwatch:
@@ -200,7 +210,7 @@ class Replayer:
                 if not now.is_open:  # another session closed it between the two transactions
                     raise closed(now)
                 transactions.append(tx.execute(REPLAY["current_transaction"]).scalar_one())
-                self._dead_letters.failed_again(tx.connection, now, failure)
+                self._store(tx.connection, now, failure)
 
         retry_locked(once, self._stopping)
 

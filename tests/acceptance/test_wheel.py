@@ -76,13 +76,13 @@ def migrations() -> list[Path]:
     return [path for path in (ROOT / "migrations").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
 
 
-def environment(folder: Path, wheel: str) -> Path:
+def environment(folder: Path, *packages: str) -> Path:
     """The Python of a new environment with the wheel (and extras) and what it asks for, in the locked versions."""
     home = folder / "venv"
-    run([UV, "venv", "--quiet", "--python", sys.executable, home], folder)
+    run([UV, "venv", "--quiet", "--relocatable", "--python", sys.executable, home], folder)
     python = home / "bin" / "python"
     lock = ROOT / "requirements.lock"
-    run([UV, "pip", "install", "--quiet", "--python", python, "--constraint", lock, wheel], folder)
+    run([UV, "pip", "install", "--quiet", "--python", python, "--constraint", lock, *packages], folder)
     return python
 
 
@@ -144,3 +144,23 @@ def test_the_test_kit_needs_neither_docker_nor_java(wheel: Path, tmp_path: Path,
     without = run(command, tmp_path, **empty)
     assert "1 passed, 2 skipped" in without, without
     assert without.count("seekpoint[dev]") == 2, without
+
+
+CLIENT = """
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pyspark
+import seekpoint.spark
+from pyspark_seekpoint import DefaultSource
+from seekpoint.jobs.frames.driver import FrameDriver
+
+print(*packages_distributions()["pyspark"], (Path(pyspark.__file__).parent / "jars").exists(), DefaultSource.name())
+"""
+
+
+@pytest.mark.long
+def test_the_extra_of_spark_connect_installs_the_client_alone(wheel: Path, tmp_path: Path) -> None:
+    """Two packages have the import name ``pyspark``: where both are installed, files of one replace the other's."""
+    python = environment(tmp_path, f"{wheel}[spark-connect]")
+    assert run([python, "-c", CLIENT], tmp_path).split() == ["pyspark-client", "False", "seekpoint"]

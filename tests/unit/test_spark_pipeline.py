@@ -178,11 +178,10 @@ print(*[name for name in ("psycopg", "confluent_kafka", "pyspark", "pyarrow") if
     assert done.stdout.split() == []
 
 
-def test_the_extra_allows_no_pandas_that_pyspark_cannot_import() -> None:
+@pytest.mark.parametrize("name", ["spark", "spark-connect"])
+def test_the_extra_allows_no_pandas_that_pyspark_cannot_import(name: str) -> None:
     """``import pyspark.pandas`` fails with pandas 3."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extra = {
-        requirement.name: requirement for requirement in map(Requirement, project["optional-dependencies"]["spark"])
-    }
+    extra = {requirement.name: requirement for requirement in map(Requirement, project["optional-dependencies"][name])}
     assert extra["pandas"].specifier.contains("2.3.3")
     assert not extra["pandas"].specifier.contains("3.0.0")

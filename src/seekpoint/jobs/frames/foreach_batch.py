@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from seekpoint.errors import ConfigError, required
 from seekpoint.jobs.spark.explained import analyzed_text
 from seekpoint.jobs.spark.micro_batch import MicroBatch, planned
+from seekpoint.jobs.spark.session import context_of
 from seekpoint.jobs.spark.settings import Env
 from seekpoint.kafka.first_records import require_max_records
 from seekpoint.kafka.ranges import MOST_OFFSETS
@@ -64,6 +65,11 @@ def foreach_batch(
     session = spark or SparkSession.getActiveSession()
     if session is None:
         raise ConfigError("no Spark session is active: give foreach_batch(spark=) the session that starts the query")
+    if context_of(session) is None:
+        raise ConfigError(
+            "foreach_batch must be called in Spark's driver, and Spark Connect would send the function to the server: "
+            "use seekpoint.spark.run, which needs no checkpoint"
+        )
     options = {"database": database, "schema": schema, "limits": limits, "max_records": max_records}
     return ForeachBatch(pipeline, session, options | {"range_records": range_records})
 

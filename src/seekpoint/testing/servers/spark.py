@@ -88,6 +88,8 @@ def start_cluster(hosts: Sequence[str] = ("127.0.0.1", "127.0.0.2")) -> Iterator
         port = free_port()
         class_ = f"org.apache.spark.deploy.{kind.lower()}.{kind}"
         folder_of_child = Folder(f"spark-{kind.lower()}")
+        if kind == "Worker":  # executors' files, which Spark would leave in its own installation
+            arguments = ("--work-dir", str(folder_of_child.path / "work"), *arguments)
         command = [spark_class, class_, "--host", host, "--port", str(port), "--webui-port", "0", *arguments]
         child = Child(
             command, folder_of_child, env={**environment, "SPARK_LOCAL_IP": host, "PYSPARK_PYTHON": sys.executable}

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
-from seekpoint import Limits, Partition, Worker, events
+from seekpoint import Batch, Limits, Partition, Pipeline, Text, Worker, events
+from seekpoint.backoff import Backoff
 from seekpoint.errors import SchemaMismatch
 from seekpoint.testing.child_process import NotReached
 from seekpoint.testing.servers.postgres import PostgresServer
@@ -112,6 +115,33 @@ def second_draw() -> Callable[[Any], bool]:
         return drawn == 2
 
     return where
+
+
+def test_a_database_that_refuses_each_batch_is_in_trouble_until_it_takes_one(
+    worker_group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claims succeed and brokers answer before each attempt: neither shows that the next batch will be committed."""
+    monkeypatch.setattr("seekpoint.worker.loop.Backoff", partial(Backoff, initial=0.1))
+    name, begun = worker_group.topic(), threading.Event()
+
+    def handle(tx: Connection, batch: Batch[str, Any]) -> None:
+        begun.wait()
+        if len(waits()) < 3:
+            tx.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION 'no space yet' USING ERRCODE = '53100'; END $$")
+
+    def waits() -> list[float]:
+        return [event.wait for event in run.seen.all(events.DatabaseTrouble) if event.wait > 0]
+
+    run = worker_group.worker(Pipeline(worker_group.group, topics=name, value=Text(), handle=handle))
+    begun.set()
+    worker_group.produce(name, 3)
+    run.seen.wait_for(events.Recovered)
+    shown = (events.DatabaseTrouble, events.Committed, events.Recovered)
+    kinds = [type(event) for event in run.seen.events if isinstance(event, shown)]
+    assert kinds[-2:] == [events.Committed, events.Recovered]
+    assert set(kinds[:-2]) == {events.DatabaseTrouble}
+    assert waits()[0] <= 0.1 < waits()[2], "they grow"
+    run.stop()
 
 
 def test_a_database_that_refuses_connections_is_waited_for_with_announced_waits(

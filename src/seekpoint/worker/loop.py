@@ -27,6 +27,7 @@ from seekpoint.pipeline.declared import declared
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.postgres.sqlstates import is_transient
+from seekpoint.records import Partition
 from seekpoint.worker.abort import Abort
 from seekpoint.worker.assignment import Resources, WorkerAssignment
 from seekpoint.worker.async_handler import Call, callable_handler
@@ -90,6 +91,7 @@ class Loop:
         self._trouble: events.Event | None = None
         self._rejoins_at = 0.0  # when to join the group again with an id that another member had
         self._announced_at: dict[int, float] = {}  # the client's errors of this trouble, by code
+        self._in_hand: dict[Partition, int] = {}  # the first offsets of the last batch, until it is committed
         self._took = 0.0  # seconds of the last batch: single-record attempts may take as long
         self._waits = Backoff().waits()
         self._ask_codec: Callable[[], object] | None = None  # repeats the request that a codec got no answer to
@@ -371,8 +373,10 @@ class Loop:
         reader, limits = self._reader, self._size.limits
         buffer = Buffer(chunk, lambda: reader.draw(buffer.room, buffer.held), self._assignment.topic_ids, limits)
         began = monotonic()
+        self._in_hand = {partition: read.start for partition, read in chunk.reads.items()}
         with self._heartbeat:
             self._committer.commit(OpenBatch(buffer))
+        self._in_hand.clear()
         self._took = monotonic() - began
         self._recovered()
 
@@ -448,9 +452,17 @@ class Loop:
         if isinstance(event, (*_TROUBLES, events.Recovered)):
             self._trouble = None if isinstance(event, events.Recovered) else event
 
+    def _is_refused(self) -> bool:
+        """Whether the database has refused a batch whose records are read again: then only a COMMIT ends the trouble."""
+        active = self._assignment.active
+        return isinstance(self._trouble, events.DatabaseTrouble) and any(
+            partition in active and active[partition].claim.next_offset == start
+            for partition, start in self._in_hand.items()
+        )
+
     def _recovered(self) -> None:
         """Announce the end of a trouble, once everything is claimed and the brokers answer, even if topics are idle."""
-        if monotonic() < self._rejoins_at + SETTLED:
+        if monotonic() < self._rejoins_at + SETTLED or self._is_refused():
             return
         if self._trouble is not None and not self._assignment.is_claiming:
             self._assignment.identity.cluster_id()  # raises KafkaUnavailable if brokers still do not answer

@@ -453,7 +453,7 @@ class Loop:
             self._trouble = None if isinstance(event, events.Recovered) else event
 
     def _is_refused(self) -> bool:
-        """Whether the database has refused a batch whose records are read again: then only a COMMIT ends the trouble."""
+        """Whether the database refused a batch whose records are read again: then only a COMMIT ends the trouble."""
         active = self._assignment.active
         return isinstance(self._trouble, events.DatabaseTrouble) and any(
             partition in active and active[partition].claim.next_offset == start

@@ -148,6 +148,7 @@ OTHERS = {
     "ForeachBatch",
     "FramesDone",
     "FramesReloaded",
+    "FramesVerified",
     "PlannedTable",
     "ReloadPlan",
 }  # settings, and what the functions return

@@ -680,6 +680,7 @@ def test_status(applied_project: Project) -> None:
         "worker": None,
         "dead_letters": 0,
         "blocked": 0,
+        "waiting": 0,
         "retry": None,
         "stop": None,
         "suspects_left": None,

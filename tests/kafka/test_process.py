@@ -70,7 +70,7 @@ def handle(tx, batch):
     order = {{"secret": 'password="hunter2"', "ratio": float("nan"), "most": [float("inf"), 1.5]}}
     logging.getLogger("mine").warning("password=hunter2", extra={{"order": order}})
 sink = Append("{schema}.lines", columns=["line"], row=lambda r: (r.value,))
-pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[sink], handle=handle, strict=True)
+pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[sink], handle=handle)
 """
 
 

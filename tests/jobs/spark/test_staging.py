@@ -333,7 +333,7 @@ def test_frames_without_an_executor_are_not_advised_to_change_a_stager(monkeypat
     monkeypatch.setattr(frame_stager, "SparkJob", lambda *_: waiting)
     monkeypatch.setattr(frame_stager, "EXECUTOR_TIMEOUT", -1.0)
     monkeypatch.setattr(FrameStager, "_raise_reported", lambda *_: None)
-    bound: Any = SimpleNamespace(spark=None, engine=None, source=None, frames=(), inputs=(), plan={})
+    bound: Any = SimpleNamespace(spark=None, engine=None, source=None, frames=(), inputs=(), plan={}, range_records=1)
     answers: Any = None
     stager = FrameStager(bound, on_check=lambda: None)
     with pytest.raises(ConnectionError, match=r"has provided no executor for .*: add executors, or free some$"):

@@ -99,14 +99,14 @@ STYLES = {
 }
 
 
-def handling(group: str, *, handle: Any, **options: Any) -> Pipeline:
+def handling(group: str, *, handle: Any) -> Pipeline:
     """A pipeline with this handler."""
-    return Pipeline(group, topics=KIND.name, value=Json(KIND.record), handle=handle, **options)
+    return Pipeline(group, topics=KIND.name, value=Json(KIND.record), handle=handle)
 
 
-def appending(group: str, **options: Any) -> Pipeline:
+def appending(group: str) -> Pipeline:
     """A pipeline with the sink."""
-    return Pipeline(group, topics=KIND.name, value=Json(KIND.record), sinks=[Append(KIND.name)], **options)
+    return Pipeline(group, topics=KIND.name, value=Json(KIND.record), sinks=[Append(KIND.name)])
 
 
 def main() -> None:

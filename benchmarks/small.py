@@ -59,8 +59,10 @@ def measure(size: int, on: bool, rounds: int, calls: int) -> None:
     """Print a row for each unit, and for the plain insert."""
     subjects: dict[str, Any] = {PLAIN: PlainInsert(size, on=on)}
     for name, make in UNITS.items():
-        maker = partial(make, synchronous_commit=on)
-        subjects |= {name: Unit(maker, size), f"{name} without": Unit(maker, size, Silent)}
+        subjects |= {
+            name: Unit(make, size, synchronous=on),
+            f"{name} without": Unit(make, size, Silent, synchronous=on),
+        }
     used = cpu()
     seconds = in_turn(subjects, rounds, calls, one_core=True)
     used = cpu() - used

@@ -32,7 +32,7 @@ from seekpoint.worker.assignment import Chunk
 from seekpoint.worker.assignment.chunk import Read
 from seekpoint.worker.open_batch import Buffer, OpenBatch
 from seekpoint.worker.unit_of_work import Committer
-from setting import DSN, IS_SYNCHRONOUS, URL
+from setting import DSN, URL
 from subject import KIND
 
 VALUES = [msgspec.json.encode(record) for record in islice(KIND.make(10_000), 10_000)]
@@ -62,13 +62,20 @@ class Silent(GroupLedger):
 class Unit:
     """Commits ``size`` records at each call. ``make`` makes the pipeline for a group."""
 
-    def __init__(self, make: Callable[[str], Pipeline], size: int, kind: type[GroupLedger] = GroupLedger) -> None:
+    def __init__(
+        self,
+        make: Callable[[str], Pipeline],
+        size: int,
+        kind: type[GroupLedger] = GroupLedger,
+        *,
+        synchronous: bool = True,
+    ) -> None:
         pipeline = make(f"unit-{secrets.token_hex(4)}")
         # Without the ledger's statements nothing else would set synchronous_commit.
-        options = f"-c synchronous_commit={'on' if IS_SYNCHRONOUS else 'off'}"
+        options = f"-c synchronous_commit={'on' if synchronous else 'off'}"
         engine = create_engine(URL, connect_args={"options": options})
         schema.upgrade(engine)
-        ledger = kind(engine, pipeline.group, synchronous_commit=IS_SYNCHRONOUS)
+        ledger = kind(engine, pipeline.group, synchronous_commit=synchronous)
         partition, topic_id = Partition(KIND.name, 0), uuid4()
         claimed = ledger.claim(
             [partition], {KIND.name: topic_id}, cluster_id="benchmark", start=lambda _: {partition: 0}

@@ -195,13 +195,13 @@ def everything_that_is_done_to_waiting_records(
         waiting = [replace(aside, state=State.WAITING, wait=0.0) for aside in asides]
         dead_letters.insert(tx, waiting, ids, version=2)
         assert dead_letters.count_waiting(tx, partitions) == dict.fromkeys(partitions, 1)
-    found = dead_letters.waiting(partitions, 9, keeps_order=True)
-    assert {record.partition for record in found} == set(partitions)
+    stored = dead_letters.waiting(partitions, 9, keeps_order=True)
+    assert {record.partition for record in stored} == set(partitions)
     with pytest.raises(NotApplied, match="waits for its retry"):
-        ledger.wait_until_applied(*found[0].partition, 0, timeout=0)
-    claim = next(claim for claim in claims if claim.partition == found[0].partition)
+        ledger.wait_until_applied(*stored[0].partition, 0, timeout=0)
+    claim = next(claim for claim in claims if claim.partition == stored[0].partition)
     with engine.begin() as tx:
-        locked = dead_letters.lock_waiting(tx, found[0].id, claim)
+        locked = dead_letters.lock_waiting(tx, stored[0].id, claim)
         assert locked is not None
         dead_letters.begin_retry(tx, locked, is_again=False)
         assert dead_letters.get(locked.id).crashes == 0, "not committed yet"
@@ -210,7 +210,7 @@ def everything_that_is_done_to_waiting_records(
         dead_letters.block_waiting(tx, locked)
     assert dead_letters.get(locked.id).state is State.BLOCKED
     with engine.begin() as tx, pytest.raises(Fenced):
-        dead_letters.lock_waiting(tx, found[0].id, replace(claim, token=uuid4()))
+        dead_letters.lock_waiting(tx, stored[0].id, replace(claim, token=uuid4()))
 
 
 def test_what_runs_is_what_the_files_have(seekpoint_engine: Engine, seekpoint_schema: str) -> None:

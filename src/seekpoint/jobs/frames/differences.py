@@ -44,6 +44,8 @@ class DifferingRows:
         """A DataFrame for each table that differs. Its rows are kept by Spark's executors, not by the run's tables."""
         spark, plan, engine = self._bound.spark, self._bound.plan, self._bound.engine
         stored = {table.table: self._stored[table.table] for table in report.tables if not table.is_empty}
+        if not stored:
+            return {}
         with transaction(engine, plan["schema"]) as tx:
             inputs = [described(tx.connection, name, *path) for name, path in stored.items()]
         kept = {}

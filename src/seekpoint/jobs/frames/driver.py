@@ -112,8 +112,10 @@ class FrameDriver:
 
     def end(self) -> None:
         """Release the partitions, show that the driver has ended, and close its connections."""
+        claims, self._claims, self._is_current = self._claims, {}, False
         try:
-            self._release()
+            if claims:
+                release(self.ledger, claims.values())
             if self._status is not None:
                 self._status.end()
         finally:
@@ -183,11 +185,6 @@ class FrameDriver:
         """Store the driver's state for operators, if that is due."""
         if self._status is not None:
             self._status.show(self._claims, state, trouble)
-
-    def _release(self) -> None:
-        claims, self._claims, self._is_current = self._claims, {}, False
-        if claims:
-            release(self.ledger, claims.values())
 
     def is_owned_elsewhere(self) -> bool:
         """Whether another driver or worker has claimed partitions since this one did."""

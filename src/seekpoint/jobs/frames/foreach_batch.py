@@ -70,8 +70,14 @@ def foreach_batch(
             "foreach_batch must be called in Spark's driver, and Spark Connect would send the function to the server: "
             "use seekpoint.spark.run, which needs no checkpoint"
         )
-    options = {"database": database, "schema": schema, "limits": limits, "max_records": max_records}
-    return ForeachBatch(pipeline, session, options | {"range_records": range_records})
+    options = {
+        "database": database,
+        "schema": schema,
+        "limits": limits,
+        "max_records": max_records,
+        "range_records": range_records,
+    }
+    return ForeachBatch(pipeline, session, options)
 
 
 class ForeachBatch:

@@ -33,9 +33,9 @@ class FramesVerified:
     """The result of a verification. ``run`` is its row in the ledger; ``report`` has counts, and samples of rows.
 
     ``differences`` has a DataFrame for each table that differs, by the table's name in the report. Its columns are the
-    kind of each row that differs (missing, extra, different), and three maps of columns to Postgres' texts: the key, the
-    live row (null if it is missing) and the rebuilt one (null if it is extra). Spark's executors keep the rows as long
-    as the session: write them where they are needed for longer.
+    kind of each row that differs (missing, extra, different), and three maps of columns to Postgres' texts: the key,
+    the live row (null if it is missing) and the rebuilt one (null if it is extra). Spark's executors keep the rows as
+    long as the session: write them where they are needed for longer.
     """
 
     run: Run

@@ -240,6 +240,8 @@ def test_one_topic_is_reloaded_alone(
     run.reached(orders, 2)
     alone = shop.pipeline(sink).with_topics(orders)
     declared = f"SELECT declared FROM {shop.schema}.consumer_group"
+    keys = f"SELECT jsonb_object_keys(declared) FROM {shop.schema}.consumer_group"
+    until(lambda: {*shop.query(keys)} == {(orders,), (refunds,)}, "the declarations of both topics")  # after the rows
     before = shop.query(declared)
     assert [table.table for table in reload_of(shop, alone, seekpoint_broker).verify().tables] == [
         f"{shop.schema}.orders"

@@ -26,9 +26,8 @@ from sqlalchemy import Connection
 from demo.flights import PARTITIONS
 from peers import kinds
 from seekpoint import Append, Batch, Json, Limits, Pipeline, Worker, events
-from seekpoint.codecs import Codec
+from seekpoint.codecs import Avro, Codec, Protobuf
 from seekpoint.codecs.arrow import Arrow
-from seekpoint.codecs.registry import Avro, Protobuf
 from seekpoint.sinks.arrow import AppendArrow, copy_into
 from setting import BATCH, BROKERS, LIMIT, URL, upgrade
 from subject import KIND, Clock, fresh_table

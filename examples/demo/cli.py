@@ -8,7 +8,8 @@ from typing import Annotated, Protocol
 import typer
 from rich.console import Console, RenderableType
 
-from seekpoint.cli.errors import FAILED, explained
+from seekpoint.cli.errors import explained
+from seekpoint.cli.exit_codes import FAILED
 from seekpoint.cli.options import AsJson
 
 REPORT = Path("demo-report.json")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cli_reference import BLOCK, PAGE, SPARK_COMMAND, SPARK_PAGE, PageError, leaves, with_options
-from seekpoint.cli import errors as explain
+from seekpoint.cli import exit_codes
 from seekpoint.cli.app import every_command
 from seekpoint.cli.parent_link import GRACE, LEAVE
 from seekpoint.cli.supervisor import SILENT
@@ -127,7 +127,7 @@ def test_the_options_of_every_command_are_in_the_reference() -> None:
 def test_the_exit_codes_are_those_of_the_code() -> None:
     text = section(named("docs/reference/cli.md"), "Exit codes")
     codes = [int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)]
-    assert codes == [0, explain.FAILED, explain.USAGE, explain.AWAY, explain.ABORTED]
+    assert codes == [0, exit_codes.FAILED, exit_codes.USAGE, exit_codes.AWAY, exit_codes.ABORTED]
 
 
 def test_contributing_names_nine_commands() -> None:
@@ -203,7 +203,7 @@ def test_systemd_signals_the_parent_and_restarts_what_a_restart_may_help() -> No
     arguments = parameters(shlex.split(service["ExecStart"])[1:])
     assert arguments["workers"] > 1
     assert service["KillMode"] == "mixed"
-    assert (service["Type"], int(service["RestartPreventExitStatus"])) == ("notify", explain.USAGE)
+    assert (service["Type"], int(service["RestartPreventExitStatus"])) == ("notify", exit_codes.USAGE)
     assert int(service["TimeoutStopSec"]) > GRACE + LEAVE
     assert int(service["WatchdogSec"]) >= SILENT
 

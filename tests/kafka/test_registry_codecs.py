@@ -21,8 +21,7 @@ from sqlalchemy import Connection, Engine, text
 
 from seekpoint import Append, Batch, Pipeline, Upsert, events
 from seekpoint.admin import Admin
-from seekpoint.codecs import Debezium
-from seekpoint.codecs.registry import Avro, JsonSchema, Protobuf
+from seekpoint.codecs import Avro, Debezium, JsonSchema, Protobuf
 from seekpoint.errors import CodecUnavailable, ConfigError
 from seekpoint.records import Cause
 from seekpoint.testing import process, raw

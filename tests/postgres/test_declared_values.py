@@ -14,8 +14,7 @@ import pytest
 from sqlalchemy import Engine
 
 from seekpoint import Append, Json, Pipeline, Upsert
-from seekpoint.codecs import CloudEvent
-from seekpoint.codecs.registry import JsonSchema
+from seekpoint.codecs import CloudEvent, JsonSchema
 from seekpoint.errors import ConfigError
 from seekpoint.sinks.arrow import AppendArrow
 from support.sink_tables import TOPIC, SinkTables, own_type, with_own_types

@@ -15,7 +15,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient as Client
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from seekpoint.codecs.registry import Avro
+from seekpoint.codecs import Avro
 from seekpoint.errors import ConfigError
 from seekpoint.testing import raw
 

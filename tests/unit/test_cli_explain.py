@@ -15,9 +15,12 @@ import typer
 from sqlalchemy import make_url
 
 from seekpoint.cli import app as app_module
-from seekpoint.cli import errors as explain
-from seekpoint.cli.errors import exit_code, explained, keep_secret, masked, message_of
+from seekpoint.cli import exit_codes, masking
+from seekpoint.cli.error_messages import message_of
+from seekpoint.cli.errors import explained
+from seekpoint.cli.exit_codes import exit_code
 from seekpoint.cli.main import main
+from seekpoint.cli.masking import keep_secret, masked
 from seekpoint.cli.options import database
 from seekpoint.errors import ConfigError, KafkaUnavailable, SchemaMismatch
 from seekpoint.kafka import config
@@ -26,7 +29,7 @@ from seekpoint.kafka.identity import CHECK_KAFKA
 
 @pytest.fixture(autouse=True)
 def _no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explain, "_secrets", set())
+    monkeypatch.setattr(masking, "_secrets", set())
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,7 @@ def test_what_fails_while_ctrl_c_is_under_way_is_an_abort(capsys: pytest.Capture
     error.add_note("the run is left open")
     with pytest.raises(typer.Exit) as exited, explained():
         raise error
-    assert exited.value.exit_code == explain.ABORTED
+    assert exited.value.exit_code == exit_codes.ABORTED
     assert capsys.readouterr().err == "aborted: the run is left open\n"
 
 
@@ -179,7 +182,7 @@ def test_ctrl_c_at_the_start_is_an_abort(
         monkeypatch.setattr("typer.main.get_command", interrupted)
     with pytest.raises(SystemExit) as exited:
         main()
-    assert exited.value.code == explain.ABORTED
+    assert exited.value.code == exit_codes.ABORTED
     assert capsys.readouterr().err == "aborted\n"
 
 

@@ -12,8 +12,7 @@ import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from fastavro import schemaless_writer
 
-from seekpoint.codecs import UNAVAILABLE, Debezium, Unreadable
-from seekpoint.codecs.registry import Avro
+from seekpoint.codecs import UNAVAILABLE, Avro, Debezium, Unreadable
 from seekpoint.errors import CodecUnavailable, ConfigError, Poison
 from seekpoint.records import RawRecord
 from seekpoint.testing import raw

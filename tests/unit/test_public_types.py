@@ -120,7 +120,7 @@ def test_at_most_twelve_modules_are_public_and_each_says_who_imports_it() -> Non
 
 # The demo is started by this repository alone: it prints errors as the command does, and starts servers.
 DEMO = {
-    "seekpoint.cli.errors", "seekpoint.cli.options", "seekpoint.ledger.schema_connection",
+    "seekpoint.cli.errors", "seekpoint.cli.exit_codes", "seekpoint.cli.options", "seekpoint.ledger.schema_connection",
     "seekpoint.testing.servers.jars", "seekpoint.testing.servers.java", "seekpoint.testing.servers.process",
 }  # fmt: skip
 IMPORT = re.compile(r"^[ \t]*(?:from (seekpoint[\w.]*) import (\([^)]*\)|.*)|import (seekpoint[\w.]*))", re.MULTILINE)

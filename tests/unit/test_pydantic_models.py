@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from seekpoint import Json
+from seekpoint.codecs import Avro
 from seekpoint.codecs.codec import key_decoder, value_decoder
 from seekpoint.codecs.json import JsonFloat, explained
-from seekpoint.codecs.registry import Avro
 from seekpoint.codecs.value_types import field_names, has_models, type_info
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.testing import raw

@@ -29,8 +29,8 @@ from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
 
 from seekpoint import Append, Bytes, Pipeline
+from seekpoint.codecs import Avro, JsonSchema, Protobuf
 from seekpoint.codecs.codec import key_decoder, value_decoder
-from seekpoint.codecs.registry import Avro, JsonSchema, Protobuf
 from seekpoint.errors import CodecUnavailable, ConfigError, Poison
 from seekpoint.testing import raw
 from support.schema_registry import SchemaRegistry, message_class, shop
@@ -369,7 +369,7 @@ def test_well_known_messages_are_pythons_own_types() -> None:
     from google.type import date_pb2, timeofday_pb2
     from google.type import decimal_pb2 as google_decimal
 
-    from seekpoint.codecs.protobuf import plain
+    from seekpoint.codecs.protobuf_values import plain
 
     wide, confluents = 10**40 + 1, vars(decimal_pb2)["Decimal"]
     unscaled = confluents(value=(-wide).to_bytes(20, "big", signed=True), scale=3)

@@ -33,8 +33,8 @@ from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, Proto
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from seekpoint.codecs.protobuf import plain
-from seekpoint.codecs.registry import Avro, Protobuf
+from seekpoint.codecs import Avro, Protobuf
+from seekpoint.codecs.protobuf_values import plain
 from seekpoint.codecs.wire_format import Frames, protobuf_frame, schema_id
 from seekpoint.testing import raw
 from support.schema_registry import SchemaRegistry, shop

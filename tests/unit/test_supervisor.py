@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from seekpoint.cli import supervisor
-from seekpoint.cli.errors import USAGE
+from seekpoint.cli.exit_codes import USAGE
 from seekpoint.cli.options import address_of_worker
 from seekpoint.cli.supervisor import Supervisor
 from seekpoint.errors import ConfigError

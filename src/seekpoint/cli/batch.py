@@ -14,8 +14,9 @@ import typer
 from sqlalchemy.exc import SQLAlchemyError
 
 from seekpoint.cli import spark_session
-from seekpoint.cli.errors import masked, terminable
+from seekpoint.cli.errors import terminable
 from seekpoint.cli.job_output import left_open
+from seekpoint.cli.masking import masked
 from seekpoint.cli.options import Actor, AsJson, MaxRecords, ServerOptions, StagingOptions, command, partition_named
 from seekpoint.cli.output import answer, cut
 from seekpoint.cli.progress_bar import Shown

@@ -9,7 +9,7 @@ from typing import Any
 
 from seekpoint import remedies
 from seekpoint.admin import DeadLetterCause, Edited, Planned
-from seekpoint.cli.errors import masked, plain
+from seekpoint.cli.masking import masked, plain
 from seekpoint.cli.output import answer, cut, field, moment, print_table
 from seekpoint.ledger.dead_letters import DeadLetter, name_bytes
 from seekpoint.records import State, readable, utc

@@ -40,7 +40,8 @@ from seekpoint.cli.dead_letter_output import (
     print_plan,
     shown,
 )
-from seekpoint.cli.errors import FAILED, masked
+from seekpoint.cli.exit_codes import FAILED
+from seekpoint.cli.masking import masked
 from seekpoint.cli.options import (
     Actor,
     Apply,

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from seekpoint.admin import Admin, Diagnosis, Level
-from seekpoint.cli.errors import FAILED, masked
+from seekpoint.cli.exit_codes import FAILED
+from seekpoint.cli.masking import masked
 from seekpoint.cli.options import AsJson, DatabaseUrl, KafkaOptions, Schema, command, one_off_engine, require_brokers
 from seekpoint.cli.output import answer
 from seekpoint.cli.pipeline_tables import table_findings

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from seekpoint.admin import Admin, ForgetPlan, ForgetResult, GroupSummary, PausePlan, ReplacePlan, ReplaceResult
-from seekpoint.cli.errors import plain
+from seekpoint.cli.masking import plain
 from seekpoint.cli.options import (
     Actor,
     Apply,

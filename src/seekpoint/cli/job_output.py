@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from seekpoint.cli.errors import masked, plain
+from seekpoint.cli.masking import masked, plain
 from seekpoint.cli.output import ago, cut, field, moment, print_table
 from seekpoint.durations import format_duration
 from seekpoint.jobs.reload import Report, Run

@@ -15,7 +15,9 @@ from typing import Any
 import typer
 
 from seekpoint import events
-from seekpoint.cli.errors import masked, message_of, say
+from seekpoint.cli.error_messages import message_of
+from seekpoint.cli.errors import say
+from seekpoint.cli.masking import masked
 
 logger = logging.getLogger("seekpoint.cli")
 

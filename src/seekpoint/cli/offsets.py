@@ -13,7 +13,8 @@ import typer
 
 from seekpoint.admin import Action, ActionFilter, Admin, Reset, ResetPlan, ResetResult, ResetTo
 from seekpoint.admin.spark_offsets import spark_json
-from seekpoint.cli.errors import FAILED, plain
+from seekpoint.cli.exit_codes import FAILED
+from seekpoint.cli.masking import plain
 from seekpoint.cli.offset_files import as_csv, read_offsets
 from seekpoint.cli.options import (
     Actor,

@@ -19,7 +19,8 @@ from sqlalchemy.pool import NullPool
 
 from seekpoint import remedies
 from seekpoint import schema as ledger_schema
-from seekpoint.cli.errors import explained, keep_secret
+from seekpoint.cli.errors import explained
+from seekpoint.cli.masking import keep_secret
 from seekpoint.errors import ConfigError
 from seekpoint.kafka.config import require_properties
 from seekpoint.ledger.tables import DEFAULT_SCHEMA

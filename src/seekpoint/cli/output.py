@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from seekpoint.cli.errors import masked, plain
+from seekpoint.cli.masking import masked, plain
 from seekpoint.durations import format_ago, format_duration
 
 CELL = 100  # characters of an error in a table

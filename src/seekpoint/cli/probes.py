@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from typing import Any
 
-from seekpoint.cli.errors import masked
+from seekpoint.cli.masking import masked
 from seekpoint.cli.options import host_and_port
 from seekpoint.errors import SeekpointError
 from seekpoint.metrics import Source

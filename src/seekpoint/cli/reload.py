@@ -17,7 +17,8 @@ import typer
 from seekpoint.admin import Admin, Runs
 from seekpoint.cli import job_output as shown
 from seekpoint.cli import spark_session
-from seekpoint.cli.errors import FAILED, terminable
+from seekpoint.cli.errors import terminable
+from seekpoint.cli.exit_codes import FAILED
 from seekpoint.cli.options import (
     Actor,
     ArchiveRoot,

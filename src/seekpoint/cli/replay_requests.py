@@ -12,7 +12,8 @@ import typer
 
 from seekpoint.admin import Admin, Chosen, Planned, ReplayPlan, ReplayRequest
 from seekpoint.cli.dead_letter_output import NOTHING, as_place, print_plan
-from seekpoint.cli.errors import FAILED, masked
+from seekpoint.cli.exit_codes import FAILED
+from seekpoint.cli.masking import masked
 from seekpoint.cli.options import confirm, require_reason
 from seekpoint.cli.output import answer
 from seekpoint.records import numbered

@@ -16,7 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from seekpoint.cli import parent_link
-from seekpoint.cli.errors import FAILED, say
+from seekpoint.cli.errors import say
+from seekpoint.cli.exit_codes import FAILED
 from seekpoint.cli.log_format import LogFormat, log_own_lines, set_up_logging
 from seekpoint.cli.options import ServerOptions, address_of_worker, command, refuse_extras
 from seekpoint.cli.parent_link import ParentLink

@@ -18,7 +18,8 @@ from typer.core import TyperCommand
 
 from seekpoint import remedies
 from seekpoint.admin import Admin, BrokersAway, GroupStatus, PartitionStatus, WorkerStatus
-from seekpoint.cli.errors import AWAY, FAILED, USAGE, masked, plain
+from seekpoint.cli.exit_codes import AWAY, FAILED, USAGE
+from seekpoint.cli.masking import masked, plain
 from seekpoint.cli.options import KafkaOptions, LedgerOptions, command, duration, require_brokers
 from seekpoint.cli.output import ago, answer, headroom, moment, print_table, said_after
 from seekpoint.durations import format_duration

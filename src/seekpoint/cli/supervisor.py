@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
 
-from seekpoint.cli.errors import FAILED, USAGE
+from seekpoint.cli.exit_codes import FAILED, USAGE
 from seekpoint.cli.systemd import notify
 
 logger = logging.getLogger("seekpoint.cli")

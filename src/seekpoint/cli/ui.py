@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from seekpoint.admin import Admin
-from seekpoint.cli.errors import USAGE
+from seekpoint.cli.exit_codes import USAGE
 from seekpoint.cli.options import DatabaseOptions, KafkaOptions, command, host_and_port, require_brokers
 from seekpoint.worker.signal_handlers import handled
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import typer
 
-from seekpoint.cli.errors import FAILED, plain, terminable
+from seekpoint.cli.errors import terminable
+from seekpoint.cli.exit_codes import FAILED
+from seekpoint.cli.masking import plain
 from seekpoint.cli.options import ArchiveRoot, AsJson, ReadOptions, ServerOptions, Targets, Topics, command
 from seekpoint.cli.output import answer, print_table
 from seekpoint.cli.progress_bar import Shown

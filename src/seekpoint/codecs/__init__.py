@@ -22,7 +22,10 @@ from seekpoint.codecs.text import Bytes, Text
 
 if TYPE_CHECKING:
     from seekpoint.codecs.arrow import Arrow
-    from seekpoint.codecs.registry import Avro, JsonSchema, Protobuf, Registry
+    from seekpoint.codecs.avro import Avro
+    from seekpoint.codecs.json_schema import JsonSchema
+    from seekpoint.codecs.protobuf import Protobuf
+    from seekpoint.codecs.registry_client import Registry
 
 __all__ = [
     "UNAVAILABLE",
@@ -52,7 +55,8 @@ def __getattr__(name: str) -> Any:
 
         return Arrow
     if name in {"Avro", "JsonSchema", "Protobuf", "Registry"}:
-        from seekpoint.codecs import registry  # noqa: PLC0415 -- an extra
+        from seekpoint.codecs import avro, json_schema, protobuf, registry_client  # noqa: PLC0415 -- an extra
 
-        return getattr(registry, name)
+        modules = {"Avro": avro, "JsonSchema": json_schema, "Protobuf": protobuf, "Registry": registry_client}
+        return getattr(modules[name], name)
     raise AttributeError(f"module 'seekpoint.codecs' has no attribute {name!r}")

@@ -11,8 +11,8 @@ import msgspec
 from seekpoint.codecs.connect_json_schema import connect_json_reader
 from seekpoint.codecs.connect_values import Convert, Schema, row_converter, schema_named
 from seekpoint.codecs.json import json_number
-from seekpoint.codecs.registry import NOTHING, Decode, RegistryCodec
 from seekpoint.codecs.registry_client import Registry, check, connect, shown
+from seekpoint.codecs.registry_codec import NOTHING, Decode, RegistryCodec
 from seekpoint.codecs.wire_format import avro_frame, schema_id
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.records import RawRecord
@@ -46,7 +46,7 @@ class Debezium:
 
     Events are in JSON, or with ``registry`` in Avro or in JSON with a JSON Schema, as Confluent's AvroConverter and
     JsonSchemaConverter write them; all give the same values. The registry is a URL, a configuration or a function, as
-    for :class:`seekpoint.codecs.registry.Avro`. If it does not answer, decoding raises CodecUnavailable: the worker
+    for :class:`seekpoint.codecs.Avro`. If it does not answer, decoding raises CodecUnavailable: the worker
     waits, and no record fails.
 
     Values are converted by the event's schema (``schemas.enable``): times, decimals, bits, JSON, arrays. A value that

@@ -1,99 +1,113 @@
-"""Converts Protobuf messages to plain values: dicts of their fields, and Python types for well-known messages.
-
-Unlike in the JSON mapping, bytes, times and 64-bit integers do not become text.
-"""
+"""The codec Protobuf: Protobuf in the wire format of a schema registry. Needs the extra: ``registry``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import date, time, timedelta
-from decimal import Decimal
-from functools import cache
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict, TypeVar, Unpack, overload
 
-from google.protobuf import json_format
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from seekpoint.codecs.registry_client import Registry, check, connect
+from seekpoint.codecs.registry_codec import NOTHING, Decode, RegistryCodec, with_context
+from seekpoint.codecs.wire_format import Frames, Short, is_plain, protobuf_frame, schema_id
+from seekpoint.errors import ConfigError
 
-from seekpoint.codecs.connect_values import connect_decimal
-from seekpoint.records import EPOCH
-
-Reader = Callable[[Any], Any]
+T = TypeVar("T")
+V_co = TypeVar("V_co", covariant=True)
 
 
-def plain(message: Any) -> Any:
-    """The message as a dict of its fields, by their names in the .proto file; well-known types as Python types.
+class _WithType(TypedDict):
+    """Options that do not change what a Protobuf codec decodes to."""
 
-    A field with presence is None if it was not set. An enum is its name, or its number if that has no name. Raises
-    ValueError or OverflowError for times that Python cannot hold.
+    registry: Registry | None
+    options: NotRequired[Mapping[str, Any]]
+
+
+class _WithMessage(_WithType):
+    type: NotRequired[None]
+
+
+class Protobuf(RegistryCodec[V_co]):
+    """Decode Protobuf in a schema registry's wire format into ``message``, a generated class, or into ``type``.
+
+    ``registry``, ``options`` (for ``ProtobufDeserializer``), ``tombstones`` and errors are as in
+    :class:`seekpoint.codecs.Avro`. A record is poison if its message's full name (package, enclosing messages, name) is
+    another one: its bytes might be read as this message. With ``registry=None`` no request is sent, and the name is
+    not checked.
+
+    ``type`` is ``dict``, or a type to which msgspec converts a dict of the message's fields. In this dict a field with
+    presence is None if it was not set; enums are names; ``Timestamp`` is aware and in UTC, cut to microseconds;
+    ``Duration``, ``google.type.Date`` and ``TimeOfDay``, the wrappers, and both ``Decimal`` types are Python's.
     """
-    return _reader_of(message.DESCRIPTOR)(message)
 
+    @overload
+    def __init__(
+        self: Protobuf[T], message: type[T], *, tombstones: Literal[False] = False, **more: Unpack[_WithMessage]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Protobuf[T | None], message: type[T], *, tombstones: bool, **more: Unpack[_WithMessage]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Protobuf[T], message: Any, *, type: type[T], tombstones: Literal[False] = False, **more: Unpack[_WithType]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Protobuf[T | None], message: Any, *, type: type[T], tombstones: bool, **more: Unpack[_WithType]
+    ) -> None: ...
+    def __init__(
+        self,
+        message: Any,
+        *,
+        registry: Registry | None,
+        type: Any = None,  # noqa: A002
+        tombstones: bool = False,
+        options: Mapping[str, Any] = NOTHING,
+    ) -> None:
+        if registry is not None:
+            check(registry)
+        super().__init__(registry, type, tombstones, options)
+        if not hasattr(message, "DESCRIPTOR") or not hasattr(message, "ParseFromString"):
+            raise ConfigError(f"Protobuf({message!r}): give the class that protoc generated from the message")
+        self.message = message
 
-@cache
-def _reader_of(descriptor: Descriptor) -> Reader:
-    """The reader of messages with this descriptor, made once."""
-    if (known := WELL_KNOWN.get(descriptor.full_name)) is not None:
-        return known
-    fields = tuple((field.name, field.has_presence, _reader(field)) for field in descriptor.fields)
+    def __repr__(self) -> str:
+        return self._show(self.message.DESCRIPTOR.name)
 
-    def read_fields(message: Any) -> Any:
-        values: dict[str, Any] = {}
-        for name, tracked, read in fields:
-            if tracked and not message.HasField(name):
-                values[name] = None
-            else:
-                values[name] = getattr(message, name) if read is None else read(getattr(message, name))
-        return values
+    def _ours(self) -> tuple[str, ...]:
+        return ("subject.name.strategy.type",)  # the codec sets a function, which takes precedence over it
 
-    return read_fields
+    def _open(self) -> Decode:
+        from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer  # noqa: PLC0415 -- see the module
 
+        client: Any = None if self.registry is None else connect(self.registry, "PROTOBUF")
+        settings = self._settings()
+        if client is not None:
+            settings["subject.name.strategy"] = self._checked(settings["subject.name.strategy"])
+        long = with_context(ProtobufDeserializer(self.message, settings, client))
 
-def _reader(field: FieldDescriptor) -> Reader | None:
-    """The reader of the field's value; None if the value needs no conversion."""
-    kind = field.message_type
-    if kind is not None and kind.GetOptions().map_entry:
-        read_value = _one(kind.fields_by_name["value"])
-        if read_value is None:
-            return dict
-        return lambda entries: {key: read_value(entries[key]) for key in entries}
-    read = _one(field)
-    if not field.is_repeated:
-        return read
-    return list if read is None else lambda elements: [read(element) for element in elements]
+        def shorten(frame: bytes, _data: bytes, value: Any) -> Short | None:
+            if not self._is_short or (client is not None and not is_plain(client.written_with(schema_id(frame)))):
+                return None
+            parse = type(value).FromString
+            return lambda data, begin: parse(data[begin:])
 
+        return Frames(long, protobuf_frame, shorten)
 
-def _one(field: FieldDescriptor) -> Reader | None:
-    if field.message_type is not None:
-        # plain(), which looks up the reader for each value, because a message may contain itself: making its reader
-        # here would not end.
-        return WELL_KNOWN.get(field.message_type.full_name) or plain
-    if field.enum_type is not None:
-        names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
-        return lambda number: names.get(number, number)
-    return None
+    def _checked(self, subject: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """Add a check of the message's name to the subject strategy: a message's bytes may be read as another one."""
+        descriptor = self.message.DESCRIPTOR
 
+        def named(context: Any, written: str | None) -> Any:
+            if written is None:
+                return None
+            # The full name, because OrderRefunded.Line is not OrderPlaced.Line, and shop.v2.Order not shop.v1.Order.
+            if written != descriptor.full_name:
+                raise ValueError(f"the record is a {written}, but the codec reads {descriptor.full_name}")
+            return subject(context, written)
 
-def _seconds(message: Any) -> timedelta:
-    return timedelta(seconds=message.seconds, microseconds=int(message.nanos / 1000))  # nanoseconds are cut off
+        return named
 
+    def _plain(self, value: Any) -> Any:
+        from seekpoint.codecs.protobuf_values import plain  # noqa: PLC0415 -- it needs the extra
 
-WELL_KNOWN: Mapping[str, Reader] = {
-    "google.protobuf.Timestamp": lambda message: EPOCH + _seconds(message),
-    "google.protobuf.Duration": _seconds,
-    "google.type.Date": lambda message: date(message.year, message.month, message.day),
-    "google.type.TimeOfDay": lambda message: time(
-        message.hours, message.minutes, message.seconds, message.nanos // 1000
-    ),
-    "google.type.Decimal": lambda message: Decimal(message.value or "0"),
-    "confluent.type.Decimal": lambda message: connect_decimal(message.value, message.scale),
-    **dict.fromkeys(
-        (f"google.protobuf.{name}" for name in ("Struct", "Value", "ListValue")), json_format.MessageToDict
-    ),
-    **dict.fromkeys(
-        (
-            f"google.protobuf.{name}Value"
-            for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
-        ),
-        lambda message: message.value,
-    ),
-}
+        return plain(value)

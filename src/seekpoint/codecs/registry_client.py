@@ -20,7 +20,7 @@ Registry = str | Mapping[str, Any] | Callable[[], Any]
 # The client's default is no timeout. One retry: the client waits for it inside the open transaction, a worker outside.
 DEFAULTS = {"timeout": 10, "max.retries": 1, "retries.wait.ms": 100}
 _OF_A_SCHEMA = frozenset({"get_schema", "get_schema_by_guid"})
-_CODECS = {"AVRO": "Avro", "JSON": "JsonSchema", "PROTOBUF": "Protobuf"}  # classes in `codecs.registry`, by kind
+_CODECS = {"AVRO": "Avro", "JSON": "JsonSchema", "PROTOBUF": "Protobuf"}  # classes, by kind
 LARGEST_ID = 2**31 - 1  # ids have 32 bits in the registry, which answers "page not found" for a larger number
 SCHEMES = ("http://", "https://", "mock://")
 

@@ -72,7 +72,7 @@ def _values(records: Records, kinds: set[type], schema: Any) -> tuple[list[Any],
     """The values, in dicts if they have no fields, and the table's columns."""
     values = [record.value for record in records]
     if any(hasattr(kind, "DESCRIPTOR") for kind in kinds):
-        from seekpoint.codecs.protobuf import plain  # noqa: PLC0415 -- it needs another extra
+        from seekpoint.codecs.protobuf_values import plain  # noqa: PLC0415 -- it needs another extra
 
         values = [None if value is None else plain(value) for value in values]
         kinds = {dict}

@@ -19,7 +19,7 @@ from seekpoint.cli.app import every_command
 from seekpoint.cli.parent_link import GRACE, LEAVE
 from seekpoint.cli.supervisor import SILENT
 from support.docs_pages import PAGES, ROOT, blocks, name_of, named, read, section
-from support.failures import for_each
+from support.every_row import for_each
 
 ROOT_COMMAND = every_command()
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))

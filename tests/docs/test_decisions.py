@@ -7,7 +7,7 @@ from datetime import date
 from pathlib import Path
 
 from support.docs_pages import ROOT, name_of, read
-from support.failures import for_each
+from support.every_row import for_each
 
 FOLDER = ROOT / "docs" / "internals" / "decisions"
 RECORDS = sorted(FOLDER.glob("[0-9]*.md"))

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from support.docs_pages import named, section
-from support.failures import for_each
+from support.every_row import for_each
 
 CONCEPT = named("docs/concepts/guarantee.md")
 CODE_AND_TESTS = named("docs/internals/guarantee-tests.md")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from support.docs_pages import PAGES, ROOT, anchors, blocks, links, name_of, named, read
-from support.failures import for_each
+from support.every_row import for_each
 
 LANGUAGES = {"python", "py", "sql", "console", "text", "ini", "yaml", "json"}
 ELSEWHERE = re.compile(r"^(https?|mailto):")

@@ -31,7 +31,7 @@ from seekpoint.metrics import CATALOGUE, Metric
 from seekpoint.postgres.engine import _KEEPALIVES
 from seekpoint.sinks import Append
 from support.docs_pages import ROOT, named, read, section
-from support.failures import for_each
+from support.every_row import for_each
 from support.public_kinds import ERRORS, EVENTS
 
 API, EVENTS_PAGE, CONFIGURATION = (named(f"docs/reference/{name}.md") for name in ("api", "events", "configuration"))

@@ -12,7 +12,7 @@ import seekpoint
 from public_modules import PUBLIC_MODULES
 from sources import place_of, targets, write_sources
 from support.docs_pages import PAGES, name_of
-from support.failures import for_each
+from support.every_row import for_each
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from seekpoint.jobs.spark.sink_options import OPTIONS as OF_SINK
 from seekpoint.jobs.spark.source_options import DEAD_LETTERS, OPTIONS, source_options, stream_options, table_of
 from seekpoint.spark import Frame, SparkPipeline, foreach_batch, run
 from support.docs_pages import named, section
-from support.failures import for_each
+from support.every_row import for_each
 
 PAGE = named("docs/spark/options.md")
 KAFKA = {"kafka.bootstrap.servers": "localhost:9092"}

@@ -14,7 +14,7 @@ from functools import cache
 from seekpoint.cli.error_codes import error_entries, error_entry
 from seekpoint.errors import SeekpointError
 from support.docs_pages import ROOT, anchors, named, read
-from support.failures import for_each
+from support.every_row import for_each
 from support.public_kinds import ERRORS
 
 PAGE = named("docs/troubleshooting.md")

@@ -26,7 +26,7 @@ import pytest
 import page
 from report import pairs
 from support.docs_pages import TYPED, blocks, named
-from support.failures import for_each
+from support.every_row import for_each
 from support.waiting import until
 
 SECONDS = 60.0  # for what takes a few

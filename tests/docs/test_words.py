@@ -8,7 +8,7 @@ import pytest
 
 import words
 from support.docs_pages import name_of, named
-from support.failures import for_each
+from support.every_row import for_each
 from words import Text, Word, allowed, counted, of_source
 
 

@@ -11,9 +11,9 @@ from seekpoint.errors import ConfigError
 from seekpoint.ledger.repeats import tables_with_sums
 from seekpoint.ledger.status import StatusTables
 from support.events import Gate, Run
-from support.kafka_postgres import WorkerGroup
 from support.postgres_proxy import MOVES, PostgresProxy
 from support.waiting import until
+from support.worker_group import WorkerGroup
 
 pytestmark = pytest.mark.usefixtures("short_backoff")
 

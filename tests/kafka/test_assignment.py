@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from seekpoint import Assignment, StartAt, consumer_config, events
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
-from support.kafka_postgres import WorkerGroup, WorkerOptions
+from support.worker_group import WorkerGroup, WorkerOptions
 
 Protocol = Mapping[str, Any]
 

@@ -17,8 +17,8 @@ from seekpoint import Batch, Limits, Poison, Worker
 from seekpoint.admin import Admin
 from seekpoint.errors import StopTimeout
 from seekpoint.ledger.dead_letters import Where
-from support.kafka_postgres import QUICK, WorkerGroup
 from support.waiting import until
+from support.worker_group import QUICK, WorkerGroup
 
 Records = Batch[str, Any]
 

@@ -18,10 +18,10 @@ from seekpoint.admin import admin as seekpoint_admin
 from seekpoint.errors import ClusterChanged, ConfigError, Fenced
 from seekpoint.kafka.commits import Commit
 from support.command import seekpoint
-from support.failures import check_each, for_each
-from support.kafka_postgres import WorkerGroup
+from support.every_row import check_each, for_each
 from support.lost_log import admin_of
 from support.trouble import put_stop
+from support.worker_group import WorkerGroup
 
 OFTEN = Limits(idle_check=0.1, lag_check=0.1, sample_positions=1)
 

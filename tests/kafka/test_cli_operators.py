@@ -16,8 +16,8 @@ from seekpoint.admin import Admin, BrokersAway
 from seekpoint.errors import ConfigError, Fenced
 from support.command import seekpoint
 from support.events import Gate
-from support.kafka_postgres import WorkerGroup
 from support.trouble import put_stop
+from support.worker_group import WorkerGroup
 
 OFTEN = Limits(idle_check=0.1, lag_check=0.1, sample_positions=1)
 

@@ -12,9 +12,9 @@ from seekpoint.web import Access, Right, create_app
 from support.browser import LOCAL, Browser
 from support.dead_letter_group import DeadLetterGroup
 from support.events import Run
-from support.kafka_postgres import WorkerGroup
 from support.lost_log import OFTEN, admin_of, lost_log
 from support.waiting import until
+from support.worker_group import WorkerGroup
 
 
 def ada(admin: Admin) -> Browser:

@@ -15,7 +15,7 @@ from seekpoint.errors import Fenced
 from seekpoint.ledger import GroupLedger
 from support.crashing_handlers import CrashingHandler
 from support.events import Gate
-from support.kafka_postgres import PROTOCOLS, WorkerGroup
+from support.worker_group import PROTOCOLS, WorkerGroup
 from support.worker_process import WorkerProcess
 
 pytestmark = pytest.mark.pins("batch")  # A suspect range is as long as the batch that a crash ended.

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from seekpoint import Batch, Limits, Partition, Pipeline, events
 from seekpoint.worker.assignment.backlog import Moment
 from support.events import Run
-from support.kafka_postgres import PROTOCOLS, WorkerGroup
+from support.worker_group import PROTOCOLS, WorkerGroup
 
 Protocol = Mapping[str, Any]
 SLACK = 5.0  # seconds later than due, on a machine that does other things too

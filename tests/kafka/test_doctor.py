@@ -19,8 +19,8 @@ from seekpoint.admin import Admin, Finding, Level, check_groups
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.members import members
 from seekpoint.testing.servers.kafka import start_kafka
-from support.kafka_postgres import PROTOCOLS, WorkerGroup
 from support.log_changes import trim
+from support.worker_group import PROTOCOLS, WorkerGroup
 
 OFTEN = Limits(idle_check=0.1, lag_check=0.1, sample_positions=1)
 

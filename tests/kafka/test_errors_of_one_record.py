@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, text
 from seekpoint import Limits, Partition, Pipeline, Retry, events
 from seekpoint.errors import PoisonStop
 from seekpoint.records import Cause
-from support.kafka_postgres import QUICK, WorkerGroup
+from support.worker_group import QUICK, WorkerGroup
 from support.worker_process import WorkerProcess
 
 pytestmark = pytest.mark.pins("batch")  # A mistake is one record's only where others of its batch are applied.

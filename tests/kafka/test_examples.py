@@ -21,8 +21,8 @@ from sqlalchemy.exc import ProgrammingError
 
 from seekpoint import Append, Json, Partition, Pipeline
 from support.fixtures import NewEngine
-from support.kafka_postgres import PROTOCOLS, QUICK, WorkerGroup
 from support.postgres_proxy import PostgresProxy
+from support.worker_group import PROTOCOLS, QUICK, WorkerGroup
 
 
 def example(name: str) -> ModuleType:

@@ -20,8 +20,8 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry
 from seekpoint.records import AnyRecord, Cause, RawRecord
 from support.events import Run
-from support.kafka_postgres import QUICK
 from support.sink_tables import SinkTables
+from support.worker_group import QUICK
 
 TRIES = 3
 RETRY = Retry(attempts=TRIES, wait_initial=0.05, jitter=0, on=(OSError, ArithmeticError))

@@ -11,8 +11,8 @@ from sqlalchemy import text
 from seekpoint import Partition, events
 from seekpoint.ledger import Expected, GroupLedger
 from seekpoint.worker import apply
-from support.kafka_postgres import WorkerGroup
 from support.manual_worker import ManualWorker, actions
+from support.worker_group import WorkerGroup
 
 pytestmark = pytest.mark.usefixtures("short_backoff")
 

@@ -7,7 +7,7 @@ import pytest
 from seekpoint import Limits, StartAt, events
 from seekpoint.admin import Admin
 from seekpoint.errors import GroupForgotten
-from support.kafka_postgres import WorkerGroup
+from support.worker_group import WorkerGroup
 
 OFTEN = Limits(idle_check=0.1, lag_check=0.1)
 

@@ -28,9 +28,9 @@ from seekpoint.testing.servers.kafka import KafkaServer, start_kafka
 from seekpoint.testing.servers.process import free_port
 from seekpoint.worker import broker_answers
 from support.events import Run
-from support.kafka_postgres import QUICK, WorkerGroup, WorkerOptions
 from support.kafka_proxy import KafkaProxy
 from support.waiting import until
+from support.worker_group import QUICK, WorkerGroup, WorkerOptions
 
 pytestmark = [pytest.mark.usefixtures("short_backoff"), pytest.mark.long("a broker of its own, behind a proxy")]
 

@@ -18,10 +18,10 @@ from seekpoint.ledger import Claim, Expected, GroupLedger, Move
 from seekpoint.worker import apply, reader
 from seekpoint.worker.assignment import held as held_partitions
 from support.events import Gate, Run
-from support.kafka_postgres import WorkerGroup
 from support.manual_worker import rival, seize
 from support.postgres_proxy import MOVES, PostgresProxy
 from support.waiting import SECONDS
+from support.worker_group import WorkerGroup
 
 pytestmark = [
     pytest.mark.usefixtures("short_backoff"),

@@ -19,10 +19,10 @@ from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.pipeline.policy import Limits
 from support.events import Gate, Run
-from support.kafka_postgres import WorkerGroup
 from support.ledger_worker import scalar, waits_for_lock
 from support.manual_worker import ManualWorker, actions, rival, seize
 from support.waiting import until
+from support.worker_group import WorkerGroup
 
 # -- zombies --------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from seekpoint.pipeline.policy import DeadLetterLimits, Retry
 from seekpoint.worker.parts import ONE_TOO_LONG
 from support.events import Gate
 from support.fixtures import NewEngine
-from support.kafka_postgres import QUICK, WorkerGroup
 from support.sink_tables import TOPIC, SinkTables, orders
+from support.worker_group import QUICK, WorkerGroup
 
 Handler = Callable[[Connection, Batch[Any, Any]], Any]
 TWICE = Retry(attempts=2, wait_initial=0.05, jitter=0)

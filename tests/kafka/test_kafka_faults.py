@@ -24,9 +24,9 @@ from seekpoint.kafka.identity import Answer
 from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.worker.assignment import claiming as claims
 from support.events import Gate, Run
-from support.kafka_postgres import QUICK, WorkerGroup, WorkerOptions
 from support.log_changes import LARGE, in_transactions, log_folder, trim
 from support.waiting import until
+from support.worker_group import QUICK, WorkerGroup, WorkerOptions
 
 pytestmark = pytest.mark.usefixtures("short_backoff")
 

@@ -16,7 +16,7 @@ from seekpoint.metrics import LedgerGauges, Samples, catalogue
 from seekpoint.web import Access, Right, create_app
 from support.browser import LOCAL, Browser
 from support.command import seekpoint
-from support.kafka_postgres import PROTOCOLS, WorkerGroup
+from support.worker_group import PROTOCOLS, WorkerGroup
 
 AGE = r"2 min( \d+ s)?"  # of the last sample
 

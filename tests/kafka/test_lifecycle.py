@@ -28,8 +28,8 @@ from seekpoint.testing.servers.postgres import PostgresServer
 from seekpoint.worker import loop
 from support.events import Gate, Recorder
 from support.fixtures import NewEngine
-from support.kafka_postgres import PROTOCOLS, QUICK, WorkerGroup
 from support.waiting import until
+from support.worker_group import PROTOCOLS, QUICK, WorkerGroup
 
 pytestmark = pytest.mark.usefixtures("short_backoff")
 

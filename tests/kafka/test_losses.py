@@ -19,10 +19,10 @@ from seekpoint.records import Partition
 from seekpoint.testing.servers.kafka import KafkaServer
 from support.command import seekpoint
 from support.events import Run
-from support.kafka_postgres import QUICK, WorkerGroup
 from support.log_changes import in_transactions, log_folder
 from support.lost_log import OFTEN, admin_of, lost_log
 from support.trouble import put_stop
+from support.worker_group import QUICK, WorkerGroup
 
 
 def test_a_loss_is_accepted_once(worker_group: WorkerGroup) -> None:

@@ -11,11 +11,11 @@ from seekpoint import Partition, events
 from seekpoint.pipeline.policy import Limits
 from seekpoint.worker.failed import TRIES
 from support.events import Gate, Run
-from support.kafka_postgres import WorkerGroup
 from support.ledger_worker import scalar, wait_until_blocked
 from support.manual_worker import actions
 from support.postgres_proxy import MOVES, PostgresProxy, When
 from support.waiting import until
+from support.worker_group import WorkerGroup
 
 pytestmark = pytest.mark.usefixtures("short_backoff")
 

@@ -21,9 +21,9 @@ from seekpoint.ledger.roles import Role
 from seekpoint.metrics import LedgerGauges, Samples, Tally, catalogue
 from seekpoint.metrics.prometheus import serving
 from support.command import seekpoint
-from support.kafka_postgres import WorkerGroup
 from support.ledger_roles import LedgerRoles
 from support.trouble import put_stop
+from support.worker_group import WorkerGroup
 
 OFTEN = Limits(idle_check=0.1, lag_check=0.1, sample_positions=1)
 SILENT_RELOAD = (

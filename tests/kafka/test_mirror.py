@@ -27,12 +27,12 @@ from seekpoint.kafka.commits import Commit, read_commits, write_commits
 from seekpoint.kafka.identity import Identity
 from support.command import seekpoint
 from support.events import Gate
-from support.kafka_postgres import PROTOCOLS, WorkerGroup
 from support.kafka_tools import CommittedOffset, describe
 from support.log_changes import in_transactions
 from support.lost_log import admin_of
 from support.postgres_proxy import MOVES, PostgresProxy
 from support.waiting import until
+from support.worker_group import PROTOCOLS, WorkerGroup
 
 OFTEN = Limits(idle_check=0.1, lag_check=0.1)
 

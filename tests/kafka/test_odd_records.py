@@ -13,7 +13,7 @@ from seekpoint.ledger import GroupLedger
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import EPOCH
 from support.fixtures import NewEngine
-from support.kafka_postgres import WorkerGroup
+from support.worker_group import WorkerGroup
 
 _POLYNOMIAL = 0x82F63B78  # CRC-32C, reflected: what Kafka's record batches are checked with
 

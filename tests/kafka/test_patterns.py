@@ -18,9 +18,9 @@ from seekpoint.worker.import_by_name import load
 from support.cli_project import Project
 from support.command import seekpoint
 from support.events import Run
-from support.kafka_postgres import PROTOCOLS
 from support.topics import SharedBroker
 from support.waiting import until
+from support.worker_group import PROTOCOLS
 
 QUICK = Limits(idle_check=0.1, lag_check=0.1)
 SOON = {"topic.metadata.refresh.interval.ms": 100}

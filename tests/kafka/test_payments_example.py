@@ -25,9 +25,9 @@ from sqlalchemy import Engine, text
 from seekpoint import Partition, Worker, events
 from seekpoint.testing import process, raw
 from support.fixtures import NewEngine
-from support.kafka_postgres import QUICK, WorkerGroup
 from support.ledger_worker import wait_until_blocked
 from support.waiting import until
+from support.worker_group import QUICK, WorkerGroup
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.append(str(EXAMPLES))  # as `seekpoint run payments.call:payouts` finds it in that folder

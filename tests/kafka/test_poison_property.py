@@ -20,9 +20,9 @@ from sqlalchemy import Engine
 
 from seekpoint.ledger import GroupLedger
 from support import random_failures
-from support.kafka_postgres import QUICK
 from support.random_failures import CREATE, Died, RandomCase, StoredOutcome, die, run_until_crash
 from support.sink_tables import SinkTables
+from support.worker_group import QUICK
 
 MOST_WORKERS = 40
 

@@ -23,9 +23,9 @@ from seekpoint.testing.servers.postgres import PostgresServer
 from seekpoint.worker.reader import Reader
 from support.events import Gate
 from support.fixtures import NewEngine
-from support.kafka_postgres import PROTOCOLS, QUICK, WorkerGroup, WorkerOptions
 from support.manual_worker import actions
 from support.postgres_proxy import PostgresProxy
+from support.worker_group import PROTOCOLS, QUICK, WorkerGroup, WorkerOptions
 
 pytestmark = pytest.mark.usefixtures("short_backoff")
 

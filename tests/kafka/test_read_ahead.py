@@ -19,10 +19,10 @@ from seekpoint.worker.assignment import Chunk
 from seekpoint.worker.assignment.partitions import AssignedPartitions
 from seekpoint.worker.reader import Reader
 from support.events import Gate, Run
-from support.kafka_postgres import WorkerGroup
 from support.manual_worker import rival, seize
 from support.postgres_proxy import MOVES, PostgresProxy
 from support.waiting import SECONDS
+from support.worker_group import WorkerGroup
 
 pytestmark = [
     pytest.mark.usefixtures("short_backoff"),

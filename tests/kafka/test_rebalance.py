@@ -21,7 +21,7 @@ from seekpoint.worker import loop
 from seekpoint.worker.assignment import resources
 from seekpoint.worker.open_batch import CHUNK
 from support.events import Gate, Run
-from support.kafka_postgres import PROTOCOLS, WorkerGroup
+from support.worker_group import PROTOCOLS, WorkerGroup
 
 pytestmark = [
     pytest.mark.usefixtures("short_backoff"),

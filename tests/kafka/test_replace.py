@@ -15,10 +15,10 @@ from seekpoint import events
 from seekpoint.admin import Admin
 from seekpoint.errors import Fenced, HandlerOutdated, NotApplied
 from support.command import seekpoint
-from support.kafka_postgres import WorkerGroup
 from support.postgres_proxy import PostgresProxy
 from support.replace_process import STEPS, ReplaceProcess
 from support.replacement import NEW, OLD, TABLES, Replacement
+from support.worker_group import WorkerGroup
 
 
 @pytest.fixture

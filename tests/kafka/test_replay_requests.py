@@ -22,8 +22,8 @@ from support.counted_pools import CountedPools
 from support.dead_letter_group import DeadLetterGroup, Halt
 from support.events import Run
 from support.fixtures import NewEngine
-from support.kafka_postgres import WorkerGroup
 from support.waiting import until
+from support.worker_group import WorkerGroup
 
 LIMITS = Limits(idle_check=0.1, lag_check=0.1, claim_wait=1.0)
 

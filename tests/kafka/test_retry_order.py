@@ -17,8 +17,8 @@ from seekpoint.records import Cause, State
 from support.crashing_handlers import CrashingHandler
 from support.dead_letter_group import Halt
 from support.events import Gate, Run
-from support.kafka_postgres import WorkerGroup
 from support.ledger_worker import wait_until_blocked
+from support.worker_group import WorkerGroup
 from support.worker_process import WorkerProcess
 
 SOON = Retry(attempts=5, wait_initial=0.2, multiplier=1, jitter=0)

@@ -15,7 +15,7 @@ from seekpoint import Limits, Partition, Retry, events
 from seekpoint.errors import PoisonStop
 from support.crashing_handlers import CrashingHandler
 from support.events import Run
-from support.kafka_postgres import PROTOCOLS, WorkerGroup
+from support.worker_group import PROTOCOLS, WorkerGroup
 
 Protocol = Mapping[str, Any]
 WAIT = 8.0  # seconds of a wait during which something else must happen, which takes about one

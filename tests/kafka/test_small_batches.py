@@ -16,11 +16,11 @@ from seekpoint.errors import HandlerOutdated, TopicRecreated
 from seekpoint.pipeline.policy import Limits
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.events import Gate
-from support.kafka_postgres import PROTOCOLS, WorkerGroup
 from support.ledger_worker import scalar
 from support.manual_worker import rival, seize
 from support.postgres_proxy import MOVES, PostgresProxy
 from support.waiting import until
+from support.worker_group import PROTOCOLS, WorkerGroup
 
 pytestmark = [
     pytest.mark.usefixtures("short_backoff"),

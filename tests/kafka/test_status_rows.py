@@ -14,8 +14,8 @@ from seekpoint import Limits, events
 from seekpoint.worker import status_writer
 from support.counted_pools import CountedPools
 from support.fixtures import NewEngine
-from support.kafka_postgres import WorkerGroup
 from support.postgres_proxy import PostgresProxy
+from support.worker_group import WorkerGroup
 
 OFTEN = Limits(idle_check=0.1, lag_check=0.1, sample_positions=1)
 

@@ -10,7 +10,7 @@ from seekpoint.admin import Admin
 from seekpoint.pipeline.policy import OnPoison
 from seekpoint.web import create_app
 from support.browser import LOCAL, Browser
-from support.kafka_postgres import WorkerGroup
+from support.worker_group import WorkerGroup
 
 
 def test_the_record_that_stopped_a_partition_is_shown_with_its_error(worker_group: WorkerGroup) -> None:

@@ -11,8 +11,8 @@ from seekpoint.errors import OffsetLost, TopicRecreated
 from seekpoint.records import Partition
 from support.command import seekpoint
 from support.events import Run
-from support.kafka_postgres import WorkerGroup
 from support.waiting import SECONDS
+from support.worker_group import WorkerGroup
 
 LOOKS = Limits(idle_check=0.1, lag_check=0.1)
 

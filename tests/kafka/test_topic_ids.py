@@ -18,8 +18,8 @@ from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Partition
 from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.worker.assignment.partitions import AssignedPartitions
-from support.kafka_postgres import QUICK, WorkerGroup
 from support.manual_worker import ManualWorker
+from support.worker_group import QUICK, WorkerGroup
 
 NO_BROKER = "127.0.0.1:1"
 # librdkafka's texts for one cause: which of its two timers ends first, and whether its threads have begun until then.

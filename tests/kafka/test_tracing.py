@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from seekpoint import OnPoison, Poison
 from seekpoint.metrics import Tracing
-from support.kafka_postgres import WorkerGroup
+from support.worker_group import WorkerGroup
 
 PRODUCERS = [0x11, 0x22]
 

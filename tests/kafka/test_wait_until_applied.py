@@ -24,9 +24,9 @@ from seekpoint.ledger.sql import WAIT
 from seekpoint.ledger.tables import dead_letter, in_schema
 from seekpoint.records import State
 from support.fixtures import NewEngine
-from support.kafka_postgres import WorkerGroup
 from support.ledger_worker import LedgerWorker, make_table, scalar
 from support.plans import scans
+from support.worker_group import WorkerGroup
 
 HERE = Partition("t", 0)
 

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import Connection
 
 from seekpoint import Batch, Limits, Partition, events
-from support.kafka_postgres import QUICK, WorkerGroup
 from support.log_changes import COMPACTED, in_transactions, messages
+from support.worker_group import QUICK, WorkerGroup
 
 # -- batches ------------------------------------------------------------------------------------------------
 

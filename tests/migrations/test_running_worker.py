@@ -11,9 +11,9 @@ from sqlalchemy import Engine, text
 from seekpoint import Partition, schema
 from seekpoint.ledger import GroupLedger
 from support.events import Run
-from support.kafka_postgres import QUICK
 from support.recorded_rows import RecordTable, Stream, ends
 from support.waiting import until
+from support.worker_group import QUICK
 
 PARTITIONS, GROUP = 2, "orders"
 

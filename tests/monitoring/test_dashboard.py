@@ -19,8 +19,8 @@ from seekpoint import Limits
 from seekpoint.metrics import LedgerGauges, Tally
 from seekpoint.metrics.prometheus import exposition, serving
 from support.docs_pages import ROOT
-from support.kafka_postgres import WorkerGroup
 from support.waiting import until
+from support.worker_group import WorkerGroup
 
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "seekpoint.json").read_text(encoding="utf-8"))
 QUERIES = {

@@ -25,7 +25,7 @@ from support.browser import LOCAL, Browser
 from support.command import seekpoint
 from support.databases import libpq
 from support.dead_letter_group import DeadLetterGroup
-from support.failures import for_each
+from support.every_row import for_each
 from support.sink_tables import TOPIC, orders
 from support.trouble import put_trouble
 

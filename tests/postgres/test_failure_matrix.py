@@ -16,7 +16,7 @@ from failures.judge import judge, prepare
 from failures.kinds import KINDS, Kind
 from seekpoint import schema
 from seekpoint.pipeline.policy import OnPoison
-from support.failures import check_each
+from support.every_row import check_each
 from support.sink_tables import SinkTables
 
 

@@ -17,7 +17,7 @@ from seekpoint.ledger import GroupLedger
 from seekpoint.postgres.engine import first_connection, postgres_engine
 from seekpoint.sinks import Append
 from seekpoint.testing import process, raw
-from support.failures import for_each
+from support.every_row import for_each
 from support.fixtures import NewEngine
 
 NO_BROKERS = {"bootstrap.servers": "127.0.0.1:1"}

@@ -20,7 +20,7 @@ from seekpoint.records import Record
 from seekpoint.sinks.suggested_table import joined_table, suggested_table
 from seekpoint.sinks.table_changes import create_statement, table_changes
 from seekpoint.testing import raw
-from support.failures import for_each
+from support.every_row import for_each
 from support.sink_tables import TOPIC, SinkTables
 
 

@@ -14,7 +14,7 @@ from seekpoint.ledger import Expected, GroupLedger, Move
 from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters, Where
 from seekpoint.ledger.sql import DEAD_LETTERS, GROUPS, WAIT, WORKER
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
-from support.failures import for_each
+from support.every_row import for_each
 from support.plans import (
     FilledLedger,
     Plan,

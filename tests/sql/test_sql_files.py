@@ -23,7 +23,7 @@ from seekpoint.ledger.sql import Query, arrays
 from seekpoint.ledger.tables import RELOAD_CLOSED
 from seekpoint.postgres.round_trip import positional
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
-from support.failures import for_each
+from support.every_row import for_each
 from support.round_trips import overheard
 
 FOLDER = Path(sql.__file__).parent

@@ -21,7 +21,6 @@ from seekpoint.testing.servers.postgres import PostgresServer
 from support.cli_jobs import Terminal
 from support.databases import empty, new_database
 from support.dead_letter_group import DeadLetterGroup
-from support.kafka_postgres import PROTOCOLS, WorkerGroup, WorkerOptions
 from support.knobs import Knobs
 from support.operators_account import OperatorsAccount
 from support.postgres_proxy import PostgresProxy
@@ -29,6 +28,7 @@ from support.reload_orders import OrdersGroup
 from support.schema_registry import SchemaRegistry
 from support.sink_tables import SinkTables
 from support.topics import SharedBroker
+from support.worker_group import PROTOCOLS, WorkerGroup, WorkerOptions
 from support.worker_process import WorkerProcess
 
 NewEngine = Callable[..., Engine]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from seekpoint import Limits
 from seekpoint.admin import Admin
 from seekpoint.records import Partition
-from support.kafka_postgres import WorkerGroup
 from support.log_changes import trim
+from support.worker_group import WorkerGroup
 
 OFTEN = Limits(idle_check=0.1, lag_check=0.1)
 

@@ -16,9 +16,9 @@ from seekpoint.worker.assignment import Chunk, Resources, WorkerAssignment
 from seekpoint.worker.open_batch import Buffer, OpenBatch
 from seekpoint.worker.unit_of_work import Committer
 from support.events import Recorder
-from support.kafka_postgres import QUICK, WorkerGroup
 from support.ledger_worker import scalar
 from support.waiting import until
+from support.worker_group import QUICK, WorkerGroup
 
 
 def actions(worker_group: WorkerGroup) -> list[Any]:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from seekpoint import Batch, Limits, Pipeline, Poison, Text, Worker
 from seekpoint.admin import Admin, ReplacePlan, ReplaceResult
 from support.events import Run
-from support.kafka_postgres import PROTOCOLS, WorkerGroup
+from support.worker_group import PROTOCOLS, WorkerGroup
 
 KAFKA = PROTOCOLS["cooperative"]  # a killed member is missed after three seconds
 OFTEN = Limits(idle_check=0.1, lag_check=0.1)

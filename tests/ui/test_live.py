@@ -19,11 +19,11 @@ from support.before_cutover import settled, started
 from support.busy_ledger import path_of
 from support.dead_letter_group import DeadLetterGroup
 from support.events import Run
-from support.kafka_postgres import WorkerGroup
 from support.ledger_worker import LedgerWorker
 from support.postgres_proxy import PostgresProxy
 from support.reload_orders import OrdersGroup
 from support.waiting import until
+from support.worker_group import WorkerGroup
 from ui.conftest import Serve, carry_out, fact, number, refreshed
 
 LIMITS = Limits(batch_records=10, idle_check=0.1, lag_check=0.1, sample_positions=1.0)

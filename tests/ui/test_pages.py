@@ -18,9 +18,9 @@ from seekpoint.records import Partition, State
 from seekpoint.web import Right
 from seekpoint.web.site import _templates
 from support.busy_ledger import BUSY, LOST, MANY, PAUSED, STOPPED, fill, path_of
-from support.kafka_postgres import WorkerGroup
 from support.lost_log import OFTEN, lost_log
 from support.postgres_proxy import PostgresProxy
+from support.worker_group import WorkerGroup
 from ui.conftest import Serve, as_user, carry_out, refreshed
 
 LOOKS = (("light", 1600, 400), ("dark", 400, 1600))  # axe-core looks at the first width

@@ -15,7 +15,7 @@ import pytest
 import seekpoint
 from public_modules import PUBLIC_MODULES, public_names
 from support.docs_pages import ROOT, name_of, read
-from support.failures import for_each
+from support.every_row import for_each
 
 SOURCES = sorted(
     path

@@ -15,7 +15,7 @@ from seekpoint.cli.app import every_command
 from seekpoint.cli.options import StagingOptions
 from seekpoint.cli.spark_session import require_master
 from seekpoint.errors import ConfigError
-from support.failures import for_each
+from support.every_row import for_each
 
 
 @for_each(

@@ -16,7 +16,7 @@ from seekpoint.codecs.cloud_events import CloudEvent, Event
 from seekpoint.errors import Poison
 from seekpoint.records import RawRecord
 from seekpoint.testing import raw
-from support.failures import for_each
+from support.every_row import for_each
 
 
 class Order(msgspec.Struct):

@@ -21,7 +21,7 @@ from seekpoint.errors import (
 from seekpoint.jobs.staging.task_errors import error_as_text, error_of
 from seekpoint.ledger.positions import Stop
 from seekpoint.records import Partition
-from support.failures import for_each
+from support.every_row import for_each
 
 ORDERS = Partition("orders", 3)
 ERRORS = {

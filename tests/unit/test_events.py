@@ -14,7 +14,7 @@ from seekpoint import Pipeline, Text, Worker, events
 from seekpoint.errors import ConfigError, DeclarationDiffers, OffsetLost
 from seekpoint.events import Announcer, Event
 from seekpoint.records import Cause, Failure, Partition, Span, State
-from support.failures import for_each
+from support.every_row import for_each
 from support.public_kinds import EVENTS
 
 KINDS: list[type[Event]] = [Event, *EVENTS]

@@ -12,7 +12,7 @@ from seekpoint import Limits
 from seekpoint.cli.app import every_command
 from seekpoint.testing.servers import topics
 from support.command import seekpoint
-from support.failures import for_each
+from support.every_row import for_each
 
 DATABASE = ["--database-url", "postgresql://ada:secret@127.0.0.1:1/shop"]
 BROKERS = ["--kafka", "bootstrap.servers=127.0.0.1:1"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.failures import for_each
+from support.every_row import for_each
 
 NUMBERS = {"one": 1, "two": 2, "three": 3, "none": None, "four": 4}
 FILE = "tests/unit/test_failures.py"

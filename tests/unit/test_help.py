@@ -8,7 +8,7 @@ from typing import Any
 from typer.main import get_command
 
 from seekpoint.cli.app import app, every_command, joined
-from support.failures import for_each
+from support.every_row import for_each
 
 
 def commands(command: Any, *path: str) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ from seekpoint.pipeline.frames import Frame, SparkPipeline
 from seekpoint.pipeline.pipeline import Pipeline as AnyPipeline
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.testing import check_exactly_once, process
-from support.failures import for_each
+from support.every_row import for_each
 
 SHOP = Pattern(r"shop\.(?P<name>.+)")
 URL = "postgresql+psycopg://unknown@localhost/none"

@@ -22,7 +22,7 @@ from seekpoint.errors import ConfigError, SeekpointError
 from seekpoint.ledger import GroupLedger
 from seekpoint.postgres.sqlstates import Fault, connection_lost, fault, is_data_error, is_transient, sqlstate
 from seekpoint.records import Partition
-from support.failures import for_each
+from support.every_row import for_each
 
 NAMES = [field.name for field in fields(Limits)]
 

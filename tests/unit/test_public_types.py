@@ -16,7 +16,7 @@ from typing import Any
 
 from public_modules import PUBLIC_MODULES, documented_names
 from support.docs_pages import PAGES, ROOT, name_of, read
-from support.failures import for_each
+from support.every_row import for_each
 
 PUBLIC = {
     f"{module}.{name}": getattr(import_module(module), name)

@@ -25,7 +25,7 @@ from seekpoint.codecs.json import JsonFloat, explained
 from seekpoint.codecs.value_types import field_names, has_models, type_info
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.testing import raw
-from support.failures import for_each
+from support.every_row import for_each
 
 
 class Line(BaseModel):

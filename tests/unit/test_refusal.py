@@ -7,7 +7,7 @@ from sqlalchemy.exc import OperationalError
 
 from seekpoint.errors import SchemaMismatch
 from seekpoint.worker.start import is_transient_at_start
-from support.failures import for_each
+from support.every_row import for_each
 
 FATAL = 'connection failed: connection to server at "10.0.0.1", port 5432 failed: FATAL:  '
 

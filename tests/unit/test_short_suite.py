@@ -14,7 +14,7 @@ from seekpoint.cli.app import every_command
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.base import TableSink
 from support.docs_pages import ROOT
-from support.failures import for_each
+from support.every_row import for_each
 
 FENCE = "tests/postgres/ledger/test_fence.py"
 CLI_BATCH, CLI_EXPORT = "tests/jobs/cli/test_cli_batch.py", "tests/jobs/cli/test_cli_export.py"

@@ -7,7 +7,7 @@ import pytest
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.spark.settings import Env
 from seekpoint.jobs.spark.sink_options import SinkOptions, sink_options
-from support.failures import for_each
+from support.every_row import for_each
 
 NEEDED = {"group": "sales", "table": "public.sales"}
 

@@ -12,7 +12,7 @@ from seekpoint.errors import ConfigError
 from seekpoint.jobs.spark.settings import Env, portable, resolved
 from seekpoint.jobs.spark.source_options import Bound, ledger_options, source_options, table_of
 from seekpoint.records import Partition
-from support.failures import for_each
+from support.every_row import for_each
 
 BROKERS = {"kafka.bootstrap.servers": "broker:9092"}
 ORDERS = {**BROKERS, "subscribe": "orders"}

@@ -9,7 +9,7 @@ import pytest
 from seekpoint.admin.spark_offsets import EARLIEST, LATEST, parse_spark_json, spark_json
 from seekpoint.errors import ConfigError
 from seekpoint.records import Partition
-from support.failures import for_each
+from support.every_row import for_each
 
 
 def test_what_is_written_is_read_again() -> None:

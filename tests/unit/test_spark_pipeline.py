@@ -22,7 +22,7 @@ from seekpoint.jobs.reload import Reload
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.spark import Frame, SparkPipeline
 from support.docs_pages import ROOT
-from support.failures import for_each
+from support.every_row import for_each
 
 
 class Order(msgspec.Struct):

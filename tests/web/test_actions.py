@@ -24,7 +24,7 @@ from seekpoint.web.reading import Reads
 from seekpoint.web.tokens import LIFETIME, Tokens
 from support.browser import LOCAL, Browser
 from support.dead_letter_group import DeadLetterGroup
-from support.failures import for_each
+from support.every_row import for_each
 from support.ledger_worker import LedgerWorker
 from support.postgres_proxy import PostgresProxy
 from support.sink_tables import orders

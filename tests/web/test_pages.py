@@ -26,7 +26,7 @@ from seekpoint.web import pages, present
 from seekpoint.web.reading import CHECKED
 from status_views import PAGES as STATUS_PAGES
 from status_views import fill, seconds_of
-from support.failures import for_each
+from support.every_row import for_each
 from support.ledger_worker import LedgerWorker
 from support.postgres_proxy import PostgresProxy
 from support.trouble import put_trouble

@@ -13,7 +13,7 @@ from seekpoint.errors import ConfigError
 from seekpoint.web import Access, Right, create_app
 from seekpoint.web.guard import HEADERS
 from support.browser import LOCAL
-from support.failures import for_each
+from support.every_row import for_each
 from support.ledger_worker import LedgerWorker
 from web.conftest import PAGES, Console
 

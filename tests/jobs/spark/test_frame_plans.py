@@ -16,7 +16,7 @@ from seekpoint.jobs.frames.columns import SCHEMA
 from seekpoint.jobs.frames.plan import require_merging
 from seekpoint.jobs.frames.plan_of_sums import require_adding
 from seekpoint.jobs.frames.records import RecordsSource
-from support.failures import for_each
+from support.every_row import for_each
 
 Make = Callable[[DataFrame, DataFrame], DataFrame]
 

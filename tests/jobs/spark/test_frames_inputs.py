@@ -27,7 +27,7 @@ from seekpoint.jobs.spark.task import InputChanged, TaskTrouble
 from seekpoint.spark import Env, Frame, SparkPipeline
 from seekpoint.testing import assert_frames_merge, raw
 from support.batch_process import offsets
-from support.failures import for_each
+from support.every_row import for_each
 from support.reload_orders import OrdersGroup
 from support.waiting import until
 

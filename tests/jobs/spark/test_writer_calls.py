@@ -15,7 +15,7 @@ from seekpoint.jobs.batch import steps
 from seekpoint.jobs.batch.steps import BatchSteps
 from support.batch_process import offsets
 from support.before_cutover import widen
-from support.failures import for_each
+from support.every_row import for_each
 from support.postgres_proxy import PostgresProxy, When
 from support.reload_orders import OrdersGroup
 from support.sink_calls import DATABASE, SinkCalls, SinkProcess

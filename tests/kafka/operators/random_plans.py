@@ -20,10 +20,10 @@ from seekpoint.errors import ConfigError, Fenced
 from seekpoint.events import Revoked
 from seekpoint.records import Partition
 from support.events import Run
-from support.kafka_postgres import WorkerGroup
 from support.operators_account import OperatorsAccount
 from support.postgres_proxy import PostgresProxy, When
 from support.waiting import until
+from support.worker_group import WorkerGroup
 
 BREAKS: list[When] = ["before_commit", "after_commit", "after_commit_delayed", "at_statement"]
 

@@ -24,11 +24,11 @@ from seekpoint.kafka.members import members
 from seekpoint.kafka.ranges import stable_ends
 from support.command import seekpoint
 from support.events import Run
-from support.kafka_postgres import PROTOCOLS, QUICK, WorkerGroup
 from support.kafka_tools import describe
 from support.operators_account import OperatorsAccount
 from support.postgres_proxy import PostgresProxy
 from support.recorded_rows import Stream, Transactions
+from support.worker_group import PROTOCOLS, QUICK, WorkerGroup
 
 PARTITIONS = 3
 PLANS = int(os.environ.get("SEEKPOINT_PLANS", "20"))

@@ -302,7 +302,7 @@ def test_a_reset_forward_and_a_recreated_topic_supersede_nothing(new_worker: New
 
 def open_keys(worker: DeadLetterWorker, *numbers: int) -> dict[tuple[Partition, bytes], int]:
     with worker.ledger.engine.begin() as tx:
-        keys = worker.dead_letters.open_keys(tx, map(worker.at, numbers or (0, 1)))
+        keys = worker.dead_letters.open_keys(tx, map(worker.topic_partition, numbers or (0, 1)))
         return {key: first.offset for key, first in keys.items()}
 
 
@@ -318,7 +318,7 @@ def test_open_keys_are_those_of_the_partitions_that_are_asked_for(new_worker: Ne
         aside(5, b""),
     )
     worker.park(aside(0, b"a", partition=1), number=1)
-    zero, first = worker.at(0), worker.at(1)
+    zero, first = worker.topic_partition(0), worker.topic_partition(1)
     assert open_keys(worker) == {(zero, b"a"): 1, (zero, b""): 5, (first, b"a"): 0}
     assert open_keys(worker, 1) == {(first, b"a"): 0}
     worker.close(worker.all(partition=0, from_offset=1)[0].id)
@@ -332,7 +332,7 @@ def test_dead_letters_of_an_earlier_topic_block_nothing(new_worker: NewDeadLette
     worker.park(aside(9, b"a"))
     worker.ledger.reset_offset("t", 0, 0, log=None, reason="recreated", topic_id=topic_id)
     assert open_keys(worker) == {}
-    assert worker.dead_letters.count_open() == {worker.at(0): 1}
+    assert worker.dead_letters.count_open() == {worker.topic_partition(0): 1}
 
 
 def test_the_first_of_a_key_is_found(new_worker: NewDeadLetterWorker) -> None:
@@ -404,7 +404,7 @@ def test_lists_are_ordered_filtered_and_paged(new_worker: NewDeadLetterWorker) -
     while page := worker.all(limit=3, after=pages[-1] if pages else None):
         pages += page
     assert pages == list(everything)
-    assert worker.dead_letters.count_open() == {worker.at(0): 4, worker.at(1): 3}
+    assert worker.dead_letters.count_open() == {worker.topic_partition(0): 4, worker.topic_partition(1): 3}
 
 
 def test_a_page_begins_after_a_dead_letter_that_was_deleted_meanwhile(new_worker: NewDeadLetterWorker) -> None:

@@ -37,14 +37,17 @@ class LedgerWorker:
     cluster_id: str = CLUSTER
     claims: dict[int, Claim] = field(default_factory=dict)
 
-    def at(self, number: int) -> Partition:
+    def topic_partition(self, number: int) -> Partition:
         return Partition(self.topic, number)
 
     def claim(self, *numbers: int, start: Mapping[int, int] | None = None) -> Claimed:
         """Claim partitions and keep the granted claims; a new topic starts at ``start`` (by default at 0)."""
-        first = {self.at(n): offset for n, offset in (start or dict.fromkeys(numbers, 0)).items()}
+        first = {self.topic_partition(n): offset for n, offset in (start or dict.fromkeys(numbers, 0)).items()}
         claimed = self.ledger.claim(
-            map(self.at, numbers), {self.topic: self.topic_id}, cluster_id=self.cluster_id, start=lambda _: first
+            map(self.topic_partition, numbers),
+            {self.topic: self.topic_id},
+            cluster_id=self.cluster_id,
+            start=lambda _: first,
         )
         self.claims |= {p.number: claim for p, claim in claimed.granted.items()}
         return claimed

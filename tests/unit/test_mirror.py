@@ -49,7 +49,7 @@ class MirrorHarness:
     def _read(self, *_: Any) -> None:
         self.answered()
 
-    def at(self, offset: int, partition: Partition = AT, epoch: int = 1) -> None:
+    def has_position(self, offset: int, partition: Partition = AT, epoch: int = 1) -> None:
         """The ledger has this position."""
         self.claims[partition] = Claim(partition, uuid4(), epoch, offset, 7, uuid4())
 
@@ -70,11 +70,11 @@ def test_what_has_moved_is_committed_and_seldom() -> None:
     harness = MirrorHarness()
     harness.later()
     assert harness.sent == []
-    harness.at(10)
+    harness.has_position(10)
     harness.later()
     assert harness.sent == [{AT: Commit(10, 7, "seekpoint epoch=1")}]
     harness.answered()
-    harness.at(20)
+    harness.has_position(20)
     harness.later(EVERY / 2)
     assert len(harness.sent) == 1
     harness.later(EVERY / 2)
@@ -82,7 +82,7 @@ def test_what_has_moved_is_committed_and_seldom() -> None:
     harness.answered()
     harness.later()
     assert len(harness.sent) == 2, "it has not moved"
-    harness.at(4, epoch=2)
+    harness.has_position(4, epoch=2)
     harness.later()
     assert harness.sent[2:] == [{AT: Commit(4, 7, "seekpoint epoch=2")}], "a rewind, too"
     harness.answered()
@@ -92,9 +92,9 @@ def test_what_has_moved_is_committed_and_seldom() -> None:
 
 def test_nothing_is_committed_while_an_answer_is_outstanding_and_a_failure_is_tried_again() -> None:
     harness = MirrorHarness()
-    harness.at(10)
+    harness.has_position(10)
     harness.later()
-    harness.at(11)
+    harness.has_position(11)
     harness.later()
     assert len(harness.sent) == 1
     for n in range(1, 3 * TRIES):
@@ -108,8 +108,8 @@ def test_nothing_is_committed_while_an_answer_is_outstanding_and_a_failure_is_tr
 def test_commits_of_another_consumer_are_reported_before_they_are_replaced() -> None:
     other = Partition("orders", 1)
     harness = MirrorHarness(before={AT: Commit(3), other: Commit.mirror(5, None, 1)})
-    harness.at(10)
-    harness.at(10, other)
+    harness.has_position(10)
+    harness.has_position(10, other)
     harness.mirror.finish()
     assert harness.sent == [], "it ended before it has asked"
     harness.later()
@@ -125,7 +125,7 @@ def test_commits_of_another_consumer_are_reported_before_they_are_replaced() -> 
 def test_commits_are_not_replaced_before_kafka_has_answered_which_there_are() -> None:
     harness = MirrorHarness(before={AT: Commit(3)})
     harness.is_slow = True
-    harness.at(10)
+    harness.has_position(10)
     for _ in range(2 * TRIES):
         harness.later()
     assert harness.sent == []
@@ -142,7 +142,7 @@ def test_the_worker_does_not_wait_for_the_answer() -> None:
     answered = threading.Event()
     harness = MirrorHarness()
     harness.mirror._client.committed = lambda *_: {} if answered.wait(10) else None  # type: ignore[method-assign]
-    harness.at(10)
+    harness.has_position(10)
     for _ in range(3):
         harness.now += EVERY
         harness.mirror.maintain(harness.now)
@@ -157,7 +157,7 @@ def test_the_worker_does_not_wait_for_the_answer() -> None:
 
 def test_a_worker_without_a_mirror_warns_and_commits_nothing() -> None:
     harness = MirrorHarness(is_on=False, before={AT: Commit(3, None, "")})
-    harness.at(10)
+    harness.has_position(10)
     for _ in range(5):
         harness.later()
     harness.mirror.finish()
@@ -171,7 +171,7 @@ def test_an_error_of_the_client_ends_no_worker() -> None:
 
     harness = MirrorHarness()
     harness.mirror._client.commit = broken  # type: ignore[method-assign]
-    harness.at(10)
+    harness.has_position(10)
     for _ in range(3 * TRIES):
         harness.later()
     harness.mirror.finish()
@@ -189,19 +189,19 @@ def test_a_position_without_a_leader_epoch_is_a_commit_without_one() -> None:
 
 def test_what_was_not_committed_is_at_the_end() -> None:
     harness = MirrorHarness()
-    harness.at(10)
+    harness.has_position(10)
     harness.later()
-    harness.at(12)
+    harness.has_position(12)
     harness.mirror.finish()
     assert harness.sent[-1] == {AT: Commit(12, 7, "seekpoint epoch=1")}
 
 
 def test_the_end_waits_for_no_broker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = MirrorHarness()
-    harness.at(10)
+    harness.has_position(10)
     harness.later()
     monkeypatch.setattr("seekpoint.worker.mirror.LAST", 0.0)
-    harness.at(12)
+    harness.has_position(12)
     assert not harness.mirror.finish()
     assert len(harness.sent) == 1, "nothing more is sent while an answer is outstanding"
     harness.answered()
@@ -231,7 +231,7 @@ def test_kafka_has_the_positions_once_it_answers_again(seed: int) -> None:
         if dice.random() < 0.2:
             harness.claims.pop(partition, None)
         else:
-            harness.at(dice.randrange(100), partition, epoch=step)
+            harness.has_position(dice.randrange(100), partition, epoch=step)
         harness.later(dice.choice([0.0, 1.0, EVERY]))
         if dice.random() < 0.7:
             answer(fails=dice.random() < 0.5)

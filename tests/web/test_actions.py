@@ -498,7 +498,7 @@ def test_the_failed_record_is_skipped(browser: Browser, worker: LedgerWorker, ad
 
 def stop_at(worker: LedgerWorker, kind: type[PartitionStopped]) -> None:
     """Stop partition 0 at its position."""
-    arguments = (worker.at(0), 5, "SECRET text")
+    arguments = (worker.topic_partition(0), 5, "SECRET text")
     stop: PartitionStopped
     if kind is PoisonStop:
         stop = PoisonStop(*arguments, choices=["first choice"], failure=Failure.of(ValueError("SECRET"), Cause.HANDLER))

@@ -169,7 +169,7 @@ def test_a_partition_that_the_ledger_does_not_have_says_so(console: Console, wor
 def test_a_hundred_partitions_are_on_a_page_the_worst_first(console: Console, worker: LedgerWorker) -> None:
     worker.claim(*range(3, 250))
     status = StatusTables(worker.ledger, WorkerProcess("host-1", 1, "c", "0.1.0"))
-    status.sample({worker.at(n): (0, 1_000 if n == 249 else 100) for n in range(250)})
+    status.sample({worker.topic_partition(n): (0, 1_000 if n == 249 else 100) for n in range(250)})
     browser = console()
     pages = [browser.get(f"/group?group=g&page={n}").text for n in (1, 2, 3)]
     assert [page.count("<tr id=") for page in pages] == [100, 100, 50]
@@ -203,11 +203,11 @@ def test_samples_are_drawn_and_are_in_the_json(
     console: Console, worker: LedgerWorker, seekpoint_engine: Engine
 ) -> None:
     status = StatusTables(worker.ledger, WorkerProcess("host-1", 1, "c", "0.1.0"))
-    status.sample({worker.at(0): (0, 105)})
+    status.sample({worker.topic_partition(0): (0, 105)})
     with seekpoint_engine.begin() as tx:
         tx.execute(text(f"UPDATE \"{worker.ledger.schema}\".position_sample SET at = at - interval '5 minutes'"))
     worker.commit({0: 45})
-    status.sample({worker.at(0): (0, 105)})
+    status.sample({worker.topic_partition(0): (0, 105)})
     browser = console()
     assert 'aria-label="lag, 100 to 60, at most 100"' in browser.get("/group?group=g").text
     (line,) = [
@@ -224,7 +224,7 @@ def test_a_group_whose_workers_are_dead_has_no_worker_on_any_page(
     """Its partitions have the dead worker's owner still, and its row is kept for a day."""
     status = StatusTables(worker.ledger, WorkerProcess("host-1", 1, "c", "0.1.0"))
     status.seen("running")
-    status.sample({worker.at(n): (0, 7) for n in range(3)})
+    status.sample({worker.topic_partition(n): (0, 7) for n in range(3)})
     browser, partition = console(), "/partition?group=g&topic=t&partition=1"
 
     def shown() -> list[int]:

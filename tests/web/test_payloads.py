@@ -56,7 +56,7 @@ def marked_group(dead_letter_group: DeadLetterGroup) -> DeadLetterGroup:
     )
     worker = LedgerWorker(dead_letter_group.ledger, cluster_id="seekpoint-testing")
     worker.claim(0, 1)
-    stop = OffsetLost(worker.at(0), 0, f"stopped by {SECRET}", choices=["a choice"])
+    stop = OffsetLost(worker.topic_partition(0), 0, f"stopped by {SECRET}", choices=["a choice"])
     stop.token = worker.claims[0].token
     worker.ledger.record_stops([stop])
     with dead_letter_group.engine.begin() as tx:

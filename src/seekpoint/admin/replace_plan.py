@@ -257,8 +257,8 @@ def differences(tx: GroupConnection, pair: Pair) -> Iterator[str]:
     names = {pair.old.name: pair.new, pair.new.name: pair.old}
     dead_letters: dict[str, list[Row[Any]]] = {pair.old.name: [], pair.new.name: []}
     for row in tx.execute(REPLACE["dead_letters_of_one"], old_group=pair.old.name, new_group=pair.new.name):
-        rows = [side.get(Partition(row.topic, row.partition)) for side in (pair.old_rows, pair.new_rows)]
-        if all(position is not None and row.record_offset < position.next_offset for position in rows):
+        positions = [side.get(Partition(row.topic, row.partition)) for side in (pair.old_rows, pair.new_rows)]
+        if all(position is not None and row.record_offset < position.next_offset for position in positions):
             dead_letters[row.consumer_group].append(row)
     for group, of_group in dead_letters.items():
         if of_group:

@@ -164,11 +164,11 @@ def verify(
                 range_records=session.range_records,
                 progress=progress,
             )
-            paths = None if differences is None else _written(verified, differences, progress)
+            paths = None if differences is None else _write_differences(verified, differences, progress)
     print_report(verified.report, paths, as_json=as_json)
 
 
-def _written(verified: FramesVerified, root: str, progress: Shown) -> dict[str, str]:
+def _write_differences(verified: FramesVerified, root: str, progress: Shown) -> dict[str, str]:
     """Write the rows that differ below this path; returns the path of each table that has some."""
     paths = {table: f"{root.rstrip('/')}/{verified.run.id}/{quote(table)}" for table in verified.differences}
     for table, path in paths.items():

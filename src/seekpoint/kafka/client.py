@@ -116,12 +116,12 @@ class Client:
         """
         with self._in_use:
             self._paused.difference_update(fresh)
-            tps = [_at(partition, offset) for partition, (offset, _) in fresh.items()]
+            tps = [_topic_partition(partition, offset) for partition, (offset, _) in fresh.items()]
             # Only a seek makes the broker check the epoch and report a truncated log. The partitions are paused until
             # then: if a broker refuses the position before the seek, the client ends the partition, and seeks fail
             # until it is assigned again.
             sought = {
-                partition: _at(partition, offset, epoch)
+                partition: _topic_partition(partition, offset, epoch)
                 for partition, (offset, epoch) in fresh.items()
                 if epoch is not None
             }
@@ -147,7 +147,7 @@ class Client:
 
     def _assign(self, fresh: list[_TopicPartition], others: Mapping[Partition, int]) -> None:
         """Replace the whole assignment; paused partitions stay paused."""
-        self._consumer.assign(fresh + [_at(partition, offset) for partition, offset in others.items()])
+        self._consumer.assign(fresh + [_topic_partition(partition, offset) for partition, offset in others.items()])
         if paused := [_TopicPartition(*partition) for partition in others if partition in self._paused]:
             self._consumer.pause(paused)
 
@@ -198,7 +198,7 @@ class Client:
             self._paused.difference_update(read_positions)
             self._consumer.resume([_TopicPartition(*partition) for partition in read_positions])
             for partition in self._assigned(read_positions):  # without a seek it may take a second to begin
-                self._seek(_at(partition, *read_positions[partition]))
+                self._seek(_topic_partition(partition, *read_positions[partition]))
 
     def continue_reading(self, read_positions: Mapping[Partition, tuple[int, int | None]]) -> None:
         """Resume reading at once after a rebalance, at (offset, leader epoch of the record before it).
@@ -212,7 +212,7 @@ class Client:
                 return
             for partition in self._assigned(read_positions):
                 if partition not in self._paused:
-                    self._seek(_at(partition, *read_positions[partition]))
+                    self._seek(_topic_partition(partition, *read_positions[partition]))
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -486,7 +486,7 @@ def _headers(messages: list[Any]) -> tuple[list[Any], dict[int, BaseException]]:
             return headers, failures
 
 
-def _at(partition: Partition, offset: int, leader_epoch: int | None = None) -> _TopicPartition:
+def _topic_partition(partition: Partition, offset: int, leader_epoch: int | None = None) -> _TopicPartition:
     if leader_epoch is None:
         return _TopicPartition(*partition, offset)
     return _TopicPartition(*partition, offset, leader_epoch=leader_epoch)

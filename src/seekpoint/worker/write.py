@@ -181,8 +181,8 @@ def _named(poison: Poison, records: Sequence[DecodedRecord]) -> list[RawRecord]:
     """The batch's records that it names. Raises HandlerMisuse if it names only others: retries would not end."""
     if not poison.records:
         return []
-    names = {getattr(record, "id", None) for record in poison.records}
-    if not (named := [record.raw for record in records if record.raw.id in names]):
+    poison_ids = {getattr(record, "id", None) for record in poison.records}
+    if not (named := [record.raw for record in records if record.raw.id in poison_ids]):
         raise HandlerMisuse(
             f"{poison!r} names no record of this batch: pass records of the batch that the handler got"
         ) from poison

@@ -42,7 +42,12 @@ def test_a_failure_is_noted_after_the_advance_for_the_next_owner(
     with seekpoint_engine.begin() as tx:
         moved = worker.work(tx, {0: 3, 1: 9})
         [noted] = worker.ledger.record_attempts(tx, [(worker.claims[0], FAILED)])
-        assert worker.ledger.positions_of([worker.at(0)], locked=False)[worker.at(0)].attempt_offset is None
+        assert (
+            worker.ledger.positions_of([worker.topic_partition(0)], locked=False)[
+                worker.topic_partition(0)
+            ].attempt_offset
+            is None
+        )
     assert noted.attempt == FAILED
     worker.accept(moved)
     worker.ledger.release(worker.claims.values())
@@ -285,7 +290,10 @@ def test_progress_keeps_a_suspect_range_until_its_end(new_worker: NewLedgerWorke
     with seekpoint_engine.begin() as tx:
         moved = two.work(tx, {0: 40})
         two.ledger.record_suspects(tx, [SuspectNote(two.claims[0], 100, 80)])
-        assert two.ledger.positions_of([two.at(0)], locked=False)[two.at(0)].suspect_part_end == 40
+        assert (
+            two.ledger.positions_of([two.topic_partition(0)], locked=False)[two.topic_partition(0)].suspect_part_end
+            == 40
+        )
     two.accept(moved)
     assert suspects(three) == (100, 80)
     assert three.claims[0].unreleased == 2, "a part says nothing of what comes after it"

@@ -57,7 +57,7 @@ def test_a_claim_waits_for_a_commit(
         claiming = threads.submit(successor.claim, 0, 1)
         wait_until_blocked(seekpoint_engine, by=backend(tx))
         assert not claiming.done()
-    assert set(claiming.result().granted) == {successor.at(0), successor.at(1)}
+    assert set(claiming.result().granted) == {successor.topic_partition(0), successor.topic_partition(1)}
     assert (successor.claims[0].next_offset, successor.claims[0].leader_epoch) == (8, 7)
     successor.commit({0: 9, 1: 1})
     successor.exactly({0: 9, 1: 1})
@@ -202,13 +202,15 @@ def test_a_new_topic_is_started_once(
                 name = f"%{other.ledger.owner.hex[:8]}%"
                 until(lambda: began.running() and waits_for_lock(seekpoint_engine, name), "the other at the lock")
                 claims.append(began)
-            return {by.at(n): latest for n in range(2)}
+            return {by.topic_partition(n): latest for n in range(2)}
 
         return resolve
 
     def claim(by: LedgerWorker, resolve: Callable[[str], Mapping[Partition, int]]) -> None:
         ids = {by.topic: by.topic_id}
-        granted = by.ledger.claim([by.at(0), by.at(1)], ids, cluster_id=CLUSTER, start=resolve).granted
+        granted = by.ledger.claim(
+            [by.topic_partition(0), by.topic_partition(1)], ids, cluster_id=CLUSTER, start=resolve
+        ).granted
         by.claims |= {p.number: c for p, c in granted.items()}
 
     claims = [threads.submit(claim, first, start(first, 100, second))]
@@ -227,7 +229,7 @@ def test_a_start_that_fails_leaves_nothing(new_worker: NewLedgerWorker) -> None:
         raise ConnectionError(topic)
 
     with pytest.raises(ConnectionError):
-        worker.ledger.claim([worker.at(0)], {"t": worker.topic_id}, cluster_id=CLUSTER, start=away)
+        worker.ledger.claim([worker.topic_partition(0)], {"t": worker.topic_id}, cluster_id=CLUSTER, start=away)
     assert worker.ledger.read() == []
     worker.claim(0, start={0: 42, 1: 43})
     assert worker.positions() == {0: 42, 1: 43}
@@ -301,7 +303,7 @@ def test_claims_over_owners_that_did_not_release_are_counted(new_worker: NewLedg
 OPERATIONS: Mapping[str, Callable[[LedgerWorker], object]] = {
     "claim": lambda d: d.claim(*reversed(range(6))),
     "hold": lambda d: d.commit(dict.fromkeys(reversed(range(6)), 9)),
-    "look": lambda d: d.ledger.positions_of(map(d.at, reversed(range(6)))),
+    "look": lambda d: d.ledger.positions_of(map(d.topic_partition, reversed(range(6)))),
     "note": lambda d: d.ledger.record_attempts_alone([(claim, Attempt(9, 1)) for claim in reversed(d.claims.values())]),
     "release": lambda d: d.ledger.release(reversed(d.claims.values())),
     "pause": lambda d: d.ledger.pause(reason="a test"),

@@ -65,7 +65,7 @@ def test_what_is_stored_between_the_two_steps_of_a_claim_is_compared_too(
     here = new_worker(tables=[first], positions={0: 0})
     claimant = Claimant("g", uuid4(), 1, CLUSTER, {"t": here.topic_id}, Declaration.of([two]))
     with pytest.raises(DeclarationDiffers):
-        here.ledger._claim_together(claimant, [here.at(1)], None)
+        here.ledger._claim_together(claimant, [here.topic_partition(1)], None)
 
 
 def test_two_first_claims_store_one_set(

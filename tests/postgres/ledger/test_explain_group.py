@@ -37,7 +37,7 @@ def declare(worker: LedgerWorker, pipeline: Pipeline, **settings: bool) -> None:
 
 def test_what_holds_and_what_weakens_it(new_worker: NewLedgerWorker) -> None:
     worker = new_worker(positions={0: 5})
-    topic = worker.at(0).topic
+    topic = worker.topic_partition(0).topic
     sinks: list[Any] = [
         Append("items", columns=["id"]),
         Upsert("totals", key=["id"], columns=["id"], offset_column="o"),
@@ -64,7 +64,7 @@ def test_what_holds_and_what_weakens_it(new_worker: NewLedgerWorker) -> None:
 def test_sums_are_explained_with_what_they_refuse(new_worker: NewLedgerWorker) -> None:
     worker = new_worker(positions={0: 5})
     sinks = [Accumulate("daily_sales", key=["day", "shop"], add=["cents"])]
-    declare(worker, Pipeline(worker.ledger.group, topics=worker.at(0).topic, value=Json(), sinks=sinks))
+    declare(worker, Pipeline(worker.ledger.group, topics=worker.topic_partition(0).topic, value=Json(), sinks=sinks))
     (explained,) = admin_of(worker).explain(worker.ledger.group).topics
     added = "Accumulate adds each record to the row of its day, shop in daily_sales: the order does not matter"
     assert added in explained.guarantee
@@ -74,7 +74,9 @@ def test_sums_are_explained_with_what_they_refuse(new_worker: NewLedgerWorker) -
 @pytest.mark.parametrize("policy", list(OnPoison))
 def test_each_policy_is_said_in_words(new_worker: NewLedgerWorker, policy: OnPoison) -> None:
     worker = new_worker(positions={0: 5})
-    pipeline = Pipeline(worker.ledger.group, topics=worker.at(0).topic, value=Json(), handle=post, on_poison=policy)
+    pipeline = Pipeline(
+        worker.ledger.group, topics=worker.topic_partition(0).topic, value=Json(), handle=post, on_poison=policy
+    )
     declare(worker, pipeline)
     (explained,) = admin_of(worker).explain(worker.ledger.group).topics
     assert any(".post is called" in line for line in explained.guarantee)
@@ -94,7 +96,7 @@ def test_a_group_without_a_declaration_and_one_that_is_unknown(new_worker: NewLe
 
 def test_a_declaration_of_an_earlier_version_and_a_stop(new_worker: NewLedgerWorker) -> None:
     worker = new_worker(positions={0: 5})
-    declare(worker, Pipeline(worker.ledger.group, topics=worker.at(0).topic, value=Json(), handle=post))
+    declare(worker, Pipeline(worker.ledger.group, topics=worker.topic_partition(0).topic, value=Json(), handle=post))
     with worker.ledger.engine.begin() as tx:
         tx.execute(text(f'UPDATE "{worker.ledger.schema}".consumer_group SET version = 2'))
         tx.execute(text(put_stop(f'"{worker.ledger.schema}"', "OffsetLost", "5")))
@@ -107,7 +109,7 @@ def test_a_declaration_of_an_earlier_version_and_a_stop(new_worker: NewLedgerWor
 
 def test_the_command(new_worker: NewLedgerWorker, seekpoint_dsn: str) -> None:
     worker = new_worker(positions={0: 5})
-    declare(worker, Pipeline(worker.ledger.group, topics=worker.at(0).topic, value=Json(), handle=post))
+    declare(worker, Pipeline(worker.ledger.group, topics=worker.topic_partition(0).topic, value=Json(), handle=post))
     words = ["explain", worker.ledger.group, "--database-url", seekpoint_dsn, "--schema", worker.ledger.schema]
     done = CliRunner().invoke(app, words)
     assert (done.exit_code, done.stdout.splitlines()[0]) == (0, f"{worker.ledger.group}, version 1")

@@ -175,7 +175,7 @@ def test_a_savepoint_between_the_two_does_no_harm(new_worker: NewLedgerWorker, s
 def test_a_row_that_is_missing_is_refused(new_worker: NewLedgerWorker, seekpoint_engine: Engine) -> None:
     """I2: no row, no right: a claim of a partition that the ledger does not know moves nothing."""
     worker = new_worker(positions={0: 0})
-    stranger = replace(worker.claims[0], partition=worker.at(5))
+    stranger = replace(worker.claims[0], partition=worker.topic_partition(5))
     with pytest.raises(Fenced, match="rows held: 0"), seekpoint_engine.begin() as tx:
         worker.ledger.hold(tx, [Expected(stranger, 0)])
     assert worker.positions() == {0: 0}

@@ -119,7 +119,7 @@ def test_a_claim_that_is_refused_after_tokens_were_drawn_is_rolled_back(
         new_worker(version=2).claim(0)
     before = here.row(0), here.row(1)
     with pytest.raises(kind):
-        here.ledger._claim_together(claimant, [here.at(0), here.at(1)], None)
+        here.ledger._claim_together(claimant, [here.topic_partition(0), here.topic_partition(1)], None)
     assert (here.row(0), here.row(1)) == before
 
 
@@ -158,12 +158,12 @@ def test_a_reset_binds_the_row_to_the_recreated_topic(new_worker: NewLedgerWorke
     """I4, I5: the operator's decision binds the row to the new topic; the old life's reader is fenced."""
     worker, successor = new_worker(positions={0: 5}), new_worker()
     successor.topic_id = uuid4()
-    assert successor.at(0) in successor.claim(0).refused
+    assert successor.topic_partition(0) in successor.claim(0).refused
     successor.ledger.reset_offset(
         "t", 0, to=0, topic_id=successor.topic_id, log=None, reason="recreated with the same schema"
     )
     refused_at_hold(worker, seekpoint_engine)
-    assert worker.at(0) in worker.claim(0).refused  # a worker that still sees the old id
+    assert worker.topic_partition(0) in worker.claim(0).refused  # a worker that still sees the old id
     assert successor.claim(0).refused == {}
     assert (successor.claims[0].next_offset, successor.claims[0].topic_id) == (0, successor.topic_id)
 

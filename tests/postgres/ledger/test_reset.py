@@ -143,7 +143,7 @@ def test_what_a_truncation_took_is_a_row(new_worker: NewLedgerWorker, to: int) -
 
 
 def stop(worker: LedgerWorker, log_end: int | None) -> None:
-    lost = OffsetLost(worker.at(0), 5, "truncated", log_end=log_end)
+    lost = OffsetLost(worker.topic_partition(0), 5, "truncated", log_end=log_end)
     lost.token = worker.claims[0].token
     worker.ledger.record_stops([lost])
 
@@ -196,14 +196,14 @@ def test_a_reset_past_the_log_is_refused(new_worker: NewLedgerWorker) -> None:
         worker.ledger.reset_offset("t", 0, to=to, log=(2, 10), reason="x")
     worker.ledger.reset_offset("t", 0, to=10**6, log=None, reason="x")
     assert worker.positions() == {0: 10**6}
-    moved = worker.ledger.last_reset(worker.at(0))
+    moved = worker.ledger.last_reset(worker.topic_partition(0))
     assert moved is not None
     assert (moved.to, moved.reason) == (10**6, "x")
     local_time = moved.at.astimezone(timezone(timedelta(hours=9)))
     assert str(replace(moved, at=local_time)) == str(moved)
     assert f"{moved.at.astimezone(UTC):%H:%M:%S} UTC" in str(moved)
-    assert worker.ledger.last_reset((worker.at(0).topic, worker.at(0).number)) == moved
-    assert worker.ledger.last_reset(worker.at(1)) is None
+    assert worker.ledger.last_reset((worker.topic_partition(0).topic, worker.topic_partition(0).number)) == moved
+    assert worker.ledger.last_reset(worker.topic_partition(1)) is None
 
 
 @pytest.mark.parametrize("log", [(5, 2), (-1, 5), (0,), (0, 1, 2), "09", 7, (0, "9"), (True, 9)])
@@ -254,7 +254,7 @@ def test_a_waiting_reset_blocks_no_claim(
         moving = threads.submit(new_worker().ledger.reset_offset, "t", 0, 2, log=None, reason="rewind")
         wait_until_blocked(seekpoint_engine, by=backend(tx))
         assert other.claim(1).stalled == ()
-        other.ledger.record_action("seen", other.at(1), 0, 0, reason="test")
+        other.ledger.record_action("seen", other.topic_partition(1), 0, 0, reason="test")
         assert not moving.done()
         worker.ledger.advance(tx, [worker.move(0, 5)], transaction)
     assert moving.result().next_offset == 2

@@ -136,7 +136,7 @@ def test_odd_names_are_names(seekpoint_engine: Engine, odd_schema: str) -> None:
     worker, successor = new_worker(1), new_worker(2)
     worker.claim(0, 1)
     worker.commit({0: 2, 1: 3})
-    worker.ledger.positions_of([worker.at(0)])
+    worker.ledger.positions_of([worker.topic_partition(0)])
     worker.ledger.pause(reason=ODD, actor=ODD)
     worker.ledger.resume()
     worker.ledger.reset_offset("t", 0, to=3, log=None, reason=ODD, lost=ODD)

@@ -35,8 +35,8 @@ def test_only_the_stalled_partition_waits(new_worker: NewLedgerWorker, seekpoint
     with seekpoint_engine.begin() as tx:
         pid = stall(worker, tx, 1)
         claimed = successor.claim(0, 1, 2, 3)
-        assert claimed.stalled == (successor.at(1),)
-        assert set(claimed.granted) == {successor.at(n) for n in (0, 2, 3)}
+        assert claimed.stalled == (successor.topic_partition(1),)
+        assert set(claimed.granted) == {successor.topic_partition(n) for n in (0, 2, 3)}
         assert claimed.terminated == ()
         assert alive(seekpoint_engine, pid)
     again = successor.claim(1)
@@ -52,7 +52,7 @@ def test_an_abandoned_transaction_is_ended(new_worker: NewLedgerWorker, seekpoin
     with seekpoint_engine.connect() as tx:
         pid = stall(worker, tx, 1)
         claimed = strict.claim(0, 1)
-        assert claimed.stalled == (strict.at(1),)
+        assert claimed.stalled == (strict.topic_partition(1),)
         assert claimed.terminated == (pid,)
         until(lambda: not alive(seekpoint_engine, pid), "the end of the abandoned session")
         assert successor.claim(0, 1).stalled == ()
@@ -71,7 +71,7 @@ def test_another_session_that_locks_the_row_is_not_ended(new_worker: NewLedgerWo
         tx.execute(text("SET LOCAL application_name = 'psql'"))
         tx.execute(text(f"UPDATE {worker.ledger.schema}.partition_offset SET owner = owner WHERE partition = 1"))
         claimed = strict.claim(0, 1)
-        assert claimed.stalled == (strict.at(1),)
+        assert claimed.stalled == (strict.topic_partition(1),)
         assert claimed.terminated == ()
         assert alive(seekpoint_engine, backend(tx))
     assert strict.claim(1).stalled == ()

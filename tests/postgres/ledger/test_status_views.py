@@ -40,7 +40,7 @@ def age(worker: LedgerWorker, by: str) -> None:
 def test_lag_and_headroom_of_a_sample(new_worker: NewLedgerWorker) -> None:
     worker = new_worker(positions={0: 5, 1: 7})
     status_of(worker).seen("running")
-    status_of(worker).sample({worker.at(0): (2, 25), worker.at(1): (0, 7)})
+    status_of(worker).sample({worker.topic_partition(0): (2, 25), worker.topic_partition(1): (0, 7)})
     first, second = sorted(view(worker, lag), key=lambda row: row.partition)
     assert (first.next_offset, first.lag_records, first.headroom_records) == (5, 20, 3)
     assert (second.lag_records, second.lag_seconds, second.headroom_records) == (0, 0.0, 7)
@@ -68,9 +68,9 @@ def test_a_worker_that_has_ended_or_was_not_seen_lately_has_no_partition(
 def test_an_old_sample_says_nothing_of_the_lag(new_worker: NewLedgerWorker, minutes: int) -> None:
     """With all workers dead, a small lag that no owner updates must not look healthy."""
     worker = new_worker(positions={0: 5, 1: 5})
-    status_of(worker).sample({worker.at(0): (0, 6), worker.at(1): (0, 6)})
+    status_of(worker).sample({worker.topic_partition(0): (0, 6), worker.topic_partition(1): (0, 6)})
     age(worker, f"{minutes} minutes")
-    status_of(worker).sample({worker.at(1): (0, 6)})
+    status_of(worker).sample({worker.topic_partition(1): (0, 6)})
     first, second = sorted(view(worker, lag), key=lambda row: row.partition)
     (group,) = view(worker, group_status)
     is_known = minutes == 2
@@ -82,13 +82,13 @@ def test_an_old_sample_says_nothing_of_the_lag(new_worker: NewLedgerWorker, minu
 
 def test_a_position_past_the_end_of_the_log_is_no_lag_of_zero(new_worker: NewLedgerWorker) -> None:
     worker = new_worker(positions={0: 50})
-    status_of(worker).sample({worker.at(0): (0, 6)})
+    status_of(worker).sample({worker.topic_partition(0): (0, 6)})
     assert [row.lag_records for row in view(worker, lag)] == [None]
 
 
 def test_a_position_that_has_passed_the_sample_is_a_lag_of_zero(new_worker: NewLedgerWorker) -> None:
     worker = new_worker(positions={0: 5})
-    status_of(worker).sample({worker.at(0): (0, 6)})
+    status_of(worker).sample({worker.topic_partition(0): (0, 6)})
     worker.commit({0: 9})
     assert [(row.lag_records, row.lag_seconds) for row in view(worker, lag)] == [(0, 0.0)]
 
@@ -98,7 +98,7 @@ def test_an_old_sample_says_when_it_was_and_how_fast_retention_deleted(new_worke
     worker = new_worker(positions={0: 150})
     status = status_of(worker)
     for start, end, later in ((0, 100, "20 minutes"), (40, 140, "30 minutes"), (60, 200, "30 minutes")):
-        status.sample({worker.at(0): (start, end)})
+        status.sample({worker.topic_partition(0): (start, end)})
         age(worker, later)
     (row,) = view(worker, lag)
     assert (row.lag_records, row.lag_seconds, row.headroom_seconds) == (None, None, None)
@@ -116,9 +116,9 @@ def test_lag_in_time_is_interpolated_between_samples(new_worker: NewLedgerWorker
     worker = new_worker(positions={0: 150})
     status = status_of(worker)
     for end, later in ((100, "30 minutes"), (200, "29 minutes"), (300, "1 minute")):
-        status.sample({worker.at(0): (0, end)})
+        status.sample({worker.topic_partition(0): (0, end)})
         age(worker, later)
-    status.sample({worker.at(0): (0, 310)})
+    status.sample({worker.topic_partition(0): (0, 310)})
     (row,) = view(worker, lag)
     assert row.lag_records == 160
     assert row.lag_seconds == pytest.approx(45 * 60, abs=30)
@@ -127,7 +127,7 @@ def test_lag_in_time_is_interpolated_between_samples(new_worker: NewLedgerWorker
 def test_before_the_first_sample_the_last_record_says_how_late_it_is(new_worker: NewLedgerWorker) -> None:
     worker = new_worker(positions={0: 5})
     execute(worker, "UPDATE {s}.partition_offset SET record_time = clock_timestamp() - interval '7 minutes'")
-    status_of(worker).sample({worker.at(0): (0, 90)})
+    status_of(worker).sample({worker.topic_partition(0): (0, 90)})
     (row,) = view(worker, lag)
     assert row.lag_seconds == pytest.approx(7 * 60, abs=10)
 
@@ -136,7 +136,7 @@ def test_a_lag_in_time_that_is_not_known_is_null(new_worker: NewLedgerWorker) ->
     """Nothing was applied yet, and the first sample was late: zero would look healthy."""
     worker = new_worker(positions={0: 5})
     execute(worker, "UPDATE {s}.partition_offset SET record_time = NULL")
-    status_of(worker).sample({worker.at(0): (0, 90)})
+    status_of(worker).sample({worker.topic_partition(0): (0, 90)})
     assert [(row.lag_records, row.lag_seconds) for row in view(worker, lag)] == [(85, None)]
 
 
@@ -144,9 +144,9 @@ def test_headroom_in_time_is_extrapolated(new_worker: NewLedgerWorker) -> None:
     """The log's start moves by 100 records an hour, and 300 are left."""
     worker = new_worker(positions={0: 500})
     status = status_of(worker)
-    status.sample({worker.at(0): (100, 600)})
+    status.sample({worker.topic_partition(0): (100, 600)})
     age(worker, "60 minutes")
-    status.sample({worker.at(0): (200, 600)})
+    status.sample({worker.topic_partition(0): (200, 600)})
     (row,) = view(worker, lag)
     assert row.headroom_records == 300
     assert row.headroom_seconds == pytest.approx(3 * 3600, rel=0.02)
@@ -154,7 +154,7 @@ def test_headroom_in_time_is_extrapolated(new_worker: NewLedgerWorker) -> None:
 
 def test_a_sample_of_an_earlier_life_of_the_topic_is_of_another_log(new_worker: NewLedgerWorker) -> None:
     worker = new_worker(positions={0: 5})
-    status_of(worker).sample({worker.at(0): (0, 90)})
+    status_of(worker).sample({worker.topic_partition(0): (0, 90)})
     execute(worker, "UPDATE {s}.partition_offset SET topic_id = gen_random_uuid()")
     assert [(row.lag_records, row.sampled_at) for row in view(worker, lag)] == [(None, None)]
 
@@ -162,7 +162,7 @@ def test_a_sample_of_an_earlier_life_of_the_topic_is_of_another_log(new_worker: 
 def test_only_the_owner_samples_a_partition(new_worker: NewLedgerWorker) -> None:
     """Two workers that both believe to have it must not write two histories."""
     worker = new_worker(positions={0: 5})
-    status_of(new_worker()).sample({worker.at(0): (0, 90)})
+    status_of(new_worker()).sample({worker.topic_partition(0): (0, 90)})
     assert execute(worker, "SELECT FROM {s}.position_sample") == []
 
 
@@ -173,7 +173,7 @@ def test_samples_are_pruned_to_an_hour_after_a_day_and_go_after_a_month(new_work
         "INSERT INTO {s}.position_sample SELECT 'g', 't', p, now() - n * interval '1 minute', gen_random_uuid(), 1, "
         "0, 1 FROM generate_series(1, 32 * 24 * 60) n, generate_series(0, 1) p",
     )
-    status_of(worker).prune([worker.at(0)])
+    status_of(worker).prune([worker.topic_partition(0)])
     kept = execute(
         worker,
         "SELECT partition, at > now() - interval '1 day' AS is_new, count(*), "
@@ -184,7 +184,7 @@ def test_samples_are_pruned_to_an_hour_after_a_day_and_go_after_a_month(new_work
     assert counts[0, False] == pytest.approx(29 * 24, abs=2)
     assert counts[1, False] == pytest.approx(31 * 24 * 60, abs=2), "another partition's owner prunes it"
     before = execute(worker, "SELECT count(*) FROM {s}.position_sample")
-    status_of(worker).prune([worker.at(0)])
+    status_of(worker).prune([worker.topic_partition(0)])
     assert execute(worker, "SELECT count(*) FROM {s}.position_sample") == before
 
 

@@ -15,13 +15,13 @@ NewLedgerWorker = Callable[..., LedgerWorker]
 
 
 def stop_of(worker: LedgerWorker, message: str = "gone\0", number: int = 0, log_end: int | None = None) -> OffsetLost:
-    stop = OffsetLost(worker.at(number), 5, message, choices=["one\0", "two"], log_end=log_end)
+    stop = OffsetLost(worker.topic_partition(number), 5, message, choices=["one\0", "two"], log_end=log_end)
     stop.token = worker.claims[number].token
     return stop
 
 
 def stored(worker: LedgerWorker, number: int = 0) -> Stop | None:
-    return worker.ledger.positions_of([worker.at(number)])[worker.at(number)].stop
+    return worker.ledger.positions_of([worker.topic_partition(number)])[worker.topic_partition(number)].stop
 
 
 def test_a_stop_is_stored_and_keeps_its_time(new_worker: NewLedgerWorker) -> None:
@@ -44,7 +44,7 @@ def test_a_row_that_another_session_has_locked_is_left_out(
     worker, other = new_worker(positions={0: 0}), new_worker(positions={1: 0})
     with seekpoint_engine.begin() as tx:
         worker.work(tx, {0: 3})
-        assert worker.ledger.record_stops([stop_of(worker), stop_of(other, number=1)]) == {worker.at(0)}
+        assert worker.ledger.record_stops([stop_of(worker), stop_of(other, number=1)]) == {worker.topic_partition(0)}
         assert stored(other, 1) is not None
     assert stored(worker) is None
     assert worker.ledger.record_stops([stop_of(worker)]) == set()

@@ -71,7 +71,7 @@ class DeltaLog:
         Raises ConfigError if the table has records of the range that are no longer in files of an export.
         """
         position = range_.start
-        for written in sorted(self._of(range_), key=lambda file: file.range.start):
+        for written in sorted(self._files_of(range_), key=lambda file: file.range.start):
             file_range = written.range
             if file_range.start > position:  # no file is written for a range without records
                 yield Written(replace(file_range, start=position, end=file_range.start), "", 0, 0, None)
@@ -85,7 +85,7 @@ class DeltaLog:
                 "manifest listed its files. Export into another archive"
             )
 
-    def _of(self, range_: Range) -> Iterator[Written]:
+    def _files_of(self, range_: Range) -> Iterator[Written]:
         """The files that overlap the range. Raises ArchiveDamaged for one that is missing or has another size."""
         for file, action in self.files().items():
             if (parsed := range_of(file)) is None:

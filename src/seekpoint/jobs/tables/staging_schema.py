@@ -137,11 +137,11 @@ def is_there(connection: Connection, path: Path) -> bool:
 
 def comment(connection: Connection, path: Path) -> str | None:
     """The comment of a table."""
-    description: str | None = connection.execute(_COMMENT, {"name": quoted(*path)}).scalar()
-    return description
+    table_comment: str | None = connection.execute(_COMMENT, {"name": quoted(*path)}).scalar()
+    return table_comment
 
 
 def remembered_columns(connection: Connection, path: Path) -> tuple[str, ...] | None:
     """The written columns; None if they are not known."""
-    description = comment(connection, path)
-    return None if description is None else tuple(json.loads(description))
+    columns = comment(connection, path)
+    return None if columns is None else tuple(json.loads(columns))

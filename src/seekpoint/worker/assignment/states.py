@@ -93,12 +93,12 @@ class StoppedPartition:
     is_stored: bool = False  # the ledger has the stop
     store_at: float = 0.0  # when storing it is tried next, by the monotonic clock
 
-    def is_over(self, token: UUID | None, stored: UUID | None, now: UUID | None) -> bool:
+    def is_over(self, token: UUID | None, stored_topic_id: UUID | None, topic_id: UUID | None) -> bool:
         """Whether to claim it again: the row has another token, or the topic has another id or is known again.
 
-        ``stored`` is the topic's id in the row, ``now`` the brokers' answer; None if there is no id.
+        ``stored_topic_id`` is in the row, ``topic_id`` is the brokers' answer; None if there is no id.
         """
         decided = token is not None and token != self.stop.token
-        if decided or now is None or isinstance(self.stop, TopicRecreated):
+        if decided or topic_id is None or isinstance(self.stop, TopicRecreated):
             return decided
-        return now != stored or isinstance(self.stop, TopicUnknown)
+        return topic_id != stored_topic_id or isinstance(self.stop, TopicUnknown)

@@ -209,13 +209,17 @@ class _Request:
         self.refusals = list[str](row.refusals or ())
         self.state: Literal["requested", "started", "done", "failed"] = "started"
         self.error: str | None = None
-        self._left, self._actor, self._reason = deque[int](row.dead_letters), row.actor, row.reason
+        self._dead_letter_ids, self._actor, self._reason = deque[int](row.dead_letters), row.actor, row.reason
         self._tried: set[int] = set()
 
     @property
     def remaining(self) -> list[int]:
         """The ids that are left, in order."""
-        return [dead_letter_id for dead_letter_id in dict.fromkeys(self._left) if dead_letter_id not in self._tried]
+        return [
+            dead_letter_id
+            for dead_letter_id in dict.fromkeys(self._dead_letter_ids)
+            if dead_letter_id not in self._tried
+        ]
 
     def replay_some(self, make: MakeReplayer) -> bool:
         """Replay until none is left or a limit is reached; returns whether to wait after a transient error.
@@ -226,7 +230,7 @@ class _Request:
         try:
             with make(self._dead_letters, self._actor) as replayer:
                 for _ in range(MOST):
-                    if not self._left:
+                    if not self._dead_letter_ids:
                         break
                     self._replay_first(replayer)
                     if monotonic() >= until:
@@ -238,28 +242,28 @@ class _Request:
                 return sqlstate(error) != LOCK_NOT_AVAILABLE
             self.state, self.error = "failed", one_line(error)
         else:
-            if not self._left:
+            if not self._dead_letter_ids:
                 self.state = "done"
         return False
 
     def _replay_first(self, replayer: Replayer) -> None:
         """Replay the first dead letter left; then the next open one of its key becomes the first."""
-        first = self._left[0]
+        first = self._dead_letter_ids[0]
         if first in self._tried:  # replayed already, after another one of its key
-            self._left.popleft()
+            self._dead_letter_ids.popleft()
             return
         try:
             outcome, following = replayer.replay(first, self._reason)
         except Fenced as refusal:
-            self._left.popleft()
+            self._dead_letter_ids.popleft()
             self.refused += 1
             if len(self.refusals) < REFUSALS:
                 self.refusals.append(storable(refusal.reason))
             return
-        self._left.popleft()
+        self._dead_letter_ids.popleft()
         self._tried.add(first)
         self.replayed += outcome.is_applied
         self.failed += outcome.failure is not None
         if following is not None:
             follower = open_at(self._dead_letters, outcome.dead_letter, following)
-            self._left.extendleft([] if follower is None else [follower.id])
+            self._dead_letter_ids.extendleft([] if follower is None else [follower.id])

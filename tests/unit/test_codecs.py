@@ -41,6 +41,35 @@ def test_json_becomes_the_type(kind: Any, expected: Any) -> None:
     assert Json(kind)(b' {"id": 5} ') == expected
 
 
+class Money:
+    """A class that msgspec does not fill."""
+
+
+@dataclass
+class Priced:
+    id: int
+    price: Money
+
+
+@dataclass
+class Cached:
+    id: int
+    price: Money | None = None  # of no record
+
+
+def test_a_type_that_no_record_becomes_is_refused_at_once() -> None:
+    message = "no record becomes a Money: use a Struct, dataclass"
+    for kind in (Money, list[Money], dict[str, tuple[Money, ...]], Priced, Priced | None, list[Priced]):
+        with pytest.raises(ConfigError, match=message):
+            Json(kind)  # type: ignore[arg-type]
+    unusable: list[tuple[Any, str]] = [(3, "Type '3'"), ("Order", "Order"), (Parcel | Priced, "more than one")]
+    for declared, cause in unusable:
+        with pytest.raises(ConfigError, match=f"no type for a codec: .*{cause}"):
+            Json(declared)
+    assert Json(Cached)(b'{"id": 5}') == Cached(5)
+    assert Json(object)(b'{"id": 5}') == {"id": 5}
+
+
 def test_json_without_a_type_becomes_what_it_is() -> None:
     document = b'{"a": [1, 2.5, "x", null, true], "\\u00e4": {"b": {}}, "": ""}'
     assert Json()(document) == {"a": [1, 2.5, "x", None, True], "ä": {"b": {}}, "": ""}

@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, overload
 import msgspec
 
 from seekpoint.codecs.pydantic_models import model_decoder
-from seekpoint.codecs.value_types import has_models
+from seekpoint.codecs.value_types import check_type, has_models
 
 _TEXT = 17  # characters: a shorter number has at most 15 digits and a point, and a float keeps 15 digits
 
@@ -58,7 +58,8 @@ class Json(Generic[V_co]):
     Pydantic validates its models and dataclasses, and types that contain them; msgspec validates all other types.
     Raises ``msgspec.ValidationError`` (a poison record) if the bytes do not fit the type. With ``tombstones=True`` a
     null value decodes to None. A fraction without a declared type is a float that keeps its digits for the sinks
-    (``JsonFloat``); a field of type ``Decimal``, also of a model, has all digits.
+    (``JsonFloat``); a field of type ``Decimal``, also of a model, has all digits. Raises ConfigError for a type that no
+    record becomes.
     """
 
     is_json = True  # a float field keeps about 15 digits of the record's number: sinks check where these go
@@ -72,6 +73,8 @@ class Json(Generic[V_co]):
     def __init__(self, type: Any = Any, *, tombstones: bool = False) -> None:  # noqa: A002
         self.type = type
         self.tombstones = tombstones
+        if not has_models(type):
+            check_type(type)
         self.plain: Callable[[bytes], V_co] = (  # as __call__(), without the cost of a Python call
             model_decoder(type, _parse)
             if has_models(type)

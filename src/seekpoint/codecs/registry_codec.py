@@ -18,7 +18,7 @@ import msgspec
 from seekpoint.codecs.codec import decode_null
 from seekpoint.codecs.pydantic_models import model_converter
 from seekpoint.codecs.registry_client import Registry, missing, shown
-from seekpoint.codecs.value_types import has_models
+from seekpoint.codecs.value_types import check_type, has_models
 from seekpoint.codecs.wire_format import (
     GUID,
     ID,
@@ -135,10 +135,10 @@ def _framed(record: RawRecord, data: bytes, field: str) -> bytes:
 
 
 def _converter(kind: Any) -> Callable[[Any], Any]:
-    """A function that converts to the type. Raises TypeError or ConfigError if neither msgspec nor Pydantic can."""
+    """A function that converts to the type. Raises ConfigError if neither msgspec nor Pydantic can."""
     if has_models(kind):
         return model_converter(kind)
-    msgspec.json.Decoder(kind)
+    check_type(kind)
     return partial(msgspec.convert, type=kind)
 
 

@@ -17,6 +17,8 @@ import msgspec
 from msgspec import inspect
 from typing_extensions import is_typeddict
 
+from seekpoint.errors import ConfigError
+
 #: Descriptions of types whose values have named fields.
 WITH_FIELDS = (inspect.StructType, inspect.DataclassType, inspect.TypedDictType)
 
@@ -90,6 +92,36 @@ def type_info(kind: Any) -> inspect.Type:
     Raises TypeError, ValueError or NameError for a type that msgspec does not know.
     """
     return _described(kind, frozenset()) if has_models(kind) else inspect.type_info(kind)
+
+
+def check_type(kind: Any) -> None:
+    """Raise ConfigError for a type to which msgspec converts no record: each one would be a poison record.
+
+    A field of such a type passes if it has a default, which a record without the field gets.
+    """
+    try:
+        msgspec.json.Decoder(kind)
+        unknown = _unknown_class(inspect.type_info(kind), set())
+    except (NameError, TypeError, ValueError) as error:
+        raise ConfigError(f"{getattr(kind, '__name__', kind)}: no type for a codec: {error}") from error
+    if unknown is not None:
+        raise ConfigError(
+            f"{getattr(kind, '__name__', kind)}: no record becomes a {unknown.__qualname__}: use a Struct, dataclass, "
+            "attrs class, TypedDict, Pydantic model or builtin type, or a function of your own as the codec"
+        )
+
+
+def _unknown_class(info: Any, visited: set[int]) -> type | None:
+    """The first class in the description that msgspec does not fill; None if there is none."""
+    if isinstance(info, tuple):
+        return next((cls for part in info if (cls := _unknown_class(part, visited)) is not None), None)
+    if isinstance(info, inspect.CustomType):
+        return None if info.cls is object else info.cls
+    if not isinstance(info, msgspec.Struct) or id(info) in visited:
+        return None
+    visited.add(id(info))
+    is_optional = isinstance(info, inspect.Field) and not info.required
+    return None if is_optional else _unknown_class(msgspec.structs.astuple(info), visited)
 
 
 def type_with_fields(kind: Any) -> inspect.StructType | inspect.DataclassType | inspect.TypedDictType | None:

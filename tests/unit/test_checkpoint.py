@@ -49,8 +49,12 @@ def test_the_last_of_several_batches_that_were_begun_counts(tmp_path: Path) -> N
     write(tmp_path, 5, '{"orders":{"0":30,"1":7}}', is_committed=False)
     write(tmp_path, 6, '{"orders":{"0":31,"1":7},"payments":{"0":4}}', is_committed=False)
     of_orders, of_payments = read_checkpoint(str(tmp_path)).notes()[1:3]
-    assert "has begun batches up to 6 but has not committed it: the group applies orders/0 [23, 31) again" in of_orders
-    assert "has begun payments in batches up to 6 but has not committed it: no offset of it is imported" in of_payments
+    assert (
+        "has begun batches up to 6 but has not committed them: the group applies orders/0 [23, 31) again" in of_orders
+    )
+    assert (
+        "has begun payments in batches up to 6 but has not committed them: no offset of it is imported" in of_payments
+    )
 
 
 def test_files_that_are_not_complete_are_refused(tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ class Checkpoint:
         return tuple(notes)
 
     def _of_begun(self, begun: int, topics: Collection[str]) -> Iterator[str]:
-        batches = f"batch {begun}" if begun == self.batch + 1 else f"batches up to {begun}"
+        is_one = begun == self.batch + 1
+        batches, them = (f"batch {begun}", "it") if is_one else (f"batches up to {begun}", "them")
         ranges = [
             f"{partition} [{self.offsets.get(partition, 0)}, {end})"
             for partition, end in sorted(self.planned.items())
@@ -56,16 +57,16 @@ class Checkpoint:
         ]
         if ranges:
             yield (
-                f"the query has begun {batches} but has not committed it: the group applies {', '.join(ranges)} again, "
-                "even if the query's sink has already written some of these records"
+                f"the query has begun {batches} but has not committed {them}: the group applies {', '.join(ranges)} "
+                "again, even if the query's sink has already written some of these records"
             )
         if new_topics := sorted({partition.topic for partition in self.planned} - set(topics)):
             yield (
-                f"the query has begun {', '.join(new_topics)} in {batches} but has not committed it: no offset of it "
-                "is imported, and the group may apply records again that the query's sink has written"
+                f"the query has begun {', '.join(new_topics)} in {batches} but has not committed {them}: no offset of "
+                "it is imported, and the group may apply records again that the query's sink has written"
             )
         if not ranges and not new_topics:
-            yield f"the query has begun {batches} but has not committed it: it has no records of Kafka"
+            yield f"the query has begun {batches} but has not committed {them}: no record of Kafka is in {them}"
 
 
 def read_checkpoint(location: str) -> Checkpoint:

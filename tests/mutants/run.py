@@ -34,7 +34,6 @@ UNUSABLE = re.compile(
     r"(?<![.\w])(?:NameError|SyntaxError|ImportError|ModuleNotFoundError): .*"
 )  # Python's own, not SQL's
 ERROR_AT_SETUP = re.compile("^_+ ERROR at setup of ", re.MULTILINE)
-AT_SETUP = ", at its setup: see whether a server was the cause"
 MOST_SECONDS = 240  # a mutant may hang: that is a failure of its test, too
 SLOW = ("tests/kafka", "tests/jobs")  # they start first, so that the last to end is a fast one
 
@@ -110,8 +109,8 @@ class Trial:
                 print(f"stale {breakage.name}: {error}", flush=True)
                 survived.append(breakage)
         for run in run_all([run for run, _ in runs.values()], self._environment, jobs=jobs, seconds=MOST_SECONDS):
-            verdict, is_killed = _verdict(run)
-            print(f"{verdict}{which} ({run.seconds:.1f} s, CPU {run.cpu_seconds:.1f} s)", flush=True)
+            words, is_killed = verdict(run)
+            print(f"{words}{which} ({run.seconds:.1f} s, CPU {run.cpu_seconds:.1f} s)", flush=True)
             if not is_killed:
                 survived.append(runs[run.name][1])
             shutil.rmtree(run.source.parent)
@@ -125,16 +124,18 @@ class Trial:
         return Run(name, tests, home / "src", home / "log")
 
 
-def _verdict(run: Run) -> tuple[str, bool]:
+def verdict(run: Run) -> tuple[str, bool]:
     """What to print of a run, and whether its breakage was killed."""
     if run.has_hung:
         return f"killed {run.name} by {run.tests[0]}, which hung", True
     output = run.output
     if unusable := UNUSABLE.search(output):  # any test fails on that
         return f"stale {run.name}: {unusable[0]}", False
+    if ERROR_AT_SETUP.search(output):  # a server may be the cause
+        return f"its test did not begin: {run.name}\n{output}", False
     failed = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - |$)", output, re.MULTILINE)
     if run.code == TESTS_FAILED and failed:
-        return f"killed {run.name} by {failed[1]}{AT_SETUP if ERROR_AT_SETUP.search(output) else ''}", True
+        return f"killed {run.name} by {failed[1]}", True
     return f"survived {run.name}" + (f"\npytest exit code {run.code}\n{output}" if run.code != 0 else ""), False
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from mutants.breakage import ROOT, Breakage, Edit, broken, read
+from mutants.forks import Run
+from mutants.run import verdict
 
 BREAKAGES = read(ROOT / "tests" / "mutants")
 MOST = 150  # each costs a test's time in `make mutants`
@@ -47,6 +49,18 @@ def test_a_breakage_that_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(LookupError, match=re.escape(message)):
             broken(Breakage("one", (edit,), "tests/unit/test_breakages.py::test_there_are_no_more_than_can_be_run"))
+
+
+def test_a_breakage_is_killed_by_a_test_that_ran(tmp_path: Path) -> None:
+    for output, words, is_killed in (
+        ("FAILED tests/a.py::test_b - AssertionError", "killed one by tests/a.py::test_b", True),
+        ("___ ERROR at setup of test_b ___\nERROR tests/a.py::test_b - ServerFailed", "its test did not begin", False),
+        ("E   NameError: name 'x' is not defined\nFAILED tests/a.py::test_b", "stale one", False),
+        ("1 passed", "survived one", False),
+    ):
+        run = Run("one", ["tests/a.py::test_b"], tmp_path, tmp_path / "log", code=0 if "passed" in output else 1)
+        run.log.write_text(output)
+        assert (verdict(run)[0].startswith(words), verdict(run)[1]) == (True, is_killed), output
 
 
 def _failures(breakage: Breakage, folder: Path) -> Iterator[str]:

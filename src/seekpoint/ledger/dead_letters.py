@@ -27,6 +27,10 @@ from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecor
 OPEN = (State.DEAD_LETTERED, State.BLOCKED)  # an operator has to decide
 
 
+class DeadLetterUnknown(ConfigError):  # noqa: N818 -- named after what happened, like the rest of the tree
+    """The group has no dead letter with this id, or no longer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
     """A record that the position moved past without applying it, with the reason and its state.
@@ -308,7 +312,7 @@ class DeadLetters:
         """
         try:
             dead_letter = self.lock(tx, id)
-        except ConfigError:  # deleted with its group
+        except DeadLetterUnknown:  # deleted with its group, or of another group since a replacement
             return None
         lock_claimed(self.ledger.group_connection(tx), [claim])
         return dead_letter if dead_letter.state is State.WAITING else None
@@ -508,8 +512,8 @@ class DeadLetters:
         if abs(id) > LARGEST_BIGINT:
             raise self._unknown(id)
 
-    def _unknown(self, id: int) -> ConfigError:  # noqa: A002
-        return ConfigError(f"group {self.ledger.group!r} has no dead letter {id}: `list` shows its dead letters")
+    def _unknown(self, id: int) -> DeadLetterUnknown:  # noqa: A002
+        return DeadLetterUnknown(f"group {self.ledger.group!r} has no dead letter {id}: `list` shows its dead letters")
 
 
 def _conditions(where: Where) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from seekpoint.durations import format_duration
 from seekpoint.errors import CodecUnavailable, ConfigError, Fenced, HandlerMisuse, TooManyDeadLetters
 from seekpoint.events import Announcer
 from seekpoint.ledger import Claim, GroupLedger
-from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters, Waiting
+from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters, DeadLetterUnknown, Waiting
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.session import ConnectionSocket, Session
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, connection_lost, sqlstate
@@ -87,7 +87,7 @@ class Retrier(Replayer):
         Raises TooManyDeadLetters; the errors that end a worker; and a lost connection's.
         """
         self._claim = claim
-        with suppress(NotWaiting):
+        with suppress(NotWaiting, DeadLetterUnknown):
             if (dead_letter := retry_locked(lambda: self._begin(waiting_record.id), self._stopping)) is not None:
                 partition, attempt = dead_letter.at, dead_letter.attempts + 1
                 begun = events.SingleRecordAttempt(partition=partition, offset=dead_letter.offset, attempt=attempt)
@@ -108,7 +108,7 @@ class Retrier(Replayer):
                 self._dead_letters.block_waiting(tx.connection, dead_letter)
                 return None
             failure = dead_letter.failure
-            if dead_letter.topic_id != self._claim.topic_id:
+            if is_of_earlier_topic := dead_letter.topic_id != self._claim.topic_id:
                 failure = Failure(failure.cause, f"{failure.error} ({RECREATED})", attempts=failure.attempts)
             elif dead_letter.crashes >= self._pipeline.retry.crashes and id not in self._begun:
                 failure = Failure.of(CrashingRecord(dead_letter.crashes), Cause.CRASHED, attempts=failure.attempts)
@@ -116,7 +116,7 @@ class Retrier(Replayer):
                 self._dead_letters.begin_retry(tx.connection, dead_letter, is_again=id in self._begun)
                 self._begun.add(id)
                 return dead_letter
-            self._end(tx.connection, dead_letter, failure, None)
+            self._end(tx.connection, dead_letter, failure, None, counts=not is_of_earlier_topic)
         self._announce_end(dead_letter, failure, None)
         return None
 
@@ -168,10 +168,12 @@ class Retrier(Replayer):
             raise NotWaiting
         self._end(tx, dead_letter, failure, self._wait)
 
-    def _end(self, tx: Connection, dead_letter: DeadLetter, failure: Failure, wait: float | None) -> None:
-        """Store the failure. Raises TooManyDeadLetters, after which the record waits as before."""
+    def _end(
+        self, tx: Connection, dead_letter: DeadLetter, failure: Failure, wait: float | None, *, counts: bool = True
+    ) -> None:
+        """Store the failure. Raises TooManyDeadLetters, after which the record waits as before, if it ``counts``."""
         self._counts = None
-        if wait is None:
+        if wait is None and counts:
             new = NewDeadLetter(dead_letter.record, failure, State.DEAD_LETTERED)
             self._counts = self._limits.check_retry(dead_letter.at, new)
         self._dead_letters.end_retry(tx, dead_letter, failure, wait, self._pipeline.version)

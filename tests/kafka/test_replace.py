@@ -17,7 +17,7 @@ from seekpoint.errors import Fenced, HandlerOutdated, NotApplied
 from support.command import seekpoint
 from support.postgres_proxy import PostgresProxy
 from support.replace_process import STEPS, ReplaceProcess
-from support.replacement import NEW, OLD, TABLES, Replacement
+from support.replacement import LATE, NEW, OLD, TABLES, Replacement
 from support.worker_group import WorkerGroup
 
 
@@ -171,6 +171,42 @@ def test_dead_letters_of_both_are_no_difference(replacement: Replacement) -> Non
     }
     for worker in workers:
         worker.ends_with(HandlerOutdated)
+
+
+@pytest.mark.long
+def test_records_that_wait_for_their_retries_go_with_the_tables_that_lack_them(replacement: Replacement) -> None:
+    """I4: one of both groups is no difference; one of the live group alone is refused, or accepted."""
+    waits: dict[str, Any] = {"retry": LATE, "retry_order": "none"}
+    replacement.produce("a", "of both", "b")
+    old = replacement.worker(replacement.old, OLD, away={"of both", "of the old one"}, **waits)
+    new = replacement.worker(replacement.new, NEW, away={"of both"}, **waits)
+    replacement.wait_for(replacement.old, 3)
+    replacement.wait_for(replacement.new, 3)
+    assert replacement.plan().differences == ()
+    replacement.produce("of the old one")
+    replacement.wait_for(replacement.old, 4)
+    replacement.wait_for(replacement.new, 4)
+    with pytest.raises(
+        Fenced,
+        match=rf"{replacement.old} has open dead letters that {replacement.new} does not have: .*/0/3 .*, .*/1/3 ",
+    ):
+        replacement.replace()
+    replacement.replace(accept_differences=True)
+    old.ends_with(HandlerOutdated)
+    new.stop()
+    assert replacement.versions() == ({NEW}, {OLD})
+    worker_group, live = replacement.worker_group, f"consumer_group = '{replacement.old}'"
+    rows = f"SELECT record_offset, state FROM {{schema}}.dead_letter WHERE {live}"
+    assert list(map(tuple, worker_group.sql(rows))) == [(1, "waiting")] * replacement.partitions
+    worker_group.sql("UPDATE {schema}.dead_letter SET retry_at = clock_timestamp()")
+    worker = replacement.worker(replacement.old, NEW, **waits)
+    worker_group.wait(lambda: {row.state for row in worker_group.sql(rows)} == {"replayed"})
+    worker.stop()
+    assert replacement.versions() == ({NEW}, {OLD})
+    of_the_other = f"SELECT record_offset, state FROM {{schema}}.dead_letter WHERE NOT {live} ORDER BY 1"
+    assert [tuple(row) for row in worker_group.sql(of_the_other)] == [
+        (offset, "waiting") for offset in (1, 3) for _ in range(replacement.partitions)
+    ]
 
 
 @pytest.mark.long

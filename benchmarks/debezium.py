@@ -3,7 +3,8 @@
 BENCH_TABLE=payments_changes python benchmarks/debezium.py             each event has its schema, about 2.4 KB
 BENCH_TABLE=payments_changes_plain python benchmarks/debezium.py       without schemas, 0.5 KB; the types are declared
 
-The events insert the payments that ``upsert.py`` writes from plain JSON.
+The events insert and update the payments that ``upsert.py`` writes from plain JSON. ``peers/connect.py`` applies the
+same topics by Debezium's JDBC sink; ``run.py --only changes`` compares both.
 """
 
 from __future__ import annotations

@@ -225,6 +225,10 @@ GOALS = (
         limit=_PEER,
     ),
     Goal("upsert ÷ Connect upsert", 4.2, "upsert", "connect upsert", limit=_PEER),
+    *(
+        Goal(f"Debezium's events{kind} ÷ Debezium's JDBC sink", 3, f"debezium{kind}", f"connect changes-unnest{kind}")
+        for kind in ("", ", no schemas")
+    ),
     Goal(
         "append ÷ kafka-python, commit after each poll",
         9.9,

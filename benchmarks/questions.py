@@ -15,6 +15,7 @@ GROUPS = {
     "core": "the floor, the hand-written loops, the tutorials' loops, append and upsert",
     "batches": "records per transaction, synchronous_commit on and off",
     "upserts": "upserts by how many keys are in the table already; ready rows by the same SQL; settings; sums",
+    "changes": "Debezium's events, applied by an upsert and by Debezium's JDBC sink",
     "peers": "Flink, Kafka Connect, Pathway, Quix Streams, Spark",
     "operations": "claims, commits, status, bad records, latency, topic ids, rebalances, slow databases, bloat, memory",
     "workers": "how many workers the server can use",
@@ -152,9 +153,12 @@ def _upserts() -> Iterator[Question]:
 
 
 def _changes() -> Iterator[Question]:
-    for table, name in (("payments_changes", "debezium"), ("payments_changes_plain", "debezium, no schemas")):
-        of = partial(Question, group="upserts", table=table, share=0.2)
-        yield of(name, script="debezium.py", against=("upsert",))
+    for table, suffix in (("payments_changes", ""), ("payments_changes_plain", ", no schemas")):
+        of = partial(Question, group="changes", table=table, share=0.2)
+        yield of(f"debezium{suffix}", script="debezium.py")
+        for mode in ("changes", "changes-unnest"):
+            name = f"connect {mode}{suffix}"
+            yield of(name, script="peers.connect", arguments=(mode,), against=(f"debezium{suffix}",))
 
 
 def _sums() -> Iterator[Question]:

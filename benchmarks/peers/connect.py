@@ -1,6 +1,7 @@
 """Kafka Connect, one standalone worker, with a JDBC sink connector. Both tables.
 
 ``insert`` and ``upsert``: Debezium's JDBC sink; ``-unnest``: with the option that its documentation names for speed.
+``changes``: it applies the events of ``payments_changes``, or those of ``payments_changes_plain``.
 ``aiven-*``: Aiven's, which is published only as source; it runs if BENCH_AIVEN_PLUGIN names a folder with its jars.
 The converter's option ``schema.content`` gives JSON without a schema its types, so the plain topic is read.
 
@@ -21,6 +22,7 @@ from typing import Any
 
 from demo.cdc.connect import LOGGING
 from peers import jars, kinds
+from peers.kinds import Kind
 from peers.processes import started
 from peers.trial import Measured, PeerError, SkippedError, Trial, play
 from peers.watch import Seen, watch
@@ -29,6 +31,7 @@ from seekpoint.testing.servers.process import Child, Folder, free_port
 
 AIVEN = "BENCH_AIVEN_PLUGIN"
 HEAP = "2g"
+JSON, TEXT = "org.apache.kafka.connect.json.JsonConverter", "org.apache.kafka.connect.storage.StringConverter"
 TYPES = {"bigint": "int64", "integer": "int32", "smallint": "int16"}
 
 
@@ -39,6 +42,7 @@ class Mode:
     upsert: bool = False
     aiven: bool = False
     unnest: bool = False
+    changes: bool = False
 
 
 def run(trial: Trial, *, mode: Mode) -> Measured:
@@ -93,21 +97,12 @@ def _warm_and_measure(trial: Trial, child: Child, port: int, mode: Mode) -> Seen
 def sink(trial: Trial, table: str, mode: Mode) -> dict[str, str]:
     """The connector's configuration."""
     database = trial.database
-    if mode.unnest and "numeric" in trial.kind.columns.values():
+    if mode.unnest and not mode.changes and "numeric" in trial.kind.columns.values():
         raise SkippedError("with unnest, this connector cannot write text into a numeric column")
-    fields: list[dict[str, Any]] = []
-    for column, type_ in trial.kind.columns.items():
-        field: dict[str, Any] = {"field": column, "type": TYPES.get(type_, "string"), "optional": column != "id"}
-        if type_.startswith("timestamp") and not mode.aiven:
-            field["name"] = "io.debezium.time.ZonedTimestamp"  # its own name for times that are text
-        fields.append(field)
     common = {
         "topics": trial.kind.name,
         "tasks.max": str(trial.parallelism),
-        "key.converter": "org.apache.kafka.connect.storage.StringConverter",
-        "value.converter": "org.apache.kafka.connect.json.JsonConverter",
-        "value.converter.schemas.enable": "true",
-        "value.converter.schema.content": json.dumps({"type": "struct", "optional": False, "fields": fields}),
+        **_converters(trial.kind, mode),
         "consumer.override.auto.offset.reset": "earliest",
         "consumer.override.max.poll.records": str(trial.batch),
         "consumer.override.fetch.min.bytes": "1000000",
@@ -128,7 +123,9 @@ def sink(trial: Trial, table: str, mode: Mode) -> dict[str, str]:
             "table.name.format": table,
         }
     keyed = {"primary.key.mode": "none"}
-    if mode.upsert:
+    if mode.changes:
+        keyed = {"primary.key.mode": "record_key", "delete.enabled": "true"}
+    elif mode.upsert:
         keyed = {"primary.key.mode": "record_value", "primary.key.fields": "id"}
     return {
         **common,
@@ -142,11 +139,27 @@ def sink(trial: Trial, table: str, mode: Mode) -> dict[str, str]:
     }
 
 
+def _converters(kind: Kind, mode: Mode) -> dict[str, str]:
+    """The converters of key and value, with a schema for JSON that has none."""
+    if mode.changes:
+        schemas = {} if kind.name == "payments_changes" else {"key": kinds.KEY_SCHEMA, "value": kinds.VALUE_SCHEMA}
+        content = {f"{part}.converter.schema.content": schema.decode() for part, schema in schemas.items()}
+        return {"key.converter": JSON, "value.converter": JSON, **content}
+    fields: list[dict[str, Any]] = []
+    for column, type_ in kind.columns.items():
+        field: dict[str, Any] = {"field": column, "type": TYPES.get(type_, "string"), "optional": column != "id"}
+        if type_.startswith("timestamp") and not mode.aiven:
+            field["name"] = "io.debezium.time.ZonedTimestamp"  # its own name for times that are text
+        fields.append(field)
+    schema = {"type": "struct", "optional": False, "fields": fields}
+    return {"key.converter": TEXT, "value.converter": JSON, "value.converter.schema.content": json.dumps(schema)}
+
+
 def _worker(trial: Trial, folder: Path, port: int) -> str:
     settings = {
         "bootstrap.servers": trial.brokers,
-        "key.converter": "org.apache.kafka.connect.storage.StringConverter",
-        "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+        "key.converter": TEXT,
+        "value.converter": JSON,
         "offset.storage.file.filename": str(folder / "offsets"),
         "offset.flush.interval.ms": "5000",
         "plugin.path": str(folder / "plugins"),
@@ -200,6 +213,8 @@ _MODES = {
     "upsert": Mode(upsert=True),
     "insert-unnest": Mode(unnest=True),
     "upsert-unnest": Mode(upsert=True, unnest=True),
+    "changes": Mode(upsert=True, changes=True),
+    "changes-unnest": Mode(upsert=True, changes=True, unnest=True),
     "aiven-insert": Mode(aiven=True),
     "aiven-upsert": Mode(upsert=True, aiven=True),
 }

@@ -455,6 +455,10 @@ CREATE VIEW seekpoint.lag AS
 SELECT o.consumer_group, o.topic, o.partition, o.next_offset, o.committed_at, o.record_time, o.owner,
        w.host, w.pid, o.stop_kind, o.stop_offset, o.stopped_at, coalesce(d.dead_letters, 0) AS dead_letters,
        coalesce(d.blocked, 0) AS blocked, coalesce(d.waiting, 0) AS waiting,
+       extract(epoch FROM statement_timestamp() - r.since)::float8 AS oldest_waiting_seconds,
+       CASE WHEN r.due < statement_timestamp() THEN extract(epoch FROM statement_timestamp() - r.due)::float8
+            END AS overdue_seconds,
+       coalesce(r.postponed, 0) AS postponed,
        s.at AS sampled_at, statement_timestamp() - s.at AS sample_age, s.log_start, s.log_end,
        fresh.lag AS lag_records,
        CASE WHEN fresh.lag = 0 THEN 0
@@ -477,6 +481,14 @@ LEFT JOIN (
     FROM seekpoint.dead_letter
     WHERE state IN ('dead_lettered', 'blocked', 'waiting') GROUP BY consumer_group, topic, partition
 ) d ON d.consumer_group = o.consumer_group AND d.topic = o.topic AND d.partition = o.partition
+LEFT JOIN (
+    SELECT consumer_group, topic, partition, min(dead_lettered_at) AS since,
+           -- A record that waits for another one of its key is due from the beginning.
+           coalesce(min(retry_at) FILTER (WHERE cause <> 'blocked'), min(retry_at)) AS due,
+           count(*) FILTER (WHERE replay_error IS NOT NULL AND replayed_at IS NULL) AS postponed
+    FROM seekpoint.dead_letter
+    WHERE state = 'waiting' GROUP BY consumer_group, topic, partition
+) r ON r.consumer_group = o.consumer_group AND r.topic = o.topic AND r.partition = o.partition
 LEFT JOIN LATERAL (
     SELECT p.at, p.topic_id, p.next_offset, p.log_start, p.log_end FROM seekpoint.position_sample p
     WHERE p.consumer_group = o.consumer_group AND p.topic = o.topic AND p.partition = o.partition
@@ -521,7 +533,7 @@ SELECT g.name AS consumer_group, g.version, g.paused, g.paused_by, g.paused_reas
        min(l.headroom_records) AS headroom_records, min(l.headroom_seconds) AS headroom_seconds,
        max(l.sample_age) AS sample_age, coalesce(sum(l.dead_letters), 0)::bigint AS dead_letters,
        coalesce(sum(l.blocked), 0)::bigint AS blocked, coalesce(sum(l.waiting), 0)::bigint AS waiting,
-       max(l.committed_at) AS committed_at,
+       max(l.oldest_waiting_seconds) AS oldest_waiting_seconds, max(l.committed_at) AS committed_at,
        coalesce(max(seen.workers), 0) AS workers
 FROM seekpoint.consumer_group g LEFT JOIN seekpoint.lag l ON l.consumer_group = g.name
 LEFT JOIN (

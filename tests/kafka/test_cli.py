@@ -681,6 +681,7 @@ def test_status(applied_project: Project) -> None:
         "dead_letters": 0,
         "blocked": 0,
         "waiting": 0,
+        "oldest_waiting_seconds": None,
         "retry": None,
         "stop": None,
         "suspects_left": None,

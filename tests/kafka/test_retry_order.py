@@ -14,6 +14,7 @@ from seekpoint.admin import Admin, Where
 from seekpoint.errors import Fenced, NotApplied, TooManyDeadLetters
 from seekpoint.pipeline.policy import DeadLetterLimits
 from seekpoint.records import Cause, State
+from support.command import seekpoint
 from support.crashing_handlers import CrashingHandler
 from support.dead_letter_group import Halt
 from support.events import Gate, Run
@@ -378,5 +379,20 @@ def test_status_counts_what_waits(worker_group: WorkerGroup) -> None:
     (status,), _ = admin.status([worker_group.group])
     (partition,) = status.partitions
     assert (partition.waiting, partition.dead_letters) == (1, 0)
-    assert [group.waiting for group in admin.groups()[0]] == [1]
+    assert partition.overdue_seconds is None
+    (began,) = worker_group.sql("SELECT dead_lettered_at FROM {schema}.dead_letter")
+    make_due(worker_group)
+    worker_group.wait(lambda: states(worker_group) == [(0, "waiting", 2)])
+    assert worker_group.sql("SELECT dead_lettered_at FROM {schema}.dead_letter") == [began], "it waits since then"
+    worker_group.sql("UPDATE {schema}.dead_letter SET dead_lettered_at = dead_lettered_at - interval '2 hours'")
+    (status,), _ = admin.status([worker_group.group])
+    (group,) = [group for group in admin.groups()[0] if group.name == worker_group.group]
+    assert group.waiting == 1
+    for seconds in (status.partitions[0].oldest_waiting_seconds, group.oldest_waiting_seconds):
+        assert seconds is not None
+        assert 7200 <= seconds < 7500
+    shown = seekpoint("status", worker_group.group, *worker_group.database_options).stdout
+    assert "1 records that the lag does not count wait for their retries, the oldest for 2 h" in shown
+    listed = seekpoint("groups", "list", *worker_group.database_options).stdout
+    assert "0 (1 waiting for up to 2 h" in listed
     run.stop()

@@ -312,6 +312,38 @@ def test_a_pause(engine: Engine) -> None:
     assert messages_of(Admin(engine).doctor(), Level.WARNING)["pauses"] == "shop: paused by ada: the index"
 
 
+WAITING = """
+    INSERT INTO seekpoint.dead_letter
+      (consumer_group, topic, topic_id, partition, record_offset, header_names, header_values, state, cause, error,
+       attempts, version, dead_lettered_at, retry_at, replay_error)
+    SELECT 'shop', 'orders', gen_random_uuid(), 0, n, '{}', '{}', 'waiting', 'handler', 'E', 1, 1,
+           now() - interval '3 hours', now() + interval %s, %s
+    FROM generate_series(1, 8) n"""
+LIMIT = """UPDATE seekpoint.consumer_group SET declared = '{"orders": {"most_waiting": %s}}'"""
+
+
+@pytest.mark.parametrize(
+    ("due", "error", "limit", "message"),
+    [
+        ("'1 minute'", "NULL", 11, None),
+        ("'-1 minute'", "NULL", 11, None),
+        ("'-6 minutes'", "NULL", 11, "8 records wait for their retries, and the first has been due for 6 min"),
+        ("'1 minute'", "'Away'", 11, "retries of 8 records are put off again and again, by an error that counts as no"),
+        ("'1 minute'", "'Away'", 11, "attempt; the oldest waits for 3 h"),
+        ("'1 minute'", "NULL", 10, "8 records wait for their retries, and at 10 the partition waits, too"),
+    ],
+)
+def test_records_that_wait_too_long_or_are_too_many(
+    engine: Engine, due: str, error: str, limit: int, message: str | None
+) -> None:
+    sql(engine, WAITING % (due, error), LIMIT % limit)
+    warnings = messages_of(Admin(engine).doctor(), Level.WARNING)
+    assert (message or "") in warnings.get("retries", "")
+    assert ("retries" in warnings) == (message is not None)
+    sql(engine, "UPDATE seekpoint.consumer_group SET paused = true, paused_by = 'ada', paused_reason = 'the index'")
+    assert "retries" in messages_of(Admin(engine).doctor(), Level.OK), "the pause is reported"
+
+
 def test_many_partitions_with_the_same_problem_are_counted(engine: Engine) -> None:
     others = [Partition("orders", number) for number in range(1, 25)]
     GroupLedger(engine, "shop").claim(

@@ -13,6 +13,7 @@ from typing import Any
 from seekpoint import remedies
 from seekpoint.admin.findings import Finding, Level, problems_or_ok
 from seekpoint.admin.status import GroupStatus, PartitionStatus
+from seekpoint.durations import format_duration
 from seekpoint.errors import KafkaUnavailable
 from seekpoint.kafka.identity import CHECK_KAFKA, Identity, KafkaRefused
 from seekpoint.kafka.members import Member, members
@@ -22,11 +23,18 @@ HEADROOM = timedelta(hours=6)
 SHOWN = 10  # partitions of a group with the same problem
 DEFAULT_CLIENT = "rdkafka"  # the client id if the configuration names none
 STARTING, PAUSE = 3.0, 0.2  # seconds in which a new member writes its worker's row; seconds between two reads
+LATE = timedelta(minutes=5)  # a retry that is due: an owner that is busy takes it up much sooner
+NEAR = 0.8  # of Limits.waiting
 RECENT = timedelta(hours=1)  # a worker that was last seen longer ago may have crashed
 
 
-def group_findings(groups: Sequence[GroupStatus]) -> list[Finding]:
-    """Pauses, stopped partitions, and logs that are about to lose records before they are applied."""
+def group_findings(
+    groups: Sequence[GroupStatus], declared: Mapping[str, Mapping[str, Mapping[str, Any]]]
+) -> list[Finding]:
+    """Pauses, stopped partitions, logs that are about to lose records before they are applied, and late retries.
+
+    ``declared`` is what each group's workers have declared, by topic.
+    """
     paused = [
         Finding.of(
             "pauses",
@@ -39,7 +47,13 @@ def group_findings(groups: Sequence[GroupStatus]) -> list[Finding]:
     ]
     stops: list[Finding] = []
     near: list[Finding] = []
+    late: list[Finding] = []
     for group in groups:
+        limits = {topic: declaration.get("most_waiting") for topic, declaration in declared[group.name].items()}
+        late += _first(
+            group.name,
+            [finding for partition in group.partitions for finding in _retries(group, partition, limits)],
+        )
         stops += _first(
             group.name, [finding for partition in group.partitions for finding in _stop(group.name, partition)]
         )
@@ -53,6 +67,7 @@ def group_findings(groups: Sequence[GroupStatus]) -> list[Finding]:
         *problems_or_ok("pauses", paused, "no group is paused"),
         *problems_or_ok("stops", stops, "no partition is stopped"),
         *problems_or_ok("retention", near, "no record is about to be deleted before it is applied, as far as is known"),
+        *problems_or_ok("retries", late, "no record waits longer than for its retry"),
     ]
 
 
@@ -92,6 +107,38 @@ def _headroom(group: str, partition: PartitionStatus) -> Iterator[Finding]:
             f"{where}: the log's start reaches the position in {timedelta(seconds=round(partition.headroom_seconds))}"
         )
         yield Finding.of("retention", Level.WARNING, problem, fix)
+
+
+def _retries(group: GroupStatus, partition: PartitionStatus, limits: Mapping[str, int | None]) -> Iterator[Finding]:
+    """Records that wait and are not retried; not of a paused group or a stopped partition, which say so themselves."""
+    if not partition.waiting or group.pause is not None or partition.position.stop is not None:
+        return
+    where = f"{group.name}: {partition.position.partition}"
+    list_command = f"seekpoint dead-letters list {shlex.quote(group.name)} --state waiting"
+    most = limits.get(partition.position.partition.topic)
+    if partition.overdue_seconds is not None and partition.overdue_seconds > LATE.total_seconds():
+        yield Finding.of(
+            "retries",
+            Level.WARNING,
+            f"{where}: {numbered(partition.waiting, 'record')} wait for their retries, and the first has been due for "
+            f"{format_duration(partition.overdue_seconds)}",
+            f"start a worker, which retries them: {list_command} shows them",
+        )
+    elif partition.postponed:
+        yield Finding.of(
+            "retries",
+            Level.WARNING,
+            f"{where}: retries of {numbered(partition.postponed, 'record')} are put off again and again, by an error "
+            f"that counts as no attempt; the oldest waits for {format_duration(partition.oldest_waiting_seconds or 0)}",
+            f"correct what the error names, which seekpoint dead-letters show ID prints: {list_command} shows the ids",
+        )
+    if most is not None and partition.waiting >= NEAR * most:
+        yield Finding.of(
+            "retries",
+            Level.WARNING,
+            f"{where}: {partition.waiting:,} records wait for their retries, and at {most:,} the partition waits, too",
+            f"correct what makes them fail ({list_command} shows it), or raise Limits(waiting=)",
+        )
 
 
 def kafka_findings(

@@ -45,10 +45,11 @@ def diagnose(
             findings.append(Finding.of("groups", Level.WARNING, problem, "run doctor as an operator or a stager"))
             return Diagnosis(shown(engine.url), schema, tuple(findings))
         tx = SchemaConnection(connection, schema)
-        clusters = {row.name: row.cluster_id for row in tx.execute(STATUS["groups"]) if row.forgotten is None}
+        stored = {row.name: row for row in tx.execute(STATUS["groups"]) if row.forgotten is None}
+        clusters = {name: row.cluster_id for name, row in stored.items()}
         groups, rows = status.read(tx, list(clusters))
     answered = status.ask_brokers(groups, rows, settings, timeout).groups if settings else groups
-    findings += check_groups.group_findings(answered)
+    findings += check_groups.group_findings(answered, {name: row.declared or {} for name, row in stored.items()})
     if settings:
 
         def read_again() -> Sequence[status.GroupStatus]:

@@ -70,7 +70,9 @@ class PartitionStatus:
     record, ``headroom`` the records from the log's start to the position; None: not known. ``is_sampled``: these
     numbers are as of ``sampled_at``, because no broker was asked, or none has answered. ``dead_letters`` counts open
     dead letters, which no lag includes; ``blocked`` of them are blocked behind their key. ``waiting`` counts records
-    that wait for their retries while others continue: the lag does not include them, either.
+    that wait for their retries while others continue: the lag does not include them, either. The oldest has been
+    waiting for ``oldest_waiting_seconds``; if a retry is due, it is ``overdue_seconds`` late. ``postponed`` of the
+    waiting records met an error that counts as no attempt.
     """
 
     position: Position
@@ -88,6 +90,9 @@ class PartitionStatus:
     owned: bool = False
     blocked: int = 0
     waiting: int = 0
+    oldest_waiting_seconds: float | None = None
+    overdue_seconds: float | None = None
+    postponed: int = 0
 
     @property
     def age(self) -> timedelta | None:
@@ -184,7 +189,8 @@ def _partition(row: Row[Any], log: Row[Any] | None) -> PartitionStatus:
     sample = (log.sampled_at, log.host, log.pid, log.dead_letters, log.sample_age)
     lag = lag_of(log, {})
     numbers = (lag.end, lag.lag, lag.lag_seconds, lag.headroom, lag.headroom_seconds)
-    counts = {"blocked": log.blocked, "waiting": log.waiting}
+    names = ("blocked", "waiting", "oldest_waiting_seconds", "overdue_seconds", "postponed")
+    counts = {name: getattr(log, name) for name in names}
     return PartitionStatus(stored_position, *numbers, *sample, lag.is_sampled, owned=log.owned, **counts)
 
 

@@ -23,7 +23,8 @@ class GroupSummary:
     """A summary of one group; ``lag`` and ``lag_seconds`` are None if they are not known for every partition.
 
     ``age`` is the age of the oldest sample that lag and headroom come from; None if they are current, or not known.
-    ``blocked`` of the open dead letters are blocked behind their key; ``waiting`` records wait for their retries.
+    ``blocked`` of the open dead letters are blocked behind their key; ``waiting`` records wait for their retries,
+    the oldest for ``oldest_waiting_seconds``.
     """
 
     name: str
@@ -42,6 +43,7 @@ class GroupSummary:
     age: timedelta | None = None
     blocked: int = 0
     waiting: int = 0
+    oldest_waiting_seconds: float | None = None
 
 
 def summaries(tx: SchemaConnection) -> list[GroupSummary]:
@@ -64,6 +66,7 @@ def summaries(tx: SchemaConnection) -> list[GroupSummary]:
             None if row.lag_records is None and row.headroom_records is None else row.sample_age,
             row.blocked,
             row.waiting,
+            row.oldest_waiting_seconds,
         )
         for row in tx.execute(STATUS["group_status"])
     ]

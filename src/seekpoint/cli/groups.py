@@ -259,6 +259,8 @@ def _row(group: GroupSummary) -> tuple[object, ...]:
     is_known = group.lag is not None or group.headroom is not None
     as_of = f"{format_duration(group.age)} ago" if group.age is not None else "now" if is_known else ""
     counts = (group.partitions, group.owned, group.workers, group.lag, lag_time, room, as_of, group.stopped)
-    parts = [f"{count} {name}" for name in ("blocked", "waiting") if (count := getattr(group, name))]
+    parts = [f"{group.blocked} blocked"] if group.blocked else []
+    if group.waiting:
+        parts.append(f"{group.waiting} waiting for up to {format_duration(group.oldest_waiting_seconds or 0)}")
     dead = f"{group.dead_letters} ({', '.join(parts)})" if parts else str(group.dead_letters)
     return (group.name, group.version, paused, *counts, dead, ago(group.committed_at))

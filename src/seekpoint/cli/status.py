@@ -211,6 +211,7 @@ class Line:
             "dead_letters": partition.dead_letters,
             "blocked": partition.blocked,
             "waiting": partition.waiting,
+            "oldest_waiting_seconds": partition.oldest_waiting_seconds,
             "retry": None if retry is None else retry.as_dict(),
             "stop": None
             if stop is None
@@ -264,7 +265,8 @@ class Line:
         if partition.waiting:
             yield (
                 f"{plain(stored.partition.topic)}/{stored.partition.number}: {partition.waiting:,} records that the "
-                "lag does not count wait for their retries (seekpoint dead-letters list "
+                "lag does not count wait for their retries, the oldest for "
+                f"{format_duration(partition.oldest_waiting_seconds or 0)} (seekpoint dead-letters list "
                 f"{shlex.quote(self.group.name)} --state waiting)"
             )
         if retry is not None and not retry.has_stopped:

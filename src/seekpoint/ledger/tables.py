@@ -469,7 +469,8 @@ lag = Table(
     *_optional(committed_at=DateTime(timezone=True), record_time=DateTime(timezone=True)),
     *_optional(owner=Uuid, host=Text, pid=Integer),
     *_optional(stop_kind=Text, stop_offset=BigInteger, stopped_at=DateTime(timezone=True), dead_letters=BigInteger),
-    *_optional(blocked=BigInteger, waiting=BigInteger),
+    *_optional(blocked=BigInteger, waiting=BigInteger, oldest_waiting_seconds=Double, overdue_seconds=Double),
+    *_optional(postponed=BigInteger),
     *_optional(sampled_at=DateTime(timezone=True), sample_age=Interval, log_start=BigInteger, log_end=BigInteger),
     *_optional(lag_records=BigInteger, lag_seconds=Double, headroom_records=BigInteger, headroom_seconds=Double),
     *_optional(owned=Boolean),
@@ -483,7 +484,7 @@ group_status = Table(
     *_optional(partitions=BigInteger, owned=BigInteger, stopped=BigInteger, unknown_lag=BigInteger),
     *_optional(lag_records=BigInteger, lag_seconds=Double, headroom_records=BigInteger, headroom_seconds=Double),
     *_optional(sample_age=Interval, dead_letters=BigInteger, blocked=BigInteger, waiting=BigInteger),
-    *_optional(committed_at=DateTime(timezone=True), workers=BigInteger),
+    *_optional(oldest_waiting_seconds=Double, committed_at=DateTime(timezone=True), workers=BigInteger),
 )
 partition_state = Table(
     "partition_state",

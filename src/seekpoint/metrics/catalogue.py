@@ -149,6 +149,14 @@ RECORDS_WAITING = _gauge(
     "Records that wait for their retries while others of their partition continue.",
     _LEDGER,
 )
+OLDEST_WAITING = _gauge(
+    "oldest_waiting_record_seconds",
+    _PARTITION,
+    "For how long the oldest of these records has been waiting.",
+    _LEDGER,
+    "max",
+    "seconds",
+)
 PAUSED = _gauge("paused", _GROUP, "1: an operator has paused the group.", _LEDGER, "max")
 WORKERS = _gauge("workers", _GROUP, "Workers that were seen in the last minute.", _LEDGER)
 RELOAD_SILENT = _gauge(

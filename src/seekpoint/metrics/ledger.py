@@ -112,6 +112,7 @@ def _add_partition(samples: Samples, row: Row[Any], lag: Lag) -> None:
     samples.add_at(of.DEAD_LETTERS_OPEN, row.dead_letters, group, partition)
     samples.add_at(of.BLOCKED, row.blocked, group, partition)
     samples.add_at(of.RECORDS_WAITING, row.waiting, group, partition)
+    samples.add_at(of.OLDEST_WAITING, row.oldest_waiting_seconds, group, partition)
     if row.stop_kind is not None:
         samples.add_at(of.STOPPED, 1, group, partition, row.stop_kind)
     if row.committed_at is not None:

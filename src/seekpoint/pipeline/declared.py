@@ -12,15 +12,20 @@ from seekpoint.pipeline.sink import Sink
 
 
 def declared(
-    pipeline: Pipeline, *, read_uncommitted: bool = False, synchronous_commit: bool = True
+    pipeline: Pipeline,
+    *,
+    read_uncommitted: bool = False,
+    synchronous_commit: bool = True,
+    most_waiting: int | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Describe each topic: sinks and their kind, handler, version, policies, and sentences on weaker guarantees.
 
     ``read_uncommitted``: the Kafka client reads records of aborted transactions, too. Without ``synchronous_commit`` a
-    worker's COMMIT does not wait for the disk.
+    worker's COMMIT does not wait for the disk. ``most_waiting`` is its ``Limits.waiting``.
     """
     weakens = [*_weakens_all(pipeline, read_uncommitted, synchronous_commit)]
-    return {topic: _of_topic(pipeline, topic, weakens) for topic in pipeline.topics}
+    limit = {} if most_waiting is None or pipeline.retry_order == "partition" else {"most_waiting": most_waiting}
+    return {topic: _of_topic(pipeline, topic, weakens) | limit for topic in pipeline.topics}
 
 
 def declared_sums(pipeline: Pipeline) -> dict[str, dict[str, Any]]:

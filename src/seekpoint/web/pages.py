@@ -298,6 +298,9 @@ def _totals(group: GroupStatus) -> SimpleNamespace:
         dead_letters=sum(partition.dead_letters for partition in group.partitions),
         blocked=sum(partition.blocked for partition in group.partitions),
         waiting=sum(partition.waiting for partition in group.partitions),
+        oldest_waiting_seconds=max(
+            (partition.oldest_waiting_seconds or 0 for partition in group.partitions), default=0
+        ),
         stopped=sum(partition.position.stop is not None for partition in group.partitions),
         age=max((partition.age for partition in group.partitions if partition.age is not None), default=None),
     )

@@ -180,8 +180,10 @@ def headroom(line: PartitionStatus | GroupSummary | SimpleNamespace) -> str:
 
 
 def dead_letters(line: PartitionStatus | GroupSummary | SimpleNamespace) -> str:
-    """The number of open dead letters, of those that are blocked behind their key, and of records that wait."""
-    parts = [f"{count:,} {name}" for name in ("blocked", "waiting") if (count := getattr(line, name))]
+    """The number of open dead letters, of those blocked behind their key, and of records that wait, and how long."""
+    parts = [f"{line.blocked:,} blocked"] if line.blocked else []
+    if line.waiting:
+        parts.append(f"{line.waiting:,} waiting, the oldest for {age(line.oldest_waiting_seconds)}")
     return f"{line.dead_letters:,}" + (f" ({', '.join(parts)})" if parts else "")
 
 

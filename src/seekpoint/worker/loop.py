@@ -295,6 +295,7 @@ class Loop:
             self._pipeline,
             read_uncommitted=self._config.get("isolation.level") == "read_uncommitted",
             synchronous_commit=self._ledger.synchronous_commit,
+            most_waiting=self._ledger.limits.waiting,
         )
 
     def _close(self, leave_within: float, *, has_failed: bool) -> None:

@@ -259,7 +259,9 @@ SET crashes = crashes + CASE WHEN %(is_again)s::boolean THEN 0 ELSE 1 END
 WHERE consumer_group = %(group)s AND id = %(id)s AND state = 'waiting';
 
 -- name: end_retry
--- The record failed again: it waits for its next attempt, or becomes a dead letter after the last one.
+-- The record failed again: it waits for its next attempt, or becomes a dead letter after the last one. While it waits,
+-- dead_lettered_at is when it began to. The error of an attempt that did not count is over; that of a person's replay
+-- stays.
 UPDATE seekpoint.dead_letter
 SET state = %(state)s,
     cause = %(cause)s,
@@ -270,7 +272,9 @@ SET state = %(state)s,
     attempts = %(attempts)s,
     version = %(version)s,
     dead_lettered_by = %(owner)s,
-    dead_lettered_at = clock_timestamp(),
+    dead_lettered_at = CASE WHEN %(state)s = 'waiting' THEN dead_lettered_at ELSE clock_timestamp() END,
+    replay_error = CASE WHEN replayed_at IS NOT NULL THEN replay_error END,
+    replay_traceback = CASE WHEN replayed_at IS NOT NULL THEN replay_traceback END,
     retry_at = clock_timestamp() + %(wait)s::double precision * interval '1 second',
     crashes = 0
 WHERE consumer_group = %(group)s AND id = %(id)s AND state = 'waiting';

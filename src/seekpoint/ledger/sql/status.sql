@@ -87,7 +87,7 @@ ORDER BY name;
 -- name: group_status
 SELECT consumer_group, version, paused, paused_by, paused_reason, partitions, owned, stopped, unknown_lag, lag_records,
        lag_seconds, headroom_records, headroom_seconds, sample_age, dead_letters, blocked, waiting,
-       committed_at, workers
+       oldest_waiting_seconds, committed_at, workers
 FROM seekpoint.group_status
 ORDER BY consumer_group;
 
@@ -102,10 +102,9 @@ ORDER BY consumer_group, topic, partition;
 
 -- name: lag_of_all
 SELECT consumer_group, topic, partition, next_offset, committed_at, record_time, owner, host, pid, stop_kind,
-       stop_offset, stopped_at, dead_letters, blocked, waiting, sampled_at, sample_age, log_start, log_end,
-       lag_records, lag_seconds, headroom_records, headroom_seconds, owned, next_record_at, reached_at, reached_end,
-       log_start_since, past_log_start,
-       statement_timestamp() AS now
+       stop_offset, stopped_at, dead_letters, blocked, waiting, oldest_waiting_seconds, overdue_seconds, postponed,
+       sampled_at, sample_age, log_start, log_end, lag_records, lag_seconds, headroom_records, headroom_seconds,
+       owned, next_record_at, reached_at, reached_end, log_start_since, past_log_start, statement_timestamp() AS now
 FROM seekpoint.lag
 ORDER BY consumer_group, topic, partition;
 
@@ -115,10 +114,9 @@ SELECT l.*
 FROM unnest(%(names)s::text[]) AS asked (name)
 CROSS JOIN LATERAL (
     SELECT consumer_group, topic, partition, next_offset, committed_at, record_time, owner, host, pid, stop_kind,
-           stop_offset, stopped_at, dead_letters, blocked, waiting, sampled_at, sample_age, log_start, log_end,
-           lag_records, lag_seconds, headroom_records, headroom_seconds, owned, next_record_at, reached_at, reached_end,
-           log_start_since, past_log_start,
-           statement_timestamp() AS now
+           stop_offset, stopped_at, dead_letters, blocked, waiting, oldest_waiting_seconds, overdue_seconds, postponed,
+           sampled_at, sample_age, log_start, log_end, lag_records, lag_seconds, headroom_records, headroom_seconds,
+           owned, next_record_at, reached_at, reached_end, log_start_since, past_log_start, statement_timestamp() AS now
     FROM seekpoint.lag
     WHERE consumer_group = asked.name
     OFFSET 0 -- planned by itself, with the name as a constant

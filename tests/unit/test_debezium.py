@@ -169,3 +169,32 @@ def test_a_key_is_its_columns() -> None:
 def test_types_are_a_mapping() -> None:
     with pytest.raises(ConfigError, match="types= maps columns"):
         Debezium(types="io.debezium.time.Date")  # type: ignore[arg-type]
+
+
+def test_the_next_event_is_read_by_its_own_schema() -> None:
+    """An event that begins as the last one is read without its schema; any other is read with it."""
+    codec = Debezium()
+    day, number = field("v", "int32", TIME + "Date"), field("v", "int32")
+    events = [event([schema], "c", None, {"v": 1}) for schema in (day, day, number, day)]
+    events += [events[0].replace(b'"payload"', b' "payload"'), events[0][:-1] + b" }"]
+    payload, schema = (json.dumps(json.loads(events[2])[part]) for part in ("payload", "schema"))
+    events += [f'{{"payload":{payload},"schema":{schema}}}'.encode()] * 2
+    changes = [codec.decode(raw(value)) for value in events]
+    values = [change.after["v"] for change in changes if change is not None and change.after is not None]
+    assert values == [date(1970, 1, 2), date(1970, 1, 2), 1, *[date(1970, 1, 2)] * 3, 1, 1]
+    for begin in (codec, Debezium()):
+        with pytest.raises((msgspec.DecodeError, Poison)):
+            begin.decode(raw(events[4][:-1] + b',"more":1}'))
+    assert codec.decode(raw(events[0][: events[0].index(b'"payload"')] + b'"payload":null}')) is None
+
+
+def test_a_table_may_be_called_heartbeats() -> None:
+    body = json.loads(event([field("v", "int32")], "c", None, {"v": 1}))
+    body["schema"]["name"] = "dbz.public.Heartbeats.Envelope"
+    change = Debezium().decode(raw(json.dumps(body).encode()))
+    assert change is not None
+    assert change.after == {"v": 1}
+    row = {"schema": {"type": "struct", "name": "dbz.public.Heartbeats.Value", "fields": []}, "payload": {"v": 1}}
+    change = Debezium(flattened=True).decode(raw(json.dumps(row).encode()))
+    assert change is not None
+    assert change.after == {"v": 1}

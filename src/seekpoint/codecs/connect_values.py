@@ -6,10 +6,11 @@ name, its plain type decides. Bytes are base64 texts in JSON, and bytes in Avro.
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from base64 import b64encode
+from binascii import a2b_base64
+from collections.abc import Callable, Collection, Mapping
 from datetime import date, datetime, time, timedelta
-from decimal import Decimal
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from struct import Struct
 from typing import Any
 
@@ -48,6 +49,7 @@ _OTHERS: list[Any] = [[_PLACEHOLDER], [*_PLACEHOLDER.encode()], {_PLACEHOLDER: _
 _EPOCH, _DAY = date(1970, 1, 1), 86_400_000_000  # _DAY in microseconds
 _MOMENT = datetime(1970, 1, 1)  # the epoch of times without a zone
 _in_32_bits = Struct("f").pack
+_WIDE = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)  # which rounds nothing
 
 
 def row_converter(schema: Schema) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
@@ -55,11 +57,13 @@ def row_converter(schema: Schema) -> Callable[[Mapping[str, Any]], dict[str, Any
 
     A value that cannot be converted becomes an :class:`Unreadable`.
     """
-    converts = {field["field"]: convert for field in schema.get("fields") or () if (convert := converter(field))}
+    converts = [(field["field"], convert) for field in schema.get("fields") or () if (convert := converter(field))]
 
     def row(values: Mapping[str, Any]) -> dict[str, Any]:
-        fields = {name: UNAVAILABLE if _is_unavailable(value) else value for name, value in values.items()}
-        for name, convert in converts.items():
+        fields = dict(values)
+        for name in _unavailable(values):
+            fields[name] = UNAVAILABLE
+        for name, convert in converts:
             if (value := fields.get(name)) is not None and value is not UNAVAILABLE:
                 try:
                     fields[name] = convert(value)
@@ -89,6 +93,16 @@ def converter(schema: Schema) -> Convert | None:
     if kind == "struct":
         return row_converter(schema)
     return _PLAIN.get(kind or "")
+
+
+def _unavailable(values: Mapping[str, Any]) -> Collection[str]:
+    """The fields whose value is a placeholder."""
+    try:
+        if _TEXTS.isdisjoint(values.values()):  # fast path
+            return ()
+    except TypeError:  # lists and objects have no hash
+        pass
+    return [name for name, value in values.items() if _is_unavailable(value)]
 
 
 def _is_unavailable(value: Any) -> bool:
@@ -130,7 +144,7 @@ def _refused(why: str) -> Convert:
 
 
 def _bytes(value: str | bytes) -> bytes:
-    return value if isinstance(value, bytes) else b64decode(value, validate=True)
+    return value if isinstance(value, bytes) else a2b_base64(value, strict_mode=True)
 
 
 def _float32(value: float) -> float:
@@ -142,9 +156,7 @@ def _float32(value: float) -> float:
 
 def connect_decimal(unscaled: str | bytes, scale: int) -> Decimal:
     """A Decimal with all digits of Connect's bytes, which are a big-endian whole number, whatever the context is."""
-    number = int.from_bytes(_bytes(unscaled), "big", signed=True)
-    digits = tuple(map(int, str(abs(number))))
-    return Decimal((int(number < 0), digits, -scale))
+    return Decimal(int.from_bytes(_bytes(unscaled), "big", signed=True)).scaleb(-scale, _WIDE)
 
 
 def _scaled(schema: Schema) -> Convert:

@@ -77,6 +77,7 @@ class Debezium:
             {"type": "struct", "fields": [schema_named(name, kind) for name, kind in types.items()]}
         )  # fmt: skip
         self._compiled: dict[bytes, tuple[Schema, Convert]] = {}
+        self._known: dict[tuple[str, str], tuple[bytes, Schema, Convert]] = {}  # by topic and part of the record
 
     def __repr__(self) -> str:
         registry = [] if self.registry is None else [f"registry={shown(self.registry)}"]
@@ -93,10 +94,8 @@ class Debezium:
         schema, payload, convert = self._event(record, record.value, "value")
         if payload is None:  # a tombstone that ExtractNewRecordState made of a delete
             return None
-        _require_change_of_a_row(schema, payload, record)
-        return (
-            self._flat(payload, convert, record) if self.flattened else self._change(schema, payload, convert, record)
-        )
+        change = self._flat if self.flattened else self._change
+        return change(schema, payload, convert, record)
 
     def decode_key(self, record: RawRecord, /) -> Any:
         """The columns of a record's key; None if it has no key."""
@@ -108,37 +107,51 @@ class Debezium:
     def _event(self, record: RawRecord, data: bytes, field: str) -> Event:
         if self._framed is not None:
             return self._framed.event(record, data, field)
+        known = self._known.get((record.topic, field))
+        if known is not None and data.startswith(known[0]) and data.endswith(b"}"):  # the schema is that of the last
+            begin, schema, convert = known
+            return schema, _plain.decode(data[len(begin) : -1]), convert
         if data[:1] in {b"\0", b"\1"}:
             raise ValueError("in a schema registry's wire format, not JSON: give Debezium(registry=...)")
-        members = _members.decode(data) if data.lstrip()[:1] == b"{" else {}
-        framed = bytes(members["schema"]) if members.keys() == {"schema", "payload"} else b""
-        if framed.startswith(b"{"):  # otherwise `schema` and `payload` may be columns of a flattened row
-            if framed not in self._compiled:
-                schema: Schema = msgspec.json.decode(framed)
-                self._compiled[framed] = schema, row_converter(_row_of(schema))
-            schema, convert = self._compiled[framed]
-            return schema, _plain.decode(members["payload"]), convert
+        payload = _plain.decode(data)
+        if isinstance(payload, dict) and payload.keys() == {"schema", "payload"}:
+            if isinstance(payload["schema"], dict):  # otherwise both may be columns of a flattened row
+                return self._with_schema(record, data, field)
+            if payload["schema"] is None:
+                payload = payload["payload"]
         if self._declared is None:
             raise Poison(
                 "the event has no schema, so the types of its numbers and texts are not known: set "
                 "value.converter.schemas.enable=true (and key.converter…) in the connector; or declare columns with "
                 "Debezium(types={'at': 'io.debezium.time.MicroTimestamp'}), types={} if no value needs a conversion"
             )
-        payload = _plain.decode(members["payload"] if framed == b"null" else data)
         return None, payload, self._declared
 
+    def _with_schema(self, record: RawRecord, data: bytes, field: str) -> Event:
+        """The event in JSON with its schema; the next one that begins with the same bytes is read without it."""
+        members = _members.decode(data)
+        framed, raw = bytes(members["schema"]), bytes(members["payload"])
+        if framed not in self._compiled:
+            schema: Schema = msgspec.json.decode(framed)
+            self._compiled[framed] = schema, row_converter(_row_of(schema))
+        schema, convert = self._compiled[framed]
+        if [*members] == ["schema", "payload"] and data.endswith(raw + b"}"):
+            self._known[record.topic, field] = data[: -len(raw) - 1], schema, convert
+        return schema, _plain.decode(raw), convert
+
     def _change(self, schema: Schema | None, payload: Any, convert: Convert, record: RawRecord) -> Change:
-        if not isinstance(payload, dict) or not payload.keys() >= {"op", "source"}:
+        if not isinstance(payload, dict) or "op" not in payload or "source" not in payload:
+            _require_change_of_a_row(schema, payload, record)
             name = "" if schema is None else f" ({schema.get('name')})"
             raise Poison(
                 f"not a Debezium envelope{name}: it has no op and source; for flattened rows (ExtractNewRecordState) "
                 "give value=Debezium(flattened=True)",
                 record,
             )
-        op = payload["op"]
+        op, source = payload["op"], payload["source"] or {}
         if op not in {"c", "r", "u", "d", "t"}:
             raise Poison(f"op is {op!r}, which is not a change of a row", record)
-        before, after, source = payload.get("before"), payload.get("after"), payload["source"] or {}
+        before, after = payload.get("before"), payload.get("after")
         if source.get("connector") == "mongodb" or isinstance(before, str) or isinstance(after, str):
             raise Poison(
                 "the event is of MongoDB, whose 'after' is a text of JSON: set ExtractNewDocumentState in the "
@@ -154,9 +167,10 @@ class Debezium:
             source=source,
         )
 
-    def _flat(self, payload: Any, convert: Convert, record: RawRecord) -> Change:
+    def _flat(self, schema: Schema | None, payload: Any, convert: Convert, record: RawRecord) -> Change:
         if not isinstance(payload, dict):
             raise Poison("not a row: the value is not a JSON object", record)
+        _require_change_of_a_row(schema, payload, record)
         if payload.keys() >= _ENVELOPE:
             raise Poison("an envelope, not a flattened row: give value=Debezium()", record)
         if payload.get("__op") == "t":
@@ -232,14 +246,14 @@ def _row_of(schema: Schema) -> Schema:
 def _require_change_of_a_row(schema: Schema | None, payload: Any, record: RawRecord) -> None:
     """Raise Poison for schema changes, transaction metadata and heartbeats; the message names the event."""
     name = str((schema or {}).get("name") or "")
+    kind = name.rpartition(".")[2] if name.startswith("io.debezium.") else ""  # other names are made of a table's
     is_dict = isinstance(payload, dict)
-    if "SchemaChange" in name or (is_dict and payload.keys() >= {"source", "tableChanges"}):
+    if kind.startswith("SchemaChange") or (is_dict and payload.keys() >= {"source", "tableChanges"}):
         raise Poison(
             f"a schema change ({record.topic}), not a change of a row: leave its topic out of topics=",
             record,
         )
-    others = ("Heartbeat", "TransactionMetadata")
-    if any(other in name for other in others) or (is_dict and payload.keys() <= {"ts_ms"}):
+    if kind.startswith(("Heartbeat", "TransactionMetadata")) or (is_dict and payload.keys() <= {"ts_ms"}):
         raise Poison(f"{name or 'a heartbeat'} is not a change of a row: leave {record.topic} out of topics=", record)
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def key_before(writer: object, key: Sequence[str], record: AnyRecord) -> tuple[Any, ...]:
     """The key of the row before a change. Raises Poison if neither the event nor the record's key has it."""
     for row in (record.value.before, record.key):
-        if isinstance(row, Mapping):
-            values = tuple(row.get(name) for name in key)
+        if row is not None and isinstance(row, Mapping):
+            values = tuple(map(row.get, key))
             if None not in values and UNAVAILABLE not in values:
                 return values
     if isinstance(record.key, bytes):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from sqlalchemy import Connection
 
-from seekpoint.codecs import UNAVAILABLE, Change, Codec, Debezium
+from seekpoint.codecs import UNAVAILABLE, Change, Codec, Debezium, Unreadable
 from seekpoint.codecs.debezium import is_envelope
 from seekpoint.codecs.source_position import source_position
 from seekpoint.codecs.value_types import field_names
@@ -251,6 +251,7 @@ _TRUNCATES = (
     "it takes 'delete', and needs changes=True and offset_column=, so that no replayed truncate deletes newer rows; it "
     "excludes compacted=True, as a compacted topic has no record without a key"
 )
+_MARKS = {Unreadable, type(UNAVAILABLE)}  # types of values that make a row incomplete
 _CHANGES_ARE_NO_ROWS = (
     "the values are Debezium's changes, and an Upsert of their rows would leave deleted rows in the table: give the "
     "sink changes=True"
@@ -432,15 +433,19 @@ class ChangesWriter(UpsertWriter):
         if change.op == "d":
             return (self._deleted(record, key_before(self, self._sink.key, record)),)
         assert change.after is not None
-        row = (*self._after(change.after), *self._where(record))
-        require_readable(self, row, record)
-        key = tuple(row[place] for _, place in self._needed)
-        if None in key or UNAVAILABLE in key:
+        row = self._after(change.after)
+        if self._sink.provenance:
+            row = (*row, *self._where(record))
+        is_whole = _MARKS.isdisjoint(map(type, row))
+        if not is_whole:
+            require_readable(self, row, record)
+        key = tuple([row[place] for _, place in self._needed])
+        if None in key or (not is_whole and UNAVAILABLE in key):
             raise Poison(f"{self!r}: the change has no value in a key column ({', '.join(self._sink.key)})", record)
-        rows: list[Row] = [Partial(row) if UNAVAILABLE in row else row]
+        after = row if is_whole else Partial(row)
         if change.op == "u" and (before := key_before(self, self._sink.key, record)) != key:
-            rows.insert(0, self._deleted(record, before))
-        return rows
+            return (self._deleted(record, before), after)
+        return (after,)
 
     def _truncated(self, record: AnyRecord) -> Truncated:
         if not self._sink.empties:

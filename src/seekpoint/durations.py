@@ -1,4 +1,4 @@
-"""Writes lengths of time for people, everywhere in one format."""
+"""Formats durations for people, in the same way everywhere."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@
     └── PartitionStopped        this partition waits for a decision; the others continue
         ├── OffsetLost          the stored offset is no longer (or not yet) in the log
         ├── TopicRecreated      the topic was deleted and created again
-        ├── TopicUnknown        no broker has known the topic for some seconds
+        ├── TopicUnknown        no broker has known the topic for a few seconds
         ├── TableMissing        a topic that a pattern matches has no table that takes its rows
         └── PoisonStop          a record cannot be applied, and the policy is to stop
 
@@ -140,7 +140,7 @@ def install(extra: str) -> str:
 
 
 class HandlerMisuse(ConfigError):  # noqa: N818 -- named after what happened, as the public API promises
-    """A handler ended, closed or broke its transaction, or left work undone. Nothing is kept unless it committed."""
+    """A handler ended, closed or broke its transaction, or left work unfinished. Nothing is kept unless committed."""
 
     code = "SP1002"
 
@@ -380,7 +380,7 @@ class TopicRecreated(PartitionStopped):
 
 
 class TopicUnknown(PartitionStopped):
-    """No broker has known the topic for some seconds; the stop ends when a broker reports its id again."""
+    """No broker has known the topic for a few seconds; the stop ends when a broker reports its id again."""
 
     code = "SP1203"
 

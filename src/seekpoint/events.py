@@ -249,7 +249,7 @@ class Draining(Event):
     """The worker was asked to stop, and finishes the open batch first."""
 
     level = logging.INFO
-    text = "the batch in hand is finished first"
+    text = "the open batch is finished first"
 
 
 class WorkerStopped(Event):
@@ -601,7 +601,7 @@ class StatusNotStored(Event):
     """
 
     level = logging.WARNING
-    text = "the rows for operators are not stored (the worker is not affected): {error}"
+    text = "status rows for operators are not stored (the worker is not affected): {error}"
     error: Exception
 
 

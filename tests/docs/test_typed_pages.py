@@ -72,7 +72,7 @@ def test_the_rates_of_the_readme_are_those_of_the_report(peer: str) -> None:
 
 def test_the_rates_below_the_table_of_the_readme_are_those_of_the_report() -> None:
     match = re.search(
-        r"\(([\d.]+) times at\s1,000 records, ([\d.]+) at 10\).*?it is ([\d.]+) and ([\d.]+) times",
+        r"\(([\d.]+) times at\s1,000 records, ([\d.]+) at 10\).*?the worker is ([\d.]+) and ([\d.]+) times",
         named("README.md"),
         re.DOTALL,
     )

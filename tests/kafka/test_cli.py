@@ -483,7 +483,7 @@ def test_a_signal_drains(project: Project, lines: None, how: signal.Signals) -> 
     process.signal(how)
     (project.folder / "go").touch()
     assert process.end() == 0, process.output
-    assert project.lines() == ["one", "two"], "the batch in hand was finished"
+    assert project.lines() == ["one", "two"], "the open batch was finished"
     [position] = GroupLedger(project.engine, project.group, schema=project.schema).read()
     assert (position.next_offset, position.owner) == (2, None), "the claim was given back"
     assert f"INFO    seekpoint.events {project.group}: Activated: " in process.output
@@ -505,7 +505,7 @@ def test_ctrl_c_ends_the_wait_for_the_first_answer(project: Project, lines: None
     assert "aborted: before the worker had started" in process.output
     assert f"INFO    seekpoint.events {project.group}: WorkerStopped: aborted" in process.output
     assert "ERROR" not in process.output
-    assert "batch in hand" not in process.output
+    assert "open batch" not in process.output
 
 
 def test_a_second_signal_aborts(project: Project, lines: None) -> None:
@@ -533,7 +533,7 @@ def test_a_stopped_partition_is_logged_and_stops_alone(
     process.wait_for("Choices:\n  - fix the codec")
     process.signal(signal.SIGTERM)
     assert process.end() == 1, process.output
-    assert "stopping after the batch in hand; Ctrl-C again aborts" in process.output
+    assert "stopping after the open batch; Ctrl-C again aborts" in process.output
     assert f"error: 1 partition stopped: {project.topic}/0\n" in process.output
 
 

@@ -305,7 +305,7 @@ def test_sql_prints_json_with_the_digits_that_are_stored(pair: RunningPair) -> N
     ("command", "message"),
     [
         (["COPY (SELECT 1) TO STDOUT"], "`seekpoint dev sql` does not run COPY from or to the client: use psql"),
-        (["SELECT 1 AS a, 2 AS a", "--json"], "--json needs distinct column names, and 'a' is there twice"),
+        (["SELECT 1 AS a, 2 AS a", "--json"], "--json needs distinct column names, and 'a' appears twice"),
     ],
 )
 def test_sql_refuses_what_it_cannot_print(pair: RunningPair, command: list[str], message: str) -> None:

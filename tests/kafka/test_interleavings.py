@@ -49,7 +49,7 @@ def test_a_worker_frozen_with_a_batch_in_hand_is_refused(worker_group: WorkerGro
 
 @pytest.mark.pins("batch")
 def test_a_rewind_under_a_running_worker(worker_group: WorkerGroup, threads: ThreadPoolExecutor) -> None:
-    """I5: it waits for the batch in hand; it fences the worker, which reads on from there and applies that again."""
+    """I5: it waits for the open batch; it fences the worker, which reads on from there and applies that again."""
     name, stored = worker_group.log(10)
     gate = Gate(events.Applied)
     run = worker_group.worker(name, observe=[gate])

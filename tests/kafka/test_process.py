@@ -84,7 +84,7 @@ def test_a_log_of_json_has_fields_and_no_password(project: Project, lines: None)
     assert process.end() == 0, process.output
     log_lines = process.log()
     assert [line["message"] for line in log_lines if line["logger"] == "seekpoint.cli"] == [
-        "stopping after the batch in hand; Ctrl-C again aborts",
+        "stopping after the open batch; Ctrl-C again aborts",
         f"{project.group}: drained: 1 record in 1 transaction",
     ]
     started = next(line for line in log_lines if line.get("event") == "Started")
@@ -236,7 +236,7 @@ def test_a_second_signal_aborts_several_pipelines(project: Project, lines: None)
     project.produce(["a"])
     process.wait_for("in hand", "out")
     process.signal(signal.SIGINT)
-    process.wait_for("stopping after the batch in hand")
+    process.wait_for("stopping after the open batch")
     process.signal(signal.SIGTERM)
     assert process.end() == 130, process.output
     # The line is printed before the handler has run: of two signals that wait for it, the later one's may come first.

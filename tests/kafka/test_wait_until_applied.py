@@ -208,7 +208,7 @@ def test_a_record_that_was_moved_over_was_not_read(worker: LedgerWorker) -> None
     moved = worker.ledger.reset_offset("t", 0, to=9, log=None, reason="ticket 7", actor="ada", lost="poison")
     passed = worker.ledger.wait_until_applied("t", 0, 6)
     assert (passed.position, passed.state, passed.applied) == (9, None, False)
-    assert str(passed) == "t/0: offset 6 was not read: ada reset the position over it (ticket 7)"
+    assert str(passed) == "t/0: offset 6 was not read: ada reset the position past it (ticket 7)"
     assert worker.ledger.wait_until_applied("t", 0, 4).applied  # read before
     worker.ledger.reset_offset("t", 0, to=6, expected=moved.next_offset, log=None, reason="after all", actor="ada")
     worker.claim(0)
@@ -310,7 +310,7 @@ def test_records_before_the_position_of_a_new_topic_were_not_read(worker: Ledger
     worker_moves_on(worker, 4)
     worker.ledger.reset_offset("t", 0, to=to, topic_id=new, log=None, reason="adopt", actor="ada")
     passed = worker.ledger.wait_until_applied("t", 0, 1, topic_id=new)
-    assert (passed.applied, passed.unread) == (False, "ada reset the position over it (adopt)")
+    assert (passed.applied, passed.unread) == (False, "ada reset the position past it (adopt)")
 
 
 # -- refused, or too late ---------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def test_some_topics_of_a_pipeline_that_names_its_topics() -> None:
 
 def test_an_empty_group_names_no_table() -> None:
     bound = with_topics(pipeline(topics=Pattern(r"shop(\.(?P<name>.*))?")), "shop", "shop.", "shop.a")
-    why = "Append('{name}'): the name of topic 'shop' has nothing for the group 'name'"
+    why = "Append('{name}'): the pattern's group 'name' matches nothing in topic 'shop'"
     assert bound.without_table == {"shop": why, "shop.": why.replace("'shop'", "'shop.'")}
 
 

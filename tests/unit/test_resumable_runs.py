@@ -48,7 +48,7 @@ def test_the_commands_say_how_a_verify_ends(of_frames: bool) -> None:
     verify = run("verify", of_frames=of_frames)
     reload: Any = SimpleNamespace(runs=runs(verify))
     for refuse in (lambda: _open_run(runs(verify), ID), lambda: _opened(reload, ID, "merge", "")):
-        with pytest.raises(ConfigError, match="is a verify, not a reload, and cannot be resumed: end it by") as refused:
+        with pytest.raises(ConfigError, match="is a verify, not a reload, and cannot be resumed: end it") as refused:
             refuse()
         assert ABORT in str(refused.value)
     ended = run("verify", of_frames=of_frames, state="verified")

@@ -189,7 +189,7 @@ def _require_stopped(tx: GroupConnection, row: Row[Any]) -> None:
 
 
 def apply_forget(ledger: GroupLedger, plan: ForgetPlan, attribution: Attribution) -> ForgetResult:
-    """Carry out the plan in one transaction. Raises Fenced if the group has changed since it was made."""
+    """Carry out the plan in one transaction. Raises Fenced if the group has changed since planning."""
     with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
         row = tx.execute(GROUPS["lock"]).one_or_none()
         if row is None:

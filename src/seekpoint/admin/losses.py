@@ -167,7 +167,7 @@ def _acceptance(
         return _truncated(group, position, log, to_offset, last_reset)
     if to_offset is not None:
         raise ConfigError(
-            f"{position.partition}: retention has passed it, and it continues at {log[0]}: leave --to-offset out"
+            f"{position.partition}: retention has passed the position, which continues at {log[0]}: omit --to-offset"
         )
     return Acceptance(position.partition, position.topic_id, None, position.next_offset, log[0], log, last_reset)
 
@@ -218,7 +218,7 @@ def plan_topic(
 
 
 def accept(ledger: GroupLedger, plan: AcceptPlan, attribution: Attribution) -> None:
-    """Carry out the plan in one transaction. Raises Fenced if a partition has changed since it was made."""
+    """Carry out the plan in one transaction. Raises Fenced if a partition has changed since planning."""
     with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
         tx.execute(GROUPS["share"])
         acceptances = sorted(plan.acceptances, key=lambda acceptance: acceptance.partition)

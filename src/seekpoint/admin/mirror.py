@@ -128,7 +128,7 @@ def _logs(
 
 
 def _lock(tx: GroupConnection, plan: MirrorPlan) -> dict[Partition, Position]:
-    """Lock the rows that the plan writes. Raises Fenced if one has changed since it was made."""
+    """Lock the rows that the plan writes. Raises Fenced if one has changed since planning."""
     tx.execute(GROUPS["share"])
     partitions = sorted(move.partition for move in plan.moves)
     tx.execute(RESETS["lock_rows"], **asking_for(partitions))

@@ -58,7 +58,7 @@ def plan_pause(ledger: GroupLedger, paused: bool) -> PausePlan:
 
 
 def apply_pause(ledger: GroupLedger, plan: PausePlan, attribution: Attribution) -> None:
-    """Carry out the plan. Raises Fenced if the group was paused or resumed since it was made."""
+    """Carry out the plan. Raises Fenced if the group was paused or resumed since planning."""
     with ledger.begin(lock_wait=ledger.limits.transaction_age) as tx:
         row = tx.execute(GROUPS["lock"]).one_or_none()
         pause = None if row is None else (row.paused, row.paused_by, row.paused_reason)

@@ -51,7 +51,7 @@ _PROPERTIES = text(
     SELECT 'owner ' || CAST(CAST(relowner AS regrole) AS text) AS what FROM pg_class WHERE oid = to_regclass(:name)
     UNION SELECT 'storage that survives a crash' FROM pg_class
     WHERE oid = to_regclass(:name) AND relpersistence = 'p'
-    UNION SELECT CASE relreplident WHEN 'f' THEN 'replica identity FULL' ELSE 'a replica identity of its own' END
+    UNION SELECT CASE relreplident WHEN 'f' THEN 'replica identity FULL' ELSE 'a non-default replica identity' END
     FROM pg_class WHERE oid = to_regclass(:name) AND relreplident <> 'd'
     UNION SELECT 'row security' FROM pg_class WHERE oid = to_regclass(:name) AND relrowsecurity
     UNION SELECT 'forced row security' FROM pg_class WHERE oid = to_regclass(:name) AND relforcerowsecurity

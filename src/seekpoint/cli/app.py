@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 _ENTRIES = {
-    "run": ("run:run", "Run workers until SIGTERM or Ctrl-C, finishing the batch in hand; a second signal aborts."),
+    "run": ("run:run", "Run workers until SIGTERM or Ctrl-C, finishing the open batch; a second signal aborts."),
     "status": (
         "status:status",
         "Show groups: positions, lag in records and in time, retention headroom, dead letters, workers.",

@@ -320,7 +320,7 @@ class _JsonFloatLoader(FloatLoader):
 
 
 class _RawJsonLoader(Loader):
-    """Loads JSON as it is, to be printed within JSON."""
+    """Loads JSON unparsed, to be embedded in JSON output."""
 
     def load(self, data: Buffer) -> Any:
         return msgspec.Raw(bytes(data))
@@ -334,9 +334,7 @@ def _print_rows(cursor: psycopg.Cursor[tuple[Any, ...]], *, as_json: bool) -> No
     names, rows = [column.name for column in cursor.description], cursor.fetchall()
     if as_json:
         if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise ConfigError(
-                f"--json needs distinct column names, and {twice[0]!r} is there twice: rename one with AS"
-            )
+            raise ConfigError(f"--json needs distinct column names, and {twice[0]!r} appears twice: rename one with AS")
         named_rows = [dict(zip(names, row, strict=True)) for row in rows]
         typer.echo(msgspec.json.format(msgspec.json.encode(named_rows, enc_hook=str), indent=2))
         return

@@ -283,7 +283,7 @@ def compared_into(reports: list[Report], progress: Shown) -> Callable[[Report], 
 
 
 def say_begun(driver: Driver, progress: Shown) -> None:
-    """Print the run that begins, with its warnings."""
+    """Print the run, its state, and its warnings."""
     progress.say(f"{driver.run.id}: {driver.run.state}, {', '.join(driver.run.tables)} by {driver.run.strategy}")
     for sentence in (*stays(driver.run), *driver.notes):
         progress.say(sentence)
@@ -301,7 +301,7 @@ def _open_run(runs: Runs, id: UUID | None) -> Run:  # noqa: A002
         [run] = open_runs
     _require_reload(run)
     if run.is_of_frames:
-        raise ConfigError(f"{run.id} rebuilds a SparkPipeline's tables: resume it by `{shown.resume(run)}`")
+        raise ConfigError(f"{run.id} rebuilds a SparkPipeline's tables: resume it with `{shown.resume(run)}`")
     if not all(run.pipelines):
         raise ConfigError(
             f"{run.id} was opened by a program, without the MODULE:NAME of its pipelines: name them in "
@@ -320,9 +320,9 @@ def _opened(reload: Reload, resume: UUID | None, strategy: Strategy, reason: str
 def _require_reload(run: Run) -> None:
     """Raise ConfigError for a batch, which another command resumes, and for a verify, which none does."""
     if run.strategy in BATCHES:
-        raise ConfigError(f"{run.id} is a {run.strategy}, not a reload: resume it by `{shown.resume(run)}`")
+        raise ConfigError(f"{run.id} is a {run.strategy}, not a reload: resume it with `{shown.resume(run)}`")
     if run.strategy == "verify":
-        end = f"end it by `{shown.abort(run)}`, and " if run.is_open else ""
+        end = f"end it with `{shown.abort(run)}`, and " if run.is_open else ""
         raise ConfigError(f"{run.id} is a verify, not a reload, and cannot be resumed: {end}run verify again")
 
 

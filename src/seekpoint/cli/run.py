@@ -108,7 +108,7 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Run workers until SIGTERM or Ctrl-C, finishing the batch in hand; a second signal aborts.
+    """Run workers until SIGTERM or Ctrl-C, finishing the open batch; a second signal aborts.
 
     Modules are imported from the current directory first. Several pipelines share the process: if one ends with an
     error, all drain. Events go to stderr, unless the module itself has set up logging.
@@ -216,7 +216,7 @@ def _first_signal_told(workers: ProcessWorkers) -> Iterator[None]:
                 notify("STOPPING=1")
                 if not workers.has_started:
                     return
-                speak(logging.INFO, "stopping after the batch in hand; Ctrl-C again aborts")
+                speak(logging.INFO, "stopping after the open batch; Ctrl-C again aborts")
                 return
 
     teller = threading.Thread(target=tell, name="seekpoint-signals", daemon=True)

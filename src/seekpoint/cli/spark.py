@@ -93,7 +93,7 @@ def run(
     log_format: Annotated[LogFormat, typer.Option(help="How events are written to stderr.")] = LogFormat.TEXT,
     as_json: AsJson = False,
 ) -> None:
-    """Apply a SparkPipeline's records until SIGTERM or Ctrl-C, finishing the micro-batch in hand; a second one aborts.
+    """Apply a SparkPipeline's records until SIGTERM or Ctrl-C, finishing the open micro-batch; a second one aborts.
 
     Modules are imported from the current directory first. Executors need SEEKPOINT_DATABASE_URL in their environment
     and, if the pipeline has a codec, the modules. There is no checkpoint: however a run ended, the
@@ -272,7 +272,7 @@ def _stopping() -> Iterator[threading.Event]:
 
     def report() -> None:  # on a thread, because a signal's handler cannot print safely
         stop.wait()
-        speak(logging.INFO, "stopping after the micro-batch in hand; Ctrl-C again aborts")
+        speak(logging.INFO, "stopping after the open micro-batch; Ctrl-C again aborts")
 
     with handled(hear) as is_main_thread:
         if is_main_thread:

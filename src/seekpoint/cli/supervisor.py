@@ -72,7 +72,7 @@ class WorkerProcess:
 
 @dataclass(slots=True)
 class _Slot:
-    """A worker's number, under which its processes are started one after the other."""
+    """A worker's number and its current process, which is replaced when it ends."""
 
     number: int
     child: WorkerProcess | None = None
@@ -130,7 +130,7 @@ class Supervisor:
         if not self._is_draining:
             self._is_draining = True
             notify("STOPPING=1")
-            logger.info("stopping after the batches in hand; a second signal aborts them")
+            logger.info("stopping after the open batches; a second signal aborts them")
             self._terminate()
 
     def _terminate(self) -> None:

@@ -152,7 +152,7 @@ class Client:
             self._consumer.pause(paused)
 
     def _seek(self, position: _TopicPartition) -> None:
-        """Seek, and retry while the client ends the previous fetch, which takes some milliseconds.
+        """Seek, and retry while the client ends the previous fetch, which takes a few milliseconds.
 
         Until then the client raises _STATE, mostly if the partition was being read.
         """
@@ -203,8 +203,8 @@ class Client:
     def continue_reading(self, read_positions: Mapping[Partition, tuple[int, int | None]]) -> None:
         """Resume reading at once after a rebalance, at (offset, leader epoch of the record before it).
 
-        Under an incremental protocol the client stops fetching all partitions around a callback, throws its buffers
-        away, and resumes at its next check, up to a second later. A seek makes it check at once.
+        Under an incremental protocol the client pauses all partitions during a callback, discards its buffers, and
+        resumes at its next check, up to a second later. A seek makes it check at once.
         """
         with self._in_use:
             self.rebalanced = False

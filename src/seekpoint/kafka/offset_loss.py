@@ -62,7 +62,7 @@ def lost(
 
 
 def unknown(partition: Partition, offset: int) -> TopicUnknown:
-    """The error for a topic that the brokers have not known for some seconds."""
+    """The error for a topic that the brokers have not known for a few seconds."""
     return TopicUnknown(
         partition,
         offset,

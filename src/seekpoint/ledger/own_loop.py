@@ -136,5 +136,5 @@ class Ledger:
 
 
 def group_ledger(ledger: Ledger) -> GroupLedger:
-    """The whole ledger of a public one, for Seekpoint's own loops and jobs."""
+    """A public ledger's full API, for Seekpoint's own loops and jobs."""
     return ledger._ledger  # noqa: SLF001 -- of this module

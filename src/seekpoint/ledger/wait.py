@@ -131,7 +131,7 @@ def _passed(look: Look, wanted: Wanted, topic_id: UUID) -> Passed | None:
         return None
     unread, is_reset = None, row.reset_id is not None and row.reset_id > _last_begin(look)
     if is_reset and row.forwards:
-        unread = f"{row.actor} reset the position over it ({row.reason})"
+        unread = f"{row.actor} reset the position past it ({row.reason})"
     elif not is_reset and wanted.offset < row.first_offset:
         unread = f"the group started after it, at offset {row.first_offset}"
     state = None if row.state is None else State(row.state)

@@ -58,7 +58,7 @@ class Pattern:
             values = {} if match is None else match.groupdict()
             for group in groups:
                 if not values.get(group):
-                    raise ConfigError(f"{owner}: the name of topic {topic!r} has nothing for the group {group!r}")
+                    raise ConfigError(f"{owner}: the pattern's group {group!r} matches nothing in topic {topic!r}")
                 if "." in values[group]:
                     raise ConfigError(
                         f"{owner}: {group}={values[group]!r} of topic {topic!r} has a dot, which would separate a "

@@ -94,7 +94,7 @@ def worker_engine(engine: Engine | URL | str) -> Engine:
     It has the given engine's settings, and the listeners that this engine, its pool and its dialect have now, except
     those of ``engine_disposed``. A pool that keeps connections keeps ``WORKER_CONNECTIONS`` at most.
 
-    Raises ConfigError as :func:`postgres_engine`, and for a pool of which a worker cannot have a separate one.
+    Raises ConfigError as :func:`postgres_engine`, and if a worker cannot have a separate pool of this class.
     """
     hosts = postgres_engine(engine)
     own = _engine_on(_worker_pool(hosts.pool), hosts)
@@ -121,7 +121,7 @@ def _worker_pool(pool: Pool) -> Pool:
 
 
 def arguments_of(pool: Pool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with which a pool makes another of its class by ``recreate()``; the first is its creator.
+    """The arguments with which ``recreate()`` makes another pool of this class; the first is its creator.
 
     SQLAlchemy has no other public name for them. They are empty if the pool's class recreates itself differently.
     """

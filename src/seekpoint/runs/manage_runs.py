@@ -139,8 +139,8 @@ def sweep(engine: Engine, schema: str, run: Run) -> bool:
     """Drop a run's staging schema; returns whether nothing of it remains.
 
     Each table is dropped in a separate transaction: one transaction for thousands would need all their locks at once.
-    A table, and so the schema, remains while a task writes to the table, or while a user's view or function depends
-    on it, as on the old table after a swap. Such objects are never dropped.
+    A table that a task writes to, or that a user's view or function depends on (as on the old table after a swap),
+    remains, and so does the schema. Such objects are never dropped.
     """
     with transaction(engine, schema) as tx:
         tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()

@@ -172,8 +172,8 @@ def _check_index(sink: str, path: Sequence[str], key: Sequence[str], index: Any)
         nullable = list(map(quoted, index.nullable))
         required = ", ".join(f"ALTER COLUMN {name} SET NOT NULL" for name in nullable)
         raise ConfigError(
-            f"{sink}: the key's column {', '.join(nullable)} may be NULL, and to the unique index each NULL is a "
-            f"different key, so its row is never found again: ALTER TABLE {table} {required}; or, from Postgres 15 on, "
+            f"{sink}: the key's column {', '.join(nullable)} may be NULL, and the unique index treats NULLs as "
+            f"different, so such a row is never found again: ALTER TABLE {table} {required}; or, from Postgres 15 on, "
             f"CREATE UNIQUE INDEX ON {table} ({names}) NULLS NOT DISTINCT"
         )
 

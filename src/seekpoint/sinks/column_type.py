@@ -1,4 +1,4 @@
-"""A column's type, as far as it decides how values are written. No I/O."""
+"""The parts of a column's type that decide how values are written. No I/O."""
 
 from __future__ import annotations
 

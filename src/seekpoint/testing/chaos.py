@@ -237,7 +237,7 @@ class _State(NamedTuple):
                 parts = {"missing": expected - rows, "not expected": rows - expected}
                 shown = {kind: ", ".join(islice(some.elements(), _SHOWN)) for kind, some in parts.items()}
                 words = "; ".join(f"{kind}: {some}" for kind, some in shown.items() if some)
-                return f"{name}: not the rows of one transaction without faults; {words}"
+                return f"{name}: rows differ from a run without faults; {words}"
         return ""
 
 

@@ -115,4 +115,4 @@ def _difference(frame: str, pieces: Sequence[Sequence[RawRecord]], merged: Count
     missing, extra = [*(expected - merged)], [*(merged - expected)]
     shown = [f"only from all records: {', '.join(missing[:_SHOWN])}"] if missing else []
     shown += [f"only from the pieces: {', '.join(extra[:_SHOWN])}"] if extra else []
-    return f"{frame} makes other rows from {sizes} records than from all of them together; {'; '.join(shown)}"
+    return f"{frame} makes different rows from {sizes} records than from all of them together; {'; '.join(shown)}"

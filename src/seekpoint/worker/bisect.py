@@ -91,7 +91,7 @@ class Strides:
         self._calm = 0  # records without a failure, after which no more are expected
         self._clean = 0  # records since the last failure
         self._size = StatementSize()
-        self._total = self._next = self._failures = self._last = 0  # of the batch in hand
+        self._total = self._next = self._failures = self._last = 0  # of the open batch
 
     @property
     def expects_failures(self) -> bool:

@@ -121,7 +121,7 @@ class Loop:
     # -- start and end --------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Work until ``stopping`` is set, finishing the batch in hand. Raises errors that a retry would not fix."""
+        """Work until ``stopping`` is set, finishing the open batch. Raises errors that a retry would not fix."""
         error: BaseException | None = None
         self._thread = threading.get_ident()
         self._ledger.draw_owner()  # not in the constructor: a fork in between makes two processes
@@ -141,7 +141,7 @@ class Loop:
     def give_up(self, grace: float) -> None:
         """End the worker from another thread, because its own has not ended within ``grace`` seconds.
 
-        The connection is closed on both sides, so nothing of the batch in hand is committed, and the client leaves the
+        The connection is closed on both sides, so nothing of the open batch is committed, and the client leaves the
         group. The claims are not released: their next owner counts a crash. Does nothing if the worker has ended.
         """
         if not self._ending.acquire(blocking=False):
@@ -262,7 +262,7 @@ class Loop:
         self._is_open, self._joined_at = True, monotonic()
 
     def _open_between_batches(self, resources: Resources) -> None:
-        """Open what works between two batches, or beside them."""
+        """Open what runs between two batches, or alongside them."""
         self._requests = RequestedReplays(
             self._pipeline, self._ledger, stopwatch=self._stopwatch, stopping=self._stopping, handler=self._handler
         )

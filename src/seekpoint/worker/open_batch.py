@@ -226,7 +226,7 @@ class Outcome:
         return True
 
     def limit_waiting(self, room: Mapping[Partition, int]) -> None:
-        """Let at most so many records of each partition wait for retries, as of the transaction's start."""
+        """Let at most this many records of each partition wait for retries, as of the transaction's start."""
         self._room = room
         self._waiting.clear()
         for place, retry in sorted(self._retries.items()):

@@ -142,7 +142,7 @@ class StartChecks:
                 break
         else:
             raise ConfigError(
-                f"no topic's name matches {pattern!r} as a whole: create one, grant its description to this user, or "
+                f"no topic's name matches {pattern!r} as a whole: create one, grant this user DESCRIBE on it, or "
                 "correct the pattern"
             )
         for topic in names:

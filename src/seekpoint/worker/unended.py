@@ -26,6 +26,6 @@ def unended(group: str, user_code: str | None, thread: int, grace: float, *, is_
     if not is_open:  # still starting: it waits for its servers to answer
         return message
     return (
-        f"{message}. Its connection is closed: nothing of the batch in hand is committed, and the next owners of its "
+        f"{message}. Its connection is closed: nothing of the open batch is committed, and the next owners of its "
         "partitions count a crash"
     )

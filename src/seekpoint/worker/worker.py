@@ -165,7 +165,7 @@ class Worker:
         return self._board.has_started
 
     def stop(self, grace: float | None = None) -> None:
-        """Ask the worker to finish the batch in hand and leave; returns at once, from any thread.
+        """Ask the worker to finish the open batch and leave; returns at once, from any thread.
 
         With ``grace``, a worker that has not ended after these seconds is given up: its connection is closed, so that
         nothing of the batch is committed, its client leaves the group, and it ends with a StopTimeout that names what
@@ -182,7 +182,7 @@ class Worker:
             self._loop.give_up(grace)
 
     def run(self) -> None:
-        """Work until SIGTERM or SIGINT, finishing the batch in hand; returns when drained.
+        """Work until SIGTERM or SIGINT, finishing the open batch; returns when drained.
 
         A second signal aborts: the open transaction is rolled back, and the next owner reads its records again. An
         async handler is cancelled, and may clean up. A third signal ends the process at once, even if a server never

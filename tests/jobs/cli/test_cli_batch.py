@@ -91,7 +91,7 @@ def test_ctrl_c_leaves_a_batch_open_and_says_how_to_resume_it(terminal: Terminal
     status = terminal.look("reload", "status", run["id"])
     assert any(f"seekpoint batch {terminal.module}:old --resume {run['id']}" in line for line in status["next"])
     wrong = terminal.job("reload", "run", "--resume", run["id"], name="old", exits=2)
-    assert f"{run['id']} is a batch, not a reload: resume it by `seekpoint batch" in wrong.stderr
+    assert f"{run['id']} is a batch, not a reload: resume it with `seekpoint batch" in wrong.stderr
     terminal.job("batch", "--resume", run["id"], name="old")
     assert orders_group.rows() == doubled(FIRST, by=1)
 

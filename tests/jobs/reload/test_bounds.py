@@ -286,7 +286,7 @@ def test_a_wait_is_predicted_for_rows_that_need_the_live_tables_defaults(orders_
 
 @pytest.mark.parametrize("strategy", ["merge", "swap"])
 def test_the_wait_for_the_workers_counts(applied_group: OrdersGroup, pauses: list[int], strategy: str) -> None:
-    """A worker has a batch in hand: each try is rolled back at the bound, and the run stays open after five."""
+    """A worker has an open batch: each try is rolled back at the bound, and the run stays open after five."""
     reload = with_bounds(applied_group, max_wait=0.4)
     with (
         diffed(reload, strategy=strategy) as (_, driver, rounds),

@@ -69,7 +69,7 @@ def test_a_stream_ends_after_the_micro_batch_in_hand(
         process.kill()
         process.communicate()
     assert process.returncode == 0, log.read_text()
-    assert "stopping after the micro-batch in hand; Ctrl-C again aborts" in log.read_text()
+    assert "stopping after the open micro-batch; Ctrl-C again aborts" in log.read_text()
     done = json.loads(output)
     assert (done["group"], done["records"], done["offsets"]) == (orders_group.group, 40, offsets(orders_group))
     assert orders_group.rows("entries") == entries(20)

@@ -47,7 +47,7 @@ class Stream:
         self.thread.start()
 
     def end(self) -> FramesDone:
-        """Stop it after the micro-batch in hand."""
+        """Stop it after the open micro-batch."""
         self.stop.set()
         self.thread.join(120)
         assert not self.thread.is_alive()

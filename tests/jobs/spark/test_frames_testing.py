@@ -50,7 +50,7 @@ def test_frames_that_work_row_by_row_pass(spark: SparkSession) -> None:
 
 
 def test_a_frame_that_counts_rows_is_found_and_the_seed_repeats_it(spark: SparkSession) -> None:
-    with pytest.raises(AssertionError, match=r"makes other rows from .* records than from all of them") as caught:
+    with pytest.raises(AssertionError, match=r"makes different rows from .* records than from all of them") as caught:
         assert_frames_merge(spark, pipeline(counted, value=Json(Order)), RECORDS)
     message = str(caught.value)
     seed = re.search(r"seed=(\d+)", message)

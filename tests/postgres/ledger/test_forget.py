@@ -240,7 +240,7 @@ def test_resets_of_before_count_after_the_undo_and_not_after_a_new_beginning(new
     forget_it()
     admin.apply(admin.plan_undo_forget("g"), reason="x")
     assert resets(worker) == [(5, 7)]
-    assert "reset the position over it" in str(worker.ledger.wait_until_applied("t", 0, 5, timeout=0))
+    assert "reset the position past it" in str(worker.ledger.wait_until_applied("t", 0, 5, timeout=0))
     new = another(worker, accept_forgotten=forget_it())
     new.claim(0, start={0: 4})
     new.commit({0: 8})

@@ -128,7 +128,7 @@ def test_resets_go_with_the_positions(groups: Groups) -> None:
     groups.admin.replace_group(groups.plan(), reason="a fix", actor="ada")
     assert (recorded(groups.old), recorded(groups.new)) == (nothing, moved)
     assert str(groups.old.ledger.wait_until_applied("t", 0, 6, timeout=0)) == "t/0: offset 6 was applied"
-    assert "reset the position over it (of old: skip)" in str(
+    assert "reset the position past it (of old: skip)" in str(
         groups.new.ledger.wait_until_applied("t", 0, 6, timeout=0)
     )
     [copied, *_] = [action for action in groups.admin.history("new") if action.action == "reset"]

@@ -49,7 +49,7 @@ def test_a_reset_leaves_a_row(new_worker: NewLedgerWorker) -> None:
 def test_a_reset_waits_for_a_transaction(
     new_worker: NewLedgerWorker, seekpoint_engine: Engine, threads: ThreadPoolExecutor
 ) -> None:
-    """I1, I5: the batch in hand is finished, and the reset starts from what it committed."""
+    """I1, I5: the open batch is finished, and the reset starts from what it committed."""
     worker = new_worker(positions={0: 0})
     operator = new_worker().ledger
     with seekpoint_engine.begin() as tx:
@@ -162,7 +162,7 @@ def test_what_was_truncated_is_a_row_where_the_log_has_grown_since(
     if to > 3:
         position = worker.ledger.wait_until_applied("t", 0, 3, timeout=0)
         assert not position.applied
-        assert "ann reset the position over it" in str(position)
+        assert "ann reset the position past it" in str(position)
 
 
 def test_a_rewritten_log_is_not_passed_where_it_is_not_known_from_where_on(new_worker: NewLedgerWorker) -> None:

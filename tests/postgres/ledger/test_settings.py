@@ -93,7 +93,7 @@ def test_claims_and_moves_are_durable_whatever_the_batches_are(
 def test_an_order_waits_as_long_as_a_batch_may_take(
     new_worker: NewLedgerWorker, seekpoint_engine: Engine, order: str
 ) -> None:
-    """I5: a claim gives up soon and comes again; what an operator orders waits for the batch in hand."""
+    """I5: a claim gives up soon and comes again; what an operator orders waits for the open batch."""
     worker = new_worker(limits=Limits(claim_wait=3.0, transaction_age=90.0), positions={0: 0})
     with at_commit(seekpoint_engine, "lock_timeout") as seen:
         ORDERS[order](worker.ledger)

@@ -45,7 +45,7 @@ class DeltaLog:
         return {f"{self._topic}/{action['path']}": action for action in actions}
 
     def end(self, partition: Partition, topic_id: UUID) -> int:
-        """The end offset of the partition according to the table; 0 if the table does not have it."""
+        """The partition's end offset according to the table; 0 if the table lacks the partition."""
         return int(self._table.transaction_version(_application(partition, topic_id)) or 0)
 
     def add(self, written: Written) -> None:

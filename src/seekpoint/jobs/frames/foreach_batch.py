@@ -142,7 +142,7 @@ class ForeachBatch:
 
 
 def _is_running(query: StreamingQuery) -> bool:
-    """Whether the query is still running, after a wait of some seconds."""
+    """Whether the query is still running, after a wait of a few seconds."""
     try:
         query.awaitTermination(_CHECK_SECONDS)
         return query.isActive

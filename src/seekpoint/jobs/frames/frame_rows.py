@@ -1,4 +1,4 @@
-"""The rows that frames have staged: only those of the attempts that tasks have returned."""
+"""The rows that frames have staged, only from attempts that a task reported."""
 
 from __future__ import annotations
 

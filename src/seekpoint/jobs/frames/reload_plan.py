@@ -64,7 +64,7 @@ class ReloadPlan:
         """The plan line by line."""
         effect = {
             "merge": "rows that differ are changed in the live tables",
-            "swap": "the rebuilt tables take the place of the live ones",
+            "swap": "the rebuilt tables replace the live ones",
         }[self.strategy]
         lines = [f"{self.group}: {self.records:,} records are read again; {self.strategy}: {effect}"]
         lines += [

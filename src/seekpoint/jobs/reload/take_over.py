@@ -39,7 +39,7 @@ def take_over(
 
 
 def _require_resumable(run: Run, *, of_frames: bool) -> None:
-    """Raise ConfigError, with the command to use, for a verify, and for a reload that the other kind resumes."""
+    """Raise ConfigError, naming the right command, for a verify, or a reload of the other kind of pipeline."""
     if run.strategy == "verify":  # a driver that took it over would cut over to what it has staged
         raise ConfigError(
             f"{run.id} is a verify, which cannot be resumed: end it (`seekpoint reload abort {run.id} --reason …`, "

@@ -112,7 +112,7 @@ class Target:
 
     @property
     def changes(self) -> bool:
-        """Whether the rows come from changes, of which some lack values, and some delete all rows."""
+        """Whether the rows come from changes, some of which lack values or delete all rows."""
         return any(isinstance(feed.sink, Upsert) and feed.sink.changes for feed in self.feeds)
 
     @property

@@ -33,7 +33,7 @@ Written = Any  # an Arrow array of strings, which pyarrow's type hints cannot ex
 def lines(table: Any, by_value: Callable[[str, Any], Written | None]) -> Iterator[memoryview]:
     """The table's rows as COPY's text, piece by piece. Raises Unwritable, which names the column.
 
-    ``by_value`` writes a column whose values decide what is written; it returns None for any other.
+    ``by_value`` writes columns whose encoding depends on their values; it returns None for others.
     """
     for piece in table.combine_chunks().to_batches(max_chunksize=PIECE):
         texts = []

@@ -31,7 +31,7 @@ class ReconcileCase(Enum):
 
 
 def classify(row: Position | None, active: ActivePartition, start: int | None) -> ReconcileCase:
-    """Compare a row with the partition; ``start`` is where the batch in hand begins, None if it has no record of it."""
+    """Compare a row with the partition; ``start`` is where the open batch begins, None if it has no record of it."""
     if row is None or row.token != active.claim.token:
         return ReconcileCase.LOST
     if row.next_offset == (active.position if start is None else start):
@@ -56,7 +56,7 @@ class Reconciler:
     def reconcile(self, starts: Mapping[Partition, int]) -> set[Partition]:
         """Lock the ledger's rows and compare with them; returns the partitions to drop from the batch.
 
-        The batch in hand begins at ``starts``. A partition that is in step may be tried again; every other one is read
+        The open batch begins at ``starts``. A partition that is in step may be tried again; every other one is read
         again from the ledger's position, or claimed again.
         """
         owned = self._partitions.all_owned()

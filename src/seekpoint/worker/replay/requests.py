@@ -71,7 +71,7 @@ class RequestedReplays:
     def check(self, ledger: GroupLedger | None = None) -> None:
         """Look for a request to take, and for a pause; fail requests that are outdated, or whose worker has crashed.
 
-        ``ledger`` is the status thread's, with a separate connection. With a request in hand, stores that this worker
+        ``ledger`` is the status thread's, with a separate connection. With a current request, stores that this worker
         is alive. Raises the last error of :meth:`work`. Does nothing for a worker that was given up: its thread may
         never return, so other workers find its request abandoned.
         """
@@ -108,7 +108,7 @@ class RequestedReplays:
         return not is_claiming or self._is_paused or self._current.state != "started"
 
     def work(self) -> None:
-        """Take a request, replay the next part of the request in hand, or hand it back while the group is paused.
+        """Take a request, replay the next part of the current request, or hand it back while the group is paused.
 
         Raises no error: an error that ends a replay fails the request, not the worker.
         """
@@ -142,7 +142,7 @@ class RequestedReplays:
         self._wire.cut()
 
     def close(self, *, hand_back: bool) -> None:
-        """Give up the request in hand: hand it back to other workers (``hand_back``), or fail it.
+        """Give up the current request: hand it back to other workers (``hand_back``), or fail it.
 
         If that cannot be stored, another worker finds it abandoned, and fails it.
         """
@@ -200,7 +200,7 @@ class RequestedReplays:
 
 
 class _Request:
-    """The request in hand: which of its dead letters are left, and how it ends."""
+    """The current request: which of its dead letters are left, and how it ends."""
 
     def __init__(self, ledger: GroupLedger, row: Any) -> None:
         self._dead_letters = DeadLetters(ledger, LOCK_WAIT)

@@ -84,7 +84,7 @@ class Retrier(Replayer):
     def retry(self, waiting_record: Waiting, claim: Claim) -> None:
         """Try the record, and store the result. Raises Fenced if the claim is not current.
 
-        Raises TooManyDeadLetters; the errors that end a worker; and a lost connection's.
+        Raises TooManyDeadLetters, errors that end a worker, and those of a lost connection.
         """
         self._claim = claim
         with suppress(NotWaiting, DeadLetterUnknown):

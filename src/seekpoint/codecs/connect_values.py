@@ -49,7 +49,7 @@ _OTHERS: list[Any] = [[_PLACEHOLDER], [*_PLACEHOLDER.encode()], {_PLACEHOLDER: _
 _EPOCH, _DAY = date(1970, 1, 1), 86_400_000_000  # _DAY in microseconds
 _MOMENT = datetime(1970, 1, 1)  # the epoch of times without a zone
 _in_32_bits = Struct("f").pack
-_WIDE = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)  # which rounds nothing
+_WIDE = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)  # exact: no rounding
 
 
 def row_converter(schema: Schema) -> Callable[[Mapping[str, Any]], dict[str, Any]]:

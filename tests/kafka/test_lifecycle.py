@@ -308,8 +308,17 @@ def test_a_start_waits_as_long_as_it_may_and_then_says_what_is_away(worker_group
     (delayed,) = seen.all(events.StartDelayed)
     assert str(delayed).endswith("the worker waits, 2 s at most")
     assert delayed.limit == 2
-    assert delayed.reason
+    assert "check that the brokers run" in delayed.reason or "check that the server runs" in delayed.reason
     assert all(event.wait > 0 for event in seen.all(trouble)[:-1])  # type: ignore[attr-defined]
+
+
+@pytest.mark.long
+def test_a_start_reports_brokers_that_are_away_before_a_request_times_out(worker_group: WorkerGroup) -> None:
+    seen, kafka = Recorder(), {"bootstrap.servers": NOBODY, **QUICK}
+    worker = make(worker_group, worker_group.pipeline(worker_group.topic()), kafka=kafka, observe=[seen])
+    with worker.running(wait=False):
+        delayed = seen.wait_for(events.StartDelayed)
+    assert "within 3 s" in delayed.reason, "the first request; later ones may take Limits.kafka_timeout"
 
 
 @pytest.mark.long

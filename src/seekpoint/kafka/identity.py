@@ -135,7 +135,7 @@ class Identity:
 
         return self.question(send_when_connected)
 
-    def ask(self, topics: Collection[str]) -> Answer:
+    def ask(self, topics: Collection[str], timeout: float | None = None) -> Answer:
         """Send the question for the topics' ids without waiting for the answer, which takes about 1 ms."""
         names, asked_at = sorted(topics), monotonic()
 
@@ -143,7 +143,7 @@ class Identity:
             described = _describe(client, names, timeout)
             return lambda seconds: {topic: _topic_id(answer) for topic, answer in described(seconds).items()}
 
-        return Answer(names, self.question(send), asked_at)
+        return Answer(names, self.question(send, timeout), asked_at)
 
     def ask_after(self, read_by: float, topics: Collection[str], also: Collection[str] = ()) -> Answer:
         """An answer about these topics, asked for after ``read_by``, when their records had been read.

@@ -27,6 +27,7 @@ from seekpoint.postgres.engine import first_connection
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import error_attribute, one_line
 
+FIRST_ANSWER = 3.0  # seconds for the brokers' first answer; then the worker reports that it waits, and asks for longer
 UNKNOWN = (0.2, 0.4, 0.8)  # seconds before asking again for a topic that is unknown at the start
 
 # The error of a failed connection attempt has no SQLSTATE, only the server's message. A message that is not listed
@@ -75,6 +76,7 @@ class StartChecks:
     ) -> None:
         self._pipeline, self._ledger, self._limits, self._config = pipeline, ledger, ledger.limits, config
         self._partitions, self._announce, self._stopping = partitions, announce, stopping
+        self._kafka_timeout = min(FIRST_ANSWER, self._limits.start_wait or math.inf, self._limits.kafka_timeout)
         self.tables: tuple[str, ...] = ()
 
     def run(self) -> bool:
@@ -92,17 +94,20 @@ class StartChecks:
             except KafkaUnavailable as error:
                 if monotonic() - began >= limit:
                     raise KafkaUnavailable(error.text, CHECK_KAFKA) from error
-                trouble, reason = events.KafkaTrouble(error=str(error)), str(error)
+                trouble = events.KafkaTrouble(error=str(error))
+                reason = str(KafkaUnavailable(error.text, CHECK_KAFKA))
             except Exception as error:
                 if not is_transient_at_start(error) or monotonic() - began >= limit:
                     raise
-                trouble, reason = events.DatabaseTrouble(error=error), one_line(error)
+                trouble = events.DatabaseTrouble(error=error)
+                reason = f"{one_line(error)}; check that the server runs, and check the database's URL"
             else:
                 return not self._stopping.is_set()
             if not is_delayed:
                 is_delayed = True
                 make_consumer({**self._config, "log_level": 0}).close()  # raises for options that are not known
                 self._announce(events.StartDelayed(reason=reason, limit=self._limits.start_wait))
+            self._kafka_timeout = min(limit, self._limits.kafka_timeout)
             wait = max(0.0, min(next(waits), limit - (monotonic() - began)))
             self._announce(replace(trouble, wait=wait))
             if self._stopping.wait(wait):
@@ -115,7 +120,7 @@ class StartChecks:
             if (detected := pooler.detect(connection)) is not None:
                 self._announce(events.PoolerDetected(announced=detected.announced, answering=detected.answering))
         self._check_tables()
-        identity = Identity(self._config, min(self._limits.start_wait or math.inf, self._limits.kafka_timeout))
+        identity = Identity(self._config, self._kafka_timeout)
         try:
             identity.cluster_id()
             self._add_topics(identity)

@@ -14,6 +14,8 @@ from seekpoint.worker.assignment.claiming import Claiming
 from seekpoint.worker.assignment.reconcile import Reconciler
 from seekpoint.worker.assignment.resources import Resources
 
+ANSWER = 3.0  # seconds for an answer about topic ids: an outage is reported soon, and the next check asks again
+
 
 class IdleChecks:
     """The checks of one consumer's partitions, run every ``Limits.idle_check`` seconds."""
@@ -42,7 +44,8 @@ class IdleChecks:
         quiet = [partition for partition, state in active.items() if now - state.quiet_since >= every]
         if not (checked := [*quiet, *stopped]):
             return
-        answer = self._identity.ask({partition.topic for partition in checked})
+        timeout = min(ANSWER, self._identity.timeout)
+        answer = self._identity.ask({partition.topic for partition in checked}, timeout)
         self._check_topic_ids(answer, quiet)
         self._pass_log_ends(
             [partition for partition in quiet if partition in active and active[partition].has_trailing]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 import pytest
@@ -25,6 +25,10 @@ CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON t EXECUTE FUNCTION refuse(
 class Order(msgspec.Struct):
     id: int
     v: str
+
+
+class OrderKeys(TypedDict):
+    id: int
 
 
 @pytest.fixture
@@ -68,6 +72,13 @@ def test_a_column_that_is_missing(
     sink_tables.sql("ALTER TABLE t ADD v text")
     sink_tables.sql(NOISY)  # a look writes nothing, so no trigger runs
     start(sink, value).placed()
+
+
+@pytest.mark.parametrize("kind", [int, dict[str, int], list[int], OrderKeys])
+def test_a_type_that_names_no_columns(sink_tables: SinkTables, start: Callable[..., Run], kind: Any) -> None:
+    """Such records would otherwise stop every partition, one after the other."""
+    with pytest.raises(ConfigError, match=r"rows of type \w+ do not name their columns; give columns=\[\.\.\.\], or"):
+        start(Append(sink_tables.create("id int")), Json(kind))
 
 
 @EITHER

@@ -26,6 +26,7 @@ from seekpoint.sinks.names import require_whole_names
 if TYPE_CHECKING:
     from seekpoint.sinks.column_type import ColumnTypes
 
+_UNNAMED = (str, bytes, int, float, dict, list, tuple, set, frozenset)  # types whose values do not name their columns
 ORIGINS = ("topic", "partition", "offset")  # what ``provenance=`` may name
 
 
@@ -128,7 +129,16 @@ class TableSink(Generic[V_contra, K_contra]):
         origin = get_origin(kind) or kind  # the class of a generic Struct
         if not isinstance(origin, type) or any(other != kind for other in kinds):
             return None
+        if issubclass(origin, _UNNAMED):
+            raise self.unnamed(origin)
         return None if (fields := field_names(origin)) is None else (*fields, *self.provenance.values())
+
+    def unnamed(self, kind: type) -> ConfigError:
+        """The error of a sink without ``columns=`` whose rows are of a type without fields."""
+        return ConfigError(
+            f"{self!r}: rows of type {kind.__name__} do not name their columns; give columns=[...], or decode into a "
+            "Struct, dataclass, attrs class or Pydantic model, e.g. value=Json(Order)"
+        )
 
     def without_tombstones(self) -> Self:
         """A copy that deletes no rows, and needs no DELETE privilege."""

@@ -99,10 +99,7 @@ class TableWriter(SinkWriter[Any, Any], Generic[S]):
         if value is None:
             raise Poison(f"{self!r}: a null value has no fields to write: give row=, which returns its row or None")
         if self.columns is None:
-            raise ConfigError(
-                f"{self!r}: rows of type {kind.__name__} do not name their columns; give columns=[...], or decode "
-                "into a Struct, dataclass, attrs class or Pydantic model, e.g. value=Json(Order)"
-            )
+            raise self._sink.unnamed(kind)
         if isinstance(value, Mapping):
             return self._by_key(self.columns)
         if isinstance(value, tuple | list):

@@ -284,6 +284,14 @@ def test_a_statement_that_fails_undoes_those_before_it(pair: RunningPair, seekpo
     assert json.loads(left.stdout) == [{"half": None}]
 
 
+def test_a_statement_that_no_transaction_may_run_names_psql(pair: RunningPair) -> None:
+    failed = dev("sql", "CREATE DATABASE shop", exits=1)
+    assert failed.stderr == (
+        "error: Postgres: CREATE DATABASE cannot run inside a transaction block; run this statement outside a "
+        "transaction, e.g. with psql\n"
+    )
+
+
 def test_sql_prints_values_that_python_and_json_do_not_have(pair: RunningPair) -> None:
     columns = (
         "'infinity'::timestamptz AS a, '0044-03-15 BC'::date AS b, 'NaN'::float8 AS c, ARRAY['-Infinity'::float4] AS d"

@@ -14,6 +14,7 @@ from seekpoint.errors import KafkaUnavailable, SeekpointError, install
 from seekpoint.kafka.client import KafkaException
 from seekpoint.kafka.identity import CHECK_KAFKA
 from seekpoint.postgres.sqlstates import (
+    ACTIVE_SQL_TRANSACTION,
     INSUFFICIENT_PRIVILEGE,
     INVALID_CATALOG_NAME,
     INVALID_PASSWORD,
@@ -35,8 +36,10 @@ _REMEDIES = {
     INVALID_PASSWORD: "check the user and password in --database-url or SEEKPOINT_DATABASE_URL",
     INVALID_CATALOG_NAME: "create the database, or correct its name in --database-url or SEEKPOINT_DATABASE_URL",
     INSUFFICIENT_PRIVILEGE: (
-        "grant the right to the role of --database-url ('Rights' in docs/reference/schema.md), or use another role"
+        "grant the right to the role of --database-url (`seekpoint db roles` prints the ledger's grants), or use "
+        "another role"
     ),
+    ACTIVE_SQL_TRANSACTION: "run this statement outside a transaction, e.g. with psql",
     UNDEFINED_TABLE: "create the table, or correct its name",
     UNDEFINED_COLUMN: "add the column to the table, or correct its name",
 }
@@ -48,7 +51,8 @@ def message_of(error: Exception) -> str:
     if (extra := _missing_extra(error)) is not None:
         message = f"{error}: {install(extra)}"
     elif isinstance(error, DBAPIError | psycopg.Error):
-        message = f"Postgres: {_database(error)}"
+        place = f" (at {line})" if (line := users_line(error)) else ""
+        message = f"Postgres: {_database(error)}{place}"
     elif isinstance(error, KafkaException):
         message = f"Kafka: {error.args[0].str()}"
     elif isinstance(error, KafkaUnavailable):

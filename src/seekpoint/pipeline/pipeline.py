@@ -511,6 +511,8 @@ def _codecs(topics: str | Iterable[str] | Pattern | Mapping[str, Codec], value: 
             raise ConfigError("give the value codecs either in topics={name: codec} or as value=, not both")
         codecs = dict(topics)
     else:
+        if not isinstance(topics, str | Iterable | Pattern):
+            raise ConfigError(f"topics= takes a name, a list of names, {{name: codec}} or a Pattern, got {topics!r}")
         names: Collection[str] = (
             [topics] if isinstance(topics, str) else () if isinstance(topics, Pattern) else list(topics)
         )

@@ -19,10 +19,8 @@ def unended(group: str, user_code: str | None, thread: int, grace: float, *, is_
     frame = sys._current_frames().get(thread)  # noqa: SLF001 -- its documented name
     line = running_line(frame) if frame is not None else None
     place = "" if line is None else f", and is at {line}"
-    message = (
-        f"group {group!r}: {user_code or 'the worker'} has not returned within {grace:g} s after the worker was asked "
-        f"to stop{place}"
-    )
+    late = f"has not returned within {grace:g} s after the worker was asked to stop" if grace else "was aborted"
+    message = f"group {group!r}: {user_code or 'the worker'} {late}{place}"
     if not is_open:  # still starting: it waits for its servers to answer
         return message
     return (

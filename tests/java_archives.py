@@ -78,5 +78,6 @@ if __name__ == "__main__":
     if sys.argv[1:]:
         use_spark()
     else:
+        print("archives of the classes of Spark and Kafka, with which tests start faster: a minute or more", flush=True)
         archive_spark()
         archive_kafka()

@@ -141,7 +141,7 @@ ORACLE = {
     "DS": ("interval", "1 day 02:03:04.000006"), "BIN": ("bytea", "\\x00ff10"), "TXT": ("text", "ä €"),
 }  # fmt: skip
 SOURCES = {"mysql": MYSQL, "sqlserver": SQL_SERVER, "oracle": ORACLE}
-FINER, MONTHS = "not whole microseconds", "interval.handling.mode=string"
+NANOSECONDS, FINER, MONTHS = "not whole microseconds", "finer than a microsecond", "interval.handling.mode=string"
 LOST_DIGITS, FLOAT = "a float may have lost digits", "a float for a whole number"
 # Columns whose values these settings of the connector do not send exactly: why they are refused. None: the connector
 # has changed the value, and the event does not say so.
@@ -149,10 +149,10 @@ INEXACT: dict[str, dict[str, str | None]] = {
     "mysql": {"ubig": None},
     "mysql_string_connect": {"t": None, "ts": None},
     "mysql_double_isostring": {"ubig": None, "amount": LOST_DIGITS},
-    "sqlserver": {"finer": FINER, "finertz": FINER},
+    "sqlserver": {"finer": NANOSECONDS, "finertz": FINER},
     "sqlserver_string_connect": {"t": None, "ts": None, "finer": None, "finertz": FINER},
     "sqlserver_double_isostring": {"amount": LOST_DIGITS, "cash": LOST_DIGITS, "finer": FINER, "finertz": FINER},
-    "oracle": {"FINER": FINER, "FINERTZ": FINER, "YM": MONTHS, "DS": MONTHS},
+    "oracle": {"FINER": NANOSECONDS, "FINERTZ": FINER, "YM": MONTHS, "DS": MONTHS},
     "oracle_string_connect": {"TS": None, "FINER": None, "FINERTZ": FINER},
     "oracle_double_isostring": {
         "ID": FLOAT, "TINY": FLOAT, "ANYNUM": LOST_DIGITS, "WHOLE": LOST_DIGITS, "AMOUNT": LOST_DIGITS,

@@ -112,6 +112,7 @@ def number(text: str) -> Any:
 
 
 DROPS_ZONE = Refused("has a time zone, which the column drops: make the column timestamptz, or give the sink timezone=")
+FINER = Refused("finer than a microsecond, and Postgres stores no more digits: give the sink round=True to cut them")
 CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("text", "ä", Stored("ä")),
     ("text", 5, Stored("5")),
@@ -224,7 +225,14 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("timestamptz", "2026-01-02T10:00:00+02:00", Stored("2026-01-02 08:00:00+00")),
     ("timestamptz", datetime(2026, 1, 2, 10), Stored("2026-01-02 10:00:00+00")),  # the session's TimeZone is UTC
     ("timestamptz(0)", "2026-01-02T10:00:00.7+02:00", Stored("2026-01-02 08:00:01+00")),
-    ("timestamptz", "2026-01-02T10:00:00.123456789Z", Stored("2026-01-02 10:00:00.123457+00")),
+    ("timestamptz", "2026-01-02T10:00:00.123456789Z", FINER),
+    ("timestamptz", "20260102T100000.1234567Z", FINER),
+    ("timestamptz", "2026-01-02T10:00:00.123456000Z", Stored("2026-01-02 10:00:00.123456+00")),
+    ("timestamp", "2026-01-02 10:00:00.1234567", FINER),
+    ("timestamp", "2026-01-02T10:00:00.1234560", Stored("2026-01-02 10:00:00.123456")),
+    ("time", "10:00:00.1234567", FINER),
+    ("timetz", "10:00:00.1234567+02", FINER),
+    ("timestamptz[]", ["2026-01-02T10:00:00.1234567Z"], FINER),
     ("date", date(2026, 1, 2), Stored("2026-01-02")),
     ("date", datetime(2026, 1, 2, 10), Refused("it takes no datetime, got datetime.datetime(2026, 1, 2, 10, 0); the")),
     ("date", "2026-01-02T10:00", Refused("is not an ISO 8601 date; the column would drop a time of day")),
@@ -294,6 +302,9 @@ CELLS: list[tuple[str, Any, Stored | Refused]] = [
     ("jsonb[]", [Place("x"), "5", None], Stored('{"{\\"name\\": \\"x\\"}","\\"5\\"",NULL}')),
 ]  # fmt: skip
 CONVERTED: list[tuple[str, Any, Mapping[str, Any], str]] = [
+    ("timestamptz", "2026-01-02T10:00:00.123456789Z", {"round": True}, "2026-01-02 10:00:00.123456+00"),
+    ("timestamp", "2026-01-02T10:00:00.1234569Z", {"round": True, "timezone": "UTC"}, "2026-01-02 10:00:00.123456"),
+    ("time", "10:00:00.1234567", {"round": True}, "10:00:00.123456"),
     ("timestamp", datetime(2026, 1, 2, 10, tzinfo=EAST), {"timezone": "UTC"}, "2026-01-02 08:00:00"),
     ("timestamp", "2026-01-02T10:00:00+02:00", {"timezone": "UTC"}, "2026-01-02 08:00:00"),
     ("timestamp", datetime(2026, 1, 2, 10), {"timezone": "UTC"}, "2026-01-02 10:00:00"),

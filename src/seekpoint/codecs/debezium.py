@@ -27,7 +27,7 @@ _DELETED = "__deleted"  # added by ExtractNewRecordState in the mode ``rewrite``
 _ENVELOPE = {"op", "before", "after", "source"}
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One change of a row: ``op`` is c (create), r (read by a snapshot), u (update), d (delete) or t (truncate).
 
     ``before`` and ``after`` are rows, or None if the event has none. A value that the source did not send is

@@ -443,7 +443,7 @@ class Pipeline(Generic[V, K]):
 
     def _require_any_order(self, me: str, sink: Sink) -> None:
         """Raise ConfigError if rows depend on the order in which the sink gets the records of a partition."""
-        if sink.empties or getattr(sink, "changes", False):
+        if sink.empties or sink.needs_order:
             raise ConfigError(
                 f"{me}: {sink!r} applies changes in the order of the log: give retry_order='partition', or leave it out"
             )

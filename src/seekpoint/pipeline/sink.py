@@ -125,6 +125,11 @@ class Sink(Protocol[V_contra, K_contra]):
         """Whether a record may delete all rows of the table, so that its records must be of one partition."""
         return False
 
+    @property
+    def needs_order(self) -> bool:
+        """Whether no record may be applied before an earlier one of its partition, even of another key."""
+        return False
+
     def by_topic(self, pattern: Pattern | None) -> Callable[[str], Any] | None:  # noqa: ARG002 -- the default
         """The function that makes the sink of each topic that the pattern matches; None if this sink takes them all.
 

@@ -24,7 +24,7 @@ class Append(TableSink[V_contra, K_contra]):
     or a mapping for some of them.
 
     A column's type says how a value is written; a value that it would change silently is refused. ``round=True`` allows
-    fraction digits to be rounded; ``timezone`` is the zone to which aware times are converted for columns without a
+    fraction digits to be lost; ``timezone`` is the zone to which aware times are converted for columns without a
     zone. A value for a json or jsonb column becomes JSON: a str is a string, a list an array; pass text that is JSON
     already as ``msgspec.Raw``. For any other column a list is a Postgres array.
 

@@ -90,6 +90,7 @@ class TableSink(Generic[V_contra, K_contra]):
 
     keeps_first = False
     empties = False
+    needs_order = False
     event_rules: EventRules | None = None  # if values come from change events, they come before those of all sinks
 
     @property

@@ -11,7 +11,7 @@ from seekpoint.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Conversions:
-    """Conversions that a sink allows. ``round``: digits that the column's scale or a float cannot hold may be lost.
+    """Conversions that a sink allows. ``round``: digits that the column or a float cannot hold may be lost.
 
     ``timezone``: for columns without a zone, aware times are converted to this zone.
     """

@@ -22,38 +22,19 @@ from psycopg.adapt import AdaptersMap, PyFormat
 
 from seekpoint.codecs.json import JsonFloat
 from seekpoint.pipeline.sink import Row
-from seekpoint.sinks.column_type import (
-    BOOL,
-    DATE,
-    JSON,
-    NUMERIC,
-    TIME,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    TIMETZ,
-    ColumnType,
-    ColumnTypes,
-)
+from seekpoint.sinks.column_type import BOOL, JSON, NUMERIC, TIMESTAMPTZ, TIMETZ, ColumnType, ColumnTypes
 from seekpoint.sinks.conversions import Conversions
 from seekpoint.sinks.enum_labels import labels_of
 from seekpoint.sinks.event_values import EventRules
 from seekpoint.sinks.json_text import json_text
 from seekpoint.sinks.refused_types import remedy
-from seekpoint.sinks.times import (
-    DATE_CONVERTS,
-    TIME_CONVERTS,
-    ZONED_CONVERTS,
-    Convert,
-    is_fixed,
-    timestamp_converts,
-)
+from seekpoint.sinks.times import Convert, is_usual, time_converts
 
 # Types whose input refuses any text that is not one of their values: bool, integers, floats, interval, uuid, addresses.
 _STRICT = frozenset({BOOL, 20, 21, 23, 26, 700, 701, 1186, 2950, 869, 650, 829, 774})
 _MOST_BYTES = {18: 1, 19: 63}  # of a "char" and a name, to which the server cuts a longer text
 _WIDE = Context(prec=200_000, Emin=MIN_EMIN, Emax=MAX_EMAX)  # more than a numeric has
 _ZONED = frozenset({TIMETZ, TIMESTAMPTZ})
-_TIMES = {DATE: DATE_CONVERTS, TIME: TIME_CONVERTS, TIMETZ: ZONED_CONVERTS, TIMESTAMPTZ: ZONED_CONVERTS}
 _TEXT: Mapping[type, Convert] = {  # for arrays of several types: the server reads each text by the array's type
     str: str,
     int: str,
@@ -177,7 +158,7 @@ class ColumnEncoder:
             texts = "".join(values)
         except TypeError:  # some are not texts
             return False
-        return self._type.item not in _ZONED or is_fixed(texts)
+        return self._type.item not in _ZONED or is_usual(texts)
 
     def _meet(self, kind: type) -> None:
         if kind not in self._as_is and kind not in self._converts:
@@ -237,15 +218,10 @@ class ColumnEncoder:
             return str
         if column.item == NUMERIC:
             return self._scaled(kind)
-        converts = self._times()
+        converts = time_converts(column.item, self._allowed)
         most = _MOST_BYTES.get(column.item)
         otherwise = None if most is None else partial(_whole, most)
         return next((converts[base] for base in kind.__mro__ if base in converts), otherwise)
-
-    def _times(self) -> Mapping[type, Convert]:
-        if self._type.item == TIMESTAMP:
-            return timestamp_converts(self._allowed.timezone)
-        return _TIMES.get(self._type.item, {})
 
     def _is_json(self, kind: type) -> bool:
         """Whether the driver dumps the type as JSON: Json, Jsonb, and types with a dumper of the application's."""

@@ -6,7 +6,6 @@ event's schema names the type, the codec has converted the value; a plain number
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from decimal import Decimal
@@ -16,6 +15,7 @@ import msgspec
 
 from seekpoint.sinks.column_type import BYTEA, DATE, JSON, NUMERIC, TIME, TIMESTAMP, TIMESTAMPTZ, TIMETZ, ColumnType
 from seekpoint.sinks.conversions import Conversions
+from seekpoint.sinks.times import in_microseconds
 
 Convert = Callable[[Any], Any]
 EventRules = Callable[[type, ColumnType, Conversions], Convert | None]
@@ -48,7 +48,6 @@ _RULES: Sequence[tuple[type | tuple[type, ...], Callable[[ColumnType, Conversion
         "a float for a whole number: set decimal.handling.mode=precise or string in the connector",
     ),
 )
-_finer = re.compile(r"[.,]\d{6}\d*[1-9]").search  # than a microsecond: the server would round it
 
 
 def of_event(kind: type, column: ColumnType, allowed: Conversions) -> Convert | None:
@@ -58,8 +57,8 @@ def of_event(kind: type, column: ColumnType, allowed: Conversions) -> Convert | 
     for kinds, applies, why in _RULES:
         if issubclass(kind, kinds) and applies(column, allowed):
             return _refuses(why)
-    if issubclass(kind, str) and column.item in _TIMES:
-        return _in_microseconds
+    if issubclass(kind, str) and column.item == INTERVAL:
+        return lambda value: in_microseconds(value, allowed)
     if issubclass(kind, datetime) and column.item == TIMESTAMPTZ:
         return _aware
     if issubclass(kind, msgspec.Raw | dict) and column.item not in JSON:
@@ -81,12 +80,6 @@ def _bit(value: bool) -> str:
 def _aware(value: datetime) -> datetime:
     if value.tzinfo is None:
         raise ValueError(f"{value} has no time zone, and the column needs one: make the column timestamp")
-    return value
-
-
-def _in_microseconds(value: str) -> str:
-    if _finer(value):
-        raise ValueError(f"the seconds of {value[:80]!r} are not whole microseconds")
     return value
 
 

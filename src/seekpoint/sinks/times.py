@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from datetime import datetime, time, tzinfo
+from collections.abc import Callable, Mapping
+from datetime import datetime, time
 from typing import Any
 
+from seekpoint.sinks.column_type import DATE, TIME, TIMESTAMP, TIMESTAMPTZ, TIMETZ
+from seekpoint.sinks.conversions import Conversions
+
 _DAY = r"\d{4,6}-\d\d-\d\d"
-_CLOCK = r"\d\d?:\d\d(:\d\d([.,]\d+)?)?"
+_CLOCK = r"\d\d?:\d\d(:\d\d([.,]\d{1,6}0*)?)?"
 _LOCAL_TIMESTAMP = re.compile(rf"\s*({_DAY}([T ]{_CLOCK})?( BC)?|-?infinity)\s*")
 _LOCAL_TIME = re.compile(rf"\s*{_CLOCK}\s*([AP]M)?\s*", re.IGNORECASE)
 _DATE = re.compile(rf"\s*((\d{{8}}|{_DAY})( BC)?|-?infinity)\s*", re.IGNORECASE)
 _OF_NOW = re.compile(r"\b(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+_FINER = re.compile(r"([.,]\d{6})\d*[1-9]\d*")
+_AS_ZEROS = str.maketrans("123456789", "0" * 9)
 
 Convert = Callable[[Any], Any]  # a value to one that the driver dumps; raises ValueError or TypeError to refuse it
 
 
-def timestamp_converts(zone: tzinfo | None) -> dict[type, Convert]:
-    """Conversions for ``timestamp``, by type of value: aware times are converted to ``zone``, refused if it is None."""
+def time_converts(item: int, allowed: Conversions) -> Mapping[type, Convert]:
+    """Conversions for a column of times, by type of value; none for a column of another type."""
+    make = _CONVERTS.get(item)
+    return {} if make is None else make(allowed)
+
+
+def timestamp_converts(allowed: Conversions) -> dict[type, Convert]:
+    """Conversions for ``timestamp``: aware times are converted to the zone that the sink names, else refused."""
 
     def local(value: datetime) -> datetime:
         if value.tzinfo is None:
             return value
-        if zone is None:
+        if allowed.timezone is None:
             raise ValueError(
                 f"{value} has a time zone, which the column drops: make the column timestamptz, or give the sink "
                 "timezone='UTC'"
             )
-        return value.astimezone(zone).replace(tzinfo=None)
+        return value.astimezone(allowed.timezone).replace(tzinfo=None)
 
     def text(value: str) -> Any:
-        if _LOCAL_TIMESTAMP.fullmatch(value):
+        if _LOCAL_TIMESTAMP.fullmatch(value) or _LOCAL_TIMESTAMP.fullmatch(value := in_microseconds(value, allowed)):
             return value
         try:
             parsed = datetime.fromisoformat(value.strip())
@@ -42,35 +53,64 @@ def timestamp_converts(zone: tzinfo | None) -> dict[type, Convert]:
     return {datetime: local, str: text}
 
 
-def _date_text(value: str) -> str:
-    if not _DATE.fullmatch(value):
-        raise ValueError(f"{value!r} is not an ISO 8601 date; the column would drop a time of day")
-    return value
+def is_usual(texts: str) -> bool:
+    """Whether the text, or each of several joined ones, has no W, no Y and no seven digits in a row.
+
+    Words for the time of reading ('now', 'today') have a W or a Y; a time finer than a microsecond has seven digits.
+    """
+    return not any(char in texts for char in "wWyY") and "0000000" not in texts.translate(_AS_ZEROS)
 
 
-def is_fixed(text: str) -> bool:
-    """Whether the text has no W or Y: words for the time of reading ('now', 'today') have one, ISO 8601 has none."""
-    return not any(char in text for char in "wWyY")
+def in_microseconds(value: str, allowed: Conversions) -> str:
+    """The text, whose time is cut to microseconds if the sink allows that. Raises ValueError otherwise."""
+    if not _FINER.search(value):
+        return value
+    if not allowed.round:
+        raise ValueError(
+            f"{value[:80]!r} is finer than a microsecond, and Postgres stores no more digits: give the sink round=True "
+            "to cut them"
+        )
+    return _FINER.sub(r"\1", value)
 
 
-def _fixed_text(value: str) -> str:
-    if not is_fixed(value) and _OF_NOW.search(value):
-        raise ValueError(f"{value!r} would be another time if the record were read again: write the time itself")
-    return value
+def _date_converts(_: Conversions) -> dict[type, Convert]:
+    def text(value: str) -> str:
+        if not _DATE.fullmatch(value):
+            raise ValueError(f"{value!r} is not an ISO 8601 date; the column would drop a time of day")
+        return value
+
+    return {str: text}
 
 
-def _local_time(value: time) -> time:
-    if value.tzinfo is not None:
-        raise ValueError(f"{value} has a time zone, which the column drops: make the column timetz")
-    return value
+def _zoned_converts(allowed: Conversions) -> dict[type, Convert]:
+    def text(value: str) -> str:
+        if is_usual(value):
+            return value
+        if _OF_NOW.search(value):
+            raise ValueError(f"{value!r} would be another time if the record were read again: write the time itself")
+        return in_microseconds(value, allowed)
+
+    return {str: text}
 
 
-def _time_text(value: str) -> str:
-    if not _LOCAL_TIME.fullmatch(value):
+def _time_converts(allowed: Conversions) -> dict[type, Convert]:
+    def local(value: time) -> time:
+        if value.tzinfo is not None:
+            raise ValueError(f"{value} has a time zone, which the column drops: make the column timetz")
+        return value
+
+    def text(value: str) -> str:
+        if _LOCAL_TIME.fullmatch(value) or _LOCAL_TIME.fullmatch(value := in_microseconds(value, allowed)):
+            return value
         raise ValueError(f"{value!r} is not a time of day alone; the column would drop a zone or a date")
-    return value
+
+    return {time: local, str: text}
 
 
-DATE_CONVERTS: dict[type, Convert] = {str: _date_text}
-ZONED_CONVERTS: dict[type, Convert] = {str: _fixed_text}
-TIME_CONVERTS: dict[type, Convert] = {time: _local_time, str: _time_text}
+_CONVERTS: Mapping[int, Callable[[Conversions], dict[type, Convert]]] = {
+    DATE: _date_converts,
+    TIME: _time_converts,
+    TIMETZ: _zoned_converts,
+    TIMESTAMP: timestamp_converts,
+    TIMESTAMPTZ: _zoned_converts,
+}

@@ -122,6 +122,7 @@ class Upsert(TableSink[V_contra, K_contra]):
             )
         self.key, self.order_by, self.offset_column = tuple(key), order_by, offset_column
         self.compacted, self.changes, self.empties = compacted, changes, truncate is not None
+        self.needs_order = changes
         self.tombstone_key = tombstone_key
         super().__init__(
             table,

@@ -116,7 +116,7 @@ def _wait(pair: Pair, stopped: threading.Event) -> None:
     while not stopped.wait(1.0):
         for server in (pair.postgres, pair.kafka):
             if not server.running:
-                raise server.failure(f"{server.describe()} has ended unexpectedly")
+                raise server.failure(f"{server.describe()} has ended unexpectedly: run `seekpoint dev` again")
 
 
 @app.command()

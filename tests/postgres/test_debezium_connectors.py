@@ -140,7 +140,7 @@ ORACLE = {
     "FINERTZ": ("timestamptz", "2024-02-29 21:59:59.123456789+00"), "YM": ("interval", "1 year 2 mons"),
     "DS": ("interval", "1 day 02:03:04.000006"), "BIN": ("bytea", "\\x00ff10"), "TXT": ("text", "ä €"),
 }  # fmt: skip
-SOURCES = {"mysql": MYSQL, "sqlserver": SQL_SERVER, "oracle": ORACLE}
+SOURCES = {"mysql": MYSQL, "mariadb": MYSQL, "sqlserver": SQL_SERVER, "oracle": ORACLE}
 NANOSECONDS, FINER, MONTHS = "not whole microseconds", "finer than a microsecond", "interval.handling.mode=string"
 LOST_DIGITS, FLOAT = "a float may have lost digits", "a float for a whole number"
 # Columns whose values these settings of the connector do not send exactly: why they are refused. None: the connector
@@ -149,6 +149,9 @@ INEXACT: dict[str, dict[str, str | None]] = {
     "mysql": {"ubig": None},
     "mysql_string_connect": {"t": None, "ts": None},
     "mysql_double_isostring": {"ubig": None, "amount": LOST_DIGITS},
+    "mariadb": {"ubig": None},
+    "mariadb_string_connect": {"t": None, "ts": None},
+    "mariadb_double_isostring": {"ubig": None, "amount": LOST_DIGITS},
     "sqlserver": {"finer": NANOSECONDS, "finertz": FINER},
     "sqlserver_string_connect": {"t": None, "ts": None, "finer": None, "finertz": FINER},
     "sqlserver_double_isostring": {"amount": LOST_DIGITS, "cash": LOST_DIGITS, "finer": FINER, "finertz": FINER},

@@ -50,6 +50,21 @@ VALUES: list[tuple[dict[str, Any], Any, Any]] = [
         {"wkb": b64encode(bytes.fromhex("0101000000000000000000f03f0000000000000040")).decode(), "srid": 4326},
         "0101000020e6100000000000000000f03f0000000000000040",
     ),
+    (  # PostGIS's own binary has the SRID already
+        field("v", "struct", DATA + "geometry.Geometry"),
+        {"wkb": b64encode(bytes.fromhex("0101000020e6100000000000000000f03f0000000000000040")).decode(), "srid": 4326},
+        "0101000020e6100000000000000000f03f0000000000000040",
+    ),
+    (
+        field("v", "struct", DATA + "geometry.Geography"),
+        {"wkb": b64encode(bytes.fromhex("00000000013ff00000000000004000000000000000")).decode(), "srid": 4326},
+        "0020000001000010e63ff00000000000004000000000000000",
+    ),
+    (
+        field("v", "struct", DATA + "geometry.Geometry"),
+        {"wkb": b64encode(bytes.fromhex("0101000000000000000000f03f0000000000000040")).decode(), "srid": None},
+        "0101000000000000000000f03f0000000000000040",
+    ),
     (
         {**field("v", "array"), "items": {"type": "bytes", "name": DECIMAL, "parameters": {"scale": "1"}}},
         [base64(15), None],

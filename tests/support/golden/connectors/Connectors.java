@@ -35,6 +35,11 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import io.apicurio.registry.utils.converter.avro.AvroData;
 import io.debezium.config.CommonConnectorConfig.EventConvertingFailureHandlingMode;
 import io.debezium.config.Configuration;
+import io.debezium.connector.binlog.BinlogConnectorConfig;
+import io.debezium.connector.binlog.charset.BinlogCharsetRegistry;
+import io.debezium.connector.mariadb.MariaDbConnectorConfig;
+import io.debezium.connector.mariadb.antlr.MariaDbAntlrDdlParser;
+import io.debezium.connector.mariadb.jdbc.MariaDbValueConverters;
 import io.debezium.connector.mongodb.MongoDbCollectionSchema;
 import io.debezium.connector.mongodb.CollectionId;
 import io.debezium.connector.mongodb.MongoDbConnectorConfig;
@@ -64,6 +69,7 @@ import io.debezium.relational.TableSchema;
 import io.debezium.relational.TableSchemaBuilder;
 import io.debezium.relational.Tables;
 import io.debezium.relational.ValueConverterProvider;
+import io.debezium.relational.ddl.DdlParser;
 import io.debezium.schema.SchemaNameAdjuster;
 import io.debezium.util.Clock;
 
@@ -86,6 +92,7 @@ public final class Connectors {
         for (int n = 0; n < SETTINGS.size(); n++) {
             String name = List.of("", "_string_connect", "_double_isostring").get(n);
             mysql(SETTINGS.get(n)).write(folder.resolve("mysql" + name + ".jsonl"));
+            mariadb(SETTINGS.get(n)).write(folder.resolve("mariadb" + name + ".jsonl"));
             sqlServer(SETTINGS.get(n)).write(folder.resolve("sqlserver" + name + ".jsonl"));
             oracle(SETTINGS.get(n)).write(folder.resolve("oracle" + name + ".jsonl"));
         }
@@ -102,9 +109,26 @@ public final class Connectors {
 
     private static Events mysql(Map<String, String> settings) throws Exception {
         MySqlConnectorConfig config = new MySqlConnectorConfig(settings(settings));
+        return binlog(config, new MySqlAntlrDdlParser(false, false, true, Tables.TableFilter.includeAll(), charsets(config)),
+                new MySqlValueConverters(config.getDecimalMode(), config.getTemporalPrecisionMode(),
+                        config.getBigIntUnsignedHandlingMode().asBigIntUnsignedMode(), config.binaryHandlingMode(), x -> x,
+                        EventConvertingFailureHandlingMode.FAIL, config.getServiceRegistry()));
+    }
+
+    private static Events mariadb(Map<String, String> settings) throws Exception {
+        MariaDbConnectorConfig config = new MariaDbConnectorConfig(settings(settings));
+        return binlog(config, new MariaDbAntlrDdlParser(false, false, true, Tables.TableFilter.includeAll(), charsets(config)),
+                new MariaDbValueConverters(config.getDecimalMode(), config.getTemporalPrecisionMode(),
+                        config.getBigIntUnsignedHandlingMode().asBigIntUnsignedMode(), config.binaryHandlingMode(), x -> x,
+                        EventConvertingFailureHandlingMode.FAIL, config.getServiceRegistry()));
+    }
+
+    private static BinlogCharsetRegistry charsets(BinlogConnectorConfig config) {
+        return config.getServiceRegistry().getService(BinlogCharsetRegistry.class);
+    }
+
+    private static Events binlog(BinlogConnectorConfig config, DdlParser parser, ValueConverterProvider values) throws Exception {
         Tables tables = new Tables();
-        MySqlAntlrDdlParser parser = new MySqlAntlrDdlParser(false, false, true, Tables.TableFilter.includeAll(),
-                config.getServiceRegistry().getService(io.debezium.connector.binlog.charset.BinlogCharsetRegistry.class));
         parser.setCurrentDatabase("shop");
         parser.parse("CREATE TABLE everything (id BIGINT PRIMARY KEY, tiny TINYINT, flag TINYINT(1), utiny TINYINT UNSIGNED, "
                 + "n INT UNSIGNED, ubig BIGINT UNSIGNED, amount DECIMAL(10,2), f FLOAT, d DOUBLE, day DATE, t TIME(6), "
@@ -112,9 +136,6 @@ public final class Connectors {
                 + "j JSON, onebit BIT(1), bits BIT(9), bin VARBINARY(10), fixed BINARY(4), bl BLOB, txt TEXT CHARACTER SET utf8mb4, "
                 + "p POINT, g GEOMETRY)", tables);
         Table table = tables.forTable(new TableId("shop", null, "everything"));
-        ValueConverterProvider values = new MySqlValueConverters(config.getDecimalMode(), config.getTemporalPrecisionMode(),
-                config.getBigIntUnsignedHandlingMode().asBigIntUnsignedMode(), config.binaryHandlingMode(), x -> x,
-                EventConvertingFailureHandlingMode.FAIL, config.getServiceRegistry());
         byte[] point = HexFormat.of().parseHex("e6100000" + "0101000000" + "000000000000f83f" + "00000000000000c0");
         Object[] full = {2L, -128, 1, -1, -1, -1L, new BigDecimal("12345.60"), 0.1f, 0.1, LocalDate.of(2024, 2, 29),
             Duration.ofNanos(86_399_123_456_000L), LocalDateTime.of(2024, 2, 29, 23, 59, 59, 123_456_000),

@@ -1,5 +1,5 @@
 # Everything runs from .venv, built from requirements.lock and nothing else. Needs Python 3.11 or newer, and make.
-.PHONY: style types users-types migrations-check help setup browser prometheus pgbouncer monitoring operators demo demo-poison demo-reload demo-spark demo-cdc test test-all soak check chaos properties bench docs site site-check ui-test ui-screenshots mutants lock clean
+.PHONY: style types users-types migrations-check help setup browser prometheus pgbouncer monitoring operators demo demo-poison demo-reload demo-spark demo-cdc test test-all soak check chaos spark-afternoon properties bench docs site site-check ui-test ui-screenshots mutants lock clean
 .DEFAULT_GOAL := help
 
 # Where it is set, each process that a test starts compiles all that it imports: that took two thirds of the suite's time.
@@ -122,6 +122,9 @@ else
 	$(BIN)/python tests/chaos/worker/run.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
 	$(if $(filter-out 0,$(RELOADS)),$(BIN)/python tests/chaos/reload/reloads.py --rounds $(RELOADS) --seed $(SEED))
 endif
+
+spark-afternoon: $(WITH_SPARK)  ## 1.5 million records of nasty types through all that Spark does, under load and kills: ARGS="--records 20000 --minutes 1 --kills 2"
+	$(BIN)/python tests/afternoon/run.py --seed $(SEED) $(ARGS)
 
 properties: $(WITH_SPARK)  ## every write strategy against a plain model: make properties EXAMPLES=20000
 	SEEKPOINT_EXAMPLES=$(EXAMPLES) SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 --timeout 0 tests/postgres/test_write_strategies.py $(ARGS)

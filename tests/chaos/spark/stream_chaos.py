@@ -177,20 +177,8 @@ class StreamChaos:
                 newer.close()
             self.killed[fault] += driver.exit_code == 1 and Fenced.code in driver.errors
         else:
-            self._kill_children(driver, fault, FAULTS[fault])
+            self.killed[fault] += kill_children(driver, FAULTS[fault], self._chance)
             self._await(driver, self.produced)
-
-    def _kill_children(self, driver: ChildProcess, what: str, pattern: str) -> None:
-        """SIGKILL some of the driver's processes with this text in their command lines."""
-        processes = []
-        for process in psutil.Process(driver.pid).children(recursive=True):
-            with suppress(psutil.Error):
-                if any(pattern in word for word in process.cmdline()):
-                    processes.append(process)
-        for process in self._chance.sample(processes, self._chance.randint(min(1, len(processes)), len(processes))):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-                self.killed[what] += 1
 
     def finish(self) -> None:
         """Let one more driver apply the rest, and compare."""
@@ -263,6 +251,20 @@ class StreamChaos:
                 self._producer.produce(self._orders_group.topic, value=value, partition=partition)
         if self._producer.flush(60):
             raise RuntimeError("the brokers did not take all records")
+
+
+def kill_children(driver: ChildProcess, pattern: str, chance: Random) -> int:
+    """SIGKILL some of the driver's processes with this text in their command lines; returns how many."""
+    processes, killed = list[psutil.Process](), 0
+    for process in psutil.Process(driver.pid).children(recursive=True):
+        with suppress(psutil.Error):
+            if any(pattern in word for word in process.cmdline()):
+                processes.append(process)
+    for process in chance.sample(processes, chance.randint(min(1, len(processes)), len(processes))):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+            killed += 1
+    return killed
 
 
 def expected_sales(records: Sequence[tuple[int, int, int]]) -> list[tuple[str, int, int, int, int]]:

@@ -271,6 +271,7 @@ def _operations() -> Iterator[Question]:
     yield of("commits, 1 of 1,000", script="commits.py", arguments=("--one-of", "1000"))
     bad = ("--only", "Append, CHECK", "--shares", "1000", "--rounds", "5")
     yield of("poison", script="poison.py", arguments=bad, has_servers=True)
+    yield of("retries", script="retry_order.py", has_servers=True)
     for name in ("latency", "topic_ids", "commits", "rebalance", "slow", "bloat", "memory", "claims"):
         yield of(name, script=f"{name}.py")
 

@@ -89,6 +89,21 @@ def test_a_statement_that_fails_in_a_task_is_its_own_records_fault(table: Table)
     assert table.rows() == [(0, "a")]
 
 
+def test_a_task_that_is_cancelled_leaves_no_pipeline_open(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several rows of one statement are sent in a pipeline, and psycopg lets other tasks run once it is open."""
+    monkeypatch.setattr("psycopg.waiting.MAX_BUSY_TIME", 0.0)
+
+    async def handle(tx: Tx, batch: Records) -> None:
+        rows = [{"id": record.offset, "v": record.value} for record in batch]
+        async with asyncio.TaskGroup() as tasks:
+            for part in filter(None, (rows[n::4] for n in range(4))):
+                tasks.create_task(tx.execute(table.insert, part))
+
+    values = ["bad" if n in {10, 35} else f"v{n}" for n in range(40)]
+    table.run(handle, *values, on_poison="dead_letter")
+    assert table.rows() == [(n, value) for n, value in enumerate(values) if value != "bad"]
+
+
 def test_other_tasks_run_until_postgres_answers(table: Table) -> None:
     """One task waits for a lock, which another task lets go once Postgres says that the first one waits."""
     seen: list[str] = []

@@ -98,11 +98,25 @@ async def _answer(
     **options: Any,
 ) -> Any:
     try:
-        return await wait_async(waits, driver.fileno(), **options)
+        first = next(waits)
+    except StopIteration as ended:  # psycopg's wait might let other tasks run, and one cancel this one: after the
+        return ended.value  # pipeline of its statement was opened, nothing would close it
+    rest = _continued(first, waits)
+    try:
+        return await wait_async(rest, driver.fileno(), **options)
     except asyncio.CancelledError:
         was_cancelled.set()
-        await _end_statement(driver, waits, **options)
+        await _end_statement(driver, rest, **options)
         raise
+
+
+def _continued(wait: Wait, waits: Generator[Wait, Ready | int, Any]) -> Generator[Wait, Ready | int, Any]:
+    """``waits``, of which ``wait`` was taken already."""
+    while True:
+        try:
+            wait = waits.send((yield wait))
+        except StopIteration as ended:
+            return ended.value
 
 
 async def _end_statement(

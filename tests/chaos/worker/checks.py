@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -37,6 +38,10 @@ SELECT partition, "offset", before, seq FROM (
   FROM chaos_results WHERE topic = %s) AS rows
 WHERE "offset" <= before ORDER BY seq LIMIT 20
 """
+DISORDER_OF_KEY = DISORDER.replace("PARTITION BY partition", "PARTITION BY partition, key").replace(
+    "WHERE topic = %s", "WHERE topic = %s AND key IS NOT NULL"
+)
+WAITING = "SELECT count(*) FROM seekpoint.dead_letter WHERE topic = %s AND state = 'waiting'"
 TWICE = """
 SELECT partition, "offset", count(*), array_agg(worker ORDER BY seq) FROM chaos_accounted WHERE topic = %s
 GROUP BY partition, "offset" HAVING count(*) > 1 ORDER BY partition, "offset"
@@ -53,6 +58,7 @@ LEFT JOIN unnest(%s::int[], %s::bigint[], %s::bigint[]) AS e(partition, low, hig
 WHERE r.topic IS DISTINCT FROM %s OR e.low IS NULL OR r."offset" < e.low OR r."offset" >= e.high
 ORDER BY r.partition, r."offset"
 """
+ORDERS = {"partition": DISORDER, "key": DISORDER_OF_KEY}
 # What the sums of a topic's partitions, and of all of them, differ in from the table's rows.
 WRONG_SUMS = """
 SELECT name, sums.records, sums.offsets, wanted.records, wanted.offsets FROM (
@@ -156,6 +162,16 @@ class Sampler(Background):
                 self.positions[partition] = position
             self.news.notify_all()
 
+    def wait_for_retries(self, seconds: float) -> int:
+        """Wait until no record of the topic waits for its retry; returns how many do at the deadline."""
+        deadline = monotonic() + seconds
+        with psycopg.connect(self._dsn, connect_timeout=2, autocommit=True) as connection:
+            while True:
+                (count,) = connection.execute(WAITING, [self._topic]).fetchone() or (0,)
+                if not count or monotonic() > deadline:
+                    return int(count)
+                self._stop.wait(0.05)
+
     def wait_for(self, ends: Mapping[int, int], seconds: float) -> bool:
         """Wait until the ledger has these positions; False at the deadline."""
         with self.news:
@@ -219,8 +235,10 @@ def account(
     low: Mapping[int, int],
     high: Mapping[int, int],
     checks: Sequence[Check] = (),
+    *,
+    order: str = "partition",
 ) -> Account:
-    """Check that each offset in ``[low, high)`` has one row, in the log's order, that no others do, and ``checks``."""
+    """Check that each offset in ``[low, high)`` has one row, in this ``order``, that no others do, and ``checks``."""
     numbers = sorted(low)
     ranges = [numbers, [low[n] for n in numbers], [high[n] for n in numbers], topic]
     account = Account(sum(high[n] - low[n] for n in numbers))
@@ -236,6 +254,6 @@ def account(
     account.other = [line for check in checks for line in check(connection, topic, low, high)]
     account.disorder = [
         f"out of order: {topic}/{p} offset {n} was written (row {seq}) after offset {before}"
-        for p, n, before, seq in connection.execute(DISORDER, [topic])
+        for p, n, before, seq in (connection.execute(ORDERS[order], [topic]) if order in ORDERS else ())
     ]
     return account

@@ -32,10 +32,11 @@ POSTGRES = {"wal_writer_delay": "10s"}
 KAFKA: Mapping[str, Any] = {"reconnect.backoff.max.ms": 300, "topic.metadata.refresh.interval.ms": 1000}
 CREATE = f"""
 CREATE TABLE {TABLE} (
-  seq bigserial, topic text, partition int, "offset" bigint, worker text CHECK (worker <> 'refused'));
+  seq bigserial, topic text, partition int, "offset" bigint, worker text CHECK (worker <> 'refused'), key text);
 CREATE INDEX ON {TABLE} (topic, partition, "offset");
-CREATE VIEW {ACCOUNTED} AS SELECT * FROM {TABLE} UNION ALL
-  SELECT NULL, topic, partition, record_offset, 'dead letter' FROM seekpoint.dead_letter WHERE state = 'dead_lettered';
+CREATE VIEW {ACCOUNTED} AS SELECT seq, topic, partition, "offset", worker FROM {TABLE} UNION ALL
+  SELECT NULL, topic, partition, record_offset, CASE state WHEN 'waiting' THEN state ELSE 'dead letter' END
+  FROM seekpoint.dead_letter WHERE state IN ('dead_lettered', 'waiting');
 CREATE TABLE {SUMS} (topic text, name text, records bigint CHECK (records >= 0), offsets numeric, lowest bigint,
   highest bigint, PRIMARY KEY (topic, name));
 CREATE TABLE {CHANGED} (p int, id int, v bigint, o bigint, PRIMARY KEY (p, id));
@@ -108,6 +109,7 @@ class Environment:
             "table": TABLE,
             "sums": SUMS if plan.sums else None,
             "changes": CHANGED if plan.changes else None,
+            "waits": plan.waits,
             "partitions": PARTITIONS,
             "kafka": {"bootstrap.servers": self.kafka_proxy.bootstrap, **KAFKA},
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle, repeat
 from typing import Self
 
 from confluent_kafka import KafkaError, Message, Producer
@@ -19,14 +20,18 @@ class Load(Background):
     """Produces on a separate thread during a ``with`` block; at its end every record is delivered.
 
     ``applied`` returns how many records of the topic the ledger has passed; at most ``BACKLOG`` records are ahead.
+    Records have one of ``keys`` keys; without, none.
     """
 
-    def __init__(self, bootstrap: str, topic: str, partitions: int, portion: int, applied: Callable[[], int]) -> None:
+    def __init__(
+        self, bootstrap: str, topic: str, partitions: int, portion: int, applied: Callable[[], int], *, keys: int = 0
+    ) -> None:
         super().__init__()
         self._producer = Producer(
             {"bootstrap.servers": bootstrap, "linger.ms": 2, "log_level": 0, "reconnect.backoff.max.ms": 300}
         )
         self._topic, self._partitions, self._portion, self._applied = topic, partitions, portion, applied
+        self._keys = cycle(f"{number}" for number in range(keys)) if keys else repeat(None)
         self._sent = 0
         self.delivered: dict[int, int] = dict.fromkeys(range(partitions), 0)  # after the last acknowledged record
         self.error: str | None = None
@@ -56,7 +61,9 @@ class Load(Background):
             if self._sent - (self._applied() - self._start) < BACKLOG:
                 for _ in range(self._portion):
                     for partition in range(self._partitions):
-                        self._producer.produce(self._topic, GOOD, partition=partition, on_delivery=self._noted)
+                        self._producer.produce(
+                            self._topic, GOOD, next(self._keys), partition=partition, on_delivery=self._noted
+                        )
                 self._sent += self._portion * self._partitions
             self._producer.poll(0)
 

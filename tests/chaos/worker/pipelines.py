@@ -1,22 +1,25 @@
 """The pipeline of a pool's workers: a row per record; some records are poison, refused, or crash their process.
 
-In a pool with ``changes`` each record is also a change of a row, as Debezium writes it: see :class:`_Changes`.
+In a pool with ``changes`` each record is also a change of a row, as Debezium writes it: see :class:`_Changes`. In a
+pool with ``waits`` the handler fails on some records, again and again: see :func:`_awaited`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
+import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from seekpoint import Accumulate, Append, Batch, Bytes, Pipeline, Poison, Upsert
 from seekpoint.codecs import Change, Debezium
-from seekpoint.pipeline.policy import DeadLetterLimits
+from seekpoint.pipeline.policy import DeadLetterLimits, Retry
 from seekpoint.records import RawRecord, Record
 from seekpoint.testing import raw
 from support.debezium import event, field, key_of
@@ -31,6 +34,8 @@ GOOD, POISON, REFUSED, CRASHING = (  # as msgspec writes them
 ORIGINS = ("topic", "partition", "offset")
 
 Row = tuple[str, int, int, str]
+SOON = Retry(attempts=1000, wait_initial=0.1, multiplier=1)
+FAILING = 200  # one record in so many
 
 
 def pipeline_of(what: Mapping[str, Any]) -> Pipeline[Any, Any]:
@@ -46,7 +51,9 @@ def pipeline_of(what: Mapping[str, Any]) -> Pipeline[Any, Any]:
         value=codec,
         key=codec,
         sinks=sinks,
-        handle=_awaited(what["table"], row) if what["awaits"] else None,
+        handle=_awaited(what["table"], row, random.Random(what["name"])) if what["awaits"] else None,
+        retry=SOON if what["waits"] else Retry(),
+        retry_order=what["waits"] or "partition",
         on_poison="dead_letter",
         dead_letter_limits=DeadLetterLimits(consecutive=None, ratio=None),
     )
@@ -116,20 +123,33 @@ def _row_by(name: str) -> Callable[[Record[bytes, Any]], Row]:
 
 
 def _awaited(
-    table: str, row: Callable[[Record[bytes, Any]], Row]
+    table: str, row: Callable[[Record[bytes, Any]], Row], chance: random.Random
 ) -> Callable[[AsyncConnection, Batch[bytes, Any]], Awaitable[None]]:
-    """An async handler that writes these rows, with a task and a statement for each partition."""
-    insert = text(
-        f'INSERT INTO {table} (topic, partition, "offset", worker) VALUES (:topic, :partition, :offset, :worker)'
-    )
+    """An async handler that writes these rows, with a task and a statement for each partition.
+
+    Three times of four it raises for a record that its offset decides.
+    """
+    insert = _insert(table)
+
+    def values(record: Record[bytes, Any]) -> dict[str, Any]:
+        is_failing = zlib.crc32(f"{record.partition}/{record.offset}".encode()) % FAILING == 0
+        if is_failing and chance.random() < 0.75:
+            raise TimeoutError(f"no answer for {record.offset}")
+        key = None if record.key is None else record.key.decode()
+        return dict(zip((*ORIGINS, "worker"), row(record), strict=True)) | {"key": key}
 
     async def handle(tx: AsyncConnection, batch: Batch[bytes, Any]) -> None:
         async with asyncio.TaskGroup() as tasks:
             for records in batch.by_partition().values():
-                rows = [dict(zip((*ORIGINS, "worker"), row(record), strict=True)) for record in records]
-                tasks.create_task(tx.execute(insert, rows))
+                tasks.create_task(tx.execute(insert, [values(record) for record in records]))
 
     return handle
+
+
+def _insert(table: str) -> TextClause:
+    columns = (*ORIGINS, "worker", "key")
+    names, values = ", ".join(f'"{name}"' for name in columns), ", ".join(f":{name}" for name in columns)
+    return text(f"INSERT INTO {table} ({names}) VALUES ({values})")
 
 
 def _crash_at(values: Sequence[bytes | None]) -> None:

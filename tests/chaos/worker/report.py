@@ -19,6 +19,7 @@ class Report:
     seed: int
     kinds: tuple[str, ...]
     small_transactions: int = 0
+    needs_small: bool = True
     servers: str = ""
     rounds: int = 0
     faults: Counter[str] = field(default_factory=Counter)
@@ -26,6 +27,8 @@ class Report:
     records: int = 0
     summed: int = 0
     changes: int = 0
+    waited: int = 0
+    retried: int = 0
     lost: int = 0
     twice: int = 0
     snapshots: int = 0
@@ -47,7 +50,7 @@ class Report:
     @property
     def vacuous(self) -> list[str]:
         """The kinds of faults, and of batches (two round trips), that never happened."""
-        small = [] if self.small_transactions else ["a transaction of two round trips"]
+        small = [] if self.small_transactions or not self.needs_small else ["a transaction of two round trips"]
         return [*small, *(kind for kind in self.kinds if not self.faults[kind])]
 
     @property
@@ -67,6 +70,8 @@ class Report:
             "records": self.records,
             "summed": self.summed,
             "changes": self.changes,
+            "waited": self.waited,
+            "retried": self.retried,
             "dead_lettered": log.totals["DeadLettered"],
             "lost": self.lost,
             "twice": self.twice,
@@ -99,6 +104,7 @@ class Report:
             f"{self.records:,} records in {data['transactions']:,} transactions: lost {self.lost}, twice {self.twice}",
             f"{self.small_transactions:,} of them in two round trips",
             f"{self.summed:,} records in sums, each once; {self.changes:,} changes of rows",
+            f"{self.waited:,} waits for a retry while others continued, {self.retried:,} records applied by one",
             f"{data['fences']} fenced, {data['unknown_commits']} unknown COMMITs, {data['rebalances']} rebalances",
             f"{data['suspect_ranges']} suspect ranges, {data['careful_seconds']} s in small parts, of all partitions",
             f"{self.snapshots:,} snapshots, worst recovery {data['worst_recovery_seconds']} s, {self.seconds:.0f} s",

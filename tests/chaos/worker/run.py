@@ -24,7 +24,7 @@ from chaos.worker.environment import Environment
 from chaos.worker.fault_context import FaultContext, Injected
 from chaos.worker.load import Load
 from chaos.worker.report import Report
-from chaos.worker.schedule import KILLS, KINDS, Fault, Round, deal
+from chaos.worker.schedule import KILLS, KINDS, Fault, PoolPlan, Round, deal
 from chaos.worker.worker_pool import WorkerPool
 from seekpoint.testing.child_process import NotReached
 
@@ -37,6 +37,14 @@ INJECT: Mapping[str, Callable[[FaultContext, Fault], Injected | None]] = {
     for kind in KINDS
 }
 MAY_FALL = {"rewind", "postgres_killed", "postgres_killed_async"}  # where a position may go back (O4)
+
+
+KEYS = 2000  # of the records of a pool in which records wait: what waits for one of its key is retried alone
+
+
+def has_small_transactions(pool: PoolPlan) -> bool:
+    """Whether small batches of the pool take two round trips: sinks write them, and not by COPY."""
+    return pool.durable and not pool.awaits
 
 
 class Failed(AssertionError):  # noqa: N818 -- named after what happened
@@ -73,7 +81,8 @@ def play(environment: Environment, round_: Round, report: Report) -> str:
         finally:
             report.snapshots += sampler.snapshots
     with environment.connect() as connection:
-        judged = account(connection, environment.topic, environment.base, ends, checks)
+        order = round_.pool.waits or "partition"
+        judged = account(connection, environment.topic, environment.base, ends, checks, order=order)
     report.add(judged)
     report.summed += judged.records if round_.pool.sums else 0
     report.changes += judged.records if round_.pool.changes else 0
@@ -89,7 +98,8 @@ def _under_load(
     """Inject the faults under load, and wait until all records are passed; returns outcomes and end offsets."""
     outcomes = []
     bootstrap, partitions = environment.pair.kafka.bootstrap, len(environment.base)
-    with Load(bootstrap, environment.topic, partitions, round_.portion, lambda: sampler.applied) as load:
+    keys = KEYS if pool.plan.waits else 0
+    with Load(bootstrap, environment.topic, partitions, round_.portion, lambda: sampler.applied, keys=keys) as load:
         context = FaultContext(environment, pool, sampler, load)
         for number, fault in enumerate(round_.faults):
             if number:
@@ -101,6 +111,8 @@ def _under_load(
         raise NotReached(f"the broker acknowledged records of partitions {forgotten} that its log does not hold")
     if not sampler.wait_for(ends, seconds=40):
         raise NotReached(f"not caught up within 40 s: the ledger stands at {sampler.positions}, the log ends at {ends}")
+    if waiting := sampler.wait_for_retries(seconds=40):
+        raise NotReached(f"{waiting} records still wait for their retries after 40 s")
     return outcomes, ends
 
 
@@ -132,15 +144,19 @@ def run(
     seed: int,
     *,
     kinds: Sequence[str] = KINDS,
+    pools: str = "",
     report_path: Path,
     show: Callable[[str], None] = print,
 ) -> Report:
     """Run all rounds, or up to the first that fails; writes the report and returns it."""
-    report, began = Report(seed, tuple(kinds)), monotonic()
+    dealt = deal(seed, rounds, kinds, pools)
+    kinds = tuple(kind for kind in kinds if any(fault.kind == kind for round_ in dealt for fault in round_.faults))
+    report, began = Report(seed, kinds), monotonic()
+    report.needs_small = any(has_small_transactions(round_.pool) for round_ in dealt)
     with Environment() as environment:
         report.servers = environment.pair.describe()
         show(f"chaos: seed {seed}, {rounds} rounds, {report.servers}")
-        for round_ in deal(seed, rounds, kinds):
+        for round_ in dealt:
             started = monotonic()
             try:
                 outcome = play(environment, round_, report)
@@ -152,7 +168,8 @@ def run(
             show(f"{round_.number:4}/{rounds}  {round_.pool!s:19} {monotonic() - started:5.1f} s  {outcome}")
     totals = environment.log.totals
     report.seconds = monotonic() - began
-    report.small_transactions = totals["CommittedSmall"]
+    report.small_transactions, report.waited = totals["CommittedSmall"], totals["WaitingForRetry"]
+    report.retried = totals["RetrySucceeded"]
     if report.passed:
         shutil.rmtree(environment.folder)
     report.write(report_path, environment.log)
@@ -181,6 +198,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--kinds", default=",".join(KINDS), help="only these, separated by commas")
+    parser.add_argument("--pools", default="", help="only rounds of pools whose description has this text")
     parser.add_argument("--report", type=Path, default=Path("chaos-report.json"))
     parser.add_argument("--plan", action="store_true", help="print the schedule and do nothing")
     args = parser.parse_args()
@@ -188,10 +206,10 @@ def main() -> None:
     if unknown := set(kinds) - set(KINDS):
         parser.error(f"unknown kinds {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
     if args.plan:
-        for round_ in deal(args.seed, args.rounds, kinds):
+        for round_ in deal(args.seed, args.rounds, kinds, args.pools):
             print(round_)
         return
-    report = run(args.rounds, args.seed, kinds=kinds, report_path=args.report)
+    report = run(args.rounds, args.seed, kinds=kinds, pools=args.pools, report_path=args.report)
     sys.exit(0 if report.passed else 1)
 
 

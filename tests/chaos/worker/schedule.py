@@ -58,7 +58,8 @@ class PoolPlan:
 
     If commits do not wait, small batches are copied, too, so that chunks come while a COPY is open. With ``sums`` each
     record is also added to two rows of sums, one of which all workers write. With ``changes`` each record is also a
-    change of a row, as Debezium writes it. With ``awaits`` an async handler writes the rows instead of a sink.
+    change of a row, as Debezium writes it. With ``awaits`` an async handler writes the rows instead of a sink; it
+    fails on some records, which wait for their retries while others continue: ``waits`` is its ``retry_order``.
     """
 
     protocol: str
@@ -66,9 +67,11 @@ class PoolPlan:
     sums: bool = False
     changes: bool = False
     awaits: bool = False
+    waits: str = ""
 
     def __str__(self) -> str:
         traits = {"sums": self.sums, "changes": self.changes, "async handler": self.awaits, "async": not self.durable}
+        traits[f"retry_order {self.waits}"] = bool(self.waits)
         return ", ".join([self.protocol, *(name for name, is_so in traits.items() if is_so)])
 
 
@@ -111,10 +114,11 @@ class Round:
         return f"round {self.number} ({self.pool}, portions of {self.portion}): " + "; ".join(map(str, self.faults))
 
 
-def deal(seed: int, rounds: int, kinds: Sequence[str] = KINDS) -> list[Round]:
+def deal(seed: int, rounds: int, kinds: Sequence[str] = KINDS, pools: str = "") -> list[Round]:
     """Draw the schedule: every kind once, in a random order, before any comes again, over all pools.
 
-    If there are fewer rounds than kinds, a round has several faults.
+    If there are fewer rounds than kinds, a round has several faults. ``pools``: leave out the rounds of pools whose
+    description does not have this text.
     """
     chance = random.Random(seed)
     dealt: list[tuple[PoolPlan, str]] = []
@@ -126,7 +130,7 @@ def deal(seed: int, rounds: int, kinds: Sequence[str] = KINDS) -> list[Round]:
         pool = next((plan for plan, _ in part if not plan.durable), part[0][0])
         faults = tuple(_fault(chance, kind, in_copy=not pool.durable) for _, kind in part)
         planned.append(Round(number, pool, faults, portion=chance.choice((3, 10, 25))))
-    return planned
+    return [round_ for round_ in planned if pools in str(round_.pool)]
 
 
 def _pass(chance: random.Random, kinds: Sequence[str], legs: int) -> list[tuple[PoolPlan, str]]:
@@ -134,10 +138,10 @@ def _pass(chance: random.Random, kinds: Sequence[str], legs: int) -> list[tuple[
     protocols = ["eager", "cooperative", "consumer"]
     chance.shuffle(protocols)
     sums = legs > 3  # with fewer, no pool might be left whose small batches take two round trips
-    durable = [
-        PoolPlan(protocol, sums=sums and n == 0, changes=sums and n == 0, awaits=sums and n == 1)
-        for n, protocol in enumerate(protocols)
-    ]
+    durable = [PoolPlan(protocol) for protocol in protocols]
+    if sums:
+        durable[0] = replace(durable[0], sums=True, changes=True)
+        durable[1] = replace(durable[1], awaits=True, waits=chance.choice(("key", "none")))
     pools = [*durable, PoolPlan(chance.choice(protocols), durable=False)]
     deck = chance.sample(list(kinds), len(kinds))
     async_only = [kind for kind in deck if kind.endswith("_async") or kind in IN_COPY]

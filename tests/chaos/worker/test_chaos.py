@@ -49,13 +49,15 @@ def test_a_schedule_holds_every_kind_and_is_the_same_for_the_same_seed(rounds: i
     assert any(round_.pool.sums for round_ in dealt) == (rounds > 3)
     assert any(round_.pool.awaits for round_ in dealt) == (rounds > 3)
     assert any(round_.pool.changes for round_ in dealt) == (rounds > 3)
+    assert any(round_.pool.waits for round_ in dealt) == (rounds > 3)
 
 
 def test_the_checks_find_lost_repeated_unexpected_and_unordered_rows(seekpoint_dsn: str) -> None:
     dsn = seekpoint_dsn.replace("postgresql+psycopg://", "postgresql://")
     with psycopg.connect(dsn) as connection:
         connection.execute(
-            'CREATE TEMP TABLE chaos_results (seq bigserial, topic text, partition int, "offset" bigint, worker text);'
+            "CREATE TEMP TABLE chaos_results (seq bigserial, topic text, partition int, "
+            '"offset" bigint, worker text, key text);'
             "CREATE TEMP VIEW chaos_accounted AS TABLE chaos_results"
         )
         rows = [(0, 5), (0, 6), (0, 8), (0, 6), (1, 0), (1, 2), (1, 1), (1, 9), (2, 0)]
@@ -70,6 +72,9 @@ def test_the_checks_find_lost_repeated_unexpected_and_unordered_rows(seekpoint_d
             "('t', 'p1', 4, 12, 0, 9), ('t', 'p3', 1, 1, 1, 1)"
         )
         result = account(connection, "t", {0: 5, 1: 0}, {0: 9, 1: 3}, [wrong_sums])
+        connection.execute("UPDATE chaos_results SET key = partition WHERE partition = 1 OR seq = 4")
+        of_keys = account(connection, "t", {0: 5, 1: 0}, {0: 9, 1: 3}, order="key")
+        assert account(connection, "t", {0: 5, 1: 0}, {0: 9, 1: 3}, order="none").disorder == []
     assert result.records == 7
     assert result.lost == ["lost: t/0 offset 7"]
     assert result.other == [
@@ -86,6 +91,7 @@ def test_the_checks_find_lost_repeated_unexpected_and_unordered_rows(seekpoint_d
         "out of order: t/0 offset 6",
         "out of order: t/1 offset 1",
     ]
+    assert [line.split(" was ")[0] for line in of_keys.disorder] == ["out of order: t/1 offset 1"]
 
 
 @pytest.mark.parametrize(
@@ -168,6 +174,7 @@ def test_a_few_rounds_lose_nothing_and_apply_nothing_twice(tmp_path: Path) -> No
     assert written["dead_lettered"] > 0
     assert written["summed"] > 0
     assert written["changes"] > 0
+    assert written["waited"] >= written["retried"] > 0
 
 
 def test_only_a_classic_group_that_replaced_a_consumer_may_wait_for_the_end_of_a_session() -> None:

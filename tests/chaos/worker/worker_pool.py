@@ -16,6 +16,7 @@ SESSION_MS = 1000  # after so long without a heartbeat a worker has lost its par
 MAX_POLL_MS = 3000  # after so long in one call, although it still sends heartbeats, too
 LIMITS = {
     "claim_wait": 0.5, "transaction_age": 2.0, "idle_check": 0.3, "kafka_timeout": 2.0, "lag_check": 0.5,
+    "waiting": 100,
     "batch_records": 500,  # so many are tried one by one where owners died: it takes seconds, not a minute
 }  # fmt: skip
 KAFKA: Mapping[str, Mapping[str, Any]] = {

@@ -52,21 +52,25 @@ def gone(id: int) -> tuple[str, str | None]:  # noqa: A002
 def pipeline(
     group: str, topic: str, schema: str, *, version: int = 1, kind: str = "upsert", **options: Any
 ) -> Pipeline:
-    """The group's pipeline; version 2 doubles amounts, and fails above 1,000."""
+    """The group's pipeline; version 2 doubles amounts, and fails above 1,000.
+
+    ``kind`` is "upsert", "append" (table ``entries``), or the name of another table to append to.
+    """
 
     def row(record: Any) -> dict[str, Any]:
         order = record.value
         if version > 1 and order.amount > 1_000:
             raise ValueError("too much")
         row = {"id": order.id, "amount": order.amount * version, "at": order.at}
-        return row | ({"topic_offset": record.offset} if kind == "append" else {})
+        return row if kind == "upsert" else row | {"topic_offset": record.offset}
 
     columns = ["id", "amount", "at"]
     sink: Any
     if kind == "upsert":
         sink = Upsert((schema, "orders"), key=["id"], columns=columns, row=row, **options.pop("sink", {}))
     else:
-        sink = Append((schema, "entries"), columns=[*columns, "topic_offset"], row=row)
+        table = "entries" if kind == "append" else kind
+        sink = Append((schema, table), columns=[*columns, "topic_offset"], row=row, **options.pop("sink", {}))
     tombstones = kind == "upsert"
     return Pipeline(
         group,

@@ -283,9 +283,9 @@ def compared_into(reports: list[Report], progress: Shown) -> Callable[[Report], 
 
 
 def say_begun(driver: Driver, progress: Shown) -> None:
-    """Print the run, its state, and its warnings."""
+    """Print the run, its state, its plan and its warnings."""
     progress.say(f"{driver.run.id}: {driver.run.state}, {', '.join(driver.run.tables)} by {driver.run.strategy}")
-    for sentence in (*stays(driver.run), *driver.notes):
+    for sentence in (*driver.plan, *stays(driver.run), *driver.notes):
         progress.say(sentence)
 
 

@@ -213,9 +213,11 @@ def release_groups(connection: Connection, schema: str, run: UUID, groups: Seque
 class Driver:
     """Carries out the steps of a run, until another driver takes it over.
 
-    ``run`` is the run's row as of the last step. ``notes`` describe a merge's possible changes to other tables.
+    ``run`` is the run's row as of the last step. ``plan`` says of a new run how each table is rebuilt, and ``notes``
+    what a merge may change in other tables.
     """
 
+    plan: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __init__(self, engine: Engine, schema: str, run: Run, limits: Limits) -> None:

@@ -28,6 +28,7 @@ def test_a_run_cuts_over_and_says_so(terminal: Terminal, orders_group: OrdersGro
     assert f"{orders_group.schema}.orders: cut over; {orders_group.group} at version 2" in result.stdout
     assert re.search(r"workers waited \d+\.\d{3} s \(0 records", result.stdout)
     assert "staging: 121 records" in result.stderr
+    assert "its rows are staged, and then copied, because an Upsert keeps one row of each key" in result.stderr
     (run,) = terminal.look("reload", "status")
     assert (run["state"], run["swept"], run["strategy"]) == ("cut_over", True, strategy)
     assert run["reason"] == "amounts were in cents"

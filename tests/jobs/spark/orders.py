@@ -79,6 +79,13 @@ def first(record):
 )
 
 
+def appending(source: str) -> str:
+    """The module with an Append to the table ``plain`` in place of the Upsert."""
+    [sink] = [line for line in PLAIN.splitlines() if line.startswith("sink = ")]
+    append = 'sink = Append(({schema!r}, "plain"), columns=["id", "amount", "at"], row=row)'
+    return source.replace(sink, f"from seekpoint import Append\n{append}").replace(", tombstones=True", "")
+
+
 def expected(count: int = 100) -> list[tuple[int, int, int]]:
     """What version 2 makes of so many records in each of two partitions."""
     return [(n + partition * 1000, 2 * n, n) for partition in (0, 1) for n in range(count)]

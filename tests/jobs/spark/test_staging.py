@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from jobs.spark.orders import BEHIND_COMMIT, DATABASE, DEPLOYED, IN_A_ROW, expected
+from jobs.spark.orders import BEHIND_COMMIT, DATABASE, DEPLOYED, IN_A_ROW, appending, expected
 from seekpoint.errors import ConfigError, RangeLost, ReloadOver, ReloadRefused, TopicRecreated
 from seekpoint.jobs.frames import frame_stager
 from seekpoint.jobs.frames.frame_stager import FrameStager
@@ -132,6 +132,23 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_counts_twice(
     assert rows == [(len(tasks) + (source == BEHIND_COMMIT),)]
     staged_job.reload.run(driver)
     assert staged_job.orders_group.rows() == expected()
+
+
+@pytest.mark.long("some of its cases take seconds")
+@pytest.mark.parametrize("source", [IN_A_ROW, BEHIND_COMMIT], ids=["in mid-transaction", "behind its commit"])
+def test_of_a_table_that_tasks_write_directly_a_killed_worker_leaves_no_row_twice(
+    job: Callable[..., Job], orders_group: OrdersGroup, tmp_path: Path, source: str
+) -> None:
+    orders_group.execute("CREATE TABLE {schema}.plain (id bigint, amount bigint, at bigint)")
+    staged_job = job(appending(source))
+    driver = staged_job.reload.open(strategy="swap")
+    assert driver.plan == (f"{orders_group.schema}.plain: tasks write its rebuilt table directly",)
+    staged_job.reload.stage(driver)
+    assert (tmp_path / "marker").exists(), "no process was killed"
+    places = orders_group.execute("SELECT partition, from_offset, to_offset FROM {schema}.reload_staged ORDER BY 1, 2")
+    assert places == [(n, start, end) for n in (0, 1) for start, end in ((0, 40), (40, 80), (80, 100))]
+    staged_job.reload.run(driver)
+    assert orders_group.rows("plain") == expected()
 
 
 @pytest.mark.long

@@ -16,6 +16,7 @@ from seekpoint.jobs.reload.other_topics import of_other_topics, of_sources, othe
 from seekpoint.jobs.reload.rewind import ending_at
 from seekpoint.jobs.reload.wait_at_opening import of_wait
 from seekpoint.jobs.staging.compaction import of_compaction
+from seekpoint.jobs.staging.direct import ways
 from seekpoint.jobs.staging.distance import Key, beyond
 from seekpoint.jobs.tables.dependencies import notes, of_inheritance, prefix_of, ties, unidentified
 from seekpoint.jobs.tables.targets import COMPARED, PipelineSource, Target, resolve, targets
@@ -78,6 +79,7 @@ def open_run(
         tx.add_positions(run, [position_of(row, end=row.next_offset) for row in ending_at(offsets, ends or {})])
         driver = Driver(runs.engine, runs.schema, run_of(tx.execute(RELOAD_RUN["get_run"], run=run).one()), runs.limits)
         driver.notes = tuple(notes(tx.connection, tables)) if strategy == "merge" else ()
+        driver.plan = () if of_frames else tuple(ways(tx.connection, tables, sources))
         return driver
 
 

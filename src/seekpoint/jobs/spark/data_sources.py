@@ -121,5 +121,5 @@ class StagingSource(MessageSource):
             run, kafka = UUID(plan["run"]), resolved(plan["kafka"])
             for group, carried in task_:
                 pipeline, range_ = import_pipeline(plan["pipelines"][group], load_pipeline), range_of(carried)
-                stage_range(engine, plan["schema"], kafka, run, pipeline=pipeline, range_=range_)
-                yield group, *range_.partition, range_.start
+                staged = stage_range(engine, plan["schema"], kafka, run, pipeline=pipeline, range_=range_)
+                yield group, *staged.partition, staged.start

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
@@ -15,7 +15,17 @@ from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.tables.constraints import may_be_refused
 from seekpoint.jobs.tables.create_like import make_like
 from seekpoint.jobs.tables.sql_templates import name, names, run
-from seekpoint.jobs.tables.staging_schema import KEY, LINE, MISSING, OFFSET, ROWS, Staging, unlogged
+from seekpoint.jobs.tables.staging_schema import (
+    KEY,
+    LINE,
+    MISSING,
+    OFFSET,
+    ROWS,
+    Staging,
+    remember_columns,
+    remembered_columns,
+    unlogged,
+)
 from seekpoint.jobs.tables.sums import sums
 from seekpoint.jobs.tables.targets import Path, Target, aimed
 from seekpoint.pipeline.pipeline import Pipeline
@@ -31,11 +41,20 @@ class AttemptSink(Sink, SinkWriter):
 
     With ``places`` each row also gets its offset and line; tombstones of an Upsert go to a separate table, and its rows
     with missing values to another. Without ``places``, the rows of an Accumulate are aggregated by key. With ``keys``
-    each row gets a digest of its record's key.
+    each row gets a digest of its record's key. ``is_direct``: the first table is the rebuilt one.
     """
 
-    def __init__(self, sink: Any, tables: Sequence[Path], target: Target, *, places: bool, keys: bool) -> None:
-        self._target = target
+    def __init__(
+        self,
+        sink: Any,
+        tables: Sequence[Path],
+        target: Target,
+        *,
+        places: bool = False,
+        keys: bool = False,
+        is_direct: bool = False,
+    ) -> None:
+        self._target, self._is_direct = target, is_direct
         self._sink, self._writer = sink, sink.writer()
         self._raw, self._tombstones, self._partials = tables
         self._dedupes, self._places, self._keys = isinstance(sink, Upsert), places, keys
@@ -99,10 +118,22 @@ class AttemptSink(Sink, SinkWriter):
         """Rows of :meth:`value_rows`, with their offsets if ``places`` is set."""
         return [(*row, offset, 0) for row, offset in zip(rows, offsets_of(raw), strict=True)] if self._places else rows
 
-    def aggregate(self, connection: Connection) -> None:
+    def finish(self, connection: Connection) -> None:
+        """Aggregate the sums, and store the columns that were written; the driver has stored those of a rebuilt table.
+
+        Raises ReloadRefused if they are others, because the code has changed since.
+        """
+        if self._target.sums is not None and not self._places:
+            self._aggregate(connection)
+        if not self._is_direct:
+            remember_columns(connection, self._raw, self.columns)
+        elif self.columns is not None:
+            known = remembered_columns(connection, self._raw) or ()
+            if set(known) != set(self.columns):
+                raise different_columns(self._target, [known, self.columns])
+
+    def _aggregate(self, connection: Connection) -> None:
         """Aggregate the written rows by key: in the tasks, because they run in parallel."""
-        if self._target.sums is None or self._places:
-            return
         aggregated = (self._raw[0], f"{self._raw[1]}_sums")
         run(
             connection,
@@ -155,6 +186,14 @@ class AttemptSink(Sink, SinkWriter):
         return (KEY,) if self._keys else ()
 
 
+def different_columns(target: Target, variants: Iterable[Sequence[str]]) -> ReloadRefused:
+    """The error that ends a run whose tasks wrote different columns of one table."""
+    which = " and ".join(", ".join(columns) for columns in variants)
+    return ReloadRefused(
+        [f"{target.name}: tasks or sinks wrote different columns, {which}: name them with columns=[...]"]
+    )
+
+
 def _like(row: Row, wider: Row) -> Row:
     """The wider row as the class of ``row``: one of _OTHERS, or a tuple."""
     kind = type(row)
@@ -197,15 +236,21 @@ def attempt_sinks(
     targets: Sequence[Target],
     *,
     rebuilds: bool,
+    direct: Mapping[str, Path],
 ) -> list[AttemptSink]:
     """Create the tables of this attempt, and aim the pipeline's sinks at them; ``targets`` are its live tables.
 
-    ``rebuilds``: the run rebuilds whole tables, so sinks with ``compacted=True`` need the records' keys.
+    ``rebuilds``: the run rebuilds whole tables, so sinks with ``compacted=True`` need the records' keys. ``direct`` are
+    rebuilt tables, by the live one's name, that their sinks write instead.
     """
     live = {feed.number: target for target in targets for feed in target.feeds}
     sinks = []
     is_refusing = may_be_refused(connection, pipeline, targets)
     for number, sink in enumerate(pipeline.sinks):
+        if (rebuilt := direct.get(live[number].name)) is not None:
+            aimed_sink: Any = aimed(sink, rebuilt)  # type: ignore[arg-type]
+            sinks.append(AttemptSink(aimed_sink, (rebuilt,) * 3, live[number], is_direct=True))
+            continue
         raw, tombstones = staging.attempt_rows(attempt, number), staging.attempt_deletes(attempt, number)
         partials = staging.attempt_partials(attempt, number)
         places = is_refusing or pipeline.keep_key_order or isinstance(sink, Upsert)
@@ -218,7 +263,7 @@ def attempt_sinks(
             _make_tombstones(connection, live[number], sink, tombstones, keys=keys)
             if sink.changes:
                 _make_partials(connection, live[number], sink, partials)
-        aimed_sink: Any = aimed(sink, raw)  # type: ignore[arg-type]
+        aimed_sink = aimed(sink, raw)  # type: ignore[arg-type]
         tables = raw, tombstones, partials
         sinks.append(AttemptSink(aimed_sink, tables, live[number], places=places, keys=keys))
     return sinks

@@ -1,4 +1,7 @@
-"""Builds one table from the staged attempts: chooses one attempt per offset, checks, dedupes, and builds indexes."""
+"""Builds one table from the staged attempts: chooses one attempt per offset, checks, dedupes, and builds indexes.
+
+A table that tasks have written directly is only checked and indexed.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.jobs.staging.constraint_rejects import Rejects, refused_records
+from seekpoint.jobs.staging.direct import end_writers
 from seekpoint.jobs.staging.distance import require_topics
-from seekpoint.jobs.staging.stage import Staged, Stager, Task, all_staged
+from seekpoint.jobs.staging.stage import Staged, Stager, Task, all_staged, direct_tables, make_rebuilt
 from seekpoint.jobs.staging.staged_rows import StagedRows
 from seekpoint.jobs.tables.constraints import check_references, references
-from seekpoint.jobs.tables.create_like import make_like
 from seekpoint.jobs.tables.indexes import indexes
 from seekpoint.jobs.tables.sql_templates import Statements, name, rows, run
 from seekpoint.jobs.tables.staging_schema import Staging, remember_columns
@@ -91,22 +94,31 @@ def _tasks(position: StagedPosition, start: int, end: int, width: int) -> Iterab
 
 
 def stage_missing(driver: Driver, stager: Stager, width: int, progress: Progress, *, run: Run | None = None) -> None:
-    """Stage the missing ranges, with a heartbeat after each; ``run`` is passed to the stager."""
-    with driver.step("staging") as tx:
-        left = coverage(tx, width).missing
-        total = sum(position.end_offset - position.first_offset for position in tx.positions())
-    done = total - sum(task.range.records_at_most for task in left)
-    progress("staging", done, total)
-    for staged in stager.stage(run or driver.run, left):
-        done += staged.end - staged.start
+    """Stage the missing ranges, with a heartbeat after each; ``run`` is passed to the stager.
+
+    Ranges are planned again if an attempt of another width, of a driver before this one, was recorded meanwhile.
+    """
+    before: tuple[Task, ...] | None = None
+    while True:
+        with driver.step("staging") as tx:
+            left = coverage(tx, width).missing
+            total = sum(position.end_offset - position.first_offset for position in tx.positions())
+        if before is not None and left in ((), before):
+            return
+        before = left
+        done = total - sum(task.range.records_at_most for task in left)
         progress("staging", done, total)
-        driver.heartbeat()
+        for staged in stager.stage(run or driver.run, left):
+            done += staged.end - staged.start
+            progress("staging", done, total)
+            driver.heartbeat()
 
 
 def consolidate(driver: Driver, sources: Sequence[PipelineSource]) -> None:
     """Insert the staged rows into one table per target and advance the run's positions, in one transaction.
 
-    Raises ReloadRefused if a range is missing, or an attempt's table does not have the rows that it reported.
+    Tables that tasks have written directly are only checked. Raises ReloadRefused if a range is missing, or a table
+    does not have the rows that tasks reported.
     """
     with driver.step("staging") as tx:
         staging = Staging(tx.run.staging_schema)
@@ -115,9 +127,13 @@ def consolidate(driver: Driver, sources: Sequence[PipelineSource]) -> None:
             raise ReloadRefused([f"{done.missing[0].range} was not staged: open another run"])
         check_dead_letters(tx, staging, done)
         staged = StagedRows(tx.connection, staging, sources, done.chosen)
+        direct = direct_tables(tx, staging, tx.run.groups)
         for target in targets(tx.connection, sources):
             table = staging.table(target)
-            make_like(tx.connection, table, target.path, prefix=target.staged, replaces=tx.run.strategy == "swap")
+            if target.name in direct:
+                staged.check_direct(target, table)
+                continue
+            make_rebuilt(tx, staging, target)
             staged.check(target)
             staged.check_keys(target)
             staged.insert(target, table)
@@ -154,9 +170,12 @@ def index(driver: Driver, sources: Sequence[PipelineSource], kafka: Mapping[str,
         tables = targets(tx.connection, sources)
         staged = StagedRows(tx.connection, staging, sources, coverage(tx).chosen)
         rejects = Rejects(driver.engine, sources, kafka)
-        _take_out(tx, staging, tables, staged, rejects.block(tx, staging))
+        direct = direct_tables(tx, staging, tx.run.groups)
+        end_writers(tx.connection, list(direct.values()))
+        copied = [target for target in tables if target.name not in direct]
+        _take_out(tx, staging, copied, staged, rejects.block(tx, staging))
         while bad := _refused(tx, staging, tables, staged):
-            _take_out(tx, staging, tables, staged, rejects.put(tx, staging, bad))
+            _take_out(tx, staging, copied, staged, rejects.put(tx, staging, bad))
         for target in tables:
             if tx.run.strategy != "swap":
                 check_references(tx.connection, staging, target, references(tx.connection, staging, target, tables))

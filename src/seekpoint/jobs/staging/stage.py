@@ -1,7 +1,8 @@
 """Staging: writes the rows of a range of the log to separate tables, in one transaction per attempt.
 
-Any process may stage a range, any number of times. Each attempt writes new tables and records itself in the same
-transaction, whose last statement checks that the run still accepts rows. The driver decides which attempts count.
+Any process may stage a range, any number of times. Each attempt writes new tables, and records itself at the end of the
+same transaction, if the run still accepts rows. The driver decides which attempts count. A rebuilt table that tasks
+write directly has the rows of every recorded attempt, so an attempt is only recorded if it overlaps no other.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from sqlalchemy.dialects import postgresql
 from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.export import ArchivedReader
 from seekpoint.jobs.staging.attempt_tables import attempt_sinks
+from seekpoint.jobs.staging.direct import why_copied
 from seekpoint.jobs.staging.lost_ranges import Lost, Reset, Span, not_applied
 from seekpoint.jobs.staging.savepoints import LeftOut, RecordWriter, WriteResult, nothing_left_out
 from seekpoint.jobs.staging.task_errors import make_task_errors
+from seekpoint.jobs.tables.constraints import expected_columns
+from seekpoint.jobs.tables.create_like import make_like
 from seekpoint.jobs.tables.sql_templates import rows, run
 from seekpoint.jobs.tables.staging_schema import UNLOGGED, Staging, is_there, of_partition, remember_columns, unlogged
-from seekpoint.jobs.tables.targets import PipelineSource, aimed_pipeline, require_no_handler, targets
+from seekpoint.jobs.tables.targets import Path, PipelineSource, Target, aimed_pipeline, require_no_handler, targets
 from seekpoint.kafka.ranges import Piece, Range
 from seekpoint.ledger.dead_letters import insert_parameters
 from seekpoint.ledger.schema_connection import SchemaConnection
@@ -35,7 +39,7 @@ from seekpoint.pipeline.sink import RowRefused
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.postgres.sqlstates import is_data_error
 from seekpoint.records import NewDeadLetter, Partition, RawRecord
-from seekpoint.runs.run import CRASH_CHECK, Driver, Run, Tx, run_of, transaction
+from seekpoint.runs.run import CRASH_CHECK, Driver, Run, Step, Tx, run_of, transaction
 
 Ranges = Mapping[Partition, tuple[UUID, int, int]]
 """Topic id, first offset, and the offset after the last."""
@@ -57,7 +61,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A committed attempt. ``attempt`` is the prefix of its tables; ``rows`` counts their rows by sink."""
+    """A committed attempt. ``attempt`` is the prefix of its tables; ``rows`` counts its rows by sink."""
 
     attempt: str
     group: str
@@ -76,9 +80,12 @@ class Staged:
 
 def all_staged(tx: Tx, run_id: UUID) -> Iterator[Staged]:
     """The committed attempts of a run, partition by partition, ordered by first offset."""
-    for row in tx.execute(RELOAD_RUN["staged"], run=run_id):
-        _, attempt, group, topic, number, *rest, _ = tuple(row)
-        yield Staged(attempt, group, Partition(topic, number), *rest)
+    yield from map(_staged_of, tx.execute(RELOAD_RUN["staged"], run=run_id))
+
+
+def _staged_of(row: Row[Any]) -> Staged:
+    _, attempt, group, topic, number, *rest, _ = tuple(row)
+    return Staged(attempt, group, Partition(topic, number), *rest)
 
 
 class Stager(Protocol):
@@ -100,7 +107,7 @@ def begin_staging(driver: Driver, sources: Sequence[PipelineSource]) -> None:
         staging.lost.create(tx.connection)
         _make_dead_letters(tx, staging)
         make_task_errors(tx, staging.schema)
-        remember_writes(tx, staging.schema, sources)
+        _remember_writes(tx, staging, sources, _make_direct(tx, staging, sources))
         positions = tx.positions()
         for source in sources:
             ranges = {
@@ -117,6 +124,26 @@ def begin_staging(driver: Driver, sources: Sequence[PipelineSource]) -> None:
             if lost:
                 tx.connection.execute(insert(staging.lost), lost)
         driver.transition(tx, "staging")
+
+
+def _make_direct(tx: Step, staging: Staging, sources: Sequence[PipelineSource]) -> dict[str, str]:
+    """Create the rebuilt tables that tasks write directly; returns their names, by the live table's."""
+    if tx.run.strategy in BATCHES or tx.run.is_of_frames:
+        return {}
+    tables = targets(tx.connection, sources)
+    direct = [target for target in tables if why_copied(tx.connection, target, tables, sources) is None]
+    for target in direct:
+        make_rebuilt(tx, staging, target)
+        first = target.feeds[0]
+        columns = expected_columns(first.sink, sources[first.source].pipeline)
+        remember_columns(tx.connection, staging.table(target), columns)
+    return {target.name: target.staged for target in direct}
+
+
+def make_rebuilt(tx: Step, staging: Staging, target: Target) -> None:
+    """Create the rebuilt table, without indexes."""
+    replaces = tx.run.strategy == "swap"
+    make_like(tx.connection, staging.table(target), target.path, prefix=target.staged, replaces=replaces)
 
 
 def _make_dead_letters(tx: Tx, staging: Staging) -> None:
@@ -208,14 +235,18 @@ def stage_range(
     """Stage one range of the pipeline's group: decode its records and write their rows to tables of this attempt.
 
     One transaction writes the rows and stores the returned value in ``reload_staged``. It may be repeated, also
-    concurrently. A single sink's rows go through one COPY; if the database refuses a row, the range is read again and
+    concurrently: of a group with a table that tasks write directly, only the first attempt is stored, and the others
+    return it. A single sink's rows go through one COPY; if the database refuses a row, the range is read again and
     written in parts to find it. Raises ReloadOver if the run is not staging, ReloadRefused for a record that ends the
     run, and the errors of reading the range.
     """
 
     def attempt(write: Callable[[RecordWriter, Iterable[Piece], LeftOut], WriteResult]) -> Staged:
-        with transaction(engine, schema) as tx:
-            return _attempt(tx, kafka, run_id, pipeline, range_, write=write)
+        try:
+            with transaction(engine, schema) as tx:
+                return _attempt(tx, kafka, run_id, pipeline, range_, write=write)
+        except _AlreadyStaged as other:
+            return other.staged
 
     if len(pipeline.sinks) == 1:
         try:
@@ -245,7 +276,10 @@ def _attempt(
     require_code(tx, now, [PipelineSource("", pipeline)])
     attempt = new_attempt(range_)
     rebuilds = now.strategy not in BATCHES
-    sinks = attempt_sinks(tx.connection, staging, attempt, pipeline, tables, rebuilds=rebuilds)
+    direct = direct_tables(tx, staging, [pipeline.group])
+    if direct:
+        _begin_direct(tx, run_id, pipeline.group, range_, direct.values())
+    sinks = attempt_sinks(tx.connection, staging, attempt, pipeline, tables, rebuilds=rebuilds, direct=direct)
     left_out = left_out_of(tx.connection, staging, pipeline.group, range_)
     writing = aimed_pipeline(pipeline, sinks)
     if now.strategy == "reprocess":  # the group's position is past a failing record, so a worker would not stop
@@ -255,13 +289,43 @@ def _attempt(
     pieces = with_edits(ArchivedReader.of(kafka, now.archive, tx.connection.engine).read(range_), edits)
     result = write(writer, pieces, left_out)
     keep_dead_letters(tx, staging, pipeline, result.dead_letters, {range_.partition.topic: range_.topic_id})
-    for number, sink in enumerate(sinks):
-        sink.aggregate(tx.connection)
-        remember_columns(tx.connection, staging.attempt_rows(attempt, number), sink.columns)
+    for sink in sinks:
+        sink.finish(tx.connection)
     counts = range_.start, range_.end, result.applied, list(result.rows), len(result.dead_letters)
     staged = Staged(attempt, pipeline.group, range_.partition, *counts)
-    store_attempt(tx, run_id, staged)
+    store_attempt(tx, run_id, staged, is_alone=bool(direct))
     return staged
+
+
+class _AlreadyStaged(Exception):  # noqa: N818 -- no error: the other attempt counts
+    """Another attempt at offsets of the range is recorded: the rows of this one are rolled back."""
+
+    def __init__(self, staged: Staged) -> None:
+        super().__init__(staged)
+        self.staged = staged
+
+
+def _begin_direct(tx: Tx, run_id: UUID, group: str, range_: Range, tables: Collection[Path]) -> None:
+    """Lock the rebuilt tables, and check the run after that.
+
+    A task whose lock the driver does not find after the staging thus ends here, before it writes.
+    """
+    for table in sorted(tables):
+        run(tx.connection, "LOCK TABLE {table} IN ROW EXCLUSIVE MODE", table=table)
+    staging_run(tx, run_id)
+    _require_alone(tx, _offsets(run_id, group, range_.partition, range_.start, range_.end))
+
+
+def _offsets(run_id: UUID, group: str, partition: Partition, start: int, end: int) -> dict[str, Any]:
+    """The offsets of an attempt as parameters of a statement."""
+    where = {"run": run_id, "group": group, "topic": partition.topic, "partition": partition.number}
+    return where | {"from_offset": start, "to_offset": end}
+
+
+def _require_alone(tx: Tx, offsets: Mapping[str, Any]) -> None:
+    """Raise _AlreadyStaged if an attempt at some of these offsets is recorded."""
+    for row in tx.execute(RELOAD_RUN["overlapping"], **offsets):
+        raise _AlreadyStaged(_staged_of(row))
 
 
 def new_attempt(range_: Range) -> str:
@@ -278,16 +342,29 @@ def staging_run(tx: Tx, run_id: UUID, states: Collection[str] = STAGING) -> Run:
     return run_of(row)
 
 
-def store_attempt(tx: Tx, run_id: UUID, staged: Staged, states: Sequence[str] = STAGING) -> None:
-    """Record an attempt at a range, at the end of the transaction that wrote its rows. Raises ReloadOver."""
+def store_attempt(
+    tx: Tx, run_id: UUID, staged: Staged, states: Sequence[str] = STAGING, *, is_alone: bool = False
+) -> None:
+    """Record an attempt at a range, at the end of the transaction that wrote its rows. Raises ReloadOver.
+
+    ``is_alone``: raises _AlreadyStaged if it overlaps an attempt that is recorded. The run's row is locked before the
+    position, as by the driver.
+    """
+    require_staging(tx, run_id, states)
+    if is_alone:
+        offsets = _offsets(run_id, staged.group, staged.partition, staged.start, staged.end)
+        if tx.execute(RELOAD_RUN["lock_range"], **offsets).one_or_none() is None:
+            raise ConfigError(
+                f"{staged.partition} [{staged.start}, {staged.end}) is outside of what run {run_id} stages"
+            )
+        _require_alone(tx, offsets)
     values = (run_id, staged.attempt, staged.group, *staged.partition, staged.start, staged.end, staged.records,
               list(staged.rows), staged.dead_letters)  # fmt: skip
     tx.execute(RELOAD_RUN["insert_staged"], [dict(zip(reload_staged.columns.keys(), values, strict=False))])
-    require_staging(tx, run_id, states)
 
 
 def require_staging(tx: Tx, run_id: UUID, states: Sequence[str] = STAGING) -> None:
-    """The last statement of a staging transaction. Raises ReloadOver if the run no longer accepts rows."""
+    """Keep the run's state until a staging transaction ends. Raises ReloadOver if the run no longer accepts rows."""
     if tx.execute(RELOAD_RUN["guard"], run=run_id, states=list(states)).one_or_none() is None:
         raise ReloadOver(f"run {run_id} continued while these rows were staged, and does not keep them")
 
@@ -301,7 +378,7 @@ def require_code(tx: Tx, run_: Run, sources: Sequence[PipelineSource]) -> None:
     for source in sources:
         group, version = source.group, source.pipeline.version
         written = {target.name for target in targets(tx.connection, [source])}
-        theirs = writes_of(tx, run_.staging_schema, group) or (set(run_.tables) if len(wanted) == 1 else written)
+        theirs = _writes_of(tx, run_.staging_schema, group) or (set(run_.tables) if len(wanted) == 1 else written)
         if wanted.get(group) != version:
             has = " and ".join(f"group {name!r} with handler version {number}" for name, number in wanted.items())
             what = f"is of {has}, and the code of this process is version {version} of {group!r}"
@@ -341,26 +418,33 @@ def left_out_of(connection: Connection, staging: Staging, group: str, range_: Ra
 _WRITES = "writes"  # a table that lists each group's tables: a task knows only its own pipeline
 
 
-def remember_writes(tx: Tx, staging_schema: str, sources: Sequence[PipelineSource]) -> None:
-    """Store which tables the driver's code writes, by group."""
-    table = (staging_schema, _WRITES)
+def _remember_writes(tx: Tx, staging: Staging, sources: Sequence[PipelineSource], rebuilt: Mapping[str, str]) -> None:
+    """Store which tables the driver's code writes, by group, with the ``rebuilt`` ones that tasks write directly."""
+    table = (staging.schema, _WRITES)
     run(
         tx.connection,
-        "CREATE {unlogged} TABLE {table} (consumer_group text, table_name text, "
+        "CREATE {unlogged} TABLE {table} (consumer_group text, table_name text, rebuilt text, "
         "PRIMARY KEY (consumer_group, table_name))",
-        unlogged=unlogged(staging_schema),
+        unlogged=unlogged(staging.schema),
         table=table,
     )
     for source in sources:
-        written = sorted(target.name for target in targets(tx.connection, [source]))
-        statement = "INSERT INTO {table} SELECT {group}, unnest({written}::text[])"
-        run(tx.connection, statement, table=table, group=source.group, written=written)
+        for target in targets(tx.connection, [source]):
+            row = {"group": source.group, "name": target.name, "rebuilt": rebuilt.get(target.name)}
+            run(tx.connection, "INSERT INTO {table} VALUES ({group}, {name}, {rebuilt})", table=table, **row)
 
 
-def writes_of(tx: Tx, staging_schema: str, group: str) -> set[str] | None:
-    """The tables that this group writes in the run; None if they are not stored because the run has not begun."""
+def _writes_of(tx: Tx, staging_schema: str, group: str) -> set[str]:
+    """The tables that this group writes in the run; empty if they are not stored because the run has not begun."""
     table = (staging_schema, _WRITES)
     if not is_there(tx.connection, table):
-        return None
+        return set()
     statement = "SELECT table_name FROM {table} WHERE consumer_group = {group}"
     return {row[0] for row in rows(tx.connection, statement, table=table, group=group)}
+
+
+def direct_tables(tx: Tx, staging: Staging, groups: Sequence[str]) -> dict[str, Path]:
+    """The rebuilt tables that tasks of these groups write directly, by the live table's name."""
+    statement = "SELECT table_name, rebuilt FROM {table} WHERE rebuilt IS NOT NULL AND consumer_group = ANY ({groups})"
+    found = rows(tx.connection, statement, table=(staging.schema, _WRITES), groups=list(groups))
+    return {name: (staging.schema, rebuilt) for name, rebuilt in found}

@@ -9,9 +9,20 @@ from psycopg import sql as ident
 from sqlalchemy import Connection
 
 from seekpoint.errors import ReloadRefused
+from seekpoint.jobs.staging.attempt_tables import different_columns
 from seekpoint.jobs.staging.stage import Staged
 from seekpoint.jobs.tables.sql_templates import Composable, composed, name, names, rows, run
-from seekpoint.jobs.tables.staging_schema import KEY, LINE, MISSING, OFFSET, PLACE, ROWS, Staging, remembered_columns
+from seekpoint.jobs.tables.staging_schema import (
+    KEY,
+    LINE,
+    MISSING,
+    OFFSET,
+    PLACE,
+    ROWS,
+    Staging,
+    is_there,
+    remembered_columns,
+)
 from seekpoint.jobs.tables.sums import aggregated
 from seekpoint.jobs.tables.targets import Feed, Path, PipelineSource, Target
 from seekpoint.records import Partition
@@ -40,10 +51,7 @@ class StagedRows:
         known = (remembered_columns(self._connection, tables[0]) for _, _, tables in self._of(target))
         variants = {frozenset(columns): columns for columns in known if columns is not None}
         if len(variants) > 1:
-            which = " and ".join(", ".join(columns) for columns in variants.values())
-            raise ReloadRefused(
-                [f"{target.name}: tasks or sinks wrote different columns, {which}: name them with columns=[...]"]
-            )
+            raise different_columns(target, variants.values())
         return next(iter(variants.values()), None)
 
     def insert(self, target: Target, table: Path) -> None:
@@ -63,7 +71,12 @@ class StagedRows:
             )
 
     def placed(self, target: Target) -> Composable:
-        """A query of the rows to insert, with partition, offset and line."""
+        """A query of the rows to insert, with partition, offset and line.
+
+        Raises ReloadRefused if tasks have written the rebuilt table directly.
+        """
+        for _, feed, tables in self._of(target):
+            self._require_own(feed.sink, tables[0])
         columns = self.columns(target) or target.all_columns
         branches = self._branches(target, columns, placed=True)
         if target.dedupes:
@@ -143,6 +156,13 @@ class StagedRows:
                     [f"{'.'.join(tables[0])} has {counted} rows, and its task reported {attempt.rows[feed.number]}"]
                 )
 
+    def check_direct(self, target: Target, table: Path) -> None:
+        """Raise ReloadRefused if a table that tasks have written directly does not have the rows that they reported."""
+        reported = sum(attempt.rows[feed.number] for attempt, feed, _ in self._of(target))
+        [(counted,)] = rows(self._connection, "SELECT count(*) FROM {table}", table=table)
+        if counted != reported:
+            raise ReloadRefused([f"{'.'.join(table)} has {counted} rows, and its tasks reported {reported}"])
+
     def shown(self, target: Target) -> str:
         """The target's name in messages."""
         return target.name
@@ -201,13 +221,17 @@ class StagedRows:
         return ((pairs[0][0], pairs[0][1]), (pairs[0][2], pairs[0][3])) if pairs else None
 
     def remove(self, bad: Collection[tuple[tuple[str, Partition], int]]) -> None:
-        """Delete every row of these records from all tables."""
+        """Delete every row of these records from all tables.
+
+        Raises ReloadRefused if tasks have written one of the rebuilt tables directly.
+        """
         pipelines = {source.group: source.pipeline for source in self._sources}
         for attempt in self._chosen:
             offsets = sorted(
                 offset for place, offset in bad if place == attempt.place and attempt.start <= offset < attempt.end
             )
             for number, sink in enumerate(pipelines[attempt.group].sinks if offsets else ()):
+                self._require_own(sink, self._tables(attempt, number, sink)[0])
                 for table in self._tables(attempt, number, sink):
                     run(
                         self._connection,
@@ -216,6 +240,16 @@ class StagedRows:
                         offset=name(OFFSET),
                         offsets=offsets,
                     )
+
+    def _require_own(self, sink: object, table: Path) -> None:
+        """Raise ReloadRefused if an attempt has no table of this sink, because it has written the rebuilt one."""
+        if not is_there(self._connection, table):
+            why = (
+                f"{sink!r}: a unique index, a foreign key or keep_key_order that came since the staging began refuses "
+                "a row, and tasks have written the rebuilt table without their rows' offsets: abort this run and open "
+                "another one"
+            )
+            raise ReloadRefused([why])
 
     def _of(self, target: Target) -> Iterator[tuple[Staged, Feed, Sequence[Path]]]:
         """The attempts that have rows of the target, with the sink and its tables: rows, tombstones, rows in part."""

@@ -14,7 +14,7 @@ from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.runs.run import values_of
-from seekpoint.sinks.base import ORIGINS
+from seekpoint.sinks.base import ORIGINS, TableSink
 from seekpoint.sinks.catalog import quoted
 
 # Foreign keys from and to the tables, their partitions, and the tables that inherit from them. A key of a partitioned
@@ -143,8 +143,7 @@ def _may_repeat(connection: Connection, target: Target, pipeline: Pipeline) -> b
 def _distinct(target: Target, pipeline: Pipeline) -> list[set[str]]:
     """Columns in which no two rows of an Append can be equal: numbers from a sequence, and the record's origin."""
     sinks = [feed.sink for feed in target.feeds]
-    codecs = pipeline.codecs.items()
-    written = [sink.expected([codec for topic, codec in codecs if sink.takes(topic)]) for sink in sinks]
+    written = [expected_columns(sink, pipeline) for sink in sinks]
     distinct = [
         {column.name}
         for column in target.columns
@@ -154,6 +153,11 @@ def _distinct(target: Target, pipeline: Pipeline) -> list[set[str]]:
     if len(sinks) == 1 and sinks[0].rows_of is None and len(origin) == len(ORIGINS):
         distinct.append(set(origin.values()))
     return distinct
+
+
+def expected_columns(sink: TableSink, pipeline: Pipeline) -> tuple[str, ...] | None:
+    """The columns that the sink will write; None if the first row decides."""
+    return sink.expected([codec for topic, codec in pipeline.codecs.items() if sink.takes(topic)])
 
 
 def breaks(connection: Connection, table: Path, reference: ForeignKey) -> int:

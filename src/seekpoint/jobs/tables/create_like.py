@@ -88,7 +88,7 @@ def make_like(
             sequence = (path[0], f"{prefix}_s{n}")
             _make_sequence(connection, sequence, row.sequences[0], column, replaces=replaces)
             set_default(connection, path, row.column, _drawing_from(row, sequence))
-        elif replaces or not (row.calls or row.sequences or "nextval(" in row.expression):
+        elif replaces or not _is_stateful(row):
             set_default(connection, path, row.column, row.expression)
         else:
             run(connection, "ALTER TABLE {table} ALTER {column} DROP NOT NULL", **column)
@@ -147,6 +147,20 @@ def _identities(connection: Connection, table: Path) -> dict[str, str]:
 
 def _defaults(connection: Connection, table: Path) -> Sequence[Row[Any]]:
     return connection.execute(_DEFAULTS, {"name": quoted(*table)}).all()
+
+
+def drawn_columns(connection: Connection, table: Path) -> list[str]:
+    """The columns whose values depend on the order of the rows: identities, and defaults that draw numbers.
+
+    A default that calls a user's function may draw some.
+    """
+    drawn = [row.column for row in _defaults(connection, table) if _is_stateful(row)]
+    return [*drawn, *_identities(connection, table)]
+
+
+def _is_stateful(row: Row[Any]) -> bool:
+    """Whether the default draws numbers, or calls a user's function."""
+    return bool(row.calls or row.sequences or "nextval(" in row.expression)
 
 
 def _is_drawn(row: Row[Any]) -> bool:

@@ -109,8 +109,9 @@ WHERE NOT swept AND state IN ('verified', 'cut_over', 'aborted', 'failed')
 ORDER BY opened_at;
 
 -- name: guard
--- The last statement of every transaction that stages: a run that has ended accepts no more rows. Tasks of frames stage
--- until the cut-over; for other pipelines the driver reads the log itself after the ranges were staged.
+-- Near the end of every transaction that stages: a run that has ended accepts no more rows, and its state stays until
+-- COMMIT. Tasks of frames stage until the cut-over; for other pipelines the driver itself reads the log once ranges
+-- are staged.
 SELECT 1 FROM seekpoint.reload_run WHERE id = %(run)s AND state = ANY (%(states)s::text[]) FOR SHARE;
 
 -- name: offsets
@@ -225,6 +226,32 @@ INSERT INTO seekpoint.reload_staged
     (run, table_name, consumer_group, topic, partition, from_offset, to_offset, records, row_counts, dead_letters)
 VALUES (%(run)s, %(table_name)s, %(consumer_group)s, %(topic)s, %(partition)s, %(from_offset)s, %(to_offset)s,
         %(records)s, %(row_counts)s::bigint[], %(dead_letters)s);
+
+-- name: lock_range
+-- Locks a partition's position, so that no two attempts at it are recorded at once. No row: the range is not the run's.
+SELECT 1
+FROM seekpoint.reload_position
+WHERE run = %(run)s
+  AND consumer_group = %(group)s
+  AND topic = %(topic)s
+  AND partition = %(partition)s
+  AND first_offset <= %(from_offset)s
+  AND end_offset >= %(to_offset)s
+FOR NO KEY UPDATE;
+
+-- name: overlapping
+-- A separate statement, because a sub-select of lock_range would see the attempts as before the wait.
+SELECT run, table_name, consumer_group, topic, partition, from_offset, to_offset, records, row_counts, dead_letters,
+       staged_at
+FROM seekpoint.reload_staged
+WHERE run = %(run)s
+  AND consumer_group = %(group)s
+  AND topic = %(topic)s
+  AND partition = %(partition)s
+  AND from_offset < %(to_offset)s
+  AND to_offset > %(from_offset)s
+ORDER BY from_offset
+LIMIT 1;
 
 -- name: staged
 SELECT run, table_name, consumer_group, topic, partition, from_offset, to_offset, records, row_counts, dead_letters,

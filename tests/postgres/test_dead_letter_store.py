@@ -146,7 +146,7 @@ def test_a_record_comes_back_as_it_was(new_worker: NewDeadLetterWorker, record: 
     assert (listed.size, listed.topic_id) == (None if record.value is None else len(record.value), worker.topic_id)
     assert listed.failure == FAILURE
     assert (listed.version, listed.dead_lettered_by, listed.replays) == (4, worker.ledger.owner, 0)
-    assert (listed.at, listed.state, listed.is_open) == (Partition("t", 0), State.DEAD_LETTERED, True)
+    assert (listed.topic_partition, listed.state, listed.is_open) == (Partition("t", 0), State.DEAD_LETTERED, True)
     assert (listed.closed_at, listed.closed_by, listed.replayed_at, listed.replay_error) == (None, None, None, None)
 
 

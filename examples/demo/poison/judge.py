@@ -114,18 +114,20 @@ def _check_dead_letters(
         count[id_] += 1
         sent = broken.get(id_)
         if sent is None:
-            verdict.wrong.append(f"{_named(dead_letter)} has a record that was not broken: {dead_letter.error}")
+            verdict.wrong.append(
+                f"dead letter {dead_letter.id_and_place} has a record that was not broken: {dead_letter.error}"
+            )
             continue
         fate = verdict.fates[sent.kind.name]
         fate.error = dead_letter.error
         fate.replayed += dead_letter.state is State.REPLAYED
         verdict.crashing_dead_lettered += sent.kind.crashes and dead_letter.cause is Cause.CRASHED
         if difference := _difference(dead_letter, sent):
-            verdict.wrong.append(f"{_named(dead_letter)} ({sent.kind.name}): {difference}")
+            verdict.wrong.append(f"dead letter {dead_letter.id_and_place} ({sent.kind.name}): {difference}")
         elif dead_letter.is_open or dead_letter.state is State.SKIPPED:
             states[id_] = dead_letter.state
         if complaint := _complaint(dead_letter, sent):
-            verdict.wrong.append(f"{_named(dead_letter)} ({sent.kind.name}): {complaint}")
+            verdict.wrong.append(f"dead letter {dead_letter.id_and_place} ({sent.kind.name}): {complaint}")
     verdict.twice += sum(times - 1 for times in count.values())
     missing = [id_ for id_, sent in broken.items() if sent.kind.cause is not None and id_ not in count]
     verdict.wrong += [f"flight {id_} ({broken[id_].kind.name}) has no dead letter" for id_ in missing]
@@ -167,7 +169,3 @@ def _id_of(dead_letter: DeadLetter) -> int:
     """The flight's true number, from the header that came with it; -1 if that is missing."""
     value = dict(dead_letter.headers).get(ID)
     return int(value) if value is not None and value.isdigit() else -1
-
-
-def _named(dead_letter: DeadLetter) -> str:
-    return f"dead letter {dead_letter.id} ({dead_letter.at} offset {dead_letter.offset})"

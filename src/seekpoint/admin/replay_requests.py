@@ -106,7 +106,7 @@ def plan_replay(ledger: GroupLedger, chosen: Chosen) -> ReplayPlan:
     positions = {position.partition: position for position in ledger.read()}
     planned, dead_letters = [], DeadLetters(ledger)
     for dead_letter in map(without_payload, chosen_dead_letters(dead_letters, chosen)):
-        refusal = replay_refusal(dead_letter, positions.get(dead_letter.at))
+        refusal = replay_refusal(dead_letter, positions.get(dead_letter.topic_partition))
         planned.append(Planned(dead_letter, None if refusal is None else refusal.reason))
     in_order = {topic for topic, declared in (group.declared or {}).items() if declared.get("keep_key_order")}
     ordered = in_key_order(

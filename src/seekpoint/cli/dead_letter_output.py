@@ -89,14 +89,14 @@ def _would(entry: Planned) -> str:
 def print_edited(edited: Edited, *, undo: bool, apply: bool, as_json: bool) -> None:
     """Print the edit, made or planned, with the value that a replay applies."""
     before, is_refused = edited.dead_letter, edited.refusal is not None
-    place = f"{before.id} ({before.at} offset {before.offset})"
     report = as_place(before, refusal=edited.refusal, size=None if edited.value is None else len(edited.value))
     if edited.refusal is not None:
         lines = [f"refused: {masked(edited.refusal)}"]
     else:
         applied = "as the log has it" if undo else "edited"
         lines = [
-            f"{'a replay applies' if apply else 'a replay would apply'} {place} {applied}: {_one_line(edited.value)}",
+            f"{'a replay applies' if apply else 'a replay would apply'} {before.id_and_place} {applied}: "
+            + _one_line(edited.value),
             f"replay it: seekpoint dead-letters replay MODULE:PIPELINE {before.id} --apply"
             if apply
             else "dry run; --apply does it",
@@ -150,7 +150,7 @@ def choices(dead_letter: DeadLetter, group: str, first: DeadLetter | None) -> It
     name = shlex.quote(group)
     back = (
         f"reset the partition to offset {dead_letter.offset} (later records are read again, too): "
-        f"{remedies.reset_to(group, dead_letter.at, dead_letter.offset)}"
+        f"{remedies.reset_to(group, dead_letter.topic_partition, dead_letter.offset)}"
     )
     match dead_letter.state:
         case State.DEAD_LETTERED | State.BLOCKED:
@@ -169,7 +169,8 @@ def choices(dead_letter: DeadLetter, group: str, first: DeadLetter | None) -> It
             yield f"close it without applying it: seekpoint dead-letters discard {dead_letter.id} --reason '…' --apply"
             yield f"keep a copy: seekpoint dead-letters export {name} -o dead-letters.jsonl"
         case State.WAITING:
-            yield f"nothing: the owner of {dead_letter.at} tries it again at {moment(dead_letter.retry_at)}"
+            partition, retry_at = dead_letter.topic_partition, moment(dead_letter.retry_at)
+            yield f"nothing: the owner of {partition} tries it again at {retry_at}"
             yield f"try it now: seekpoint dead-letters replay MODULE:PIPELINE {dead_letter.id} --apply"
             yield f"give it up: seekpoint dead-letters discard {dead_letter.id} --reason '…' --apply"
         case State.SKIPPED:

@@ -61,7 +61,7 @@ from seekpoint.cli.output import answer, cut, moment
 from seekpoint.cli.progress_bar import Shown
 from seekpoint.cli.replay_requests import follow, print_request, request_by_worker
 from seekpoint.errors import ConfigError
-from seekpoint.ledger.dead_letters import OPEN, DeadLetter
+from seekpoint.ledger.dead_letters import OPEN
 from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER
 from seekpoint.records import Cause, State, notes, numbered
 from seekpoint.storage import complete_file
@@ -563,7 +563,7 @@ def _print_summary(summary: Summary, *, as_json: bool) -> None:
             "failed": [as_place(dead_letter, error=error) for dead_letter, error in failed],
             "refused": [as_place(dead_letter, refusal=refusal) for dead_letter, refusal in refused],
         },
-        *(f"failed again: {_place(dead_letter)}: {error}" for dead_letter, error in failed),
+        *(f"failed again: {dead_letter.id_and_place}: {error}" for dead_letter, error in failed),
         *(f"refused: {refusal}" for _, refusal in refused),
         f"{summary.replayed} replayed, {len(failed)} failed again, {len(refused)} refused",
         as_json=as_json,
@@ -589,12 +589,8 @@ def _discarded(outcome: Discarded, *, apply: bool) -> str:
     if outcome.refusal is not None:
         return f"refused: {masked(outcome.refusal)}"
     if apply:
-        return f"discarded: {_place(outcome.dead_letter)}"
-    return f"would be discarded: {_place(outcome.dead_letter)}: {cut(outcome.dead_letter.error)}"
-
-
-def _place(dead_letter: DeadLetter) -> str:
-    return f"{dead_letter.id} ({dead_letter.at} offset {dead_letter.offset})"
+        return f"discarded: {outcome.dead_letter.id_and_place}"
+    return f"would be discarded: {outcome.dead_letter.id_and_place}: {cut(outcome.dead_letter.error)}"
 
 
 def _masked(text: str | None) -> str | None:

@@ -81,9 +81,14 @@ class DeadLetter:
     crashes: int = 0
 
     @property
-    def at(self) -> Partition:
+    def topic_partition(self) -> Partition:
         """The partition of its record."""
         return Partition(self.topic, self.partition)
+
+    @property
+    def id_and_place(self) -> str:
+        """Its id, and its record's partition and offset, for messages."""
+        return f"{self.id} ({self.topic_partition} offset {self.offset})"
 
     @property
     def is_open(self) -> bool:
@@ -109,7 +114,7 @@ class DeadLetter:
         value = self.edited_value if self.is_edited else self.value
         if value is None and (self.is_edited or self.size is not None or self.state is State.SKIPPED):
             why = "its value was not kept" if self.size is None else "its value was not loaded: get(id) loads it"
-            raise ConfigError(f"dead letter {self.id} ({self.at} offset {self.offset}) has no complete record: {why}")
+            raise ConfigError(f"dead letter {self.id_and_place} has no complete record: {why}")
         return RawRecord(
             self.topic,
             self.partition,
@@ -549,14 +554,11 @@ def _record(scope: GroupConnection, action: str, closing: Sequence[DeadLetter], 
     """Record a request in one row, with partition and offsets if all dead letters are of one partition."""
     subject = f"dead letter {closing[0].id}" if len(closing) == 1 else f"{len(closing):,} dead letters"
     span: dict[str, Any] = {}
-    if len({dead_letter.at for dead_letter in closing}) == 1:
+    if len({dead_letter.topic_partition for dead_letter in closing}) == 1:
         offsets = [dead_letter.offset for dead_letter in closing]
-        span = {"partition": closing[0].at, "from_offset": min(offsets), "to_offset": max(offsets) + 1}
+        span = {"partition": closing[0].topic_partition, "from_offset": min(offsets), "to_offset": max(offsets) + 1}
     record_action(scope, action, actor=actor, reason=f"{subject}: {reason}", **span)
 
 
 def _closed(dead_letter: DeadLetter) -> Fenced:
-    return Fenced(
-        f"dead letter {dead_letter.id} ({dead_letter.at} offset {dead_letter.offset}) is no longer open: fetch the "
-        "dead letter again"
-    )
+    return Fenced(f"dead letter {dead_letter.id_and_place} is no longer open: fetch the dead letter again")

@@ -47,7 +47,7 @@ def check_topic(dead_letter: DeadLetter, pipeline: Pipeline) -> None:
 
 def replay_refusal(dead_letter: DeadLetter, position: Position | None) -> Fenced | None:
     """Why a dead letter may not be replayed, by its state and its partition's position; None if it may."""
-    name = _name(dead_letter)
+    name = f"dead letter {dead_letter.id_and_place}"
     if not dead_letter.is_open:
         return closed(dead_letter)
     if position is not None and position.topic_id != dead_letter.topic_id:
@@ -71,29 +71,27 @@ def not_first_of_key(dead_letter: DeadLetter, first: DeadLetter | None) -> Fence
     """The refusal of a dead letter that is not the first of its key."""
     other = "an earlier one of its key" if first is None else f"{first.id} (offset {first.offset})"
     return Fenced(
-        f"{_name(dead_letter)} comes after {other}, and records of one key are applied in order: replay or discard "
-        f"{'that one' if first is None else first.id} first"
+        f"dead letter {dead_letter.id_and_place} comes after {other}, and records of one key are applied in order: "
+        f"replay or discard {'that one' if first is None else first.id} first"
     )
-
-
-def _name(dead_letter: DeadLetter) -> str:
-    return f"dead letter {dead_letter.id} ({dead_letter.at} offset {dead_letter.offset})"
 
 
 def again(dead_letter: DeadLetter) -> Fenced:
     """The refusal of a dead letter that was dead-lettered again after it was seen."""
     time = f"{dead_letter.dead_lettered_at:%Y-%m-%d %H:%M:%S %Z}"
-    return Fenced(f"{_name(dead_letter)} was read again and dead-lettered at {time}: look at it first")
+    return Fenced(
+        f"dead letter {dead_letter.id_and_place} was read again and dead-lettered at {time}: look at it first"
+    )
 
 
 def not_edited(dead_letter: DeadLetter) -> Fenced:
     """The refusal to undo the edit of a dead letter that was not edited."""
-    return Fenced(f"{_name(dead_letter)} is not edited: a replay applies it as the log has it")
+    return Fenced(f"dead letter {dead_letter.id_and_place} is not edited: a replay applies it as the log has it")
 
 
 def closed(dead_letter: DeadLetter) -> Fenced:
     """The refusal to do anything with a dead letter that is not open, with who closed it, when and why."""
-    name = _name(dead_letter)
+    name = f"dead letter {dead_letter.id_and_place}"
     if dead_letter.state is State.SKIPPED:
         return Fenced(
             f"{name} was skipped, and its value is not kept: to apply the record, reset the partition to "

@@ -107,7 +107,7 @@ class ReplayableDeadLetters(GroupDeadLetters):
         planned = []
         for dead_letter in map(without_payload, chosen_dead_letters(self._dead_letters, chosen)):
             check_topic(dead_letter, self.pipeline)
-            refusal = replay_refusal(dead_letter, positions.get(dead_letter.at))
+            refusal = replay_refusal(dead_letter, positions.get(dead_letter.topic_partition))
             planned.append(Planned(dead_letter, None if refusal is None else refusal.reason))
         return in_key_order(self._dead_letters, planned, self._keeps_order)
 
@@ -174,12 +174,15 @@ class ReplayableDeadLetters(GroupDeadLetters):
         """Replay these dead letters, the lowest offsets first, and those that follow them in blocked keys."""
         work = [(*rank(dead_letter), dead_letter) for dead_letter in dead_letters]
         heapify(work)
-        queued = {(dead_letter.at, dead_letter.topic_id, dead_letter.offset) for *_, dead_letter in work}
+        queued = {(dead_letter.topic_partition, dead_letter.topic_id, dead_letter.offset) for *_, dead_letter in work}
         failed_by_key: dict[Key, DeadLetter] = {}
         while work:
             dead_letter = heappop(work)[-1]
             outcome, following = self._replay_one(replayer, dead_letter, reason, failed_by_key)
-            if following is not None and (record := (dead_letter.at, dead_letter.topic_id, following)) not in queued:
+            if (
+                following is not None
+                and (record := (dead_letter.topic_partition, dead_letter.topic_id, following)) not in queued
+            ):
                 queued.add(record)
                 if (follower := open_at(self._dead_letters, dead_letter, following)) is not None:
                     heappush(work, (*rank(follower), without_payload(follower)))

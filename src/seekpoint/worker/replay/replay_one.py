@@ -174,7 +174,12 @@ class Replayer:
             attempt.transaction = as_worker(tx, self._ledger.limits, settings)
             with self._stopwatch:
                 record = decode_record(self._writers, dead_letter.record)
-                write(tx, self._writers, [record], [Span(dead_letter.at, dead_letter.offset, dead_letter.offset + 1)])
+                write(
+                    tx,
+                    self._writers,
+                    [record],
+                    [Span(dead_letter.topic_partition, dead_letter.offset, dead_letter.offset + 1)],
+                )
             if tx.exec_driver_sql(REPLAY["current_transaction"].text).scalar_one() != attempt.transaction:
                 raise HandlerMisuse(
                     "the handler ended the transaction it was lent: what it wrote before may be half done, and "
@@ -188,7 +193,7 @@ class Replayer:
     def _admit(self, tx: Connection, dead_letter: DeadLetter) -> None:
         scope = self._ledger.group_connection(tx)
         check_group(scope.execute(GROUPS["read"]).one(), self._pipeline, while_paused=self._while_paused)
-        position = positions_of(scope, [dead_letter.at], locked=False).get(dead_letter.at)
+        position = positions_of(scope, [dead_letter.topic_partition], locked=False).get(dead_letter.topic_partition)
         if (refusal := replay_refusal(dead_letter, position)) is not None:
             raise refusal
         check_topic(dead_letter, self._pipeline)

@@ -89,7 +89,7 @@ class Retrier(Replayer):
         self._claim = claim
         with suppress(NotWaiting, DeadLetterUnknown):
             if (dead_letter := retry_locked(lambda: self._begin(waiting_record.id), self._stopping)) is not None:
-                partition, attempt = dead_letter.at, dead_letter.attempts + 1
+                partition, attempt = dead_letter.topic_partition, dead_letter.attempts + 1
                 begun = events.SingleRecordAttempt(partition=partition, offset=dead_letter.offset, attempt=attempt)
                 self._announce(begun)
                 try:
@@ -138,9 +138,13 @@ class Retrier(Replayer):
             return
         self._begun.discard(dead_letter.id)
         if outcome.failure is None:
-            self._limits.count_retry(dead_letter.at, self._limits.check_retry(dead_letter.at, None))
+            self._limits.count_retry(
+                dead_letter.topic_partition, self._limits.check_retry(dead_letter.topic_partition, None)
+            )
             attempt = dead_letter.attempts + 1
-            self._announce(events.RetrySucceeded(partition=dead_letter.at, offset=dead_letter.offset, attempt=attempt))
+            self._announce(
+                events.RetrySucceeded(partition=dead_letter.topic_partition, offset=dead_letter.offset, attempt=attempt)
+            )
         else:
             self._announce_end(dead_letter, outcome.failure, self._wait)
 
@@ -175,17 +179,21 @@ class Retrier(Replayer):
         self._counts = None
         if wait is None and counts:
             new = NewDeadLetter(dead_letter.record, failure, State.DEAD_LETTERED)
-            self._counts = self._limits.check_retry(dead_letter.at, new)
+            self._counts = self._limits.check_retry(dead_letter.topic_partition, new)
         self._dead_letters.end_retry(tx, dead_letter, failure, wait, self._pipeline.version)
         if wait is None and keeps_order(self._pipeline, dead_letter):
             self._dead_letters.block_waiting(tx, dead_letter)
 
     def _announce_end(self, dead_letter: DeadLetter, failure: Failure, wait: float | None) -> None:
         self._begun.discard(dead_letter.id)
-        place: dict[str, Any] = {"partition": dead_letter.at, "offset": dead_letter.offset, "key": dead_letter.key}
+        place: dict[str, Any] = {
+            "partition": dead_letter.topic_partition,
+            "offset": dead_letter.offset,
+            "key": dead_letter.key,
+        }
         if wait is None:
             if self._counts is not None:
-                self._limits.count_retry(dead_letter.at, self._counts)
+                self._limits.count_retry(dead_letter.topic_partition, self._counts)
             self._announce(events.DeadLettered(state=State.DEAD_LETTERED, failure=failure, **place))
             return
         place |= {"attempt": failure.attempts, "attempts": self._pipeline.retry.attempts}

@@ -103,7 +103,7 @@ def among(*names: str) -> set[str]:
 DRIVES = (
     *(f"reload_run.{name}" for name in ("insert_run", "insert_position", "insert_staged", "settled_run", "step")),
     *(f"reload_run.{name}" for name in ("take_over", "transition", "diffed", "close", "swept", "gone", "guard")),
-    *("reload_run.advance_positions", "batch.delete_published"),
+    *("reload_run.advance_positions", "reload_run.lock_range", "batch.delete_published"),
     *("export_manifest.insert", "export_manifest.note"),
 )
 # What was stored of records is deleted by the owner alone.
@@ -120,7 +120,7 @@ REFUSED = {
     Role.WRITER: among(
         *DRIVES,
         *DELETES,
-        *("export_manifest.*", "reload_run.positions", "reload_run.staged"),
+        *("export_manifest.*", "reload_run.positions", "reload_run.staged", "reload_run.overlapping"),
         *("batch.last_reprocess", "batch.reprocess_dead_letters", "purge.count_run_dead_letters"),
         *("forget.count_run_dead_letters", "forget.every_run_dead_letter"),
         *("status.lag", "status.lag_of_all", "status.group_status", "status.runs"),

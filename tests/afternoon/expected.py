@@ -40,23 +40,23 @@ class Recomputed:
 
     def _add(self, values: Mapping[str, Any]) -> None:
         self.newest[values["name"]] = (values["n"], values["words"], values["amount"])
-        n, day, at = values["n"], values["day"], values["at"]
-        cents, facts, first_day, last_at, _ = self.sums.get(f"b{n % 7}", (0, 0, day, at, n))
-        self.sums[f"b{n % 7}"] = (cents + values["cents"], facts + 1, min(first_day, day), max(last_at, at), n)
+        n, day, time = values["n"], values["day"], values["at"]
+        cents, facts, first_day, last_at, _ = self.sums.get(f"b{n % 7}", (0, 0, day, time, n))
+        self.sums[f"b{n % 7}"] = (cents + values["cents"], facts + 1, min(first_day, day), max(last_at, time), n)
 
 
 def differences(expected: Iterable[Row], rows: Iterator[Row]) -> dict[str, int]:
     """How many rows are lost, extra (or twice) and different; both are in the order of their first column."""
     counts = {"lost": 0, "extra": 0, "different": 0}
     row = next(rows, None)
-    for wanted in expected:
-        while row is not None and row[0] < wanted[0]:
+    for expected_row in expected:
+        while row is not None and row[0] < expected_row[0]:
             counts["extra"] += 1
             row = next(rows, None)
-        if row is None or row[0] > wanted[0]:
+        if row is None or row[0] > expected_row[0]:
             counts["lost"] += 1
             continue
-        counts["different"] += _exact(row) != _exact(wanted)
+        counts["different"] += _exact(row) != _exact(expected_row)
         row = next(rows, None)
     counts["extra"] += sum(1 for _ in rows) + (row is not None)
     return counts

@@ -188,9 +188,9 @@ def exported(afternoon: Afternoon, spark: SparkSession) -> Iterator[Took]:
     yield Took("export: read back by pandas", monotonic() - began, note=f"{sum(ends):,} records")
     began = monotonic()
     rows = spark.read.parquet(*files).selectExpr("partition", "crc32(coalesce(value, X'')) AS sum").groupBy("partition")
-    found = {row[0]: tuple(row[1:]) for row in rows.agg({"*": "count", "sum": "sum"}).collect()}
-    if found != {n: (ends[n], sums[n]) for n in range(PARTITIONS)}:
-        afternoon.found(f"Spark read {found}, instead of {ends} records with the sums {sums}")
+    totals = {row[0]: tuple(row[1:]) for row in rows.agg({"*": "count", "sum": "sum"}).collect()}
+    if totals != {n: (ends[n], sums[n]) for n in range(PARTITIONS)}:
+        afternoon.found(f"Spark read {totals}, instead of {ends} records with the sums {sums}")
     yield Took("export: read back by Spark", monotonic() - began)
 
 

@@ -18,7 +18,10 @@ from sqlalchemy import Connection, Engine, create_engine, text
 
 from seekpoint import Append, Json, Limits, Pipeline, Upsert, schema
 from seekpoint.admin import Admin, ReplayableDeadLetters
-from seekpoint.jobs.reload import Reload
+from seekpoint.jobs.reload import Driver, Reload, Staged, stage_range
+from seekpoint.jobs.staging.consolidate import coverage
+from seekpoint.jobs.staging.stage import Task
+from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import GroupLedger
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.databases import libpq
@@ -220,6 +223,18 @@ class OrdersGroup:
         """The existing staging schemas of this ledger's runs."""
         there = "SELECT staging_schema FROM {schema}.reload_run WHERE to_regnamespace(staging_schema) IS NOT NULL"
         return [row[0] for row in self.execute(there)]
+
+
+def tasks(driver: Driver, width: int = 40) -> tuple[Task, ...]:
+    """The ranges of a run in the state ``staging`` that no task has staged."""
+    with driver.step("staging") as tx:
+        return coverage(tx, width).missing
+
+
+def stage(reload: Reload, driver: Driver, range_: Range) -> Staged:
+    """Stage one range, as a task does."""
+    pipeline = reload.sources[0].pipeline
+    return stage_range(reload.engine, reload.schema, reload.kafka, driver.run.id, pipeline=pipeline, range_=range_)
 
 
 def doubled(records: Sequence[tuple[str, str | None]], by: int = 2) -> list[tuple[int, int, int]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NotRequired, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, NotRequired, TypeVar, Unpack, overload
 
 from seekpoint.codecs.registry_client import Registry, check, connect
-from seekpoint.codecs.registry_codec import NOTHING, Decode, RegistryCodec, with_context
+from seekpoint.codecs.registry_codec import NOTHING, Decode, RegistryCodec, SchemaOptions, with_context
 from seekpoint.codecs.wire_format import Frames, avro_frame
 from seekpoint.records import RawRecord
 
@@ -14,13 +14,10 @@ T = TypeVar("T")
 V_co = TypeVar("V_co", covariant=True)
 
 
-class _Options(TypedDict):
+class _Options(SchemaOptions):
     """Options that do not change what an Avro codec decodes to."""
 
-    registry: Registry
-    schema: NotRequired[str | None]
     record_name: NotRequired[str | None]
-    options: NotRequired[Mapping[str, Any]]
 
 
 class Avro(RegistryCodec[V_co]):

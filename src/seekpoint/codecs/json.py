@@ -73,13 +73,12 @@ class Json(Generic[V_co]):
     def __init__(self, type: Any = Any, *, tombstones: bool = False) -> None:  # noqa: A002
         self.type = type
         self.tombstones = tombstones
-        if not has_models(type):
+        self.plain: Callable[[bytes], V_co]  # as __call__(), without the cost of a Python call
+        if has_models(type):
+            self.plain = model_decoder(type, _parse)
+        else:
             check_type(type)
-        self.plain: Callable[[bytes], V_co] = (  # as __call__(), without the cost of a Python call
-            model_decoder(type, _parse)
-            if has_models(type)
-            else msgspec.json.Decoder(type, float_hook=json_number).decode
-        )
+            self.plain = msgspec.json.Decoder(type, float_hook=json_number).decode
 
     def __call__(self, data: bytes) -> V_co:
         return self.plain(data)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, NotRequired, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from seekpoint.codecs.json import Json
 from seekpoint.codecs.registry_client import Registry, check, connect
-from seekpoint.codecs.registry_codec import NOTHING, Decode, RegistryCodec, with_context
+from seekpoint.codecs.registry_codec import NOTHING, Decode, RegistryCodec, SchemaOptions, with_context
 from seekpoint.codecs.wire_format import INDIFFERENT, Frames, Short, avro_frame, is_plain, schema_id
 from seekpoint.errors import ConfigError
 from seekpoint.records import RawRecord
@@ -18,14 +18,6 @@ T = TypeVar("T")
 V_co = TypeVar("V_co", covariant=True)
 
 _CHECKING = INDIFFERENT | {"validate"}  # options that do not change the record's JSON
-
-
-class _Options(TypedDict):
-    """Options that do not change what a JsonSchema codec decodes to."""
-
-    registry: Registry
-    schema: NotRequired[str | None]
-    options: NotRequired[Mapping[str, Any]]
 
 
 class JsonSchema(RegistryCodec[V_co]):
@@ -43,13 +35,15 @@ class JsonSchema(RegistryCodec[V_co]):
 
     @overload
     def __init__(
-        self: JsonSchema[T], type: type[T], *, tombstones: Literal[False] = False, **more: Unpack[_Options]
+        self: JsonSchema[T], type: type[T], *, tombstones: Literal[False] = False, **more: Unpack[SchemaOptions]
     ) -> None: ...
     @overload
-    def __init__(self: JsonSchema[T | None], type: type[T], *, tombstones: bool, **more: Unpack[_Options]) -> None: ...
+    def __init__(
+        self: JsonSchema[T | None], type: type[T], *, tombstones: bool, **more: Unpack[SchemaOptions]
+    ) -> None: ...
     @overload
     def __init__(
-        self: JsonSchema[Any], type: None = None, *, tombstones: bool = False, **more: Unpack[_Options]
+        self: JsonSchema[Any], type: None = None, *, tombstones: bool = False, **more: Unpack[SchemaOptions]
     ) -> None: ...
     def __init__(
         self,

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NotRequired, TypedDict, TypeVar
 
 import msgspec
 
@@ -33,6 +33,14 @@ Decode = Callable[[bytes, RawRecord, str], Any]  # from the wire format, its rec
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 OURS = ("schema.id.deserializer",)
 SHORTEST = {0: ID, 1: GUID}  # by its first byte, the length of a header with a schema's id or GUID
+
+
+class SchemaOptions(TypedDict):
+    """Options that do not change what a codec with a reader's schema decodes to."""
+
+    registry: Registry
+    schema: NotRequired[str | None]
+    options: NotRequired[Mapping[str, Any]]
 
 
 class RegistryCodec(ABC, Generic[V_co]):

@@ -17,15 +17,15 @@ from seekpoint import Append
 from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused
 from seekpoint.jobs.reload import Driver, Reload, Staged, stage_range
 from seekpoint.jobs.staging import stage as staging
-from seekpoint.jobs.staging.consolidate import consolidate, coverage, index
-from seekpoint.jobs.staging.stage import Task, begin_staging, store_attempt
+from seekpoint.jobs.staging.consolidate import consolidate, index
+from seekpoint.jobs.staging.stage import begin_staging, store_attempt
 from seekpoint.kafka.ranges import Range
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import Partition
 from seekpoint.runs.run import transaction
 from support.before_cutover import applied_by, settled, staged, started, working
 from support.ledger_worker import backend, wait_until_blocked
-from support.reload_orders import OrdersGroup, of
+from support.reload_orders import OrdersGroup, of, stage, tasks
 from support.reload_process import Reloader
 
 RECORDS = [of(n, n, n) for n in range(120)]
@@ -52,16 +52,6 @@ def begun(group: OrdersGroup, strategy: str = "swap", **options: Any) -> tuple[R
     reload, driver = started(group.reload(pipeline={**PLAIN, **options}), strategy=strategy)
     begin_staging(driver, reload.sources)
     return reload, driver
-
-
-def tasks(driver: Driver, width: int = 40) -> tuple[Task, ...]:
-    with driver.step("staging") as tx:
-        return coverage(tx, width).missing
-
-
-def stage(reload: Reload, driver: Driver, range_: Range) -> Staged:
-    pipeline = reload.sources[0].pipeline
-    return stage_range(reload.engine, reload.schema, reload.kafka, driver.run.id, pipeline=pipeline, range_=range_)
 
 
 def rebuilt(group: OrdersGroup, driver: Driver) -> list[tuple[Any, ...]]:

@@ -10,18 +10,18 @@ import pytest
 
 from seekpoint import Append, Json, Pipeline, Text
 from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused
-from seekpoint.jobs.reload import Driver, Reload, Staged, stage_range
+from seekpoint.jobs.reload import Driver, Reload, stage_range
 from seekpoint.jobs.staging import stage as staging
-from seekpoint.jobs.staging.consolidate import consolidate, coverage, index
+from seekpoint.jobs.staging.consolidate import consolidate, index
 from seekpoint.jobs.staging.local_stager import LocalStager
-from seekpoint.jobs.staging.stage import Task, begin_staging
+from seekpoint.jobs.staging.stage import begin_staging
 from seekpoint.jobs.tables.targets import PipelineSource, sources
 from seekpoint.kafka.ranges import Range
 from seekpoint.pipeline.writers import PipelineWriters
 from seekpoint.records import Partition, State
 from support.before_cutover import reloaded, resume, settled, started
 from support.ledger_worker import backend, wait_until_blocked
-from support.reload_orders import Order, OrderKey, OrdersGroup, doubled, gone, of, pipeline
+from support.reload_orders import Order, OrderKey, OrdersGroup, doubled, gone, of, pipeline, stage, tasks
 
 RECORDS = [of(n % 30, n, n) for n in range(100)] + [gone(4), of(5, 7), gone(6)]
 
@@ -38,22 +38,6 @@ def opened(orders_group: OrdersGroup, **options: Any) -> tuple[Reload, Driver]:
     return reload, driver
 
 
-def tasks(driver: Driver, width: int = 40) -> tuple[Task, ...]:
-    with driver.step("staging") as tx:
-        return coverage(tx, width).missing
-
-
-def stage(reload: Reload, driver: Driver, task: Task) -> Staged:
-    return stage_range(
-        reload.engine,
-        reload.schema,
-        reload.kafka,
-        driver.run.id,
-        pipeline=reload.sources[0].pipeline,
-        range_=task.range,
-    )
-
-
 def staged_rows(orders_group: OrdersGroup, driver: Driver, columns: str = "id, amount, at") -> list[tuple[Any, ...]]:
     return orders_group.execute(f"SELECT {columns} FROM {driver.run.staging_schema}.t0 ORDER BY 1, 2, 3")
 
@@ -63,7 +47,7 @@ def test_ranges_that_were_staged_twice_count_once(orders_group: OrdersGroup) -> 
     reload, driver = begun(orders_group)
     first, second, third = tasks(driver)
     for task in (third, first, second, first, third):
-        stage(reload, driver, task)
+        stage(reload, driver, task.range)
     assert tasks(driver) == ()
     consolidate(driver, reload.sources)
     assert staged_rows(orders_group, driver) == doubled(RECORDS)
@@ -74,7 +58,7 @@ def test_ranges_that_were_staged_twice_count_once(orders_group: OrdersGroup) -> 
 def test_only_what_is_missing_is_staged_again(orders_group: OrdersGroup) -> None:
     reload, driver = begun(orders_group)
     first, second, third = tasks(driver)
-    staged = stage(reload, driver, second)
+    staged = stage(reload, driver, second.range)
     assert (staged.start, staged.end, staged.records, staged.rows, staged.dead_letters) == (40, 80, 40, [40], 0)
     assert tasks(driver) == (first, third)
     assert [(t.range.start, t.range.end) for t in tasks(driver, 1000)] == [(0, 40), (80, 103)]
@@ -122,7 +106,7 @@ def test_the_end_of_a_task_waits_for_the_drivers_step(orders_group: OrdersGroup)
     with ThreadPoolExecutor(1) as pool:
         with driver.step("staging") as tx:
             driver.transition(tx, "staged")
-            late = pool.submit(stage, reload, driver, task)
+            late = pool.submit(stage, reload, driver, task.range)
             wait_until_blocked(orders_group.engine, by=backend(tx.connection))
         with pytest.raises(ReloadOver, match="and does not keep them"):
             late.result(60)
@@ -133,12 +117,12 @@ def test_a_task_that_comes_too_late_keeps_nothing(orders_group: OrdersGroup) -> 
     late = tasks(driver)[0]
     reload.stage(driver)
     with pytest.raises(ReloadOver, match="is indexed: it accepts no more ranges"):
-        stage(reload, driver, late)
+        stage(reload, driver, late.range)
     count = "SELECT count(*) FROM {schema}.reload_staged"
     before = orders_group.execute(count)
     reload.runs.abort(driver.run.id, "a test")
     with pytest.raises(ReloadOver, match="is aborted: it accepts no more ranges"):
-        stage(reload, driver, late)
+        stage(reload, driver, late.range)
     assert orders_group.execute(count) == before
 
 
@@ -157,7 +141,7 @@ def test_the_run_is_asked_again_at_the_end_of_a_task(
 
     monkeypatch.setattr(PipelineWriters, "decode", slow)
     with pytest.raises(ReloadOver, match="continued while these rows were staged, and does not keep them"):
-        stage(reload, driver, task)
+        stage(reload, driver, task.range)
     assert orders_group.execute("SELECT count(*) FROM {schema}.reload_staged") == [(0,)]
     named = "SELECT count(*) FROM pg_tables WHERE schemaname = :schema_ AND tablename LIKE 'r%'"
     assert orders_group.execute(named, schema_=driver.run.staging_schema) == [(0,)]
@@ -278,7 +262,7 @@ def test_of_two_groups_a_task_that_writes_fewer_tables_than_its_own_stages_nothi
 
 def test_a_table_with_other_rows_than_its_task_said_is_refused(orders_group: OrdersGroup) -> None:
     reload, driver = begun(orders_group)
-    staged = [stage(reload, driver, task) for task in tasks(driver)]
+    staged = [stage(reload, driver, task.range) for task in tasks(driver)]
     orders_group.execute(f"DELETE FROM {driver.run.staging_schema}.{staged[1].attempt}_0 WHERE id = 11")
     with pytest.raises(ReloadRefused, match="rows, and its task reported 40"):
         consolidate(driver, reload.sources)
@@ -315,7 +299,7 @@ def test_a_record_that_fails_in_one_attempt_alone_is_no_row_and_dead_letter_at_o
     (task,) = tasks(driver)
     for number, fails[0] in (("f", True), ("0", False)):
         monkeypatch.setattr(staging, "uuid4", lambda number=number: UUID(number * 32))
-        assert stage(reload, driver, task).dead_letters == fails[0]
+        assert stage(reload, driver, task.range).dead_letters == fails[0]
     with pytest.raises(ReloadRefused, match="1 records failed in any attempt at their range, and 0 in the chosen"):
         consolidate(driver, reload.sources)
 
@@ -325,7 +309,7 @@ def test_the_newest_row_of_a_key_is_found_by_the_sinks_own_column(orders_group: 
     reload, driver = begun(orders_group, records, sink={"order_by": "at", "tombstone": None})
     assert orders_group.rows() == [(1, 5, 50), (2, 8, 10)]
     for task in tasks(driver, 1):
-        stage(reload, driver, task)
+        stage(reload, driver, task.range)
     consolidate(driver, reload.sources)
     assert staged_rows(orders_group, driver) == [(1, 10, 50), (2, 16, 10)]
 
@@ -348,7 +332,7 @@ def test_dead_letters_stay_out_until_they_are_replayed(orders_group: OrdersGroup
 
     reload, driver = opened(orders_group, **options)
     for task in tasks(driver):
-        stage(reload, driver, task)
+        stage(reload, driver, task.range)
     consolidate(driver, reload.sources)
     assert staged_rows(orders_group, driver, "topic_offset, id, amount") == [
         (0, 1, 2),
@@ -394,7 +378,7 @@ def test_what_the_new_code_cannot_apply_goes_to_the_run(orders_group: OrdersGrou
     options = {"on_poison": on_poison, "kind": "append"}
     orders_group.execute("ALTER TABLE {schema}.entries ADD CHECK (amount NOT IN (38, 1800))")
     reload, driver = begun(orders_group, records, **options)
-    done = [stage(reload, driver, task) for task in tasks(driver)]
+    done = [stage(reload, driver, task.range) for task in tasks(driver)]
     assert [(s.records, s.dead_letters) for s in done] == [(19, 4)]
     kept = f"SELECT record_offset, cause, state, value IS NULL FROM {driver.run.staging_schema}.dead_letter ORDER BY 1"
     state, is_bare = ("dead_lettered", False) if on_poison == "dead_letter" else ("skipped", True)

@@ -446,5 +446,5 @@ def _writes_of(tx: Tx, staging_schema: str, group: str) -> set[str]:
 def direct_tables(tx: Tx, staging: Staging, groups: Sequence[str]) -> dict[str, Path]:
     """The rebuilt tables that tasks of these groups write directly, by the live table's name."""
     statement = "SELECT table_name, rebuilt FROM {table} WHERE rebuilt IS NOT NULL AND consumer_group = ANY ({groups})"
-    found = rows(tx.connection, statement, table=(staging.schema, _WRITES), groups=list(groups))
-    return {name: (staging.schema, rebuilt) for name, rebuilt in found}
+    tables = rows(tx.connection, statement, table=(staging.schema, _WRITES), groups=list(groups))
+    return {name: (staging.schema, rebuilt) for name, rebuilt in tables}

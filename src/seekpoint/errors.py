@@ -4,7 +4,7 @@
 
     SeekpointError
     ├── ConfigError             the declaration or the configuration contradicts itself
-    │   └── HandlerMisuse       a handler committed, closed or broke the transaction it was lent
+    │   └── HandlerMisuse       a handler committed, closed or broke its transaction
     ├── SchemaMismatch          the ledger's tables are missing, older or newer than this library
     ├── Fenced                  the claim or the position is not the expected one: nothing was written
     ├── HandlerOutdated         the group is at a newer handler version

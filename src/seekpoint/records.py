@@ -23,7 +23,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Partition(NamedTuple):
-    """One partition of one topic; sorts by topic, then number: the order in which rows are locked."""
+    """One partition of one topic; sorts by topic, then number, which is the order of row locks."""
 
     topic: str
     number: int
@@ -61,7 +61,7 @@ class Record(msgspec.Struct, Generic[V_co, K_co], frozen=True, gc=False):
 
     @property
     def timestamp(self) -> datetime | None:
-        """Kafka's timestamp as an aware time in UTC; None if it has none, or one beyond the year 9999."""
+        """Kafka's timestamp as an aware time in UTC; None without one, or for one beyond the year 9999."""
         return utc(self.timestamp_ms)
 
     @property
@@ -84,12 +84,12 @@ RawRecord = Record[bytes | None, bytes | None]
 
 
 class LazyRecords(Sequence[RawRecord]):
-    """Records with their values; the ``Record`` objects are made when one of them is accessed first.
+    """Records with their values; the first access to one makes all ``Record`` objects.
 
-    When rows are copied into a table, the objects are needed only for records that fail, and making them takes longer
-    than decoding their values. ``make`` makes all objects, and is called once; ``offsets`` returns their offsets before
-    that. ``topic`` is the topic of all records, None if there may be several; ``size`` is the bytes of keys and values.
-    ``rows`` are a sink's rows, if they were made before the records are applied.
+    A COPY into a table needs the objects only for records that fail, and they take longer to make than values to
+    decode. ``make`` makes all objects, and is called once; ``offsets`` returns their offsets before that. ``topic`` is
+    the topic of all records, None if there may be several; ``size`` is the bytes of keys and values. ``rows`` are a
+    sink's rows, if they were made before the records are applied.
     """
 
     __slots__ = ("_make", "_objects", "_offsets", "rows", "size", "topic", "values")
@@ -111,7 +111,7 @@ class LazyRecords(Sequence[RawRecord]):
 
     def _records(self) -> list[RawRecord]:
         if self._make is not None:
-            self._objects, self._make, self._offsets = self._make(), None, None  # frees what they were made from
+            self._objects, self._make, self._offsets = self._make(), None, None  # frees the messages
         return self._objects
 
     @property
@@ -157,8 +157,8 @@ def size_with_headers(record: RawRecord) -> int:
 AnyRecord = Record[Any, Any]
 
 
-SAID = 1000  # characters of an error's message that are kept: it may quote a value of many megabytes
-TRACED = 20_000  # characters of a traceback that are kept: the innermost frames
+SAID = 1000  # most characters kept of an error's message: it may quote a value of many megabytes
+TRACED = 20_000  # most characters kept of a traceback, from the innermost frames
 
 
 class Cause(StrEnum):
@@ -171,7 +171,7 @@ class Cause(StrEnum):
     DATABASE = "database"  # the database refused its rows
     CRASHED = "crashed"  # the process that tried it crashed
     BLOCKED = "blocked"  # it did not fail: an earlier record of its key is an open dead letter
-    TRANSIENT = "transient"  # a transient error at a single-record attempt; never a dead letter's cause
+    TRANSIENT = "transient"  # a transient error in a single-record attempt; never a dead letter's cause
     ORDER = "order"  # the source's position goes back; never a dead letter's cause
     PROGRAM = "program"  # a program error of the database; never a dead letter's cause
 
@@ -213,14 +213,14 @@ class Failure:
 
     @property
     def summary(self) -> str:
-        """The error, and where in the user's code it came from."""
+        """The error, and the line of the user's code that raised it."""
         return f"{self.error} (at {self.where})" if self.where else self.error
 
     @classmethod
     def of(cls, error: BaseException, cause: Cause, *, attempts: int = 1) -> Failure:
         """Describe an exception as a failure."""
         state = error_attribute(_without_statement(error), "sqlstate")
-        # Each part is cut separately, because one message of many megabytes would leave no room for the frames.
+        # Each part is cut separately: otherwise a message of many megabytes would leave no room for the frames.
         trace = "".join(_bounded(part, "\n") for part in traceback.format_exception(error))
         return cls(
             cause,
@@ -281,7 +281,7 @@ def storable(text: str) -> str:
 def readable(data: bytes, *, is_cut: bool = False) -> str | None:
     """The bytes as text, None if they are not UTF-8 or have control characters other than newlines and tabs.
 
-    ``is_cut`` drops half a character at the end.
+    ``is_cut``: ignore an incomplete character at the end.
     """
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(data, final=not is_cut)
@@ -291,14 +291,14 @@ def readable(data: bytes, *, is_cut: bool = False) -> str | None:
 
 
 def notes(error: BaseException) -> list[str]:
-    """The notes of an exception; anything but strings in a list or tuple is left out."""
+    """The notes of an exception; omits anything but strings in a list or tuple."""
     added_notes = getattr(error, "__notes__", None)
     return [note for note in added_notes if isinstance(note, str)] if isinstance(added_notes, list | tuple) else []
 
 
 def add_note(error: BaseException, note: str) -> None:
     """Add a note, even if the exception's ``__notes__`` is not a list."""
-    with suppress(AttributeError, TypeError):  # the exception's class may allow none
+    with suppress(AttributeError, TypeError):  # the exception's class may allow no notes
         if not isinstance(getattr(error, "__notes__", []), list):
             error.__notes__ = notes(error)
         error.add_note(note)
@@ -316,13 +316,13 @@ def one_line(error: BaseException) -> str:
 
 
 def with_notes(line: str, *errors: BaseException) -> str:
-    """The line, then the notes of these errors, each in parentheses and once."""
+    """The line, then each different note of these errors in parentheses."""
     added = dict.fromkeys(" ".join(_bounded(note).split()) for error in errors for note in notes(error))
     return " ".join([line, *(f"({note})" for note in added)])
 
 
 def _without_statement(error: BaseException) -> BaseException:
-    """The driver's error if SQLAlchemy has wrapped it, whose message has the whole statement; else the error itself."""
+    """The driver's error inside SQLAlchemy's, whose message has the whole statement; any other error unchanged."""
     original = error_attribute(error, "orig")
     return original if isinstance(original, BaseException) else error
 

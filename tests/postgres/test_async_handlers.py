@@ -464,10 +464,10 @@ async def starts_a_task_when_it_is_cancelled(tx: Tx, batch: Records) -> None:
 @pytest.mark.parametrize(
     ("handle", "message"),
     [
-        (commits, r"called commit\(\) on the connection it was lent"),
-        (closes, r"called close\(\) on the connection it was lent"),
-        (connects_anew, r"opened another connection from the engine of the connection it was lent"),
-        (ends_by_sql, r"ended the transaction it was lent"),
+        (commits, r"called commit\(\) on its connection"),
+        (closes, r"called close\(\) on its connection"),
+        (connects_anew, r"opened another connection from tx.engine"),
+        (ends_by_sql, r"ended its transaction"),
         (leaves_a_task, r"returned while tasks it had started were running \(Event\.wait\)\. They were cancelled"),
         (returns_a_value, r"returned an int, which is never run"),
         (starts_a_task_when_it_is_cancelled, r"it had started were running \(AsyncConnection\.execute, .*waits\)"),

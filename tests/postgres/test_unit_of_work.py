@@ -114,11 +114,11 @@ ENDS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "with driver": (r"called commit\(\)", lambda tx: driver(tx).__exit__(None, None, None)),
     "driver.close": (r"called close\(\)", lambda tx: driver(tx).close()),
     "driver.autocommit": ("can't change 'autocommit' now", lambda tx: setattr(driver(tx), "autocommit", True)),
-    "transaction.rollback": ("ended the transaction it was lent", lambda tx: tx.get_transaction().rollback()),
+    "transaction.rollback": ("ended its transaction", lambda tx: tx.get_transaction().rollback()),
     "connection.close": (r"called close\(\)", lambda tx: tx.connection.close()),
     "connection.invalidate": (r"called invalidate\(\)", lambda tx: tx.connection.invalidate()),
     "connection.detach": (r"called detach\(\)", lambda tx: tx.connection.detach()),
-    "literal rollback": ("ended the transaction it was lent", sends("ROLLBACK")),
+    "literal rollback": ("ended its transaction", sends("ROLLBACK")),
     "pgconn in a pipeline": ("used pgconn while statements", in_pipeline(lambda pgconn: pgconn.exec_(b"ROLLBACK"))),
     "pgconn send in one": ("used pgconn while statements", in_pipeline(lambda pgconn: pgconn.send_query(b"SELECT 1"))),
 }
@@ -138,7 +138,7 @@ def test_ending_the_transaction_is_refused(handler_group: HandlerGroup, how: str
 @pytest.mark.parametrize(
     ("says", "does"),
     [
-        ("ended the transaction it was lent", lambda pgconn: pgconn.exec_(b"ROLLBACK")),
+        ("ended its transaction", lambda pgconn: pgconn.exec_(b"ROLLBACK")),
         ("left a command unfinished", lambda pgconn: pgconn.send_query(b"SELECT 1")),
         ("left a command unfinished", lambda pgconn: pgconn.enter_pipeline_mode()),
     ],
@@ -184,7 +184,7 @@ def test_a_refused_commit_cannot_be_swallowed(handler_group: HandlerGroup, isola
         with pytest.raises(HandlerMisuse):
             tx.get_transaction().commit()  # type: ignore[union-attr]
 
-    with pytest.raises(HandlerMisuse, match="ended the transaction it was lent"):
+    with pytest.raises(HandlerMisuse, match="ended its transaction"):
         handler_group.run(swallow, on_poison="dead_letter")
     handler_group.holds(0, 0)
 

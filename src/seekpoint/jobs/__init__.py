@@ -2,7 +2,7 @@
 
 ``BatchJob`` applies the log from the stored to the end offsets, like a worker with one long transaction. ``Export``
 writes the log up to the stored offsets to the files of an ``Archive``. ``Reload`` rebuilds the tables of pipelines from
-the log, and publishes the rows in one transaction. A name is loaded when it is first used.
+the log, and publishes the rows in one transaction. Names are loaded on first use.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a job with what it needs, when it is first used."""
+    """Import a job when it is first used."""
     if name in {"BatchDone", "BatchJob", "RunDeadLetter"}:
         from seekpoint.jobs import batch  # noqa: PLC0415 -- the driver and the client
 

@@ -1,4 +1,4 @@
-"""A run's progress, read from the database alone: without brokers, and without locks that block others."""
+"""A run's progress, read only from the database: without brokers, and without locks that block others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seekpoint.runs.manage_runs import Runs
 from seekpoint.runs.run import REPEATABLE_READ, Run, transaction
 
 _NOW = select(func.clock_timestamp())
-# A step locks the run's row, so a row that is skipped here means that a step is running.
+# A step locks the run's row: if this query skips it as locked, a step is running.
 _IDLE = (
     select(reload_run.c.id)
     .where(reload_run.c.id == bindparam("its_run", type_=Uuid))
@@ -40,7 +40,7 @@ class PartitionProgress:
     staged: int
 
     def left(self, strategy: str) -> int:
-        """The number of offsets left to read: a batch job ends at ``end``, other jobs at the group's position."""
+        """The number of remaining offsets: a batch job ends at ``end``, other jobs at the group's position."""
         until = self.end if strategy in BATCHES else max(self.end, self.live)
         return max(0, until - self.next - self.staged)
 
@@ -56,7 +56,7 @@ class RunProgress:
 
     @property
     def left(self) -> int | None:
-        """The number of offsets left to read in all partitions; None for an ended run."""
+        """The number of remaining offsets in all partitions; None for an ended run."""
         return sum(place.left(self.run.strategy) for place in self.places) if self.run.is_open else None
 
 
@@ -92,7 +92,7 @@ def progress_of(engine: Engine, schema: str, id: UUID) -> RunProgress:  # noqa: 
 def _covered(
     rows: Sequence[Row[tuple[object, ...]]], done: Mapping[tuple[str, Partition], int]
 ) -> Mapping[tuple[str, Partition], int]:
-    """By partition, how many offsets after the positions in ``done`` are staged; overlaps count once.
+    """The number of staged offsets after the positions in ``done``, by partition; overlaps count once.
 
     ``rows`` are ordered by offset.
     """

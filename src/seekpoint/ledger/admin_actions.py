@@ -36,7 +36,7 @@ class LastReset:
 def operator(actor: str | None = None) -> str:
     """The actor's name, as Postgres can store it: ``actor``, or the user of the operating system.
 
-    A container may run under a uid that has no name.
+    A container's uid may have no name.
     """
     try:
         return storable(actor or getpass.getuser())
@@ -84,12 +84,12 @@ def reset_offset(
 ) -> Position:
     """Reset a partition's position to ``to``; see :meth:`.GroupLedger.reset_offset`.
 
-    ``rebuilt``: this transaction also restores tables with sums to their content at ``to``. ``truncated_at`` is where
-    a truncated log ended, if the caller knows it; the end of ``log`` and the row's stop may also show it. ``log_start``
-    is the log's first offset, for a caller without a current ``log``.
+    ``rebuilt``: this transaction also restores tables with sums to their content at ``to``. ``truncated_at`` is where a
+    truncated log ended, if the caller knows; the end of ``log`` and the row's stop may also show that. ``log_start`` is
+    the log's first offset, for a caller without a current ``log``.
 
-    Dead letters at or past the new position are superseded: their records will be read again. Locks the group's row
-    FOR SHARE, as claims do, so that other partitions can be claimed while it waits for this one's batch.
+    Dead letters at or past the new position are superseded: their records will be read again. Locks the group's row FOR
+    SHARE, as claims do, so that other partitions can be claimed while this reset waits for a batch.
     """
     _require_offset(partition, to, log)
     actor, reason = storable(actor), required("reason", reason)
@@ -126,9 +126,9 @@ def reset_offset(
 
 
 def _locked(tx: GroupConnection, partition: Partition, expected: int | None) -> Position:
-    """Lock the partition's row. Raises ConfigError if there is none, Fenced if it is not at ``expected``."""
+    """Lock the partition's row. Raises ConfigError if there is no row, Fenced if its position is not ``expected``."""
     tx.execute(GROUPS["lock_position"], topic=partition.topic, partition=partition.number)
-    row = positions_of(tx, [partition], locked=False).get(partition)  # as the lock's last holder committed it
+    row = positions_of(tx, [partition], locked=False).get(partition)  # as the lock's previous holder committed it
     if row is None:
         raise ConfigError(
             f"group {tx.group!r} has no stored offset for {partition}: check the names, or start a worker once"
@@ -144,13 +144,13 @@ def _locked(tx: GroupConnection, partition: Partition, expected: int | None) -> 
 def _steps(position: int, to: int, before: int | None) -> list[tuple[int, int]]:
     """The resets to record, as pairs (from, to); two if no worker has read the records from ``before`` on.
 
-    A wait for one of those records must report the reset as the reason.
+    A call that waits for one of those records must report the reset as the reason.
     """
     return [(position, to)] if before is None or before >= to else [(position, before), (before, to)]
 
 
 def last_reset(tx: GroupConnection, partition: Partition) -> LastReset | None:
-    """The last reset of a partition by an operator, None if there was none."""
+    """The last reset of a partition by an operator; None without one."""
     row = tx.execute(GROUPS["last_reset"], topic=partition.topic, partition=partition.number).one_or_none()
     return None if row is None else LastReset(row.to_offset, row.actor, row.reason, row.at)
 
@@ -170,7 +170,7 @@ class _Loss:
 
 @dataclass(frozen=True, slots=True)
 class _Losses:
-    """Records the ranges that a reset of ``row`` to ``to`` gives up (I4). ``start``: the log's start, if known."""
+    """Records the ranges that a reset of ``row`` to ``to`` gives up (I4). ``start`` is the log's start, if known."""
 
     tx: GroupConnection
     row: Position
@@ -182,7 +182,8 @@ class _Losses:
     def record(self, actor: str, reason: str, *, adopted: UUID | None, truncated_at: int | None) -> int | None:
         """Record the lost ranges. Returns where the unread part of a recreated or truncated log begins, else None.
 
-        ``adopted`` is the id of a recreated topic. The old topic's range has no end, because its log's end is unknown.
+        ``adopted`` is the id of a recreated topic. The old topic's range has no end, because the old log's end is
+        unknown.
         """
         row, to = self.row, self.to
         attribution = {"actor": actor, "operator_reason": reason}
@@ -200,7 +201,7 @@ class _Losses:
     def _of_this_topic(self, truncated: int | None) -> Iterator[_Loss]:
         """The lost ranges of an unchanged topic id. A range that retention deleted has that reason, not ``lost``."""
         position, to, decision = self.row.next_offset, self.to, f"continue at {self.to}"
-        if truncated is not None:  # these offsets belong to other records now, or will
+        if truncated is not None:  # these offsets now belong to other records, or will
             yield _Loss(truncated, position, _REWRITTEN, decision)
         if self.lost is not None and to <= position and truncated is None:
             raise ConfigError(
@@ -217,7 +218,7 @@ class _Losses:
         row, partition = self.row, self.row.partition
         before = last_reset(self.tx, partition)
         if loss.reason == _REWRITTEN and before is not None and before.to == row.next_offset:
-            return  # an operator's reset set the position: no worker has read up to it
+            return  # an operator's reset set the position: no worker has read that far
         self.tx.execute(
             GROUPS["record_loss"],
             topic=partition.topic,
@@ -234,7 +235,7 @@ class _Losses:
 def _truncated_at(
     group: str, row: Position, to: int, log: tuple[int, int] | None, truncated_at: int | None
 ) -> int | None:
-    """Where a truncated log ended, None without truncation.
+    """Where a truncated log ended; None without a truncation.
 
     Raises Fenced if that is unknown and ``to`` is at or past the position (I4).
     """
@@ -252,7 +253,7 @@ def _log_end(row: Position) -> int | None:
 
 
 def is_rewritten(stored: Position, log: tuple[int, int] | None) -> bool:
-    """Whether the partition is stopped because its log was truncated and written again, at an unknown offset."""
+    """Whether the partition is stopped because its log was truncated at an unknown offset, and written again."""
     stop = stored.stop
     if stop is None or stop.kind != OffsetLost.__name__ or stop.log_end is not None:
         return False
@@ -260,7 +261,7 @@ def is_rewritten(stored: Position, log: tuple[int, int] | None) -> bool:
 
 
 def unknown_truncation(group: str, stored: Position) -> str:
-    """The message of a Fenced: after a truncation at an unknown offset, no position at or past the stored is safe."""
+    """Message of a Fenced: after a truncation at an unknown offset, no position at or past the stored one is safe."""
     return (
         f"{stored.partition}: its log was truncated before {stored.next_offset} and written again, and no worker has "
         "seen where it ended: the records from there on were never read. Name that offset: "
@@ -301,7 +302,7 @@ def is_offset(number: Any) -> TypeGuard[int]:
 
 
 def required(name: str, text: Any) -> str:
-    """A required text, as Postgres can store it. Raises ConfigError if it is blank."""
+    """A required text, as Postgres can store it. Raises ConfigError for a blank one."""
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"{name}= is required: say why, for people who read admin_action later; got {text!r}")
     return storable(text)
@@ -311,7 +312,7 @@ PAUSER = "batch "  # prefix of ``paused_by`` if a batch job has paused the group
 
 
 def pauser(run: UUID) -> str:
-    """``paused_by`` of a group that this run has paused: a run that ends resumes only groups with its value."""
+    """``paused_by`` of a group that this run has paused: at its end, a run resumes only groups with this value."""
     return f"{PAUSER}{run}"
 
 

@@ -22,7 +22,7 @@ from seekpoint.postgres.sqlstates import INVALID_TEXT_REPRESENTATION, driver_err
 _HELD = ("held_topic", "held_partition", "held_token", "held_from_offset")
 _MOVING = ("moving_topic", "moving_partition", "moving_token", "moving_from_offset", "moving_to_offset",
            "moving_leader_epoch", "moving_record_time")  # fmt: skip
-# The prefix of errors raised in SQL, and the text of the error for a transaction that ended between hold and advance.
+# The prefix of errors raised in SQL, and the error's text if the transaction ended between hold and advance.
 _REFUSAL = "seekpoint: "
 _ENDED = "the transaction that held the rows has ended"
 
@@ -59,7 +59,7 @@ class Settings:
 
 
 def hold(tx: GroupConnection, expected: Sequence[Expected], settings: Settings) -> str:
-    """Lock the rows where claim and position are as expected; the first statement of every transaction.
+    """Lock the rows if claim and position are as expected; the first statement of every transaction.
 
     Returns the transaction's id, which :func:`advance` compares. Raises Fenced if a row differs: a replaced owner is
     stopped before it writes anything. The next owner's claim waits from here to COMMIT.
@@ -73,12 +73,12 @@ def hold(tx: GroupConnection, expected: Sequence[Expected], settings: Settings) 
 def advance(
     tx: GroupConnection, moves: Iterable[Move], transaction: str | None = None, rows: Sequence[Statement] = ()
 ) -> list[Claim]:
-    """Compare claim and position again, and move the positions; then a worker may only record attempts before COMMIT.
+    """Compare claim and position again, and move the positions; until COMMIT a worker may then only record attempts.
 
     Returns the claims as they are after COMMIT. ``transaction`` is the id that :func:`hold` returned. The statements of
-    ``rows`` are sent in the same round trip. Raises HandlerMisuse if a COMMIT was sent after hold: the rows that it
-    committed cannot be rolled back, and a second attempt would write them twice. Raises Fenced if a claim or a position
-    is not the expected one.
+    ``rows`` are sent in the same round trip. Raises Fenced if a claim or a position is not the expected one. Raises
+    HandlerMisuse if a COMMIT was sent after hold: its rows cannot be rolled back, and a second attempt would write them
+    again.
     """
     ordered = sorted(moves, key=lambda move: move.claim.partition)
     parameters = {"transaction": transaction, **_moving(ordered)}
@@ -95,8 +95,8 @@ def hold_and_advance(
 ) -> list[Claim]:
     """Hold and advance in one round trip, which begins the transaction; the statements of ``rows`` are sent with it.
 
-    For transactions that read nothing between the two. Returns the claims as they are after COMMIT. Raises Fenced if
-    claim or position are not the expected ones; then no statement of ``rows`` has run.
+    For transactions that read nothing in between. Returns the claims as they are after COMMIT. Raises Fenced if claim
+    or position are not the expected ones, before any statement of ``rows`` has run.
     """
     ordered = sorted(moves, key=lambda move: move.claim.partition)
     held = [(*move.claim.partition, move.claim.token, move.from_offset) for move in ordered]
@@ -116,7 +116,7 @@ def _moving(ordered: Sequence[Move]) -> dict[str, Any]:
 
 
 def _passed(tx: GroupConnection, moves: Sequence[Move], troubled: int) -> list[Claim]:
-    """The claims as they are after COMMIT. Ends the stored trouble if ``troubled`` of the partitions have any."""
+    """The claims as they are after COMMIT. Deletes the stored trouble of ``troubled`` partitions, if there are any."""
     if troubled:
         passed = [(*move.claim.partition, move.to_offset) for move in moves]
         tx.execute(WORKER["end_trouble"], **arrays(passed, "passed_topic", "passed_partition", "passed_to_offset"))
@@ -124,7 +124,7 @@ def _passed(tx: GroupConnection, moves: Sequence[Move], troubled: int) -> list[C
 
 
 def _claim_after(move: Move) -> Claim:
-    was = move.claim  # its crashes and attempts end with this move
+    was = move.claim  # this move ends its crashes and attempts
     return Claim(was.partition, was.token, was.epoch, move.to_offset, move.leader_epoch, was.topic_id)
 
 
@@ -139,7 +139,7 @@ def _holding(rows: Sequence[Sequence[Any]], settings: Settings) -> dict[str, Any
 
 
 def fenced(tx: GroupConnection, query: Query, parameters: dict[str, Any]) -> Any:
-    """The row of a statement that checks claims in SQL. Raises Fenced if it refuses, ConfigError in AUTOCOMMIT."""
+    """The row of a statement that checks claims in SQL. Raises Fenced if a check fails, ConfigError in AUTOCOMMIT."""
     with _fencing(tx):
         return tx.fetch_one(query, **parameters)
 

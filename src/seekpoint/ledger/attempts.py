@@ -22,7 +22,7 @@ LONGEST_WAIT = 10 * 365 * 24 * 3600.0  # seconds; longer waits could exceed what
 class SuspectNote:
     """A partition's suspect range to store, up to ``end``; None deletes the range.
 
-    ``part_end`` is the end of the part that is about to be applied, None if none is.
+    ``part_end`` is the end of the part that is applied next, if any.
     """
 
     claim: Claim
@@ -31,7 +31,7 @@ class SuspectNote:
 
 
 def record_attempts(tx: GroupConnection, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
-    """Store how often a record was tried, and what happens next. Raises Fenced unless all claims are current."""
+    """Store how often records were tried, and what happens next. Raises Fenced unless all claims are current."""
     ordered = sorted(noted, key=lambda pair: pair[0].partition)
     rows = []
     for claim, attempt in ordered:
@@ -45,7 +45,7 @@ def record_attempts(tx: GroupConnection, noted: Iterable[tuple[Claim, Attempt]])
 
 
 def record_suspects(tx: GroupConnection, noted: Iterable[SuspectNote]) -> None:
-    """Store the suspect range of partitions. Raises Fenced unless all claims are current."""
+    """Store the partitions' suspect ranges. Raises Fenced unless all claims are current."""
     ordered = sorted(noted, key=lambda note: note.claim.partition)
     rows = [(*note.claim.partition, note.end, note.part_end) for note in ordered]
     lock_claimed(tx, [note.claim for note in ordered])
@@ -53,6 +53,6 @@ def record_suspects(tx: GroupConnection, noted: Iterable[SuspectNote]) -> None:
 
 
 def lock_claimed(tx: GroupConnection, claims: Sequence[Claim]) -> None:
-    """Lock the rows of these claims, in lock order. Raises Fenced if one is not current."""
+    """Lock the rows of these claims, in lock order. Raises Fenced if a claim is not current."""
     rows = arrays([(*claim.partition, claim.token) for claim in claims], *_CLAIMED)
     fenced(tx, WORKER["lock_claimed"], {"expected": len(claims), **rows})

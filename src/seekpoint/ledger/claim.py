@@ -28,19 +28,19 @@ from seekpoint.ledger.sql import FORGET, GROUPS, WORKER, arrays, asking_for
 from seekpoint.ledger.tables import BEGUN_AGAIN, is_of_frames
 from seekpoint.records import Partition, storable
 
-DELAYED = "delay"  # value of ``Attempt.then``: no attempt; the delayed record at ``offset`` is due after ``wait``
+DELAYED = "delay"  # value of ``Attempt.then``: a delay, not an attempt; the record at ``offset`` is due after ``wait``
 TRANSIENT = "transient"  # value of ``Attempt.then``: the attempts ended with a transient error, and the partition stops
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """How often the record at ``offset`` was tried, and what happens next; stored, so that it survives a crash.
+    """How often the record at ``offset`` was tried, and what happens next; survives a crash, because it is stored.
 
-    ``number`` counts from 1; 0 is no attempt: the record is applied in a batch with later records. ``error`` is one
-    line, None if the process crashed in the attempt, or if the attempt is about to begin
+    ``number`` counts from 1; 0 means no attempt: the record is applied in a batch with later records. ``error`` is one
+    line; None if the process crashed in the attempt, or the attempt is about to begin
     (``GroupLedger.record_attempts``). ``wait`` is the seconds until the next attempt, by the database's time, never
     negative; None if none is scheduled. ``allowed`` is the number of attempts, ``then`` the failure policy after the
-    last one. ``crashes`` counts attempts in which the process crashed, as later claims have found.
+    last one. ``crashes`` counts the attempts that crashed, as detected by later claims.
     """
 
     offset: int
@@ -56,9 +56,9 @@ class Attempt:
 class Claim:
     """The right to advance one partition, and its position. A frozen value: replaced only after COMMIT.
 
-    ``token`` fences; ``epoch`` counts tokens for people; ``next_offset`` is the position. ``unreleased`` counts owners
-    in a row that ended without a release and without progress; ``attempt`` is the stored attempt at a record at or past
-    the position, if any. Records up to ``suspect_end`` may crash their process; a record up to
+    ``token`` fences; ``epoch`` counts tokens for people; ``next_offset`` is the position. ``unreleased`` counts
+    consecutive owners that ended without a release and without progress; ``attempt`` is the stored attempt at a record
+    at or past the position, if any. Records up to ``suspect_end`` may crash their process; a record up to
     ``crashed_part_end`` probably did.
     """
 
@@ -78,7 +78,7 @@ class Claim:
 class Claimed:
     """The outcome of a claim: ``granted``, ``refused``, or ``stalled`` by another owner's transaction.
 
-    ``terminated`` are the pids of backends that were ended because their transaction was too old.
+    ``terminated`` has the pids of backends that were ended because their transaction was too old.
     """
 
     granted: Mapping[Partition, Claim]
@@ -118,13 +118,13 @@ StartOffsets = Callable[[str], Mapping[Partition, int]]
 
 
 def prepare(tx: GroupConnection, claimant: Claimant, start: StartOffsets) -> None:
-    """Insert the group's row, raise its version, and insert positions of new topics; once for all workers.
+    """Insert the group's row, raise its version, and insert positions of new topics; only the first worker has to.
 
     Runs under the lock of the group's row, so that ``latest`` is resolved once if two workers start a new topic.
-    ``start`` asks the brokers while the lock is held, so it needs a timeout.
+    ``start`` asks the brokers while the lock is held, so the caller must bound its time.
 
-    Raises StandbyRequired, and leaves the version, if a reload to the claimant's version is open. A reload is opened
-    under the same lock: either this function finds the run, or the run finds the higher version. Raises
+    Raises StandbyRequired, without raising the version, if a reload to the claimant's version is open. A reload is
+    opened under the same lock: either this function finds the run, or the run finds the higher version. Raises
     DeclarationDiffers if the group writes a topic's records to other tables at the same version.
     """
     tx.execute(GROUPS["insert"], version=claimant.version)
@@ -157,7 +157,7 @@ def insert_positions(tx: GroupConnection, rows: Collection[tuple[str, int, UUID,
 
 
 def _begin_again(tx: GroupConnection, claimant: Claimant) -> GroupRow:
-    """Reset the row of a forgotten group to that of a new one, and return it; ``admin_action`` keeps the history."""
+    """Make a forgotten group's row that of a new group, and return it; ``admin_action`` keeps the history."""
     tx.execute(FORGET["begin_again"], to_version=claimant.version)
     record_action(
         tx, BEGUN_AGAIN, actor=f"worker {claimant.owner}", reason="its start accepts that the group was forgotten"
@@ -176,7 +176,7 @@ def _declare(tx: GroupConnection, claimant: Claimant) -> None:
 
 
 def needs_preparing(tx: GroupConnection, claimant: Claimant) -> bool:
-    """Whether :func:`prepare` must run: rows of the group, topics or tables are missing, or the version is lower.
+    """Whether :func:`prepare` must run: rows of the group, topics or tables are missing, or the version is older.
 
     Raises the errors of :func:`admit`.
     """
@@ -184,7 +184,7 @@ def needs_preparing(tx: GroupConnection, claimant: Claimant) -> bool:
     if group is not None and accepts_forgotten(group, claimant.accept_forgotten):
         return True
     if group is not None:
-        admit(group, claimant)  # a claim that will be refused locks no row
+        admit(group, claimant)  # so a claim that will be refused locks no row
     if group is None or group.cluster_id is None or group.version < claimant.version:
         return True
     if not set(claimant.declaration.tables) <= set(group.tables) or unknown_topics(tx, claimant.topic_ids):
@@ -193,7 +193,7 @@ def needs_preparing(tx: GroupConnection, claimant: Claimant) -> bool:
 
 
 def open_reloads(tx: GroupConnection) -> list[StandbyRequired]:
-    """The open reloads to versions newer than the group's; each as the error that a claim at its version raises."""
+    """The open reloads to newer versions than the group's, each as the error that a claim at that version raises."""
     return [
         StandbyRequired(
             tx.group,
@@ -231,7 +231,7 @@ def admit(group: GroupRow, claimant: Claimant) -> None:
 
 
 def require_cluster(group: GroupRow, cluster: str, choices: Sequence[str] = ()) -> None:
-    """Raise ClusterChanged if the group's row holds offsets of another cluster than these brokers'."""
+    """Raise ClusterChanged if the group's offsets are of another cluster than these brokers'."""
     if group.cluster_id not in {None, cluster}:
         raise ClusterChanged(
             f"group {group.name!r} holds offsets of Kafka cluster {group.cluster_id}, but these brokers are cluster "
@@ -263,12 +263,12 @@ def admit_version(group: GroupRow, version: int) -> None:
 def claim(
     tx: GroupConnection, claimant: Claimant, wanted: Sequence[Partition], configure: Mapping[str, Any] | None = None
 ) -> dict[Partition, Claim]:
-    """Draw new tokens and return the committed positions; a partition with another topic id is left out.
+    """Draw new tokens and return the committed positions; omits partitions with another topic id.
 
-    Locks the rows first, so that later statements see the commits that it waited for. Waits at most the transaction's
-    ``lock_timeout`` (55P03). If it begins the transaction, everything up to the tokens is one round trip, with the
-    statement ``configure`` and these parameters. The group's row is locked before the partitions' rows, but checked
-    only after that round trip, so a refused claim must be rolled back.
+    Locks the rows first, so that later statements see the commits for which it waited. Waits at most the transaction's
+    ``lock_timeout`` (55P03). If it begins the transaction, one round trip has ``configure`` with these parameters, and
+    everything up to the tokens. It locks the group's row first, but checks that row only afterwards, so a refused claim
+    must be rolled back.
     """
     rows = [(*partition, claimant.topic_ids[partition.topic]) for partition in wanted]
     wanted_rows = arrays(rows, "wanted_topic", "wanted_partition", "wanted_topic_id")
@@ -286,7 +286,7 @@ def claim(
 def _granted(row: Sequence[Any], topic_ids: Mapping[str, UUID]) -> Claim:
     """The Claim of a row of ``claimed``: partition, a Claim's fields without the topic id, an Attempt's fields.
 
-    The topic id is the claimant's: rows with another one are not claimed.
+    The topic id is the claimant's, because rows with another topic id are not claimed.
     """
     topic, number, token, epoch, position, leader_epoch, unreleased, suspect_end, part_end, *tried = row
     attempt = None if tried[0] is None else Attempt(*tried)
@@ -297,7 +297,7 @@ def _granted(row: Sequence[Any], topic_ids: Mapping[str, UUID]) -> Claim:
 def recreated_topics(
     tx: GroupConnection, claimant: Claimant, partitions: Sequence[Partition]
 ) -> dict[Partition, TopicRecreated]:
-    """A TopicRecreated for each of these partitions, which were left out because of another topic id."""
+    """A TopicRecreated for each of these partitions, which the claim omitted because of another topic id."""
     rows = tx.execute(WORKER["positions"], **asking_for(partitions))
     stops = {}
     for row in rows:
@@ -310,7 +310,7 @@ def recreated_topics(
 
 
 def record_stop(tx: GroupConnection, stop: PartitionStopped) -> CursorResult[Any]:
-    """Store why a partition is stopped, unless another claim has replaced the one that it stopped under (I2)."""
+    """Store why a partition is stopped, unless its claim at that time has been replaced (I2)."""
     row_key = {"topic": stop.partition.topic, "partition": stop.partition.number}
     locked = tx.execute(WORKER["lock_stopped"], token=stop.token, **row_key)
     if not locked.rowcount:

@@ -1,7 +1,7 @@
 """Inserts, lists, locks and closes a group's dead letters: records that the position moved past unapplied (I1, I4).
 
-Elsewhere, a reset supersedes dead letters at or past its target, a job's cut-over copies those that the run staged,
-a purge or a forgotten group deletes them, and the replacement of a group exchanges them.
+Other modules change dead letters, too: a reset supersedes those at or past its target, a job's cut-over copies those
+that the run staged, a purge or a forgotten group deletes them, and the replacement of a group exchanges them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPEN = (State.DEAD_LETTERED, State.BLOCKED)  # an operator has to decide
 
 
 class DeadLetterUnknown(ConfigError):  # noqa: N818 -- named after what happened, like the rest of the tree
-    """The group has no dead letter with this id, or no longer."""
+    """The group has no dead letter with this id, or no longer has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +39,10 @@ class DeadLetter:
 
     ``value`` is None if the record has none or was skipped, or if values were not loaded; ``size`` is the length of a
     stored value in bytes, loaded or not. ``error`` and ``traceback`` say why it was dead-lettered, ``replay_error`` and
-    ``replay_traceback`` why its last replay failed. ``error_line`` is the innermost line of the user's own code in
+    ``replay_traceback`` why its last replay failed. ``error_line`` is the innermost line of users' code in
     ``traceback``. ``version`` is the handler version, ``dead_lettered_by`` the process. After an edit, a replay applies
-    ``edited_value`` in place of ``value``, which stays as in the log. A waiting record is due at ``retry_at``;
-    ``crashes`` counts its retries that have begun, and whose end is not known.
+    ``edited_value`` instead of ``value``, the log's value. A waiting record is due at ``retry_at``; ``crashes`` counts
+    its retries that have begun without a known result.
     """
 
     id: int
@@ -92,7 +92,7 @@ class DeadLetter:
 
     @property
     def is_open(self) -> bool:
-        """Whether its record is not applied, and may still be."""
+        """Whether its record was not applied, and may still be."""
         return self.state in OPEN or self.state is State.WAITING
 
     @property
@@ -109,7 +109,7 @@ class DeadLetter:
     def record(self) -> RawRecord:
         """The record as a replay applies it: as it was read, or with the value of an edit.
 
-        Raises ConfigError if its value is not loaded or not stored.
+        Raises ConfigError if the value is not loaded or not stored.
         """
         value = self.edited_value if self.is_edited else self.value
         if value is None and (self.is_edited or self.size is not None or self.state is State.SKIPPED):
@@ -172,7 +172,7 @@ def explained(failure: Failure) -> dict[str, str | None]:
 
 
 def name_bytes(name: str) -> bytes:
-    """A header's name as its bytes in the log: bytes that are not UTF-8 were escaped when it was read."""
+    """The bytes of a header's name in the log: bytes that are not UTF-8 were escaped when it was read."""
     try:
         return name.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:  # a lone surrogate that escapes no byte: the record was not read from Kafka
@@ -184,13 +184,13 @@ def _text(name: bytes) -> str:
 
 
 _PLACE = ("after_topic", "after_partition", "after_record_offset", "after_id")  # parameters, see rank()
-# The states in which an operator may close a dead letter, with the action's name in admin_action.
+# The states to which an operator may close a dead letter, each with the action's name in admin_action.
 _ACTIONS = {State.REPLAYED: "replay", State.DISCARDED: "discard"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Conditions that a dead letter must all meet; by default all match about which an operator has to decide.
+    """Conditions on dead letters, all of which must hold; by default the dead letters that need an operator's decision.
 
     ``to_offset`` is exclusive; ``error`` a part of the error's text, case-sensitive; ``exception`` and ``error_line``
     must equal those of a :class:`DeadLetterCause`; ``key`` is the record's whole key; ``since`` the earliest time of
@@ -220,7 +220,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterCause:
-    """Dead letters that failed alike: with one cause, one exception type, and at one line of the user's own code.
+    """Dead letters with the same cause, exception type and line of the user's own code.
 
     ``exception`` is None if none was raised (a blocked record), ``error_line`` if the traceback has no line of the
     user's code. ``first_id`` is the id of one of the ``count`` dead letters, ``error`` the text of one of them.
@@ -246,7 +246,7 @@ class FirstOpen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A waiting record that may be tried in ``wait`` seconds."""
+    """A waiting record that is due in ``wait`` seconds."""
 
     id: int
     partition: Partition
@@ -270,7 +270,7 @@ class DeadLetters:
     ) -> None:
         """Store records that are dead-lettered, or skipped (without their values), in the batch's transaction (I1, I4).
 
-        ``version`` is the handler's. If a record already has a dead letter, in any state, it is opened again.
+        ``version`` is the handler's. If a record already has a dead letter, in any state, that one is opened again.
         """
         if not dead_letters:
             return
@@ -283,7 +283,7 @@ class DeadLetters:
     def open_keys(self, tx: Connection, partitions: Iterable[Partition]) -> dict[tuple[Partition, bytes], FirstOpen]:
         """The keys with open dead letters in these partitions, each with the first one; call it after hold.
 
-        Null keys are left out. Dead letters of a topic that was recreated since block nothing.
+        Omits null keys, and dead letters of a topic that was recreated since, which block nothing.
         """
         parameters = asking_for(sorted(partitions))
         rows = self.ledger.group_connection(tx).execute(DEAD_LETTERS["open_keys"], **parameters)
@@ -302,7 +302,7 @@ class DeadLetters:
     def waiting(self, partitions: Iterable[Partition], most: int, *, keeps_order: bool) -> Sequence[Waiting]:
         """The waiting records of these partitions that are due first, at most ``most`` of each.
 
-        With ``keeps_order`` only the first one of each key.
+        With ``keeps_order`` only the first record of each key.
         """
         with self.ledger.begin() as tx:
             rows = tx.execute(
@@ -317,13 +317,13 @@ class DeadLetters:
         """
         try:
             dead_letter = self.lock(tx, id)
-        except DeadLetterUnknown:  # deleted with its group, or of another group since a replacement
+        except DeadLetterUnknown:  # deleted with its group, or moved to another group by a replacement
             return None
         lock_claimed(self.ledger.group_connection(tx), [claim])
         return dead_letter if dead_letter.state is State.WAITING else None
 
     def begin_retry(self, tx: Connection, dead_letter: DeadLetter, *, is_again: bool) -> None:
-        """Record that a locked waiting record is about to be tried. ``is_again``: this process has begun it already."""
+        """Record that an attempt at a locked waiting record begins. ``is_again``: this process has begun it before."""
         scope = self.ledger.group_connection(tx)
         scope.execute(DEAD_LETTERS["begin_retry"], id=dead_letter.id, is_again=is_again)
 
@@ -332,7 +332,7 @@ class DeadLetters:
     ) -> None:
         """Store that a locked waiting record failed again: it waits longer or, without ``wait``, is dead-lettered.
 
-        Records that wait for it because of their key are blocked.
+        A dead-lettered record blocks the records of its key that wait for it.
         """
         scope = self.ledger.group_connection(tx)
         scope.execute(
@@ -350,13 +350,13 @@ class DeadLetters:
         )
 
     def postpone_retry(self, tx: Connection, dead_letter: DeadLetter, failure: Failure, wait: float) -> None:
-        """Let a locked waiting record wait longer after an error that is no attempt."""
+        """Let a locked waiting record wait longer after an error that does not count as an attempt."""
         scope = self.ledger.group_connection(tx)
         wait = min(wait, LONGEST_WAIT)
         scope.execute(DEAD_LETTERS["postpone_retry"], id=dead_letter.id, wait=wait, **explained(failure))
 
     def block_waiting(self, tx: Connection, dead_letter: DeadLetter) -> None:
-        """Block the waiting records of its key from this one on: an operator decides about an earlier one first."""
+        """Block the waiting records of its key from this one on: an operator has to decide about an earlier one."""
         if dead_letter.key is None:
             return
         self.ledger.group_connection(tx).execute(
@@ -370,12 +370,12 @@ class DeadLetters:
     # -- for operators -----------------------------------------------------------------------------------
 
     def count_open(self) -> Mapping[Partition, int]:
-        """The number of open dead letters by partition; partitions without any are left out."""
+        """The number of open dead letters by partition; omits partitions without any."""
         with self.ledger.begin() as tx:
             return {Partition(row.topic, row.partition): row.n for row in tx.execute(DEAD_LETTERS["count_open"])}
 
     def get(self, id: int) -> DeadLetter:  # noqa: A002 -- the column's name, which people type
-        """One dead letter with its value. Raises ConfigError if the group has none with this id."""
+        """One dead letter with its value. Raises ConfigError if the group has no dead letter with this id."""
         self._refuse_no_id(id)
         with self.ledger.begin() as tx:
             row = tx.execute(DEAD_LETTERS["get"], id=id).one_or_none()
@@ -424,10 +424,10 @@ class DeadLetters:
     def lock(self, tx: Connection, id: int) -> DeadLetter:  # noqa: A002
         """Lock a dead letter and return it with its value; the first statement of the transaction.
 
-        Locks in the ledger's order: the group's row FOR SHARE; the partition's offset, so that no batch commits and no
+        Locks in the ledger's order: the group's row FOR SHARE; the partition's row, so that no batch commits and no
         reset runs meanwhile; the dead letter. Waits for the open batch, at most ``Limits.transaction_age`` seconds.
         Makes the transaction durable. The caller checks whether the dead letter is still open. Raises ConfigError if
-        the group has none with this id.
+        the group has no dead letter with this id.
         """
         self._refuse_no_id(id)
         self.ledger.configure(tx, self._lock_wait)
@@ -471,8 +471,8 @@ class DeadLetters:
     ) -> None:
         """Close an open dead letter as replayed or discarded, and write who did it and why to ``admin_action``.
 
-        ``among`` are all dead letters of the request, which is one row there (by default only this one); None if the
-        row is written already. Raises Fenced if the dead letter is no longer open: then nothing may be committed.
+        ``among`` are all dead letters of the request, which gets one row there (by default only this one); None if that
+        row exists. Raises Fenced if the dead letter is no longer open: then nothing may be committed.
         """
         if state not in _ACTIONS:
             raise ConfigError(f"a dead letter is closed as {', '.join(_ACTIONS)}, not as {state}")
@@ -492,9 +492,10 @@ class DeadLetters:
             _record(scope, _ACTIONS[state], among or (dead_letter,), actor, reason)
 
     def edit(self, tx: Connection, dead_letter: DeadLetter, value: bytes | None, actor: str, reason: str) -> None:
-        """Replace the value of an open dead letter's record, or undo the edit (None); adds a row to ``admin_action``.
+        """Replace the value of an open dead letter's record, or with None undo the edit; adds a row to
+        ``admin_action``.
 
-        Raises Fenced if it is no longer open: then nothing may be committed.
+        Raises Fenced if the dead letter is no longer open: then nothing may be committed.
         """
         actor, reason = storable(actor), storable(reason)
         scope = self.ledger.group_connection(tx)
@@ -506,7 +507,7 @@ class DeadLetters:
     def failed_again(self, tx: Connection, dead_letter: DeadLetter, failure: Failure) -> None:
         """Store the error of a failed replay; the dead letter stays open, and keeps its first error.
 
-        Runs after the replay's rows were rolled back. Raises Fenced if the dead letter is no longer open.
+        Call it after the replay's rows were rolled back. Raises Fenced if the dead letter is no longer open.
         """
         scope = self.ledger.group_connection(tx)
         updated = scope.execute(DEAD_LETTERS["failed_again"], id=dead_letter.id, **explained(failure))
@@ -551,7 +552,7 @@ def _refuse_numbers(largest: int, **conditions: int | None) -> None:
 
 
 def _record(scope: GroupConnection, action: str, closing: Sequence[DeadLetter], actor: str, reason: str) -> None:
-    """Record a request in one row, with partition and offsets if all dead letters are of one partition."""
+    """Record a request in one row, with partition and offsets if all its dead letters are of one partition."""
     subject = f"dead letter {closing[0].id}" if len(closing) == 1 else f"{len(closing):,} dead letters"
     span: dict[str, Any] = {}
     if len({dead_letter.topic_partition for dead_letter in closing}) == 1:

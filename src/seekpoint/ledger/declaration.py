@@ -1,6 +1,6 @@
-"""The tables that a topic's records are written to, as declared and as stored: one set per group and topic.
+"""The tables to which a topic's records are written, as declared and as stored: one set per group and topic.
 
-Two pipelines with one group name would otherwise divide a topic between their tables. A claim compares the tables with
+Otherwise two pipelines with one group name would divide a topic between their tables. A claim compares the tables with
 the stored ones, under the lock of the group's row; see :mod:`seekpoint.ledger.claim`.
 """
 
@@ -20,9 +20,9 @@ TablesArgument = Sequence[str] | Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """The tables that a process writes records to: ``everywhere`` those of any topic, ``by_topic`` those of one.
+    """The tables to which a process writes: ``everywhere`` for records of any topic, ``by_topic`` for those of one.
 
-    ``accepts``: a different stored set of the same version is replaced. ``seen`` is how often a topic's set had been
+    ``accepts``: replace a different stored set of the same version. ``seen`` is how often each topic's set had been
     replaced when this process first read it: a later replacement makes the process outdated.
     """
 
@@ -42,11 +42,11 @@ class Declaration:
 
     @property
     def tables(self) -> Tables:
-        """All tables, with the names that were given."""
+        """All tables, by the names given."""
         return tuple(sorted({*self.everywhere, *(name for names in self.by_topic.values() for name in names)}))
 
     def of_topic(self, topic: str) -> Tables:
-        """The tables that the topic's records are written to; empty if not known."""
+        """The tables to which the topic's records are written; empty if not known."""
         return self.by_topic.get(topic, self.everywhere)
 
 
@@ -103,7 +103,7 @@ def store(
 ) -> list[Comparison]:
     """Store new sets, and replace different ones if the process accepts that; under the lock of the group's row.
 
-    Returns the replaced ones. Raises the errors of :func:`require`.
+    Returns the replaced sets. Raises the errors of :func:`require`.
     """
     replaced = []
     for comparison in compared:
@@ -136,8 +136,8 @@ def _refusal(
 
 
 def _qualified(tx: GroupConnection, names: Collection[str]) -> dict[str, str]:
-    """Each name with its Postgres schema, as this session's search_path finds the table.
+    """Each name with its Postgres schema, which this session's search_path determines.
 
-    A table that does not exist yet gets the schema in which this session would create it.
+    A table that does not exist gets the schema in which this session would create it.
     """
     return {row.name: row.qualified for row in tx.execute(GROUPS["qualified"], names=sorted(names))}

@@ -96,16 +96,17 @@ class GroupLedger(GroupTransactions):
         transaction: str | None = None,
         rows: Sequence[Statement] = (),
     ) -> list[Claim]:
-        """Compare again and move the positions, or raise Fenced; then a worker may only record attempts before COMMIT.
+        """Compare again and move the positions, or raise Fenced; until COMMIT a worker may then only record attempts.
 
-        The statements of ``rows`` are sent with it. Returns the claims as they are after COMMIT; use them only then.
+        The statements of ``rows`` are sent with it. Returns the claims as they will be after COMMIT; use them only
+        then.
         """
         return advance(self.group_connection(tx), moves, transaction, rows)
 
     def hold_and_advance(self, tx: Connection, moves: Iterable[Move], rows: Sequence[Statement]) -> list[Claim]:
         """Hold and advance in one round trip, which begins the transaction; the statements of ``rows`` go with it.
 
-        Returns the claims as they are after COMMIT. Raises Fenced; then no statement of ``rows`` has run.
+        Returns the claims as they are after COMMIT. Raises Fenced before any statement of ``rows`` has run.
         """
         return hold_and_advance(self.group_connection(tx), moves, self._settings, rows)
 
@@ -115,11 +116,11 @@ class GroupLedger(GroupTransactions):
             return hold_and_advance(tx, moves, self._settings)
 
     def record_attempts(self, tx: Connection, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
-        """Store how often a record was tried, and what happens next; also after :meth:`advance`, in its transaction.
+        """Store how often records were tried, and what happens next; may follow :meth:`advance` in its transaction.
 
         An attempt without an error is about to begin: if another process claims the partition before a release, this
-        process counts as crashed in the attempt. An advance or a reset clears the attempt; a release keeps it. Returns
-        the claims as they are after COMMIT. Raises Fenced unless all of them are current.
+        process counts as crashed in the attempt. An advance or a reset deletes the attempt; a release keeps it. Returns
+        the claims as they are after COMMIT. Raises Fenced unless all claims are current.
         """
         return record_attempts(self.group_connection(tx), noted)
 
@@ -129,10 +130,10 @@ class GroupLedger(GroupTransactions):
             return self.record_attempts(tx.connection, noted)
 
     def record_suspects(self, tx: Connection, noted: Iterable[SuspectNote]) -> None:
-        """Store the suspect range of partitions, and which part of it is applied next.
+        """Store the partitions' suspect ranges, and which part of each is applied next.
 
-        The end of a range is stored once: a later end does not change it. If another process claims the partition
-        before a release, this process counts as crashed in the part. An advance beyond the range, or a reset, clears
+        The end of a range is stored once, and a later call does not change it. If another process claims the partition
+        before a release, this process counts as crashed in the part. An advance beyond the range, or a reset, deletes
         the range. Raises Fenced unless all claims are current.
         """
         record_suspects(self.group_connection(tx), noted)
@@ -170,7 +171,7 @@ class GroupLedger(GroupTransactions):
         return Claimed(granted, refused, tuple(stalled), ended)
 
     def standby(self) -> StandbyRequired | None:
-        """The open reload that this version has to wait for, as the error that :meth:`claim` would raise; else None.
+        """The open reload for which this version has to wait, as the error that :meth:`claim` would raise; or None.
 
         For use before joining Kafka's group. One round trip, unless this version is newer than the group's. Raises
         GroupForgotten as a claim would.
@@ -184,7 +185,7 @@ class GroupLedger(GroupTransactions):
             return next((run for run in _claim.open_reloads(tx) if run.version == self.version), None)
 
     def differs(self, topics: Collection[str]) -> DeclarationDiffers | None:
-        """The DeclarationDiffers that :meth:`claim` would raise for these topics, None if it would raise none.
+        """The DeclarationDiffers that :meth:`claim` would raise for these topics, or None.
 
         For use before joining Kafka's group. Raises HandlerOutdated if a worker with ``accept_declaration``
         has replaced this one's tables.
@@ -214,20 +215,20 @@ class GroupLedger(GroupTransactions):
             _claim.refuse_forgotten(group)
 
     def open_reloads(self) -> list[StandbyRequired]:
-        """The open reloads that workers of newer versions wait for as standbys."""
+        """The open reloads for which workers of newer versions wait as standbys."""
         with self._plain_read() as tx:
             return _claim.open_reloads(tx)
 
     def outcome_of(self, run: UUID) -> tuple[str, str | None] | None:
-        """A reload's state and error; None if the ledger does not have the run, or no longer."""
+        """A reload's state and error; None if the ledger does not have the run (any more)."""
         with self._plain_read() as tx:
             row = tx.execute(GROUPS["outcome_of_run"], run=run).one_or_none()
             return None if row is None else (row.state, row.error)
 
     def release(self, claims: Iterable[Claim]) -> None:
-        """Give claims back, so that the next owner's claim counts no crash.
+        """Release claims, so that the next owner's claim counts no crash.
 
-        Works also after a reset, a pause or a newer version has drawn another token, because these keep the owner.
+        Also works after a reset, a pause or a newer version has drawn another token, because these keep the owner.
         Partitions that another process has claimed since are not changed.
         """
         ordered = sorted(claims, key=lambda claim: claim.partition)
@@ -239,8 +240,8 @@ class GroupLedger(GroupTransactions):
     def record_stops(self, stops: Iterable[PartitionStopped]) -> set[Partition]:
         """Store why partitions are stopped, with the choices; the next claim, reset or commit clears it.
 
-        A stop is not stored if the claim under which the partition stopped (``token``) is no longer current (I2). Waits
-        at most 50 ms for a row; returns the partitions whose row stayed locked, so that their stop is not stored.
+        Does not store a stop if the claim under which the partition stopped (``token``) is no longer current (I2).
+        Waits at most 50 ms for a row. Returns the partitions whose stop was not stored because the row stayed locked.
         """
         locked: set[Partition] = set()
         for stop in sorted((stop for stop in stops if stop.token is not None), key=lambda stop: stop.partition):
@@ -282,10 +283,10 @@ class GroupLedger(GroupTransactions):
     ) -> Position:
         """Reset a partition's position to ``to``; a running worker is fenced and resumes there.
 
-        Records who, from where, to where and why; ``reason`` may not be empty. ``log`` is the log's start and end
+        Records the actor, both positions and the reason, which may not be empty. ``log`` is the log's start and end
         offset as the brokers report them now, ``(start, end)``, and ``to`` must be in it; ``log=None`` skips that
         check. ``expected`` makes it a compare-and-set: Fenced if the partition is at another offset. ``topic_id`` is
-        the new id of a recreated topic. ``lost`` says why the records in between are skipped.
+        the new id of a recreated topic. ``lost`` is the reason for skipping the records in between.
 
         Records that no worker will apply become rows of ``lost_range``:
 
@@ -294,11 +295,12 @@ class GroupLedger(GroupTransactions):
         - if the log ends before the position (by ``log``, or when a worker stopped there), the records in between;
         - if the log begins after the position (by ``log``), the records before its start.
 
-        Written rows are not changed: records that are read again are applied again. This is refused (ConfigError) if a
-        pipeline adds them to sums; then a ``log`` that ends before the position shows a truncation only together with
-        ``expected``, because ``log`` may be older than the position. Waits for the open batch, at most
-        ``Limits.transaction_age`` seconds. Raises ConfigError for an offset outside ``log``, Fenced for one at or past
-        the position if its log was truncated and written again, and no worker has seen where it ended.
+        Written rows are not changed: records that are read again are applied again. If a pipeline adds them to sums,
+        such a reset is refused (ConfigError), except after a truncation. To show one by a ``log`` that ends before the
+        position, also pass ``expected``: otherwise ``log`` may be older than the position. Waits for the open batch, at
+        most ``Limits.transaction_age`` seconds. Raises ConfigError for an offset outside ``log``. Raises Fenced for an
+        offset at or past the position if the log was truncated and written again, and no worker has seen where it
+        ended.
         """
         actor = admin_actions.operator(actor)
         with self.begin(lock_wait=self.limits.transaction_age) as tx:
@@ -315,7 +317,7 @@ class GroupLedger(GroupTransactions):
             )
 
     def last_reset(self, partition: Partition | tuple[str, int]) -> LastReset | None:
-        """An operator's last reset of a partition: target, actor, reason and time; None if there was none."""
+        """An operator's last reset of a partition: target, actor, reason and time; None without one."""
         with self.begin() as tx:
             return admin_actions.last_reset(tx, Partition(*partition))
 
@@ -335,7 +337,7 @@ class GroupLedger(GroupTransactions):
     def record_action(
         self, action: str, partition: Partition, from_offset: int, to_offset: int, *, reason: str
     ) -> None:
-        """Write a change that this process has detected (a failover that lost commits) to ``admin_action``."""
+        """Record in ``admin_action`` a change that this process has detected, such as a failover that lost commits."""
         with self.begin() as tx:
             admin_actions.record_action(
                 tx,
@@ -359,7 +361,7 @@ class GroupLedger(GroupTransactions):
     def _claim(
         self, claimant: Claimant, wanted: Sequence[Partition], patient: bool
     ) -> tuple[dict[Partition, Claim], list[Partition]]:
-        """Claim all at once; if another transaction blocks that for too long, one by one."""
+        """Claim all partitions in one transaction; if another one blocks that for too long, claim one by one."""
         if patient and (claims := self._claim_together(claimant, wanted, None)) is not None:
             return claims, []
         granted: dict[Partition, Claim] = {}

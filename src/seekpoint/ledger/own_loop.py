@@ -1,4 +1,4 @@
-"""``Ledger``: the public methods, for loops of users and for readers of positions."""
+"""``Ledger``: the public methods, for users' own loops and for readers of positions."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Ledger:
     """A group's positions and claims, stored in the database that holds its results.
 
     ``engine`` is a SQLAlchemy ``Engine`` or URL on ``postgresql+psycopg``; ``version`` the handler's version: a claim
-    by an older one is refused. ``tables`` are the tables that records are written to, of all topics or as
-    ``{topic: tables}``; if the group writes a topic's records to other tables, a claim is refused (DeclarationDiffers),
-    unless its version is higher or ``accept_declaration`` is True. If an operator has forgotten the group, a claim is
-    refused (GroupForgotten), unless ``accept_forgotten`` is the time that the error names: then it starts again as a
-    new group. Creating it does no I/O. Safe to share between threads. Methods with a ``tx`` run in the caller's
-    transaction, the others open one. :class:`seekpoint.admin.Admin` pauses groups and resets positions.
+    by an older one is refused. ``tables`` are the tables to which records are written, of all topics or as ``{topic:
+    tables}``. If the group writes a topic's records to other tables, a claim is refused (DeclarationDiffers), unless
+    its version is higher or ``accept_declaration`` is True. If an operator has forgotten the group, a claim is refused
+    (GroupForgotten), unless ``accept_forgotten`` is the time in that error: then the group starts again as a new one.
+    Creating it does no I/O. Safe to share between threads. Methods with a ``tx`` run in the caller's transaction, the
+    others open one. :class:`seekpoint.admin.Admin` pauses groups and resets positions.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class Ledger:
     ) -> Claimed:
         """Claim partitions: draw new tokens, and return the committed position of each.
 
-        ``topic_ids`` are the brokers' current ids; ``start`` gives the first positions of a topic that has no row
-        yet, and is called once, under the lock of the group's row. Waits for transactions in flight, at most
+        ``topic_ids`` are the brokers' current ids; ``start`` returns the first positions of a topic without rows, and
+        is called once, under the lock of the group's row. Waits for transactions in flight, at most
         ``Limits.claim_wait`` seconds; then claims one by one, so that a stalled holder costs one partition, and ends
         transactions older than ``Limits.transaction_age``. ``patient=False``, for partitions that were stalled a moment
         ago: claims one by one from the start, and waits at most 50 ms for each.
@@ -85,14 +85,14 @@ class Ledger:
         return self._ledger.hold(tx, expected)
 
     def advance(self, tx: Connection, moves: Iterable[Move], transaction: str | None = None) -> list[Claim]:
-        """Compare again and move the positions, or raise Fenced; write rows before it, and then only COMMIT.
+        """Compare again and move the positions, or raise Fenced; write your rows before, and only COMMIT after it.
 
         Returns the claims as they are after COMMIT; use them only then.
         """
         return self._ledger.advance(tx, moves, transaction)
 
     def release(self, claims: Iterable[Claim]) -> None:
-        """Give claims back, so that the next owner's claim counts no crash.
+        """Release claims, so that the next owner's claim counts no crash.
 
         Partitions that another process has claimed since are not changed.
         """
@@ -103,7 +103,7 @@ class Ledger:
         self._ledger.draw_owner()
 
     def standby(self) -> StandbyRequired | None:
-        """The open reload that this version has to wait for, as the error that :meth:`claim` would raise; else None.
+        """The open reload for which this version has to wait, as the error that :meth:`claim` would raise; or None.
 
         For use before joining Kafka's group. Raises GroupForgotten as a claim would.
         """
@@ -126,11 +126,11 @@ class Ledger:
     ) -> Passed:
         """Wait until the stored position is past ``offset``, to read the record's rows; at most ``timeout`` seconds.
 
-        ``applied`` of the result says whether the record was applied, ``state`` and ``unread`` why it was not. After a
-        rewind it waits again. ``topic_id`` (the brokers' id of the topic) distinguishes a recreated topic; without it,
-        the stored id is used. Polls by single short statements, and holds no transaction or connection in between.
-        Raises NotApplied (a TimeoutError) after ``timeout`` or if the topic was recreated; also for a group or a
-        partition that no worker has claimed so far. Raises ConfigError for an invalid partition or offset.
+        The result's ``applied`` says whether the record was applied, ``state`` and ``unread`` why not. After a rewind
+        it waits again. ``topic_id``, the brokers' id of the topic, distinguishes a recreated topic; the default is the
+        stored id. Polls with short single statements, and holds no transaction or connection in between. Raises
+        NotApplied (a TimeoutError) after ``timeout`` or if the topic was recreated; also for a group or a partition
+        that no worker has claimed so far. Raises ConfigError for an invalid partition or offset.
         """
         return self._ledger.wait_until_applied(topic, partition, offset, timeout, topic_id=topic_id)
 

@@ -21,7 +21,7 @@ from seekpoint.records import Partition
 class Stop:
     """Why a partition is stopped: ``kind`` is the error's name, ``choices`` lists the decisions.
 
-    ``log_end`` is where the log ended, if the worker that stopped with OffsetLost has seen it; else None.
+    ``log_end`` is where the log ended, if the worker that stopped with OffsetLost has seen that; otherwise None.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Stop:
 
     @property
     def is_by_retention(self) -> bool:
-        """Whether retention has deleted the record at the stop: the log ended after it, and no truncation did it."""
+        """Whether retention, not a truncation, has deleted the record at the stop: the log ended after it."""
         return self.kind == "OffsetLost" and self.log_end is not None and self.log_end > self.offset
 
 
@@ -52,7 +52,7 @@ class Position:
     running. ``attempt_error`` is the last error, ``retry_at`` the time of the next attempt, ``attempt_policy`` the
     failure policy after the last one. Records up to ``suspect_end`` may crash their process, so they are applied in
     parts; the part up to ``suspect_part_end`` is being applied (``suspect_running``) or has crashed. ``stop`` is why
-    the partition is stopped, None if it is not.
+    the partition is stopped, if it is.
     """
 
     partition: Partition
@@ -87,7 +87,7 @@ _KEPT = {field.name for field in fields(Position)} - {"partition", "stop"}
 def position(row: Row[Any]) -> Position:
     """The Position of a row of ``partition_state``."""
     columns = {name: value for name, value in row._asdict().items() if name in _KEPT}
-    if not row.attempts:  # its only attempt was cancelled, and is not counted
+    if not row.attempts:  # the only attempt was cancelled, and does not count
         columns["attempt_offset"] = None
     if row.suspect_end is not None and row.suspect_end <= row.next_offset:
         columns["suspect_end"] = None

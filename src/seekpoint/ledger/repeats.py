@@ -13,7 +13,7 @@ from seekpoint.ledger.sql import GROUPS
 
 
 def tables_with_sums(declared: Mapping[str, Any] | None, topic: str) -> tuple[str, ...]:
-    """The tables in which sinks sum a topic's records, as the group's workers have declared."""
+    """The tables with sums of a topic's records, as the group's workers have declared."""
     sinks = ((declared or {}).get(topic) or {}).get("sinks", ())
     return tuple(sorted({table for sink in sinks if sink.get("aggregates") for table in sink["tables"]}))
 
@@ -21,8 +21,8 @@ def tables_with_sums(declared: Mapping[str, Any] | None, topic: str) -> tuple[st
 def is_applied_again(tx: GroupConnection, row: Position, to: int, rewritten_from: int | None) -> bool:
     """Whether a reset to ``to`` makes workers apply records again.
 
-    From ``rewritten_from`` on, offsets belong to other records now; None if they do not, or if that is not certain.
-    Records before the first offset were never applied; nor were those that the last reset skipped, if the partition is
+    From ``rewritten_from`` on, offsets now belong to other records; None if they do not, or if that is not certain.
+    Records before the first offset were never applied. Nor were those that the last reset skipped, if the partition is
     still at that reset's target.
     """
     end = row.next_offset if rewritten_from is None else rewritten_from
@@ -34,7 +34,7 @@ def is_applied_again(tx: GroupConnection, row: Position, to: int, rewritten_from
 
 
 def require_counted_once(tx: GroupConnection, row: Position, to: int, rewritten_from: int | None) -> None:
-    """Raise ConfigError for a reset by which sums would count records twice (I1)."""
+    """Raise ConfigError for a reset after which sums would count records twice (I1)."""
     group = tx.execute(GROUPS["read"]).one_or_none()
     tables = () if group is None else tables_with_sums(group.declared, row.partition.topic)
     if tables and is_applied_again(tx, row, to, rewritten_from):

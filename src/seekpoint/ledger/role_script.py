@@ -1,4 +1,4 @@
-"""The SQL that creates the roles of a ledger and grants each of them only what it needs."""
+"""The SQL that creates a ledger's roles, and grants to each only the privileges that it needs."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ END $seekpoint$;
 def role_script(
     *, schema: str = DEFAULT_SCHEMA, names: Mapping[Role, str] | None = None, targets: Collection[str] = ()
 ) -> str:
-    """SQL for psql that creates the roles and grants each what it needs on the ledger; one transaction, repeatable.
+    """SQL for psql that creates the roles and grants their privileges on the ledger; one transaction, repeatable.
 
     ``names`` replaces ``seekpoint_owner``, ``seekpoint_writer`` and so on; ``targets`` are tables that pipelines write,
-    as ``schema.table`` or ``table``. Raises ConfigError for a name that Postgres would truncate, for two roles of one
+    as ``schema.table`` or ``table``. Raises ConfigError for a name that Postgres would truncate, for two roles with one
     name, and for an empty target.
     """
     chosen = {role: (names or {}).get(role, f"seekpoint_{role}") for role in Role}

@@ -1,4 +1,4 @@
-"""The roles that use a ledger, and the rights on its tables that each needs."""
+"""The roles that use a ledger, and the privileges that each needs on its tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 
 class Role(StrEnum):
-    """Who uses a ledger. The owner, who migrates it, has every right on its tables without a grant."""
+    """A role that uses a ledger. The owner, which migrates it, has all privileges on its tables without a grant."""
 
     OWNER = "owner"
     WRITER = "writer"
@@ -19,7 +19,8 @@ class Role(StrEnum):
     READER = "reader"
     """Reads the views for dashboards, and the columns for exporters; no keys, values, headers or errors."""
     STAGER = "stager"
-    """Runs reloads, batches and exports: has a writer's rights and those on jobs' tables, and a schema for each run."""
+    """Runs reloads, batches and exports: a writer's privileges, those on jobs' tables, and a schema for each run.
+    """
 
 
 Rights = Mapping[str, tuple[str, ...]]
@@ -71,7 +72,7 @@ COLUMNS: Mapping[Role, Rights] = MappingProxyType(
         }
     }
 )
-"""The columns, by table, that a role may read in tables that it may not read as a whole."""
+"""The columns that a role may read of a table that it may not read as a whole, by table."""
 
 ON_DATABASE: Mapping[Role, tuple[str, ...]] = MappingProxyType(
     {Role.WRITER: ("TEMPORARY",), Role.STAGER: ("CREATE", "TEMPORARY")}

@@ -1,4 +1,4 @@
-"""Connections whose statements run on the ledger's tables in the installed schema, or on one group's rows there."""
+"""Connections for statements on the ledger's tables in the installed schema, or on one group's rows there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seekpoint.postgres import round_trip
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.round_trip import Statement, array
 
-# The prefix of the application_name of all workers' transactions: the next owner and operators find them by it.
+# The prefix of application_name in all workers' transactions: the next owner and operators find them by it.
 APPLICATION = "seekpoint "
 
 Question = tuple[Query, Mapping[str, Any]]
@@ -36,7 +36,7 @@ class SchemaConnection:
     def execute(
         self, statement: Executable | Query, mappings: Sequence[Mapping[str, Any]] | None = None, /, **parameters: Any
     ) -> CursorResult[Any]:
-        """Run a statement once, or for each of ``mappings`` (pipelined): for values that are too large for arrays."""
+        """Run a statement once, or for each of ``mappings`` (pipelined), if the values are too large for arrays."""
         arguments = (
             self._parameters(parameters) if mappings is None else [self._parameters(mapping) for mapping in mappings]
         )
@@ -45,14 +45,14 @@ class SchemaConnection:
         return self.connection.execute(statement, arguments, execution_options=self._options)
 
     def stream(self, query: Query, at_once: int, **parameters: Any) -> CursorResult[Any]:
-        """Run a statement whose rows do not fit into memory: they are read as the server sends them."""
+        """Run a statement whose rows do not fit into memory; reads them as the server sends them."""
         options = {**self._options, "stream_results": True, "yield_per": at_once}
         return self.connection.exec_driver_sql(query.in_schema(self.schema), self._parameters(parameters), options)
 
     def fetch_one(self, query: Query, **parameters: Any) -> Any:
         """The only row of a statement that is run for every batch.
 
-        On a worker's connection the driver runs it: SQLAlchemy's overhead would take as long as the server's work.
+        On a worker's connection the driver runs it, because SQLAlchemy would take as long as the server's work.
         """
         if not isinstance(self.connection, HandlerConnection):
             return self.execute(query, **parameters).one()
@@ -61,7 +61,7 @@ class SchemaConnection:
         return row
 
     def run_with(self, questions: Sequence[Question], following: Sequence[Statement]) -> list[tuple[Any, ...]]:
-        """The only row of each question. ``following`` is sent in the same round trip, on a worker's connection only.
+        """The only row of each question. On a worker's connection, ``following`` is sent in the same round trip.
 
         Raises StatementFailed for an error of ``following``.
         """
@@ -73,14 +73,14 @@ class SchemaConnection:
     def fetch_each(self, *questions: Question) -> list[list[tuple[Any, ...]]]:
         """The rows of each of these statements; in one round trip with BEGIN if they begin the transaction.
 
-        The driver runs them, with arrays as text: adapting a thousand values, in the driver or in SQLAlchemy, would
-        take as long as the server's work. Errors are raised as SQLAlchemy raises them.
+        The driver runs them, with arrays as text: to adapt a thousand values, in the driver or in SQLAlchemy, would
+        take as long as the server's work. Raises errors as SQLAlchemy does.
         """
         connection, driver = self.connection, cast("Any", self.connection.connection.driver_connection)
         try:
             return round_trip.rows_of(driver, *(self._for_driver(*question) for question in questions))
         except psycopg.Error as error:
-            if driver.closed:  # else SQLAlchemy's ROLLBACK fails, and its error replaces this one
+            if driver.closed:  # otherwise SQLAlchemy's ROLLBACK fails, and that error replaces this one
                 connection.invalidate(error)
             raise DBAPIError.instance("", None, error, psycopg.Error, dialect=connection.dialect) from error
 

@@ -37,10 +37,10 @@ STRANGER = (
 
 
 def check(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
-    """Return if the ledger's tables are at :data:`HEAD`, or at a newer revision that is marked as compatible with it.
+    """Return if the ledger's tables are at :data:`HEAD`, or at a newer revision marked as compatible with it.
 
     Raises :class:`SchemaMismatch`, with both revisions and the command to run, if the tables are missing, older or
-    newer, or if the database's encoding is not UTF8, because no other encoding stores every error's text. Reads only
+    newer, or the database's encoding is not UTF8: no other encoding stores every error's text. Reads only
     ``<schema>.alembic_version``.
     """
     refuse_other_encoding(connection)
@@ -68,7 +68,7 @@ def _is_compatible(connection: Connection, schema: str, revision: str) -> bool:
 def current(connection: Connection, schema: str = DEFAULT_SCHEMA) -> str | None:
     """Return the revision of the ledger's tables in this database, or None if there are none.
 
-    Raises :class:`SchemaMismatch` if the version table has several revisions: it is another Alembic's.
+    Raises :class:`SchemaMismatch` if the version table has several revisions: then it is another Alembic's.
     """
     versions = version_table(schema)
     if not inspect(connection).has_table(versions.name, schema=versions.schema):

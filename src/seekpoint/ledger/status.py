@@ -1,7 +1,7 @@
 """Writes the rows that operators read: workers' states, samples of positions and logs, declarations.
 
-Each transaction is short, separate and bounded. No worker decides by these rows; a reset reads the declarations, to
-protect sums.
+Each transaction is short, separate and bounded. No worker bases a decision on these rows; a reset reads the
+declarations, to protect sums.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TIMEOUT = 1.0  # seconds, for each statement
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
-    """Where a worker runs, for operators; ``library`` is the version of Seekpoint."""
+    """The process of a worker, for operators; ``library`` is the version of Seekpoint."""
 
     host: str
     pid: int
@@ -60,13 +60,13 @@ class StatusTables:
             tx.execute(STATUS["insert_samples"], owner=self._owner, **arrays(rows, *_SAMPLED))
 
     def prune(self, partitions: Collection[Partition]) -> None:
-        """Delete samples of these partitions that are too old, and workers that were not seen for a day."""
+        """Delete outdated samples of these partitions, and workers that were not seen for a day."""
         with self._begin() as tx:
             tx.execute(STATUS["prune_samples"], **asking_for(sorted(partitions)))
             tx.execute(STATUS["delete_unseen"])
 
     def declare(self, declared: Mapping[str, Any]) -> None:
-        """Store what the pipeline declares, by topic; no effect if the group is at another handler version."""
+        """Store the pipeline's declarations by topic; no effect if the group is at another handler version."""
         with self._begin() as tx:
             tx.execute(STATUS["store_declared"], version=self._ledger.version, declared=Jsonb(dict(declared)))
 

@@ -1,6 +1,6 @@
-"""The ledger's tables, as SQLAlchemy metadata. A test compares them with what the migrations build.
+"""The ledger's tables, as SQLAlchemy metadata. A test compares them with the result of the migrations.
 
-Every table is in schema ``seekpoint`` here; a statement replaces that by the installed name when it runs
+Every table is in schema ``seekpoint`` here; when a statement runs, the installed name replaces that
 (:func:`in_schema`). Offsets are bigint everywhere, times are the database's.
 """
 
@@ -56,7 +56,7 @@ metadata = MetaData(
 
 
 def in_schema(schema: str) -> Mapping[str, Any]:
-    """Execution options that replace the default schema by ``schema``, for one statement."""
+    """Execution options that replace the default schema with ``schema``, for one statement."""
     return {"schema_translate_map": {DEFAULT_SCHEMA: schema}}
 
 
@@ -77,7 +77,7 @@ def _optional(**kinds: Any) -> list[Column[Any]]:
     return [Column(name, kind) for name, kind in kinds.items()]
 
 
-# The row that statements about the whole group lock first, and whose FOR SHARE lock every claim and reset takes.
+# Statements about the whole group lock this row first; every claim and reset locks it FOR SHARE.
 consumer_group = Table(
     "consumer_group",
     metadata,
@@ -94,7 +94,7 @@ consumer_group = Table(
     ),
 )
 
-# One row per partition; the hot row of every commit. No further index and a low fillfactor: updates stay HOT.
+# One row per partition; the hot row of every commit. No further index, and a low fillfactor, so that updates are HOT.
 partition_offset = Table(
     "partition_offset",
     metadata,
@@ -111,7 +111,7 @@ partition_offset = Table(
     Column("record_time", DateTime(timezone=True), comment="timestamp of the last applied record"),
     PrimaryKeyConstraint("consumer_group", "topic", "partition"),
     CheckConstraint("next_offset >= 0", name="next_offset"),
-    # Not `postgresql_with=`: SQLAlchemy 2.0 has it for indexes only. The migration sets these; a test compares.
+    # Not `postgresql_with=`: SQLAlchemy 2.0 has that only for indexes. The migration sets these; a test compares.
     info={
         "storage": {
             "fillfactor": "50",
@@ -122,8 +122,8 @@ partition_offset = Table(
 )
 
 # A partition has a row here only while something is wrong with it: its owners crashed, a record is tried again, records
-# may crash their process, or it is stopped. Statements lock the partition's row above first, and use this table in a
-# later statement of the transaction: so they see what the lock's last holder has committed.
+# may crash their process, or it is stopped. Transactions lock the partition's row above first, and read this table in a
+# later statement, so that they see the commit of the lock's previous holder.
 partition_trouble = Table(
     "partition_trouble",
     metadata,
@@ -159,7 +159,7 @@ partition_trouble = Table(
     ),
 )
 
-# Which tables the records of a topic are written to: two pipelines under one group name must not divide a topic.
+# The tables to which a topic's records are written: two pipelines with one group name must not divide a topic.
 group_topic = Table(
     "group_topic",
     metadata,
@@ -214,7 +214,7 @@ dead_letter = Table(
     CheckConstraint("state <> 'waiting' OR retry_at IS NOT NULL", name="retry"),
 )
 _dead_letter = dead_letter.c
-# Not applied, and may still be. Literals, so that the planner matches the partial indexes in a prepared statement, too.
+# Not applied, and may still be. Literals, so that prepared statements match the partial indexes, too.
 IS_OPEN = _dead_letter.state.in_(
     [literal_column("'dead_lettered'"), literal_column("'blocked'"), literal_column("'waiting'")]
 )
@@ -227,8 +227,9 @@ Index(
     _dead_letter.record_offset,
     postgresql_where=IS_OPEN,
 )
-# Finds each key's first open dead letter, skipping from key to key. By topic id, so that dead letters of an earlier
-# topic are not read. By hash, because a key of over 2,700 bytes fits into no index: its record could not be inserted.
+# Finds each key's first open dead letter, skipping from key to key. Has the topic id, so that dead letters of an
+# earlier topic are not read. Has the key's hash, because no index takes a key of over 2,700 bytes: its dead letter
+# could not be inserted.
 Index(
     "dead_letter_key_idx",
     _dead_letter.consumer_group,
@@ -238,7 +239,7 @@ Index(
     _dead_letter.record_offset,
     postgresql_where=and_(IS_OPEN, _dead_letter.key.is_not(None)),
 )
-# Finds the waiting records of a partition that are due first.
+# Finds a partition's waiting records that are due first.
 Index(
     "dead_letter_waiting_idx",
     _dead_letter.consumer_group,
@@ -277,9 +278,9 @@ admin_action = Table(
 _action = admin_action.c
 # Finds the last resets of a partition among all actions: every replay and discard is a row, too.
 IS_RESET = _action.action == literal_column("'reset'")
-LOWER_FIRST = "lower first offset"  # of a reset to before the first offset: the records in between had not been applied
-TAKE_BACK = "take back"  # of a reset that rebuilt the tables: the records in between no longer have rows
-BEGUN_AGAIN = "begin again"  # of a start that accepts that the group was forgotten: its positions are new
+LOWER_FIRST = "lower first offset"  # a reset to before the first offset: the records in between had not been applied
+TAKE_BACK = "take back"  # a reset that rebuilt the tables: the records in between no longer have rows
+BEGUN_AGAIN = "begin again"  # a start that accepts that the group was forgotten: the positions are new
 Index(
     "admin_action_reset_idx",
     _action.consumer_group,
@@ -289,14 +290,14 @@ Index(
     postgresql_where=IS_RESET,
 )
 
-# One run of a job. A reload builds the tables of its groups again next to the live ones. The driver holds this row's
-# lock during each step; another driver that takes over raises the epoch, and the first one's next step fails.
+# One run of a job. A reload rebuilds the tables of its groups next to the live ones. The driver holds this row's lock
+# during each step; a driver that takes over raises the epoch, so that the earlier driver's next step fails.
 RELOAD_CLOSED = ("verified", "cut_over", "aborted", "failed")
 RELOAD_STATES = ("opened", "staging", "staged", "indexed", "catching_up", "compared", *RELOAD_CLOSED)
 BATCHES = ("batch", "reprocess")  # they write as a worker does
 STRATEGIES = ("merge", "swap", "verify", *BATCHES)
 PUBLISHING = ("merge", "swap")  # they replace live tables with rebuilt ones
-FRAMES_MARK = "frames_"  # part of the schema's name of a run that rebuilds a SparkPipeline's tables
+FRAMES_MARK = "frames_"  # part of the schema's name, for a run that rebuilds a SparkPipeline's tables
 reload_run = Table(
     "reload_run",
     metadata,
@@ -335,7 +336,7 @@ reload_position = Table(
     PrimaryKeyConstraint("run", "consumer_group", "topic", "partition"),
 )
 
-# One row for each attempt at a range: written in the transaction that stages the attempt's rows.
+# One row for each attempt at a range, written in the transaction that stages the attempt's rows.
 reload_staged = Table(
     "reload_staged",
     metadata,
@@ -355,7 +356,7 @@ reload_staged = Table(
     PrimaryKeyConstraint("run", "table_name"),
 )
 
-# An exported file counts from the commit of its row on. Rows of one topic id and partition leave no gaps, so that an
+# An exported file counts once its row is committed. Rows of one topic id and partition leave no gaps, so that an
 # archive can replace records that the log has lost.
 export_manifest = Table(
     "export_manifest",
@@ -381,8 +382,8 @@ export_manifest = Table(
     CheckConstraint("to_offset > from_offset", name="range"),
 )
 
-# Inserted before an export writes its first file. File names have the id: files with unknown ids are another
-# database's.
+# Inserted before an export writes its first file. File names have the id: files with unknown ids belong to another
+# database.
 export_run = Table(
     "export_run",
     metadata,
@@ -421,7 +422,7 @@ position_sample = Table(
     PrimaryKeyConstraint("consumer_group", "topic", "partition", "at"),
 )
 
-# The records that a reprocess could not apply, complete.
+# Complete records that a reprocess could not apply.
 reprocess_dead_letter = Table(
     "reprocess_dead_letter",
     metadata,
@@ -460,7 +461,7 @@ replay_request = Table(
     Index(None, "consumer_group", "id"),
 )
 
-# The views, whose SQL is in the migration. Readers of them need no right on a table.
+# The views, whose SQL is in the migration. Their readers need no privileges on tables.
 _views = MetaData(schema=DEFAULT_SCHEMA)
 lag = Table(
     "lag",

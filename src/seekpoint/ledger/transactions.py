@@ -1,4 +1,4 @@
-"""Transactions on the ledger's tables: durable, with bounded waits for locks, under a name that operators find."""
+"""Transactions on the ledger's tables: durable, with bounded waits for locks, and with a name for operators."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GroupTransactions:
 
     @contextmanager
     def apart(self) -> Iterator[Self]:
-        """A copy with separate connections, closed when the block ends: it takes none from the engine's pool."""
+        """A copy with connections outside of the engine's pool, closed when the block ends."""
         copied = copy(self)
         with separate_engine(self.engine) as copied.engine:
             yield copied
@@ -43,7 +43,7 @@ class GroupTransactions:
         return GroupConnection(connection, self.schema, self.group)
 
     def configure(self, tx: Connection, lock_wait: float | None = None) -> None:
-        """Make a transaction durable, also with ``synchronous_commit=False``, and bound its lock waits (seconds).
+        """Make a transaction durable, even with ``synchronous_commit=False``, and bound its lock waits (seconds).
 
         The first statement of each transaction except a batch's; ``lock_wait`` is ``Limits.claim_wait`` by default.
         """
@@ -63,7 +63,7 @@ class GroupTransactions:
 
     @contextmanager
     def begin(self, lock_wait: float | None = None) -> Iterator[GroupConnection]:
-        """Begin a transaction of the ledger: durable, and with bounded lock waits."""
+        """Begin a durable transaction with bounded lock waits."""
         with self._transaction() as tx:
             self.configure(tx.connection, lock_wait)
             yield tx
@@ -87,7 +87,7 @@ class GroupTransactions:
 def unless_locked(
     transaction: AbstractContextManager[GroupConnection], step: Callable[[GroupConnection], T]
 ) -> T | None:
-    """Run ``step`` in the transaction; None if a lock was not granted in time."""
+    """Run ``step`` in a transaction; None if a lock was not granted in time."""
     try:
         with transaction as tx:
             return step(tx)

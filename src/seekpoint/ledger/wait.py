@@ -25,7 +25,7 @@ from seekpoint.records import Partition, State
 # A poll costs the server one lookup by primary key. The pause between two polls is a share of the time waited so far,
 # within bounds (seconds): the answer is late by at most that share, and a long wait costs ten polls a second.
 SHORTEST, LONGEST, SHARE = 0.005, 0.1, 0.25
-ENDS_BY_ITSELF = TopicUnknown.__name__  # the kind of a stop that ends without an operator
+ENDS_BY_ITSELF = TopicUnknown.__name__  # a stop of this kind ends without an operator
 
 Look = Callable[[], AbstractContextManager[GroupConnection]]
 """Lends a connection for one statement outside of any transaction."""
@@ -33,11 +33,11 @@ Look = Callable[[], AbstractContextManager[GroupConnection]]
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What happened to the record at an offset that the partition's position has passed.
+    """The outcome of the record at an offset that the partition's position has passed.
 
-    ``position`` is the partition's ``next_offset``, ``state`` that of the record's dead letter, None if it has
-    none; ``unread`` says why it was not read (the position was reset across it, or the group started after it),
-    None if it was read. ``str()`` is one sentence for people.
+    ``position`` is the partition's ``next_offset``; ``state`` that of the record's dead letter, None without one.
+    ``unread`` says why the record was not read (the position was reset across it, or the group started after it), None
+    if it was read. ``str()`` is one sentence for people.
     """
 
     partition: Partition
@@ -85,7 +85,7 @@ class Wanted:
         return NotApplied(self.partition, self.offset, position, why)
 
     def ask(self, look: Look, statement: Query, **parameters: Any) -> Row[Any] | None:
-        """Run one statement, on a connection that is returned at once."""
+        """Run one statement, and return its connection at once."""
         with look() as scope:
             return scope.execute(
                 statement, topic=self.partition.topic, partition=self.partition.number, **parameters
@@ -99,16 +99,16 @@ def wait(look: Look, wanted: Wanted) -> Passed:
     while True:
         waiting: Passed | None = None
         row = wanted.ask(look, WAIT["passed_yet"])
-        if row is not None:  # else not claimed yet: a new group, or a partition that was just added
+        if row is not None:  # otherwise not claimed yet: a new group, or a new partition
             topic_id = topic_id or row.topic_id
             if row.topic_id == topic_id:
                 met = True
                 if row.next_offset > wanted.offset and (passed := _passed(look, wanted, topic_id)) is not None:
                     if passed.state is not State.WAITING:
                         return passed
-                    waiting = passed  # its retry decides
+                    waiting = passed  # the record's retry decides
                 if row.stop_kind not in {None, ENDS_BY_ITSELF} and row.next_offset <= wanted.offset:
-                    raise _stopped(look, wanted)  # it does not move before an operator has decided
+                    raise _stopped(look, wanted)  # the position does not move before an operator has decided
             elif met:
                 raise _recreated(wanted, row, topic_id)
         waited = monotonic() - began
@@ -125,7 +125,7 @@ def pause(waited: float) -> float:
 
 
 def _passed(look: Look, wanted: Wanted, topic_id: UUID) -> Passed | None:
-    """What happened to the record; None if the position was rewound meanwhile."""
+    """How the record ended; None if the position was rewound meanwhile."""
     row = wanted.ask(look, WAIT["became"], asked_offset=wanted.offset)
     if row is None or row.topic_id != topic_id or row.next_offset <= wanted.offset:
         return None
@@ -139,7 +139,7 @@ def _passed(look: Look, wanted: Wanted, topic_id: UUID) -> Passed | None:
 
 
 def _last_begin(look: Look) -> int:
-    """The id of the action by which the group last began again or was replaced: earlier resets do not count."""
+    """The id of the last action that began the group again or replaced it: earlier resets do not count."""
     with look() as scope:
         return int(scope.execute(FORGET["last_begin"]).scalar_one())
 
@@ -148,7 +148,7 @@ def _last_begin(look: Look) -> int:
 
 
 def _unclaimed(look: Look, wanted: Wanted) -> NotApplied:
-    """The error for a partition that no worker has claimed yet, or for a wrong name: the ledger cannot know which."""
+    """The error for an unclaimed partition or a wrong name, which the ledger cannot tell apart."""
     with look() as scope:
         if scope.execute(GROUPS["read"]).one_or_none() is None:
             why = f"there is no group {scope.group!r} in the ledger yet: start a worker, or check the name"
@@ -182,7 +182,7 @@ def _stopped(look: Look, wanted: Wanted) -> NotApplied:
 
 
 def _waiting(look: Look, wanted: Wanted, position: int) -> NotApplied:
-    """The error for a record that the position has passed, and that still waits for its retry."""
+    """The error for a record that the position has passed, but that still waits for its retry."""
     row = wanted.ask(look, WAIT["waiting"], asked_offset=wanted.offset)
     why = "its retry has just ended: wait again"
     if row is not None:
@@ -220,7 +220,7 @@ def _reason(wanted: Wanted, row: Row[Any], topic_id: UUID | None) -> str:
         return f"The partition has stopped at offset {row.stop_offset}: {row.stop_message}"
     if row.owner is None:
         return "No worker has claimed the partition: start one"
-    if row.attempt_offset is not None and row.attempts:  # at 0, the only attempt was cancelled
+    if row.attempt_offset is not None and row.attempts:  # with 0 attempts, the only attempt was cancelled
         return _attempt(row)
     moved = "It has not moved since it was first claimed:"
     if row.still is not None:

@@ -1,1 +1,1 @@
-"""Postgres: engines, a worker's session, the connection lent to handlers, pipelined statements, SQLSTATEs."""
+"""Postgres: engines, a worker's session, the handlers' connection, pipelined statements, SQLSTATEs."""

@@ -1,7 +1,7 @@
 """The connection for async handlers: its statements are awaited, and other tasks run until Postgres answers.
 
 SQLAlchemy runs a synchronous call in a greenlet, which can await (``sqlalchemy.util.concurrency``), and psycopg can
-wait with or without an event loop. So the worker's fenced connection serves both kinds of handlers.
+wait with or without an event loop. So the worker's one connection serves both kinds of handlers.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ CANCEL = 5.0  # seconds to ask the server to end the statement of a cancelled ta
 
 
 def engine_of_awaited() -> AsyncEngine:
-    """The engine that an AsyncConnection requires; connecting with it raises HandlerMisuse."""
+    """The engine that an AsyncConnection requires; to connect with it raises HandlerMisuse."""
     return create_async_engine("postgresql+psycopg://", async_creator=_refuse)
 
 
 async def _refuse() -> NoReturn:
     raise HandlerMisuse(
-        "the handler opened another connection from the engine of the connection it was lent: rows written there would "
-        "not be committed with the offset. Use the lent connection, or your own engine"
+        "the handler opened another connection from tx.engine: rows written there would not be committed with the "
+        "offset. Use tx itself, or your own engine"
     )
 
 
 @contextmanager
 def awaited(tx: HandlerConnection, engine: AsyncEngine, waits: Waits) -> Iterator[AsyncConnection]:
-    """The connection as an AsyncConnection: its statements are awaited, one after another, each within ``waits``.
+    """The connection as an AsyncConnection; awaits its statements one after another, each within ``waits``.
 
-    A task's statement waits until the one before it is answered. A statement without ``await`` (by
+    A task's statement waits until the previous one is answered. A statement without ``await`` (by
     ``tx.sync_connection``) raises SQLAlchemy's MissingGreenlet. If a task is cancelled in the middle of a statement,
     the transaction is aborted, as by an error: it can be rolled back to a savepoint, unless other tasks have used the
     connection since (HandlerMisuse).
     """
-    driver: Any = tx.driver  # within the block, this connection waits and locks differently
+    driver: Any = tx.driver  # within the block, this connection waits and locks in another way
     its_lock, its_wait = driver.lock, vars(driver).get("wait")
     was_cancelled, savepoints = asyncio.Event(), TaskSavepoints()
     driver.lock, driver.wait = AsyncAdaptedLock(), partial(waits, _wait, driver, was_cancelled, savepoints)
-    driver.cursor_factory = _cursors(driver.cursor_factory)  # HandlerConnection.lent() restores it
+    driver.cursor_factory = _cursors(driver.cursor_factory)  # HandlerConnection.lent() restores the class
     connection = AsyncConnection(engine, tx)
     try:
         with savepoints.watched(tx):
@@ -74,7 +74,7 @@ def awaited(tx: HandlerConnection, engine: AsyncEngine, waits: Waits) -> Iterato
         connection.sync_connection = None  # a later use would write in the next batch's transaction
         driver.lock = its_lock
         if its_wait is None:
-            del driver.wait  # the class's method is used again
+            del driver.wait  # restores the class's method
         else:
             driver.wait = its_wait
 
@@ -97,10 +97,12 @@ async def _answer(
     waits: Generator[Wait, Ready | int, Any],
     **options: Any,
 ) -> Any:
+    # Not in psycopg's wait, which might let another task cancel this one: nothing would then close the statement's
+    # pipeline if it was open.
     try:
         first = next(waits)
-    except StopIteration as ended:  # psycopg's wait might let other tasks run, and one cancel this one: after the
-        return ended.value  # pipeline of its statement was opened, nothing would close it
+    except StopIteration as ended:
+        return ended.value
     rest = _continued(first, waits)
     try:
         return await wait_async(rest, driver.fileno(), **options)
@@ -111,7 +113,7 @@ async def _answer(
 
 
 def _continued(wait: Wait, waits: Generator[Wait, Ready | int, Any]) -> Generator[Wait, Ready | int, Any]:
-    """``waits``, of which ``wait`` was taken already."""
+    """``waits``, continued after its first item ``wait``."""
     while True:
         try:
             wait = waits.send((yield wait))
@@ -128,11 +130,13 @@ async def _end_statement(
             async with asyncio.timeout(CANCEL):
                 await _cancel_until_answered(driver, waits, **options)
         except psycopg.Error:
-            pass  # the statement was canceled, or had failed
+            pass  # the statement was cancelled, or had failed
         except (TimeoutError, asyncio.CancelledError):
             driver.close()  # a late answer would be read as the next statement's
-    if driver.info.transaction_status == TransactionStatus.INTRANS:  # it succeeded, but its task does not know
-        driver.pgconn.exec_(b"ROLLBACK TO SAVEPOINT cancelled_with_its_task")  # aborts: there is no such savepoint
+    # The statement succeeded, but its task does not know.
+    if driver.info.transaction_status == TransactionStatus.INTRANS:
+        # Aborts the transaction: there is no such savepoint.
+        driver.pgconn.exec_(b"ROLLBACK TO SAVEPOINT cancelled_with_its_task")
 
 
 async def _cancel_until_answered(
@@ -140,14 +144,14 @@ async def _cancel_until_answered(
 ) -> None:
     while True:
         driver.cancel_safe(timeout=CANCEL)
-        with suppress(TimeoutError):  # the statement may have arrived after the request, which is lost then
+        with suppress(TimeoutError):  # a request that arrived before the statement had no effect
             async with asyncio.timeout(CANCEL_AGAIN):
                 await wait_async(waits, driver.fileno(), **options)
             return
 
 
 class _AllHere:
-    """Mixin for cursors that have read all rows when a statement is answered."""
+    """Mixin for cursors that have all rows once a statement is answered."""
 
     async def _async_soft_close(self) -> None:
         """SQLAlchemy's asyncio extension calls this on its adapters' cursors; there is nothing to close."""

@@ -30,14 +30,14 @@ from seekpoint.postgres.round_trip import (
 from seekpoint.postgres.sqlstates import INVALID_SQL_STATEMENT_NAME
 
 CANCEL = 1.0  # seconds to wait for a server that may be down
-CANCEL_AGAIN = 0.1  # seconds until the request is repeated: the first may have arrived before the statement
+CANCEL_AGAIN = 0.1  # seconds until the request is repeated: one that arrives before the statement has no effect
 
 Misuse = Callable[[str], NoReturn]
 """Raises HandlerMisuse; its argument is the call that the handler made."""
 
 
 class Proxy:
-    """Wraps the pool's proxy or the driver's connection; ``ways`` replaces methods that would end it, by name.
+    """Wraps the pool's proxy or the driver's connection; ``ways`` replaces, by name, methods that would end it.
 
     For isinstance() it is an object of the wrapped class.
     """
@@ -66,11 +66,11 @@ def lent_driver(driver: psycopg.Connection[Any], misuse: Misuse) -> Any:
     return Proxy(driver, {name: partial(misuse, f"{name}()") for name in ("commit", "close")})
 
 
-_lent: WeakKeyDictionary[psycopg.Connection[Any], Any] = WeakKeyDictionary()  # the wrapper that the running handler has
+_lent: WeakKeyDictionary[psycopg.Connection[Any], Any] = WeakKeyDictionary()  # the running handler's wrapper
 
 
 class _OfLent:
-    """Mixin for cursors: their connection is the one that the handler was lent."""
+    """Mixin for cursors whose ``connection`` is the handler's."""
 
     @property
     def connection(self) -> Any:
@@ -79,15 +79,15 @@ class _OfLent:
 
 
 class _LentCursor(_OfLent, psycopg.Cursor[Any]):
-    """psycopg's cursor, with the lent connection."""
+    """psycopg's cursor, with the handler's connection."""
 
 
 class _LentServerCursor(_OfLent, psycopg.ServerCursor[Any]):
-    """psycopg's server-side cursor, with the lent connection."""
+    """psycopg's server-side cursor, with the handler's connection."""
 
 
 def lend_cursors(driver: psycopg.Connection[Any]) -> None:
-    """Let a handler's cursors refer to the lent connection, unless the application has set cursor classes."""
+    """Let a handler's cursors refer to its connection, unless the application has set cursor classes."""
     if driver.cursor_factory is psycopg.Cursor:
         driver.cursor_factory = _LentCursor
     if driver.server_cursor_factory is psycopg.ServerCursor:
@@ -103,10 +103,10 @@ def lent_proxy(proxied: PoolProxiedConnection, driver: Any, misuse: Misuse) -> A
 
 @contextmanager
 def repeated_errors_unlogged() -> Iterator[None]:
-    """Within the block psycopg does not log errors of this thread that only repeat a raised one.
+    """In the block, keep psycopg from logging this thread's errors that only repeat a raised one.
 
     When psycopg ends a pipeline after an error, it logs "error ignored terminating" because the server has skipped the
-    rest, or the connection is lost. A statement's error is still logged, because it appears nowhere else.
+    rest, or the connection is lost. A statement's own error is still logged, because it appears nowhere else.
     """
     logger, thread = logging.getLogger("psycopg"), threading.get_ident()
 
@@ -144,7 +144,7 @@ def savepoints_ended(tx: Connection) -> Iterator[None]:
 def cancel_statement(driver: psycopg.Connection[Any]) -> None:
     """Ask the server to cancel this connection's running statement.
 
-    While a statement runs, the server does not notice that the connection was closed.
+    While a statement runs, the server does not notice a closed connection.
 
     May be called from any thread. A request that arrives before the statement does nothing. Raises psycopg's error if
     the server cannot be reached.
@@ -187,9 +187,9 @@ class HandlerConnection(Connection):
     driver's connection or an ORM session, raises HandlerMisuse before anything reaches the server, because rows and
     offset would not be committed together (I1).
 
-    ``was_lent``: a handler has had the connection, so it never returns to the pool; ``was_lent_now``: in this
-    transaction. ``locked`` are the tables whose column types were read under a lock of the transaction, so that they do
-    not change; None if user code may release the locks.
+    ``was_lent``: a handler has had the connection, so it never returns to the pool; ``was_lent_now``: a handler had it
+    in this transaction. ``locked`` are the tables whose column types were read under a lock of the transaction, and so
+    do not change; None if user code may release the locks.
     """
 
     was_lent_now: bool
@@ -207,8 +207,8 @@ class HandlerConnection(Connection):
 
     def _misuse(self, what: str) -> NoReturn:
         raise HandlerMisuse(
-            f"{self._who} called {what} on the connection it was lent: rows and offset are committed together, by the "
-            "worker, after the handler returns. For a part that may fail, use `with tx.begin_nested():`"
+            f"{self._who} called {what} on its connection: the worker commits rows and offset together, after the "
+            f"handler returns. For a part that may fail, use `with tx.begin_nested():`"
         )
 
     def commit(self) -> None:
@@ -229,19 +229,19 @@ class HandlerConnection(Connection):
         if isinstance(exception, asyncio.CancelledError) and not self.driver.closed:
             return  # a task was cancelled: its statement was never sent, or its answer was read (`postgres.awaited`)
         with suppress(psycopg.Error):
-            end_statement(self.driver)  # a signal may have interrupted it
-        super().invalidate(exception)  # SQLAlchemy's own call: the connection is lost, or a signal was seen
+            end_statement(self.driver)  # a signal may have interrupted the statement
+        super().invalidate(exception)  # SQLAlchemy's own call: the connection is lost, or a signal arrived
 
     @property
     def connection(self) -> Any:
-        """As in SQLAlchemy, but a handler cannot commit it, return it to the pool or detach it."""
+        """As in SQLAlchemy, but a handler cannot commit, close or detach it."""
         if self._commits is not None:  # within commit_by(): SQLAlchemy calls commit() on it
             return Proxy(super().connection, {"commit": self._commits})
         return super().connection if self._lent is None else lent_proxy(super().connection, self._lent, self._misuse)
 
     @property
     def driver(self) -> psycopg.Connection[Any]:
-        """The driver's connection. Raises psycopg.OperationalError if it was lost, as a statement would."""
+        """The driver's connection. Raises psycopg.OperationalError, as a statement would, if it was lost."""
         driver = None if self.invalidated else super().connection.driver_connection
         if driver is None:
             raise psycopg.OperationalError("the connection was lost within the transaction")
@@ -249,7 +249,7 @@ class HandlerConnection(Connection):
         return driver
 
     def commit_by(self, transaction: Transaction, commits: Callable[[], object]) -> None:
-        """Commit the transaction, with ``commits`` in place of the driver's ``commit()``."""
+        """Commit the transaction with ``commits`` instead of the driver's ``commit()``."""
         self._commits = commits
         try:
             transaction.commit()
@@ -257,16 +257,16 @@ class HandlerConnection(Connection):
             self._commits = None
 
     def begins(self) -> None:
-        """Reset the state of one transaction, before the next one begins."""
+        """Reset the state of the last transaction, before the next one begins."""
         self.was_lent_now, self.locked = False, None
         self._options = self._execution_options
 
     @contextmanager
     def lent(self, name: str = "the handler") -> Iterator[None]:
-        """Lend the connection to a handler for the block. Savepoints that it leaves open end with the block.
+        """Lend the connection to a handler for the block. Open savepoints of the handler end with the block.
 
-        ``name`` is the handler's name in messages. Options of the connection and of the driver's connection are
-        restored before the handler begins and after it has ended.
+        ``name`` is the handler's name in messages. The options of SQLAlchemy's and of the driver's connection are
+        restored before the handler begins and after it ends.
         """
         self._who, driver = name, self.driver
         self._options = self._execution_options if self._options is None else self._options
@@ -291,7 +291,7 @@ class HandlerConnection(Connection):
         """Run the ledger's ``questions``, then ``following``, in one round trip; after BEGIN if no transaction is open.
 
         Returns the only row of each ledger statement. Raises the ledger's error unchanged, and StatementFailed if the
-        statements of ``following`` may succeed when they are run in another way.
+        statements of ``following`` might succeed when run in another way.
         """
         driver = self.driver
         statements = [with_values(*question, driver.info.encoding) for question in questions]
@@ -299,7 +299,7 @@ class HandlerConnection(Connection):
             results = begin_and_run(driver, [*statements, *following])
         except StatementFailed as failed:
             if failed.number >= len(statements) or failed.error.sqlstate == INVALID_SQL_STATEMENT_NAME:
-                raise  # they may succeed when they are run in another way
+                raise  # they might succeed when run in another way
             raise failed.error from None
         return [rows[0] for rows in values_of(driver, results[: len(statements)])]
 
@@ -310,30 +310,30 @@ class HandlerConnection(Connection):
         info = None if has_ended else self.driver.info
         if info is None or info.transaction_status == TransactionStatus.IDLE:
             raise HandlerMisuse(
-                f"{self._who} ended the transaction it was lent; what it wrote before may be half done: remove COMMIT, "
+                f"{self._who} ended its transaction; what it wrote before may be half done: remove COMMIT, "
                 "ROLLBACK and PREPARE TRANSACTION from its code and its SQL, and compare its tables with these records"
             )
         if info.transaction_status == TransactionStatus.ACTIVE or info.pipeline_status != PipelineStatus.OFF:
             raise HandlerMisuse(
-                f"{self._who} left a command unfinished on the connection it was lent (a COPY, a pipeline, or a query "
+                f"{self._who} left a command unfinished on its connection (a COPY, a pipeline, or a query "
                 "of pgconn whose results were not read): end it before the handler returns"
             )
         if info.transaction_status == TransactionStatus.INERROR:
             raise self.error_was_caught()
 
     def error_was_caught(self) -> HandlerMisuse:
-        """The error for a handler that has caught an error of the transaction."""
+        """The error for a handler that has caught a database error."""
         return HandlerMisuse(
             f"{self._who} caught a database error and continued: the transaction is broken, nothing was written. Let "
             "the error out, or put the statement that may fail into `with tx.begin_nested():`"
         )
 
     def put_back(self, *, broken: bool = False) -> None:
-        """Return the connection to the pool; close it instead if it is broken, or if a handler has had it."""
+        """Return the connection to the pool; close it instead if it is broken, or a handler has had it."""
         if broken:
             with suppress(psycopg.Error):
                 end_statement(self.driver)
-        with suppress(DBAPIError):  # it was lost already; the pool discards it
+        with suppress(DBAPIError):  # it was lost; the pool discards it
             if broken or self.was_lent:
                 super().invalidate()  # rolls the transaction back
             super().close()

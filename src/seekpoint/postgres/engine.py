@@ -28,9 +28,9 @@ _KEEPALIVES: dict[str, Any] = {
 # Encodings that no server stores, because their characters may contain ASCII bytes.
 # Source: https://www.postgresql.org/docs/current/multibyte.html, "Server?" No.
 _CLIENT_ONLY = frozenset({"BIG5", "GB18030", "GBK", "JOHAB", "SHIFT_JIS_2004", "SJIS", "UHC"})
-_CHECKED = "seekpoint_checked"  # an execution option of our engines: their sessions are checked
-WORKER_CONNECTIONS = 3  # of a worker's pool: for its batches, for the ledger between them, for a replay
-_MAY_CHANGE = {"before_execute", "before_cursor_execute"}  # events whose listeners return what is to be executed
+_CHECKED = "seekpoint_checked"  # an execution option of our engines, whose sessions are checked
+WORKER_CONNECTIONS = 3  # in a worker's pool: for its batches, for the ledger between them, for a replay
+_MAY_CHANGE = {"before_execute", "before_cursor_execute"}  # events whose listeners return the statement to execute
 
 
 def postgres_engine(engine: Engine | URL | str) -> Engine:
@@ -75,7 +75,7 @@ def first_connection(engine: Engine) -> Iterator[Connection]:
     """A worker's first connection. Raises ConfigError for rows that are not tuples, or another isolation level."""
     try:
         connection = engine.connect()
-    except AssertionError as error:  # SQLAlchemy reads the server's version from a row by index
+    except AssertionError as error:  # SQLAlchemy reads the server's version by index from a row
         raise ConfigError(
             f"the engine's connections return rows that SQLAlchemy cannot read ({error}): it and Seekpoint need "
             "tuples; create the engine without row_factory= in connect_args"
@@ -83,7 +83,7 @@ def first_connection(engine: Engine) -> Iterator[Connection]:
     with connection:
         driver = connection.connection.driver_connection
         level = driver.isolation_level if isinstance(driver, psycopg.Connection) else None
-        if level is not None:  # set by create_engine(isolation_level=), or a listener
+        if level is not None:  # set by create_engine(isolation_level=) or by a listener
             _refuse_level(level.name.replace("_", " "))
         yield connection
 
@@ -91,10 +91,10 @@ def first_connection(engine: Engine) -> Iterator[Connection]:
 def worker_engine(engine: Engine | URL | str) -> Engine:
     """An engine with a separate pool, for one worker, which disposes of it. The given engine is not used.
 
-    It has the given engine's settings, and the listeners that this engine, its pool and its dialect have now, except
-    those of ``engine_disposed``. A pool that keeps connections keeps ``WORKER_CONNECTIONS`` at most.
+    It has the given engine's settings, and the current listeners of that engine, its pool and its dialect, except those
+    for ``engine_disposed``. A pool that keeps connections keeps at most ``WORKER_CONNECTIONS``.
 
-    Raises ConfigError as :func:`postgres_engine`, and if a worker cannot have a separate pool of this class.
+    Raises ConfigError as :func:`postgres_engine` does, and if a worker cannot have a separate pool of this class.
     """
     hosts = postgres_engine(engine)
     own = _engine_on(_worker_pool(hosts.pool), hosts)
@@ -153,8 +153,8 @@ def _engine_on(pool: Pool, engine: Engine) -> Engine:
 def separate_engine(engine: Engine) -> Iterator[Engine]:
     """An engine with the same connection settings and a separate pool; disposed of when the block ends.
 
-    For threads that must neither take connections that others need nor run the application's listeners: the pool's
-    events are kept, the engine's are not.
+    For threads that must not take connections that others need, nor run the application's listeners: it has the pool's
+    listeners, but not the engine's.
     """
     separate = _engine_on(engine.pool.recreate(), engine)
     event.listen(separate, "engine_connect", _check_session)
@@ -165,7 +165,7 @@ def separate_engine(engine: Engine) -> Iterator[Engine]:
 
 
 def schema_translation(engine: Engine | URL | str) -> Mapping[str | None, str | None]:
-    """The schemas that statements on this engine's connections are translated to."""
+    """The engine's ``schema_translate_map``, which changes the schemas in statements."""
     options = engine.get_execution_options() if isinstance(engine, Engine) else {}
     return options.get("schema_translate_map") or {}
 
@@ -176,10 +176,10 @@ def shown(url: URL) -> str:
 
 
 def read_url(address: URL | str) -> URL:
-    """The database's URL. Raises ConfigError, without quoting it, if part of a password would be read as the host."""
+    """The database's URL. Raises ConfigError, without quoting it, if part of a password would be the host."""
     try:
         url = make_url(address)
-        # An @ or / in a password ends it: the rest would be resolved as a host, and shown.
+        # An @ or / in a password ends it: the rest would be resolved as a host name, and shown.
         ambiguous = "@" in f"{url.host}{url.database}" or (
             isinstance(address, str) and re.split(r"\?\w+=", address)[0].count("@") > 1
         )
@@ -218,9 +218,9 @@ def _level_of_options(engine: Engine) -> str:
 
 
 def check_connections(engine: Engine) -> Engine:
-    """An engine on the same pool that checks each session it takes; the given engine is not changed.
+    """An engine on the same pool that checks each session it takes; does not change the given engine.
 
-    So a session with settings that Seekpoint refuses remains usable for the application, which may depend on them.
+    So the application can still use a session whose settings Seekpoint refuses.
     """
     if engine.get_execution_options().get(_CHECKED):
         return engine
@@ -246,7 +246,7 @@ def _refuse_autocommit(connection: Connection) -> None:
 
 
 def in_autocommit(what: str) -> ConfigError:
-    """The error for an engine or a connection (``what``) whose driver commits each statement by itself."""
+    """The error for an engine or a connection (``what``) whose driver commits each statement separately."""
     return ConfigError(
         f"the {what} is in AUTOCOMMIT mode: rows and offsets could not be committed in one transaction; create it "
         "without isolation_level and autocommit"
@@ -254,12 +254,12 @@ def in_autocommit(what: str) -> ConfigError:
 
 
 def is_autocommit(connection: Connection) -> bool:
-    """Whether the driver commits each statement by itself."""
+    """Whether the driver commits each statement separately."""
     return bool(getattr(connection.connection.driver_connection, "autocommit", False))
 
 
 def require_readable(driver: object, _record: object = None) -> None:
-    """Raise ConfigError for a connection that cannot be used; also a listener for engines that Seekpoint makes."""
+    """Raise ConfigError for an unusable connection; also a listener for engines that Seekpoint makes."""
     if isinstance(driver, psycopg.Connection) and (problem := _unreadable(driver)) is not None:
         raise ConfigError(f"the session cannot be used: {problem}, in the URL or by ALTER ROLE ... SET")
 

@@ -2,7 +2,7 @@
 
 In transaction mode a pooler (PgBouncer, Odyssey, PgCat, Supavisor) gives each transaction a server session that other
 clients use before and after. A prepared statement, or anything else that a transaction leaves in its session, is
-missing in the client's next transaction, and disturbs other clients.
+missing in the client's next transaction, and visible to other clients.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from seekpoint.errors import ConfigError
 from seekpoint.postgres.round_trip import Statement, texts
 
 _ASKED = Statement("SELECT pg_backend_pid()::text, current_setting('array_nulls')")
-_KEY = "seekpoint_pooler"  # in ``Connection.info``, which lives as long as the driver's connection
+_KEY = "seekpoint_pooler"  # a key of ``Connection.info``, which lives as long as the driver's connection
 
 
 class Pooler(NamedTuple):
-    """The backend pid announced on connecting, and the pid of the session that answered a statement."""
+    """A detected pooler: the backend pid announced on connecting, and the pid that answered a statement."""
 
     announced: int
     answering: int
@@ -30,9 +30,9 @@ class Pooler(NamedTuple):
 def detect(connection: Connection) -> Pooler | None:
     """The pooler in front of the server, None if there is none. With a pooler, nothing is prepared on this connection.
 
-    Checked once for each connection of the driver, or again if the query failed, as in a transaction that had failed
-    before. A pooler in session mode cannot be distinguished, and is treated in the same way. Raises ConfigError for a
-    session with array_nulls off, and SQLAlchemy's error for a lost connection.
+    Checked once for each connection of the driver, and again after a check that failed, as in an aborted transaction. A
+    pooler in session mode cannot be distinguished, and is treated in the same way. Raises ConfigError for a session
+    with array_nulls off, and SQLAlchemy's error for a lost connection.
     """
     driver = connection.connection.driver_connection
     if not isinstance(driver, psycopg.Connection):

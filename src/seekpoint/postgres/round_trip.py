@@ -1,6 +1,6 @@
 """Runs several statements in one round trip, in libpq's pipeline mode.
 
-Calling libpq directly takes a fraction of the time of psycopg's cursors. Parameters are text; results are libpq's own.
+Direct calls of libpq take a fraction of the time of psycopg's cursors. Parameters are text; results are libpq's own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Query = tuple[str, Mapping[str, Any]]
 class Statement(NamedTuple):
     """A statement with ``$1``, ``$2`` ..., and its parameters, as text in the client's encoding.
 
-    ``is_prepared``: the server keeps its plan and its parameters' types. Not for statements on users' tables, which may
+    ``is_prepared``: the server keeps the plan and the parameters' types. Not for statements on users' tables, which may
     be altered.
     """
 
@@ -57,17 +57,18 @@ class StatementFailed(Exception):  # noqa: N818 -- control: the caller raises th
 _BEGIN = Statement("BEGIN ISOLATION LEVEL READ COMMITTED")
 _COMMIT, _ROLLBACK = Statement("COMMIT"), Statement("ROLLBACK")
 
-_prepared: WeakKeyDictionary[psycopg.Connection[Any], dict[str, bytes]] = WeakKeyDictionary()  # the names, by text
+# The prepared statements' names, by text.
+_prepared: WeakKeyDictionary[psycopg.Connection[Any], dict[str, bytes]] = WeakKeyDictionary()
 _numbers = count()
 
 
 def round_trip(driver: psycopg.Connection[Any], statements: Iterable[Statement]) -> list[PGresult]:
     """Send the statements and await their answers; returns the result of each, in binary.
 
-    Raises StatementFailed for the first that failed, and psycopg.OperationalError if the connection is lost.
+    Raises StatementFailed for the first statement that failed, psycopg.OperationalError if the connection is lost.
     """
     pgconn, encoding, prepared = driver.pgconn, driver.info.encoding, _prepared.setdefault(driver, {})
-    names = None if driver.prepare_threshold is None else prepared  # None: a pooler is in between
+    names = None if driver.prepare_threshold is None else prepared  # None: the connection is through a pooler
     pgconn.enter_pipeline_mode()
     sent = [
         number for number, statement in enumerate(statements) for _ in range(_send(pgconn, statement, encoding, names))
@@ -78,7 +79,7 @@ def round_trip(driver: psycopg.Connection[Any], statements: Iterable[Statement])
         pgconn.exit_pipeline_mode()
     for number, result in zip(sent, results, strict=False):
         if result.status == ExecStatus.FATAL_ERROR:
-            prepared.clear()  # statements after it were not prepared
+            prepared.clear()  # statements after the failed one were not prepared
             raise StatementFailed(number, error_from_result(result, encoding), results)
     return list(dict(zip(sent, results, strict=True)).values())
 
@@ -86,9 +87,10 @@ def round_trip(driver: psycopg.Connection[Any], statements: Iterable[Statement])
 def begin_and_run(driver: psycopg.Connection[Any], statements: Sequence[Statement]) -> list[PGresult]:
     """Run these statements in one round trip, after BEGIN if no transaction is open; returns the result of each.
 
-    Raises StatementFailed for the one that failed: number 0 is the first. Close the connection then.
+    Raises StatementFailed with the number of the failed statement, from 0. Close the connection then.
     """
-    begins = driver.pgconn.transaction_status == TransactionStatus.IDLE  # else the application's code has begun it
+    # Otherwise the application's code has begun a transaction.
+    begins = driver.pgconn.transaction_status == TransactionStatus.IDLE
     try:
         return round_trip(driver, [*[_BEGIN][:begins], *statements])[begins:]
     except StatementFailed as failed:
@@ -105,8 +107,8 @@ def begin_and_run(driver: psycopg.Connection[Any], statements: Sequence[Statemen
 def commit(driver: psycopg.Connection[Any], *following: Statement) -> list[PGresult]:
     """COMMIT, if a transaction is open, with these statements; returns their results.
 
-    Raises COMMIT's error, InFailedSqlTransaction if the server answers it with ROLLBACK (I1), and StatementFailed if
-    COMMIT has succeeded and another statement has not.
+    Raises COMMIT's error, InFailedSqlTransaction if the server answers COMMIT with ROLLBACK (I1), and StatementFailed
+    if COMMIT has succeeded and another statement has failed.
     """
     if driver.pgconn.transaction_status == TransactionStatus.IDLE and not following:
         return []
@@ -136,7 +138,7 @@ def _alone(driver: psycopg.Connection[Any], statement: Statement) -> PGresult:
 
 
 def texts(driver: psycopg.Connection[Any], statement: Statement) -> list[str]:
-    """The only row of a query whose columns are texts; begins no transaction. Raises its error."""
+    """The only row of a query whose columns are texts; begins no transaction. Raises the query's error."""
     try:
         (result,) = round_trip(driver, [statement])
     except StatementFailed as failed:
@@ -146,13 +148,13 @@ def texts(driver: psycopg.Connection[Any], statement: Statement) -> list[str]:
 
 
 def rows_of(driver: psycopg.Connection[Any], *queries: Query, is_prepared: bool = False) -> list[list[tuple[Any, ...]]]:
-    """All rows of each query, if it has any; in one round trip, with BEGIN, if no transaction is open.
+    """The rows of each query; in one round trip, with BEGIN, if no transaction is open.
 
     Raises the first error. Within a transaction the driver runs the queries one by one, because it may have deallocated
-    the statements that were prepared here.
+    statements that this module has prepared.
     """
     if driver.info.transaction_status != TransactionStatus.IDLE:
-        cursor = psycopg.Cursor(driver, row_factory=tuple_row)  # whatever row factory a handler has set
+        cursor = psycopg.Cursor(driver, row_factory=tuple_row)  # in spite of a row factory that a handler has set
         answers = (cursor.execute(*query, binary=True) for query in queries)
         return [answer.fetchall() if answer.description else [] for answer in answers]
     statements = [with_values(*query, driver.info.encoding)._replace(is_prepared=is_prepared) for query in queries]
@@ -204,7 +206,7 @@ def _answers(pgconn: PGconn, number: int) -> Generator[Any, Any, list[PGresult]]
 
 @lru_cache(maxsize=256)
 def positional(statement: str) -> tuple[str, tuple[str, ...]]:
-    """The text with ``$1``, ``$2`` ... in place of ``%(name)s`` or ``%s``, and the names in that order."""
+    """The text with ``$1``, ``$2`` ... instead of ``%(name)s`` or ``%s``, and the names in that order."""
     numbers: dict[str, int] = {}
 
     def number(placeholder: re.Match[str]) -> str:
@@ -223,7 +225,7 @@ def with_values(statement: str, parameters: Mapping[str, Any], encoding: str) ->
 
 
 def array(values: Iterable[Any]) -> str:
-    """An array literal: for a thousand partitions ten times as fast as psycopg's adaptation."""
+    """An array literal; for a thousand partitions this is ten times as fast as psycopg's adaptation."""
     return f"{{{','.join(map(_element, values))}}}"
 
 

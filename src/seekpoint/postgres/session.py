@@ -1,7 +1,7 @@
-"""A worker's session: the only connection on which it commits its batches' rows, one transaction after another (I1).
+"""A worker's session: the only connection on which the worker commits batches, one transaction after another (I1).
 
-A requested replay has a separate connection (`worker.replay.replay_one`). The errors of this module distinguish where a
-transaction failed: in the rows sent with the ledger's statement, at a refused COMMIT, or at an unanswered COMMIT.
+A requested replay has a separate connection (`worker.replay.replay_one`). The errors of this module say how a
+transaction failed: in the rows sent with the ledger's statement, by a refused COMMIT, or by an unanswered COMMIT.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ConnectionSocket:
             self._driver = driver
             if self._wait is not None:
                 self._driver.wait = self._wait(driver)
-            # A duplicate: the driver's descriptor may belong to another file by the time it is cut.
+            # A duplicate, because the driver's descriptor may belong to another file by the time of cut().
             self._socket = socket.socket(fileno=os.dup(driver.fileno()))
 
     def disconnected(self) -> None:
@@ -54,7 +54,7 @@ class ConnectionSocket:
     def _forget(self) -> None:
         if self._socket is not None:
             self._socket.close()
-            vars(self._driver).pop("wait", None)  # the class's method is used again
+            vars(self._driver).pop("wait", None)  # restores the class's method
         self._socket = self._driver = None
 
     def cut(self) -> None:
@@ -81,7 +81,7 @@ class TransactionFailed(Exception):  # noqa: N818 -- control: the caller decides
 
 
 class SentRowsFailed(TransactionFailed):
-    """A statement that was sent together with the ledger's failed: its error names no row."""
+    """A statement sent together with the ledger's failed: its error names no row."""
 
 
 class CommitRefused(TransactionFailed):
@@ -89,11 +89,11 @@ class CommitRefused(TransactionFailed):
 
 
 class CommitUnanswered(TransactionFailed):
-    """COMMIT was sent and its answer is missing: it may have taken effect."""
+    """COMMIT was sent, but not answered: it may have taken effect."""
 
 
 def raised_by(error: Exception) -> Exception:
-    """The error itself, without the TransactionFailed around it."""
+    """The error inside a TransactionFailed; any other error unchanged."""
     return error.error if isinstance(error, TransactionFailed) else error
 
 
@@ -104,7 +104,7 @@ class Session:
 
     ``lends``: handlers get the connection, so it never returns to the application's pool. Each COMMIT after a handler
     also reads the session's state; if that has changed, the connection is replaced, and ``changed`` names the changes.
-    If application code configures new connections, the connection is replaced after each handler.
+    If application code configures new connections, the connection is replaced after every transaction with a handler.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Session:
     def transaction(self) -> Iterator[HandlerConnection]:
         """A READ COMMITTED transaction: committed at the end of the block, rolled back on any exception.
 
-        Raises SentRowsFailed, CommitRefused or CommitUnanswered for errors at these points; other errors as they are.
+        Raises SentRowsFailed, CommitRefused or CommitUnanswered for errors at these points; other errors unchanged.
         """
         self.changed, is_committing = (), False
         try:
@@ -154,7 +154,7 @@ class Session:
         if self._lends and pooler.detect(tx) is None:  # a pooler gives each transaction another session
             self._serves_one_handler = is_configured_by_code(self._engine)
             if not self._serves_one_handler:
-                with tx.begin():  # listeners of the application may set something at BEGIN
+                with tx.begin():  # the application's listeners may change settings at BEGIN
                     pass
                 self._state = SessionState(tx.driver)
         return tx
@@ -170,7 +170,7 @@ class Session:
         return tuple(changed)
 
     def close(self, *, broken: bool = False) -> None:
-        """Give the connection back; a broken one is dropped instead: it may still be inside a transaction."""
+        """Return the connection to the pool; drop a broken one, which may still be inside a transaction."""
         connection, self._connection, self._state, self._serves_one_handler = self._connection, None, None, False
         if connection is None:
             return

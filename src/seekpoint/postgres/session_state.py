@@ -3,8 +3,8 @@
 A worker's transactions share one session. One query, sent together with COMMIT, lists the differences from the state
 before the first handler had the session.
 
-No view of the server lists settings with a dot (``app.tenant``), so RESET ALL follows the query. It would also undo
-settings that application code has made on a new connection; then the connection is replaced instead, see
+No view of the server lists settings with a dot (``app.tenant``), so RESET ALL follows the query. But RESET ALL would
+also undo settings that application code made on a new connection; such a connection is replaced instead, see
 :func:`is_configured_by_code`.
 """
 
@@ -29,7 +29,7 @@ _SETTINGS = Statement("""
 SELECT json_object_agg(name, coalesce(current_setting(name, true), '') ORDER BY name)::text
 FROM pg_settings WHERE context IN ('user', 'superuser') AND left(name, 12) <> 'transaction_'
 """)
-# Temporary tables are found by their dependency on the session's schema, which is indexed. Sinks' tables do not count.
+# Finds temporary tables by their dependency on the session's schema, which is indexed. Sinks' tables do not count.
 _QUESTION = """
 SELECT row_to_json(state)::text
 FROM (SELECT
@@ -49,9 +49,10 @@ FROM (SELECT
 
 
 def is_configured_by_code(engine: Engine) -> bool:
-    """Whether code of the application may set something on a new connection, which RESET ALL would undo.
+    """Whether the application's code may change settings of a new connection, which RESET ALL would undo.
 
-    Settings in the URL or ``connect_args`` survive as defaults, and listeners of ``begin`` run at each BEGIN.
+    Settings in the URL or ``connect_args`` are defaults, which RESET ALL keeps; listeners of ``begin`` run at each
+    BEGIN.
     """
     pool, dialect = engine.pool, engine.dialect
     creator = next(iter(arguments_of(pool)[0]), None)
@@ -71,7 +72,8 @@ class SessionState:
         self._question = question._replace(is_prepared=True)
 
     def commit(self, driver: psycopg.Connection[Any]) -> tuple[str, ...]:
-        """COMMIT (I1), and read the state in the same round trip; returns the names of what has changed.
+        """COMMIT (I1), and read the state in the same round trip; returns the names of changed settings and other
+        state.
 
         Raises COMMIT's error. Returns ``("unknown",)`` if COMMIT has succeeded and the query has failed.
         """

@@ -13,7 +13,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from seekpoint.records import error_attribute
 
-# Postgres, Appendix A, by its names.
+# The names are those of Postgres' Appendix A.
 FEATURE_NOT_SUPPORTED = "0A000"
 CARDINALITY_VIOLATION = "21000"
 INVALID_TEXT_REPRESENTATION = "22P02"
@@ -45,7 +45,8 @@ class Fault(Enum):
 
 
 # Classes: 08 connection, 40 rollback (serialization, deadlock), 53 resources, 57 operator intervention, 58 system
-# error, F0 configuration file. Of the single codes, a read-only transaction means a standby, after a failover.
+# error, F0 configuration file. Of the single codes, a read-only transaction means that the server is a standby, after a
+# failover.
 _TRANSIENT_CLASSES = frozenset({"08", "40", "53", "57", "58", "F0"})
 _TRANSIENT_CODES = frozenset(
     {READ_ONLY_SQL_TRANSACTION, *(_ENDED := (IDLE_IN_TRANSACTION_SESSION_TIMEOUT, TRANSACTION_TIMEOUT))}
@@ -60,11 +61,11 @@ _CONFLICTS = frozenset({SERIALIZATION_FAILURE, DEADLOCK_DETECTED, LOCK_NOT_AVAIL
 # (a trigger that refuses a row).
 _DATA_CLASSES = frozenset({"22", "23", "44", "54", "P0"})
 # A parameter has the type of the record's value, so true for a number is 42804 (in a cast 42846), not 22P02. And 21000
-# means that one ON CONFLICT DO UPDATE got two rows for the same key from the batch.
+# means that the batch gave one ON CONFLICT DO UPDATE two rows of the same key.
 _DATA_CODES = frozenset({CARDINALITY_VIOLATION, DATATYPE_MISMATCH, CANNOT_COERCE})
 
-# Errors of a statement that was composed or prepared before its table was altered: it has parameters or casts of the
-# old types.
+# Errors of a statement that was composed or prepared before its table was altered, so that it has parameters or casts
+# of the old types.
 _ALTERED = frozenset(
     {DATATYPE_MISMATCH, CANNOT_COERCE, UNDEFINED_FUNCTION, UNDEFINED_COLUMN, UNDEFINED_OBJECT, AMBIGUOUS_FUNCTION}
     | {AMBIGUOUS_PARAMETER, INDETERMINATE_DATATYPE, INVALID_COLUMN_REFERENCE, GENERATED_ALWAYS}
@@ -72,7 +73,7 @@ _ALTERED = frozenset(
 
 
 def fault(sqlstate: str | None) -> Fault:
-    """Classify an SQLSTATE; None is a lost connection.
+    """Classify an SQLSTATE; None means a lost connection.
 
     A code that Postgres does not define is an application's own, raised by a trigger or a function: a data error. In a
     class of transient errors it is transient, because newer servers and poolers add codes to these classes.
@@ -84,9 +85,9 @@ def fault(sqlstate: str | None) -> Fault:
 
 
 def may_be_one_records(sqlstate: str | None) -> bool:
-    """Whether a transient error may be caused by one record: a conflict, a held lock, a timeout.
+    """Whether one record may cause the transient error: a conflict, a held lock, a timeout.
 
-    Otherwise the server or the connection caused it, and every record would fail at that moment.
+    Otherwise the server or the connection caused it, and any record would have failed.
     """
     return sqlstate is not None and (sqlstate[:2] == "40" or sqlstate in _ONE_RECORDS)
 
@@ -98,16 +99,16 @@ _READING = re.compile(r"COPY [^\n]*\d, \S|[^\n\"]*\$\d+ = ")
 
 
 def may_be_of_input(code: str | None) -> bool:
-    """Whether the code is ambiguous: a type's input function has rejected a text, or the statement is wrong."""
+    """Whether the code is ambiguous: a type's input function rejected a text, or the statement is wrong."""
     return code is not None and code[:2] in _INPUT_CLASSES
 
 
 def fault_of_error(error: Error) -> Fault:
     """Classify an error of the driver. A row that a row security policy refuses is a data error.
 
-    That error has the SQLSTATE of a missing privilege, but the server names the function that raised it,
-    ``ExecWithCheckOptions``, which does not check privileges. A value that its type's input function refuses is a data
-    error, too, whatever its SQLSTATE: tsquery, jsonpath and ltree raise syntax errors, regclass an undefined table.
+    The policy's error has the SQLSTATE of a missing privilege, but the server names the function that raised it,
+    ``ExecWithCheckOptions``, which does not check privileges. A value refused by its type's input function is a data
+    error, too, with any SQLSTATE: tsquery, jsonpath and ltree raise syntax errors, regclass an undefined table.
     """
     code = error.diag.sqlstate or error.sqlstate
     if may_be_of_input(code) and _READING.match(error.diag.context or ""):
@@ -126,20 +127,20 @@ def _is_defined(sqlstate: str) -> bool:
 
 
 def driver_error(error: BaseException) -> Any:
-    """The driver's error if SQLAlchemy has wrapped it, else the error itself."""
+    """The driver's error inside SQLAlchemy's; any other error unchanged."""
     return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
 
 
 def sqlstate(error: BaseException) -> str | None:
-    """The SQLSTATE of a database error, None for a lost connection or another kind of error."""
+    """The SQLSTATE of a database error; None for a lost connection or any other error."""
     code = error_attribute(driver_error(error), "sqlstate")
     return code if isinstance(code, str) else None
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether a database error is transient: the statement may succeed when it is run again.
+    """Whether a database error is transient: the statement may succeed when run again.
 
-    False after Ctrl-C: an error from ending the interrupted statement is no reason to run it again.
+    False after Ctrl-C: a statement that the user has interrupted must not run again.
     """
     return not was_interrupted(error) and _may_succeed_again(error)
 
@@ -158,7 +159,7 @@ def _may_succeed_again(error: BaseException) -> bool:
     if not isinstance(inner, psycopg.Error):
         return False
     code = sqlstate(error)
-    if code is None:  # it never reached the server, or the answer is lost
+    if code is None:  # the statement never reached the server, or its answer was lost
         is_of_connection = isinstance(inner, psycopg.OperationalError | psycopg.InterfaceError)
         # If the server ends the session right after its answer, psycopg reports two results.
         return is_of_connection or (isinstance(error, DBAPIError) and error.connection_invalidated)
@@ -186,7 +187,7 @@ def is_conflict(error: BaseException) -> bool:
 
 
 def is_database_error(error: BaseException) -> bool:
-    """Whether the error is psycopg's; a handler may use other drivers, too."""
+    """Whether the error is psycopg's; handlers may also use other drivers."""
     return isinstance(driver_error(error), psycopg.Error)
 
 
@@ -210,7 +211,7 @@ def fault_of(error: BaseException) -> Fault | None:
     if is_data_error(error):
         return Fault.DATA
     if not _may_succeed_again(error):
-        return Fault.PROGRAM  # also without an SQLSTATE: the driver refused the statement
+        return Fault.PROGRAM  # also errors without an SQLSTATE: the driver refused the statement
     code = sqlstate(error)
     has_ended = code is None or code[:2] == "08" or code[:3] == "57P" or code in _ENDED
     return None if has_ended else Fault.TRANSIENT

@@ -1,7 +1,7 @@
 """Savepoints of tasks that share one transaction.
 
-A rollback to a savepoint undoes what every task has written since. Another task would not notice, and the offsets of
-its records would be committed without their rows. So the rollback is refused if another task has used the connection.
+A rollback to a savepoint undoes what every task has written since. Another task would not notice this, and its records'
+offsets would be committed without their rows. So the rollback is refused if another task has used the connection.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from seekpoint.errors import HandlerMisuse
 
 @dataclass(eq=False, slots=True)
 class _Savepoint:
-    has_others: bool = False  # a task outside of it has used the connection since
-    is_ending: bool = False  # its ROLLBACK waits for earlier statements of other tasks
+    has_others: bool = False  # a task outside of the savepoint has used the connection since
+    is_ending: bool = False  # the savepoint's ROLLBACK waits for earlier statements of other tasks
 
 
-_own: ContextVar[tuple[_Savepoint, ...]] = ContextVar("savepoints", default=())  # a task inherits its parent's
+# A task inherits its parent's savepoint.
+_own: ContextVar[tuple[_Savepoint, ...]] = ContextVar("savepoints", default=())
 
 
 class TaskSavepoints:
-    """The savepoints that the tasks of one call of a handler have open, the innermost last."""
+    """The open savepoints of the tasks of one handler call, the innermost last."""
 
     def __init__(self) -> None:
         self._open: list[_Savepoint] = []
@@ -34,7 +35,7 @@ class TaskSavepoints:
 
     @contextmanager
     def watched(self, tx: Connection) -> Iterator[None]:
-        """Watch the connection's savepoints in the block. At its end raises a HandlerMisuse that the handler caught."""
+        """Watch the connection's savepoints in the block. At its end raise a HandlerMisuse that the handler caught."""
         listeners: dict[str, Callable[..., None]] = {
             "savepoint": self._begins,
             "release_savepoint": self._released,
@@ -62,7 +63,7 @@ class TaskSavepoints:
                 savepoint.has_others = True
                 if savepoint.is_ending:
                     self._refuse()
-            elif savepoint.is_ending:  # this is the ROLLBACK
+            elif savepoint.is_ending:  # this statement is the ROLLBACK
                 self._open.remove(savepoint)
 
     def _begins(self, _tx: Connection, _name: str | None) -> None:

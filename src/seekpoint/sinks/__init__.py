@@ -1,4 +1,4 @@
-"""Sinks, for declarations: tables that records are written to, in the transaction that advances the position.
+"""Sinks, for declarations: tables to which records are written, in the transaction that advances the position.
 
 Classes of your own sinks inherit from ``Sink`` and ``SinkWriter``. ``AppendArrow`` and ``copy_into`` write columns
 instead of rows, and need the extra ``arrow``; ``Batch.arrow()`` gives a handler its batch as a table.
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs the database driver, when it is first used."""
+    """Import a name that needs the database driver, when it is first used."""
     if name in {"AppendArrow", "copy_into"}:
         from seekpoint.sinks import arrow  # noqa: PLC0415 -- the driver
 

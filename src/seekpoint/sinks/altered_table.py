@@ -1,4 +1,4 @@
-"""Reruns a transaction if its table was altered or replaced after the session looked it up."""
+"""Runs a transaction again if its table was altered or replaced after the session looked it up."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from seekpoint.postgres.sqlstates import (
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.session_tables import TableLookup, forget, looked_up, session_table
 
-# Errors after a change since this session looked. The table was replaced, perhaps by a view: wrong object type, object
-# not in prerequisite state (a view that takes no rows), undefined table. Row security was enabled: feature not
-# supported (COPY).
+# Errors that a change since this session's lookup may cause. The table was replaced, perhaps by a view: wrong object
+# type, object not in prerequisite state (a view that takes no rows), undefined table. Row security was enabled: feature
+# not supported (COPY).
 _CHANGED = frozenset({WRONG_OBJECT_TYPE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_TABLE, FEATURE_NOT_SUPPORTED})
-# Lookups of tables that refused rows, by engine. If a later lookup is equal, the table has not changed: its error is
-# raised.
+# Lookups of tables that refused rows, by engine. If a later lookup is equal, the table has not changed, and its error
+# is raised.
 _refused: WeakKeyDictionary[Engine, set[TableLookup]] = WeakKeyDictionary()
 
 
 @contextmanager
 def rerun_if_changed(tx: Connection, path: Sequence[str]) -> Iterator[None]:
-    """Run the transaction again if the table ``path`` has changed: turn its error in the block into a transient one.
+    """If the table ``path`` has changed, make its error in the block transient, so that the transaction runs again.
 
     A table that was replaced or altered after this session's lookup may refuse the rows. If the next lookup finds the
     same state, the table has not changed, and its error is raised as it is. A table that was not plain is looked up
-    each time, because small batches take fewer round trips once its rule, view or row security has been dropped.
+    each time: once its rule, view or row security is dropped, small batches take fewer round trips.
     """
     driver, refused = driver_of(tx), _refused.setdefault(tx.engine, set())
     known, refused_before = session_table(driver, path).lookup, frozenset(refused)  # a copy: later ones do not count
     if known is not None and not known.is_plain:
         forget(driver, path)
     table, was_known = looked_up(driver, path), known is not None
-    if was_known and table in refused_before:  # another session of the pool has had its rows refused: look again
+    if was_known and table in refused_before:  # the table refused rows of another session of the pool: look again
         forget(driver, path)
         table, was_known = looked_up(driver, path), False
     may_be_new = table.is_plain and table not in refused_before

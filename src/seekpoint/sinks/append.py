@@ -23,10 +23,10 @@ class Append(TableSink[V_contra, K_contra]):
     pipeline's topics. ``provenance`` names the columns that take the record's topic, partition and offset: three names,
     or a mapping for some of them.
 
-    A column's type says how a value is written; a value that it would change silently is refused. ``round=True`` allows
-    fraction digits to be lost; ``timezone`` is the zone to which aware times are converted for columns without a
-    zone. A value for a json or jsonb column becomes JSON: a str is a string, a list an array; pass text that is JSON
-    already as ``msgspec.Raw``. For any other column a list is a Postgres array.
+    A column's type decides how a value is written; a value that the column would change silently is refused.
+    ``round=True`` allows fraction digits to be lost; ``timezone`` is the zone to which aware times are converted for
+    columns without a zone. A value for a json or jsonb column becomes JSON: a str is a string, a list an array; pass
+    text that is JSON already as ``msgspec.Raw``. For any other column a list is a Postgres array.
 
     A mapping that lacks a column makes its record a poison record; keys beyond ``columns`` are ignored. Columns that
     are not named get the database's defaults.
@@ -40,7 +40,7 @@ class Append(TableSink[V_contra, K_contra]):
 
 
 class AppendWriter(TableWriter[Append[Any, Any]]):
-    """One worker's writer of ``Append``. Its statements release no locks; those of a subclass may."""
+    """One worker's writer of ``Append``. Its own statements release no locks; those of a subclass may."""
 
     def __init__(self, sink: Append[Any, Any]) -> None:
         super().__init__(sink)
@@ -60,7 +60,7 @@ class AppendWriter(TableWriter[Append[Any, Any]]):
                 yield writer
 
     def statements(self, tx: Connection) -> Callable[[Sequence[Row]], Sequence[Any] | None] | None:
-        """A function that makes one INSERT of few rows; None unless this session knows that COPY would do the same."""
+        """A function that makes one INSERT of few rows; None unless the session knows that COPY has the same effect."""
         from seekpoint.sinks.small_append import insert_of_all, knows_plain_table  # noqa: PLC0415 -- as above
 
         if not knows_plain_table(tx, self._sink.path):

@@ -80,7 +80,7 @@ class TableSink(Generic[V_contra, K_contra]):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The table it writes, as ``schema.table`` or ``table``; none if a function names the table of each topic."""
+        """The written table, as ``schema.table`` or ``table``; none if a function names each topic's table."""
         return (".".join(self.path),) if self.path else ()
 
     @property
@@ -91,7 +91,8 @@ class TableSink(Generic[V_contra, K_contra]):
     keeps_first = False
     empties = False
     needs_order = False
-    event_rules: EventRules | None = None  # if values come from change events, they come before those of all sinks
+    # Conversions for values of change events, which come before those of all sinks.
+    event_rules: EventRules | None = None
 
     @property
     def aggregates(self) -> bool:
@@ -100,13 +101,13 @@ class TableSink(Generic[V_contra, K_contra]):
 
     @property
     def written(self) -> tuple[str, ...] | None:
-        """Every column it writes, in the order of its rows; None if the first row decides."""
+        """Every written column, in the order of the rows; None if the first row decides."""
         return None if self.columns is None else (*self.columns, *self.provenance.values())
 
     def check(self, tx: Connection, codecs: Collection[Codec] = (), key: Codec | None = None) -> str:  # noqa: ARG002
         """The statement that writes its rows: ``"copy"`` or ``"insert"``.
 
-        Raises ConfigError if the table, a column or a privilege is missing, or a column cannot hold a field as it is.
+        Raises ConfigError if the table, a column or a privilege is missing, or a column cannot hold a field unchanged.
         """
         from seekpoint.sinks.check import check_append  # noqa: PLC0415 -- a declaration needs no database driver
 
@@ -117,12 +118,12 @@ class TableSink(Generic[V_contra, K_contra]):
         return how
 
     def check_fields(self, codecs: Collection[Codec], types: ColumnTypes) -> None:
-        """Raise ConfigError for a field of the values that the table's column cannot hold as it is."""
+        """Raise ConfigError for a field of the values that the table's column cannot hold unchanged."""
         if self.row_of is None and self.rows_of is None:
             check_fields(repr(self), codecs, self.columns, types, self.conversions)
 
     def expected(self, codecs: Collection[Codec]) -> tuple[str, ...] | None:
-        """The declared columns, or else the fields of the one type that all codecs decode to; None if not known."""
+        """The declared columns; without these, the fields of the only type that codecs decode to; None if unknown."""
         kinds = [getattr(codec, "type", None) for codec in codecs]
         kind = next(iter(kinds), None)
         if self.written is not None or self.row_of is not None or self.rows_of is not None:
@@ -155,10 +156,9 @@ class TableSink(Generic[V_contra, K_contra]):
         return self._topics is None or topic in self._topics
 
     def by_topic(self, pattern: Pattern | None) -> Callable[[str], Any] | None:
-        """The function that makes the sink of each topic, if match or function name its table; else None.
+        """The function that makes each topic's sink, if a match or a function names the table; otherwise None.
 
-        The function raises ConfigError for a topic that has no table. Raises ConfigError if the sink cannot have a
-        table for each topic.
+        Raises ConfigError if the sink cannot have a table for each topic; the function, for a topic without a table.
         """
         table_of: TableOfTopic | None = self._table_of
         if table_of is None and pattern is not None:

@@ -1,6 +1,6 @@
 """Reads the catalog for a table that rows are merged into, and builds its *stage*.
 
-The stage is a temporary table of the session: rows are copied to it, and merged from there by one statement.
+The stage is a temporary table of the session: rows are copied to it, and one statement merges them from there.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from seekpoint.sinks.dedupe import Column, Target
 
 LINE, DELETED = "seekpoint line", "seekpoint deleted"  # columns that only the stage has
 
-# The unique indexes on exactly the columns :key of t, which ON CONFLICT can use. ``nulls_alike``: one of them has NULLS
-# NOT DISTINCT. ``strange``: an index with another collation than its column's, if one of the two may call different
-# texts equal (it is nondeterministic). ``nullable``: the columns of the key that may be NULL.
+# The unique indexes of t on exactly the columns :key, which ON CONFLICT can use. ``nulls_alike``: one of them has NULLS
+# NOT DISTINCT. ``strange``: an index with another collation than its column's, if one of the two is nondeterministic:
+# it may call different texts equal. ``nullable``: the columns of the key that may be NULL.
 _INDEXES = """
     SELECT count(*) > 0 AS indexed, coalesce(bool_or(i.nulls_alike), false) AS nulls_alike, min(i.strange) AS strange, (
         SELECT array_agg(CAST(k.attname AS text) ORDER BY k.attname COLLATE "C")
@@ -98,7 +98,7 @@ class Layout:
     columns: Mapping[str, Column]
     types: Types
     overriding: bool  # a column is GENERATED ALWAYS AS IDENTITY: COPY takes values for it, INSERT only with OVERRIDING
-    direct: bool  # COPY can write to it, and an existing key is a unique violation
+    direct: bool  # COPY can write to the table, and an existing key is a unique violation
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,23 +108,23 @@ class Stage:
     name: str
     exists: bool
     fits: bool
-    used: bool  # something was written to it in this transaction
-    pooled: bool  # a pooler will lend the session to other clients: leave nothing in it
+    used: bool  # this transaction has written to it
+    pooled: bool  # a pooler gives the session to other clients: leave nothing in it
 
 
 class Survey(NamedTuple):
-    """A table and the session's stage for it, as they are now."""
+    """The current state of a table and of the session's stage for it."""
 
     layout: Layout
     stage: Stage
 
 
 def survey(tx: Connection, target: Target) -> Survey:
-    """Lock the table and read its layout. Raises ConfigError if no unique index fits the key, or the server's error.
+    """Lock the table and read its layout. Raises ConfigError if no unique index fits the key, and the server's error.
 
     Called in every large transaction: the table may have been altered while the worker runs, and a pooler may have
-    changed the session. An outdated stage would refuse rows that the table takes. The lock is INSERT's, taken a
-    little earlier, so that no session alters the table from here on.
+    changed the session. An outdated stage would refuse rows that the table takes. It takes INSERT's lock a little
+    earlier, so that no session alters the table from here on.
     """
     columns = target.columns or target.deletes
     stage = stage_name(target)
@@ -189,7 +189,7 @@ def _kind(oid: int, typtype: str, deterministic: bool) -> str:
 
 
 def _provoke(tx: Connection, target: Target, columns: tuple[str, ...]) -> None:
-    """Raise the server's error about the table or column that does not exist."""
+    """Raise the server's error about a missing table or column."""
     driver_of(tx).execute(
         sql.SQL("SELECT {} FROM {} LIMIT 0").format(
             sql.SQL(", ").join(map(sql.Identifier, columns)), sql.Identifier(*target.path)
@@ -212,7 +212,7 @@ def build(tx: Connection, target: Target, stage: Stage) -> None:
     driver = driver_of(tx)
     name = sql.Identifier("pg_temp", stage.name)
     if stage.fits:
-        if stage.used:  # several parts of one transaction are staged one after another
+        if stage.used:  # a transaction may stage several parts, one after another
             driver.execute(sql.SQL("TRUNCATE {}").format(name))
         return
     if stage.exists:

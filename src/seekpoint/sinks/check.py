@@ -1,6 +1,6 @@
 """Checks a sink's table before the first record: it exists, has the columns, and the role may write to it.
 
-Nothing is written, and no trigger fires: EXPLAIN suffices for the server to check names and privileges.
+Nothing is written, and no trigger fires: for EXPLAIN the server already checks names and privileges.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def check_append(
 
 
 def plan(tx: Connection, statement: sql.Composed, parameters: Sequence[Any] | None = None) -> None:
-    """Run an EXPLAIN, which is never prepared."""
+    """Run an EXPLAIN without preparing it."""
     psycopg.Cursor(driver_of(tx)).execute(statement, parameters, prepare=False)
 
 

@@ -11,9 +11,9 @@ from seekpoint.sinks.copy import driver_of
 
 
 def check_values(tx: Connection, pipeline: Pipeline) -> None:
-    """Raise ConfigError for a field that its column cannot hold as it is, as a worker's start does; takes no lock.
+    """Raise ConfigError, as a worker's start does, for a field that its column cannot hold unchanged; takes no lock.
 
-    The digits that a float has lost of its JSON number are not seen later.
+    The digits of a JSON number that a float has lost cannot be seen later.
     """
     for sink in pipeline.sinks:
         if isinstance(sink, TableSink):

@@ -14,7 +14,7 @@ class ColumnType(NamedTuple):
     """A column's type: ``named`` as SQL writes it; ``base`` is the base type, if it is a domain.
 
     ``dimensions`` is 0 unless the column is an array. ``typmod``, ``item`` (an oid), ``category`` and ``kind`` (of
-    pg_type) and ``labels`` (of an enum) describe the type itself, or the items of an array; of a domain, its base type.
+    pg_type) and ``labels`` (of an enum) describe the type itself, the items of an array, or the base type of a domain.
     """
 
     named: str
@@ -41,7 +41,7 @@ class ColumnType(NamedTuple):
 
 def declared_scale(typmod: int) -> int:
     """The fraction digits in a numeric's type modifier."""
-    return ((typmod - 4 & 0x7FF) ^ 0x400) - 0x400  # eleven bits, negative from Postgres 15 on
+    return ((typmod - 4 & 0x7FF) ^ 0x400) - 0x400  # eleven bits; may be negative from Postgres 15 on
 
 
 ColumnTypes = Mapping[str, ColumnType]

@@ -12,7 +12,7 @@ from psycopg.rows import tuple_row
 
 from seekpoint.sinks.column_type import ColumnType, ColumnTypes
 
-# The type of column a, or a domain's base type, with the modifier that applies.
+# The type of column a, or its domain's base type, with the modifier that applies.
 BASE = """
     CROSS JOIN LATERAL (
         WITH RECURSIVE known AS (
@@ -25,7 +25,7 @@ BASE = """
         SELECT * FROM known WHERE typtype <> 'd'
     ) base
 """
-# The type of base's values; if base is an array, of its items, or their domain's base type with its modifier.
+# The type of base's values. If base is an array: the type of its items, or their domain's base type and modifier.
 ITEM = """
     CROSS JOIN LATERAL (
         WITH RECURSIVE known AS (
@@ -44,7 +44,7 @@ ITEM = """
         FROM known y WHERE y.typtype <> 'd'
     ) items
 """
-# Whether INSERT and COPY do the same to table c: no view, no rule, no row security (COPY refuses it).
+# Whether INSERT and COPY have the same effect on table c: no view, no rule, no row security (which COPY refuses).
 # relhasrules does not suffice: it stays true after the last rule was dropped, until the next VACUUM.
 _RULED = "(c.relhasrules AND EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class = c.oid))"
 PLAIN = f"c.relkind IN ('r', 'p') AND NOT {_RULED} AND NOT row_security_active(c.oid)"
@@ -57,13 +57,13 @@ _DECLARATIONS = sql.SQL(f"SELECT a.attname, {DECLARED} FROM pg_attribute a {_OF_
 _COLUMNS = sql.SQL(
     f"SELECT a.attname, {DECLARED} AS declared, {COLUMN_TYPE} FROM pg_attribute a {BASE} {ITEM} {_OF_TABLE}"  # noqa: S608
 )
-# Whether columns are declared as they were. Parameters are those of :func:`as_read`.
+# Whether columns are still declared as they were read. Parameters are those of :func:`as_read`.
 _AS_DECLARED = f"array_agg({DECLARED} ORDER BY known.place) = %s::text[]"
 _KNOWN_COLUMNS = """unnest(%s::name[]) WITH ORDINALITY AS known (attname, place)
     JOIN pg_attribute a ON a.attrelid = to_regclass(%s) AND a.attname = known.attname AND a.attnum > 0"""
 GATE = f"(SELECT {_AS_DECLARED} FROM {_KNOWN_COLUMNS})"  # noqa: S608
-# Raises (division by zero) if a column's declaration has changed, or if INSERT and COPY no longer do the same: a rule,
-# a view under the table's name, row security.
+# Raises an error (division by zero) if a column's declaration has changed, or if INSERT and COPY no longer have the
+# same effect: a rule, a view under the table's name, row security.
 SAME_TYPES = f"""
     SELECT 1 / CAST({_AS_DECLARED} AND bool_and({PLAIN}) AS int)
     FROM {_KNOWN_COLUMNS} JOIN pg_class c ON c.oid = a.attrelid
@@ -72,7 +72,7 @@ SAME_TYPES = f"""
 
 @dataclass(frozen=True, slots=True)
 class Types:
-    """The types of a table's columns. ``declared`` is how each is declared; it changes if the column is altered."""
+    """The types of a table's columns. ``declared`` has each declaration, which changes if the column is altered."""
 
     declared: Mapping[str, str]
     columns: ColumnTypes
@@ -85,7 +85,7 @@ class Types:
 
 
 def as_read(path: Sequence[str], declared: Mapping[str, str]) -> tuple[list[str], list[str], str]:
-    """The parameters of ``GATE`` and ``SAME_TYPES``, for some of the columns in ``Types.declared``."""
+    """The parameters of ``GATE`` and ``SAME_TYPES``, for columns in ``Types.declared``."""
     return [*declared.values()], [*declared], sql.Identifier(*path).as_string(None)
 
 
@@ -94,8 +94,8 @@ def read_types(
 ) -> Types:
     """The types of the table's columns. ``lock``: lock the table first, as COPY does, in the same round trip.
 
-    ``known`` are the types as they were read before. They are returned if they still hold: comparing the declarations
-    takes the server a quarter of the time.
+    ``known`` are the types as read before. They are returned if they still hold: a comparison of the declarations takes
+    the server a quarter of the time.
     """
     if known is not None and not known.has_labels and dict(_rows(driver, path, _DECLARATIONS, lock)) == known.declared:
         return known
@@ -103,7 +103,7 @@ def read_types(
 
 
 def _rows(driver: psycopg.Connection[Any], path: Sequence[str], query: sql.SQL, lock: bool) -> list[Any]:
-    """The answer of a query about the table, which is locked first if ``lock`` is set."""
+    """The rows of a query about the table, which is locked first if ``lock`` is set."""
     name = sql.Identifier(*path)
     statement = query.format(sql.Literal(name.as_string(None)))
     if lock:

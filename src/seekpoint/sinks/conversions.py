@@ -1,4 +1,4 @@
-"""What a sink may change about a value so that its column can hold it. No I/O."""
+"""How a sink may change a value so that its column can hold it. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from seekpoint.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Conversions:
-    """Conversions that a sink allows. ``round``: digits that the column or a float cannot hold may be lost.
+    """Conversions that a sink allows. ``round``: a value may lose digits that the column or a float cannot hold.
 
     ``timezone``: for columns without a zone, aware times are converted to this zone.
     """

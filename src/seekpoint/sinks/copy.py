@@ -1,4 +1,4 @@
-"""COPY row by row, with errors that name the row; and values as the text that COPY would send."""
+"""COPY row by row, with errors that name the row; and values as COPY's text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from seekpoint.sinks.session_tables import types_locked
 def _formatter() -> Callable[..., Any] | None:
     """The private function that psycopg's ``write_row`` calls; None if this version of psycopg has no such function.
 
-    Without it only speed is lost. It is tried here, because a failure later would be blamed on a row.
+    Without that function only speed is lost. It is tried here, because a failure later would be blamed on a row.
     """
     text = bytearray()
     try:
@@ -64,7 +64,7 @@ def driver_of(tx: Connection) -> psycopg.Connection[Any]:
 
 
 def writing_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
-    """A cursor with dumpers for dicts, enums and JSON numbers, whatever the column's type."""
+    """A cursor with dumpers for dicts, enums and JSON numbers, for columns of any type."""
     cursor = driver.cursor()
     for kind, dumper in ((dict, _ObjectDumper), (JsonFloat, _DigitsDumper), (Enum, _EnumDumper)):
         cursor.adapters.register_dumper(kind, dumper)
@@ -101,7 +101,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str, bytes, Decimal, datetime,
 
 
 class _QuietWriter(LibpqWriter):
-    """Sends COPY's data. If our own error ends the COPY, the server repeats it, and this repetition is dropped."""
+    """Sends COPY's data. If our own error ends the COPY, the server repeats that error, and the copy is dropped."""
 
     def finish(self, exc: BaseException | None = None) -> None:
         with suppress(psycopg.Error) if exc is not None else nullcontext():
@@ -116,7 +116,7 @@ def begin_copy(
     by_insert: bool,
     encoding: str | None = None,
 ) -> AbstractContextManager[psycopg.Copy]:
-    """COPY into these columns, or INSERT of the same text. ``encoding``: that of the text, by default the session's."""
+    """COPY into these columns, or INSERT of the same text. ``encoding``: the text's, by default the session's."""
     if by_insert:
         return psycopg.Copy(cursor, writer=Inserts(cursor, path, columns, encoding))
     statement = sql.SQL("COPY {} ({}) FROM STDIN{}").format(
@@ -165,7 +165,7 @@ class Texts:
         try:
             dumped = self._transformer.get_dumper(value, PyFormat.TEXT).dump(value)
             return None if dumped is None else bytes(dumped).decode(self._encoding)
-        except Exception as error:  # dumpers may raise anything
+        except Exception as error:  # dumpers may raise any error
             raise Unwritable(f"column {column!r}: {type(error).__name__}: {error}") from error
 
 
@@ -228,7 +228,7 @@ class _Copy:
                 # The driver refused the row. (A lost connection, which is no row's fault, is an OperationalError.)
                 self._refuse(rows, length_hint(pending), error)
             raise
-        except MemoryError:  # our shortage, and no row's fault
+        except MemoryError:  # out of memory: no row's fault
             raise
         except Exception as error:  # noqa: BLE001 -- dumpers may raise anything, e.g. for a lone surrogate
             self._refuse(rows, length_hint(pending), error)
@@ -246,7 +246,7 @@ class _Copy:
             raise
 
     def _refuse(self, rows: Sequence[Row], following: int, error: Exception) -> NoReturn:
-        """Raise RowRefused for the row that was taken last; ``following`` rows come after it."""
+        """Raise RowRefused for the last row taken; ``following`` rows were taken after it."""
         number = len(rows) - following
         try:
             columns, types = self._columns() or (), self._types or {}

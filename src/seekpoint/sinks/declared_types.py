@@ -1,7 +1,7 @@
-"""Checks before the first record whether columns can hold the declared types of their fields exactly.
+"""Checks, before the first record, whether columns can hold the declared types of their fields exactly.
 
-The rules are those for values (:mod:`seekpoint.sinks.encoders`), applied to types, and one more: a float may have lost
-digits of its JSON number, which its value does not show.
+The rules for values (:mod:`seekpoint.sinks.encoders`), applied to types, and one more: a float may have lost digits of
+its JSON number, which the value does not show.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from seekpoint.sinks.enum_labels import labels_of
 from seekpoint.sinks.refused_types import remedy
 
 _LISTS = (inspect.ListType, inspect.VarTupleType, inspect.TupleType)
-_PYTHON: Mapping[type[inspect.Type], type] = {  # the types of values that are refused by their type alone
+_PYTHON: Mapping[type[inspect.Type], type] = {  # types whose every value is refused
     inspect.BoolType: bool,
     inspect.BytesType: bytes,
     inspect.ByteArrayType: bytearray,
@@ -45,11 +45,11 @@ def check_fields(
     types: ColumnTypes,
     allowed: Conversions,
 ) -> None:
-    """Raise ConfigError for a field whose column cannot hold it as it is. ``codecs`` decode the rows' values."""
+    """Raise ConfigError for a field whose column cannot hold it unchanged. ``codecs`` decode the rows' values."""
     for codec in codecs:
         kind = getattr(codec, "type", None)
         fields = fields_of(kind, columns or ())
-        if kind is float and len(columns or ()) == 1:  # of a tombstone, whose key may be a single value
+        if kind is float and len(columns or ()) == 1:  # a tombstone's key may be a single value
             fields = dict.fromkeys(columns or (), inspect.FloatType())
         for name, field in fields.items():
             if name in types and (columns is None or name in columns):
@@ -67,7 +67,7 @@ def fields_of(kind: Any, columns: Sequence[str]) -> Mapping[str, inspect.Type]:
     """The fields of a type; for a dict with values of one type, the ``columns``; else none."""
     try:
         info = type_info(kind)
-    except (TypeError, ValueError, NameError):  # no type that msgspec knows
+    except (TypeError, ValueError, NameError):  # a type that msgspec does not know
         return {}
     if isinstance(info, WITH_FIELDS):
         return {field.name: field.type for field in info.fields}
@@ -75,7 +75,7 @@ def fields_of(kind: Any, columns: Sequence[str]) -> Mapping[str, inspect.Type]:
 
 
 def misfit(field: inspect.Type, column: ColumnType, allowed: Conversions, *, is_json: bool) -> str | None:
-    """Why the column cannot hold the field as it is; None if it can, or if that depends on the values."""
+    """Why the column cannot hold the field unchanged; None if it can, or if that depends on the values."""
     loses = is_json and not allowed.round and (column.item in JSON or column.item == NUMERIC)
     if loses and any(isinstance(part, inspect.FloatType) for part in _within(field)):
         return (

@@ -3,7 +3,7 @@
 The server decides whether two keys are equal, and Python's ``==`` may differ: ``'A'`` and ``'a'`` are one key in a
 citext column, 1 and 1.0 are two in a text column. Rows are deduplicated here only if both are sure to agree; otherwise
 all rows are sent, and the server deduplicates them. In some types equal values have several spellings (numeric 1 and
-1.0): every update writes such a key column, so that the newest row's spelling is stored.
+1.0). Every update writes a key column of such a type, so that the newest row's spelling is stored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Deleted(tuple[Any, ...]):
 
 
 class Truncated(tuple[Any, ...]):
-    """The deletion of all rows among rows: the values of :attr:`Target.deletes`, with None for the key."""
+    """A deletion of all rows, among rows: the values of :attr:`Target.deletes`, with None for the key."""
 
     __slots__ = ()
 
@@ -49,7 +49,7 @@ class Column(NamedTuple):
     """A column's type, or the base type of its domain. ``type`` is SQL without the modifier.
 
     ``kind`` is the type's name in this module's rules. ``equal`` and ``not_less`` are the index's operators with their
-    schema: a plain ``=`` would compare citext as text if its schema is not in search_path.
+    schema, because a plain ``=`` compares citext as text if the schema of citext is not in search_path.
     """
 
     type: str
@@ -68,7 +68,7 @@ class Column(NamedTuple):
 class Target:
     """The table that rows are merged into. ``columns`` is None while only tombstones have come.
 
-    ``offset`` is the column that guards against older records; ``origin`` are the columns of the record's partition and
+    ``offset`` is the column that guards against older records; ``origin`` has the columns of the record's partition and
     topic, if any.
     """
 
@@ -85,12 +85,12 @@ class Target:
 
     @property
     def has_position(self) -> bool:
-        """Whether ``order_by`` is the source's position, which is compared between partitions alone."""
+        """Whether ``order_by`` is the source's position, which is compared only between partitions."""
         return self.order_by is not None and self.offset is not None
 
     @property
     def deletes(self) -> tuple[str, ...]:
-        """The columns of a tombstone: the key, and those that show whether it is newer."""
+        """The columns of a tombstone: the key, and those that show whether the tombstone is newer."""
         return (*self.key, *(column for column in (self.order_by, self.offset) if column), *self.origin)
 
     def index(self, *names: str) -> tuple[int, ...]:
@@ -101,7 +101,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Deduped:
-    """Rows and tombstones to write, each with its line: 1 for the first that came, 2 for the next.
+    """Rows and tombstones to write, each with its line, counted from 1 in order of arrival.
 
     ``is_deduped``: rows are sorted by key, and no key has two rows, or a row and a tombstone. Otherwise ``rows`` has
     everything in order.
@@ -115,7 +115,7 @@ class Deduped:
 
 
 def dedupe(target: Target, rows: Sequence[Row], table_columns: Mapping[str, Column]) -> Deduped:
-    """The newest row of each key: the last, or the highest by ``order_by`` (the last of equals); or its first row."""
+    """Each key's newest row: the last, or the highest by ``order_by`` (the last of equals); or its first row."""
     if not _readable(target, rows, table_columns):
         return Deduped(False, rows, range(1, len(rows) + 1))
     if set(map(type, rows)) == {Deleted}:  # deleting a key twice does no harm
@@ -143,9 +143,9 @@ def dedupe(target: Target, rows: Sequence[Row], table_columns: Mapping[str, Colu
 
 
 def _readable(target: Target, rows: Sequence[Row], table_columns: Mapping[str, Column]) -> bool:
-    """Whether tombstones' values are the same with and without their columns' modifiers.
+    """Whether tombstones' values are equal with and without their columns' modifiers.
 
-    A stored value was rounded, or lost blanks, by assignment; a tombstone's value, compared with it, was not.
+    Assignment rounded a stored value, or removed its blanks; the tombstone's value to compare is as it came.
     """
     tombstones = [row for row in rows if type(row) is Deleted]
     limits = {
@@ -175,7 +175,7 @@ def _values(target: Target, rows: Sequence[Row], column: str) -> list[Any]:
 
 
 class Offsets:
-    """Checks, chunk by chunk, that the offsets of each key rise; keys that only the server can compare are skipped."""
+    """Checks, chunk by chunk, that each key's offsets rise; skips keys that only the server can compare."""
 
     def __init__(self, target: Target, table_columns: Mapping[str, Column]) -> None:
         assert target.offset is not None
@@ -214,8 +214,8 @@ def _newest(target: Target, rows: Sequence[Row], keys: Sequence[Any], column: st
 def _furthest(target: Target, rows: Sequence[Row], keys: Sequence[Any]) -> dict[Any, int]:
     """The index of each key's row with the highest source position; of a partition's rows the last one.
 
-    A tombstone, which has no position, has that of its partition's row before it. Raises RowRefused for a position that
-    is lower than one before it in its partition.
+    A tombstone, which has no position, gets that of the row before it in its partition. Raises RowRefused for a
+    position lower than an earlier one of its partition.
     """
     assert target.order_by is not None
     positions = _values(target, rows, target.order_by)
@@ -260,7 +260,7 @@ def _canonical(values: Collection[str], _typmod: int) -> bool:
 
 
 def _fixed(values: Collection[datetime], typmod: int) -> bool:
-    """Whether all offsets are fixed: in a zone with summer time Python compares local times, and one hour repeats."""
+    """Whether all offsets are fixed: in a zone with summer time Python compares local times, and an hour repeats."""
     return typmod == -1 and {type(value.tzinfo) for value in values} == {timezone}
 
 

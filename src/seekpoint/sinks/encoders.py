@@ -1,9 +1,9 @@
-"""Encodes values by the type of their column, whatever statement writes them.
+"""Encodes values by the type of their column, for any statement that writes them.
 
 The driver dumps a value by its type in Python, and the server reads that text by the column's type. Either both mean
-the same, or the server refuses the text, except in the columns that this module checks: those that read any text (text,
-enums, JSON), and those that drop a part of it (the zone of a time, fraction digits beyond a scale). A value is refused
-if its column cannot hold it as it is.
+the same value, or the server refuses the text, except in the columns that this module checks: those that read any text
+(text, enums, JSON), and those that drop a part of it (the zone of a time, fraction digits beyond a scale). A value is
+refused if its column cannot hold it unchanged.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from seekpoint.sinks.times import Convert, is_usual, time_converts
 
 # Types whose input refuses any text that is not one of their values: bool, integers, floats, interval, uuid, addresses.
 _STRICT = frozenset({BOOL, 20, 21, 23, 26, 700, 701, 1186, 2950, 869, 650, 829, 774})
-_MOST_BYTES = {18: 1, 19: 63}  # of a "char" and a name, to which the server cuts a longer text
-_WIDE = Context(prec=200_000, Emin=MIN_EMIN, Emax=MAX_EMAX)  # more than a numeric has
+_MOST_BYTES = {18: 1, 19: 63}  # bytes of a "char" and a name: the server cuts a longer text
+_WIDE = Context(prec=200_000, Emin=MIN_EMIN, Emax=MAX_EMAX)  # more digits than a numeric has
 _ZONED = frozenset({TIMETZ, TIMESTAMPTZ})
 _TEXT: Mapping[type, Convert] = {  # for arrays of several types: the server reads each text by the array's type
     str: str,
@@ -49,7 +49,7 @@ class Unwritable(ValueError):  # noqa: N818 -- its name is read in messages abou
 
 
 class Encoders:
-    """The encoders of a COPY or a statement, for those columns that need one."""
+    """The encoders for those columns of a COPY or statement that need one."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Encoders:
 
 
 def needs_look(column: ColumnType, allowed: Conversions) -> bool:
-    """Whether the server may read a value of this column differently than it was meant."""
+    """Whether the server may read a value of this column as another value."""
     if column.dimensions:
         return True
     if column.item == NUMERIC:
@@ -96,7 +96,7 @@ def column_encoders(
     encoding: str | None = None,
     event_rules: EventRules | None = None,
 ) -> Mapping[str, ColumnEncoder]:
-    """The encoders of those columns that need one. ``encoding``: that of the text, by default the session's."""
+    """The encoders of those columns that need one. ``encoding``: the text's, by default the session's."""
     encoding = encoding or driver.info.encoding
     return {
         name: ColumnEncoder(name, types[name], allowed, driver.adapters, encoding, event_rules=event_rules)
@@ -106,7 +106,7 @@ def column_encoders(
 
 
 class ColumnEncoder:
-    """Encodes the values of one column; the conversion for a type of values is chosen when the first one comes."""
+    """Encodes the values of one column; chooses the conversion for a type at its first value."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class ColumnEncoder:
             raise Unwritable(f"column {self._name!r} ({self._type.named}): {reason}") from error
 
     def _are_usual_texts(self, values: Sequence[Any]) -> bool:
-        """Fast path: whether all values are texts that need no conversion. Joining them is faster than asking each."""
+        """Fast path: whether all values are texts that need no conversion. One check of the joined texts is faster."""
         if not self._takes_texts:
             return False
         try:
@@ -175,8 +175,8 @@ class ColumnEncoder:
     def _array(self, value: Any) -> Any:
         """A list with encoded items, as texts if they have several types.
 
-        A text is left for the server to read, unless texts of the items' type are checked: the server would drop digits
-        or zones without an error.
+        A text is passed to the server as it is, unless the items' type has checked texts: there the server would drop
+        digits or zones without an error.
         """
         if isinstance(value, dict) or (isinstance(value, str) and self._checks_texts()):
             raise ValueError(f"{_short(value)} is not a list")
@@ -190,7 +190,7 @@ class ColumnEncoder:
         return self._type.item not in JSON and self._convert(str) is not None
 
     def _items(self, values: Sequence[Any], depth: int) -> list[Any]:
-        """The encoded items. For JSON, whose values may be lists, only ``depth`` levels are the array's."""
+        """The encoded items. For JSON, whose values may be lists, only the first ``depth`` levels are the array's."""
         is_json = self._type.item in JSON
         nested = list if self._type.takes_tuples else (list, tuple)
         items: list[Any] = []
@@ -214,7 +214,7 @@ class ColumnEncoder:
             return self._enum(kind)
         if (instead := remedy(kind, column, self._allowed)) is not None:
             return self._refuses(instead)
-        if issubclass(kind, UUID):  # the driver leaves the dashes out
+        if issubclass(kind, UUID):  # the driver omits the dashes
             return str
         if column.item == NUMERIC:
             return self._scaled(kind)
@@ -224,7 +224,7 @@ class ColumnEncoder:
         return next((converts[base] for base in kind.__mro__ if base in converts), otherwise)
 
     def _is_json(self, kind: type) -> bool:
-        """Whether the driver dumps the type as JSON: Json, Jsonb, and types with a dumper of the application's."""
+        """Whether the driver dumps the type as JSON: Json, Jsonb, and types with a dumper by the application."""
         try:
             return kind is not dict and self._adapters.get_dumper(kind, PyFormat.TEXT).oid in JSON
         except psycopg.ProgrammingError:  # no dumper

@@ -1,6 +1,6 @@
-"""Values of change events (``Upsert(changes=True)``) that a column may read differently than the source meant.
+"""Values of change events (``Upsert(changes=True)``) that a column might read as other values.
 
-Debezium sends numbers for times, and texts for bytes and decimals, depending on the connector's settings. If the
+Depending on the connector's settings, Debezium sends numbers for times, and texts for bytes and decimals. If the
 event's schema names the type, the codec has converted the value; a plain number or text is refused here.
 """
 

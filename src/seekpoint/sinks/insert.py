@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 from psycopg.copy import Writer
 
-ROWS, PARAMETERS = 500, 60_000  # of one statement, at most; the protocol allows 65,535 parameters
+ROWS, PARAMETERS = 500, 60_000  # most rows of one statement; the protocol allows 65,535 parameters
 
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _MEANT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
@@ -30,7 +30,7 @@ class Inserts(Writer):
         self._rows: list[list[str | None]] = []
 
     def write(self, data: Any) -> None:
-        """Take lines, the last of which may be incomplete, and write those that fill a statement."""
+        """Take lines, of which the last may be incomplete, and write those that fill a statement."""
         *lines, self._rest = (self._rest + bytes(data)).split(b"\n")
         for line in lines:
             self._rows.append([_value(field) for field in line.decode(self._encoding).split("\t")])
@@ -59,7 +59,7 @@ def _value(field: str) -> str | None:
 
 @lru_cache(maxsize=256)
 def insert(path: tuple[str, ...], columns: tuple[str, ...], rows: int = 1) -> str:
-    """The INSERT statement. Its values are untyped text, which the server reads by the column's type, as in COPY."""
+    """The INSERT statement. Its parameters are untyped text, which the server reads as values of the column's type."""
     row = sql.SQL("({})").format(sql.SQL(", ").join([sql.SQL("%s")] * len(columns)))
     named = sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES {}").format(
         sql.Identifier(*map(percent_doubled, path)),
@@ -70,5 +70,5 @@ def insert(path: tuple[str, ...], columns: tuple[str, ...], rows: int = 1) -> st
 
 
 def percent_doubled(text: str) -> str:
-    """The text with ``%`` doubled: in a statement with parameters a single one would begin a placeholder."""
+    """The text with ``%`` doubled: in a statement with parameters, a single ``%`` begins a placeholder."""
     return text.replace("%", "%%")

@@ -1,4 +1,4 @@
-"""Names of tables and columns, as Postgres reads them."""
+"""Names of tables and columns, as Postgres shortens them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from seekpoint.errors import ConfigError
 
-_MOST = 63  # bytes of a name; the server cuts a longer one
+_MOST = 63  # bytes of a name; the server cuts longer names
 
 
 def cut_name(name: str) -> str:

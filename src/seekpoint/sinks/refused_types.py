@@ -1,7 +1,7 @@
-"""Which Python types a column refuses whatever the value is: for values, and for fields before the first record.
+"""The Python types that a column refuses whatever the value: for values, and for fields before the first record.
 
-The driver's text of such a value would be read as another value: ``true`` and ``(1,2)`` are texts, ``(1,2)`` is a
-range, ``(5)`` is money below zero. No I/O.
+The server would read the driver's text as another value: a text column takes ``true`` and ``(1,2)``, a range ``(1,2)``,
+and to money ``(5)`` is below zero. No I/O.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _RULES: Sequence[tuple[tuple[type, ...], Callable[[ColumnType, Conversions], boo
 
 
 def remedy(kind: type, column: ColumnType, allowed: Conversions) -> str | None:
-    """What to do instead, if the column refuses each value of this type. For an array: each item."""
+    """The remedy if the column, or an array's items, refuse each value of this type; otherwise None."""
     for kinds, is_refused, instead in _RULES:
         if issubclass(kind, kinds) and is_refused(column, allowed):
             return instead

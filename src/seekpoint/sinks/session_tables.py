@@ -1,7 +1,8 @@
-"""What a session remembers of the tables that its sinks write: which table a name refers to, and its columns' types.
+"""What a session remembers about the tables that its sinks write: the table that a name refers to, and its columns'
+types.
 
-Neither is known to hold: another session may alter the table, or replace it under its name. Types hold while the table
-is locked; otherwise a statement checks them (``SAME_TYPES``, ``GATE``), or the table's errors lead to :func:`forget`.
+Both may be outdated: another session may alter the table, or replace it under its name. Types hold while the table is
+locked; otherwise a statement checks them (``SAME_TYPES``, ``GATE``), or an error of the table leads to :func:`forget`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class TableLookup:
 
 @dataclass(slots=True)
 class SessionTable:
-    """A table as this session last saw it; None for what it has not read."""
+    """A table as this session last read it; None for parts that it has not read."""
 
     lookup: TableLookup | None = None
     types: Types | None = None
@@ -46,7 +47,7 @@ _tables: WeakKeyDictionary[psycopg.Connection[Any], dict[tuple[str, ...], Sessio
 
 
 def session_table(driver: psycopg.Connection[Any], path: Sequence[str]) -> SessionTable:
-    """What the session remembers of the table; no query is sent."""
+    """The session's memory of the table; no query is sent."""
     return _tables.setdefault(driver, {}).setdefault(tuple(path), SessionTable())
 
 
@@ -66,16 +67,17 @@ def looked_up(driver: psycopg.Connection[Any], path: Sequence[str]) -> TableLook
 
 
 def types_now(driver: psycopg.Connection[Any], path: Sequence[str]) -> Types:
-    """The columns' types. Locks the table, if it may, so that no other session alters it during the transaction."""
+    """The columns' types. Locks the table, if the role may, so that no session alters it during the transaction."""
     table = session_table(driver, path)
-    if not looked_up(driver, path).is_lockable:  # again: a table may have replaced a view, or the privilege was granted
+    # Try again: a table may have replaced a view, or the privilege was granted.
+    if not looked_up(driver, path).is_lockable:
         table.lookup = None
     table.types = read_types(driver, path, lock=looked_up(driver, path).is_lockable, known=table.types)
     return table.types
 
 
 def types_locked(driver: psycopg.Connection[Any], path: Sequence[str], locked: set[tuple[str, ...]] | None) -> Types:
-    """As :func:`types_now`, but read once while its lock is held. ``locked`` are the tables of a HandlerConnection.
+    """As :func:`types_now`, but reads once per lock. ``locked`` are the tables that a HandlerConnection has locked.
 
     A name without a schema is read each time: another session may create a table that comes earlier in search_path.
     """

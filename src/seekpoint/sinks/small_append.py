@@ -1,6 +1,6 @@
-"""Writes a small ``Append`` batch by one INSERT, sent with a statement of the ledger; COPY takes two round trips.
+"""Writes a small ``Append`` batch with one INSERT, sent with a statement of the ledger; COPY takes two round trips.
 
-An error of this INSERT names no row, so the batch is run again by COPY.
+An error of this INSERT names no row, so the batch is written again with COPY.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from seekpoint.sinks.copy import driver_of, flat_texts
 from seekpoint.sinks.insert import PARAMETERS, ROWS, insert
 from seekpoint.sinks.session_tables import session_table
 
-MOST_RECORDS_IN_ONE_INSERT = 100  # records; above, COPY is cheaper than one INSERT of them all
-MOST_BYTES = 1 << 20  # of keys and values, and of rows; above, COPY streams what one INSERT would hold in memory
+MOST_RECORDS_IN_ONE_INSERT = 100  # records; above, COPY is cheaper than one INSERT
+MOST_BYTES = 1 << 20  # bytes of keys and values, and of rows; above, COPY streams what one INSERT would hold in memory
 
 
 def knows_plain_table(tx: Connection, path: Sequence[str]) -> bool:
-    """Whether this session knows that INSERT and COPY do the same to the table; no query is sent.
+    """Whether this session knows that INSERT and COPY have the same effect on the table; no query is sent.
 
     False if the application has set a cursor class, because that class must see each statement.
     """
@@ -42,9 +42,9 @@ def insert_of_all(
     rows: Sequence[Row],
     allowed: Conversions = EXACT,
 ) -> list[Statement] | None:
-    """The rows as one INSERT, and a query that raises if the table was altered since this session read its types.
+    """The rows as one INSERT, and a query that fails if the table was altered after this session read its types.
 
-    Requires :func:`knows_plain_table`. Empty without rows; None if COPY has to write the rows, or refuse one.
+    Requires :func:`knows_plain_table`. Empty without rows; None if only COPY can write the rows, or refuse one.
     """
     if not rows:
         return []
@@ -66,7 +66,7 @@ def insert_of_all(
 
 @lru_cache(maxsize=256)
 def _check(path: tuple[str, ...], declared: tuple[tuple[str, str], ...], encoding: str) -> Statement:
-    """The query that raises if the columns are no longer declared like this."""
+    """A query that fails if the columns' declarations have changed."""
     declarations, names, table = as_read(path, dict(declared))
     values = [text.encode(encoding) for text in (array(declarations), array(names), table)]
     return Statement(positional(SAME_TYPES)[0], values, is_prepared=True)

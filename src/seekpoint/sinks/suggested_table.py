@@ -36,7 +36,7 @@ from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.column_type import ColumnType
 from seekpoint.sinks.declared_types import admits_none, alternatives, fields_of, is_json, misfit
 
-#: Percent of a page that INSERT fills in a table whose rows are updated. The rest is for new versions of its rows,
+#: Percent of a page that INSERT fills, in a table whose rows are updated. The rest is for new versions of its rows,
 #: which then need no new index entries. Measured at 50 (docs/performance.md, Upserts): the table has twice
 #: the pages.
 FILLFACTOR = 50
@@ -54,7 +54,7 @@ def suggested_table(
     Columns are the fields of the values that ``codecs`` decode, or of the annotated result of ``row=`` or ``rows=``,
     and the columns of ``provenance``. A field that may be None makes a column that may be NULL. The table of an
     ``Upsert`` or an ``Accumulate`` has its key as primary key, and ``fillfactor`` percent of each page filled. A sum of
-    integers is a bigint, whatever bounds its records have, and no sum may be NULL.
+    integers is a bigint, whatever the bounds of its records, and no sum may be NULL.
 
     Raises ConfigError if the rows' type is not known, no column type holds a field's values exactly, a field of ``add``
     is not a number, or a field of ``least`` or ``most`` has no order.
@@ -77,10 +77,10 @@ def suggested_table(
 
 
 def joined_table(tables: Sequence[Table]) -> Table:
-    """One table for the rows of several sinks, made from the table that each of them needs.
+    """One table for the rows of several sinks, joined from the tables that they need.
 
-    A column that not all sinks write may be NULL; of several integer types the widest is taken. Raises ConfigError if
-    their keys differ, one does not write the key, or a column would need two types.
+    A column that not all sinks write may be NULL; of several integer types it has the widest. Raises ConfigError if the
+    sinks' keys differ, a sink does not write the key, or a column would need two types.
     """
     first = tables[0]
     keyed = next((table for table in tables if table.primary_key.columns), first)
@@ -128,7 +128,7 @@ def _fields(sink: TableSink[Any, Any], codecs: Collection[Codec]) -> Mapping[str
 
 
 def _row_type(sink: TableSink[Any, Any], codecs: Collection[Codec]) -> Any:
-    """The type of a row; None if it is not declared, or topics have different ones."""
+    """The type of a row; None if it is not declared, or differs between topics."""
     if sink.row_of is None and sink.rows_of is None:
         kinds = [getattr(codec, "type", None) for codec in codecs]
         return kinds[0] if kinds and all(kind is kinds[0] for kind in kinds) else None
@@ -168,12 +168,12 @@ def _aggregate(sink: Accumulate[Any, Any], name: str, kind: TypeEngine[Any], *, 
     if name in (*sink.least, *sink.most):
         if isinstance(kind, Boolean | JSONB):
             raise ConfigError(f"{sink!r}: {name!r} is {kind!r}, and Postgres has no min() and max() of this type")
-        return kind, nullable or sink.subtract is not None  # the first record of a key may be one that subtracts
+        return kind, nullable or sink.subtract is not None  # a key's first record may subtract
     return kind, nullable
 
 
 def _types(field: inspect.Type) -> list[TypeEngine[Any]]:
-    """The different column types of its values, None left out; jsonb if there are no others."""
+    """The different column types of its values without None; jsonb if there are no others."""
     kinds = [_type(kind) for kind in alternatives(field)] or [JSONB()]
     return list({repr(kind): kind for kind in kinds}.values())
 

@@ -42,7 +42,7 @@ def create_statement(table: Table) -> str:
 
 
 def table_changes(tx: Connection, table: Table) -> list[str]:
-    """The statements that make the existing table take every row of the suggested one; empty if it does already.
+    """The statements after which the existing table takes every row of the suggested one; empty if it already does.
 
     CREATE TABLE if there is no table. The existing table may be laxer: further columns, wider types, fewer NOT NULL.
     Columns are added without NOT NULL, because existing rows have no value for them.
@@ -75,7 +75,7 @@ def _change_column(
 
 
 def _refused_columns(table: Table, existing: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Columns that the rows lack, but the table requires."""
+    """Columns that the table requires, but the rows lack."""
     for name, column in existing.items():
         has_value = column.get("default") is not None or column.get("identity") or column.get("computed")
         if name not in table.columns and not column["nullable"] and not has_value:
@@ -85,12 +85,13 @@ def _refused_columns(table: Table, existing: Mapping[str, Mapping[str, Any]]) ->
 def _add_key(operations: Operations, inspector: Inspector, table: Table) -> None:
     key = [column.name for column in table.primary_key.columns]
     primary = inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]
-    if not key or table.name in inspector.get_view_names(table.schema):  # ON CONFLICT uses the view's table's index
+    # ON CONFLICT uses the index of the view's table.
+    if not key or table.name in inspector.get_view_names(table.schema):
         return
     if {*key} in _unique_columns(inspector, table, primary):
         return
     if primary:
-        name = cut_name(f"{table.name}_{'_'.join(key)}_key")  # SQLAlchemy refuses a longer one
+        name = cut_name(f"{table.name}_{'_'.join(key)}_key")  # SQLAlchemy refuses a longer name
         operations.create_index(name, table.name, key, unique=True, schema=table.schema)
     else:
         operations.create_primary_key(cut_name(f"{table.name}_pkey"), table.name, key, schema=table.schema)
@@ -104,7 +105,7 @@ def _unique_columns(inspector: Inspector, table: Table, primary: Collection[str]
 
 
 def _holds(existing: TypeEngine[Any], wanted: TypeEngine[Any]) -> bool:
-    """Whether a column of the existing type takes each value of the wanted type, as far as types can show."""
+    """Whether a column of the existing type takes each value of the new type, as far as types can show."""
     if isinstance(existing, postgresql.DOMAIN):
         return True  # its base type is checked at a worker's start
     for kinds, kinds_found, holds in _RULES:

@@ -1,4 +1,4 @@
-"""Makes records into tuples in the order of a table's columns; learns columns and shapes from the first rows."""
+"""Turns records into tuples in the order of a table's columns; learns columns and shapes from the first rows."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class TableWriter(SinkWriter[Any, Any], Generic[S]):
 
     @property
     def written(self) -> tuple[str, ...] | None:
-        """Every column it writes, in the order of its rows; None before the first row if that decides."""
+        """Every written column, in the order of the rows; None before the first row if that row decides."""
         return None if self.columns is None else (*self.columns, *self._sink.provenance.values())
 
     def rows(self, record: Record[Any, Any]) -> Iterable[Row]:
-        """Rows of one record as tuples in the order of the columns; raises whatever ``row=`` raises."""
+        """Rows of one record as tuples in the order of the columns. Raises the errors of ``row=``."""
         if self._sink.rows_of is not None:
             rows = [self._shape(entry) for entry in self._several(self._sink.rows_of(record))]
         else:
@@ -48,13 +48,13 @@ class TableWriter(SinkWriter[Any, Any], Generic[S]):
         return rows
 
     def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
-        """The rows of many records at once, if the value is the row; None if the whole record is needed."""
+        """The rows of many records in one call, if the value is the row; None if the whole record is needed."""
         if self._sink.row_of is not None or self._sink.rows_of is not None or self._sink.provenance:
             return None
         return self._shaped(values)
 
     def _shaped(self, values: Sequence[Any]) -> list[Row]:
-        """A row for each value, without provenance."""
+        """One row for each value, without provenance."""
         kinds = set(map(type, values))
         if len(kinds) != 1:
             return list(map(self._shape, values))
@@ -70,7 +70,7 @@ class TableWriter(SinkWriter[Any, Any], Generic[S]):
         return tuple(getattr(record, name) for name in self._sink.provenance)
 
     def know(self, columns: tuple[str, ...]) -> None:
-        """Set the columns of the rows. Raises ConfigError if they contradict the declaration."""
+        """Set the rows' columns. Raises ConfigError if they contradict the declaration."""
         self._sink.require_columns(columns)
         self.columns = columns
 
@@ -93,7 +93,7 @@ class TableWriter(SinkWriter[Any, Any], Generic[S]):
         return shape(value)
 
     def _shape_of(self, kind: type, value: Any) -> Callable[[Any], Row]:
-        """How a value of this kind becomes a tuple; worked out once per type."""
+        """How a value of this type becomes a tuple; determined once per type."""
         if (fields := field_names(kind)) is not None:
             return self._by_attribute(kind, fields)
         if value is None:

@@ -1,4 +1,4 @@
-"""Converts times for columns without a zone, a time or a date; refuses a value if a part of it would be dropped."""
+"""Converts times for columns that lack a zone, a time or a date; refuses a value that would lose a part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _OF_NOW = re.compile(r"\b(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
 _FINER = re.compile(r"([.,]\d{6})\d*[1-9]\d*")
 _AS_ZEROS = str.maketrans("123456789", "0" * 9)
 
-Convert = Callable[[Any], Any]  # a value to one that the driver dumps; raises ValueError or TypeError to refuse it
+# Converts a value to one that the driver dumps; raises ValueError or TypeError to refuse it.
+Convert = Callable[[Any], Any]
 
 
 def time_converts(item: int, allowed: Conversions) -> Mapping[type, Convert]:
@@ -29,7 +30,7 @@ def time_converts(item: int, allowed: Conversions) -> Mapping[type, Convert]:
 
 
 def timestamp_converts(allowed: Conversions) -> dict[type, Convert]:
-    """Conversions for ``timestamp``: aware times are converted to the zone that the sink names, else refused."""
+    """Conversions for ``timestamp``: aware times are converted to the sink's zone, or refused without one."""
 
     def local(value: datetime) -> datetime:
         if value.tzinfo is None:
@@ -54,7 +55,7 @@ def timestamp_converts(allowed: Conversions) -> dict[type, Convert]:
 
 
 def is_usual(texts: str) -> bool:
-    """Whether the text, or each of several joined ones, has no W, no Y and no seven digits in a row.
+    """Whether the text, or several joined ones, has no W, no Y and no seven digits in a row.
 
     Words for the time of reading ('now', 'today') have a W or a Y; a time finer than a microsecond has seven digits.
     """
@@ -62,7 +63,7 @@ def is_usual(texts: str) -> bool:
 
 
 def in_microseconds(value: str, allowed: Conversions) -> str:
-    """The text, whose time is cut to microseconds if the sink allows that. Raises ValueError otherwise."""
+    """The text with its time cut to microseconds, if the sink allows that. Raises ValueError otherwise."""
     if not _FINER.search(value):
         return value
     if not allowed.round:

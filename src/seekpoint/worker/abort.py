@@ -1,7 +1,7 @@
 """Aborts the open batch on a second signal.
 
-If the signal handler raised KeyboardInterrupt, it could interrupt asyncio between taking a callback off the loop's
-queue and calling it. The callback would be lost, and the task that waits for it would never end. So the loop's task is
+KeyboardInterrupt, raised by the signal handler, could interrupt asyncio between removing a callback from the loop's
+queue and calling it. The callback would be lost, and the task that awaits it would never end. So the loop's task is
 cancelled instead, as ``asyncio.Runner`` does on SIGINT:
 https://docs.python.org/3/library/asyncio-runner.html#handling-keyboard-interruption
 """
@@ -20,7 +20,7 @@ class Abort:
     """Interrupts the worker's thread with KeyboardInterrupt; a signal handler calls it with the reason.
 
     While :meth:`run` runs an event loop, the loop's task is cancelled first, and KeyboardInterrupt is raised when the
-    task ends. A task that catches CancelledError, or does not await, delays that.
+    task ends. A task that catches CancelledError, or does not await, delays the abort.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Abort:
             self._task.get_loop().call_soon_threadsafe(self._task.cancel)  # also wakes the loop
 
     def run(self, runner: asyncio.Runner, coroutine: Coroutine[Any, Any, T], context: Context | None = None) -> T:
-        """Run the coroutine and return its result. Raises what it raises, and KeyboardInterrupt if it was aborted."""
+        """Return the coroutine's result. Raises the coroutine's errors, and KeyboardInterrupt after an abort."""
         self._has_loop = True
         try:
             returned = runner.run(self._known(coroutine), context=context)
@@ -49,7 +49,7 @@ class Abort:
 
     def _raise_if_aborted(self, error: BaseException | None = None) -> None:
         self._has_loop, self._task = False, None
-        reason, self._reason = self._reason, None  # later runs, which exit resources, are not aborted
+        reason, self._reason = self._reason, None  # an abort must not end later runs: they exit the resources
         if reason is not None:
             raise KeyboardInterrupt(reason) from error
 

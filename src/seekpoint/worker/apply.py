@@ -3,7 +3,8 @@
 There are three ways. A small batch for one ``Append`` is closed before BEGIN, and its rows are sent with hold and
 advance (:func:`small_batch`). Otherwise, with one sink and no handler, rows stream into the open COPY: a chunk is
 decoded while the server works on the previous one. In all other cases the batch is closed first; sinks write in
-declared order, then the handler runs. If records fail, the batch is applied in parts (:mod:`seekpoint.worker.parts`).
+declared order, then the handler runs. To find records that fail, the batch is applied in parts
+(:mod:`seekpoint.worker.parts`).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class SmallBatch(NamedTuple):
 def small_batch(tx: HandlerConnection, writers: PipelineWriters, batch: OpenBatch, mode: Mode) -> SmallBatch | None:
     """Decode a batch that closes with few records; None if it must be applied step by step. Sends nothing.
 
-    It must be the first attempt, and apply every record: dead letters, stops and attempts need further statements.
+    Only for a first attempt that applies every record: dead letters, stops and attempts need further statements.
     """
     if (
         not _keeps_locks(writers)
@@ -70,7 +71,7 @@ def small_batch(tx: HandlerConnection, writers: PipelineWriters, batch: OpenBatc
 
 
 def _keeps_locks(writers: PipelineWriters) -> bool:
-    """Whether no user code gets the connection, and only our own ROLLBACK TO releases a lock.
+    """Whether only our own ROLLBACK TO can release a lock, because no user code gets the connection.
 
     Only then may rows be sent after the advance: a handler's COMMIT would make offsets durable before their rows (I1).
     """

@@ -1,4 +1,4 @@
-"""Runs async handlers: each worker has an event loop, on its thread, which runs only while a handler does."""
+"""Runs async handlers in an event loop on the worker's thread, which runs only while a handler does."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class _AsyncHandler:
             raise
 
     async def _enter(self, resources: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
-        """Enter the resources in a task that also exits them: the task that enters a TaskGroup must exit it."""
+        """Enter the resources in a task that also exits them, as a TaskGroup requires."""
         entered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._leaving = asyncio.Event()
         self._host = host = asyncio.create_task(_hold(resources, entered, self._leaving))
@@ -135,7 +135,7 @@ async def _hold(
 
 
 def _misuse(error: RuntimeError | MissingGreenlet) -> str | None:
-    """What the handler did wrong, by the error's message: asyncio has no classes for these errors. None: unknown."""
+    """The handler's mistake, from the error's message (asyncio has no classes for these errors); None if unknown."""
     message = str(error)
     if isinstance(error, MissingGreenlet):
         reason = message.partition(". ")[0]  # without SQLAlchemy's advice
@@ -154,7 +154,7 @@ def _misuse(error: RuntimeError | MissingGreenlet) -> str | None:
 
 
 async def _end(before: set[asyncio.Task[Any]]) -> list[str]:
-    """Cancel and await all tasks not in ``before``, also ones that they start; returns the coroutines' names."""
+    """Cancel and await all tasks not in ``before``, and tasks that these start; returns the coroutines' names."""
     ended: list[asyncio.Task[Any]] = []
     while tasks := asyncio.all_tasks() - before:
         for task in tasks:

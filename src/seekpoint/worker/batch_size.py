@@ -1,4 +1,4 @@
-"""Learns from the last transactions' times how many records a handler's next transaction takes."""
+"""Chooses how many records a handler's next transaction takes, from the durations of the last ones."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from seekpoint.postgres.sqlstates import connection_lost, is_ended_by_age
 from seekpoint.records import numbered
 
 FIRST = 500  # records of a handler's first transaction: Kafka's max.poll.records
-GROWTH = 2  # from one transaction to the next, at most
+GROWTH = 2  # largest growth from one transaction to the next
 
 
 class BatchSize:
     """The limits of the next batch, so that its transaction takes about ``Limits.transaction_target`` seconds.
 
-    A handler's time per record is not known before it has run, and may include a call to another service. Without
-    ``adapts``, for streaming sinks, the limits stay as they are: COPY takes microseconds per record.
+    A handler's time per record is known only after it has run, and may include a call to another service. Without
+    ``adapts``, for streaming sinks, the limits stay fixed: COPY takes microseconds per record.
     """
 
     def __init__(self, limits: Limits, *, adapts: bool) -> None:
@@ -41,7 +41,7 @@ class BatchSize:
             self._take(min(fitting, GROWTH * records))
 
     def ended(self, records: int) -> None:
-        """Give the next batch at most half the records, because this transaction was ended by its age."""
+        """Halve the next batch at least, because this transaction was ended by its age."""
         if self.adapts:
             self._take(min(self.records, records // 2))
 
@@ -69,7 +69,7 @@ def ended_by_age(error: BaseException, seconds: float, age: float) -> BaseExcept
     """The error in the chain that shows that the transaction was ended by its age; None if none does.
 
     The server gives the reason only to a running statement. A later statement finds the connection closed, a late
-    commit is fenced, and a handler may wrap the error in another.
+    commit is fenced, and a handler may wrap the error.
     """
     cause: BaseException | None = error
     for _ in range(10):

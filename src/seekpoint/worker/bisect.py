@@ -1,7 +1,7 @@
-"""Finds the records that fail in a batch, and how long its parts should be. Works on indexes, without a database.
+"""Finds the records that fail in a batch, and chooses the length of its parts. Works on indexes, without a database.
 
 A failing record is found by halving: the records before it stay applied, and the search resumes after it. One bad
-record in n costs about log2(n) calls; one call if the database or the handler names it. If many fail, parts are a
+record in n costs about log2(n) calls, or one if the database or the handler names the record. If many fail, parts are a
 fraction of the distance between failures, so that the cost grows with their number, not with the batch.
 """
 
@@ -12,10 +12,10 @@ from typing import Generic, NamedTuple, TypeVar
 
 FEW = 2  # from this number of failures in a batch on, the distance between them is used
 SHARE = 4  # parts per distance between two failures: longer parts fail too often, shorter ones cost round trips
-NAMED_SHARE = 1  # the same if errors name the record: a part then fails once, not at each step of a search
+NAMED_SHARE = 1  # the same, if errors name the record: then a part fails only once
 CALM = 8  # after this many distances without a failure, no more failures are expected; they may span many batches
-FEW_STRIDES = 8  # after the first failure, the first part is at least the rest divided by this
-LEAST = 16  # records of one part, at least
+FEW_STRIDES = 8  # after the first failure, the first part is at least the remaining records divided by this
+LEAST = 16  # records of the smallest part
 
 E = TypeVar("E")
 
@@ -33,10 +33,10 @@ class PartFailure(NamedTuple, Generic[E]):
 
 
 class FailedRecords(NamedTuple, Generic[E]):
-    """One failure. ``indexes``: the records that failed; none if a part fails only as a whole.
+    """One failure. ``indexes``: the records that failed; none if only the part as a whole fails.
 
-    Records before ``resume_at`` are applied or failed; the search resumes there. ``too_many``: this number of records
-    took longer than a statement may, although none alone does. ``is_named``: the error named them.
+    Records before ``resume_at`` are applied or failed; the search resumes there. ``too_many``: this many records took
+    longer than a statement may, although each alone does not. ``is_named``: the error named them.
     """
 
     indexes: tuple[int, ...]
@@ -54,7 +54,8 @@ class StatementSize:
     """Learns how many records one statement may write: ``most``, None for any number.
 
     A statement that took too long halves it. After ``FIRST`` full parts in time it doubles, because a timeout may have
-    another cause; if that takes too long again, it doubles after twice as many parts, up to ``LAST``.
+    another cause; if the doubled size takes too long again, the next doubling takes twice as many parts, up to
+    ``LAST``.
     """
 
     FIRST, LAST = 8, 1024  # full parts before it doubles
@@ -87,7 +88,7 @@ class Strides:
     """Learns from the distance between failures, over many batches, how many records to apply at once."""
 
     def __init__(self) -> None:
-        self._stride: int | None = None  # records per part; None: all that is left
+        self._stride: int | None = None  # records per part; None: all remaining ones
         self._calm = 0  # records without a failure, after which no more are expected
         self._clean = 0  # records since the last failure
         self._size = StatementSize()
@@ -107,12 +108,12 @@ class Strides:
         return min(self._total, start + min(self._next, self._size.most or self._next))
 
     def applied(self, records: int) -> None:
-        """Learn that a part was applied at once."""
+        """Learn that a part was applied without a failure."""
         self._next = self._stride or 2 * self._next
         self._size.written(records)
 
     def failed(self, indexes: Sequence[int], resume_at: int, too_many: int | None, *, is_named: bool = False) -> None:
-        """Learn which records failed (no indexes: a part fails only as a whole), and where the search resumes.
+        """Learn which records failed (no indexes: only the part as a whole), and where the search resumes.
 
         ``is_named``: the error named them.
         """
@@ -148,9 +149,9 @@ def bisect(
 ) -> Iterator[FailedRecords[E]]:
     """Apply ``n`` records except those that fail; yields each failure, and resumes after it.
 
-    ``run`` applies the records of these indexes, all or none, and returns why they failed, or None. ``admitted`` leaves
-    out a part's records that are not to be applied; its second argument says whether the part was run before. ``known``
-    is the failure of all records together, if it is known.
+    ``run`` applies the records of these indexes, all or none, and returns why they failed, or None. ``admitted``
+    removes a part's records that are not to be applied; its second argument says whether the part was run before.
+    ``known`` is the failure of all records together, if it is known.
     """
     strides = strides or Strides()
     strides.begin(n)
@@ -172,7 +173,7 @@ def bisect(
 
 
 def _narrow(part: Sequence[int], end: int, run: Run[E], failure: PartFailure[E]) -> FailedRecords[E]:
-    """Find the record that fails in a part that ends at ``end``; applies the records before it."""
+    """Find the failing record of a part that ends at ``end``; applies the records before it."""
     low, high, is_known = 0, len(part), True  # is_known: part[low:high] fails; the records below low are applied
     too_many = high if failure.was_cancelled and not failure.waited else None
     while not failure.named and high - low > 1:
@@ -185,7 +186,7 @@ def _narrow(part: Sequence[int], end: int, run: Run[E], failure: PartFailure[E])
         if failure.was_cancelled:
             too_many = None if failure.waited else high - low
     after = part[high] if high < len(part) else end
-    if not is_known and not failure.named:  # a last record may succeed alone: not every error is one record's fault
+    if not is_known and not failure.named:  # the last one may succeed alone: not every error is one record's fault
         alone = run(part[low:high])
         if alone is None:
             return FailedRecords((), after, failure.error, too_many)

@@ -1,6 +1,6 @@
-"""Checks whether brokers answer any client, while a worker backs off, and whether they answer its consumer.
+"""Checks whether any broker answers again while a worker backs off, and whether brokers answer its consumer.
 
-See :mod:`seekpoint.kafka.questions` for clients that no broker answers any more.
+:mod:`seekpoint.kafka.questions` says why brokers may answer one client and not another.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from seekpoint.kafka.client import Client
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.questions import in_background
 
-EVERY = 10.0  # seconds without a message until the consumer is checked
+EVERY = 10.0  # seconds without a message after which the consumer is checked
 DOUBT = 1.0  # the same, once the client has reported an error
 
 
 def answer_timeout(config: Mapping[str, Any]) -> float:
     """The time limit, in seconds, of each of two questions to the consumer's brokers.
 
-    Together they outlast the client's longest wait before it reconnects (its jitter adds at most half); and each may
-    have to wait until the same broker has answered a fetch.
+    Two timeouts outlast the client's longest wait before it reconnects (jitter adds at most half). Each question may
+    also have to wait until its broker has answered a fetch.
     """
     reconnects = float(config["reconnect.backoff.max.ms"]) / 1000
     return 1.0 + reconnects + int(config.get("fetch.wait.max.ms", 500)) / 1000
@@ -41,7 +41,7 @@ class BrokersBack:
 
     @property
     def is_answered(self) -> bool:
-        """Whether a broker has answered. A question without an answer is asked again."""
+        """Whether a broker has answered. Asks again if there was no answer."""
         if not self._answer.done():
             return False
         if self._answer.exception() is None:
@@ -81,7 +81,7 @@ class ConsumerCheck:
             self._ask()
 
     def _ask(self) -> None:
-        """Ask the consumer's brokers, once they have answered another client: else silence would prove nothing."""
+        """Ask the consumer's brokers after they have answered another client: otherwise silence would prove nothing."""
         failures, self._failures = self._failures, 0
         self._identity.ask(self._topics).result()
         self._failures, self._asked_at = failures, monotonic()
@@ -92,11 +92,11 @@ class ConsumerCheck:
         if answer.result():
             self._answered_at, self._failures = monotonic(), 0
             return
-        if self._client.heard > self._asked_at:  # the consumer was busy, and is asked again if in doubt
+        if self._client.heard > self._asked_at:  # the consumer was only busy; a doubt asks again
             self._failures = 0
             return
         self._failures += 1
-        if self._failures == 1:  # the brokers may have been away during the question
+        if self._failures == 1:  # the brokers may have been down only during this question
             self._ask()
             return
         self._identity.ask(self._topics).result()

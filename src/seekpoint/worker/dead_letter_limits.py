@@ -1,4 +1,4 @@
-"""Stops a worker that dead-letters more records than a limit allows: in a row, or as a share."""
+"""Stops a worker that dead-letters too many records in a row, or too large a share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FailedByOffset = Mapping[Partition, Mapping[int, NewDeadLetter]]
 
 @dataclass(frozen=True, slots=True)
 class BatchCounts:
-    """The counts of one batch: the streaks after it, the records that it passed, and how many of them failed."""
+    """The counts of one batch: the streaks after it, its passed records, and how many of these failed."""
 
     consecutive: ConsecutiveFailures
     passed: int
@@ -35,7 +35,7 @@ class DeadLetterLimitCheck:
         self._passed = self._failed = 0
 
     def check(self, batch: BatchResult, applied: int) -> BatchCounts:
-        """The batch's counts, not counted yet. Raises TooManyDeadLetters: then nothing of it may be committed."""
+        """The batch's counts, not added yet. After TooManyDeadLetters, nothing of the batch may be committed."""
         dead_letters = [dead_letter for dead_letter in batch.dead_letters if dead_letter.state not in UNDECIDED]
         if not dead_letters and self._consecutive.is_empty:
             return BatchCounts(self._consecutive, applied, 0)
@@ -57,7 +57,7 @@ class DeadLetterLimitCheck:
     def check_retry(self, partition: Partition, dead_letter: NewDeadLetter | None) -> BatchCounts:
         """The counts of one retry of a waiting record: applied, or dead-lettered after its last attempt.
 
-        Not counted yet. Raises TooManyDeadLetters: then the record is not dead-lettered.
+        Not added yet. After TooManyDeadLetters, the record is not dead-lettered.
         """
         counts = BatchCounts(self._consecutive, 1, int(dead_letter is not None))
         if dead_letter is not None:
@@ -84,7 +84,7 @@ class DeadLetterLimitCheck:
 
 
 class ConsecutiveFailures:
-    """Each partition's current streak, over all batches so far; an applied record ends a streak."""
+    """Each partition's current streak over all batches; an applied record ends a streak."""
 
     def __init__(self, streaks: Mapping[Partition, int]) -> None:
         self._streaks = streaks

@@ -1,6 +1,6 @@
 """Decodes a batch's records, and makes their rows for each sink.
 
-A record that cannot be decoded, or made into a row, never reaches the server: the failure policy decides at once.
+A record that cannot be decoded, or made into a row, is never sent: the failure policy decides at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rows = tuple[Row, ...]
 
 
 class DecodedRecord(NamedTuple):
-    """A decoded record, with its rows for each sink. ``record`` is the raw record if its rows are known already."""
+    """A record and its rows for each sink. ``record`` is the raw one if the rows were made without decoding."""
 
     raw: RawRecord
     record: AnyRecord
@@ -75,15 +75,15 @@ def decoded_chunks(
     batch: OpenBatch,
     rows_of: Callable[[Sequence[RawRecord]], Sequence[Row] | None],
 ) -> Iterator[DecodedChunk]:
-    """Decode each chunk: make its rows at once if they need only the values, else decode record by record."""
+    """Decode each chunk: all rows in one call if they need only the values, else record by record."""
     for raw in chunks:
-        decoded = decode_each(writers, raw, batch, batch.admitted)  # lazy: begins when it is iterated
+        decoded = decode_each(writers, raw, batch, batch.admitted)  # lazy: begins when the result is iterated
         rows = None if batch.buffer.unreadable else rows_of(raw)
         yield raw, rows, [] if rows is not None else [*decoded]
 
 
 def decoded_records(chunks: Iterable[DecodedChunk]) -> list[DecodedRecord]:
-    """Collect the records that are to be applied; this reads the batch to its end."""
+    """Collect the records that are to be applied; draws the batch to its end."""
     decoded: list[DecodedRecord] = []
     for raw, rows, records in chunks:
         if rows is not None:

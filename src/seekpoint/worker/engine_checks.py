@@ -1,4 +1,4 @@
-"""Refuses engines on which rows would be written otherwise than a pipeline declares."""
+"""Refuses engines that would write rows differently from the pipeline's declaration."""
 
 from __future__ import annotations
 

@@ -19,14 +19,14 @@ from seekpoint.postgres.sqlstates import (
 )
 from seekpoint.records import Cause, RawRecord, one_line
 
-TRIES = 3  # attempts of one batch without a pause; then the loop backs off
+TRIES = 3  # attempts at one batch without a pause; then the loop backs off
 _ROW = re.compile(r"\(\d+,\d+\)")  # a row's place, as the server writes it in any language
 
 
 class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by parts
-    """One of the records to be written failed, and none is written.
+    """One of the records to be written failed, and none was written.
 
-    ``named`` are the records that failed; empty if they are not known. If ``fault`` is not DATA, perhaps no record is
+    ``named`` are the records that failed; empty if they are not known. If ``fault`` is not DATA, there may be no record
     at fault. ``sink`` is the index of the sink whose rows were refused; None for the handler, or if not known.
     ``blamed`` has the errors by record id, if there are several.
     """
@@ -56,7 +56,7 @@ class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by pa
 
     @property
     def is_of_before_alter(self) -> bool:
-        """Whether the statement may have been prepared before an ALTER, and may succeed on another connection."""
+        """Whether the statement may have been prepared before an ALTER: another connection prepares it again."""
         return self.cause is Cause.DATABASE and may_be_of_before_alter(self.error)
 
     @property
@@ -66,7 +66,7 @@ class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by pa
 
     @property
     def waited(self) -> bool:
-        """Whether the cancelled statement waited for a row's lock: then the time says nothing about its size."""
+        """Whether the cancelled statement waited for a row's lock, so that its size is not the cause."""
         error = driver_error(self.error)
         return isinstance(error, psycopg.Error) and _ROW.search(error.diag.context or "") is not None
 
@@ -76,8 +76,8 @@ class Mode:
     """How one attempt applies its batch.
 
     ``is_bisecting``: in parts, to find the records that fail. ``checks_deferred``: each part checks deferred
-    constraints, because one of them refused COMMIT. ``failed``: how the whole batch failed on the previous attempt; the
-    whole is not tried again.
+    constraints, because one of them refused COMMIT. ``failed``: how the whole batch failed on the previous attempt, so
+    it is not tried as a whole again.
     """
 
     attempt: int = 1
@@ -87,7 +87,7 @@ class Mode:
 
     @property
     def is_patient(self) -> bool:
-        """Whether a transient error ends the attempt, so that the whole transaction is tried again first."""
+        """Whether a transient error ends the attempt: the whole transaction is tried again first."""
         return self.attempt <= TRIES
 
 

@@ -1,6 +1,6 @@
 """Decides what happens to a failed record: it is retried, dead-lettered or skipped, or its partition stops.
 
-Only this module has the policy; bisecting finds the records, and their transaction stores the decision.
+Only this module has the policy. Bisection finds the records; their transaction stores the decision.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecor
 from seekpoint.worker.assignment.backlog import RetryLater
 from seekpoint.worker.open_batch import Outcome
 
-# The position never moves past records that failed for these causes, whatever the policy: the next ones may fail, too.
+# Whatever the policy, the position never moves past records that failed for these causes: the next ones may fail, too.
 NEVER_PASSED = frozenset({Cause.TRANSIENT, Cause.PROGRAM, Cause.ORDER})
 
 
@@ -24,16 +24,16 @@ class CrashingRecord(Exception):  # noqa: N818 -- named after what the record di
     """Each attempt at the record crashed its process."""
 
     def __init__(self, crashes: int) -> None:
-        super().__init__(f"it was tried {crashes} times, and the process ended during each attempt")
+        super().__init__(f"it was tried {crashes} times, and each attempt ended the process")
 
 
 def fail(pipeline: Pipeline, outcome: Outcome, raw: RawRecord, error: BaseException, cause: Cause) -> None:
     """Take the record out of the batch, as the pipeline's policy says.
 
-    If the record has attempts left, it is scheduled for retry, and the batch ends before it in its partition, or passes
-    it, as ``retry_order`` says; after a transient error of the database the batch always ends before it. Poison
-    under ``STOP``, and errors that may not be the record's fault, stop the partition there. Otherwise the record
-    becomes a dead letter with the batch (I4).
+    If the record has attempts left, it is scheduled for retry. The partition's part of the batch ends before it, or
+    passes it, as ``retry_order`` says; after a transient error of the database it always ends before it. Poison under
+    ``STOP``, and errors that may not be the record's fault, stop the partition there. Otherwise the record becomes a
+    dead letter with the batch (I4).
     """
     partition = Partition(raw.topic, raw.partition)
     tried = outcome.tries.get((partition, raw.offset), 0)
@@ -89,7 +89,7 @@ _WHAT = {
     Cause.CRASHED: "it crashes the process",
     Cause.BLOCKED: "it is blocked behind its key",
     Cause.TRANSIENT: "the database refused it on each attempt, also on its own, with a transient error",
-    Cause.ORDER: "an earlier record of the partition has made a row that is newer at the source",
+    Cause.ORDER: "an earlier record of the partition wrote a row that is newer at the source",
     Cause.PROGRAM: "the database reports an error in the program, and there was no other record to show whether this "
     "one causes it",
 }

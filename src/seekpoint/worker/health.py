@@ -14,8 +14,8 @@ from seekpoint.errors import PartitionStopped
 from seekpoint.records import Partition
 from seekpoint.worker.waiting import Stopwatch
 
-STALE_AFTER = 60.0  # seconds without progress while records wait or something is in trouble
-MARGIN = 0.1  # of Limits.transaction_age: by then the server has ended the transaction, and a handler has noticed
+STALE_AFTER = 60.0  # seconds without progress after which a worker with waiting records or a trouble is stale
+MARGIN = 0.1  # of Limits.transaction_age; by then the server has ended the transaction, and the handler has an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,14 @@ class Health:
     """A worker's state at one moment; values are copies, safe to keep.
 
     ``live``: the worker's thread runs, and users' code (handler, ``row=``, codec) has run for at most 1.1 times
-    ``Limits.transaction_age``; answer a liveness probe with it. Waiting does not count: for Kafka, a lock, a server
-    that does not answer, a retry, or outside the group. ``stuck``: how many seconds users' code has run if that is too
-    long, else None. ``ready``: the worker is in the group, without trouble. ``stale``: no commit for a minute, although
-    there is trouble, an open batch, or records that could be applied (not delayed ones, nor retries); nothing else
-    shows a database that never answers. ``trouble`` says what is wrong now, ``standby`` why the worker waits outside
-    the group: a reload to its version, or its tables.
+    ``Limits.transaction_age``; answer a liveness probe with it. Waits do not count: for Kafka, a lock, a server that
+    does not answer or a retry, or outside the group. ``stuck``: for how many seconds users' code has run, if longer
+    than that, else None. ``ready``: the worker is in the group, without trouble. ``stale``: no commit for a minute,
+    although there is trouble, an open batch, or records that could be applied (not delayed ones, nor retries); only
+    ``stale`` shows a database that never answers. ``trouble`` says what is wrong now, ``standby`` why the worker waits
+    outside the group: a reload to its version, or its tables.
 
-    By partition: ``lag``, in offsets up to the last stable offset, as of the last sample, stopped partitions too;
+    By partition: ``lag``, in offsets up to the last stable offset, at the last sample, of stopped partitions too;
     ``stopped``, why it waits for a decision; ``retrying``, the record whose next attempt it waits for; ``suspects``,
     how many offsets are left that may contain a crashing record. ``lag_unknown`` are the partitions whose lag is not
     known (see ``LagSampled``), ``delayed`` those that wait until their next record is old enough.
@@ -69,15 +69,15 @@ class HealthBoard:
         self._stopwatch, self._allowed = stopwatch or Stopwatch(), allowed * (1 + MARGIN)
         self._lock = threading.Lock()
         self._stale_after = stale_after
-        self._health = Health()  # without the fields that each commit changes, which follow
+        self._health = Health()  # the state without the fields that each commit changes; these follow
         self._positions: dict[Partition, int] = {}
         self._records = self._transactions = 0
         self._last_commit: float | None = None
         self._has_work = False  # records could be applied now
         self._has_open_batch = False
         self._draining = self._has_joined = False
-        self.has_started = False  # it has joined the group, or waits outside of it
-        self._due_since: float | None = None  # since when a commit is due: last commit, or begin of work or trouble
+        self.has_started = False  # the worker has joined the group, or waits outside of it
+        self._due_since: float | None = None  # a commit is due since then: last commit, or start of work or trouble
 
     def read(self) -> Health:
         """The state now; may be called from any thread."""
@@ -115,7 +115,7 @@ class HealthBoard:
                 self._due_since = event.at
 
     def batch_ended(self) -> None:
-        """Report that no batch is open any more, whether it was committed or not."""
+        """Note that no batch is open any more, committed or not."""
         if not self._has_open_batch:  # only the worker's thread changes it
             return
         with self._lock:
@@ -155,7 +155,7 @@ class HealthBoard:
                 health = replace(health, lag_unknown=health.lag_unknown - partitions)
                 return (
                     health if self._draining else _without(health, partitions, "stopped")
-                )  # on leaving, keep the stops: no operator has decided
+                )  # keep the stops when the worker leaves: no operator has decided yet
             case events.PartitionStopped():
                 health = _without(health, {event.partition}, "retrying")
                 return replace(health, stopped={**health.stopped, event.partition: event.error})

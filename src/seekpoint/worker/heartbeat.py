@@ -13,8 +13,8 @@ from seekpoint.kafka.client import Client
 class Heartbeat:
     """Renews the group membership from a separate thread while one transaction takes long, up to a deadline.
 
-    ``max_poll`` is ``max.poll.interval.ms`` in seconds. Consuming zero messages renews the membership and runs no
-    callback, so a rebalance waits meanwhile, for ``Limits.transaction_age`` seconds at most.
+    ``max_poll`` is ``max.poll.interval.ms`` in seconds. It consumes zero messages, which renews the membership without
+    running a callback. So a rebalance waits, for ``Limits.transaction_age`` seconds at most.
     """
 
     def __init__(self, client: Client, max_poll: float, deadline: float, announce: Announcer) -> None:

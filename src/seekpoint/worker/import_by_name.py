@@ -22,10 +22,10 @@ _EXPECTED = "a Pipeline, a Worker, or a function without arguments that returns 
 
 
 def load(target: str, *, from_here: bool = False) -> Pipeline | Worker:
-    """Import the pipeline or worker that ``module:name`` names; ``from_here`` looks in the current directory first.
+    """Import the pipeline or worker that ``module:name`` names; ``from_here``: from the current directory first.
 
     Commands use ``from_here``; tasks import from their process's path. Raises ConfigError if there is no such pipeline
-    or worker, and whatever the module itself raises.
+    or worker, and any error of the module itself.
     """
     attribute = imported(target, from_here=from_here)
     if isinstance(attribute, Pipeline | Worker):
@@ -54,7 +54,7 @@ def _taken(declared: Pipeline | Worker) -> Pipeline | Worker:
 def load_pipeline(target: str, *, from_here: bool = False) -> Pipeline:
     """Import a Pipeline, or a Worker's pipeline, for callers that have their own engine and brokers.
 
-    ``module:name@TOPIC,TOPIC`` names some topics of it (:func:`name_with_topics`).
+    ``module:name@TOPIC,TOPIC`` restricts the pipeline to these topics (:func:`name_with_topics`).
     """
     name, _, topics = target.partition("@")
     loaded = load(name, from_here=from_here)
@@ -65,12 +65,12 @@ def load_pipeline(target: str, *, from_here: bool = False) -> Pipeline:
 
 
 def name_with_topics(target: str, topics: Sequence[str]) -> str:
-    """The name of a pipeline of these topics alone; a topic's name has neither ``@`` nor a comma."""
+    """The name of the pipeline restricted to these topics, whose names have neither ``@`` nor a comma."""
     return f"{target}@{','.join(topics)}" if topics else target
 
 
 def imported(target: str, *, from_here: bool = False) -> Any:
-    """Import the attribute that ``module:name`` names, whatever it is. Raises ConfigError if there is none."""
+    """Import the attribute that ``module:name`` names, of any type. Raises ConfigError if there is none."""
     module_name, _, name = target.partition(":")
     if not module_name or not name:
         raise ConfigError(f"{target!r} is not module:name, e.g. billing.ingest:orders")

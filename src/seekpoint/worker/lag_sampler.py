@@ -23,7 +23,8 @@ class LagSampler:
         try:
             lag, unknown = self._assignment.lag()
         except KafkaUnavailable as error:  # a partition without a leader must not stop reading the others
-            # Only once: the loop announces Recovered soon after, so readiness would change with each sample.
+            # Announce it only once: the loop announces Recovered soon after, so readiness would change with each
+            # sample.
             if self._is_answered:
                 self._announce(events.KafkaTrouble(error=str(error)))
             self._is_answered = False

@@ -52,10 +52,10 @@ from seekpoint.worker.waiting import Stopwatch, Work
 
 POLL = 0.2  # seconds: how long a quiet loop waits for a record before it makes its other checks
 CLOSE = 10.0  # seconds for the client to leave the group
-AWAY = 1.0  # the same if Kafka has not answered the last commit: the client would wait for the answer
+AWAY = 1.0  # the same, if Kafka has not answered the last commit, for which the client would wait
 REJOIN = 5.0  # seconds before joining the group again with a group.instance.id that another member has
-SETTLED = 1.0  # seconds after joining until the id counts as free: a refusal takes a round trip
-LEAVE = 3.0  # seconds for the client to leave the group, if the worker is given up
+SETTLED = 1.0  # seconds after joining until the id counts as free: a refusal arrives within a round trip
+LEAVE = 3.0  # seconds for the client to leave the group, after the worker was given up
 _TROUBLES = (events.KafkaTrouble, events.DatabaseTrouble, events.CodecTrouble, events.Paused)
 REPEAT = 10.0  # seconds before the same error of the client is announced again
 
@@ -90,11 +90,11 @@ class Loop:
         self._tables: tuple[str, ...] = ()  # the written tables, each with its schema
         self._trouble: events.Event | None = None
         self._rejoins_at = 0.0  # when to join the group again with an id that another member had
-        self._announced_at: dict[int, float] = {}  # the client's errors of this trouble, by code
+        self._announced_at: dict[int, float] = {}  # the client's errors in this trouble, by code
         self._in_hand: dict[Partition, int] = {}  # the first offsets of the last batch, until it is committed
         self._took = 0.0  # seconds of the last batch: single-record attempts may take as long
         self._waits = Backoff().waits()
-        self._ask_codec: Callable[[], object] | None = None  # repeats the request that a codec got no answer to
+        self._ask_codec: Callable[[], object] | None = None  # repeats a codec's unanswered request
         announce.add(self._watch)
         self._handler: Call | None = None
         self._assignment: WorkerAssignment
@@ -113,8 +113,8 @@ class Loop:
         self._consumer_check: ConsumerCheck
         self._joined_at = self._max_poll = 0.0  # when it joined; max.poll.interval.ms in seconds
         self._is_open = False  # the objects above are in use
-        self._opened = object()  # identifies the consumer that they belong to
-        self._ending = threading.Lock()  # its holder announces the end: this thread, or the one that gives it up
+        self._opened = object()  # identifies the consumer of these objects
+        self._ending = threading.Lock()  # the thread that gets it announces the worker's end
         self._given_up: StopTimeout | None = None
         self._thread = 0
 
@@ -124,7 +124,7 @@ class Loop:
         """Work until ``stopping`` is set, finishing the open batch. Raises errors that a retry would not fix."""
         error: BaseException | None = None
         self._thread = threading.get_ident()
-        self._ledger.draw_owner()  # not in the constructor: a fork in between makes two processes
+        self._ledger.draw_owner()  # not in the constructor: the process may fork between both
         try:
             if self._start():
                 with callable_handler(self._pipeline, self._stopwatch, self._abort) as self._handler:
@@ -155,15 +155,15 @@ class Loop:
             self._requests.cut()
             self._retries.cut()
             self._heartbeat.stop()
-            self._status.end(wait=0.0)  # else its row would show it as running until the handler returns
+            self._status.end(wait=0.0)  # otherwise its row would show a running worker until the handler returns
         self._announce.end(events.WorkerStopped(error=self._given_up))
         if is_open:
             self._assignment.client.close(LEAVE)
 
     def _live(self) -> None:
-        """Work in the group; wait outside it while a reload to this version is open, or declared tables differ."""
+        """Work in the group; wait outside while a reload to this version is open, or declared tables differ."""
         standby = Standby(self._ledger, self._pipeline, self._announce, self._stopping)
-        met: StandbyRequired | DeclarationDiffers | None = None  # a claim's refusal, after the check had passed
+        met: StandbyRequired | DeclarationDiffers | None = None  # a claim was refused although the check had passed
         while standby.until_free(met):
             self._open()
             has_failed, leave_within = True, CLOSE
@@ -262,7 +262,7 @@ class Loop:
         self._is_open, self._joined_at = True, monotonic()
 
     def _open_between_batches(self, resources: Resources) -> None:
-        """Open what runs between two batches, or alongside them."""
+        """Open the objects that run between two batches, or during them."""
         self._requests = RequestedReplays(
             self._pipeline, self._ledger, stopwatch=self._stopwatch, stopping=self._stopping, handler=self._handler
         )
@@ -301,7 +301,7 @@ class Loop:
     def _close(self, leave_within: float, *, has_failed: bool) -> None:
         """Release the claims and leave the group. An error here does not replace the one that ended the worker."""
         try:
-            with ExitStack() as closing:  # each is called, whatever the ones before it raise
+            with ExitStack() as closing:  # each is called even if an earlier one raises
                 closing.callback(self._status.end, END if self._given_up is None else 0.0)
                 closing.callback(self._leave, leave_within, has_failed=has_failed)
                 closing.callback(self._committer.close)
@@ -310,24 +310,24 @@ class Loop:
             if not has_failed and not is_transient(error):
                 raise
             # Claims that were not released stay until another worker claims the partitions, which counts a crash
-            # although there was none.
+            # although there was no crash.
             self._announce(events.DatabaseTrouble(error=error))
 
     def _leave(self, within: float, *, has_failed: bool) -> None:
         if self._given_up is not None:  # keep the claims; close a client that was made since then
             self._assignment.client.close(LEAVE)
             return
-        with suppress(Exception):  # then another worker finds the request abandoned
+        with suppress(Exception):  # another worker will find the request abandoned
             self._requests.close(hand_back=not has_failed)
         has_answered = self._mirror.finish()
         self._assignment.leave(within if has_answered else AWAY)
 
     def _on_commit(self, opened: object, error: Any, offsets: list[Any]) -> None:
-        if opened is self._opened:  # otherwise an earlier consumer, which is still closing, has called it
+        if opened is self._opened:  # otherwise the caller is an earlier consumer, which is still closing
             self._mirror.answered(error, offsets)
 
     def _on_client_error(self, opened: object, error: Any) -> None:
-        """Announce each kind of error once in ``REPEAT`` seconds: unreachable brokers cause dozens a second."""
+        """Announce each error code once in ``REPEAT`` seconds: unreachable brokers cause dozens of errors a second."""
         if opened is not self._opened:
             return
         if self._is_open:
@@ -385,7 +385,7 @@ class Loop:
         """Subscribe to topics that were created since and match the pipeline's pattern."""
         if not (topics := self._finder.new_topics(monotonic())):
             return
-        self._assignment.add_topics(topics)  # first: if the client refuses, the topics count as new the next time
+        self._assignment.add_topics(topics)  # first, so that topics which the client refuses count as new the next time
         for topic in topics:
             self._pipeline.add_topic(topic)
         self._writers.refresh()
@@ -406,7 +406,7 @@ class Loop:
             self._status.show(state, self._assignment.with_known_log, now, reason)
 
     def _replay_some(self) -> bool:
-        """Replay some of the requested dead letters; returns whether more are due."""
+        """Replay requested dead letters for a while; returns whether more are due."""
         if not self._requests.is_due(is_claiming=self._assignment.is_claiming):
             return False
         with self._heartbeat:
@@ -414,7 +414,7 @@ class Loop:
         return self._requests.is_due(is_claiming=False)
 
     def _retry_waiting(self) -> bool:
-        """Retry some of the waiting records that are due; returns whether there was one."""
+        """Retry due waiting records for a while; returns whether there was one."""
         if not self._retries.is_due:
             return False
         with self._heartbeat:
@@ -442,19 +442,19 @@ class Loop:
         until = monotonic() + wait
         while not self._stopping.is_set() and (remaining := until - monotonic()) > 0:
             self._assignment.accept_messages(self._assignment.client.read(CHUNK, min(remaining, POLL)))
-            if brokers is not None and brokers.is_answered:  # wait no longer than after a first trouble
+            if brokers is not None and brokers.is_answered:  # as short a wait as after a first trouble
                 brokers, self._waits = None, Backoff().waits()
                 until = min(until, monotonic() + next(self._waits))
 
     def _watch(self, event: events.Event) -> None:
-        """Note a trouble, so that its end can be announced, and records that wait for their retries."""
+        """Note from events a trouble, to announce its end, and records that wait for their retries."""
         if self._is_open:
             self._retries.note(event)
         if isinstance(event, (*_TROUBLES, events.Recovered)):
             self._trouble = None if isinstance(event, events.Recovered) else event
 
     def _is_refused(self) -> bool:
-        """Whether the database refused a batch whose records are read again: then only a COMMIT ends the trouble."""
+        """Whether the database refused a batch whose records are read again: only a COMMIT then ends the trouble."""
         active = self._assignment.active
         return isinstance(self._trouble, events.DatabaseTrouble) and any(
             partition in active and active[partition].claim.next_offset == start

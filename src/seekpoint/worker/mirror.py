@@ -1,4 +1,4 @@
-"""Commits the ledger's positions to Kafka for display, and warns of the group's commits that are not ours."""
+"""Commits the ledger's positions to Kafka for display, and warns of commits to the group by other consumers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from seekpoint.kafka.questions import in_background
 from seekpoint.records import Partition
 from seekpoint.worker.assignment import Resources, WorkerAssignment
 
-EVERY = 5.0  # seconds between two commits; fewer if Limits.lag_check is lower
+EVERY = 5.0  # seconds between two commits, or Limits.lag_check if that is less
 ANSWER = 5.0  # seconds that a separate thread waits for the group's commits before it asks again
 LAST = 2.0  # seconds that an ending worker waits for the answer to its last commit
 AGAIN = 600.0  # seconds after which unchanged positions are committed again, because Kafka deletes old commits
-TRIES = 3  # failures in a row before one is announced, because commits are also refused during a rebalance
+TRIES = 3  # consecutive failures before one is announced: commits are also refused during a rebalance
 
 
 class Mirror:
     """Commits positions to Kafka if ``is_on``, and always warns of other consumers' commits.
 
-    It commits the claims' positions, which Postgres has committed, also after a reset to an earlier position. It raises
-    nothing, waits for no answer, and no decision depends on Kafka's commits. A partition's position is committed only
-    after Kafka has returned the partition's previous commit.
+    It commits the claims' positions, which Postgres has committed, even after a reset to an earlier position. It raises
+    nothing, waits for no answer, and no decision depends on Kafka's commits. It commits a partition's position only
+    after Kafka has returned the partition's commit from before this worker.
     """
 
     def __init__(self, resources: Resources, assignment: WorkerAssignment, *, is_on: bool) -> None:
@@ -32,7 +32,7 @@ class Mirror:
         self._every = min(EVERY, resources.ledger.limits.lag_check)
         self._assignment, self._is_on = assignment, is_on
         self._next = self._again_at = 0.0
-        self._checked: set[Partition] = set()  # partitions whose commits before ours Kafka has returned
+        self._checked: set[Partition] = set()  # partitions whose earlier commit Kafka has returned
         self._question: tuple[set[Partition], Future[dict[Partition, Commit] | None]] | None = None
         self._sent: dict[Partition, Commit] = {}
         self._is_pending = False
@@ -102,7 +102,7 @@ class Mirror:
         return {claim.partition: Commit.mirror(claim.next_offset, claim.leader_epoch, claim.epoch) for claim in claims}
 
     def _take_answer(self) -> None:
-        """Warn of commits that no mirror wrote, once for each partition; if Kafka has not answered, ask again."""
+        """Warn once for each partition whose commit no mirror wrote; ask again if Kafka has not answered."""
         if self._question is None or not self._question[1].done():
             return
         (partitions, answer), self._question = self._question, None

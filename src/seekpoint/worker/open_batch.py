@@ -1,4 +1,4 @@
-"""The open batch: its records, drawn while they are applied, and what happens to them."""
+"""The open batch: its records, drawn while they are applied, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from seekpoint.worker.assignment.chunk import Chunk, Read, chain
 CHUNK = 500  # records per draw: small chunks stay in the processor's cache
 
 Draw = Callable[[], Chunk[RawRecord] | None]
-Ask = Callable[[float, set[str]], Answer]  # asks for the ids of topics whose records were read until that time
+Ask = Callable[[float, set[str]], Answer]  # requests the ids of topics whose records were read up to that time
 Place = tuple[Partition, int]  # a record's partition and offset
 DeadKeys = Mapping[tuple[Partition, bytes], FirstOpen]  # the first open dead letter of each key
-FULL_WAIT = 5.0  # seconds until a partition in which too many records wait looks again
+FULL_WAIT = 5.0  # seconds after which a partition with too many waiting records is checked again
 
 
 def _nothing() -> None:
@@ -67,12 +67,12 @@ class Buffer:
         self.unreadable: dict[Place, Exception] = {}  # records whose headers could not be read
         self.reads: dict[Partition, Read] = {}
         self.closed = False  # nothing more will be drawn
-        self.topic_ids: Answer | None = None  # the brokers' answer to a question after the last read
-        self.held: frozenset[Partition] | None = None  # locked partitions, the only ones to read; None before hold
+        self.topic_ids: Answer | None = None  # the brokers' answer to a request sent after the last read
+        self.held: frozenset[Partition] | None = None  # locked partitions: no others are read; None before hold
         self._keep(first)
 
     def _keep(self, chunk: Chunk[RawRecord]) -> None:
-        self.reads = chain((chunk,), self.reads)  # first, because it raises for a gap
+        self.reads = chain((chunk,), self.reads)  # first, because this raises if there is a gap
         for record, error in chunk.unreadable:
             self.unreadable[Partition(record.topic, record.partition), record.offset] = error
         records = chunk.messages
@@ -119,7 +119,7 @@ class Buffer:
                     yield record
 
     def drop(self, partitions: set[Partition]) -> None:
-        """Leave out the records of these partitions, because they were refused.
+        """Remove the records of these partitions, because they were refused.
 
         Records of these partitions that are drawn later begin at the ledger's positions, and belong to the batch.
         """
@@ -166,12 +166,12 @@ class Buffer:
         return {partition: read.start for partition, read in self.reads.items()}
 
 
-UNDECIDED = frozenset({State.BLOCKED, State.WAITING})  # neither applied nor given up
+UNDECIDED = frozenset({State.BLOCKED, State.WAITING})  # neither applied nor dead-lettered for good
 _BLOCKING = frozenset({State.DEAD_LETTERED, State.WAITING})  # later records of the key do not overtake it
 
 
 class TooManyWaiting(Exception):  # noqa: N818 -- no error: the partition waits
-    """As many records of the partition wait for their retries as may."""
+    """The partition already has the most records that may wait for their retries."""
 
 
 class Outcome:
@@ -186,7 +186,8 @@ class Outcome:
         self.tries = tries or {}
         self.ends: dict[Partition, PoisonStop | RetryLater] = {}
         self._dead_letters: dict[Place, NewDeadLetter] = {}
-        # With keep_key_order: the offset of each key's first dead letter, and the keys of which that one is waiting.
+        # With keep_key_order: the offset of each key's first dead letter, and the keys whose first dead letter waits
+        # for a retry.
         self._keys: dict[tuple[Partition, bytes], int] | None = None
         self._waiting_keys: set[tuple[Partition, bytes]] = set()
         self._retries: dict[Place, RetryLater] = {}  # of the records that wait
@@ -200,7 +201,7 @@ class Outcome:
             self.ends[end.partition] = end
 
     def add_dead_letter(self, dead_letter: NewDeadLetter) -> None:
-        """Pass this record without applying it."""
+        """Move past this record without applying it."""
         record, partition = dead_letter.record, Partition(dead_letter.record.topic, dead_letter.record.partition)
         self._dead_letters[partition, record.offset] = dead_letter
         if self._keys is None or record.key is None or dead_letter.state not in _BLOCKING:
@@ -211,7 +212,7 @@ class Outcome:
             (self._waiting_keys.add if dead_letter.state is State.WAITING else self._waiting_keys.discard)(key)
 
     def retry_later(self, record: RawRecord, retry: RetryLater) -> None:
-        """Pass a record that failed, to retry it while others continue (I4); end before it, if too many wait."""
+        """Move past a failed record, to retry it while others continue (I4); end before it if too many wait."""
         if self._has_room(retry.partition):
             self._retries[retry.partition, record.offset] = retry
             self.add_dead_letter(NewDeadLetter(record, retry.failure, State.WAITING, retry.wait))
@@ -219,7 +220,7 @@ class Outcome:
             self.end_at(retry)
 
     def _has_room(self, partition: Partition) -> bool:
-        """Take a place among the partition's waiting records; False if there is none."""
+        """Count one more waiting record of the partition; False if that would be too many."""
         if self._room is not None and self._waiting[partition] >= self._room.get(partition, 0):
             return False
         self._waiting[partition] += 1
@@ -250,7 +251,7 @@ class Outcome:
             return True
         place = Partition(record.topic, record.partition), record.offset
         if not self.is_past_end(*place) and place not in self._dead_letters:
-            unread = unreadable.get(place)  # without its headers it must not look as if it could be replayed
+            unread = unreadable.get(place)  # a record without its headers must not look replayable
             if unread is None and (place[0], record.key) in self._waiting_keys:
                 self._wait_with_key(record, *place)
             else:
@@ -263,7 +264,9 @@ class Outcome:
         if self._has_room(partition):
             self._dead_letters[partition, offset] = NewDeadLetter(record, BLOCKED_BY_KEY, State.WAITING, 0.0)
             return
-        error = TooManyWaiting("an earlier record of its key waits for its retry, and Limits.waiting are waiting")
+        error = TooManyWaiting(
+            "an earlier record of its key waits for its retry, and Limits.waiting records wait already"
+        )
         failure = Failure.of(error, Cause.BLOCKED, attempts=0)
         self.end_at(RetryLater(partition, offset, failure, FULL_WAIT, error))
 
@@ -278,7 +281,7 @@ class Outcome:
         return first is not None and first < record.offset
 
     def is_past_end(self, partition: Partition, offset: int) -> bool:
-        """Whether the partition's part ends before this offset, or earlier."""
+        """Whether the partition's part of the batch ends at or before this offset."""
         end = self.ends.get(partition)
         return end is not None and offset >= end.offset
 
@@ -358,11 +361,11 @@ class OpenBatch:
 
     @property
     def is_ordinary(self) -> bool:
-        """Whether it is neither a single-record attempt nor a part of a suspect range, which are small on purpose."""
+        """Whether it is neither a single-record attempt nor part of a suspect range: these are small on purpose."""
         return not self.is_single and self.suspects is None
 
     def closes_within(self, records: int, size: int) -> bool:
-        """Draw until the batch closes; returns whether it has at most these records and bytes, all to be applied."""
+        """Draw until the batch closes; returns whether it is within these limits, with all records to be applied."""
         if not self.is_ordinary or self.outcome.tries or self.outcome.is_filtering:
             return False
         return self.buffer.closes_within(records, size) and not self.buffer.unreadable
@@ -389,7 +392,7 @@ class OpenBatch:
                 yield record
 
     def drop(self, partitions: set[Partition]) -> None:
-        """Leave out everything of these partitions."""
+        """Remove these partitions' records and outcomes."""
         self.buffer.drop(partitions)
         self.outcome.drop(partitions)
 
@@ -399,9 +402,9 @@ class OpenBatch:
         return spans_of(moves(self.buffer, self.outcome))
 
     def note(self, error: BaseException) -> None:
-        """Add to the error which batch it ended, and whether anything of it may have been written."""
+        """Add to the error which batch it ended, and whether part of the batch may have been written."""
         note = f"while applying {', '.join(map(str, self.spans)) or 'an empty batch'}"
-        if not isinstance(error, HandlerMisuse) and not connection_lost(error):  # else it may have been written
+        if not isinstance(error, HandlerMisuse) and not connection_lost(error):  # otherwise it may have been written
             note += "; nothing of this batch was written, and it is read again from there"
         add_note(error, note)
 
@@ -413,7 +416,7 @@ def spans_of(batch_moves: Sequence[Move]) -> tuple[Span, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """How many records were applied, and how many rows of them each sink got, in declared order."""
+    """How many records were applied, and how many of their rows each sink got, in declared order."""
 
     records: int
     rows: Sequence[int]

@@ -1,7 +1,7 @@
 """Applies a batch in parts, under savepoints, to find the records that fail by bisection.
 
-A program error or a transient error is blamed on a record only if another record could be applied; else it ends the
-attempt. If no record has been applied yet, some are tried one by one, and rolled back.
+A program error or a transient error is blamed on a record only if another record could be applied; otherwise it ends
+the attempt. If no record has been applied yet, some are tried one by one, and rolled back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ONE_TOO_LONG = (
     "the statement for this one record takes too long: raise statement_timeout for this worker's role or URL, or find "
     "out what the statement waits for"
 )
-# Records tried to find one that can be applied; each wait for a lock costs a timeout.
+# Records that are tried until one can be applied; each that waits for a lock costs a timeout.
 PROBES = {Fault.PROGRAM: 32, Fault.TRANSIENT: 3}
 
 
@@ -57,7 +57,7 @@ class PartSavepoints:
     def keep(self) -> None:
         """Keep what was written since the part began, and begin the next part.
 
-        search_path and role are set as before the first part, if a handler may have changed them.
+        If a handler may have changed search_path and role, they are set as before the first part.
         """
         self._tx.restore_options()
         self._locked_before = set(self._tx.locked or ())
@@ -72,7 +72,7 @@ class PartSavepoints:
         self._command("ROLLBACK TO SAVEPOINT seekpoint_part")
 
     def _command(self, command: str) -> None:
-        self._tx.driver.execute(command, prepare=False)  # two commands in one cannot be prepared
+        self._tx.driver.execute(command, prepare=False)  # a statement of two commands cannot be prepared
 
 
 def apply_parts(
@@ -87,7 +87,7 @@ def apply_parts(
 ) -> Written:
     """Write the records that can be written; the failure policy decides about the others.
 
-    Raises HandlerMisuse, and database errors that are no record's fault, unchanged; Failed for a transient error if
+    Raises HandlerMisuse and database errors that are no record's fault unchanged; Failed for a transient error if
     ``mode.is_patient``, because the whole transaction is retried first. ``keeps_locks``: no user code may release one.
     """
     parts, failed = Parts(tx, writers, records, batch, mode, keeps_locks=keeps_locks), mode.failed
@@ -145,7 +145,7 @@ class Parts:
         self._proven: set[int | None] = set()  # sinks that wrote a row of an applied record; None: a record was applied
 
     def admitted(self, part: range, again: bool) -> Sequence[int]:
-        """The records of a part to apply; before its first run, only stops and blocked keys can exclude some."""
+        """The records of a part to apply; before its first run, only stops and blocked keys can exclude records."""
         if again or self._batch.outcome.looks_ahead:
             return [n for n in part if self._batch.admits(self._records[n].raw)]
         return part
@@ -203,14 +203,14 @@ class Parts:
             return failed.cause
         if others:
             raise failed.error
-        return Cause.PROGRAM  # no other record to compare with: the record or the program is at fault
+        return Cause.PROGRAM  # without another record to compare with, the record or the program may be at fault
 
     def _sink(self, failed: Failed) -> int | None:
         """The sink that must have written another record before this one is blamed; None: any applied record counts."""
         return failed.sink if failed.fault is Fault.PROGRAM else None
 
     def _others(self, raws: Sequence[RawRecord], failed: Failed) -> list[DecodedRecord]:
-        """Some other records that go to the same sink, spread over the batch."""
+        """A sample of other records that go to the same sink, spread over the batch."""
         failing, sink, outcome = {raw.id for raw in raws}, self._sink(failed), self._batch.outcome
         others = [
             record

@@ -1,4 +1,4 @@
-"""Reads chunks for batches: due records, new ones, and chunks that were kept or read ahead."""
+"""Reads chunks for batches: due records, kept chunks, and new ones, which it may read ahead."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from seekpoint.worker.assignment import Chunk, WorkerAssignment
 from seekpoint.worker.open_batch import CHUNK
 from seekpoint.worker.waiting import Stopwatch
 
-AHEAD = 500  # at least this many records are read at once, so that several transactions share an answer on topic ids
+AHEAD = 500  # fewest records read at once, so that several small transactions share one answer about topic ids
 
 
 class Reader:
     """Reads chunks of due records from the scheduler, and of new ones from the client.
 
-    While a transaction waits for the server, :meth:`read_ahead` reads chunks that the same batch or a later one gets
-    from :meth:`read`, in order. ``is_ending``: whether the worker stops.
+    While a transaction waits for the server, :meth:`read_ahead` reads chunks, which :meth:`read` then returns in order,
+    for this batch or a later one. ``is_ending``: whether the worker stops.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class Reader:
     ) -> None:
         self._writers, self._limits, self._assignment = writers, limits, assignment
         self._announce, self._stopwatch, self._is_ending = announce, stopwatch, is_ending
-        self._due_first = False  # whether a due record gets the only free place in a batch
+        self._due_first = False  # whether a due record, not a new one, gets the only free place in a batch
         self._has_more = False  # the client's last answer was full
-        self._failed: BaseException | None = None  # an error of reading ahead
+        self._failed: BaseException | None = None  # an error while reading ahead
 
     def read(self, most: int, wait: float, held: frozenset[Partition] | None = None) -> Chunk[RawRecord] | None:
         """Up to ``most`` records, due ones first, or None; waits up to ``wait`` seconds for the first record.
@@ -53,7 +53,7 @@ class Reader:
             return self._kept(most, held)
         room, due, scheduler = min(CHUNK, most), None, self._assignment.scheduler
         if scheduler:
-            # Due records and new ones get half of the room each, so that neither keeps the other out.
+            # Due records and new ones get half of the room each, so that neither delays the other.
             self._due_first = not self._due_first
             due = scheduler.due(room // 2 + self._due_first, held)
             room -= len(due)
@@ -64,7 +64,7 @@ class Reader:
         return new if due is None or not len(due) else due.and_then(new)
 
     def draw(self, most: int, held: frozenset[Partition] | None) -> Chunk[RawRecord] | None:
-        """Up to ``most`` more records for the open batch; None if there are none now, or if the batch has to end."""
+        """Up to ``most`` more records for the open batch; None if there are none now, or the batch has to end."""
         return None if self._ends_batch() else self.read(most, 0, held)
 
     def _ends_batch(self) -> bool:
@@ -92,7 +92,8 @@ class Reader:
             if partitions.has_revoked or not len(partitions.kept):
                 return Chunk([], {})  # revoked partitions are released first
         chunk = partitions.take_kept(most)
-        while enough > most and len(chunk) < most and len(partitions.kept):  # as many as were added, or they pile up
+        # Take as many records as were read, or kept chunks would pile up.
+        while enough > most and len(chunk) < most and len(partitions.kept):
             chunk = chunk.and_then(partitions.take_kept(most - len(chunk)))
         return chunk
 
@@ -107,10 +108,10 @@ class Reader:
         return self._has_more and self._limits.batch_records >= CHUNK
 
     def read_ahead(self) -> bool:
-        """Read one more chunk without waiting, and decode it; False if there is none, or none may be read now.
+        """Read and decode one more chunk without waiting; False if there is none, or none may be read now.
 
-        It reads one batch ahead at most. The next :meth:`read` raises its errors and SystemExit; errors of a codec are
-        raised when the records are applied.
+        Reads at most one batch ahead. The next :meth:`read` raises this read's errors and SystemExit; errors of a codec
+        are raised when the records are applied.
         """
         if not self._may_read_ahead():
             return False
@@ -140,7 +141,7 @@ class Reader:
         return chunks.records + CHUNK <= limits.batch_records and chunks.bytes < limits.batch_bytes
 
     def _kept(self, most: int, held: frozenset[Partition]) -> Chunk[RawRecord] | None:
-        """The held partitions' part of the first kept chunk, if the chunk fits."""
+        """The held partitions' part of the first kept chunk, if that chunk fits."""
         chunks = self._assignment.partitions.kept
         first = chunks.first
         has_more = len(chunks) > 1 or len(first) >= CHUNK

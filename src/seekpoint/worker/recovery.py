@@ -18,7 +18,7 @@ Trouble = events.DatabaseTrouble | events.KafkaTrouble | events.Bisecting
 
 
 class TopicIdMismatch(Exception):  # noqa: N818 -- control: rolls the transaction back
-    """The topics of these partitions are not the claimed ones; None instead of a stop if an id is unknown now."""
+    """The topics of these partitions were recreated since the claim; None instead of a stop if an id is unknown."""
 
     def __init__(self, mismatches: Mapping[Partition, PartitionStopped | None]) -> None:
         super().__init__()
@@ -34,10 +34,10 @@ class RunAgain(NamedTuple):
 
 
 class Isolate(NamedTuple):
-    """Apply the batch in parts, to find the records that fail; ``named`` are known already, with their errors.
+    """Apply the batch in parts, to find the records that fail; ``named`` are the known ones, with their errors.
 
-    ``known``: the whole batch fails with this error, and need not be tried again. ``checks_deferred``: a deferred
-    constraint has refused COMMIT.
+    ``known``: the whole batch fails with this error, so it need not be tried as a whole again. ``checks_deferred``: a
+    deferred constraint has refused COMMIT.
     """
 
     event: Trouble
@@ -49,7 +49,7 @@ class Isolate(NamedTuple):
 class DropPartitions(NamedTuple):
     """Leave out the partitions of ``mismatches``, or those that the ledger refuses, and run the others again.
 
-    ``gives_up``: give up if the ledger refuses none, because the batch was refused repeatedly without a reason.
+    ``gives_up``: give up if the ledger refuses none of them, because the batch was refused repeatedly.
     """
 
     reason: str = ""
@@ -99,7 +99,7 @@ def _of_refused(refused: SentRowsFailed | CommitRefused, attempt: Mode, *, is_la
 
 
 def _of_any(error: Exception, *, is_last: bool) -> Recovery:
-    """Run the same transaction again at once if it may succeed then; else give up."""
+    """Run the same transaction again at once if that may succeed; otherwise give up."""
     if is_last or not (is_transient(error) or sqlstate(error) == STALE_PLAN):
         return GiveUp()
     return RunAgain(events.DatabaseTrouble(error=error), reconcile=connection_lost(error))
@@ -117,7 +117,7 @@ def _of_failed(failed: Failed, *, is_first: bool, is_last: bool) -> Recovery:
         named = [(raw, failed.error_of(raw), failed.cause) for raw in failed.named]
         return Isolate(events.Bisecting(error=failed.error), named, _known(failed))
     if failed.was_cancelled:
-        return Isolate(events.DatabaseTrouble(error=error), known=failed)  # as a whole it would take as long again
+        return Isolate(events.DatabaseTrouble(error=error), known=failed)  # the whole batch would take as long again
     if failed.fault is Fault.TRANSIENT or sqlstate(failed.error) == STALE_PLAN:
         trouble = events.DatabaseTrouble(error=error)
         return Isolate(trouble, known=_known(failed)) if is_last else RunAgain(trouble)

@@ -1,4 +1,4 @@
-"""Installs handlers of SIGTERM and SIGINT for the length of a block."""
+"""Installs handlers of SIGTERM and SIGINT for the duration of a block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def handled(handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Iterator[bool]:
     """Call the handler on these signals within the block, by default SIGTERM and SIGINT.
 
-    The previous handlers are restored at its end. Yields False outside the main thread, where Python allows none.
+    Restores the previous handlers at its end. Yields False outside the main thread, where Python allows no handler.
     """
     if threading.current_thread() is not threading.main_thread():
         yield False

@@ -1,6 +1,7 @@
-"""Keeps a worker out of its group while it may not claim: a reload to its version is open, or declared tables differ.
+"""Keeps a worker out of its group while it may not claim, because of a reload to its version or of other declared
+tables.
 
-The workers in the group continue undisturbed.
+The group's other workers continue.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class Standby:
         self._ledger, self._pipeline, self._announce, self._stopping = ledger, pipeline, announce, stopping
 
     def until_free(self, known: Reason | None = None) -> bool:
-        """Wait until a claim would be accepted; False if the worker was stopped before.
+        """Wait until a claim would be accepted; False if the worker was stopped before that.
 
-        ``known`` is why a claim was refused. Waits if the database does not answer. Raises HandlerOutdated if this
-        worker's declaration was replaced.
+        ``known`` is the refusal of an earlier claim. Also waits while the database does not answer. Raises
+        HandlerOutdated if this worker's declaration was replaced.
         """
         announced, wait = None, 0.0
         if known is not None:
@@ -62,7 +63,7 @@ class Standby:
     def _announce_change(
         self, announced: Reason | None, reason: Reason | None, became: tuple[str, str | None] | None = None
     ) -> Reason | None:
-        """Announce a change; returns the reason to wait from now on."""
+        """Announce a changed reason to wait; returns the new one."""
         if isinstance(announced, StandbyRequired) and not isinstance(reason, StandbyRequired):
             state, error = became or ("gone", None)
             self._announce(events.StandbyEnded(run=announced.run, state=state, error=error))

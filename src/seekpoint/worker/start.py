@@ -27,16 +27,16 @@ from seekpoint.postgres.engine import first_connection
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import error_attribute, one_line
 
-FIRST_ANSWER = 3.0  # seconds for the brokers' first answer; then the worker reports that it waits, and asks for longer
+FIRST_ANSWER = 3.0  # seconds to wait for the brokers' first answer, before the worker reports that it waits
 UNKNOWN = (0.2, 0.4, 0.8)  # seconds before asking again for a topic that is unknown at the start
 
-# The error of a failed connection attempt has no SQLSTATE, only the server's message. A message that is not listed
+# The error of a failed connection attempt has only the server's message, and no SQLSTATE. A message that is not listed
 # here, or not in English, counts as transient, and is logged on each attempt.
 _REFUSED = (
     "authentication failed",
     "no password supplied",
     "no pg_hba.conf entry",
-    "does not exist",  # a role, a database, a certificate's file
+    "does not exist",  # a role, a database, or a certificate's file
     "is not permitted to log in",
     "is not allowed",
     "permission denied",
@@ -56,8 +56,8 @@ _REFUSED = (
     "invalid command-line argument",  # from the server, about the URL's options=
 )
 # A bad value of a client's option (`invalid sslmode value`, `invalid "ssl_min_protocol_version" value`), or of a
-# server's setting (`invalid value for parameter "work_mem"`). Not every "invalid": a load balancer that has no server
-# may answer what the client calls an invalid response.
+# server's setting (`invalid value for parameter "work_mem"`). Not every "invalid" is permanent: without a server, a
+# load balancer may send what the client calls an invalid response.
 _BAD_VALUE = re.compile(r'\binvalid (?:"?\w+"? value\b|value for parameter)')
 
 
@@ -105,7 +105,7 @@ class StartChecks:
                 return not self._stopping.is_set()
             if not is_delayed:
                 is_delayed = True
-                make_consumer({**self._config, "log_level": 0}).close()  # raises for options that are not known
+                make_consumer({**self._config, "log_level": 0}).close()  # raises an error for unknown options
                 self._announce(events.StartDelayed(reason=reason, limit=self._limits.start_wait))
             self._kafka_timeout = min(limit, self._limits.kafka_timeout)
             wait = max(0.0, min(next(waits), limit - (monotonic() - began)))
@@ -167,7 +167,7 @@ class StartChecks:
     def _check_tables(self) -> None:
         """Find missing tables, columns and rights before the first record.
 
-        A transient error (a lock that an index build holds) does not keep the worker from starting: its batches wait.
+        The worker starts in spite of a transient error, such as an index build's lock, for which its batches will wait.
         """
         wait = text("SELECT set_config('lock_timeout', :wait, true)")
         try:
@@ -181,9 +181,9 @@ class StartChecks:
 
 
 def is_transient_at_start(error: BaseException) -> bool:
-    """Whether the database may answer later; False if it has refused us, or the error is not a database's.
+    """Whether the database may answer later; False if it refused the worker, or the error is not a database's.
 
-    A wrong password is not tried again: the server may count the attempts.
+    A wrong password is not tried again, because the server may count attempts.
     """
     message = str(error_attribute(error, "orig") or error).lower()
     return (

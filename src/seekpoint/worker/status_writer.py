@@ -20,16 +20,16 @@ from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.status import StatusTables, WorkerProcess
 from seekpoint.records import Partition
 
-PRUNE = 60  # each partition's samples are pruned every 60th time
+PRUNE = 60  # a partition's samples are pruned on every 60th write
 MINUTE = 60.0  # seconds between two prunings, if no samples are written
 ENDED = "ended"
-RENEWAL = 20.0  # at most this many seconds between two polls; each shows that a request's worker is alive
+RENEWAL = 20.0  # seconds between two polls, at most; a poll also shows that a request's worker is alive
 END = 1.0  # seconds that an ending worker waits for its last row
 
 
 @dataclass(frozen=True, slots=True)
 class _Status:
-    """The status to write: the worker's state, and the partitions that it has."""
+    """The status to write: the worker's state and its partitions."""
 
     state: str
     partitions: Collection[Partition] = ()
@@ -39,9 +39,9 @@ class _Status:
 class StatusWriter:
     """Writes a worker's row, samples of its positions and logs, and its pipeline's declarations by topic.
 
-    ``describe_work`` describes the open batch or replay; its text is stored if the worker's thread shows no status for
-    long. A status that is not written before the next one comes is dropped. The worker's thread announces the first of
-    consecutive errors.
+    ``describe_work`` describes the open batch or replay; its text is stored if the worker's thread sets no status for
+    long. A newer status replaces one that is not written yet. The worker's thread announces the first of consecutive
+    errors.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class StatusWriter:
         self._every, self._sample_every = ledger.limits.lag_check, ledger.limits.sample_positions
         self._show_at = self._write_at = self._sample_at = self._prune_at = 0.0
         self._has_claimed = False
-        self._samples = randbelow(PRUNE)  # random, or workers that live less than an hour would prune the same few
+        self._samples = randbelow(PRUNE)  # random: otherwise workers that live less than an hour would prune only some
         self._error: Exception | None = None  # to be announced
         self._has_failed = False
         self._next: _Status | None = None
@@ -75,11 +75,11 @@ class StatusWriter:
     # -- the worker's thread ----------------------------------------------------------------------------
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time for :meth:`show`: each ``Limits.lag_check`` seconds."""
+        """Whether to call :meth:`show`: every ``Limits.lag_check`` seconds."""
         return now >= self._show_at
 
     def show(self, state: str, partitions: Collection[Partition], now: float, trouble: str | None = None) -> None:
-        """Have the worker's state stored. ``partitions`` are its claimed partitions whose topics are known."""
+        """Pass the worker's state to the thread that stores it. ``partitions``: claimed, and of known topics."""
         is_first_claim = bool(partitions) and not self._has_claimed
         self._has_claimed = self._has_claimed or is_first_claim
         # More often until the first claim, to write soon after it.
@@ -107,14 +107,15 @@ class StatusWriter:
             status, has_ended = self._await()
             if status is None and has_ended:
                 return
-            # On a separate connection: a write that hangs must not delay a claim, even if the pool has only two.
+            # On a separate connection: a write that hangs must not delay a claim, even if the pool has only two
+            # connections.
             with self._ledger.apart() as ledger:
                 self._store(status, ledger, has_ended=has_ended)
 
     def _store(self, status: _Status | None, ledger: GroupLedger, *, has_ended: bool) -> None:
         tables = StatusTables(ledger, self._process)
         if status is None:
-            self._error_of(partial(self._poll_replay_requests, ledger))  # the worker is in a long handler, and is alive
+            self._error_of(partial(self._poll_replay_requests, ledger))  # in a long handler the worker is alive
             self._error_of(partial(self._write_work, tables))
             return
         errors = [self._error_of(partial(self._write, status, tables))]
@@ -135,14 +136,14 @@ class StatusWriter:
         return None
 
     def _await(self) -> tuple[_Status | None, bool]:
-        """The next status, or None if the worker showed none for long; and whether the worker ends."""
+        """The next status, or None if the worker set none for long; and whether the worker ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._next is not None or self._has_ended, min(2 * self._every, RENEWAL))
             status, self._next = self._next, None
             return status, self._has_ended
 
     def _write_work(self, tables: StatusTables) -> None:
-        """Renew the worker's row during a long transaction, or the worker counts as gone after a minute."""
+        """Renew the worker's row during a long transaction: otherwise the worker counts as gone after a minute."""
         if (work := self._describe_work()) is not None:
             tables.seen("running", work)  # a trouble is over: a transaction is open again
 

@@ -16,10 +16,10 @@ EVERY = "topic.metadata.refresh.interval.ms"  # librdkafka's key, and its defaul
 
 
 class TopicFinder:
-    """Lists the brokers' topics each ``topic.metadata.refresh.interval.ms``; never if that is not above 0.
+    """Lists the brokers' topics every ``topic.metadata.refresh.interval.ms``; never if that is 0 or less.
 
-    The worker matches them itself, and subscribes to names. Patterns of the client are matched by the C library under
-    the classic protocol and by the brokers under KIP-848: two kinds of expressions, neither of which is Python's.
+    The worker matches them itself, and subscribes to names. A pattern given to the client is matched by the C library
+    under the classic protocol, and by the brokers under KIP-848: with two syntaxes, neither of which is Python's.
     """
 
     def __init__(self, identity: Identity, pipeline: Pipeline, config: Mapping[str, Any]) -> None:
@@ -29,7 +29,7 @@ class TopicFinder:
         self._answer: Future[list[str]] | None = None
 
     def new_topics(self, now: float) -> list[str]:
-        """The topics that an answer had, which match and are not the pipeline's yet; asks again when due."""
+        """New topics in the last answer that match the pattern; asks again when due."""
         pattern = self._pipeline.pattern
         if pattern is None or self._every <= 0:
             return []
@@ -40,6 +40,6 @@ class TopicFinder:
         answer, self._answer = self._answer, None
         try:
             names = answer.result()
-        except KafkaUnavailable:  # asked again when due; that brokers do not answer is noticed elsewhere
+        except KafkaUnavailable:  # asks again when due; another check notices silent brokers
             return []
         return pattern.matching(set(names) - self._pipeline.codecs.keys())

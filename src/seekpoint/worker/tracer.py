@@ -17,9 +17,9 @@ class Tracer(Protocol):
     def transaction(
         self, pipeline: Pipeline[Any, Any], records: Callable[[], Iterable[Iterable[RawRecord]]], attempt: int
     ) -> AbstractContextManager[None]:
-        """Trace the block in which one attempt applies and commits a batch; must not suppress exceptions.
+        """Trace the block that applies and commits a batch once; must not suppress exceptions.
 
-        ``records`` returns the records of the batch that have been read so far, in chunks: the block may read more.
+        ``records`` returns, in chunks, the batch's records read so far: the block may read more.
         """
 
     def __call__(self, event: Event) -> None:

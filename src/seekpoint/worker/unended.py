@@ -1,4 +1,4 @@
-"""Writes the message about a worker that has not ended within its grace period: which code runs, at which line."""
+"""Writes the message about a worker that has not ended within its grace period: the code that runs, and its line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from seekpoint.records import running_line
 
 
 def shown_user_code(pipeline: Pipeline) -> str:
-    """The user's code that a pipeline runs inside its transactions, as messages name it."""
+    """How messages name the user's code that a pipeline runs inside its transactions."""
     return "row= or the codec" if pipeline.handle is None else shown_handler(pipeline.handle)
 
 
@@ -21,7 +21,7 @@ def unended(group: str, user_code: str | None, thread: int, grace: float, *, is_
     place = "" if line is None else f", and is at {line}"
     late = f"has not returned within {grace:g} s after the worker was asked to stop" if grace else "was aborted"
     message = f"group {group!r}: {user_code or 'the worker'} {late}{place}"
-    if not is_open:  # still starting: it waits for its servers to answer
+    if not is_open:  # still starting: the worker waits for its servers
         return message
     return (
         f"{message}. Its connection is closed: nothing of the open batch is committed, and the next owners of its "

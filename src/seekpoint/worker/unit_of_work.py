@@ -1,7 +1,7 @@
 """One transaction of a worker: hold, apply, insert dead letters, advance, record attempts, COMMIT; and its retry.
 
-Only this module asks for the COMMIT of a batch's rows (I1); `postgres.session` sends it. A requested replay has a
-separate transaction (`worker.replay.replay_one`).
+Only this module requests the COMMIT of a batch (I1); `postgres.session` sends it. A requested replay has a separate
+transaction (`worker.replay.replay_one`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ logger = logging.getLogger("seekpoint.worker.unit_of_work")
 
 
 class _PlaceFields(TypedDict):
-    """Fields of events about one record."""
+    """The fields that locate a record in an event."""
 
     partition: Partition
     offset: int
@@ -102,7 +102,7 @@ class Committer:
     ) -> None:
         self._size = size or BatchSize(ledger.limits, adapts=False)
         self._open: tuple[float, OpenBatch] | None = None  # the open batch, and since when it is open
-        self._began = 0.0  # when the attempt in hand began
+        self._began = 0.0  # when the current attempt began
         self._ledger, self._writers, self._owner, self._announce = ledger, writers, owner, announce
         self._pipeline = pipeline = writers.pipeline
         self._tracer = tracer
@@ -117,7 +117,7 @@ class Committer:
         self.limits = DeadLetterLimitCheck(pipeline.dead_letter_limits)
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Return the connection to the pool."""
         self._session.close()
 
     def cut(self) -> None:
@@ -125,7 +125,7 @@ class Committer:
         self._session.wire.cut()
 
     def commit(self, batch: OpenBatch) -> None:
-        """Apply the batch exactly once, or raise with nothing of it written.
+        """Apply the batch exactly once, or raise an error with nothing written.
 
         Refused partitions are dropped from it, and the others are held again without them. After a transient error, or
         a COMMIT without an answer, the same transaction runs again from the kept records: hold finds out whether the
@@ -155,7 +155,7 @@ class Committer:
                     raised = raised_by(error)
                     batch.note(raised)
                     raise raised from raised.__cause__
-            except SystemExit as error:  # Python ends the process without a message about where it was raised
+            except SystemExit as error:  # Python would end the process without a message that says where it was raised
                 batch.note(error)
                 line = users_line(error) or "code of a handler, row= or codec"
                 logger.error(
@@ -167,7 +167,7 @@ class Committer:
                 )
                 raise
             else:
-                self._end_at_stops(result)  # outside try: the batch is committed, and an error here is not the batch's
+                self._end_at_stops(result)  # outside try: the batch is committed, so no error here is its own
                 return
             if not batch.buffer.reads:
                 return
@@ -234,20 +234,21 @@ class Committer:
 
     def _committed(self, result: BatchResult, seconds: float) -> events.Committed:
         rows: dict[str, int] = {}
-        for sink, count in zip(self._pipeline.sinks, result.rows, strict=False):  # nothing may raise after COMMIT
+        # Nothing may raise an error after COMMIT.
+        for sink, count in zip(self._pipeline.sinks, result.rows, strict=False):
             name = ", ".join(sink.tables)
             rows[name] = rows.get(name, 0) + count
         return events.Committed(spans=result.spans, records=result.applied, seconds=seconds, rows=rows)
 
     def _hold_and_advance(self, tx: HandlerConnection, small: SmallBatch) -> list[Claim]:
-        """Hold, advance and write the rows in one round trip; the events are announced after it."""
+        """Hold, advance and write the rows in one round trip; announce the events after it."""
         moved = self._ledger.hold_and_advance(tx, small.result.moves, small.statements)
         self._announce(events.Held(partitions=len(moved)))
         self._announce(events.Applied(records=small.result.applied))
         return moved
 
     def _hold(self, tx: HandlerConnection, expected: Sequence[Expected]) -> tuple[str, DeadKeys | None]:
-        """Hold what the batch may read; with key order, also find the keys that dead letters block."""
+        """Hold the partitions that the batch may read; with key order, also find the keys that dead letters block."""
         held = self._ledger.hold(tx, expected)
         self._announce(events.Held(partitions=len(expected)))
         if not self._pipeline.keep_key_order:
@@ -255,12 +256,12 @@ class Committer:
         return held, self._dead_letters.open_keys(tx, [entry.claim.partition for entry in expected])
 
     def _room(self, tx: HandlerConnection, held: Sequence[Partition]) -> dict[Partition, int]:
-        """How many more records of each held partition may wait for their retries."""
+        """How many more records of each held partition may wait for retries."""
         waiting = self._dead_letters.count_waiting(tx, held)
         return {partition: self._ledger.limits.waiting - waiting[partition] for partition in held}
 
     def _recover(self, error: Exception, batch: OpenBatch, mode: Mode) -> Mode | None:
-        """Recover from an error; returns how to try again, None if another attempt would not help."""
+        """Recover from an error; returns the mode of the next attempt, None if no attempt would help."""
         raised = raised_by(error)
         if isinstance(error, CommitUnanswered):
             self._announce(events.CommitUnknown(error=raised))
@@ -273,7 +274,7 @@ class Committer:
                 self._size.ended(records)
             add_note(ended, self._size.note(records, seconds))
             if self._size.adapts and batch.is_ordinary and not isinstance(ended, Fenced):
-                # The same batch would take as long again; the next one is smaller.
+                # The same batch would take as long again, so the next one is smaller.
                 batch.note(ended)
                 raise ended from ended.__cause__
         return self._apply_recovery(recovery_for(error, mode), batch, mode)
@@ -296,12 +297,12 @@ class Committer:
                 self._announce(recovery.event)
                 if recovery.ask_topic_ids:
                     batch.buffer.ask_again()
-                if recovery.reconcile:  # waits for the end of that transaction, at most claim_wait
+                if recovery.reconcile:  # waits until that transaction has ended, at most claim_wait
                     batch.drop(self._owner.reconcile(batch.buffer.starts))
         return again
 
     def _drop(self, drop: DropPartitions, batch: OpenBatch) -> bool:
-        """Leave partitions out, to be read again from the stored position; False if a retry would not help."""
+        """Drop partitions, and read them again from the stored position; False if a retry would not help."""
         if drop.mismatches is None:
             self._announce(events.Refused(reason=drop.reason))
             dropped = self._owner.reconcile(batch.buffer.starts)
@@ -318,14 +319,14 @@ class Committer:
             self._dead_letters.insert(tx, dead_letters, topic_ids, self._pipeline.version)
 
     def _record_suspect_part(self, tx: HandlerConnection, result: BatchResult) -> None:
-        """Record the next part of a suspect range in this part's transaction, which saves a transaction for each."""
+        """Record the attempt at the next part of a suspect range in this transaction, which saves another one."""
         if (suspects := result.batch.suspects) is None:
             return
         suspects.noted = -1
         for partition, read in result.reads.items():
             position, part_end = result.position(partition), None
             if position >= suspects.end:
-                continue  # the advance has ended it
+                continue  # the advance has ended the range
             if suspects.step_at(position) > 1 and not (result.stops or result.retries):
                 part_end = suspects.noted = suspects.part_end(position)
             self._ledger.record_suspects(tx, [SuspectNote(read.claim, suspects.end, part_end)])
@@ -337,13 +338,15 @@ class Committer:
         for end in ends:
             wait = end.wait if isinstance(end, RetryLater) else None
             failure, pipeline = end.failure, self._pipeline
-            # 0 is no attempt, so that the next start tries the record together with later ones. It replaces a stored
-            # attempt that counts as running: killing the process of a stopped partition must not count as its crash.
+            # 0 means no attempt, so that the next start tries the record together with later ones. It replaces a stored
+            # attempt that counts as running: a kill of the process while the partition is stopped must not count as the
+            # record's crash.
             number = 0 if failure.cause is Cause.PROGRAM else failure.attempts
             then = TRANSIENT if failure.cause is Cause.TRANSIENT else pipeline.on_poison.value
             attempt = Attempt(end.offset, number, failure.summary, wait, pipeline.retry.attempts, then)
             notes.append((result.reads[end.partition].claim, attempt))
-            if failure.cause in {Cause.CRASHED, Cause.PROGRAM}:  # a suspect would get a single-record attempt again
+            # Otherwise a suspect would get another single-record attempt.
+            if failure.cause in {Cause.CRASHED, Cause.PROGRAM}:
                 suspects.append(result.reads[end.partition].claim)
         if notes:
             self._ledger.record_attempts(tx, notes)
@@ -351,7 +354,7 @@ class Committer:
             self._ledger.record_suspects(tx, [SuspectNote(claim, None) for claim in suspects])
 
     def _require_same_topics(self, result: BatchResult) -> None:
-        """Raise TopicIdMismatch if a topic was recreated before the last read: its offsets are other records' (I4)."""
+        """Raise TopicIdMismatch if a topic was recreated before the last read: its offsets mean other records (I4)."""
         topic_ids = result.batch.buffer.topic_ids
         assert topic_ids is not None
         if mismatches := self._owner.topic_id_mismatches(topic_ids, list(result.reads)):

@@ -1,4 +1,4 @@
-"""Waits for the server: the worker reads ahead meanwhile, and the time does not count as user code's."""
+"""Waits for the server: the worker reads ahead during the wait, which does not count as time of the user's code."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _EVENTS = {Wait.R: select.POLLIN, Wait.W: select.POLLOUT, Wait.RW: select.POLLIN
 
 
 class Stopwatch:
-    """Counts the seconds of a block of users' code, without its waits for the server; may be read from any thread."""
+    """Measures how long users' code runs, without its waits for the server; may be read from any thread."""
 
     def __init__(self) -> None:
-        self._state: tuple[float | None, float] = None, 0.0  # when it was last started; seconds counted before
+        self._state: tuple[float | None, float] = None, 0.0  # time of the last start; seconds counted before it
 
     def __enter__(self) -> None:
-        """Count during the block."""
+        """Measure the block."""
         self._state = monotonic(), 0.0
 
     def __exit__(self, *_: object) -> None:
         self._state = None, 0.0
 
     def wait(self, wait: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Call ``wait``, which waits for the server (a lock, or an unreachable server); its time is not counted."""
+        """Call ``wait``, which waits for a lock or an unreachable server, without counting its time."""
         since, before = self._state
         if since is None:
             return wait(*args, **options)
@@ -52,8 +52,8 @@ class Stopwatch:
 class Work(NamedTuple):
     """Work to do while waiting; it must not use the connection.
 
-    ``do`` is called until an answer is there, or it returns False. ``is_any`` is called first, at each wait, and must
-    be cheap.
+    Each wait calls ``is_any`` first, which must be cheap, and then ``do`` until the answer arrives or ``do`` returns
+    False.
     """
 
     is_any: Callable[[], bool]
@@ -67,7 +67,7 @@ def work_while_waiting(
     *args: Any,
     **options: Any,
 ) -> T:
-    """Wait as ``driver.wait`` does, and do ``work`` until an answer is there.
+    """Wait as ``driver.wait`` does, and do ``work`` until the answer arrives.
 
     ``waits`` is one of psycopg's generators: it yields what it waits for, and is sent what is ready.
     """
@@ -76,7 +76,8 @@ def work_while_waiting(
     try:
         return type(driver).wait(driver, _working(driver, work, waits), *args, **options)
     except BaseException:
-        with suppress(Exception):  # a lost connection's error, which Python would print when it collects the generator
+        # A lost connection's error, which Python would otherwise print when it collects the generator.
+        with suppress(Exception):
             waits.close()
         raise
 
@@ -84,7 +85,7 @@ def work_while_waiting(
 def _working(
     driver: psycopg.Connection[Any], work: Work, waits: Generator[Wait, Ready | int, T]
 ) -> Generator[Wait, Ready | int, T]:
-    """Work until the socket is ready; with no work left, wait in psycopg, which cancels the statement on Ctrl-C."""
+    """Work until the socket is ready; then, or without work, wait in psycopg, which cancels the statement on Ctrl-C."""
     is_any = True
     try:
         state, poll = next(waits), select.poll()
@@ -102,7 +103,7 @@ def _working(
 
 
 def _ready(events: int) -> Ready:
-    """What is ready: an error or a closed connection counts as readable."""
+    """The socket's events; an error or a closed connection counts as readable."""
     writable, readable = events & select.POLLOUT, events & ~select.POLLOUT
     return Ready.RW if readable and writable else Ready.W if writable else Ready.R
 
@@ -110,7 +111,7 @@ def _ready(events: int) -> Ready:
 def waiting(
     stopwatch: Stopwatch, meanwhile: Work | None = None
 ) -> Callable[[psycopg.Connection[Any]], Callable[..., Any]]:
-    """Return a function from a connection to its ``wait``, which does ``meanwhile`` and is not counted."""
+    """Return a function that gives a connection its ``wait``, which does the work ``meanwhile`` and is not counted."""
 
     def wait_of(driver: psycopg.Connection[Any]) -> Callable[..., Any]:
         wait: Any = driver.wait if meanwhile is None else partial(work_while_waiting, driver, meanwhile)

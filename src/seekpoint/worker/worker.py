@@ -37,27 +37,27 @@ logger = logging.getLogger("seekpoint.worker.worker")
 class Worker:
     """Applies a pipeline's records exactly once, as one member of its group.
 
-    ``engine`` is a URL or sync ``Engine`` on ``postgresql+psycopg``; the worker connects with an engine that has the
-    same settings and listeners, and a separate pool. ``kafka`` is librdkafka's configuration, passed through except for
-    the keys that exactly once depends on. ``partitions=[(topic, number), ...]`` reads a fixed list without a group.
-    ``observe`` gets every event, on the worker's thread (``MembershipRenewed`` on the heartbeat's, ``WorkerStopped`` on
-    a timer's if ``grace`` is over). Scale with more workers in more processes, not with threads.
+    ``engine`` is a URL or sync ``Engine`` on ``postgresql+psycopg``; the worker uses its settings and listeners with a
+    separate pool. ``kafka`` is librdkafka's configuration; only the keys that exactly once depends on are Seekpoint's.
+    ``partitions=[(topic, number), ...]`` reads a fixed list without a group. ``observe`` gets every event, on the
+    worker's thread (but ``MembershipRenewed`` on the heartbeat's, and after ``grace`` ``WorkerStopped`` on a timer's).
+    Scale with more workers in more processes, not with threads.
 
     ``tracing=Tracing()`` creates a span for each transaction (:class:`seekpoint.metrics.Tracing`); by default there
     are none.
 
-    A worker whose pipeline writes a topic's records to other tables than the group does, at the same version, waits
+    If the pipeline writes a topic's records to other tables than the group does at the same version, the worker waits
     outside the group (event ``DeclarationRefused``). With ``accept_declaration=True`` its tables replace the group's,
-    and running workers exit as outdated. If an operator removed the group from the ledger, it raises GroupForgotten;
-    pass the time that the error names as ``accept_forgotten`` to begin again at StartAt, as a new group.
+    and running workers exit as outdated. If an operator removed the group from the ledger, the worker raises
+    GroupForgotten; pass the time in the error as ``accept_forgotten`` to begin again at StartAt, as a new group.
 
     With ``mirror=True`` it also commits its positions to Kafka, after they are committed in Postgres and at most every
     five seconds (``Limits.lag_check``, if less), so that tools show the group's lag. Nothing is read back from Kafka.
 
-    With ``strict=True`` a stopped partition ends it; otherwise the other partitions continue. With
+    With ``strict=True`` a stopped partition ends the worker; otherwise the other partitions continue. With
     ``synchronous_commit=False`` COMMIT does not wait for the disk. That is safe here: a crash of Postgres loses rows
-    and offset together, and Kafka still has the records. It is not safe if other systems act on rows that they have
-    read before the crash.
+    and offset together, and the records are read from Kafka again. It is not safe if other systems act on rows that
+    they have read before the crash.
 
     The constructor does no I/O; clients and connections are made in the thread that runs the worker. A worker runs
     once. Raises ConfigError if the declaration, the engine or the configuration contradict each other.
@@ -116,12 +116,12 @@ class Worker:
 
     @property
     def engine(self) -> Engine:
-        """The given engine, or the one that was made from the URL: for jobs. The worker connects with another one."""
+        """The engine as given, or made from the URL: for jobs. The worker itself connects with another one."""
         return self._engine
 
     @property
     def kafka(self) -> Mapping[str, Any]:
-        """The client's configuration, as it was given."""
+        """The client's configuration, as given."""
         return self._kafka
 
     @property
@@ -161,15 +161,15 @@ class Worker:
 
     @property
     def has_started(self) -> bool:
-        """Whether it has joined its group, or waits outside it; False while it waits for its servers."""
+        """Whether the worker has joined its group, or waits outside it; False while it waits for its servers."""
         return self._board.has_started
 
     def stop(self, grace: float | None = None) -> None:
         """Ask the worker to finish the open batch and leave; returns at once, from any thread.
 
-        With ``grace``, a worker that has not ended after these seconds is given up: its connection is closed, so that
-        nothing of the batch is committed, its client leaves the group, and it ends with a StopTimeout that names what
-        has not returned. The next owners of its partitions count a crash.
+        With ``grace``, a worker that has not ended after these seconds is given up. Its connection is closed, so that
+        nothing of the batch is committed; its client leaves the group; and it ends with a StopTimeout that names the
+        code that has not returned. The next owners of its partitions count a crash.
         """
         self._stopping.set()
         if grace is not None:
@@ -187,14 +187,14 @@ class Worker:
         A second signal aborts: the open transaction is rolled back, and the next owner reads its records again. An
         async handler is cancelled, and may clean up. A third signal ends the process at once, even if a server never
         answers. Outside the main thread no signal handler is installed. Raises errors that a retry would not fix:
-        ConfigError, SchemaMismatch, HandlerOutdated, GroupForgotten, what the handler raises, and errors of the
-        database and of Kafka unchanged.
+        ConfigError, SchemaMismatch, HandlerOutdated, GroupForgotten, the handler's errors, and errors of the database
+        and of Kafka unchanged.
         """
         with handled(self._on_signal):
             self._run()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        unborn = number == signal.SIGINT and not self._board.has_started  # waits for its servers: nothing is in hand
+        unborn = number == signal.SIGINT and not self._board.has_started  # it waits for its servers, and has no batch
         if unborn or self._stopping.is_set():
             for signum in STOP_SIGNALS:  # the next one ends the process: an abort needs the database
                 signal.signal(signum, signal.SIG_DFL)
@@ -232,21 +232,21 @@ class Worker:
         grace: float | None = 25.0,
         on_error: Callable[[BaseException], object] | None = None,
     ) -> Running:
-        """Run on a new thread, for the length of a ``with`` or ``async with`` block.
+        """Run on a new thread, for the duration of a ``with`` or ``async with`` block.
 
-        Entering waits until the worker has started, or waits outside its group (a reload, other tables); leaving
-        drains it, and raises the error that ended it early, if one did. ``health().live`` turns False at once when
-        that happens. Installs no signal handler.
+        Entering waits until the worker has started, or waits outside its group (a reload, other tables); leaving drains
+        it, or raises the error that has ended it early. ``health().live`` turns False as soon as an error ends it.
+        Installs no signal handler.
 
-        With ``wait=False`` entering returns at once: the worker's thread waits for brokers or a database that do not
-        answer, at most ``Limits.start_wait`` seconds, and leaving raises a permanent error. ``health().trouble`` says
-        what is missing.
+        With ``wait=False`` entering returns at once. The worker's thread then waits at most ``Limits.start_wait``
+        seconds for brokers or a database that do not answer, ``health().trouble`` says which, and leaving raises a
+        permanent error.
 
-        ``on_error`` is called with the error that ended the worker, on its thread, unless entering raises it. The log
-        ``seekpoint.events`` always has it, at ERROR, with its traceback.
+        ``on_error`` is called with the error that ended the worker, on its thread, unless entering raises it. The
+        logger ``seekpoint.events`` always logs that error, at ERROR, with its traceback.
 
-        Leaving takes at most ``grace`` seconds, and some to leave the group: a worker that has not ended by then is
-        given up as :meth:`stop` says, and StopTimeout is raised. None waits without limit.
+        Leaving takes at most ``grace`` seconds, and a few more to leave the group. A worker that has not ended by then
+        is given up as in :meth:`stop`, and StopTimeout is raised. None waits without limit.
         """
         if on_error is not None and not callable(on_error):
             raise ConfigError(f"on_error={on_error!r}: must be a function that takes the error")
@@ -272,7 +272,7 @@ def _seconds(name: str, value: Any) -> float:
 
 
 class Running:
-    """A worker on its own thread, for the length of a block."""
+    """A worker on its own thread, for the duration of a block."""
 
     def __init__(
         self,
@@ -315,7 +315,7 @@ class Running:
         match event:
             case events.Started() | events.OnStandby() | events.DeclarationRefused():
                 self._started.set()
-            case events.WorkerStopped(error=StopTimeout() as error):  # its thread has not ended, and may never
+            case events.WorkerStopped(error=StopTimeout() as error):  # its thread has not ended, and may never end
                 self._error = error
                 if self._started.is_set() or not self._wait:
                     self._tell(error)

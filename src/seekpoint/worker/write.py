@@ -59,7 +59,7 @@ def stream(
 
 
 def _written(writers: PipelineWriters, batch: OpenBatch) -> Iterator[RawRecord]:
-    """The record of each streamed row; lazy, and decoded again, because decoded records are not kept."""
+    """The record of each streamed row; decodes lazily a second time, because decoded records are not kept."""
     for raw in batch.buffer.replay():
         for decoded in decode_each(writers, raw, batch, batch.admitted):
             yield from repeat(decoded.raw, len(decoded.rows[0]))
@@ -90,7 +90,7 @@ def _refused(sink: Sink, number: int, written: Iterable[RawRecord], refused: Row
 
 
 def _of(sink: Sink, error: Exception) -> Exception:
-    """The error, with a note that names the sink's tables: not every message of the database does."""
+    """The error, with a note that names the sink's tables: not every message of the database names them."""
     add_note(driver_error(error), f"in a row for {', '.join(sink.tables)}")
     return error
 
@@ -142,7 +142,7 @@ def _an(name: str) -> str:
 
 
 def _is_kept_off(error: BaseException) -> bool:
-    """Whether libpq refused a call because answers are outstanding."""
+    """Whether libpq refused a call because some answers are outstanding."""
     return isinstance(error, psycopg.OperationalError) and error.sqlstate is None and "pipeline mode" in str(error)
 
 

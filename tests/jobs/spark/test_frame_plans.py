@@ -99,7 +99,7 @@ REFUSED: dict[str, tuple[Make, str]] = {
     "distinct": (lambda r, _: r.select("topic", "offset").distinct(), "it drops rows that are equal to others"),
     "dropDuplicates": (lambda r, _: r.dropDuplicates(["topic"]), "it drops rows that are equal to others"),
     "limit": (lambda r, _: r.limit(3), "it takes the first rows"),
-    "offset": (lambda r, _: r.offset(1), "it leaves out the first rows"),
+    "offset": (lambda r, _: r.offset(1), "it skips the first rows"),
     "sample": (lambda r, _: r.sample(0.5), "it samples rows at random"),
     "sampleBy": (lambda r, _: r.sampleBy("partition", {0: 0.5}, 3), "rows, keys or amounts depend on random values"),
     "randomSplit": (lambda r, _: r.randomSplit([0.5, 0.5], 1)[0], "it samples rows at random"),
@@ -225,16 +225,16 @@ def _strange(records: DataFrame, _: DataFrame) -> DataFrame:
 
 
 NOT_ADDED: dict[str, tuple[Make, str]] = {
-    "an average": (lambda r, _: _grouped(_amounts(r), F.avg("n")), r"it aggregates by avg\(n\).* do not add up"),
-    "distinct counts": (lambda r, _: _grouped(_amounts(r), F.count_distinct("n")), "it aggregates by count"),
-    "distinct sums": (lambda r, _: _grouped(_amounts(r), F.sum_distinct("n")), "it aggregates by sum"),
-    "sums that become null": (lambda r, _: _grouped(_amounts(r), F.try_sum("n")), "it aggregates by try_sum"),
-    "the first": (lambda r, _: _grouped(_amounts(r), F.first("n")), "it aggregates by first"),
-    "a sum and one": (lambda r, _: _grouped(_amounts(r), F.sum("n") + 1), "it aggregates by"),
-    "a sum of another type": (lambda r, _: _grouped(_amounts(r), F.sum("n").cast("int")), "it aggregates by cast"),
-    "a negated sum": (lambda r, _: _grouped(_amounts(r), -F.sum("n")), "it aggregates by"),
+    "an average": (lambda r, _: _grouped(_amounts(r), F.avg("n")), r"it aggregates with avg\(n\).* do not add up"),
+    "distinct counts": (lambda r, _: _grouped(_amounts(r), F.count_distinct("n")), "it aggregates with count"),
+    "distinct sums": (lambda r, _: _grouped(_amounts(r), F.sum_distinct("n")), "it aggregates with sum"),
+    "sums that become null": (lambda r, _: _grouped(_amounts(r), F.try_sum("n")), "it aggregates with try_sum"),
+    "the first": (lambda r, _: _grouped(_amounts(r), F.first("n")), "it aggregates with first"),
+    "a sum and one": (lambda r, _: _grouped(_amounts(r), F.sum("n") + 1), "it aggregates with"),
+    "a sum of another type": (lambda r, _: _grouped(_amounts(r), F.sum("n").cast("int")), "it aggregates with cast"),
+    "a negated sum": (lambda r, _: _grouped(_amounts(r), -F.sum("n")), "it aggregates with"),
     "a function in pandas": (
-        lambda r, _: _amounts(r).groupBy("topic").agg(_added("n").alias("n")), "it aggregates by"),
+        lambda r, _: _amounts(r).groupBy("topic").agg(_added("n").alias("n")), "it aggregates with"),
     "half of a sum": (lambda r, _: _grouped(_amounts(r)).withColumn("n", F.col("n") / 2), "it computes .* from the"),
     "bits of a sum": (lambda r, _: _grouped(_amounts(r)).withColumn("n", F.bitwise_not("n")), "it computes .* from"),
     "a part of the group by a sum": (

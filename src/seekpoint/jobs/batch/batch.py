@@ -47,8 +47,8 @@ from seekpoint.worker.import_by_name import load_pipeline
 class BatchJob:
     """Applies the new records of a pipeline's topics as one job: from the stored offsets to the end offsets.
 
-    Rows, dead letters and offsets become visible together, as in one long transaction of a worker. ``pipeline`` is an
-    object or ``module:name``, with sinks and without a handler; ``kafka`` is the workers' configuration. ``stager``
+    Rows, dead letters and offsets become visible together, as after one long transaction of a worker. ``pipeline`` is
+    an object or ``module:name``, with sinks and without a handler; ``kafka`` is the workers' configuration. ``stager``
     reads the log (by default in this process). The batch pauses the group while it runs; workers then resume at the new
     offsets. ``max_records`` limits the number of offsets of a new batch, over all partitions. The constructor does no
     I/O.
@@ -74,7 +74,8 @@ class BatchJob:
         require_untranslated_sinks(self.pipeline.sinks, engine)
         require_width(range_records)
         require_max_records(max_records)
-        (source,) = sources([self.pipeline])  # loaded once: a name may be a function that returns a new pipeline
+        # Load it only once: the name may be of a function that returns a new pipeline.
+        (source,) = sources([self.pipeline])
         self.source = replace(source, name=pipeline if isinstance(pipeline, str) else "")
         self.engine, self.kafka, self.schema = postgres_engine(engine), dict(kafka), schema
         self.limits, self.actor = limits or Limits(), operator(actor)
@@ -89,15 +90,15 @@ class BatchJob:
         )
 
     def run(self, *, reason: str = "batch", pause: bool = False) -> BatchDone:
-        """Apply everything that can be read now. If nothing is new, nothing is written and workers are not paused.
+        """Apply everything that can be read now. Without new records, nothing is written and workers are not paused.
 
         ``pause`` stops running workers before their next commit; they resume afterwards. Without it, a group with
         workers is refused. ``reason`` is stored with the run.
 
         After BatchRefused, TopicRecreated, RangeLost or TooManyDeadLetters nothing is written and the workers resume.
         Also raises ReloadOver if the run has ended or another driver has taken it over, and the errors of a claim. Any
-        other error ends the run, too, if nothing was staged yet; otherwise, or if the database does not answer, the run
-        stays open and its group paused. The error's note names the run, for :meth:`take_over` or ``Runs.abort``.
+        other error also ends the run if nothing was staged yet. Otherwise, or if the database does not answer, the run
+        stays open and its group paused; a note on the error names the run, for :meth:`take_over` or ``Runs.abort``.
         """
         brokers = Brokers(self.kafka, self.pipeline, self.limits.kafka_timeout, self._max_records)
         if (nothing := self._nothing_new(brokers)) is not None:
@@ -128,12 +129,13 @@ class BatchJob:
         accept_repeats: bool = False,
         restart: bool = False,
     ) -> BatchDone:
-        """Apply ``[from_offset, to_offset)`` of a partition again, while workers run; the group's position stays.
+        """Apply ``[from_offset, to_offset)`` of a partition again, while workers run; does not move the group's
+        position.
 
         Without ``restart``, an open run over the same range is resumed, and a range that a run has applied is refused.
         ``accept_repeats`` permits changes by repeated records: duplicate rows (Append), older values (an Upsert that
-        does not know which row is newer), and inserts of rows that were deleted since. A record that fails becomes a
-        dead letter of the run. Records of the group's dead letters and lost ranges are left out.
+        cannot tell which row is newer), and inserts of rows that were deleted since. A record that fails becomes a
+        dead letter of the run. Omits the records of the group's dead letters and lost ranges.
 
         Raises BatchRefused for a refused range or change, and unless log start <= from < to <= the group's position;
         ConfigError for an unknown partition or a blank ``reason``; HandlerOutdated if the group is at a newer handler
@@ -157,9 +159,8 @@ class BatchJob:
     def take_over(self, run: UUID, *, pause: bool = False) -> BatchDone:
         """Resume an open batch in its present state; its previous driver, if still alive, fails at its next step.
 
-        Raises the errors of :meth:`run`, and BatchRefused if workers have advanced the group since: then the run is
-        ended and nothing is written. Raises ConfigError if the run is of another pipeline; its driver then stays the
-        same.
+        Raises the errors of :meth:`run`; BatchRefused if workers have advanced the group since, which ends the run with
+        nothing written; and ConfigError, without a change of drivers, for another pipeline's run.
         """
         if (batch := self.runs.get(run)).is_open:
             self._require_its_code(batch)
@@ -194,7 +195,7 @@ class BatchJob:
             check_values(tx.connection, self.pipeline)
 
     def _nothing_new(self, brokers: Brokers) -> BatchDone | None:
-        """The empty result if the group has applied everything, else None; takes no lock."""
+        """The empty result if the group has applied everything, otherwise None; takes no lock."""
         self._check()
         stored = {position.partition: (position.topic_id, position.next_offset) for position in self._positions()}
         ends = {partition: (brokers.ids[partition.topic], end) for partition, end in brokers.ends().items()}
@@ -229,12 +230,12 @@ class BatchJob:
 
     @contextmanager
     def _ending(self, driver: Driver) -> Iterator[None]:
-        """End the run and release the group, on an error that would recur for every driver or if nothing is staged."""
+        """End the run and release the group, after an error that every driver would get, or if nothing is staged."""
 
         try:
             with driver.ending(ENDS_RUN, refusal):
                 yield
-        except ReloadOver:  # nothing to end: the run has ended, or another driver has it
+        except ReloadOver:  # the run has ended, or another driver has taken it over
             raise
         except Exception as error:
             if driver.run.is_open:
@@ -249,12 +250,12 @@ class BatchJob:
                 is_staged = tx.execute(RELOAD_RUN["staged"], run=run).first() is not None
             if not is_staged:
                 driver.fail(error)
-        except (DBAPIError, psycopg.Error):  # the database is unavailable: leave the run open, raise the first error
+        except (DBAPIError, psycopg.Error):  # the database is unavailable: leave the run open and raise the first error
             is_staged = True
         if is_staged or driver.run.is_open:
             paused = f", and group {group!r} paused for it" if driver.run.strategy == "batch" else ""
             return f"batch {run} is still open{paused}: {self._how_to_go_on(run)}"
-        with suppress(DBAPIError, psycopg.Error):  # a later sweep drops its schema
+        with suppress(DBAPIError, psycopg.Error):  # a later sweep drops the run's schema
             self.runs.drop(run)
         return f"batch {run} has ended: nothing was staged or written, and group {group!r} is not paused for it"
 

@@ -19,7 +19,7 @@ from seekpoint.sinks.catalog import DELETED, LINE
 
 
 def folded_path(staging: Staging, target: Target) -> Path:
-    """The table of an Upsert's newest rows, or of an Accumulate's addends by key."""
+    """The table of an Upsert's newest rows, or of an Accumulate's amounts by key."""
     return staging.schema, f"folded_{target.feeds[0].number}"
 
 
@@ -32,8 +32,8 @@ def by_sink(tx: Tx, source: PipelineSource) -> list[Target]:
 def fold(driver: Driver, source: PipelineSource, rows_of: RowsOf = StagedRows) -> None:
     """Check that every range is staged, and dedupe or aggregate rows by key, without using a live table.
 
-    Does nothing if a range is missing: an attempt that a previous driver's task committed late, over other offsets, may
-    have replaced ours. ``rows_of`` finds the rows. Raises ReloadRefused if rows are missing, and TooManyDeadLetters.
+    Does nothing if a range is missing: a previous driver's task may have committed late, over other offsets, and
+    replaced our attempt. ``rows_of`` finds the rows. Raises ReloadRefused if rows are missing, and TooManyDeadLetters.
     """
     with driver.step("staging") as tx:
         staging = Staging(tx.run.staging_schema)
@@ -79,7 +79,7 @@ def _fold(tx: Tx, path: Path, target: Target, staged: StagedRows) -> None:
 
 
 def _aggregate(tx: Tx, path: Path, target: Target, staged: StagedRows) -> None:
-    """Create a table with the addends of each key; none if no record made a row."""
+    """Create a table with each key's amounts; none if no record made a row."""
     if (addends := staged.aggregated(target)) is None:
         return
     columns, sums = addends
@@ -90,7 +90,7 @@ def _aggregate(tx: Tx, path: Path, target: Target, staged: StagedRows) -> None:
 
 
 def check_limits(pipeline: Pipeline, done: Coverage) -> None:
-    """Raise TooManyDeadLetters if a larger share of the batch failed than the pipeline's DeadLetterLimits allow."""
+    """Raise TooManyDeadLetters if more of the batch failed than the ratio in the pipeline's DeadLetterLimits allows."""
     limits = pipeline.dead_letter_limits
     failed = sum(row.dead_letters for row in done.chosen)
     passed = failed + sum(row.records for row in done.chosen)

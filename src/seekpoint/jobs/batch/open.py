@@ -40,12 +40,12 @@ def open_claims(
 ) -> Claims:
     """Pause the group and claim these partitions, as a worker would; the claims are valid from COMMIT on.
 
-    A group that is already paused stays paused. Otherwise the run pauses it, and ``pause`` is needed if workers own
+    A group that is already paused stays paused. Otherwise the run pauses it, which requires ``pause`` if workers own
     partitions. Waits for the workers' running transactions.
 
     Raises BatchRefused if another run has paused the group, if workers own partitions and ``pause`` is false, or if
     open dead letters may block later records of their keys; TopicRecreated if a topic was created again; ConfigError if
-    the pipeline's StartAt has no first position; and the errors of a claim and of ``brokers``.
+    the pipeline's StartAt gives no first position; and the errors of a claim and of ``brokers``.
     """
     pipeline = source.pipeline
     scope = GroupConnection(tx.connection, tx.schema, pipeline.group)
@@ -123,7 +123,7 @@ def open_batch(
         return {}
     versions = [source.pipeline.version if group is None else group.version]
     insert_batch(tx, run, source, versions, "batch", actor=actor, reason=reason)
-    kinds = Jsonb(declared(source.pipeline))  # as workers do, because a reset must know which tables have sums
+    kinds = Jsonb(declared(source.pipeline))  # as workers do, because resets must know which tables have sums
     scope = GroupConnection(tx.connection, tx.schema, source.group)
     scope.execute(STATUS["store_declared"], version=source.pipeline.version, declared=kinds)
     positions = []
@@ -146,7 +146,7 @@ def insert_batch(
 
 
 def stale(tx: Tx, run: UUID, claims: Claims) -> list[str]:
-    """Return why the run cannot be resumed: its ranges no longer begin at the group's positions. Empty if they do."""
+    """Return why the run cannot be resumed: its ranges no longer begin at the group's positions. Empty if it can."""
     return [
         f"{position.partition}: group {position.group!r} is now at offset {claims[position.partition].next_offset}, "
         f"but the batch began at {position.first_offset}: run another one"
@@ -156,10 +156,10 @@ def stale(tx: Tx, run: UUID, claims: Claims) -> list[str]:
 
 
 class Brokers:
-    """Queries the brokers as a worker with this ``kafka`` mapping does; ``ids`` are the topics' ids.
+    """Queries the brokers like a worker with this ``kafka`` mapping; ``ids`` are the topics' ids.
 
-    Raises KafkaUnavailable if the brokers do not answer, and ConfigError for a topic that does not exist or a mapping
-    that no consumer accepts.
+    Raises KafkaUnavailable if the brokers do not answer, and ConfigError for a missing topic or a mapping that no
+    consumer accepts.
     """
 
     def __init__(
@@ -197,9 +197,9 @@ class Brokers:
     def plan(
         self, claims: Mapping[Partition, Claim], last: Mapping[Partition, int] | None = None
     ) -> dict[Partition, int]:
-        """The end of each partition's range, at most ``last``; the range's start if there is nothing new.
+        """The end of each partition's range, at most ``last``; equals the start if nothing is new.
 
-        Raises RangeLost if the log does not have the claimed position.
+        Raises RangeLost if the log no longer has the claimed position.
         """
         group = self._pipeline.group
         ends = {partition: edge.offset for partition, edge in self._readable.ends(claims).items()}

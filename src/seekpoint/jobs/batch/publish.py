@@ -52,8 +52,8 @@ def publish(
 ) -> None:
     """Write the rows, advance the offsets, resume the workers and close the run, in one transaction (I1).
 
-    A rolled-back attempt (a lost connection, a lock timeout) is repeated; after an unknown commit the run's row is read
-    first. ``leader_epochs`` are stored with the positions, and with ``is_recorded`` each range as a row of
+    Repeats an attempt that was rolled back (a lost connection, a lock timeout); after an unanswered COMMIT it reads the
+    run's row first. ``leader_epochs`` are stored with the positions, and with ``is_recorded`` each range as a row of
     ``admin_action``. ``rows_of`` finds the staged rows. Raises Fenced if a partition was claimed or reset since
     ``claims``; ReloadOver if the run has ended or another driver has taken it over; and the last attempt's database
     error.
@@ -150,7 +150,7 @@ def write_rows(tx: Tx, staging: Staging, target: TargetTable, staged: StagedRows
 
 
 class _FromFolded(UpsertSql):
-    """An Upsert's statements, reading the table of newest rows instead of the session's temporary table."""
+    """An Upsert's statements, which read the table of newest rows instead of the session's temporary table."""
 
     def __init__(self, target: Target, layout: Layout, folded: Path) -> None:
         super().__init__(target, layout)
@@ -161,13 +161,13 @@ class _FromFolded(UpsertSql):
 
     @property
     def without_row(self) -> sql.Composed:
-        """SELECT of a key whose row lacks values, and that has no row in the table."""
+        """SELECT of a key whose row lacks values although the table has no row of the key."""
         return sql.SQL(
             "SELECT {} FROM {} AS {} WHERE {} IS NOT NULL AND NOT EXISTS (SELECT FROM {} AS {} WHERE {}) LIMIT 1"
         ).format(self._key, self._folded, NEW, escaped_name(MISSING), self._table, STORED, self._same_key(STORED, NEW))
 
     def update_partially(self, missing: Sequence[str]) -> sql.Composed:
-        """UPDATE of the other columns by the rows that lack these; its parameter are the names of the columns."""
+        """UPDATE, by the rows that lack these columns, of the others; its parameter has these columns' names."""
         columns = [column for column in self.target.columns or () if column not in missing]
         return sql.SQL("UPDATE {} AS {} SET {} FROM {} AS {} WHERE {}.{} = %s::text[] AND {}").format(
             self._table, STORED, self._set(columns), self._folded, NEW, NEW, escaped_name(MISSING), self._matched
@@ -175,7 +175,7 @@ class _FromFolded(UpsertSql):
 
 
 class _FromAggregated(AccumulateSql):
-    """An Accumulate's statements, reading the table of addends instead of the session's temporary table."""
+    """An Accumulate's statements, which read the table of amounts instead of the session's temporary table."""
 
     def __init__(self, target: SumTarget, layout: Layout, aggregated: Path, *, updates_first: bool) -> None:
         super().__init__(target, layout, updates_first=updates_first, has_distinct=True)
@@ -183,7 +183,7 @@ class _FromAggregated(AccumulateSql):
 
 
 def _add(tx: Tx, aggregated: Path, sink: Accumulate) -> None:
-    """Add the aggregated values to the rows of their keys, in the order of the keys."""
+    """Add the aggregated values to their keys' rows, in key order."""
     if not is_there(tx.connection, aggregated):
         return
     layout = survey(tx.connection, sink.target).layout
@@ -193,9 +193,9 @@ def _add(tx: Tx, aggregated: Path, sink: Accumulate) -> None:
 
 
 def _merge(tx: Tx, folded: Path, sink: Upsert, truncated: Sequence[str | None] | None) -> None:
-    """Apply a truncate (its values), the tombstones, then the rows, under the sink's guards.
+    """Apply the truncate with these values, if any, the tombstones, then the rows, under the sink's guards.
 
-    Raises ReloadRefused for a row that lacks values, if the table has no row of its key.
+    Raises ReloadRefused for a row that lacks values without a row of its key in the table.
     """
     target = replace(sink.target, columns=remembered_columns(tx.connection, folded))
     counts = dict(rows(tx.connection, "SELECT {d}, count(*) FROM {t} GROUP BY 1", d=name(DELETED), t=folded))
@@ -229,7 +229,7 @@ def totals(tx: Step, source: PipelineSource, rows_of: RowsOf = StagedRows) -> Ma
     for target in by_sink(tx, source):
         written[target.name] += staged.counts(target)
     offsets = {str(position.partition): position.end_offset for position in tx.positions()}
-    if tx.run.strategy == "reprocess":  # a reprocess moves no position: show the group's positions
+    if tx.run.strategy == "reprocess":  # a reprocess moves no position, so show the group's positions
         offsets = {str(Partition(row.topic, row.partition)): row.next_offset for row in tx.offsets()}
     return {
         "records": sum(attempt.records + attempt.dead_letters for attempt in chosen),

@@ -1,4 +1,4 @@
-"""Reprocess: a batch over a given range that the group has applied. It claims nothing and moves no position."""
+"""Reprocess: applies a given range again that the group has applied. It claims nothing and moves no position."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from seekpoint.runs.run import StagedPosition, Step, Tx
 from seekpoint.sinks.upsert.upsert import Upsert
 from seekpoint.worker.replay.preconditions import check_group
 
-SHOWN = 100  # dead letters listed in a result
+SHOWN = 100  # most dead letters listed in a result
 _ACCEPT = "accept it with accept_repeats=True (--accept-repeats)"
 
 
@@ -138,7 +138,7 @@ def _resets(offsets: Sequence[Row[Any]], partition: Partition) -> int:
 
 
 def lock_range(tx: Step, scope: GroupConnection, pipeline: Pipeline) -> None:
-    """Lock the partition, so that a worker's batch, a reset or a replay commits before the rows are written, or waits.
+    """Lock the partition: a worker's batch, a reset or a replay commits before the rows are written, or waits.
 
     Raises BatchRefused if the position was reset since the run was opened; HandlerOutdated if the group is at a newer
     handler version; GroupPaused if it is paused.
@@ -154,7 +154,7 @@ def lock_range(tx: Step, scope: GroupConnection, pipeline: Pipeline) -> None:
 
 
 def keep_run_dead_letters(tx: Step) -> None:
-    """Store the complete failed records as dead letters of the run, because the group's position is past them."""
+    """Store the failed records, complete, as dead letters of the run: the group's position is already past them."""
     columns = [column.name for column in reprocess_dead_letter.c if column.name not in {"run", "dead_lettered_at"}]
     execute(
         tx.connection,

@@ -23,7 +23,7 @@ from seekpoint.runs.manage_runs import Runs
 from seekpoint.runs.run import Driver, Progress, Step, transaction
 from seekpoint.worker.replay.group_dead_letters import portable_value
 
-ENDS_RUN = (BatchRefused, RangeLost, TopicRecreated, TooManyDeadLetters)  # would recur under another driver
+ENDS_RUN = (BatchRefused, RangeLost, TopicRecreated, TooManyDeadLetters)  # errors that another driver would get, too
 ROUNDS = 3  # attempts to stage missing ranges before the batch gives up
 
 
@@ -31,9 +31,10 @@ ROUNDS = 3  # attempts to stage missing ranges before the batch gives up
 class BatchDone:
     """The result of a batch. ``run`` is its id; None if nothing was new and nothing was changed.
 
-    ``records`` is how many records the positions moved past, ``dead_letters`` of them dead-lettered. ``rows`` counts
-    the records' rows by table, before an Upsert dedupes them by key. ``offsets`` maps ``topic/partition`` to the next
-    offset. ``failures`` are the first 100 dead letters of a reprocess, which the group does not have.
+    ``records`` is how many records the positions moved past, ``dead_letters`` how many of them were dead-lettered.
+    ``rows`` counts the records' rows by table, before an Upsert dedupes them by key. ``offsets`` maps
+    ``topic/partition`` to the next offset. ``failures`` are the first 100 dead letters of a reprocess, which are not
+    the group's.
     """
 
     run: UUID | None
@@ -59,8 +60,8 @@ class BatchDone:
 class BatchSteps:
     """The steps of a batch after its opening. ``rows_of`` finds the rows that ``stager`` has staged.
 
-    ``is_recorded``: each range becomes a row of admin_action. ``leader_epochs`` are the log ends' epochs from before
-    the rows were read; if None, the brokers are asked before the first range is staged.
+    ``is_recorded``: each range becomes a row of admin_action. ``leader_epochs`` are those of the log's ends, from
+    before the rows were read; None: ask the brokers before the first range is staged.
     """
 
     source: PipelineSource
@@ -73,20 +74,22 @@ class BatchSteps:
     leader_epochs: Mapping[Partition, int | None] | None = None
 
     def publish(self, driver: Driver, claims: Claims) -> None:
-        """Stage the missing ranges, dedupe, and publish rows and offsets together, from the run's present state.
+        """Stage the missing ranges, dedupe, and publish rows and offsets together; continues from the run's present
+        state.
 
         Raises BatchRefused if ranges are missing after three attempts, or if open dead letters may block later records
         of their keys; the errors of staging; Fenced if a partition was claimed or reset since ``claims``; and
         ReloadOver if the run has ended or another driver has taken it over.
         """
-        # Also asked for a run that another driver has begun: a rewrite of the log since that driver read it stays
-        # unnoticed, as it would without an epoch, but a later rewrite is noticed.
+        # Also ask for a run that another driver has begun: then a rewrite of the log after that driver's reads stays
+        # unnoticed, as without an epoch, but a later one is noticed.
         leader_epochs = end_epochs(self.kafka, claims) if self.leader_epochs is None else self.leader_epochs
         if driver.run.state == "opened":
             begin_staging(driver, [self.source])
         for _ in range(ROUNDS):
             if driver.run.state == "staging":
-                # Tasks import the pipeline by this driver's name: a previous driver may have given it as an object.
+                # Tasks import the pipeline by this driver's name, because a previous driver may have had it as an
+                # object.
                 named = replace(driver.run, pipelines=(self.source.name,))
                 stage_missing(driver, self.stager, self.range_records, self.progress, run=named)
                 check_topics(self.kafka, driver)
@@ -112,7 +115,7 @@ class BatchSteps:
 
 
 def refusal(error: Exception) -> BatchRefused | None:
-    """The BatchRefused that replaces ``error`` and ends the run; None if the next driver may not get the error."""
+    """The BatchRefused that replaces ``error`` and ends the run; None if the next driver might not get the error."""
     if isinstance(error, ReloadRefused):
         return BatchRefused(error.reasons)
     if isinstance(error, Fenced):

@@ -29,9 +29,9 @@ DAY = timedelta(days=1)
 class Archive:
     """The exported files below ``root`` that the manifest lists: records that retention does not remove.
 
-    ``root`` is a folder or a URL that ``pyarrow.fs`` supports (``s3://bucket/archive``, ``gs://…``), without
-    credentials, which come from the storage's environment variables. ``engine`` and ``schema`` are those of the ledger
-    with the manifest, which identifies the archive by its location: ``s3a://`` and ``s3://``, or a link and its target,
+    ``root`` is a folder or a URL that ``pyarrow.fs`` supports (``s3://bucket/archive``, ``gs://…``). It has no
+    credentials: these come from the storage's environment variables. ``engine`` and ``schema`` are those of the ledger
+    with the manifest. That identifies an archive by its location: ``s3a://`` and ``s3://``, or a link and its target,
     are the same archive. The constructor does no I/O. Reading and writing need the extra ``arrow``.
     """
 
@@ -42,7 +42,7 @@ class Archive:
         return f"Archive({self.root!r}, schema={self.schema!r})"
 
     def spec(self) -> str:
-        """The archive as text without credentials, for tasks in other processes; see :meth:`of`."""
+        """The archive's description for tasks in other processes, without credentials; see :meth:`of`."""
         return json.dumps({"root": self.root, "schema": self.schema})
 
     @classmethod
@@ -88,16 +88,16 @@ class Archive:
             )
 
     def gaps(self, range_: Range) -> Sequence[tuple[int, int]]:
-        """The parts of the range that the archive does not have, according to the manifest; empty if it has all."""
+        """The parts of the range that the archive lacks, according to the manifest; empty if it has all."""
         with manifest_of(self) as tx:
             return holes(tx.written(range_), range_.start, range_.end)
 
     def read_range(self, range_: Range) -> Iterator[Piece]:
-        """Every record of the range, in pieces, as ``kafka.ranges.read_range`` returned it when it was exported.
+        """Every record of the range, in pieces, as ``kafka.ranges.read_range`` returned it for the export.
 
-        Each file is checked before its first record: it must exist, be complete, and be the one that was written.
-        Raises RangeLost, before the first piece, if the archive does not have the whole range; and ArchiveDamaged if a
-        file fails these checks.
+        Checks each file before its first record: it must exist, be complete, and be the written one. Raises RangeLost,
+        before the first piece, if the archive does not have the whole range; and ArchiveDamaged if a file fails these
+        checks.
         """
         if range_.start >= range_.end:
             return
@@ -118,10 +118,10 @@ class Archive:
                 yield from read(self.storage, entry, max(entry.start, range_.start), min(entry.end, range_.end))
 
     def strays(self, older_than: timedelta = DAY) -> Sequence[str]:
-        """Files that crashed exports of this ledger have left: neither the manifest nor a Delta table names them.
+        """Files of this ledger's crashed exports, which neither the manifest nor a Delta table names.
 
-        Excludes younger files, because an export may be about to commit them, and, unless ``older_than`` is 0, files
-        whose age the storage does not know. The next export adds a file that only the Delta table names to the
+        Excludes younger files, because an export may be about to commit them. Excludes files of unknown age, unless
+        ``older_than`` is 0. A file that only the Delta table names is not one of them: the next export adds it to the
         manifest. Files of runs that this ledger has not recorded belong to another database. Raises ConfigError if
         there is a Delta table and the extra ``delta`` is not installed.
         """
@@ -149,7 +149,7 @@ class Archive:
             topic = _topic_of(file)
             with manifest_of(self) as tx:
                 tx.alone(topic)
-                # The file may have been committed since the strays were listed.
+                # An export may have committed the file since the strays were listed.
                 if not tx.has(file) and file not in files_of_table(self.storage, topic):
                     self.storage.remove(file)
                     removed.append(file)
@@ -176,14 +176,14 @@ class ArchivedReader:
 
     @classmethod
     def of(cls, kafka: Mapping[str, Any], archive: str | None, engine: Engine) -> Self:
-        """The reader of a run; ``archive`` is the :meth:`Archive.spec` of its archive, None if it has none."""
+        """The reader of a run; ``archive`` is the :meth:`Archive.spec` of its archive, None without one."""
         return cls(kafka, None if archive is None else Archive.of(archive, engine))
 
     def read(self, range_: Range) -> Iterator[Piece]:
-        """Every record of the range, in pieces; they are valid once the iteration has ended without an error.
+        """Every record of the range, in pieces, which are valid once the iteration has ended without an error.
 
-        If retention removes records meanwhile, it continues in the archive. Raises what ``kafka.ranges.read_range`` and
-        ``Archive.read_range`` raise, such as RangeLost if neither has the next record.
+        If retention removes records meanwhile, it continues in the archive. Raises the errors of
+        ``kafka.ranges.read_range`` and ``Archive.read_range``, such as RangeLost if neither has the next record.
         """
         if self._archive is None:
             yield from read_range(self._kafka, range_)

@@ -1,8 +1,8 @@
 """A Delta table for each topic of an archive: the same files, committed to the table's log.
 
 The table's log is written first, then the manifest, both under the topic's lock. If an export crashes in between, the
-table is ahead of the manifest: its transaction id says how far, and the next export adds the table's files to the
-manifest instead of writing them again.
+table is ahead of the manifest. The table's transaction id says how far, and the next export adds the table's files to
+the manifest instead of writing them again.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class DeltaLog:
         stats = json.dumps({"numRecords": written.records})
         action = AddAction(path, written.bytes, {}, round(time() * 1000), data_change=True, stats=stats)
         guard = Transaction(_application(partition, topic_id), max(written.range.end, self.end(partition, topic_id)))
-        # For the next export, which adds the file to the manifest if this one crashes before that.
+        # If this export crashes before it changes the manifest, the next one finds the file here.
         checksum = {"seekpoint.file": written.file, "seekpoint.sha256": written.sha256}
         properties = CommitProperties(custom_metadata=checksum, app_transactions=[guard])
         self._table.create_write_transaction([action], "append", SCHEMA, commit_properties=properties)
 
     def ahead(self, range_: Range, chain: Sequence[Entry]) -> Iterator[Written]:
-        """The table's files within a range that the manifest does not have, with empty ranges for the gaps.
+        """The table's files within a range that the manifest lacks, with empty ranges for the gaps.
 
         Raises ConfigError if the table has records of the range that are no longer in files of an export.
         """
@@ -86,7 +86,7 @@ class DeltaLog:
             )
 
     def _files_of(self, range_: Range) -> Iterator[Written]:
-        """The files that overlap the range. Raises ArchiveDamaged for one that is missing or has another size."""
+        """The files that overlap the range. Raises ArchiveDamaged for a file that is missing or has another size."""
         for file, action in self.files().items():
             if (parsed := range_of(file)) is None:
                 continue
@@ -99,7 +99,7 @@ class DeltaLog:
 
     @cached_property
     def _checksums(self) -> Mapping[str, str]:
-        """The checksums of the files as written, without files whose commit the table's log no longer has.
+        """The checksums of the files as written; omits files whose commit the table's log no longer has.
 
         They are not computed again, because that would hide damage.
         """

@@ -1,4 +1,4 @@
-"""An export: writes records that a group has applied and the archive does not have yet, and commits them by range."""
+"""An export: writes the records that a group has applied and the archive lacks, and commits them by range."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class Writer(Protocol):
     """Writes ranges of the log to files below a root; ``run``, the export's id, is part of their names."""
 
     def write(self, root: str, run: UUID, ranges: Sequence[Range]) -> Iterable[Written]:
-        """Write the ranges in any order; yields each when it is written. Raises what reading them raises."""
+        """Write the ranges in any order; yields each when it is written. Raises the errors of reading them."""
 
 
 class Export:
-    """Writes the records that ``group`` has applied and ``archive`` does not have yet to the archive.
+    """Writes to ``archive`` the records that ``group`` has applied and the archive lacks.
 
-    These are the raw records of ``[first_offset, next_offset)`` of each partition, as of one moment, including those
-    that were dead-lettered or skipped. A range is in the archive once its row in the manifest is committed; an export
-    that crashes leaves only files that no row names, and the next one continues after the last row. Workers continue,
-    and any number of exports may run at once. ``kafka`` is the workers' configuration.
+    These are the raw records of each partition's ``[first_offset, next_offset)`` at one moment, including dead-lettered
+    and skipped ones. A range is in the archive once its row in the manifest is committed. An export that crashes leaves
+    files that no row names, and the next export continues after the last row. Workers continue, and any number of
+    exports may run at once. ``kafka`` is the workers' configuration.
 
     ``format="delta"`` also makes a Delta table of each topic (``<root>/<topic>``, extra ``delta``). A file has at most
     ``range_records`` offsets, and this run at most ``max_records``; the next run continues there. With ``skip_lost``
-    the export continues after records that retention removed before any export: the archive then has a gap. ``writer``
+    the export continues after records that retention removed before any export; the archive then has a gap. ``writer``
     writes the files (by default this process). The constructor does no I/O.
     """
 
@@ -100,7 +100,7 @@ class Export:
             self._note()
             total, passed = sum(range_.records_at_most for range_ in ranges), 0
             for written in self._in_order(self._write(ranges), ranges):
-                if not self._commit(written):  # another export has committed it: plan the rest again
+                if not self._commit(written):  # another export has committed the range: plan the remaining ones again
                     if written.file:
                         self.archive.storage.remove(written.file)
                     break
@@ -128,7 +128,7 @@ class Export:
         return self._writer.write(self.archive.root, self._run, ranges)
 
     def _note(self) -> None:
-        """Record the run before its first file, so that a sweep recognizes its files if they are never committed."""
+        """Record the run before its first file, so that a sweep recognizes files that are never committed."""
         if not self._noted:
             with manifest_of(self.archive) as tx:
                 tx.note(self._run, group=self.group, actor=self._actor)
@@ -139,7 +139,7 @@ class Export:
             return tx.chain(position.partition, position.topic_id)
 
     def _plan(self, positions: Sequence[Position]) -> list[Range]:
-        """The ranges left to write, divided into files; partition by partition, in order."""
+        """The ranges to write, divided into files, in order; partition by partition."""
         chains = {position.partition: self._chain(position) for position in positions}
         for position in positions:
             self._require_its_format(position, chains[position.partition])
@@ -165,9 +165,9 @@ class Export:
         return {partition: edge.offset for partition, edge in starts.items()}
 
     def _of(self, position: Position, chain: Sequence[Entry], log_start: int) -> Iterator[Range]:
-        """One partition's ranges that the archive does not have and the log still has.
+        """One partition's ranges that the archive lacks and the log still has.
 
-        If the log has nothing of the last range, it is added to the manifest as lost.
+        A last range of which the log has nothing is added to the manifest as lost.
         """
         for start, end in _left(position, chain):
             lost = max(start, position.first_offset)
@@ -181,11 +181,11 @@ class Export:
                 )
             if max(start, log_start) < end:
                 yield Range(position.partition, position.topic_id, max(start, log_start), end)
-            elif is_last and lost < end:  # no later range will show the next export that the gap is accepted
+            elif is_last and lost < end:  # no later range will show the next export that this gap was accepted
                 self._give_up(Range(position.partition, position.topic_id, lost, end))
 
     def _give_up(self, range_: Range) -> None:
-        """Add a lost range to the manifest, unless another export has added some of it."""
+        """Add a lost range to the manifest, unless another export has added part of it."""
         self._note()
         with manifest_of(self.archive) as tx:
             tx.alone(range_.partition.topic)
@@ -200,7 +200,7 @@ class Export:
             )
 
     def _in_order(self, written: Iterable[Written], planned: Sequence[Range]) -> Iterator[Written]:
-        """Yield the written ranges, those of a partition in order of offset, so that the manifest never has a gap."""
+        """Yield the written ranges, each partition's in order of offset, so that the manifest never has a gap."""
         waiting: dict[Range, Written] = {}
         queues: dict[Partition, list[Range]] = {}
         for range_ in planned:
@@ -212,7 +212,7 @@ class Export:
                 yield waiting.pop(queue.pop(0))
 
     def _commit(self, written: Written) -> bool:
-        """Add the range to the manifest; returns False if another export has already added some of it."""
+        """Add the range to the manifest; returns False if another export has already added part of it."""
         with manifest_of(self.archive) as tx:
             tx.alone(written.range.partition.topic)
             if tx.within(written.range):
@@ -230,7 +230,7 @@ class Export:
     def _commit_to_table(self, tx: Tx, written: Written) -> bool:
         """Add the range to the Delta table; if the table was ahead, add its files to the manifest and return False.
 
-        Also checked for a range without records, because the table may have a wider range that begins with it.
+        Also checks a range without records, because the table may have a wider range that begins with it.
         """
         from seekpoint.jobs.export.delta import DeltaLog  # noqa: PLC0415 -- an extra
 
@@ -253,7 +253,7 @@ def _left(position: Position, chain: Sequence[Entry]) -> list[tuple[int, int]]:
 
 
 def applied(ledger: GroupLedger, topics: str | Collection[str] | None = None) -> list[Position]:
-    """Read the positions of the ledger's group in these topics (by default all), as of one moment.
+    """Read the group's positions in these topics (by default all), at one moment.
 
     Raises ConfigError for a group or a topic that the ledger does not have.
     """

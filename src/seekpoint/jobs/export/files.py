@@ -55,7 +55,7 @@ class LocalWriter:
 def write_range(kafka: Mapping[str, Any], storage: Storage, run: UUID, range_: Range) -> Written:
     """Write the range's records to a new file; no file if there are no records.
 
-    Raises what ``kafka.ranges.read_range`` raises, and then leaves no file.
+    Raises the errors of ``kafka.ranges.read_range``, without leaving a file.
     """
     return write(storage, file_name(range_, run, uuid4()), range_, read_range(kafka, range_))
 
@@ -63,7 +63,7 @@ def write_range(kafka: Mapping[str, Any], storage: Storage, run: UUID, range_: R
 def write(storage: Storage, file: str, range_: Range, pieces: Iterable[Piece]) -> Written:
     """Write the pieces to a new file; no file if there are no records.
 
-    An error leaves no file, unless the process crashes.
+    After an error no file is left, unless the process crashes.
     """
     groups = record_batches(pieces, SCHEMA, ROWS)
     first = next(groups, None)
@@ -122,8 +122,8 @@ def read(storage: Storage, entry: Entry, start: int, end: int) -> Iterator[Piece
         raise damaged(storage, entry, why)
     # One handle, so that the parsed bytes are the compared ones even if the file is replaced meanwhile.
     with _telling(storage, entry), storage.fs.open_input_file(storage.path(entry.file)) as stream:
-        # Before pyarrow parses the file: page checksums do not cover headers and footer, where a flipped bit changes
-        # records or crashes the process.
+        # Checked before pyarrow parses the file, because page checksums do not cover headers and footer, where a
+        # flipped bit changes records or crashes the process.
         if entry.sha256 is not None:
             if hashlib.file_digest(stream, "sha256").hexdigest() != entry.sha256:
                 raise damaged(storage, entry, "its SHA-256 is not that of the written file: restore it from a copy")
@@ -207,15 +207,15 @@ def range_of(file: str) -> tuple[Range, UUID] | None:
     return Range(Partition(topic, int(number)), UUID(topic_id), int(start), int(end)), UUID(run)
 
 
-BYTES = 32 * 2**20  # of keys, values and headers: a larger batch ends early, because it is held in memory
-_NO_TIME = -1  # written by some producers instead of a timestamp
+BYTES = 32 * 2**20  # bytes of keys, values and headers: a larger batch ends early, because memory holds it
+_NO_TIME = -1  # which some producers write instead of a timestamp
 LAST_TIME = 9_223_372_036_854_775  # milliseconds: the maximum for microseconds in 64 bits
 
 
 def record_batches(pieces: Iterable[Piece], schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
     """The records in order, in batches of at most ``rows``; headers that the client cannot read are null.
 
-    Columns are those of ``schema``, by name. Raises what iterating over the pieces raises.
+    Columns are those of ``schema``, by name. Raises the errors of iterating over the pieces.
     """
     for records, unreadable in in_batches(pieces, rows):
         yield columns_of(records, unreadable, schema)
@@ -250,7 +250,7 @@ def columns_of(records: Sequence[RawRecord], unreadable: Collection[int], schema
 
 
 def _microseconds(milliseconds: int | None) -> int | None:
-    """The time in microseconds; None without a time, or if it does not fit into 64 bits."""
+    """The time in microseconds; None without a time, or if 64 bits do not hold it."""
     if milliseconds is None or milliseconds == _NO_TIME or not -LAST_TIME <= milliseconds <= LAST_TIME:
         return None
     return milliseconds * 1000

@@ -24,7 +24,7 @@ LOST = "lost"  # the format of a range that no export has written
 class Written:
     """A written range that is not yet in the manifest.
 
-    ``sha256`` is that of the file's bytes, in hexadecimal. Without records ``file`` is empty and ``sha256`` None.
+    ``sha256`` is the hash of the file's bytes, in hexadecimal. Without records ``file`` is empty and ``sha256`` None.
     """
 
     range: Range
@@ -38,9 +38,9 @@ class Written:
 class Entry:
     """One row of ``export_manifest``: the range ``[start, end)`` of a partition, and the file with its records.
 
-    ``file`` is the path below the archive's root, empty if the range has no records. ``sha256`` is that of the file's
-    bytes, as ``sha256sum`` prints it; None without a file. ``format`` is "lost" for a gap that an export accepted
-    when the log had no record after it.
+    ``file`` is the path below the archive's root, empty if the range has no records. ``sha256`` is the hash of the
+    file's bytes, as ``sha256sum`` prints it; None without a file. ``format`` is "lost" for a gap that an export
+    accepted when the log had no record after it.
     """
 
     partition: Partition
@@ -72,7 +72,7 @@ class Tx(SchemaConnection):
         self._archive = archive
 
     def alone(self, topic: str) -> None:
-        """Lock the topic until the transaction ends: no other transaction adds or removes files of it."""
+        """Lock the topic until the transaction ends: no other transaction adds or removes its files."""
         self.execute(GROUPS["alone"], name=f"seekpoint export {self._archive} {topic}")
 
     def within(self, range_: Range) -> list[Entry]:
@@ -113,7 +113,7 @@ class Tx(SchemaConnection):
         return set(self.execute(EXPORT_MANIFEST["runs"]).scalars())
 
     def roots(self) -> list[str]:
-        """The names of all archives that the ledger has exported to."""
+        """The names of all archives to which this ledger's exports have written."""
         return list(self.execute(EXPORT_MANIFEST["roots"]).scalars())
 
     def add(self, written: Sequence[Written], *, format: str, group: str, run: UUID, actor: str) -> None:  # noqa: A002
@@ -144,12 +144,12 @@ def transaction(engine: Engine, schema: str, archive: str) -> Iterator[Tx]:
         with connection.begin():
             tx = Tx(connection, schema, archive)
             tx.execute(WORKER["configure"], lock_timeout=LOCK_WAIT, application_name=f"{APPLICATION}export")
-            tx.execute(RELOAD_RUN["unhurried"])  # it waits for the storage, and for a Delta table's log
+            tx.execute(RELOAD_RUN["unhurried"])  # the transaction waits for the storage, and for a Delta table's log
             yield tx
 
 
 def holes(entries: Sequence[Entry], start: int, end: int) -> list[tuple[int, int]]:
-    """The parts of ``[start, end)`` that these entries (in order) do not have."""
+    """The parts of ``[start, end)`` that these entries, which are in order, do not cover."""
     gaps: list[tuple[int, int]] = []
     for entry in entries:
         if entry.start >= end:

@@ -1,4 +1,4 @@
-"""Checks, before anything is read, that the plans of a pipeline's frames merge and their columns match the tables."""
+"""Checks, before anything is read, that the plans of a pipeline's frames merge and the columns match the tables."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class BoundRows:
     """A DataFrame's rows for a sink, with checked columns. ``written`` maps the DataFrame's columns to the table's.
 
     ``types`` are the Spark types of the DataFrame's columns. ``has_places``: each row has its record's partition and
-    offset; ``has_topics``: also the topic, because there are several. ``aggregates``: rows aggregate records.
-    ``name`` begins messages.
+    offset; ``has_topics``: also its topic, because there are several. ``aggregates``: rows aggregate records. ``name``
+    begins messages.
     """
 
     name: str
@@ -45,7 +45,7 @@ class BoundFrame(BoundRows):
     frame: Frame
 
     def rows(self, records: DataFrame, inputs: Mapping[str, DataFrame]) -> DataFrame:
-        """The function's result for these records. Raises FrameFailed if it fails, or its columns or types change."""
+        """The function's result for these records. Raises FrameFailed if it raises, or its columns or types change."""
         rows = rows_of(self.name, self.frame, records, inputs)
         wanted = [column for column, _ in self.written]
         if missing := [column for column in wanted if column not in rows.columns]:
@@ -80,7 +80,8 @@ def bind(
     """
     frames = [_bound(pipeline, name, records, inputs) for name in pipeline.frames]
     declared = aimed_pipeline(pipeline.pipeline, [frame.sink for frame in frames])
-    declared.codecs = dict.fromkeys(declared.codecs, Bytes())  # tables have the frames' columns, not the values' fields
+    # The tables have the frames' columns, not the values' fields.
+    declared.codecs = dict.fromkeys(declared.codecs, Bytes())
     return frames, declared
 
 
@@ -122,7 +123,8 @@ def bound_rows(
     written = [(column, column) for column in columns] + [*sink.provenance.items()]
     types = {field.name: field.dataType for field in schema.fields}
     has_places = bool(sink.keeps_records) and _has_places(name, sink, types, topics)
-    has_topics = has_places and len(topics) > 1  # with one topic, the frame may use this column name for other values
+    # With a single topic, the frame may use this column name for other values.
+    has_topics = has_places and len(topics) > 1
     return BoundRows(name, sink, tuple(written), types, has_places, has_topics, aggregates)
 
 

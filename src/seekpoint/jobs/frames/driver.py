@@ -45,8 +45,8 @@ class FrameDriver:
     """Runs micro-batches of one pipeline, one after another, on one thread. The constructor does no I/O.
 
     ``kafka`` is the workers' configuration, with :class:`Env` for passwords; ``database`` names the environment
-    variable with the ledger's URL. ``max_records`` is the maximum number of offsets of a micro-batch, ``max_bytes``
-    its approximate maximum size, ``range_records`` the maximum of a task.
+    variable with the ledger's URL. A micro-batch has at most ``max_records`` offsets and about ``max_bytes``, a task at
+    most ``range_records`` offsets.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class FrameDriver:
         self._limits, self._max_bytes = limits or Limits(), max_bytes
         self.stopping = threading.Event()
         self._claims: dict[Partition, Claim] = {}
-        self._is_current = False  # whether the claims were the ledger's when this driver last checked
+        self._is_current = False  # whether the ledger had these claims at this driver's last check
         self._status: DriverStatus | None = None
         self.has_more = False
 
@@ -126,12 +126,12 @@ class FrameDriver:
         return {str(row.partition): row.next_offset for row in self._positions()}
 
     def _positions(self) -> list[Position]:
-        """The group's positions in the pipeline's topics; in other topics the owner may never change."""
+        """The group's positions in the pipeline's topics. (In other topics the owner may never change.)"""
         return [row for row in self.ledger.read() if row.partition.topic in self.topics]
 
     def may_pass(self, error: Exception) -> bool:
-        """Whether an error may be over by the next micro-batch: database, brokers or executors did not answer."""
-        # Only this exact type: py4j raises subclasses of ConnectionError if Spark's JVM is gone, and that is permanent.
+        """Whether the trouble may be over by the next micro-batch: database, brokers or executors did not answer."""
+        # Only this exact type: py4j raises subclasses of ConnectionError if Spark's JVM has ended, which is permanent.
         is_away = isinstance(error, KafkaUnavailable | RangeStuck) or type(error) is ConnectionError
         return is_away or is_trouble(error) or is_transient(error)
 
@@ -140,7 +140,7 @@ class FrameDriver:
         return self._brokers().ends()
 
     def catch_up(self, planned: Sequence[Range]) -> None:
-        """Apply the records of these ranges that the ledger has not passed.
+        """Apply those records of these ranges that the ledger's positions have not passed.
 
         Raises RangeLost if a range begins after the ledger's position, TopicRecreated for another topic id.
         """
@@ -182,7 +182,7 @@ class FrameDriver:
         return starts | {range_.partition: range_.end for range_ in first}
 
     def show(self, state: str = "running", trouble: str | None = None) -> None:
-        """Store the driver's state for operators, if that is due."""
+        """Store the driver's state for operators, if due."""
         if self._status is not None:
             self._status.show(self._claims, state, trouble)
 
@@ -203,8 +203,8 @@ class FrameDriver:
             if tokens.get(partition) != claim.token:
                 raise Fenced(f"{partition} was claimed, reset or paused since this driver claimed it")
         wanted = [partition for partition in brokers.partitions if partition not in held]
-        # Earlier claims are kept until the new ones are granted, and granted claims even if others are refused: end()
-        # releases them all, so that the next claim does not count a crash.
+        # Keeps earlier claims until the new ones are granted, and granted claims even if others are refused: end()
+        # releases all of them, so that the next claim does not count a crash.
         claimed(self.ledger, brokers, wanted, self._claims.update, self.stopping.wait)
         if not self._is_current:
             self._claims = {partition: self._claims[partition] for partition in brokers.partitions}

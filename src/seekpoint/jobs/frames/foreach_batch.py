@@ -1,4 +1,4 @@
-"""Applies a SparkPipeline in a query's ``foreachBatch``: new records are those that the ledger has not passed."""
+"""Applies a SparkPipeline in a query's ``foreachBatch``, to records that the ledger's positions have not passed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _QUERY = "sql.streaming.queryId"  # a local property that Spark sets on the thread of a micro-batch
 _SOURCE = "StreamingDataSourceV2ScanRelation"
-_CHECK_SECONDS = 2  # seconds between two checks whether the query has ended
+_CHECK_SECONDS = 2  # seconds between two checks of whether the query has ended
 
 
 def foreach_batch(
@@ -47,15 +47,15 @@ def foreach_batch(
     """A function for ``writeStream.foreachBatch`` that applies a SparkPipeline to a stream's records, exactly once.
 
     The stream must be ``spark.readStream.format("seekpoint")`` of the pipeline's topics without further operators:
-    select and filter in the frames. Each micro-batch skips records that the ledger has passed, and commits the rows and
-    offsets of the others in one transaction. So a checkpoint may be lost or old, and of two queries the newer one
-    fences the other.
+    select and filter in the frames. Each micro-batch skips records that the ledger's positions have passed, and commits
+    the others' rows and offsets in one transaction. So a checkpoint may be lost or old, and of two queries the newer
+    one fences the older.
 
     ``pipeline``, ``database``, ``schema``, ``range_records`` and ``limits`` are as for :func:`run`. With
     ``max_records`` a micro-batch becomes several transactions of at most that many offsets. ``spark`` is the session
-    that starts the query, by default the active one. Brokers are the stream's.
+    that starts the query, by default the active one. The brokers are the stream's.
 
-    The query fails, and the positions stay, with ConfigError if the DataFrame is of another source; with RangeLost if a
+    The query fails without moving positions: with ConfigError if the DataFrame has another source; with RangeLost if a
     micro-batch begins after the ledger's position, so that records would be lost; and with the errors of :func:`run`,
     including GroupPaused. A restarted query continues at the ledger's positions.
     """
@@ -87,10 +87,10 @@ class ForeachBatch:
         self._pipeline, self._spark, self._options = pipeline, spark, options
         self._driver: FrameDriver | None = None
         self._lock = threading.Lock()  # held while the driver is used
-        self._run: str | None = None  # run id of the query whose plan was checked
+        self._run: str | None = None  # run id of the last query whose plan was checked
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Apply the records of this micro-batch that the ledger has not passed."""
+        """Apply the records of this micro-batch that the ledger's positions have not passed."""
         batch = planned(frame)
         if batch is None:
             raise ConfigError(
@@ -142,7 +142,7 @@ class ForeachBatch:
 
 
 def _is_running(query: StreamingQuery) -> bool:
-    """Whether the query is still running, after a wait of a few seconds."""
+    """Whether the query still runs after a wait of a few seconds."""
     try:
         query.awaitTermination(_CHECK_SECONDS)
         return query.isActive

@@ -25,7 +25,7 @@ _UNION = ident.SQL(" UNION ALL ")
 class StagedFrame:
     """The staged rows of one frame: its attempts, and the table's columns that they contain.
 
-    ``partitions`` are those of the micro-batch; the rows' ``PLACE`` is an index into them.
+    ``partitions`` are those of the micro-batch; a row's ``PLACE`` is an index into these.
     """
 
     frame: str
@@ -35,7 +35,7 @@ class StagedFrame:
 
 
 class FrameRows(StagedRows):
-    """The staged rows, by the index of the frame's sink. Rows contain the place and offset of their record."""
+    """The staged rows, by the index of the frame's sink. Rows have their record's place and offset."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class FrameRows(StagedRows):
         return sum(attempt.rows for attempt in self._frame(target).attempts)
 
     def check(self, target: Target) -> None:
-        """Raise ReloadRefused if a table does not have its task's rows, or if a key's rows have no order."""
+        """Raise ReloadRefused if a table does not have all its task's rows, or a key's rows have no order."""
         for attempt in self._frame(target).attempts:
             path = (self._staging.schema, attempt.name)
             counted = rows(self._connection, "SELECT count(*) FROM {table}", table=path)[0][0]

@@ -1,4 +1,4 @@
-"""Stages a micro-batch: Spark reads the records and runs the frames, and tasks copy their rows into attempt tables."""
+"""Stages a micro-batch: Spark reads the records and runs the frames, and tasks copy the rows into attempt tables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from seekpoint.sinks.accumulate.accumulate import Accumulate
 
 logger = logging.getLogger(__name__)
 
-MAX_SNAPSHOTS = 3  # attempts at a micro-batch whose inputs are rewritten meanwhile
+MAX_SNAPSHOTS = 3  # attempts at a micro-batch during which its inputs are rewritten
 CHECK_SECONDS = 1.0  # seconds between two checks of a job, each with a heartbeat of the driver
 LOG_SECONDS = 10.0  # seconds between two log lines about a running job
 _NO_EXECUTOR = "Nothing of the micro-batch is written, and the positions have not moved: add executors, or free some"
@@ -54,7 +54,7 @@ class FrameStager:
         self._staged: dict[int, StagedFrame] = {}
 
     def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
-        """Stage the rows of these ranges; yields an attempt per part of a range. Raises FrameFailed with the ranges."""
+        """Stage these ranges' rows; yields one attempt per part of a range. Raises FrameFailed with the ranges."""
         if not tasks:
             return
         plan = {**self._plan, "run": str(run.id), "job": f"seekpoint-{uuid4().hex}"}
@@ -68,7 +68,8 @@ class FrameStager:
             raise (FrameFailed if isinstance(error, FrameFailed) else ConfigError)(what) from error
         read = self._read(run.id)
         if unread := [piece for piece in chain.from_iterable(packs) if piece not in read]:
-            # Spark may skip reading if it finds that no record makes a row, but dead letters must be found (I4).
+            # Spark may not read records of which it knows that they make no rows, but must find their dead letters
+            # (I4).
             self._run(plan, consumed(self._records(plan, self._packs(unread))), "records that no frame reads")
         yield from self._read(run.id).values()
 
@@ -140,7 +141,7 @@ class FrameStager:
         return split_ranges(ranges, range_records=self._range_records, slots=slots_of(self._spark))
 
     def _run(self, plan: Mapping[str, Any], answers: DataFrame, name: str) -> list[Any]:
-        """The answers of a job's tasks. Raises the error that a task has reported, rather than Spark's exception."""
+        """The answers of a job's tasks. Raises the error that a task has reported instead of Spark's exception."""
         shown = f"{plan['group']}: {name}, run {plan['run']}"
         job = SparkJob(self._spark, answers, plan["job"], shown)
         executors, logged = Executors(self._spark, EXECUTOR_TIMEOUT, _NO_EXECUTOR), monotonic()
@@ -172,7 +173,7 @@ class FrameStager:
     def _read(self, run: UUID) -> dict[Range, Staged]:
         """The completely read ranges, with one attempt each.
 
-        Raises KafkaUnavailable if two attempts have read different records, because rows may be of either.
+        Raises KafkaUnavailable if two attempts read different records, because rows may come from either.
         """
         with transaction(self._engine, self._plan["schema"]) as tx:
             ids = {position.partition: position.topic_id for position in tx.positions_of(run)}

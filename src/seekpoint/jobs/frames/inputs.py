@@ -1,8 +1,8 @@
 """The inputs of frames: tables of the ledger's database, which tasks read in one snapshot that the driver holds.
 
-Thus all tasks of a micro-batch, and all their attempts, see the same rows. A snapshot does not protect against
-statements that rewrite a table's files (TRUNCATE, ALTER TABLE, CLUSTER, REFRESH MATERIALIZED VIEW), so each task also
-compares the files.
+So all tasks of a micro-batch, and all their attempts, see the same rows. A snapshot does not protect against statements
+that rewrite a table's files (TRUNCATE, ALTER TABLE, CLUSTER, REFRESH MATERIALIZED VIEW), so each task also compares the
+files.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _COLUMNS = text(
 )
 # The tables that the transaction has locked, including those of views, without indexes. In a snapshot a task sees old
 # rows of pg_class, but pg_relation_filenode and pg_get_indexdef read current ones. These functions fail for dropped
-# relations, so the materialized CTE makes sure that they are only called for relations that the transaction has locked.
+# relations, so the materialized CTE restricts them to relations that the transaction has locked.
 _FILES = text(
     """
     WITH own AS MATERIALIZED (
@@ -98,8 +98,9 @@ _TYPES: Mapping[str, tuple[DataType, Any]] = {
     "timestamptz": (TimestampType(), pa.timestamp("us", tz="UTC")),
     "bytea": (BinaryType(), pa.binary()),
 }
-_TEXTS = frozenset({"text", "varchar", "bpchar", "name", "uuid", "json", "jsonb"})  # read as the server's text
-_TIMES = (DateType, TimestampType, TimestampNTZType)  # Postgres has values of these that Python cannot represent
+# Types that are read as the server's text.
+_TEXTS = frozenset({"text", "varchar", "bpchar", "name", "uuid", "json", "jsonb"})
+_TIMES = (DateType, TimestampType, TimestampNTZType)  # types with values that Python cannot represent
 _MAX_DIGITS = 38  # maximum digits of Spark's decimals
 _ARROW = dict(_TYPES.values())
 
@@ -116,7 +117,7 @@ class Column:
 
     @property
     def is_text(self) -> bool:
-        """Whether it is read as text."""
+        """Whether the column is read as text."""
         return isinstance(self.spark, StringType)
 
     @property
@@ -171,9 +172,10 @@ class InputSource(TaskSource):
 
 @contextmanager
 def exported(engine: Engine, schema: str, inputs: Sequence[Input]) -> Iterator[tuple[Mapping[str, Any], Connection]]:
-    """Export a snapshot that tasks can use during the block; yields a part of their plan, and a connection in it.
+    """Export a snapshot that tasks can use during the block; yields a part of their plan, and a connection in the
+    snapshot.
 
-    That part has the snapshot's name, and each input's files from before the snapshot. No input is locked during the
+    That part has the snapshot's name, and each input's files as of before the snapshot. No input is locked during the
     block: otherwise a TRUNCATE would wait for the block, and a task for the TRUNCATE, forever. Raises ConfigError for a
     column that no longer exists or has another type, and if the role may not read an input.
     """
@@ -210,14 +212,14 @@ def _files_now(engine: Engine, schema: str, input_: Input) -> Files:
 
 
 def _files(connection: Connection) -> Files:
-    """The files of the tables that the transaction has queried; its locks prevent a rewrite until it ends."""
+    """The files of the tables that the transaction has queried, and so locked against a rewrite."""
     return [[row.relation, row.file] for row in connection.execute(_FILES)]
 
 
 def described(connection: Connection, argument: str, *path: str, only: Collection[str] | None = None) -> Input:
-    """The table as it is defined now, with all columns or those in ``only``.
+    """The table as defined now, with all columns or those in ``only``.
 
-    Raises ConfigError if it does not exist, and for a column type that Spark does not hold exactly.
+    Raises ConfigError for a missing table, and for a column type that Spark does not hold exactly.
     """
     named = quoted(*path)
     table = connection.execute(_TABLE, {"name": named}).one_or_none()
@@ -271,7 +273,7 @@ def _query(input_: Input) -> ident.Composed:
 
 
 def _read(connection: Connection, input_: Input, files: Files, start: int, end: int | None) -> Iterator[pa.RecordBatch]:
-    """The rows of these pages. Raises InputChanged if the files are not those from before the snapshot."""
+    """The rows of these pages. Raises InputChanged if the files were replaced since before the snapshot."""
     query = _query(input_)
     if (start, end) != (0, None):
         query += ident.SQL(" WHERE ctid >= {}::tid").format(ident.Literal(f"({start},0)"))

@@ -33,8 +33,8 @@ from seekpoint.ledger.tables import dead_letter, reload_staged
 from seekpoint.records import Partition, State
 from seekpoint.runs.run import Driver, Progress, Step, transaction
 
-MAX_COMPARISONS = 3  # comparisons without a lock: they fail if the group's positions move meanwhile
-MAX_OFFSETS = 1_000_000  # offsets per partition and pass: Spark caches the records if several frames read them
+MAX_COMPARISONS = 3  # attempts to compare without a lock, which fail if the group's positions move meanwhile
+MAX_OFFSETS = 1_000_000  # offsets per partition and pass: few, because Spark caches records that several frames read
 
 
 class PositionsMoved(Exception):  # noqa: N818 -- no error: the driver runs another pass
@@ -66,7 +66,7 @@ class FramePasses:
         return [self._source]
 
     def make_tables(self) -> None:
-        """Create the empty rebuilt tables, unless a previous driver has created them.
+        """Create the empty rebuilt tables, unless an earlier driver has created them.
 
         They have the live tables' unique indexes, which merging rows needs; for a swap, all indexes.
         """
@@ -94,7 +94,7 @@ class FramePasses:
                 remember_columns(tx.connection, table, tuple(dict.fromkeys(written)))
 
     def catch_up(self, on_check: Callable[[], object] | None = None) -> int:
-        """Run one pass; returns the number of offsets that the group was ahead when the pass began.
+        """Run one pass; returns by how many offsets the group was ahead when the pass began.
 
         ``on_check`` is called after each heartbeat while Spark's jobs run, and may raise. Raises ReloadRefused if the
         run can no longer be used, FrameFailed if a frame raises or makes rows that cannot be written, and the errors of
@@ -159,12 +159,12 @@ class FramePasses:
             raise PositionsMoved
         self._require_none_replayed(tx)
         self._require_one_decision(tx)
-        self._hold.close()  # this transaction's snapshot has positions and rows, so the owner may continue
+        self._hold.close()  # this transaction's snapshot has positions and rows, so the group's owner may continue
         return 0
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the group's positions until :meth:`apply` has found the tables at these positions."""
+        """Lock the group's positions until :meth:`apply` has found that the tables are at these positions."""
         with self._hold:
             wait = self._driver.limits.transaction_age
             tx = self._hold.enter_context(transaction(self._bound.engine, self._driver.schema, lock_wait=wait))
@@ -172,7 +172,7 @@ class FramePasses:
             yield
 
     def _ranges(self, tx: Step) -> tuple[int, list[Range]]:
-        """The number of offsets left, and the next ranges; stores which of their records dead letters leave out."""
+        """The number of remaining offsets, and the next ranges; stores their dead letters, which are omitted."""
         offsets = self.offsets(tx)
         positions = positions_up_to(tx, offsets, [self._source])
         ahead = distance(positions, offsets)
@@ -218,7 +218,7 @@ class FramePasses:
             run(tx.connection, "DROP TABLE {table}", table=(staging.schema, table))
 
     def _require_none_replayed(self, tx: Step) -> None:
-        """Raise ReloadRefused if a record that was left out as a dead letter has been replayed since."""
+        """Raise ReloadRefused if a record that was omitted as a dead letter has been replayed since."""
         out, live = Staging(tx.run.staging_schema).left_out, dead_letter.c
         is_same = [
             live[column] == out.c[column] for column in ("consumer_group", "topic", "partition", "record_offset")
@@ -236,7 +236,7 @@ class FramePasses:
             raise ReloadRefused([reason])
 
     def _require_one_decision(self, tx: Step) -> None:
-        """Raise ReloadRefused if a record failed in one attempt at its range and not in another."""
+        """Raise ReloadRefused if a record failed in one attempt at its range, but not in another."""
         table, staged = Staging(tx.run.staging_schema).dead_letters, reload_staged.c
         failed = table.c
         within = [failed[column] == staged[column] for column in ("consumer_group", "topic", "partition")]

@@ -1,6 +1,6 @@
 """Checks whether a DataFrame's plan merges (see :class:`Frame`), from the analyzed plan that EXPLAIN EXTENDED prints.
 
-That text is Spark's only public form of a plan, and Spark Connect has it, too. Unknown operators are refused.
+EXPLAIN's text is Spark's only public form of a plan; Spark Connect has it, too. Unknown operators are refused.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _MEANING = {
     "Distinct": "it drops rows that are equal to others (distinct, UNION)",
     "GlobalLimit": "it takes the first rows (limit)",
     "LocalLimit": "it takes the first rows (limit)",
-    "Offset": "it leaves out the first rows (offset)",
+    "Offset": "it skips the first rows (offset)",
     "Tail": "it takes the last rows (tail)",
     "Sample": "it samples rows at random (sample)",
     "Intersect": "it compares the records with other rows (intersect)",
     "Except": "it compares the records with other rows (except, subtract)",
 }
-_JOINED = {  # the sides of a join that may read the records
+_JOINED = {  # for each kind of join, the sides that may read the records
     "Inner": (0, 1), "Cross": (0, 1), "LeftOuter": (0,), "LeftSemi": (0,), "LeftAnti": (0,), "RightOuter": (1,),
     "FullOuter": (),
 }  # fmt: skip
-# Random functions (their argument is a seed), and numbers that depend on which records are read together. The lookahead
-# excludes columns with such a name, which are followed by "#" and a number.
+# Random functions, whose argument is a seed, and numbers that depend on which records are read together. The lookahead
+# excludes columns with such a name: "#" and a number follow it.
 _CHANCE = re.compile(r"\b(?:rand|randn|random|uuid|shuffle|randstr|uniform)\((?![^()]*(?:\([^()]*\))?\)#)")
 _NUMBERS = re.compile(r"\b(?:monotonically_increasing_id|SPARK_PARTITION_ID)\(\)(?!#)", re.IGNORECASE)
 _NAMES_ALONE = frozenset({  # operators whose text contains no expressions
@@ -84,7 +84,7 @@ def require_merging(frame: str, rows: DataFrame) -> None:
 
 
 def require_by_row(plan: Operator, *, adds: bool = False) -> None:
-    """Raise ConfigError for a plan that does not work row by row; ``adds``: its rows will be aggregated."""
+    """Raise ConfigError for a plan that does not work row by row; ``adds``: the sink aggregates the rows."""
     for reason in _reasons(plan, is_last=not adds):
         raise ConfigError(reason)
 
@@ -99,21 +99,21 @@ def analyzed_plan(rows: DataFrame) -> Operator:
     spark = rows.sparkSession
     fields = spark.conf.get(_FIELDS, "25")
     try:
-        spark.conf.set(_FIELDS, str(2**31 - 1))  # so that Spark does not truncate long lists of columns
+        spark.conf.set(_FIELDS, str(2**31 - 1))  # keeps Spark from truncating long lists of columns
         row = spark.sql("EXPLAIN EXTENDED SELECT * FROM {rows}", rows=rows).head()
     finally:
         spark.conf.set(_FIELDS, str(fields))
     plan = analyzed("" if row is None else str(row[0]))
     if plan is None or not plan.reads_records:
         raise ConfigError(
-            "its plan does not read the records. Build the result from the DataFrame that the function is given; "
-            "an RDD, a checkpoint or a local copy hides which records the rows come from"
+            "its plan does not read the records. Build the result from the DataFrame that the function gets; an RDD, "
+            "a checkpoint or a local copy hides which records the rows come from"
         )
     return plan
 
 
 def _reasons(plan: Operator, *, is_last: bool) -> Iterator[str]:
-    """Yield the reasons why the plan's result for two ranges may differ from its results for each range.
+    """Yield why the plan's result for two ranges may differ from its results for each range.
 
     ``is_last``: no operator above this one uses the values of its columns.
     """
@@ -186,7 +186,7 @@ def analyzed(explained: str) -> Operator | None:
         return None
     plan = Operator("Project", lines[root])
     queries: dict[str, Operator] = {}  # the queries of WITH, by number
-    open_: list[Operator | None] = [plan]  # path from the root to the last line's operator; None above a subquery
+    open_: list[Operator | None] = [plan]  # path from the root to the previous line's operator; None above a subquery
     for line in lines[root + 1 :]:
         parts = _LINE.match(line)
         depth = 0 if parts is None else len(parts[1]) // 3
@@ -208,7 +208,7 @@ def analyzed(explained: str) -> Operator | None:
 
 
 def _refer(operator: Operator, queries: dict[str, Operator]) -> None:
-    """Remember a query that WITH defines, or add it to the inputs of an operator that refers to it."""
+    """Store a query that WITH defines, or add it to the inputs of an operator that refers to it."""
     number = operator.text.split(",")[0].strip()
     if operator.name == "CTERelationRef":
         if number not in queries:

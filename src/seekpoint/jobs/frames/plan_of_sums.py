@@ -1,6 +1,6 @@
 """Checks whether a DataFrame's plan makes rows for an Accumulate: each aggregate must match its column's option.
 
-Below its one Aggregate the plan must work row by row. Above it columns may only be selected and renamed, because an
+Below its one Aggregate the plan must work row by row. Above it, columns may only be selected and renamed, because an
 expression or a filter would use the sum of one micro-batch.
 """
 
@@ -100,13 +100,14 @@ def _aggregated(plan: Operator) -> dict[str, str]:
 
 
 def _function(expression: str) -> str:
-    """The origin of an aggregate function's column. Raises ConfigError for a function that does not merge."""
+    """The origin of an aggregate function's column. Raises ConfigError for a function whose results do not merge."""
     filtered = _FILTERED.fullmatch(expression)
     call = _CALL.fullmatch(filtered[1] if filtered else expression)
     if call is None or not _is_closed(call[2]) or call[2].startswith("(distinct "):
         raise ConfigError(
-            f"it aggregates by {_shown(expression)}, whose results for two micro-batches do not add up to the result "
-            "for both: use sum, count and count_if for add=, min for least=, max for most=. Compute their arguments "
+            f"it aggregates with {_shown(expression)}, whose results for two micro-batches do not add up to the "
+            f"result for both: use sum, count and count_if for add=, min for least=, max for most=. Compute their "
+            f"arguments "
             "before groupBy, by withColumn, and group by columns"
         )
     return _FUNCTION_ORIGINS[call[1]]
@@ -164,7 +165,7 @@ def _require_same_order(rows: DataFrame, sink: Accumulate) -> None:
 
 
 def _require_ansi(rows: DataFrame, sink: Accumulate) -> None:
-    """Raise ConfigError for settings under which an overflowing sum would silently be wrong or null."""
+    """Raise ConfigError for settings under which a sum that overflows would silently be wrong or null."""
     if sink.add and str(rows.sparkSession.conf.get("spark.sql.ansi.enabled")).lower() != "true":
         raise ConfigError(
             "spark.sql.ansi.enabled is off, so a sum that is too large becomes a wrong number without an error: set it "

@@ -1,7 +1,7 @@
 """The records' DataFrame of one run: each task reads and decodes ranges, and dead-letters undecodable records.
 
 A task that has read a range to its end commits the range's dead letters as an attempt of the run. Spark may read a
-range any number of times: a plan may contain it several times, and tasks may be repeated.
+range any number of times, because a plan may contain it several times, and tasks may be repeated.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def decoded(pipeline: SparkPipeline, records: Sequence[RawRecord]) -> pa.Table:
 
 
 class RawDecoder:
-    """Makes batches of undecoded records with Kafka's columns; no record can fail."""
+    """Makes batches of undecoded records with Kafka's columns, for which no record can fail."""
 
     def batch(
         self, records: Sequence[RawRecord], unreadable: Mapping[int, Exception]
@@ -156,7 +156,7 @@ class Decoder(RawDecoder):
             try:
                 values = arrays_of([record for _, record in good], self._kinds)
                 break
-            except Poison as error:  # values that a column cannot hold, such as those of more than 64 bits
+            except Poison as error:  # values that a column cannot hold, such as numbers of more than 64 bits
                 bad = {record.offset for record in error.records}
                 if not bad:
                     raise

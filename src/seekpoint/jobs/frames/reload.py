@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from seekpoint.jobs.frames.bound_pipeline import BoundPipeline
     from seekpoint.jobs.frames.passes import FramePasses
 
-MAX_WAIT = 30.0  # seconds that the stream's COMMIT may wait while Spark runs the last pass
+MAX_WAIT = 30.0  # most seconds that the stream's COMMIT waits while Spark runs the last pass
 
 
 class FrameReload:
@@ -58,7 +58,7 @@ class FrameReload:
         self.runs, self.bounds = runs, bounds
 
     def plan(self, strategy: str = "merge") -> ReloadPlan:
-        """Return what a run would do now, without changing anything. Raises the errors of :meth:`open`."""
+        """The plan of a run, without changing anything. Raises the errors of :meth:`open`."""
         return planned(self._bound, self.runs, strategy, self.bounds)
 
     def open(self, strategy: str = "merge", *, actor: str | None = None, reason: str = "reload") -> Driver:
@@ -83,7 +83,7 @@ class FrameReload:
         return take_over(self.runs, run, [self._bound.source], self._bound.kafka, of_frames=True)
 
     def run(self, driver: Driver) -> CutOver:
-        """Carry out the remaining steps of a run, including the cut-over, and drop what it staged."""
+        """Carry out the remaining steps of a run, including the cut-over, and drop its staged tables."""
         from seekpoint.jobs.frames.passes import FramePasses  # noqa: PLC0415 -- pyspark
 
         require_its_versions(driver.run, [self._bound.source])
@@ -104,7 +104,7 @@ class FrameReload:
         return outcome
 
     def _finish_tables(self, driver: Driver, passes: FramePasses) -> None:
-        """Check the live tables' foreign keys, and analyze the rebuilt tables, which have most of their rows now."""
+        """Check the live tables' foreign keys, and analyze the rebuilt tables, which have most of their rows by now."""
         with driver.step("staging") as tx:
             passes.require_references(tx)
             for target in passes.targets:
@@ -129,7 +129,7 @@ class FrameReload:
 
 @dataclass(frozen=True, slots=True)
 class FramesReloaded:
-    """The result of a reload. ``run`` is its row in the ledger; ``compared`` is a merge's report, None for a swap."""
+    """The result of a reload. ``run`` is its row in the ledger; ``compared`` is a merge's report; None for a swap."""
 
     run: Run
     cut_over: CutOver
@@ -156,18 +156,18 @@ def reload(
     compared: Callable[[Report], object] | None = None,
     progress: Progress | None = None,
 ) -> FramesReloaded:
-    """Rebuild the tables of a SparkPipeline from the log, and publish the rows at exactly the stored offsets.
+    """Rebuild a SparkPipeline's tables from the log, and publish the rows at exactly the stored offsets.
 
     The frames run over the log in passes and write to separate tables, as for :func:`verify`. The cut-over is one
     transaction: ``merge`` changes the live rows that differ, ``swap`` replaces the live tables with the rebuilt ones.
     A stream of the group continues; its COMMIT waits for the cut-over, at most ``max_wait`` seconds, while Spark
     applies the records since the last pass. A newer ``version`` takes effect with the cut-over: drivers of the older
-    one end. Records that are dead letters now have no rows; records that this code cannot decode become dead letters
-    of the group. Inputs are read as they are now: :func:`plan_reload` lists the tables that join them.
+    one end. Records that are now dead letters have no rows; records that this code cannot decode become dead letters of
+    the group. Inputs are read as they are now: :func:`plan_reload` lists the tables that join them.
 
-    ``resume`` is the id of a run that was left open by a crash or a transient error; the code must be the same.
-    ``compared``, ``max_deletes``, ``allow_cascades`` and ``allow_inheritance`` are those of
-    :class:`~seekpoint.jobs.Reload`, the other arguments those of :func:`run`.
+    ``resume`` is the id of a run that a crash or a transient error left open; the code must be the same. ``compared``,
+    ``max_deletes``, ``allow_cascades`` and ``allow_inheritance`` are those of :class:`~seekpoint.jobs.Reload`, the
+    other arguments those of :func:`run`.
 
     ReloadRefused with every reason why the tables cannot be rebuilt, FrameFailed, ConfigError, RangeLost and
     TopicRecreated end the run; CutOverRefused, KafkaUnavailable and errors of database and Spark leave it open. In each
@@ -209,9 +209,9 @@ def plan_reload(
     max_wait: float = MAX_WAIT,
     allow_inheritance: bool = False,
 ) -> ReloadPlan:
-    """Return what :func:`reload` would do now: its tables, the number of records, and the joined inputs.
+    """The plan of what :func:`reload` would do now: its tables, the number of records, and the joined inputs.
 
-    Stages, records and changes nothing. Raises what :func:`reload` raises at its start, e.g. if a run is open.
+    Changes and stores nothing. Raises the errors of :func:`reload` at its start, e.g. if a run is open.
     """
     bounds = Bounds(max_wait=max_wait, allow_inheritance=allow_inheritance)
     with bound_pipeline(spark, pipeline, kafka, database=database, schema=schema) as bound:

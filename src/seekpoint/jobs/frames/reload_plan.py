@@ -26,10 +26,10 @@ _ROWS = text("SELECT CAST(nullif(reltuples, -1) AS bigint) FROM pg_class WHERE o
 
 @dataclass(frozen=True, slots=True)
 class PlannedTable:
-    """A table to rebuild: its sink, its approximate number of rows (None if it was never analyzed), and its inputs.
+    """A table to rebuild: its sink, approximate number of rows (None if it was never analyzed), and inputs.
 
-    ``inputs`` are tables that its frames join: rebuilt rows contain their values at the time of the reload, live rows
-    those at the time of each micro-batch.
+    ``inputs`` are the tables that its frames join: rebuilt rows have those tables' values at the time of the reload,
+    live rows those at the time of each micro-batch.
     """
 
     table: str

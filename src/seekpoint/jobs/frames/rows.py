@@ -1,7 +1,6 @@
 """Writes the rows of one frame: each Spark task copies its rows to a new table, an attempt.
 
-An attempt counts if the task's answer names it. Repeated, speculative and late tasks leave tables that the run's sweep
-drops.
+An attempt counts if a task's answer names it. The run's sweep drops the tables of repeated, speculative and late tasks.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ class RowsPlan:
 
     ``table`` is the live table. ``columns`` maps the frame's columns to the table's; those in ``needed`` must not be
     null. ``types`` are the Spark types of the frame's columns. ``ranges`` are the micro-batch's, as (topic, partition,
-    start, end); the index of a range is the *place* of its rows. None: rows have no partition and offset.
-    ``has_topics``: rows also have the topic. ``is_placed``: the attempt's table stores place and offset.
-    ``sums`` are columns to add up; ``is_aggregated``: the frame has already aggregated them.
+    start, end); a range's index is the *place* of its rows. None: rows have no partition and offset. ``has_topics``:
+    rows also have the topic. ``is_placed``: the attempt's table stores place and offset. ``sums`` are the columns to
+    add up; ``is_aggregated``: the frame has already aggregated them.
     """
 
     frame: str
@@ -69,14 +68,14 @@ class RowsPlan:
 
 @dataclass(frozen=True, slots=True)
 class FrameAttempt:
-    """The rows of a frame that one task has committed; ``name`` is the table in the run's schema."""
+    """Rows of a frame that one task has committed; ``name`` is their table in the run's schema."""
 
     name: str
     rows: int
 
 
 def written(rows: DataFrame, run: Mapping[str, Any], plan: RowsPlan) -> DataFrame:
-    """A DataFrame whose tasks write these rows; its rows are their answers, for :func:`attempts`."""
+    """A DataFrame whose tasks write these rows; it consists of the tasks' answers, for :func:`attempts`."""
     return rows.mapInArrow(partial(_write, run, plan), _MESSAGE)
 
 
@@ -92,7 +91,7 @@ def _consume(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def attempts(answers: Iterable[Any]) -> list[FrameAttempt]:
-    """The attempts named in the tasks' answers. Raises the error if an answer has one."""
+    """The attempts named in the tasks' answers. Raises an answer's error."""
     rows = list(answers)
     if ending := next((row.ending for row in rows if row.ending), None):
         raise error_of(ending)
@@ -100,7 +99,7 @@ def attempts(answers: Iterable[Any]) -> list[FrameAttempt]:
 
 
 def _write(run: Mapping[str, Any], plan: RowsPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Run one task of a frame; yields its answer: also for an error, because Spark would repeat a task that raises."""
+    """Run one task of a frame; yields its answer, even for an error: Spark would repeat a task that raises."""
     attempt, ending = write(run, plan, batches)
     if attempt is None and ending is None:
         return
@@ -114,7 +113,7 @@ def write(
     batches: Iterator[pa.RecordBatch],
     chosen: Callable[[Tx], Callable[[pa.RecordBatch], pa.RecordBatch]] = lambda _: lambda batch: batch,
 ) -> tuple[FrameAttempt | None, str | None]:
-    """Write the rows of one task; returns the attempt or the error that ends the run, and neither if there are no rows.
+    """Write one task's rows; returns the attempt, or the error that ends the run, or neither if there are no rows.
 
     ``chosen`` is called in the attempt's transaction, and returns a function that filters the rows of each batch.
     """
@@ -152,7 +151,7 @@ def _attempt(tx: Tx, run: UUID, plan: RowsPlan, batches: Iterable[pa.RecordBatch
 
 
 def _unknown() -> None:
-    """Return no columns for Python rows, because all rows here are Arrow's."""
+    """No columns for Python rows, because all rows here are Arrow's."""
 
 
 @contextmanager

@@ -107,7 +107,7 @@ def misfit(name: str, kind: DataType, column: ColumnType, allowed: Conversions) 
 def _holds(kind: DataType, column: ColumnType, allowed: Conversions) -> bool:
     if isinstance(kind, NullType):
         return True
-    if column.dimensions:  # Postgres stores [[], []] as {}: lists of lists need a JSON column
+    if column.dimensions:  # Postgres stores [[], []] as {}, so lists of lists need a JSON column
         if not isinstance(kind, ArrayType) or isinstance(kind.elementType, ArrayType) or column.item in JSON:
             return False
         return _holds(kind.elementType, column._replace(dimensions=0), allowed)
@@ -188,7 +188,7 @@ def _scale(column: ColumnType) -> int:
 def exact(array: Any, column: ColumnType) -> Any:
     """The values for COPY: strings for a JSON column are taken as JSON text.
 
-    Raises ValueError for a text that is longer than the column, because Postgres may silently cut trailing blanks.
+    Raises ValueError for a text longer than the column, because Postgres may silently cut trailing blanks.
     """
     if is_list(array.type) and _limit(column) is not None:
         _require_length(array.flatten(), column)

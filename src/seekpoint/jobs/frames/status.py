@@ -1,4 +1,4 @@
-"""Shows a Spark driver to operators as a worker with host, pid and application id, positions and lag."""
+"""Shows a Spark driver to operators like a worker: host, pid and application id, positions and lag."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DriverStatus:
         )
 
     def show(self, partitions: Collection[Partition], state: str = "running", trouble: str | None = None) -> None:
-        """Store the driver's state, if that is due."""
+        """Store the driver's state, if due."""
         if self._writer.is_due(now := monotonic()):
             self._writer.show(state, partitions, now, trouble)
 

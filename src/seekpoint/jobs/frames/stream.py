@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 class FramesDone:
     """The result of a run of a SparkPipeline, over all its micro-batches.
 
-    ``records`` is how many records the positions moved past, ``dead_letters`` of them dead-lettered. ``rows`` has the
-    number of rows that frames made, by table; an Upsert dedupes them by key. ``offsets`` maps ``topic/partition`` to
-    its position.
+    ``records`` is how many records the positions moved past, ``dead_letters`` how many of them were dead-lettered.
+    ``rows`` has the number of rows that frames made, by table, before an Upsert dedupes them by key. ``offsets`` maps
+    ``topic/partition`` to its position.
     """
 
     micro_batches: int
@@ -75,24 +75,24 @@ def run(
 ) -> FramesDone:
     """Apply the new records of a SparkPipeline's topics, exactly once: each micro-batch is one transaction.
 
-    A stream begins a micro-batch ``trigger`` seconds after the previous one began, or at once if more records are
-    waiting; it ends after the running micro-batch when ``stop`` is set. ``available_now=True`` applies the records that
-    can be read at the beginning, and returns. A micro-batch passes at most ``max_records`` offsets, and about
-    ``max_bytes``, estimated from a sample of each topic's next records; each of its tasks reads at most
-    ``range_records`` offsets, fewer if Spark would have idle slots. There is no checkpoint: each micro-batch begins at
-    the ledger's positions. ``pipeline`` is an object or ``module:name``; ``kafka`` is the workers' configuration, with
-    :class:`Env` for passwords; ``database`` names the environment variable with the ledger's URL.
+    A stream begins a micro-batch ``trigger`` seconds after the previous one began, or at once if more records wait. It
+    ends after the running micro-batch once ``stop`` is set. ``available_now=True`` applies the records that can be read
+    at its start, and returns. A micro-batch has at most ``max_records`` offsets, and about ``max_bytes``, estimated
+    from a sample of each topic's next records. Each of its tasks reads at most ``range_records`` offsets, and fewer if
+    Spark would otherwise have idle slots. There is no checkpoint: each micro-batch begins at the ledger's positions.
+    ``pipeline`` is an object or ``module:name``; ``kafka`` is the workers' configuration, with :class:`Env` for
+    passwords; ``database`` names the environment variable with the ledger's URL.
 
     Drivers may crash, and several may run at once: the newest owns the partitions, the others raise Fenced. A stream
     waits while database or brokers do not answer, and while its group is paused; after a reset it continues at the new
     positions.
 
     Raises ConfigError, before anything is read, if a frame does not merge or its columns do not match its table;
-    FrameFailed, naming the ranges, if a frame raises or makes rows that cannot be written: nothing of that micro-batch
-    is written, and its partitions are stopped. Raises BatchRefused for a record that cannot be decoded if ``on_poison``
-    is "stop"; TooManyDeadLetters if more records fail than the pipeline allows; RangeLost if the log no longer has a
-    position; TopicRecreated if a topic was created again; HandlerOutdated if the group is at a newer handler version;
-    with ``available_now`` also GroupPaused if the group is paused, and errors of brokers and database.
+    FrameFailed, which names the ranges, if a frame raises or makes rows that cannot be written: nothing of that
+    micro-batch is written, and its partitions are stopped. Raises BatchRefused for a record that cannot be decoded if
+    ``on_poison`` is "stop"; TooManyDeadLetters if more records fail than the pipeline allows; RangeLost if the log no
+    longer has a position; TopicRecreated if a topic was created again; HandlerOutdated if the group is at a newer
+    handler version; with ``available_now`` also GroupPaused if the group is paused, and errors of brokers and database.
     """
     require_max_records(max_records)
     require_max_bytes(max_bytes)
@@ -139,7 +139,7 @@ def _stream(driver: FrameDriver, trigger: float) -> FramesDone:
     while not driver.stopping.is_set():
         began, state, trouble = monotonic(), "running", None
         try:
-            if fenced is not None and driver.is_owned_elsewhere():  # a claim would fence that owner
+            if fenced is not None and driver.is_owned_elsewhere():  # this driver's claim would fence that owner
                 raise fenced
             fenced = None
             if (batch := driver.step()) is not None:

@@ -1,4 +1,4 @@
-"""Spark's sink ``seekpoint``: publishes a stream's rows with the group's offsets, in one transaction. Imports pyspark.
+"""Spark's sink ``seekpoint``: publishes a stream's rows and the group's offsets in one transaction. Imports pyspark.
 
 For each micro-batch that the source has planned, Spark makes a writer in a process on the driver's machine. The
 micro-batch begins when Spark pickles this writer for the tasks, and ends when another process calls
@@ -95,10 +95,10 @@ def stream_writer(options: Mapping[str, str], schema: StructType, *, overwrite: 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A micro-batch that has begun, as its tasks and its commit need it.
+    """A micro-batch that has begun: the data for its tasks and its commit.
 
-    ``run`` is None, and nothing is claimed, if the ledger has passed all ranges. ``leader_epochs`` are those at the
-    logs' ends before the tasks read.
+    ``run`` is None, and nothing is claimed, if the ledger's positions have passed all ranges. ``leader_epochs`` are
+    those at the logs' ends before the tasks read.
     """
 
     ranges: tuple[Range, ...]
@@ -115,7 +115,7 @@ class Begun:
 
     @property
     def ends(self) -> dict[Partition, int]:
-        """Each partition's position after the micro-batch: its range's end, or the claimed position if later."""
+        """Each partition's position after the micro-batch: the range's end or the claimed position, if later."""
         planned = {range_.partition: range_.end for range_ in self.ranges}
         claims = self.by_partition.items()
         return {partition: max(planned.get(partition, 0), claim.next_offset) for partition, claim in claims}
@@ -123,7 +123,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """A task's message to the commit: its committed attempt, the error that ends the run, or neither without rows."""
+    """A task's message to the commit: its committed attempt, the error that ends the run, or neither (no rows)."""
 
     begun: Begun
     attempt: FrameAttempt | None = None
@@ -144,7 +144,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         raise NotImplementedError
 
     @cached_property
-    def _for_tasks(self) -> tuple[Any, ...]:  # cached, because Spark pickles a writer twice
+    def _for_tasks(self) -> tuple[Any, ...]:  # cached, because Spark pickles the writer twice
         plan = take_plan(self._schema["offset"].metadata[STREAM])
         if plan is None:
             raise ConfigError(
@@ -170,7 +170,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             _raise_ending(written)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 -- Spark's
-        """Drop the staged rows; if no task has answered, the group's next micro-batch drops them."""
+        """Drop the staged rows; if no task has answered, the group's next micro-batch will."""
         begun, _ = _begun(messages)
         if begun is not None and begun.run is not None:
             with self._group(begun) as group:
@@ -186,7 +186,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 class RowsWriter(DataSourceStreamArrowWriter):
-    """Writes one task's rows, in an executor, without rows of records that the ledger has passed.
+    """Writes one task's rows, in an executor; omits rows of records that the ledger's positions have passed.
 
     ``run`` describes the run and the servers; ``plan`` says how rows are written.
     """
@@ -289,7 +289,7 @@ class WrittenGroup:
     def abort(self, begun: Begun) -> None:
         """End the run, unless it was published, and drop what it has staged."""
         if (driver := self._driver(begun)) is not None:
-            with suppress(Fenced):  # another driver has ended it
+            with suppress(Fenced):  # another driver has ended the run
                 abandon(driver, Fenced("Spark has aborted the micro-batch"))
         release(self._ledger, begun.claims)
 
@@ -364,7 +364,7 @@ def _places(plan: RowsPlan, batch: pa.RecordBatch) -> pa.Array:
 
 
 def _new(begun: Begun, plan: RowsPlan, tx: Tx) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-    """A filter for the rows of records that the group has neither passed nor left out."""
+    """A filter for rows of records that the group has neither passed nor dead-lettered."""
     assert begun.run is not None
     run, claims = staging_run(tx, begun.run), begun.by_partition
     of_places = [(claims[Partition(topic, number)], end) for topic, number, _, end in plan.ranges or ()]

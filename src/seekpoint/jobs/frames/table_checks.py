@@ -25,9 +25,9 @@ _UNREADABLE = text(
 
 
 def checked_tables(connection: Connection, source: PipelineSource, frames: Sequence[BoundRows]) -> tuple[Target, ...]:
-    """The tables that the frames write. Raises SchemaMismatch, and ConfigError for one that cannot hold their rows.
+    """The tables that the frames write. Raises SchemaMismatch, and ConfigError for a table that cannot hold their rows.
 
-    Also if the role lacks a privilege; the message has the GRANT to run.
+    Also raises it if the role lacks a privilege; the message has the GRANT to run.
     """
     try:
         source.pipeline.check_tables(connection)

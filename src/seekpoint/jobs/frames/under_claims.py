@@ -43,7 +43,7 @@ from seekpoint.runs.run import Driver, StagedPosition, how_it_ended, run_of, tra
 
 logger = logging.getLogger(__name__)
 
-STOPS = (BatchRefused, ConfigError, FrameFailed, TooManyDeadLetters)  # would recur in the next micro-batch
+STOPS = (BatchRefused, ConfigError, FrameFailed, TooManyDeadLetters)  # errors that the next micro-batch would get, too
 _REASON = "a micro-batch of DataFrames"
 
 
@@ -60,8 +60,8 @@ def claimed(
 
     ``start`` returns the first positions in a topic that is new to the group, by default the pipeline's StartAt.
 
-    Raises Fenced if ``wait`` returns true while a partition is locked, the PartitionStopped of a partition that is
-    refused, and the errors of a claim.
+    Raises Fenced if ``wait`` returns true while a partition is locked, PartitionStopped for a refused partition, and
+    the errors of a claim.
     """
     wanted, is_announced = list(partitions), False
     while wanted:
@@ -82,7 +82,7 @@ def claimed(
 
 
 def end_abandoned(engine: Engine, schema: str, group: str, limits: Limits) -> None:
-    """End the runs of previous drivers, which are fenced now, and drop what they have staged."""
+    """End the runs of previous drivers, which are fenced now, and drop their staged tables."""
     runs = Runs(engine, schema, limits)
     with transaction(engine, schema) as tx:
         unswept = [run_of(row) for row in tx.execute(BATCH["unswept"], group=group)]
@@ -154,7 +154,7 @@ def open_run(
 
 
 def publish_run(driver: Driver, steps: BatchSteps, claims: Claims, within: str, frames: Sequence[str]) -> None:
-    """Stage and publish the opened run; after an error, end it and drop what it has staged.
+    """Stage and publish the opened run; after an error, end it and drop its staged tables.
 
     ``within`` names the ranges and ``frames`` the frames, in messages. Raises the errors of the steps, Fenced, and
     FrameFailed if the database refuses rows.
@@ -207,7 +207,7 @@ def shown_ranges(claims: Claims, ends: Mapping[Partition, int]) -> str:
 
 
 def _refused(within: str, frames: Sequence[str], error: Exception) -> Exception | None:
-    """The error that ends the run instead of ``error``; None if ``error`` may not recur in the next micro-batch."""
+    """The error that ends the run instead of ``error``; None if the next micro-batch might not get ``error``."""
     if isinstance(error, Fenced):
         return None
     if is_data_error(error):

@@ -1,4 +1,4 @@
-"""Compares the tables of a SparkPipeline with rows that its frames make of the log, at the same offsets."""
+"""Compares a SparkPipeline's tables with the rows that its frames make from the log, at the same offsets."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 class FramesVerified:
     """The result of a verification. ``run`` is its row in the ledger; ``report`` has counts, and samples of rows.
 
-    ``differences`` has a DataFrame for each table that differs, by the table's name in the report. Its columns are the
-    kind of each row that differs (missing, extra, different), and three maps of columns to Postgres' texts: the key,
-    the live row (null if it is missing) and the rebuilt one (null if it is extra). Spark's executors keep the rows as
-    long as the session: write them where they are needed for longer.
+    ``differences`` has a DataFrame for each table that differs, by the table's name in the report. It has one row for
+    each differing row: its kind (missing, extra, different), and three maps of columns to Postgres' texts: the key, the
+    live row (null if it is missing) and the rebuilt one (null if it is extra). Spark's executors keep the DataFrame's
+    rows as long as the session; save them if you need them longer.
     """
 
     run: Run
@@ -58,11 +58,12 @@ def verify(
 ) -> FramesVerified:
     """Run a SparkPipeline's frames over the log up to the group's positions, and compare with the live tables.
 
-    Rows are staged in separate tables that are dropped at the end; live tables do not change, and a stream of the group
-    continues. If the stream has no pause between micro-batches, the COMMIT of one waits while the frames process the
-    records since the last pass. Records that are dead letters now have no rows in the rebuild. Inputs are read as they
-    are now; a table's :class:`Difference` lists them in ``inputs``. The arguments are those of :func:`run`;
-    ``progress`` is called with the current activity, the number of records done, and their total (0 if unknown).
+    Rows are staged in separate tables, which are dropped at the end; live tables do not change, and a stream of the
+    group continues. If the stream has no pause between micro-batches, the COMMIT of one waits while the frames process
+    the records since the last pass. Records that are now dead letters have no rows in the rebuilt tables. Inputs are
+    read as they are now; a table's :class:`Difference` lists them in ``inputs``. The arguments are those of
+    :func:`run`; ``progress`` is called with the current activity, the number of records done, and their total (0 if
+    unknown).
 
     Only the run's row stays in the ledger, as verified, or aborted after an interruption. Raises ReloadRefused with
     every reason why the tables cannot be compared now; ConfigError and FrameFailed as :func:`run` does; RangeLost if

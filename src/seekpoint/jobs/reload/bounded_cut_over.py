@@ -1,4 +1,4 @@
-"""A run's cut-over within its bounds: reports and checks a merge's changes before any lock is taken."""
+"""A run's cut-over within its bounds: reports and checks a merge's changes before it takes any lock."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class BoundedCutOver:
         """Report a merge's changes, and refuse those that are not allowed, before any lock is taken."""
         self.compared(report)
         differences = report.tables
-        require_no_extra(passes.targets, differences)  # checked here, because a resumed run does not compare again
+        require_no_extra(passes.targets, differences)  # check here, because a resumed run does not compare again
         predicted = forecast(driver, passes.targets, differences)
         require_allowed(driver, passes.targets, differences, predicted, self.bounds)
         return Plan(

@@ -81,8 +81,8 @@ class CatchUp:
     def offsets(self, tx: Step) -> Sequence[Any]:
         """The rows of the groups' positions that the rebuilt tables must reach.
 
-        Raises ReloadRefused for a topic that the group reads, the pipeline does not, and whose rows may be in a rebuilt
-        table: workers may have found it since the run was opened.
+        Raises ReloadRefused for a topic that the group reads but the pipeline does not, and whose rows may be in a
+        rebuilt table. Workers may have found such a topic since the run was opened.
         """
         offsets = tx.offsets()
         reasons = [
@@ -118,7 +118,7 @@ class CatchUp:
                 group_ends = {partition: ends[group, partition] for partition in group_positions}
                 read += self._group(tx, group, group_positions, group_ends, idle)
         except BaseException:
-            self.close()  # consumers may be ahead of the run's positions, which are rolled back
+            self.close()  # consumers may be ahead of the run's positions, which were rolled back
             raise
         tx.advance(ends)
         for target in self.targets:
@@ -128,7 +128,7 @@ class CatchUp:
     def _written(self, target: Target) -> tuple[str, ...] | None:
         """The columns that the pipelines write; None if they are not known."""
         writers = (writer for tables in self._table_writers.values() for table, _, writer in tables if table == target)
-        # A writer without columns= knows its columns only after its first row, and may not have had one.
+        # A writer without columns= knows its columns only after its first row, which it may not have had.
         return next((writer.written for writer in writers if writer.written is not None), None)
 
     def _group(
@@ -151,7 +151,8 @@ class CatchUp:
             }
             leave_out(tx, self._staging, group, spans)
             edits = edits_within(tx, group, spans)
-            # Also lost ranges: a run for a reset starts before them, and its driver may have crashed before the reset.
+            # Also for lost ranges: a run for a reset starts before them, and its driver may have crashed before the
+            # reset.
             left_out = {
                 partition: left_out_of(tx.connection, self._staging, group, Range(partition, *span))
                 for partition, span in spans.items()
@@ -177,13 +178,13 @@ class CatchUp:
     def _follower(
         self, group: str, positions: Mapping[Partition, StagedPosition], ids: Mapping[str, UUID]
     ) -> RangeFollower:
-        """The open consumer of a group; a new one if its partitions have changed, or after an error."""
+        """A group's open consumer; a new one after a change of its partitions, or an error."""
         wanted = {partition: position.next_offset for partition, position in positions.items()}
         follower = self._followers.get(group)
         if follower is not None and follower.positions == wanted:
             return follower
         if follower is not None and follower.positions.keys() == wanted.keys():
-            follower.reassign(wanted)  # the records it has read were rolled back
+            follower.reassign(wanted)  # the records that it has read were rolled back
             return follower
         if follower is not None:
             follower.close()
@@ -191,7 +192,7 @@ class CatchUp:
         return follower
 
     def _replayed(self, tx: Step, group: str, ids: Mapping[str, UUID]) -> list[RawRecord]:
-        """Records that were left out as dead letters and have been replayed since, so that the live tables have them.
+        """Records that were omitted as dead letters and have been replayed since, so that the live tables have them.
 
         They are applied before the pass's records, because they were replayed at earlier positions; with
         ``keep_key_order`` no other record of the key was applied in between.
@@ -203,7 +204,7 @@ class CatchUp:
         is_replayed = [
             live.consumer_group == group,
             live.state == State.REPLAYED.value,
-            live.topic_id.in_(ids.values()),  # a deleted topic of this name may have dead letters at the same offsets
+            live.topic_id.in_(ids.values()),  # a deleted topic with this name may have dead letters at the same offsets
         ]
         dead_letter_ids = tx.execute(delete(out).where(*is_same, *is_replayed).returning(live.id)).scalars().all()
         records = [

@@ -19,12 +19,12 @@ from seekpoint.runs.run import REPEATABLE_READ, Driver, Step, Tx
 
 SAMPLES = 20  # sample rows of each kind
 VALUE = 1_000  # characters of a value in a sample
-DIFFERENT_KEY = "different key"  # a kind: the keys are equal (=) and differ in their bytes
+DIFFERENT_KEY = "different key"  # a kind of difference: the keys are equal (=) but differ in their bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A row that differs: its key, and its written columns in the live and in the rebuilt table, as Postgres' text.
+    """A differing row: its key, and its written columns in the live and the rebuilt table, as Postgres' text.
 
     A value of more than 1,000 characters is cut, with its length and MD5 appended.
     """
@@ -68,7 +68,7 @@ class Difference:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """The table and its counts, as stored in the run's row, without values of rows."""
+        """The table and its counts, without rows' values, as stored in the run's row."""
         return {name: getattr(self, name) for name in ("table", "equal", "missing", "extra", "different")}
 
 
@@ -136,7 +136,7 @@ def prepare(
 def distinct(columns: Sequence[str], left: str, right: str) -> Composable:
     """A condition: two rows differ in the bytes of these columns.
 
-    ``=`` considers some different values equal, and some types (json, point, xml) do not have it.
+    ``=`` considers some different values equal, and some types (json, point, xml) have no ``=``.
     """
     if not columns:
         return ident.SQL("false")
@@ -166,9 +166,10 @@ def _compare(tables: StagingTables, *, is_exact: bool) -> Difference:
         "CREATE {unlogged} TABLE {diff} AS SELECT {key}, CASE WHEN live.tableoid IS NULL THEN 'missing' "
         "WHEN built.tableoid IS NULL THEN 'extra' WHEN {other_key} THEN {different_key} ELSE 'different' END AS {kind}"
         "{values} "
-        "FROM {built} AS built FULL JOIN {live} AS live USING ({key}) "  # built first: its spelling of the key is used
+        # The rebuilt row first: its spelling of the key is used.
+        "FROM {built} AS built FULL JOIN {live} AS live USING ({key}) "
         "WHERE live.tableoid IS NULL OR built.tableoid IS NULL OR {distinct} "
-        "ORDER BY {key}",  # so that the cut-over reads index and table in order
+        "ORDER BY {key}",  # sorted, so that the cut-over reads index and table in order
         # The rebuilt values without the key: the cut-over reads them sequentially, without look-ups.
         values=ident.SQL("").join(composed(", {column}", column=("built", column)) for column in tables.others),
         other_key=distinct(target.inexact_key, "live", "built"),
@@ -185,8 +186,8 @@ def _compare(tables: StagingTables, *, is_exact: bool) -> Difference:
 def _keep_seen(tables: StagingTables) -> None:
     """Store the transactions whose rows this snapshot sees, from the snapshot's oldest open transaction on.
 
-    The merge uses them to find rows that were written since. The oldest open transaction alone is not enough: it may
-    be in another database and open for hours. The rows' xmin is used because a snapshot does not list subtransactions.
+    The merge uses them to find rows that were written since. The oldest open transaction alone is not enough: it may be
+    in another database and open for hours. Rows' xmin is used, because a snapshot does not list subtransactions.
     """
     tables.run(
         "CREATE {unlogged} TABLE {seen} AS SELECT DISTINCT live.xmin::text::bigint AS xid FROM {live} AS live "
@@ -228,7 +229,7 @@ _CUT = (
 
 
 def row_texts(columns: Sequence[str], alias: str, column_text: str) -> Composable:
-    """These columns of a row, each by this expression, as one value of type jsonb; NULL if there is no row."""
+    """These columns of a row, each through this expression, as one jsonb value; NULL if there is no row."""
     return composed(
         "CASE WHEN {its} IS NOT NULL THEN (SELECT to_jsonb(v) FROM (SELECT {columns}) AS v) END",
         its=(alias, "tableoid"),

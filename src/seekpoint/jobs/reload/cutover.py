@@ -42,15 +42,15 @@ from seekpoint.postgres.sqlstates import (
 from seekpoint.runs.run import Driver, Run, Step, Tx, how_it_ended, run_of, transaction
 
 IDLE = 3.0  # seconds that the brokers may send nothing while all workers wait
-LONG_TRIES = 5  # attempts that exceed the workers' maximum wait, before the cut-over is refused
+LONG_TRIES = 5  # attempts that exceed the workers' maximum wait, after which the cut-over is refused
 
 
 @dataclass(frozen=True, slots=True)
 class CutOver:
     """The result of a cut-over. ``lock_seconds``: from the locks on the offsets to the answer of COMMIT.
 
-    ``records`` were read under the lock, ``keys`` were checked there (0 for a swap); ``tries`` counts the attempts.
-    ``records`` and ``keys`` are -1 after an unknown commit that, according to the run's row, took effect.
+    ``records`` is how many records were read under the lock, ``keys`` how many keys were checked there (0 for a swap);
+    both are -1 if the run's row had to show that an unanswered COMMIT took effect. ``tries`` counts the attempts.
     """
 
     lock_seconds: float
@@ -86,13 +86,13 @@ def cut_over(
 
     Positions do not change. Running workers are fenced at their next batch, claim again and continue; those of an older
     handler version exit as outdated. ``catch_up`` runs catch-up passes before the lock, to keep the last one short.
-    ``last_pass`` writes in other transactions, so it is called while the positions are locked and the run's row is not.
+    ``last_pass`` writes in other transactions, so it runs while the positions are locked but the run's row is not.
 
-    After an unknown commit the run's row is read; a rolled-back attempt (a lock timeout, a lost connection) is
-    repeated. An attempt in which workers would wait longer than the plan's bounds allow is rolled back, too; after five
-    such attempts CutOverRefused is raised, and the run stays open. Raises ReloadRefused if the run can no longer be
-    used; ReloadOver if it has ended or another driver has taken it over; and the last attempt's error: the database's,
-    RangeStuck or KafkaUnavailable.
+    After an unanswered COMMIT it reads the run's row; it repeats an attempt that was rolled back (a lock timeout, a
+    lost connection). It also rolls back an attempt in which workers would wait longer than the plan's bounds allow;
+    after five such attempts it raises CutOverRefused, and the run stays open. Raises ReloadRefused if the run can no
+    longer be used; ReloadOver if it has ended or another driver has taken it over; and the last attempt's error: the
+    database's, RangeStuck or KafkaUnavailable.
     """
     plan = plan or Plan()
     waits: list[float] = []
@@ -104,7 +104,7 @@ def cut_over(
         except (DBAPIError, psycopg.Error, RangeStuck, KafkaUnavailable, OverBudget) as error:
             used = budget.used
             if took_effect(driver, error):
-                records = keys = -1  # the connection was lost before they were returned
+                records = keys = -1  # the connection was lost before the results were returned
             elif _was_too_long(error, budget, driver):
                 waits.append(used)
                 if len(waits) == LONG_TRIES or attempt == TRIES:
@@ -139,7 +139,7 @@ def close_unchanged(driver: Driver, sources: Iterable[PipelineSource]) -> CutOve
 
 
 def _was_too_long(error: BaseException, budget: Budget, driver: Driver) -> bool:
-    """Whether the attempt was ended by its budget, or by a row that another session has locked."""
+    """Whether its budget, or a row that another session has locked, ended the attempt."""
     if not budget.used:
         return False  # no worker waited
     ended = isinstance(error, OverBudget) or sqlstate(error) == QUERY_CANCELED
@@ -199,10 +199,10 @@ def _attempt(
 
 @contextmanager
 def _locked(driver: Driver, budget: Budget, last_pass: Callable[[Budget], object] | None) -> Iterator[Step]:
-    """The cut-over's step, with the groups and their positions locked: workers wait from here on.
+    """The cut-over's step, with groups and positions locked: workers wait from here on.
 
-    It locks the run's row first, as all steps do, but with ``last_pass`` last. That cannot deadlock, because no
-    other step of such a run locks a position.
+    It locks the run's row first, as all steps do, but with ``last_pass`` last: no other step of such a run locks a
+    position, so that cannot deadlock.
     """
 
     def lock(tx: Tx) -> None:
@@ -250,7 +250,7 @@ def _raise_versions(tx: Step) -> None:
 def _declare(tx: Step, sources: Iterable[PipelineSource]) -> None:
     """Store how the new code writes its tables: a reset before its first claim must know which have sums (I1).
 
-    A pipeline that does not read all of its group's topics does not write all of its tables: nothing is stored.
+    Stores nothing for a pipeline that does not read all of its group's topics: it does not write all tables.
     """
     offsets = tx.offsets()
     for source in sources:
@@ -269,7 +269,8 @@ _EDIT = ("edited_value", "edited_at", "edited_by", "edited_reason")
 def take_over_dead_letters(tx: Tx, staging: Staging) -> None:
     """Insert the run's dead letters into the group's; a dead letter that the group already has is reopened (I4).
 
-    If it was replayed with an edited value, the run has applied that value: the stored value and the edit are kept.
+    If a dead letter was replayed with an edited value, the run has applied that value: the stored value and the edit
+    are kept.
     """
     inserted = [column.name for column in dead_letter.columns if column.name not in {*_OWN, *_EDIT}]
     resets = {"dead_lettered_at": "clock_timestamp()", "replays": "0", "crashes": "0"}
@@ -291,7 +292,7 @@ def take_over_dead_letters(tx: Tx, staging: Staging) -> None:
 
 
 def took_effect(driver: Driver, error: BaseException) -> bool:
-    """Whether an unknown commit took effect, according to the run's row; False if ``error`` is no lost connection.
+    """Whether an unanswered COMMIT took effect, by the run's row; False if ``error`` is not a lost connection.
 
     Waits for a running COMMIT, but returns False after Ctrl-C: the run can then be resumed. Repeats the query while the
     database cannot be reached. Raises ReloadOver if the run has ended otherwise or another driver has taken it over,

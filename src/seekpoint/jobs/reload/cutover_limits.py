@@ -18,9 +18,9 @@ MAX_DELETES = 0.1  # share of the live table's rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The bounds of one cut-over; see :class:`seekpoint.jobs.reload.Reload`. Raises ConfigError for an invalid one.
+    """The bounds of one cut-over; see :class:`seekpoint.jobs.reload.Reload`. Raises ConfigError for invalid bounds.
 
-    ``resume`` is the command that resumes the run, if that is not ``seekpoint reload resume``.
+    ``resume`` is the command that resumes the run, by default ``seekpoint reload resume``.
     """
 
     max_wait: float = MAX_WAIT
@@ -72,7 +72,7 @@ class Budget:
         self._began: float | None = None
 
     def begin(self) -> None:
-        """Start the clock, before the first lock that a worker may wait for."""
+        """Start the clock, before the first lock for which a worker may wait."""
         self._began = monotonic()
 
     @property
@@ -82,7 +82,7 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """The seconds left. Raises OverBudget if there are none."""
+        """The remaining seconds. Raises OverBudget if none are left."""
         if (left := self.seconds - self.used) <= 0:
             raise OverBudget
         return left
@@ -90,7 +90,7 @@ class Budget:
     def bound(self, connection: Connection, *, lock_wait: float | None = None) -> None:
         """Limit each of the next statements to the time left, and its waits for locks to ``lock_wait`` seconds."""
         left = self.left
-        # No lock_timeout of the same length: which of two equal timeouts Postgres reports is a matter of chance.
+        # No lock_timeout of the same length: it would be chance which of two equal timeouts Postgres reports.
         lock = 0 if lock_wait is None or lock_wait >= left else lock_wait
         times = {"left": f"{max(1, round(left * 1000))}ms", "lock": f"{round(lock * 1000)}ms"}
         both = "SELECT set_config('statement_timeout', {left}, true), set_config('lock_timeout', {lock}, true)"

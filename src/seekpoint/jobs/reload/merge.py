@@ -25,16 +25,16 @@ from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.runs.run import SHORT_LOCK_WAIT, Driver, Step
 
 FEW = 5  # index look-ups are used for a difference of less than a fifth of the table
-WARM = 16  # pages of a difference, about a thousand keys, that are read and locked at a time
+WARM = 16  # pages of a difference (about a thousand keys) that are read and locked at a time
 
 
 def warm(driver: Driver, targets: Sequence[Target], progress: Callable[[int, int], object]) -> None:
     """Read and log the pages that the cut-over will change, before workers wait for it.
 
     Like an update, a row lock writes to its page, and the first write after a checkpoint logs the whole page
-    (``full_page_writes``). The weakest of the four lock modes is used, on about a thousand rows at a time: for those
-    milliseconds it only blocks transactions that delete such a row, change a column of a unique index, or lock it
-    ``FOR UPDATE``. Rows that others have locked are skipped. ``progress`` is called with the keys done and their total.
+    (``full_page_writes``). It takes the weakest of the four lock modes, on about a thousand rows at a time. For those
+    milliseconds that blocks only transactions that delete such a row, change a column of a unique index, or lock it
+    ``FOR UPDATE``. It skips rows that others have locked. ``progress`` gets the number of keys done, and of all keys.
 
     A transient error (a table lock, a lost connection) ends the warm-up; the cut-over works without it.
     """
@@ -47,7 +47,7 @@ def warm(driver: Driver, targets: Sequence[Target], progress: Callable[[int, int
 
 
 def _warm(driver: Driver, target: Target, progress: Callable[[int, int], object]) -> None:
-    """Warm a few pages of the difference at a time; none if the difference is too large for index look-ups."""
+    """Warm the difference, a few pages at a time; nothing if it is too large for index look-ups."""
     with driver.step("compared") as tx:
         staging = Staging(tx.run.staging_schema)
         tables = StagingTables(tx.connection, staging, target)
@@ -62,7 +62,8 @@ def _warm(driver: Driver, target: Target, progress: Callable[[int, int], object]
         progress(keys * page // pages, keys)
         with driver.step("compared") as tx:
             _plan_by_key(tx.connection, True)
-            for locked in ("", "FOR KEY SHARE OF live SKIP LOCKED"):  # read first, so that no lock waits for the disk
+            # Read the pages first, so that no lock waits for the disk.
+            for locked in ("", "FOR KEY SHARE OF live SKIP LOCKED"):
                 StagingTables(tx.connection, staging, target).rows(
                     "WITH warm AS MATERIALIZED (SELECT live.tableoid FROM {diff} AS diff JOIN {live} AS live ON {same} "
                     "WHERE diff.ctid >= {first}::tid AND diff.ctid < {end}::tid {locked}) SELECT count(*) FROM warm",
@@ -76,15 +77,15 @@ def _warm(driver: Driver, target: Target, progress: Callable[[int, int], object]
 def merge(tx: Step, targets: Sequence[Target], plan: Plan, budget: Budget) -> int:
     """Make the live rows equal to the rebuilt ones at all keys where they may differ; returns the number of keys.
 
-    Rows that a foreign key refers to are inserted before the rows that refer to them, and deleted after them. Waits
-    only briefly for a row that another session has locked. Raises CutOverRefused for changes that are not allowed.
+    Inserts rows to which a foreign key refers before the referring rows, and deletes them afterwards. Waits only
+    briefly for a row that another session has locked. Raises CutOverRefused for changes that are not allowed.
     """
 
     def bound() -> None:
         budget.bound(tx.connection, lock_wait=SHORT_LOCK_WAIT)
 
     bound()
-    run(tx.connection, "SET CONSTRAINTS ALL DEFERRED")  # rows that exchange values violate them only temporarily
+    run(tx.connection, "SET CONSTRAINTS ALL DEFERRED")  # rows that exchange values violate constraints only temporarily
     ordered, referenced = _parents_first(tx.connection, targets)
     work = []
     for target in ordered:
@@ -99,7 +100,7 @@ def merge(tx: Step, targets: Sequence[Target], plan: Plan, budget: Budget) -> in
     parents = [entry for entry in reversed(work) if entry[0].target in referenced]
     for entries, statements in ((children, (_DELETE,)), (work, (_UPDATE, _UPDATE_KEY, _INSERT)), (parents, (_DELETE,))):
         for tables, _, by_key in entries:
-            if by_key:  # without this, the planner would scan both tables under the lock
+            if by_key:  # otherwise the planner would scan both tables under the lock
                 _plan_by_key(tx.connection, True)
             try:
                 with tx.connection.begin_nested():
@@ -130,7 +131,7 @@ def _require_allowed(tables: StagingTables, by_key: bool, plan: Plan) -> None:
         "SELECT (SELECT count(*) FROM {diff} WHERE {kind} = 'extra') + (SELECT count(*) {written})", written=written
     )
     if target.is_compacted:
-        unexplained = tables.value(  # live rows that are not rebuilt and that no record since has deleted
+        unexplained = tables.value(  # live rows that are not rebuilt, and that no later record has deleted
             "SELECT count(*) {written} AND NOT EXISTS (SELECT FROM {touched} AS touched WHERE {as_touched})",
             written=written,
             as_touched=same_key(target, "touched", "diff"),
@@ -147,30 +148,30 @@ def _require_allowed(tables: StagingTables, by_key: bool, plan: Plan) -> None:
 
 
 def _parents_first(connection: Connection, targets: Sequence[Target]) -> tuple[list[Target], set[Target]]:
-    """The tables, each after those that it refers to unless there is a cycle; and the set of referenced tables."""
+    """The tables, each after those to which it refers, unless in a cycle; and the set of referenced tables."""
     graph: dict[Target, set[Target]] = {target: set() for target in targets}
     referenced: set[Target] = set()
     for key in foreign_keys(connection, targets):
         if key.of is None or key.to is None:
             continue
-        referenced.add(key.to)  # also a table that refers to itself: a changed row may have referred to a deleted one
+        referenced.add(key.to)  # also tables that refer to themselves: a changed row may have referred to a deleted one
         if key.of != key.to:
             graph[key.of].add(key.to)
     try:
         return list(TopologicalSorter(graph).static_order()), referenced
     except CycleError:
-        return list(targets), referenced  # works only if the constraints of the cycle are deferrable
+        return list(targets), referenced  # a cycle works only if its constraints are deferrable
 
 
 def _prepared(tx: Step, tables: StagingTables, bound: Callable[[], None]) -> tuple[int, bool]:
     """Add the keys written since the comparison to the difference; returns its size, and whether to use the index.
 
     These are the keys that catch-up passes have touched, and the keys of live rows that any session has written: an
-    older handler may have written keys that the newer one never touches. To find them, the whole table is read and
-    counted (0.15 s per million rows).
+    older handler may have written keys that the newer one never touches. To find the latter, the whole table is read
+    and counted (0.15 s per million rows).
     """
     assert tx.run.diff_xid is not None
-    # Written since the comparison: by a transaction no older than its oldest open one, and not among those it saw.
+    # Rows written since the comparison: by transactions no older than its oldest open one, but not among those it saw.
     is_late = (
         "(age(live.xmin) <= age({oldest}::xid8::xid) AND NOT EXISTS "
         "(SELECT FROM {seen} AS seen WHERE seen.xid = live.xmin::text::bigint))"
@@ -202,9 +203,9 @@ def _counted(tables: StagingTables) -> tuple[int, bool]:
 def _add_deleted(tables: StagingTables) -> None:
     """Add the keys of live rows that any session has deleted since the comparison; detected by counting.
 
-    Only live rows that have not changed since the comparison are counted, because a row inserted since would offset a
-    deleted one. Each of them is also in the rebuilt table or in the difference, so they cannot outnumber the rebuilt
-    rows, and equal counts mean equal keys. Only touched keys are looked up one by one.
+    Counts only live rows that have not changed since the comparison, because a row inserted since would offset a
+    deleted one. Each of these rows is also in the rebuilt table or in the difference, so they cannot outnumber the
+    rebuilt rows, and equal counts mean equal keys. Only touched keys are looked up one by one.
     """
     [(live, built)] = tables.rows(
         "SELECT (SELECT count(*) FROM {live} AS live WHERE NOT {is_late}) "

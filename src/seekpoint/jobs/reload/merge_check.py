@@ -1,4 +1,4 @@
-"""Checks that a merge took effect: triggers, rules and row security may keep a live row unchanged without an error."""
+"""Checks that a merge took effect: triggers, rules and row security may leave a live row unchanged without an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from seekpoint.jobs.tables.staging_schema import StagingTables
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.sinks.catalog import quoted
 
-# Of the table and its partitions: everything that may prevent a change of a row.
+# Everything of a table and its partitions that may prevent a change of a row.
 _HOOKS = text(
     """
     WITH own (oid) AS (SELECT to_regclass(:name) UNION SELECT relid FROM pg_partition_tree(to_regclass(:name)))

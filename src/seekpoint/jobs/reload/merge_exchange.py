@@ -38,7 +38,7 @@ def exchange(tables: StagingTables, cause: psycopg.errors.UniqueViolation, inser
 
     Columns that no pipeline writes keep their values.
 
-    Raises CutOverRefused if triggers or rules would see the deletes, or if the deletes would reach other tables.
+    Raises CutOverRefused if triggers or rules would run for the deletes, or the deletes would reach other tables.
     """
     target = tables.target
     if reasons := _seen_by(tables.connection, target):
@@ -66,7 +66,7 @@ def exchange(tables: StagingTables, cause: psycopg.errors.UniqueViolation, inser
 
 
 def _seen_by(connection: Connection, target: Target) -> list[str]:
-    """Describe what would react to the deletes: triggers, foreign keys, inheriting tables."""
+    """Describe the triggers, foreign keys and inheriting tables that the deletes would affect."""
     reasons = [f"the table has {', '.join(listening)}"] if (listening := hooks(connection, target)) else []
     reasons += [str(key) for key in referencing(connection, target) if key.on_delete]
     return reasons + [f"{child} inherits from it" for child in inheriting(connection, target)]

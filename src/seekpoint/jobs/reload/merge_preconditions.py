@@ -17,16 +17,16 @@ from seekpoint.jobs.tables.staging_schema import Staging, StagingTables
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.runs.run import Driver, Tx
 
-SAMPLE = 20_000  # rows that are written to measure the rate
+SAMPLE = 20_000  # rows written to measure the rate
 FEW = 100  # fewer changes are not worth a measurement
-LARGER = 1.5  # measured: a row of the live table takes longer by this factor than a row of the small sample table
-# Seconds per row if no sample can be written: all rows are deleted, or the sample table does not have the live table's
-# defaults. A guess, above the 5 to 12 µs that were measured for a changed row (docs/concepts/reload.md).
+LARGER = 1.5  # by this measured factor, a row of the live table takes longer than one of the small sample table
+# Seconds per row if no sample can be written: all rows are deleted, or the sample table lacks the live table's
+# defaults. A guess above the measured 5 to 12 µs for a changed row (docs/concepts/reload.md).
 UNSAMPLED = 20e-6
 
 
 def forecast(driver: Driver, targets: Sequence[Target], differences: Sequence[Difference]) -> float:
-    """Predict for how many seconds workers wait for a merge, from its changes and from rates that are measured now.
+    """Predict for how many seconds workers wait for a merge, from its changes and from rates measured now.
 
     Locks no live table.
     """
@@ -37,7 +37,8 @@ def forecast(driver: Driver, targets: Sequence[Target], differences: Sequence[Di
             tables = StagingTables(tx.connection, staging, target)
             if difference.changes >= FEW:
                 seconds += difference.changes * _rate(tables, min(difference.changes, SAMPLE))
-            # To find rows written or deleted since, the merge scans the live table twice and the rebuilt one once.
+            # To find rows written or deleted since the comparison, the merge scans the live table twice and the rebuilt
+            # one once.
             for path in (target.path, target.path, tables.built):
                 seconds += _timed(tables, "SELECT count(*) FROM {path}", path=path)[0]
     return seconds
@@ -122,8 +123,8 @@ def lost(target: Target, count: int) -> str:
 
 
 def of_deletes(target: Target, deletes: int, live: int, bounds: Bounds) -> list[str]:
-    """Return why a merge may not delete this many rows; empty if the bounds allow it."""
-    live = max(live, deletes)  # rows may have been added since they were counted
+    """Return why a merge may not delete this many rows; empty if the bounds allow that."""
+    live = max(live, deletes)  # rows may have been added since the count
     if deletes <= bounds.max_deletes * live:
         return []
     share = deletes / max(live, 1)
@@ -137,9 +138,9 @@ def of_deletes(target: Target, deletes: int, live: int, bounds: Bounds) -> list[
 
 
 def reaches(tables: StagingTables, bounds: Bounds, *, deletes: int, touched: bool = False) -> list[str]:
-    """Return why a merge may not change this table: it would also change rows of other tables.
+    """Return why a merge may not change this table: other tables' rows would change, too. Empty if it may.
 
-    It reaches these through inheritance or a foreign key's action. Empty if it may.
+    A merge changes these through inheritance or a foreign key's action.
     """
     target = tables.target
     reasons = [] if bounds.allow_inheritance else of_inheritance(tables.connection, target)
@@ -177,7 +178,7 @@ def allow_wait(driver: Driver, seconds: float, bounds: Bounds) -> str:
 
 
 def others(tx: Tx, targets: Sequence[Target]) -> str:
-    """Advice on strategy ``swap``, whose wait does not grow with the rows: that it is possible, or why not."""
+    """Advice about strategy ``swap``, whose wait does not grow with the rows: that it is possible, or why not."""
     reasons = "; ".join(_without_merge(reason) for target in targets for reason in ties(tx.connection, target))
     if reasons:
         return f"strategy 'swap', whose wait does not grow with the rows, cannot be used instead: {reasons}"

@@ -62,15 +62,16 @@ def open_run(
     groups = [source.group for source in sources]
     run = uuid4()
     with transaction(runs.engine, runs.schema) as tx:
-        # One opening at a time, so that a second run for the same table finds the first.
+        # Only one run is opened at a time, so that a second one for the same table finds the first.
         tx.execute(GROUPS["alone"], name=f"seekpoint reload {runs.schema}")
-        # A worker that raises a version looks for open runs under its group's lock: it has committed, or sees this run.
+        # A worker that raises a version looks for open runs under its group's lock: it has committed before, or sees
+        # this run.
         known = {row.name: row for row in tx.execute(RELOAD_RUN["share_groups"], groups=groups)}
         reasons = [reason for source in sources for reason in _of_version(source, known.get(source.group))]
         if reasons := reasons + of_runs(tx, [target.name for target in tables]):
             raise ReloadRefused(reasons)
         prefix = "seekpoint_reload_"
-        if strategy in COMPARED:  # a swap publishes the rebuilt tables themselves: they must be logged
+        if strategy in COMPARED:  # a swap publishes the rebuilt tables themselves, so they must be logged
             prefix = prefix_of(tx.connection, prefix)
         prefix += FRAMES_MARK if of_frames else ""
         versions = [known[source.group].version for source in sources]
@@ -95,7 +96,7 @@ def checked(
 ) -> tuple[Sequence[Target], Sequence[Row[Any]], int]:
     """The tables, the groups' positions and the number of open dead letters, after a check that a reload is possible.
 
-    Changes nothing. Raises the errors of :func:`open_run`, which checks versions again, and open runs.
+    Changes nothing. Raises the errors of :func:`open_run`, which checks versions again, and also open runs.
     """
     require_known(kafka)
     groups = [source.group for source in sources]
@@ -118,7 +119,7 @@ def checked(
         dead_letters = _open_dead_letters(tx, groups)
     if archive is not None:
         archive.require_known()
-    # Read the logs after the positions: end offsets only grow, and must not be older than the positions.
+    # Read the logs after the positions: end offsets grow, and must not be older than the positions.
     reasons += _of_logs(kafka, offsets, archive, of_frames=of_frames)
     reasons += of_compaction(kafka, sources, offsets, dead_letters, strategy)
     if reasons:
@@ -154,7 +155,7 @@ def insert_run(
     reason: str,
     archive: Archive | None = None,
 ) -> None:
-    """Insert the row of a new run: ``versions`` are the groups' present ones, ``prefix`` begins its schema's name."""
+    """Insert a new run's row: ``versions`` are the groups' present ones, ``prefix`` begins its schema's name."""
     row = {
         "id": run,
         "groups": [source.group for source in sources],
@@ -189,7 +190,7 @@ def _of_groups(
         group = known.get(source.group) if any(row.consumer_group == source.group for row in offsets) else None
         reasons += _of_version(source, group)
         if group is not None:
-            version = source.pipeline.version if strategy == "verify" else group.version  # a verify raises none
+            version = source.pipeline.version if strategy == "verify" else group.version  # a verify raises no version
             others = other_topics(source, offsets)
             reasons += of_other_topics(tx, source, others, tables, version, may_be_apart=not of_frames)
     return reasons
@@ -274,7 +275,7 @@ def _of_logs(
 
 
 def _of_retention(row: Row[Any], log_start: int, archive: Archive | None, *, of_frames: bool) -> list[str]:
-    """Return why a log that begins after the group's first offset cannot be reloaded; empty if an archive has it."""
+    """Return why a log that begins after the group's first offset cannot be reloaded; empty if an archive helps."""
     partition = Partition(row.topic, row.partition)
     lost = Range(partition, row.topic_id, row.first_offset, min(log_start, row.next_offset))
     gaps = [(lost.start, lost.end)] if archive is None else archive.gaps(lost)
@@ -298,7 +299,7 @@ def of_runs(tx: Tx, tables: Sequence[str]) -> list[str]:
         f"{', '.join(sorted(shared))}: {'verify' if row.strategy == 'verify' else 'reload'} {row.id} is {row.state}, "
         f"opened by {row.actor} at {row.opened_at:%F %T}: {_ways_out(row)}"
         for row in tx.execute(RELOAD_RUN["open_runs"])
-        if row.strategy not in BATCHES  # a batch writes as a worker does, so a reload can run at the same time
+        if row.strategy not in BATCHES  # a batch writes like a worker, so a reload can run at the same time
         and (shared := set(row.tables) & set(tables))
     ]
 

@@ -1,4 +1,4 @@
-"""Topics of a group that a reload's pipeline does not read: left out, if their rows are in other tables."""
+"""Topics of a group that a reload's pipeline does not read: omitted if their rows are in other tables."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def of_other_topics(
     *,
     may_be_apart: bool = True,
 ) -> list[str]:
-    """Return why these topics cannot be left out of a reload; empty if their rows are in other tables.
+    """Return why a reload cannot omit these topics; empty if their rows are in other tables.
 
     ``version`` is the group's present handler version, which the cut-over would raise for all topics.
-    Without ``may_be_apart`` no topic can be left out.
+    Without ``may_be_apart`` no topic can be omitted.
     """
     if not topics:
         return []

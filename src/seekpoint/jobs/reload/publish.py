@@ -20,7 +20,7 @@ from seekpoint.sinks.catalog import quoted
 
 
 def swap(tx: Tx, staging: Staging, target: Target) -> None:
-    """Rename the rebuilt table into the place of the live one, which moves to the staging schema and is swept."""
+    """Rename the rebuilt table into the live one's place; the live one moves to the staging schema, and is swept."""
     connection = tx.connection
     run(connection, "SET LOCAL lock_timeout = {wait}", wait=f"{round(SHORT_LOCK_WAIT * 1000)}ms")
     lock_views(connection, target.path)

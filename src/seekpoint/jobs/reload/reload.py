@@ -39,8 +39,8 @@ from seekpoint.runs.run import REPEATABLE_READ, Driver, Progress, Run, transacti
 from seekpoint.worker.engine_checks import require_untranslated_sinks
 
 LARGE = 200_000  # offsets per partition and pass: a pass holds a snapshot, which delays vacuum
-SMALL = 2_000  # records: after a catch-up pass of at most this many, the cut-over may take its locks
-ENDS_RUN = (ReloadRefused, RangeLost, TopicRecreated)  # would recur under another driver
+SMALL = 2_000  # after a catch-up pass of at most this many records, the cut-over may take its locks
+ENDS_RUN = (ReloadRefused, RangeLost, TopicRecreated)  # errors that another driver would get, too
 
 ReportCallback = Callable[[Report], object]
 
@@ -49,16 +49,16 @@ class Reload:
     """Rebuilds the tables of pipelines from the log in a separate schema, and publishes the rebuilt rows.
 
     ``pipelines`` are all pipelines that write the tables, as objects or as ``module:name``; ``kafka`` is the workers'
-    configuration. ``stager`` reads the log; by default this process does, or ``processes`` child processes. Workers
+    configuration. ``stager`` reads the log; by default this process does, or ``processes`` child processes do. Workers
     continue meanwhile; only the cut-over makes them wait, at most ``max_wait`` seconds. ``progress`` is called with the
     current activity, the number of records done (keys for "warming up"), and their total (0 if unknown). ``archive``
     has the records that retention has removed from the logs.
 
-    A merge calls ``compared`` with its :class:`Report` before it publishes anything. It is refused (CutOverRefused, the
-    run stays open) if workers would wait longer than ``max_wait``; if it would delete more than the share
-    ``max_deletes`` of a table's rows; if its changes reach other tables by ON DELETE or ON UPDATE actions (unless
-    ``allow_cascades``) or by inheritance (unless ``allow_inheritance``). The constructor does no I/O; it raises
-    ConfigError for pipelines that can never be reloaded.
+    A merge calls ``compared`` with its :class:`Report` before it publishes anything. The merge is refused
+    (CutOverRefused, the run stays open) if workers would wait longer than ``max_wait``, or if it would delete more than
+    the share ``max_deletes`` of a table's rows. It is also refused if its changes reach other tables by ON DELETE or ON
+    UPDATE actions (unless ``allow_cascades``) or by inheritance (unless ``allow_inheritance``). The constructor does no
+    I/O; it raises ConfigError for pipelines that can never be reloaded.
     """
 
     def __init__(
@@ -187,12 +187,12 @@ class Reload:
             return bounded.carry_out(driver, passes)
 
     def _catch_up_before_the_lock(self, driver: Driver, passes: CatchUp) -> None:
-        """Catch up, and check the topics' ids: without records to read, a recreated topic would not be noticed."""
+        """Catch up, and check the topics' ids: without records to read, nothing else notices a recreated topic."""
         self.catch_up(driver, passes)
         check_topics(self.kafka, driver)
 
     def run(self, driver: Driver) -> CutOver:
-        """Carry out the remaining steps of a run, including the cut-over, and drop what it staged.
+        """Carry out the remaining steps of a run, including the cut-over, and drop its staged tables.
 
         Raises ConfigError for a run of :meth:`verify`, which publishes nothing.
         """
@@ -212,10 +212,10 @@ class Reload:
     def reset(self, plan: ResetPlan, *, reason: str, strategy: str = "merge", accept_loss: bool = False) -> ResetResult:
         """Carry out a plan of :meth:`Admin.plan_reset`, and rebuild the pipeline's tables as of its targets.
 
-        Records that workers read again are thus counted once in sums, and no table has rows of records past the
-        targets. The run's cut-over resets rows and positions in one transaction; workers continue until then, and at
-        the new positions after it. ``pipelines`` must be only the pipeline of the plan's group, with all of its
-        sinks: ConfigError if a table that the group writes is missing.
+        So sums count records that workers read again only once, and no table has rows of records past the targets. The
+        run's cut-over resets rows and positions in one transaction; workers continue until then, and at the new
+        positions after it. ``pipelines`` must be only the pipeline of the plan's group, with all of its sinks; raises
+        ConfigError if a table that the group writes is missing.
 
         Raises the errors of :meth:`open` and :meth:`cut_over`, and Fenced if the group has changed since the plan was
         made; then nothing was changed, and the run is aborted.
@@ -233,7 +233,7 @@ class Reload:
         return ResetResult(tuple(rewind.done))
 
     def verify(self, *, reason: str = "verify") -> Report:
-        """Rebuild the tables separately and compare them with the live ones, which do not change; workers continue.
+        """Rebuild the tables separately, and compare them with the live ones, which do not change; workers continue.
 
         Only the run's row stays in the ledger, with state "verified" ("aborted" after an interruption). Raises the
         errors of :meth:`open`.
@@ -254,7 +254,7 @@ class Reload:
         with driver.step(*states) as tx:
             offsets = passes.offsets(tx)
             ahead = distance({(position.group, position.partition): position for position in tx.positions()}, offsets)
-        self._progress("catching_up", 0, ahead)  # outside of a step, because the callback may be slow
+        self._progress("catching_up", 0, ahead)  # not in a step, because the callback may be slow
         read = retried(lambda: self._apply(driver, passes, states), is_conflict)
         self._progress("catching_up", min(read, ahead), ahead)
         return ahead, read
@@ -268,7 +268,7 @@ class Reload:
 
     @contextmanager
     def _ending(self, driver: Driver) -> Iterator[None]:
-        """End the run and store the reason, if an error would recur under every driver.
+        """End the run and store the reason, after an error that every driver would get.
 
         Raises ConfigError, leaving the run open, for a driver with another version of the code, which
         ``Runs.take_over`` does not check.

@@ -25,8 +25,8 @@ from seekpoint.runs.run import Step, Tx
 class Rewind:
     """A reset plan that a run carries out: tables are rebuilt up to its targets, and the cut-over resets positions.
 
-    ``done`` has the resets after the cut-over. The plan is not stored: a run that another driver takes over becomes an
-    ordinary reload up to the groups' positions.
+    ``done`` has the resets after the cut-over. The plan is not stored, so a run that another driver takes over becomes
+    an ordinary reload up to the groups' positions.
     """
 
     plan: ResetPlan
@@ -52,7 +52,7 @@ class Rewind:
         return {(self.plan.group, move.topic_partition): move.target for move in backward}
 
     def require_tables(self, tx: Tx, rebuilt: Sequence[Target]) -> None:
-        """Raise ConfigError for a table that the group writes and the pipeline does not: its rows would remain (I1)."""
+        """Raise ConfigError for a table that the group writes but the pipeline does not: its rows would remain (I1)."""
         topics = sorted({partition.topic for _, partition in self.ends})
         stored = GroupConnection(tx.connection, tx.schema, self.plan.group).execute(
             GROUPS["tables_of_topics"], topics=topics

@@ -1,4 +1,4 @@
-"""Takes over an open run, which requires the code that the run was opened with."""
+"""Takes over an open run, which requires the same code that opened it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def take_over(
         require_known(kafka)
         _require_resumable(run, of_frames=of_frames)
         require_its_versions(run, sources)
-        with transaction(runs.engine, runs.schema) as tx:  # before the take-over, which would fence the right driver
+        # Check before the take-over, which would fence the right driver.
+        with transaction(runs.engine, runs.schema) as tx:
             require_code(tx, run, sources)
     driver = runs.take_over(run_id)
     if driver.run.strategy == "merge":
@@ -40,7 +41,7 @@ def take_over(
 
 def _require_resumable(run: Run, *, of_frames: bool) -> None:
     """Raise ConfigError, naming the right command, for a verify, or a reload of the other kind of pipeline."""
-    if run.strategy == "verify":  # a driver that took it over would cut over to what it has staged
+    if run.strategy == "verify":  # a driver that took it over would publish its staged rows
         raise ConfigError(
             f"{run.id} is a verify, which cannot be resumed: end it (`seekpoint reload abort {run.id} --reason …`, "
             "`Runs.abort(id, reason)`), and verify again"

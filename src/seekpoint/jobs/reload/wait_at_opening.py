@@ -10,17 +10,16 @@ from sqlalchemy import Connection
 from seekpoint.jobs.tables.sql_templates import Statements, regclass
 from seekpoint.jobs.tables.targets import Target
 
-MANY = 1_000_000  # rows: a smaller table is scanned in a fraction of a second, and is not measured
-SAMPLE = 200_000  # rows that are read for the rate, twice: the first time they may come from the disk
-SEARCHES = 3  # scans of the live or the rebuilt table under the lock, even without differences
+MANY = 1_000_000  # rows: a smaller table needs no measurement, because its scan takes a fraction of a second
+SAMPLE = 200_000  # rows read to measure the rate; read twice, because the first time they may come from the disk
+SEARCHES = 3  # scans of the live or rebuilt table under the lock, even without differences
 
 
 def of_wait(connection: Connection, targets: Sequence[Target], max_wait: float) -> list[str]:
-    """Return why a merge of these tables would be refused after staging: scanning them takes too long.
+    """Return why a merge of these tables would be refused after staging: their scans take too long.
 
-    Empty if it takes at most ``max_wait`` seconds.
-    The time for changes adds to this, and is predicted after the comparison. Takes no lock. A table that was never
-    analyzed has no known size, and is not refused here.
+    Empty if the scans take at most ``max_wait`` seconds. The time for changes comes in addition, and is predicted after
+    the comparison. Takes no lock. A table that was never analyzed has no known size, and is not refused here.
     """
     waits = {target.name: _least(connection, target) for target in targets}
     predicted = sum(waits.values())

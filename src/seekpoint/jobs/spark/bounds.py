@@ -1,4 +1,4 @@
-"""Resolves where a read of Spark's source begins and ends, to offsets from the ledger, the brokers or the options."""
+"""Resolves the start and end of a read by Spark's source to offsets, from the ledger, the brokers or the options."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Bounds:
         return {partition: stored[partition] for partition in sorted(self._options.assigned)}
 
     def ranges(self) -> list[Range]:
-        """One range per partition, with the id of the topic that its offsets belong to.
+        """One range per partition, with the id of its offsets' topic.
 
         Raises ConfigError for bounds that do not match the topics, RangeLost, TopicRecreated and KafkaUnavailable.
         """
@@ -50,7 +50,7 @@ class Bounds:
         ]
 
     def topic_id(self, partition: Partition) -> UUID:
-        """The id of the topic that the partition's offsets belong to: the ledger's; without a group, the brokers'.
+        """The topic id to which the partition's offsets belong: the ledger's; without a group, the brokers'.
 
         The ledger stores it by partition, because after a topic was recreated some partitions may still be stopped at
         offsets of the deleted topic.
@@ -60,7 +60,7 @@ class Bounds:
 
     @cached_property
     def topic_ids(self) -> dict[str, UUID]:
-        """The current id of each topic in the options. Raises ConfigError for one that does not exist."""
+        """The current id of each topic in the options. Raises ConfigError for a missing topic."""
         ids = self._checks.ask(self._options.topics or ()).known()
         if missing := sorted(topic for topic, topic_id in ids.items() if topic_id is None):
             raise ConfigError(f"the brokers have no topic {missing[0]!r}: create it, or correct subscribe or assign")
@@ -145,7 +145,7 @@ class Bounds:
     def _log(self) -> RangeChecks:
         """The brokers' answers, after a comparison with the ledger.
 
-        Raises TopicRecreated for another topic id, and ConfigError if the ledger does not have all partitions.
+        Raises TopicRecreated for another topic id, and ConfigError if the ledger lacks a partition.
         """
         if self._snapshot is not None:
             answer = self._checks.ask(self._topics)
@@ -173,10 +173,10 @@ class Bounds:
         return {partition: edge.offset for partition, edge in self._log.readable.ends(partitions).items()}
 
     def _at_times(self, bound: Bound) -> dict[Partition, int]:
-        """The first offsets at or after these times; if there is none, the log's end, or ConfigError for a start."""
+        """The first offsets at or after these times. If there is none: the log's end, or for a start ConfigError."""
         times = dict.fromkeys(self.partitions, bound.time) if bound.kind == "time" else bound.by_partition
         self._require_each(replace(bound, by_partition=times))
-        ends = self._ends(times)  # first, so that records which arrive between the two requests are not left out
+        ends = self._ends(times)  # first, so that records that arrive between the two requests are included
         offsets = self._log.readable.at_times(times)
         late = sorted(partition for partition, offset in offsets.items() if offset is None)
         if late and bound.option.startswith("starting") and not self._options.late_starts_at_end:

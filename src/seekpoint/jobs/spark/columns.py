@@ -26,7 +26,7 @@ from seekpoint.kafka.client import MessageColumns
 from seekpoint.kafka.ranges import Range, read_columns
 from seekpoint.records import Partition, RawRecord, Record
 
-ROWS = 10_000  # per batch; anything from 2,000 on is equally fast
+ROWS = 10_000  # rows per batch; anything from 2,000 on is equally fast
 
 _HEADERS = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
 KAFKA = (
@@ -63,8 +63,8 @@ def arrow_schema(columns: StructType) -> Any:
 def kafka_batches(kafka: Mapping[str, Any], range_: Range, *, headers: bool) -> Iterator[Any]:
     """The range's records in batches of about :data:`ROWS` rows, with Kafka's columns.
 
-    With ``headers`` the columns ``headers`` and :data:`HIDDEN` are added. Headers that the client cannot read are null,
-    as are timestamps that a record does not have or Spark cannot hold. Raises what reading the range raises.
+    With ``headers`` there are also the columns ``headers`` and :data:`HIDDEN`. Headers that the client cannot read are
+    null, and so are missing timestamps and those that Spark cannot hold. Raises the errors of reading the range.
     """
     pending = _Pending(range_.partition, headers=headers)
     for piece in read_columns(kafka, range_, headers=headers):
@@ -133,7 +133,7 @@ def _timestamps(kinds: Any, milliseconds: Any) -> Any:
 
 
 HIDDEN = pa.schema([("timestamp_ms", pa.int64()), ("leader_epoch", pa.int32())])
-"""Fields of a record that Spark's columns do not have: the timestamp as stored in the log, and the leader epoch."""
+"""Fields of a record that Spark's columns lack: the timestamp as stored in the log, and the leader epoch."""
 _SCHEMAS = {
     False: arrow_schema(spark_columns(headers=False, marks=False, value=None, metadata={})),
     True: pa.schema([*arrow_schema(spark_columns(headers=True, marks=False, value=None, metadata={})), *HIDDEN]),
@@ -141,7 +141,7 @@ _SCHEMAS = {
 
 
 def raw_records(batch: Any) -> list[tuple[RawRecord, bool]]:
-    """The batch's records as a worker gets them, and whether the headers of each can be read. Needs ``headers``."""
+    """The batch's records as a worker gets them, and whether each one's headers can be read. Needs ``headers``."""
     names = ("topic", "partition", "offset", "timestamp_ms", "key", "value")
     fields = [batch.column(name).to_pylist() for name in names]
     headers, epochs = batch.column("headers").to_pylist(), batch.column("leader_epoch").to_pylist()

@@ -60,7 +60,7 @@ class _Reader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """One partition per task; without tasks one empty task, because Spark would pass None."""
-        tasks, self._tasks = self._tasks, []  # so that each task is sent only its part of the plan
+        tasks, self._tasks = self._tasks, []  # so that each task gets only its part of the plan
         return [InputPartition(task) for task in tasks or [[]]]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -70,7 +70,8 @@ class _Reader(DataSourceReader):
 class MessageSource(TaskSource):
     """A source whose tasks write data, and whose rows are messages about the data.
 
-    A task returns an error that ends the run as a message: if it raised the error, Spark would repeat the task in vain.
+    A task returns an error that ends the run as a message: if it raised that error, Spark would repeat the task in
+    vain.
     """
 
     columns = StructType().add("message", StringType()).add("ending", StringType())
@@ -111,7 +112,7 @@ class ExportSource(MessageSource):
 
 
 class StagingSource(MessageSource):
-    """The data source ``seekpoint-staging``, created by ``SparkStager``. A task stages ranges, each with its group."""
+    """The data source ``seekpoint-staging``, created by ``SparkStager``. A task stages ranges, each for its group."""
 
     format = "seekpoint-staging"
 

@@ -90,8 +90,8 @@ class TypedValue:
     def _poison(self, record: AnyRecord, error: BaseException) -> Poison:
         return Poison(
             f"{Partition(record.topic, record.partition)} offset {record.offset} cannot be decoded by {self._name}: "
-            f"{error}. With group, deadLetters=exclude leaves out what the group has dead-lettered; without decode, "
-            "value is the record's bytes",
+            f"{error}. With group, deadLetters=exclude omits records that the group has dead-lettered; without "
+            f"decode, value is the record's bytes",
             record,
         )
 

@@ -1,7 +1,7 @@
 """A group's state in the ledger at one moment: positions, samples, dead letters and lost ranges.
 
-It is read in one database snapshot: positions from before a reset and dead letters from after it would show records as
-applied that never were.
+It is read in one database snapshot: with positions from before a reset and dead letters from after it, records that
+were never applied would seem applied.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from seekpoint.runs.run import REPEATABLE_READ, transaction
 class GroupSnapshot:
     """A group's positions, and the records before them that were not applied.
 
-    ``earlier`` has the positions at earlier moments, from the last sample before each. ``dead_letters`` are ascending
-    offsets; ``edited`` are offsets of records that were applied with an edited value; ``lost`` are lost ranges.
+    ``earlier`` has the positions at earlier moments, each from the last sample before it. ``dead_letters`` are
+    ascending offsets; ``edited`` are offsets of records that were applied with an edited value; ``lost`` are lost
+    ranges.
     """
 
     group: str

@@ -13,8 +13,8 @@ from seekpoint.jobs.staging.task_errors import missing_module
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-EXECUTOR_TIMEOUT = 120.0  # seconds that a cluster may provide no executor
-CANCEL_TIMEOUT = 30.0  # seconds to wait for a job's cancellation before it is left to Spark
+EXECUTOR_TIMEOUT = 120.0  # seconds for which a cluster may provide no executor
+CANCEL_TIMEOUT = 30.0  # seconds to wait for a cancelled job to end
 
 
 class SparkJob:
@@ -39,7 +39,7 @@ class SparkJob:
             self._answer.set_exception(error)
 
     def _tag_thread(self) -> None:
-        """Tag this thread's jobs. Job groups need a context, which Spark Connect does not have."""
+        """Tag this thread's jobs. Job groups need a context, which Spark Connect lacks."""
         if (context := context_of(self._spark)) is None:
             self._spark.addTag(self._tag)
         else:
@@ -75,18 +75,18 @@ class SparkJob:
         return self._answer.result()
 
     def end(self) -> None:
-        """Cancel the job unless it is over; the transactions of killed tasks are rolled back."""
+        """Cancel the job unless it is over; killed tasks' transactions are rolled back."""
         self._cancelled = True
         deadline = monotonic() + CANCEL_TIMEOUT
         while not self._answer.done() and monotonic() < deadline:
-            self._cancel()  # repeatedly, because it does not affect jobs that are not yet submitted
+            self._cancel()  # repeatedly, because a cancellation does not affect jobs that are submitted later
             wait([self._answer], 0.2)
 
 
 class Executors:
     """Checks that the cluster provides executors: without any, Spark waits forever and reports nothing.
 
-    After ``patience`` seconds that is an error, which ends with the caller's ``advice``.
+    Without executors for ``patience`` seconds it raises an error, which ends with the caller's ``advice``.
     """
 
     def __init__(self, spark: SparkSession, patience: float, advice: str) -> None:

@@ -1,4 +1,5 @@
-"""The ranges of a stream's micro-batch, in a file: the source's process writes it, the driver on that machine reads it.
+"""The ranges of a stream's micro-batch, in a file that the source's process writes and the driver on that machine
+reads.
 
 Spark passes only rows to the function of ``foreachBatch``, and a range may have no rows. The file's path is in the
 metadata of the column ``offset``.
@@ -28,7 +29,7 @@ STREAM = "stream"
 
 
 class MicroBatch(msgspec.Struct, frozen=True):
-    """A planned micro-batch: one range per partition. ``whole``: it has all partitions of its topics.
+    """A planned micro-batch: one range per partition. ``whole``: it has all partitions of the topics.
 
     ``kafka`` is the result of :func:`portable`.
     """
@@ -110,7 +111,7 @@ def planned(frame: DataFrame) -> MicroBatch | None:
 
 
 def take_plan(path: str) -> MicroBatch | None:
-    """Return and remove the plan that a stream has stored since the last call; None if there is no new one."""
+    """Return and remove the plan that a stream has stored since the last call; None without a new one."""
     if not Path(path).exists():
         return None
     with Path(path).open("r+b") as file:

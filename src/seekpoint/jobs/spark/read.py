@@ -42,12 +42,11 @@ def read(
     dead_letters: DeadLetters = "exclude",
     decode: str | None = None,
 ) -> DataFrame:
-    """Exactly the records that a group has applied, as a DataFrame, while its workers continue.
+    """Exactly the records that a group has applied, as a DataFrame; the group's workers continue.
 
-    Records that were not applied are left out: those that are dead letters now (also blocked, waiting, skipped or
-    discarded ones), and lost ranges. Replayed dead letters were applied. ``dead_letters="include"`` reads every record
-    between the bounds, ``"mark"`` adds a column ``dead_letter`` that is true for dead letters, and ``"only"`` reads
-    only them.
+    Omits records that were not applied: those that are now dead letters (also blocked, waiting, skipped or discarded
+    ones), and lost ranges. Replayed dead letters were applied. ``dead_letters="include"`` reads every record between
+    the bounds, ``"mark"`` adds a column ``dead_letter`` that is true for dead letters, and ``"only"`` reads only them.
 
     Columns are those of Spark's Kafka source: ``key`` and ``value`` (binary), ``topic``, ``partition``, ``offset``,
     ``timestamp``, ``timestampType`` and ``headers``, which is null if the client cannot read them. ``decode`` names a
@@ -57,9 +56,9 @@ def read(
     and ``end``, as a mapping or as Spark's JSON, replace them for the partitions that they name; an end must be
     readable now. ``kafka`` is the workers' configuration, with :class:`Env` for passwords. A task reads about
     ``range_records`` offsets; fewer, down to 20,000, if there would otherwise be fewer tasks than the session has
-    slots. At most ``max_records`` offsets are read, the same share from the beginning of each partition's range.
+    slots. It reads at most ``max_records`` offsets, the same share from the beginning of each partition's range.
 
-    Equivalent to ``spark.read.format("seekpoint")`` with the options of this group, but only this process needs the
+    Equivalent to ``spark.read.format("seekpoint")`` with this group's options, but only this process needs the
     database. Raises ConfigError, RangeLost, RangeStuck, TopicRecreated and KafkaUnavailable; if records are lost to
     retention, truncation or a recreated topic during a query, Spark's exception contains the same message.
     """
@@ -93,7 +92,7 @@ def stored_ranges(
     start: Offsets | str | None = None,
     end: Offsets | str | None = None,
 ) -> list[Range]:
-    """The ranges of :func:`read`: one per partition of the group's topics, as of one moment of the ledger.
+    """The ranges of :func:`read`: one per partition of the group's topics, from one moment of the ledger.
 
     Raises ConfigError for a group, a topic or a partition that the ledger does not have.
     """

@@ -1,6 +1,6 @@
 """The plan of a read of records: ranges with fixed offsets, divided into tasks, and their columns.
 
-It is made together with the DataFrame, so that every query on the DataFrame reads the same records.
+It is made with the DataFrame, so that every query on the DataFrame reads the same records.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from seekpoint.records import Partition
 PLAN = "plan"
 """The source's option in which :func:`seekpoint.spark.read` passes its plan."""
 
-MAX_TASKS_BY_OPTIONS = 100_000  # tasks: the plan of more would take gigabytes in the driver
+MAX_TASKS_BY_OPTIONS = 100_000  # most tasks: a plan of more would take gigabytes in the driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """A read of records. ``bounds`` has each partition's range, ``tasks`` the parts of these ranges that are read.
+    """A read of records. ``bounds`` has each partition's range, ``tasks`` the parts of these ranges to read.
 
     ``kafka`` is the result of :func:`portable`; ``dead_letters`` is the option's value; ``decode`` names the pipeline
     whose codec decodes values.
@@ -78,7 +78,7 @@ class ReadPlan:
 def plan_of(options: Mapping[str, str]) -> ReadPlan:
     """The plan of a read with these options.
 
-    Raises what :func:`source_options`, :class:`Bounds` and :func:`check_ranges` raise.
+    Raises the errors of :func:`source_options`, :class:`Bounds` and :func:`check_ranges`.
     """
     source = source_options(options)
     snapshot = _snapshot(source)
@@ -111,7 +111,7 @@ def _snapshot(source: SourceOptions) -> GroupSnapshot | None:
 
 
 def applied_parts(snapshot: GroupSnapshot, ranges: Sequence[Range], dead_letters: str) -> list[Part]:
-    """The parts of the ranges to read: ``exclude`` leaves out the group's present dead letters and lost ranges.
+    """The parts of the ranges to read: ``exclude`` omits the group's present dead letters and lost ranges.
 
     ``only`` reads from a partition's first dead letter to its last.
     Raises ConfigError if ``exclude`` would begin before the group's first offset, or include a record that was applied
@@ -180,7 +180,8 @@ def _part(range_: Range, dead_letters: Sequence[int]) -> Part:
 
 
 def divided(parts: Sequence[Part], source: SourceOptions) -> list[list[Part]]:
-    """Divide the parts into tasks by ``maxRecordsPerPartition`` and ``minPartitions``, else about one per partition.
+    """Divide the parts into tasks by ``maxRecordsPerPartition`` and ``minPartitions``; by default about one per
+    partition.
 
     Raises ConfigError for more than :data:`MAX_TASKS_BY_OPTIONS` tasks.
     """
@@ -199,7 +200,7 @@ def divided(parts: Sequence[Part], source: SourceOptions) -> list[list[Part]]:
 
 
 def read_part(plan: ReadPlan, part: Part) -> Iterator[Any]:
-    """The batches of one part, with Kafka's columns and those of the plan. Raises what reading the range raises."""
+    """The batches of one part, with Kafka's columns and those of the plan. Raises the errors of reading the range."""
     # Imported here, because planning needs neither pyarrow nor pyspark.
     from seekpoint.jobs.spark.columns import HIDDEN, kafka_batches, with_dead_letters  # noqa: PLC0415
     from seekpoint.jobs.spark.decoded import TypedValue  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""What a Spark session runs on: its context, its task slots and its Python."""
+"""Properties of a Spark session: its context, its task slots and its Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def require_this_python(spark: SparkSession) -> None:
-    """Raise ConfigError if the session's Python workers run another Python, or theirs does not exist.
+    """Raise ConfigError if the session's Python workers run another Python, or one that does not exist.
 
     Workers of a local session must run this Python. In a cluster Spark plans a data source in a process on the driver's
     machine, with the path of the executors' Python, so that path must also exist there.
@@ -54,5 +54,5 @@ def slots_of(spark: SparkSession) -> int:
 
 
 def _environment(python: str) -> tuple[str, str]:
-    """The interpreter's folder, unresolved so that venvs differ, and the resolved executable."""
+    """The interpreter's folder, unresolved to distinguish venvs, and the resolved executable."""
     return os.path.normpath(Path(python).parent), os.path.realpath(python)

@@ -30,7 +30,7 @@ _PLAIN = (str, int, float, bool)
 
 @dataclass(frozen=True, slots=True)
 class Env:
-    """The value of an environment variable, looked up wherever it is used: in the driver and in each task.
+    """The value of an environment variable, looked up where it is used: in the driver and in each task.
 
     Spark writes a job's settings to its plan and its logs, so pass a password by name,
     ``{"sasl.password": Env("KAFKA_PASSWORD")}``, and set the variable for the executors.
@@ -119,7 +119,7 @@ def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in settings.items():
         if isinstance(value, Env):
             carried[key] = {_ENV: value.name}
-        elif isinstance(value, dict) and value.keys() == {_ENV}:  # already converted, by a stream's source
+        elif isinstance(value, dict) and value.keys() == {_ENV}:  # a stream's source has already converted it
             carried[key] = value
         elif is_secret(key, value):
             raise ConfigError(

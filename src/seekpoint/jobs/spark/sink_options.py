@@ -19,7 +19,7 @@ _OF_SPARK = {"checkpointlocation", "queryname"}  # the query's options, which Sp
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """The table that a stream writes. ``key`` are the columns of an Upsert; if empty, rows are appended."""
+    """The table that a stream writes. ``key`` has the columns of an Upsert; if empty, rows are appended."""
 
     group: str
     table: str

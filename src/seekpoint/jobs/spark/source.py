@@ -1,7 +1,7 @@
 """Spark's source ``seekpoint``: records between two positions, and the ledger's tables. Imports pyspark.
 
-``pyspark_seekpoint`` registers it by name. The ranges are planned once, when a DataFrame is made, in a process on the
-driver's machine, and stored in the DataFrame, so that each query reads the same ranges.
+``pyspark_seekpoint`` registers it by name. A process on the driver's machine plans the ranges once, when a DataFrame is
+made. They are stored in the DataFrame, so that each query reads the same ranges.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Planned(Protocol):
         """The columns, as a StructType or as SQL names and types."""
 
     def reader(self) -> DataSourceReader:
-        """The reader, which Spark asks for tasks and uses to read them."""
+        """The reader, which gives Spark its tasks and reads them."""
 
 
 def planned(options: Mapping[str, str]) -> Planned:
@@ -40,7 +40,7 @@ def planned(options: Mapping[str, str]) -> Planned:
         return LedgerTable.of(table, options)
     try:
         return PlannedRecords(plan_of(options))
-    except OnlyForStreams as refusal:  # Spark asks batches and streams for their columns through this same call
+    except OnlyForStreams as refusal:  # Spark asks both batches and streams for their columns through this call
         try:
             return PlannedStream(stream_options(options), refusal)
         except ConfigError as error:
@@ -89,7 +89,7 @@ class RecordReader(DataSourceReader):
         self._plan, self._tasks = replace(plan, tasks=()), plan.tasks
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_plan": self._plan}  # sent to every task, so without the other tasks' parts
+        return {"_plan": self._plan}  # Spark sends it to every task: keep only that task's part
 
     def partitions(self) -> Sequence[InputPartition]:
         """One partition per task; without tasks one empty task, because Spark would pass None."""

@@ -18,33 +18,33 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-_READ = re.compile(r"RelationV2\[.*\] seekpoint")  # a read of the source, in EXPLAIN
+_READ = re.compile(r"RelationV2\[.*\] seekpoint")  # matches a read of the source in EXPLAIN
 
 
 def ledger(spark: SparkSession, *, database: str = DATABASE, schema: str = DEFAULT_SCHEMA) -> DataFrame:
     """Each group's stored positions, one row per partition, and the reason if a partition is stopped.
 
-    ``database`` is the name of the environment variable with the database's URL, in the driver and the executors;
-    ``schema`` is the ledger's. Each query reads the ledger's present rows.
+    ``database`` names the environment variable with the database's URL, in the driver and the executors; ``schema`` is
+    the ledger's. Each query reads the ledger's present rows.
     """
     return _table(spark, "ledger", database, schema)
 
 
 def dead_letters(spark: SparkSession, *, database: str = DATABASE, schema: str = DEFAULT_SCHEMA) -> DataFrame:
-    """The dead letters of all groups in every state, as complete records; parameters as for :func:`ledger`."""
+    """The dead letters of all groups in every state, as complete records; parameters are those of :func:`ledger`."""
     return _table(spark, "dead_letters", database, schema)
 
 
 def runs(spark: SparkSession, *, database: str = DATABASE, schema: str = DEFAULT_SCHEMA) -> DataFrame:
-    """Reloads, verifications, batches and reprocesses, open and ended; parameters as for :func:`ledger`."""
+    """Reloads, verifications, batches and reprocesses, open and ended; parameters are those of :func:`ledger`."""
     return _table(spark, "runs", database, schema)
 
 
 def bounds(frame: DataFrame) -> dict[str, str]:
     """The options ``startingOffsets`` and ``endingOffsets``, as Spark's JSON, that read the frame's records again.
 
-    They are the offsets in its plan: ``ledger``, ``latest`` or a time was resolved when the DataFrame was made. In the
-    function of ``foreachBatch`` they are those of the micro-batch. Raises ConfigError for a stream, for a
+    They are the offsets in the frame's plan: ``ledger``, ``latest`` or a time was resolved when the DataFrame was made.
+    In the function of ``foreachBatch`` they are the micro-batch's offsets. Raises ConfigError for a stream, for a
     DataFrame of several reads, and for a DataFrame without the source's column ``offset``.
     """
     if frame.isStreaming:

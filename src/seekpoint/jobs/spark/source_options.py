@@ -60,8 +60,8 @@ class Bound:
     """Where a read begins or ends, according to ``option``.
 
     ``kind`` "applied" is the group's first offset, "ledger" its position at ``moment`` or now; "time" is a timestamp in
-    milliseconds for all partitions. ``by_partition`` has the offsets of "offsets", with Spark's -1 and -2, and the
-    timestamps of "times".
+    milliseconds for all partitions. ``by_partition`` has the offsets for "offsets", with Spark's -1 and -2, and the
+    timestamps for "times".
     """
 
     option: str
@@ -75,9 +75,9 @@ class Bound:
 class SourceOptions:
     """The options of a read.
 
-    If ``topics`` is None, all topics of the group are read; if ``assigned`` is None, all of their partitions.
-    ``kafka`` is the result of :func:`portable`. ``late_starts_at_end``: a partition without a record at or after its
-    starting time begins at the end of its log; otherwise the read is refused.
+    ``topics`` None: all topics of the group; ``assigned`` None: all of their partitions. ``kafka`` is the result of
+    :func:`portable`. ``late_starts_at_end``: a partition without a record at or after its starting time begins at the
+    end of its log; otherwise the read is refused.
     """
 
     kafka: Mapping[str, Any]
@@ -102,7 +102,7 @@ class OnlyForStreams(ConfigError):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """The options of a stream. Only its first micro-batch uses the start of ``source``; the end is never used.
+    """The options of a stream. Only the first micro-batch uses the start in ``source``; the end is never used.
 
     A micro-batch reads at most ``most`` offsets; if there are fewer than ``least``, it waits up to ``delay`` seconds.
     """
@@ -234,14 +234,14 @@ def _unknown(key: str) -> str:
 
 
 def advice_for(unknown: str, spelled: Mapping[str, str]) -> str:
-    """What to write instead of an unknown option; ``spelled`` maps the options in lower case to their spelling."""
+    """The remedy for an unknown option; ``spelled`` maps the options in lower case to their spelling."""
     similar = difflib.get_close_matches(unknown.lower(), spelled, 1)
     known = ", ".join(spelled.values())
     return f"did you mean {spelled[similar[0]]}?" if similar else f"leave it out; the options are {known}"
 
 
 def database_option(options: Mapping[str, str]) -> Env:
-    """The environment variable with the database's URL. Raises ConfigError for an invalid name."""
+    """The name of the environment variable with the database's URL. Raises ConfigError for an invalid name."""
     name = options.get("database", DATABASE)
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise ConfigError(
@@ -325,7 +325,7 @@ def _time(option: str, text: str, _: str | None) -> Bound:
     return Bound(option, "time", time=_milliseconds(option, text))
 
 
-_DIGITS = 18  # any number with this many digits fits into 64 bits
+_DIGITS = 18  # any number with so few digits fits into 64 bits
 
 
 def _milliseconds(option: str, text: str) -> int:
@@ -366,7 +366,7 @@ def _offsets(option: str, text: str, group: str | None) -> Bound:
 
 
 def _require_start_of_batch(start: Bound) -> None:
-    """Raise OnlyForStreams for a read that would begin at the end of a log."""
+    """Raise OnlyForStreams for a batch that would begin at the end of a log."""
     at_end = sorted(partition for partition, offset in start.by_partition.items() if offset == LATEST)
     if start.kind == "latest" or (start.kind == "offsets" and at_end):
         what = "=latest" if start.kind == "latest" else f" has {LATEST} for {at_end[0]}"

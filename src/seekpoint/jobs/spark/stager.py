@@ -1,8 +1,7 @@
-"""A reload's ranges, staged by Spark's tasks: each task reads and decodes records, and copies their rows.
+"""Stages a reload's ranges in Spark's tasks: each task reads and decodes records, and copies their rows.
 
-Spark only schedules the tasks. Whether a range is staged is decided by the attempts recorded in the database; Spark's
-answer only ends the wait. Repeated, speculative and late attempts do no harm: each writes separate tables (see
-``stage``).
+Spark only schedules the tasks. A range is staged if the database has an attempt at it; Spark's answer only ends the
+wait. Repeated, speculative and late attempts do no harm: each writes separate tables (see ``stage``).
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ class SparkStager:
     (``module:name``), because tasks import them. The executors need this package, the pipelines' modules, and the
     variables. Spark repeats a failed task as often as it is configured to (``local[2]``: never; ``local[2,4]``: up to
     4 attempts). A task stages at most ``range_records`` offsets; fewer, down to 20,000, if there would otherwise be
-    fewer tasks than slots. ``copy_sessions`` is the maximum number of tasks, each with one database session: a small
-    server gains nothing from more sessions than it has cores. Staging fails if the cluster provides no executor for
-    ``patience`` seconds.
+    fewer tasks than slots. At most ``copy_sessions`` tasks run, each with one database session: a small server gains
+    nothing from more sessions than it has cores. Staging fails if the cluster provides no executor for ``patience``
+    seconds.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class SparkStager:
 
         Raises the error of a task that ends the staging (ReloadRefused, ReloadOver, RangeLost, RangeStuck,
         TopicRecreated, ArchiveDamaged, ConfigError), ConnectionError if the cluster provides no executor, and Spark's
-        exception if a task failed too often. When the caller stops iterating, the remaining tasks are cancelled.
+        exception if a task failed too often. If the caller stops iterating, the remaining tasks are cancelled.
         """
         if not tasks:
             return
@@ -153,7 +152,7 @@ def packed(tasks: Sequence[Task], size: int, most: int | None = None) -> list[li
 
 
 def _joined(packs: Sequence[Sequence[Task]], most: int) -> list[list[Task]]:
-    """Merge the packs into ``most`` larger ones with about equal numbers of offsets."""
+    """Merge the packs into ``most`` larger ones, with about as many offsets each."""
     joined: list[list[Task]] = [[] for _ in range(most)]
     widths = [0] * most
     for pack in packs:

@@ -47,7 +47,7 @@ class RecordStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- in the source's process --------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 -- Spark's name
-        """Where the first micro-batch begins; always the same answer, because Spark asks more than once."""
+        """The start of the first micro-batch; always the same answer, because Spark asks more than once."""
         self._first = self._first or self._positions.first()
         return self._first.as_json()
 
@@ -56,19 +56,19 @@ class RecordStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._options.most is None else ReadMaxRows(self._options.most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 -- Spark's name
-        """Let the query end at the present ends of the logs."""
+        """Make the query end at the present ends of the logs."""
         self._last = self._positions.ends(self._first or StreamPosition({}, {}))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 -- Spark's name
-        """The end of the next micro-batch; ``start`` if nothing is new, or while the minimum is awaited."""
+        """The end of the next micro-batch; ``start`` if nothing is new, or the minimum is not reached."""
         position = StreamPosition.from_json(start)
         self._ended = ends = self._ends(position)
         added = self._positions.added(position, ends.offsets)
         begin = {**position.offsets, **added}
         lag = sum(offset - begin[partition] for partition, offset in ends.offsets.items())
         if not lag and not added:
-            self._waits_since = monotonic()  # the delay counts from the first record that waits
-            return start  # unchanged: Spark would run an empty micro-batch if its JSON differed
+            self._waits_since = monotonic()  # the delay counts from the first waiting record
+            return start  # return it unchanged: Spark would run an empty micro-batch if its JSON differed
         if self._may_wait(lag):
             return start
         self._waits_since = monotonic()

@@ -30,7 +30,7 @@ class StreamPosition(NamedTuple):
     first_offsets: Mapping[Partition, int] = {}
 
     def as_json(self) -> dict[str, Any]:
-        """As Spark stores it: ``{"offsets": {"orders": {"0": 23}}, "topicIds": {"orders": "..."}}``."""
+        """The JSON that Spark stores: ``{"offsets": {"orders": {"0": 23}}, "topicIds": {"orders": "..."}}``."""
         added = {"firstOffsets": by_topic(self.first_offsets)} if self.first_offsets else {}
         return {
             "offsets": by_topic(self.offsets),
@@ -93,7 +93,7 @@ class StreamPositions:
         return StreamPosition(ends, ids)
 
     def added(self, position: StreamPosition, partitions: Collection[Partition]) -> dict[Partition, int]:
-        """The log start offsets of partitions that the position does not have.
+        """The log start offsets of partitions that the position lacks.
 
         Raises RangeLost if retention has removed the first records of a partition that was added to a topic.
         """
@@ -175,7 +175,7 @@ class StreamPositions:
 
 
 def limited(start: Mapping[Partition, int], ends: Mapping[Partition, int], most: int) -> dict[Partition, int]:
-    """The ends, reduced to at most ``most`` offsets from ``start`` in total: the same share of each partition's lag."""
+    """The ends, reduced to at most ``most`` offsets after ``start`` in total: equal shares of each partition's lag."""
     lag = sum(end - start[partition] for partition, end in ends.items())
     if lag <= most:
         return dict(ends)

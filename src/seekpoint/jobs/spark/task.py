@@ -52,7 +52,7 @@ def _engine(url: str) -> Engine:
 
 
 class TaskTrouble(Exception):  # noqa: N818 -- is_trouble() looks for the name in the text of Spark's exception
-    """Database or brokers did not answer a task, or ended its session: the task can be repeated."""
+    """Database or brokers did not answer a task, or ended its session, so the task can be repeated."""
 
 
 class InputChanged(TaskTrouble):
@@ -77,7 +77,7 @@ _TROUBLES = (
 
 
 def is_trouble(error: BaseException) -> bool:
-    """Whether Spark's exception is about servers or processes that may be back for the next micro-batch."""
+    """Whether the cause of Spark's exception may be over by the next micro-batch: servers or processes."""
     return any(part in str(error) for part in _TROUBLES)
 
 

@@ -34,7 +34,7 @@ class SparkWriter:
     def write(self, root: str, run: UUID, ranges: Sequence[Range]) -> Iterator[Written]:
         """Write the ranges in waves, so that the files of one wave can be committed before the next begins.
 
-        Raises what reading a range raises, and Spark's exception if a task failed too often.
+        Raises the errors of reading a range, and Spark's exception if a task failed too often.
         """
         require_this_python(self._spark)
         context = context_of(self._spark)

@@ -1,7 +1,7 @@
-"""The ledger's statements, as text in the ``.sql`` files beside this module.
+"""The ledger's statements, as text in the ``.sql`` files of this folder.
 
 Each statement of a file begins with ``-- name: ...``; the comment after it says what the statement decides. Parameters
-are the driver's ``%(name)s``. The files name the schema ``seekpoint``; the installed one takes its place, quoted.
+are the driver's ``%(name)s``. The files name the schema ``seekpoint``, which is replaced by the installed one, quoted.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Query:
-    """One statement of a file; ``text`` is without its comments."""
+    """One statement of a file; ``text`` has no comments."""
 
     name: str
     text: str
 
     def in_schema(self, schema: str) -> str:
-        """The statement as the driver gets it, on the ledger in ``schema``."""
+        """The statement for the driver, on the ledger in ``schema``."""
         return _in_schema(self, schema)
 
 
@@ -38,14 +38,14 @@ def _in_schema(query: Query, schema: str) -> str:
 
 
 def load(file: str) -> Mapping[str, Query]:
-    """The statements of a file beside this module, by name."""
+    """The statements of a file in this folder, by name."""
     _, *parts = _NAME.split((files(__name__) / file).read_text(encoding="utf-8"))
     pairs = zip(parts[::2], parts[1::2], strict=True)
     return {name: Query(name, _COMMENT.sub("", body).strip().removesuffix(";")) for name, body in pairs}
 
 
 def arrays(rows: Sequence[Sequence[Any]], *names: str) -> dict[str, list[Any]]:
-    """The rows as one array for each column: parameters of these names."""
+    """The rows as one array for each column, as parameters of these names."""
     if not rows:
         return {name: [] for name in names}
     return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))

@@ -1,4 +1,4 @@
-"""Accumulate: each record is added to its key's row, in the offset's transaction: sums, counters, extremes."""
+"""Accumulate: adds each record to its key's row, in the offset's transaction: sums, counters, extremes."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Accumulate(TableSink[V_contra, K_contra]):
     ``key``, ``add``, ``least`` and ``most``, a tuple in this order; further fields are ignored. ``table``, ``row``,
     ``rows``, ``topics``, ``round`` and ``timezone`` are as for :class:`Append`.
 
-    None adds nothing; a key's first row begins at 0. A sum that its column cannot hold is a data error of the record
-    that would exceed it. The order of records does not matter, so a dead letter does not block later records of its
-    key. Only the last digits of float sums depend on the order: use numeric or integers for amounts.
+    None adds nothing; a key's first row begins at 0. A record whose sum its column cannot hold has a data error. The
+    order of records does not matter, so a dead letter does not block later records of its key. Only the last digits of
+    float sums depend on the order: use numeric or integers for amounts.
 
     A tombstone is refused unless ``subtract=`` turns its record into the amounts to subtract: a row with the columns of
     ``key`` and ``add``, or None for nothing. It does not change ``least`` and ``most``.
@@ -106,7 +106,7 @@ class Accumulate(TableSink[V_contra, K_contra]):
     def check(self, tx: Connection, codecs: Collection[Codec] = (), key: Codec | None = None) -> Any:  # noqa: ARG002
         """The table's layout. Raises ConfigError if the table, a column, the key's index or a privilege is missing.
 
-        Also if a column cannot hold a field as it is, cannot be added to, or has no order.
+        Also raises it for a column that cannot hold a field unchanged, cannot be added to, or has no order.
         """
         from seekpoint.sinks.accumulate.check import check_accumulate  # noqa: PLC0415 -- a declaration needs no driver
 
@@ -130,14 +130,14 @@ class AccumulateWriter(TableWriter[Accumulate[Any, Any]]):
             self._subtracted = AccumulateWriter(subtracting)
 
     def rows(self, record: Record[Any, Any]) -> Iterable[Row]:
-        """Rows of one record, negated if a tombstone subtracts them. Raises Poison if a key is null."""
+        """Rows of one record, negated for a tombstone. Raises Poison if a key is null."""
         rows = self._subtractions(record) if record.value is None else self.declared_rows(record)
         for row in rows:
             self._require_key(row)
         return rows
 
     def declared_rows(self, record: Record[Any, Any]) -> list[Row]:
-        """The rows that ``row=``, ``rows=`` or the value itself makes of a record."""
+        """A record's rows, from ``row=``, ``rows=`` or the value itself."""
         return list(super().rows(record))
 
     def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
@@ -166,7 +166,7 @@ class AccumulateWriter(TableWriter[Accumulate[Any, Any]]):
         ]
 
     def _negative(self, value: Any) -> Any:
-        if isinstance(value, JsonFloat):  # keeps the record's digits, of which a float may lose some
+        if isinstance(value, JsonFloat):  # keeps the record's digits, which a float may lose
             return JsonFloat(value.text[1:] if value.text.startswith("-") else f"-{value.text}")
         if isinstance(value, Decimal):
             return value.copy_negate()  # unary minus would round to the context's precision

@@ -1,8 +1,8 @@
 """The statements of one table of sums, composed once: their text never varies from batch to batch.
 
 There are two forms. INSERT .. ON CONFLICT is faster, but CHECK constraints, generated columns, policies and triggers
-see the row to insert first, which has the amount instead of the sum: -1 instead of 4, for one taken from a stock of 5.
-Tables that have any of these get the other form, which updates existing rows and inserts the rest.
+first see the row to insert, which has the amount instead of the sum: -1 instead of 4, if 1 is taken from a stock of 5.
+Tables with any of these get the other form, which updates existing rows and inserts the others.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class AccumulateSql(MergeSql):
     """Statements that merge rows in key order, so that sessions that add to the same rows lock them in one order.
 
     The server sorts the keys, because Python orders texts differently. The form that updates first locks existing rows
-    before it inserts others, so a key that is new to only one of two sessions can still deadlock, which is retried.
-    ``updates_first`` selects that form. ``has_distinct``: the stage has one row for each key. Raises ConfigError for a
-    column that cannot be added to.
+    before it inserts others. So two sessions can still deadlock on a key that is new to only one of them; a deadlock is
+    retried. ``updates_first`` selects that form. ``has_distinct``: the stage has one row for each key. Raises
+    ConfigError for a column that cannot be added to.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class AccumulateSql(MergeSql):
 
     @property
     def gate(self) -> list[object]:
-        """As in the base class; INSERT .. ON CONFLICT also checks that the table still checks no inserted rows."""
+        """As in the base class; for INSERT .. ON CONFLICT, also that the table still does not check inserted rows."""
         assert self.target.columns is not None
         return super().gate + ([] if self.updates_first else [quoted(*self.target.path), list(self.target.columns)])
 
     @cached_property
     def insert(self) -> sql.Composed:
-        """INSERT of rows with different keys."""
+        """INSERT of rows, each with another key."""
         return self._merged(self._unnested, updates_first=self.updates_first)
 
     @cached_property
@@ -80,7 +80,7 @@ class AccumulateSql(MergeSql):
 
     @cached_property
     def merge(self) -> sql.Composed:
-        """INSERT from the stage, aggregated by the server if keys may have several rows."""
+        """INSERT from the stage; the server aggregates first if keys may have several rows."""
         rows = self._staged if self.has_distinct else self._aggregated
         return self._merged(rows, updates_first=self.updates_first)
 

@@ -1,9 +1,9 @@
 """Aggregates rows by key before they reach the server, if Python computes exactly what the server would. No I/O.
 
 The rows of one key become one: ``add`` columns are summed, ``least`` and ``most`` keep the lowest and the highest
-value, and NULL adds nothing. Each value must fit its column even if the sum does, because its record would fail if it
-came alone. If that is not certain, or if only the server can compare keys or values, all rows are sent, and the
-server aggregates them.
+value, and NULL adds nothing. Each value must fit its column even if the sum does, because alone its record would fail.
+If that is not certain, or only the server can compare keys or values, all rows are sent, and the server aggregates
+them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from seekpoint.sinks.column_type import declared_scale
 from seekpoint.sinks.dedupe import ORDERED, Column, Target, exact, exact_keys
 
 _INTEGERS = {"smallint": 1 << 15, "integer": 1 << 31, "bigint": 1 << 63}  # -bound <= value < bound
-_MOST_SCALE = 16_383  # fraction digits of a numeric without a declared scale; the server drops further ones
+_MOST_SCALE = 16_383  # most fraction digits of a numeric without a declared scale; the server drops further ones
 # More digits than a numeric has. Rounding raises, and then the server aggregates the rows.
 _WIDE = Context(prec=150_000, traps=[Inexact, Rounded, Overflow, InvalidOperation])
 

@@ -17,7 +17,7 @@ from seekpoint.sinks.check import explained, plan
 def check_accumulate(tx: Connection, target: SumTarget) -> Layout:
     """The table's layout. Raises ConfigError if the table, a column, the key's index or a privilege is missing.
 
-    Also for a column that cannot be added to, or whose values have no order.
+    Also raises it for a column that cannot be added to, or whose values have no order.
     """
     assert target.columns is not None
     with explained(target.name), rerun_if_changed(tx, target.path):
@@ -37,7 +37,7 @@ _INHERITING = text(
 
 
 def _check_inheritance(tx: Connection, target: SumTarget) -> None:
-    """Raise ConfigError for a table that others inherit from: a key may have rows in several of them."""
+    """Raise ConfigError for a table that others inherit from: a key might have rows in several of them."""
     if (child := tx.execute(_INHERITING, {"table": quoted(*target.path)}).scalar()) is not None:
         raise ConfigError(
             f"{target.name}: {child} inherits from the table, and a key with a row in both would be added to "

@@ -14,7 +14,7 @@ from seekpoint.sinks.upsert.temp_table import TempTable
 
 
 class OpenAccumulate(OpenMerge[SumTarget, AccumulateSql]):
-    """Merges all rows of one opening at once, in key order, so that sessions lock rows in one order.
+    """Merges all rows at the end, in key order, so that sessions lock rows in one order.
 
     Few keys are merged by one statement; many keys, and rows that the server must aggregate, by a temporary table.
     """
@@ -40,7 +40,7 @@ class OpenAccumulate(OpenMerge[SumTarget, AccumulateSql]):
         statements = super()._ask()
         if not statements.updates_first and looks_at_rows(
             self._tx, self._target
-        ):  # a trigger or a constraint was added since
+        ):  # a trigger or constraint was added after the layout was read
             statements = self._known.statements = AccumulateSql(self._target, statements.layout)
         return statements
 
@@ -50,17 +50,17 @@ class OpenAccumulate(OpenMerge[SumTarget, AccumulateSql]):
         return first < len(self._columns()) and any(None in row[first:] for row in rows)
 
     def _merge_few(self) -> None:
-        # Many rows need the catalog in any case: read it first, so that they are not aggregated for an old layout.
+        # Many rows need the catalog in any case: read it first, so that they are aggregated for the current layout.
         is_known = self._strategies.gathers(self._rows) or self._stage is not None
         statements = self._cached() if is_known else self._ask()
         # The last statement was refused without naming a row: stage rows as they came, because COPY names the row.
         table_columns = statements.layout.columns
         aggregated = None if self._strategies.names_rows else aggregate(self._target, self._few, table_columns)
         rows = self._few if aggregated is None else aggregated
-        is_merged = len(rows) < self._rows  # then one line may be the sum of several rows
+        is_merged = len(rows) < self._rows  # one line may then be the sum of several rows
         in_one = aggregated is not None and statements.layout.types.casts
         if self._strategies.choose(len(rows), deduped=in_one, direct=False) is WriteStrategy.UNNEST:
-            # A record that comes alone is blamed for any error, so the error must be about the sum.
+            # A single record is blamed for any error, so the error must be about the sum.
             is_exact = self._rows == 1 or self._has_null(rows)
             statement = statements.insert_exactly if is_exact else statements.insert
             lines = [None] * len(rows) if is_merged else range(1, len(rows) + 1)

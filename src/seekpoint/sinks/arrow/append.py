@@ -24,12 +24,12 @@ class AppendArrow(TableSink[V_contra, K_contra]):
     """Write each record's rows to ``table`` by COPY, as :class:`Append` does, but column by column, through Arrow.
 
     A record's value, or the result of ``row=``, may be a whole table: a pyarrow ``Table`` or ``RecordBatch``, or a
-    table of any library with Arrow's PyCapsule interface. All its rows are written, or its record fails. ``columns``
-    selects from its columns; by default all are written. Any other value is a row as in ``Append``, with the same
-    parameters and the same result.
+    table of any library with Arrow's PyCapsule interface. All rows of the table are written, or the record fails.
+    ``columns`` selects from its columns; by default all are written. Any other value is a row, and is written as by
+    ``Append``, with the same parameters.
 
     Lists become Postgres arrays; structs, maps and lists of them become JSON, as does every value for a json or jsonb
-    column or a column named in ``json``. Times in nanoseconds are refused unless they are whole microseconds.
+    column, or one named in ``json``. Times in nanoseconds are refused unless they are whole microseconds.
 
     Needs the extra: ``arrow``.
     """
@@ -83,7 +83,7 @@ class ArrowWriter(TableWriter[AppendArrow[Any, Any]]):
             yield writer
 
     def rows(self, record: Record[Any, Any]) -> Iterable[Row]:
-        """Rows of one record, a whole table as one; raises whatever ``row=`` raises."""
+        """Rows of one record; a whole table counts as one. Raises the errors of ``row=``."""
         rows = super().rows(record)
         if not self._sink.provenance:
             return rows
@@ -93,7 +93,7 @@ class ArrowWriter(TableWriter[AppendArrow[Any, Any]]):
         return self._whole if is_table(kind) else super()._shape_of(kind, value)
 
     def _whole(self, value: Any) -> Row:
-        """A record's table, with the selected columns."""
+        """A record's table, reduced to the selected columns."""
         table = as_table(value)
         names = table.column_names
         if len(set(names)) < len(names):
@@ -121,7 +121,7 @@ class ArrowWriter(TableWriter[AppendArrow[Any, Any]]):
         return Whole(table)
 
     def count(self, rows: Sequence[Row]) -> int:
-        """The number of table rows; one of ``rows`` may be a whole Arrow table."""
+        """The number of rows, with those inside whole Arrow tables."""
         return sum(row[0].num_rows if isinstance(row, Whole) else 1 for row in rows)
 
 
@@ -135,7 +135,7 @@ def copy_into(
     round: bool = False,  # noqa: A002
     timezone: str | tzinfo | None = None,
 ) -> int:
-    """Append the rows of an Arrow table to a table of the database, by one COPY; returns how many.
+    """Append the rows of an Arrow table to a table of the database, by one COPY; returns their number.
 
     ``rows`` is a pyarrow ``Table`` or ``RecordBatch``, or a table of any library with Arrow's PyCapsule interface;
     ``columns`` selects from its columns, by default all. ``table``, ``json``, ``round`` and ``timezone``, and the

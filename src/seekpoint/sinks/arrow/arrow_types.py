@@ -1,4 +1,4 @@
-"""Which Arrow types a column holds exactly, so that no value has to be checked."""
+"""Which Arrow types a column holds exactly, so that values need no check."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def holds(column: ColumnType, kind: Any, allowed: Conversions) -> bool:
 
 
 def _is_other(kind: Any) -> bool:
-    """Whether values are not text, and have several possible texts: uuid, boolean, bytes, lists, objects."""
+    """Whether values are not text, but have several text forms: uuid, boolean, bytes, lists, objects."""
     types = pa.types
     if getattr(kind, "extension_name", None) == "arrow.uuid":
         return True

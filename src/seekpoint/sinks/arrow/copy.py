@@ -44,9 +44,9 @@ class ArrowCopies:
         self._stack = ExitStack()
         self._copy: psycopg.Copy | None = None
         self._into: tuple[str, ...] = ()  # the columns of the COPY that is open
-        self._rows: list[Row] = []  # taken, and not yet sent
+        self._rows: list[Row] = []  # rows and tables that were taken and not yet sent
         self._sent = 0  # rows and tables
-        self._lines: list[tuple[int, int]] = []  # of the open COPY: lines, and the number of rows or tables in them
+        self._lines: list[tuple[int, int]] = []  # the open COPY's lines, and the rows or tables in them
         self._first = 0  # rows and tables that were sent before the open COPY
 
     def write(self, rows: Sequence[Row]) -> None:
@@ -96,7 +96,7 @@ class ArrowCopies:
         return column_of(name, encoded, texts, None if column is None else column.base)
 
     def _by_value(self, name: str, array: Any) -> Any | None:
-        """A table's column as COPY's text, if that depends on its values; None if its type decides."""
+        """A table's column as COPY's text, if that depends on the values; None if the type alone decides."""
         column = self._types.get(name)
         if column is None or is_json(array) or holds(column, array.type, self._allowed):
             return None
@@ -107,7 +107,7 @@ class ArrowCopies:
         return self._column(name, values)
 
     def _which(self, columns: Sequence[str], rows: Sequence[Row], error: Unwritable) -> RowRefused:
-        """RowRefused for the first row that cannot be written."""
+        """The error for the first row that cannot be written."""
         for number, row in enumerate(rows, self._sent + 1):
             try:
                 for name, value in zip(columns, row, strict=True):

@@ -1,7 +1,7 @@
 """Arrow's columns as the text that COPY reads: whole columns at a time, one line for each row.
 
-Text format instead of CSV: each row is one line whatever its strings contain, so the line that the server names is the
-row; NULL differs from the empty string; and the server reads it faster.
+Text format has advantages over CSV: each row is one line whatever its strings contain, so the line that the server
+names is the row; NULL differs from the empty string; and the server reads it faster.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from seekpoint.sinks.copy import Texts
 from seekpoint.sinks.encoders import Unwritable
 
-PIECE = 8192  # rows that are written at a time: few enough that their text stays in the processor's cache
+PIECE = 8192  # rows written at a time: few enough that their text stays in the processor's cache
 
 TEXT = pa.large_string()
 EMPTY = pa.scalar("", TEXT)
@@ -69,7 +69,8 @@ def column(name: str, array: Any) -> Written:
 def escaped(texts: Written) -> Written:
     """The strings with COPY's special characters escaped."""
     data = texts.cast(TEXT).buffers()[2]
-    held = b"" if data is None else bytes(data)  # also bytes outside the slice; a replacement then changes nothing
+    # Also checks bytes outside the slice; a replacement then changes nothing.
+    held = b"" if data is None else bytes(data)
     for character, instead in ESCAPES:
         if character.encode() in held:
             texts = pc.replace_substring(texts, character, instead)
@@ -198,7 +199,7 @@ def _in_json(array: Any) -> Written:
 
 
 def _array(array: Any) -> Written:
-    """A list as the literal of a Postgres array."""
+    """A list as a literal of a Postgres array."""
     array = array.cast(pa.large_list(array.type.value_type))
     lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())
     ends = pa.concat_arrays([pa.array([0], pa.int64()), _chunk(pc.cumulative_sum(lengths))])
@@ -259,7 +260,7 @@ def column_of(name: str, values: Sequence[Any], one_by_one: Texts, base: int | N
 
 
 def _maker(kind: type, base: int | None) -> Callable[[Sequence[Any]], Written] | None:
-    """Arrow's writer for one type of values; None unless the column reads its text as it reads psycopg's."""
+    """Arrow's writer for one type of values; None unless the column reads its text like psycopg's."""
     if base is None or (kind in _ONLY_INTO and base not in _ONLY_INTO[kind]):
         return None
     return _MAKERS.get(kind)
@@ -284,7 +285,7 @@ def _decimals(values: Sequence[Any]) -> Written:
 
 
 def _instants(values: Sequence[Any]) -> Written:
-    """Times in UTC or without a zone; None for others, because a column without a zone takes their local time."""
+    """Times in UTC or without a zone; None for others: a column without a zone would store their local time."""
     zones = {value.tzinfo for value in values if value is not None}
     if len(zones) > 1:
         return None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def key_before(writer: object, key: Sequence[str], record: AnyRecord) -> tuple[Any, ...]:
-    """The key of the row before a change. Raises Poison if neither the event nor the record's key has it."""
+    """The row's key before a change. Raises Poison if neither the event nor the record's key has it."""
     for row in (record.value.before, record.key):
         if row is not None and isinstance(row, Mapping):
             values = tuple(map(row.get, key))
@@ -44,14 +44,14 @@ def require_readable(writer: object, row: Row, record: AnyRecord) -> None:
 class OpenChanges:
     """Writes rows in order: complete ones by an upsert, those with UNAVAILABLE values by UPDATE, truncates by DELETE.
 
-    An UPDATE or a truncate must find the rows before it in the table, so the open upsert is finished first; the next
-    complete row begins another upsert.
+    An UPDATE or a truncate needs the earlier rows in the table, so the open upsert is finished first; the next complete
+    row begins another upsert.
     """
 
     def __init__(self, begin: Callable[[], OpenUpsert], columns: Sequence[str]) -> None:
         self._begin, self._columns = begin, columns
         self._open: OpenUpsert | None = None
-        self._passed = 0  # rows before the open upsert
+        self._passed = 0  # number of rows before the open upsert
         self._lines = 0
 
     def __enter__(self) -> Self:

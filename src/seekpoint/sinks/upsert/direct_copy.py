@@ -14,7 +14,7 @@ from seekpoint.sinks.column_type import ColumnTypes
 from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.dedupe import Target
 
-# The server may check another unique index before the key's, so a row that is an update can fail on that one, too.
+# The server may check another unique index before the key's, so an update can fail on that index, too.
 _CONFLICTS = frozenset({UNIQUE_VIOLATION, EXCLUSION_VIOLATION})
 
 
@@ -47,7 +47,8 @@ class DirectCopy:
             if getattr(refused.cause, "sqlstate", None) in _CONFLICTS:
                 return False
             raise
-        except psycopg.errors.DeadlockDetected:  # with another writer of the same new keys; sorted rows do not deadlock
+        # A deadlock with another writer of the same new keys: sorted rows avoid it.
+        except psycopg.errors.DeadlockDetected:
             return False
         return True
 

@@ -33,7 +33,7 @@ class MergeSql:
     def gate(self) -> list[object]:
         """The parameters of ``GATE``, which is false if the columns' types have changed since the layout was read.
 
-        Then the statement converts no value and writes no row, and the caller reads the layout again.
+        If it is false, the statement converts no value and writes no row, and the caller reads the layout again.
         """
         return [*as_read(self.target.path, self.layout.types.declared)]
 
@@ -49,7 +49,7 @@ class MergeSql:
 
     @property
     def steps_back(self) -> sql.Composed | None:
-        """SELECT of the first staged row whose source position is lower than one before it; None if it has none."""
+        """SELECT of the first staged row with a lower source position than an earlier row; None without positions."""
         return None
 
     # -- parts --------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ class MergeSql:
         return listed(map(escaped_name, self.target.key))
 
     def _same_key(self, left: Composable, right: Composable) -> sql.Composed:
-        """The condition that two rows have the same key, by its index's operators."""
+        """The condition that two rows have the same key, by the operators of the key's index."""
         columns = self.layout.columns
         return sql.SQL(" AND ").join(
             sql.SQL("{} {} {}").format(self._in_key(left, name), as_sql(columns[name].equal), self._in_key(right, name))
@@ -75,7 +75,7 @@ class MergeSql:
         )
 
     def _in_key(self, row: Composable, name: str) -> sql.Composed:
-        """The key's column of a row; an enum's operators do not take a domain over the enum."""
+        """The key's column of a row; cast, if a domain over an enum: the enum's operators do not take it."""
         column = self.layout.columns[name]
         value = sql.SQL("{}.{}").format(row, escaped_name(name))
         return sql.SQL("CAST({} AS {})").format(value, as_sql(column.type)) if column.kind == "enum" else value
@@ -95,7 +95,7 @@ def arrays(columns: Sequence[str]) -> sql.Composed:
 
 
 def escaped_name(*parts: str) -> sql.Identifier:
-    """An identifier with ``%`` doubled, because these statements always run with parameters, even if with ``()``."""
+    """An identifier with ``%`` doubled, because these statements always run with parameters, if only ``()``."""
     return sql.Identifier(*map(percent_doubled, parts))
 
 

@@ -1,4 +1,4 @@
-"""Merges a sink's rows by key in one transaction: runs its statements, and finds the row that an error is about."""
+"""Merges a sink's rows by key in one transaction: runs the statements, and finds the row that an error is about."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class CachedLayout(Generic[S]):
 
 
 class Altered(Exception):  # noqa: N818 -- control: nothing was written, the rows are run again
-    """The table was altered after the statement was made."""
+    """The table was altered after the statement was composed."""
 
 
 class OpenMerge(ABC, Generic[T, S]):
     """Takes rows until the block ends, in an open transaction.
 
-    Raises RowRefused for a refused row, with its line if that is known.
+    Raises RowRefused for a refused row, with its line if known.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class OpenMerge(ABC, Generic[T, S]):
     def _cached(self) -> S:
         """The statements of an earlier transaction, if any: their gate compares them with the table.
 
-        The gate does not see that an enum's labels were renamed, so a table with enums is read again.
+        The gate does not notice renamed labels of an enum, so a table with enums is read again.
         """
         statements = self._known.statements
         if statements is None or statements.target != self._target or statements.layout.types.has_labels:
@@ -172,7 +172,8 @@ class OpenMerge(ABC, Generic[T, S]):
                 try:
                     values.append(texts.of(row))
                 except Unwritable as error:
-                    if self._stage is None and self._ask() is not statements:  # encoded for the types before an ALTER
+                    # The values were encoded for the types before an ALTER.
+                    if self._stage is None and self._ask() is not statements:
                         raise Altered from error
                     raise RowRefused(line, error) from error
         return [list(column) for column in zip(*values, strict=True)]
@@ -194,11 +195,11 @@ class OpenMerge(ABC, Generic[T, S]):
             elif code is not None and fault_of_error(error) is Fault.DATA:
                 raise self._unknown(error) from error
             elif may_be_of_input(code):
-                self._strategies.was_refused()  # next time by COPY, whose errors name the row
+                self._strategies.was_refused()  # the next attempt uses COPY, whose errors name the row
             raise
 
     def _unknown(self, cause: Exception) -> RowRefused:
         """RowRefused for an error that names no row; the next attempt uses COPY, which names it."""
-        self._known.statements = None  # asks the server again next time
+        self._known.statements = None  # the next transaction asks the server again
         self._strategies.was_refused()
         return RowRefused(1 if self._rows == 1 else None, cause)

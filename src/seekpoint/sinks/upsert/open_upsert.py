@@ -1,4 +1,4 @@
-"""Writes an upsert's rows in one transaction by one of three strategies; streams 100 or more as they are decoded."""
+"""Writes an upsert's rows of one transaction by one of three strategies; streams 100 or more as they are decoded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seekpoint.sinks.upsert.upsert_sql import UpsertSql
 
 
 class _TurnedBackError(Exception):
-    """A tombstone came, which COPY into the table cannot apply."""
+    """There was a tombstone, which COPY into the table cannot apply."""
 
 
 class OpenUpsert(OpenMerge[Target, UpsertSql]):
@@ -82,7 +82,7 @@ class OpenUpsert(OpenMerge[Target, UpsertSql]):
     def _require_no_step_back(
         self, statements: UpsertSql, columns: Sequence[str], rows: Sequence[Row], lines: Sequence[int]
     ) -> None:
-        """Raise RowRefused if one of the rows was not written because its source position goes back."""
+        """Raise RowRefused if a row was not written because its source position goes back."""
         target = self._target
         if not target.has_position:
             return

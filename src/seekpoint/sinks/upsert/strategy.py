@@ -1,4 +1,4 @@
-"""Chooses a write strategy by the number of rows and by the results of the last transactions. No I/O."""
+"""Chooses a write strategy from the number of rows and the results of the last transactions. No I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 SMALL = 100  # rows: below, one statement beats COPY's round trips
-LONGEST = 512  # large transactions between two attempts at COPY into the table, at most
+LONGEST = 512  # most large transactions between two attempts at COPY into the table
 
 
 class WriteStrategy(StrEnum):
@@ -20,11 +20,11 @@ class WriteStrategy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrote:
-    """The result of one opening of a sink that merges rows.
+    """What a sink that merges rows did in one transaction or part.
 
-    ``rows`` counts rows and tombstones that came, ``upserts`` and ``deletes`` rows of the table. ``fell_back``: COPY
-    into the table met an existing key or a tombstone, and the rows were staged after all. ``pooled``: a connection
-    pooler is in between.
+    ``rows`` counts the incoming rows and tombstones, ``upserts`` and ``deletes`` rows of the table. ``fell_back``: COPY
+    into the table met an existing key or a tombstone, and the rows were staged after all. ``pooled``: the connection is
+    through a pooler.
     """
 
     strategy: WriteStrategy
@@ -36,7 +36,7 @@ class Wrote:
 
 
 def described(*, direct: bool) -> dict[WriteStrategy, str]:
-    """The write strategies, and when each is used; ``direct``: COPY may go into the table itself."""
+    """The write strategies, and when each is used; ``direct``: COPY into the table is possible."""
     return {
         WriteStrategy.UNNEST: f"fewer than {SMALL} rows in a transaction: one INSERT .. ON CONFLICT",
         WriteStrategy.COPY: "more rows, while all their keys are new: COPY into the table, after a savepoint"
@@ -51,7 +51,7 @@ class WriteStrategies:
 
     COPY into the table is tried as long as it succeeds. Each failure doubles the number of large transactions that are
     staged before the next attempt, each success halves it. So new keys are written at the speed of COPY, and a stream
-    of updates wastes one attempt, which fails at its first row, in about 500 transactions.
+    of updates wastes only one attempt in about 500 transactions, which fails at its first row.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,8 @@ class WriteStrategies:
         self.last: Wrote | None = None
         self.current: WriteStrategy | None = None  # of the last large transaction
         self._pause = self._wait = 0
-        self._named = False  # the last statement was refused without a line: stage the next rows, whose errors have one
+        # The last statement was refused without a line: stage the next rows, so that errors have a line.
+        self._named = False
 
     def gathers(self, rows: int) -> bool:
         """Whether this number of rows is gathered for one statement."""

@@ -1,4 +1,4 @@
-"""COPY into a temporary table of the session, chunk by chunk, and from there into the table, merged by key."""
+"""COPY into the session's temporary table, chunk by chunk; a statement then merges it into the table by key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seekpoint.sinks.copy import driver_of, open_copy
 from seekpoint.sinks.dedupe import Deleted, Offsets, has_deletes
 from seekpoint.sinks.upsert.merge_sql import MergeSql
 
-_BEHIND = 1 << 62  # added to explicit lines, which come after those that the stage has numbered
+_BEHIND = 1 << 62  # added to explicit lines, so that they come after the lines that the stage numbers
 
 Execute = Callable[[sql.Composed], int]
 
@@ -33,7 +33,7 @@ class TempTable:
         self._path = ("pg_temp", stage.name)
         self._offsets = Offsets(target, layout.columns) if target.offset and not target.order_by else None
         self._written = 0  # rows and tombstones
-        self._lines: list[int] | None = None  # of the rows after the first tombstone
+        self._lines: list[int] | None = None  # lines of the rows after the first tombstone
         self._gone: list[Row] = []
         build(tx, target, stage)
         self._open(self._columns)
@@ -84,7 +84,7 @@ class TempTable:
         return merged, deleted
 
     def _require_no_step_back(self) -> None:
-        """Raise RowRefused for the first row whose source position is lower than one before it."""
+        """Raise RowRefused for the first row whose source position is lower than an earlier row's."""
         query = self._statements.steps_back
         if query is not None and (row := driver_of(self._tx).execute(query, ()).fetchone()):
             line, before, position = row

@@ -44,19 +44,20 @@ class Upsert(TableSink[V_contra, K_contra]):
 
     ``key`` names the columns of a unique index. ``table``, ``columns``, ``row``, ``rows``, ``topics`` and
     ``provenance`` are as for :class:`Append`. The newest row is the last in its partition. If a key comes from several
-    partitions or topics, ``order_by`` names a column: the row with its highest value is the newest, also compared with
-    the stored row. ``offset_column`` stores the record's offset, so that no older record of the same partition
-    overwrites the row, as after a rewind or by a replayed dead letter. (If ``provenance`` has the partition, offsets of
+    partitions or topics, ``order_by`` names a column: the newest row, including the stored one, is the one with the
+    highest value. ``offset_column`` stores the record's offset, so that no older record of the same partition
+    overwrites the row, such as after a rewind or in a replay. (If ``provenance`` has the partition, offsets of
     different partitions are not compared.) A stored row with NULL in that column is older than any.
 
     ``tombstone="delete"``: a record whose value is None deletes its key's row, and ``row=`` is not called. The row's
-    key is taken from the fields of the record's key, or is that key itself if it is one column, or the result of
-    ``tombstone_key=``, a function of the record. With ``order_by`` it must have that column, too. Deletions are not
-    remembered: an older record that comes later creates the row again. ``tombstone=None``: tombstones go to ``row=``.
+    key has the fields of the record's key, or is that key itself if it is one column, or is the result of
+    ``tombstone_key=``, a function of the record. With ``order_by`` the key must have that column, too. Deletions are
+    not remembered: an older record that arrives later creates the row again. ``tombstone=None``: tombstones go to
+    ``row=``.
 
     ``compacted=True`` allows a reload to rebuild the table from a compacted topic, which keeps the newest record of
-    each key. It states that record keys and row keys correspond one to one, and that every record has a row. It
-    requires ``row=`` or ``changes=``, and excludes ``order_by``. A worker ignores it; a reload checks it.
+    each key. You state with it that record keys and row keys correspond one to one, and that every record has a row. It
+    requires ``row=`` or ``changes=``, and excludes ``order_by``. Workers ignore it; a reload checks it.
 
     ``on_conflict="keep"``: the first row of a key stays, and later ones change nothing. No row is deleted: tombstones
     go to ``row=``. It excludes ``order_by``, ``offset_column`` and ``compacted``.
@@ -66,11 +67,11 @@ class Upsert(TableSink[V_contra, K_contra]):
     the old row. Columns that the source did not send (``UNAVAILABLE``) keep their stored value. A truncate is poison;
     with ``truncate="delete"`` it deletes all rows that are not newer, which needs a topic of one partition, and
     ``offset_column``. With ``offset_column``, ``order_by`` names a column for the source's position: a change with a
-    lower one does not overwrite a row of another partition. In its own partition it stops the worker, because then the
-    source was restored, or sends changes again.
+    lower position does not overwrite a row of another partition. Within a partition a lower position stops the worker:
+    the source was restored, or sends changes again.
 
     Named columns are written: a field that is None becomes NULL. Other columns keep their stored value, or get their
-    default. Of several rows of a key in one transaction the newest is stored.
+    default. If one transaction has several rows of a key, the newest is stored.
     """
 
     keeps_records = True
@@ -138,7 +139,7 @@ class Upsert(TableSink[V_contra, K_contra]):
 
     @property
     def guarded(self) -> bool:
-        """Whether older records never overwrite the row of a newer one, in whatever order they come."""
+        """Whether older records never overwrite the row of a newer one, in any order of arrival."""
         return self.order_by is not None or self.offset_column is not None
 
     @property
@@ -175,19 +176,19 @@ class Upsert(TableSink[V_contra, K_contra]):
 
     @property
     def written(self) -> tuple[str, ...] | None:
-        """Every column it writes, in the order of its rows; None if the first row decides."""
+        """Every written column, in the order of the rows; None if the first row decides."""
         columns = super().written
         return columns if columns is None or not self.has_position else (*columns, self.order_by or "")
 
     @property
     def has_position(self) -> bool:
-        """Whether ``order_by`` is filled with the source's position of each change."""
+        """Whether ``order_by`` stores each change's position at the source."""
         return self.changes and self.order_by is not None
 
     def check(self, tx: Connection, codecs: Collection[Codec] = (), key: Codec | None = None) -> Any:
         """The table's layout. Raises ConfigError if the table, a column, the key's index or a privilege is missing.
 
-        Also if a column cannot hold a field as it is.
+        Also raises it for a column that cannot hold a field unchanged.
         """
         from seekpoint.sinks.upsert.check import check_upsert  # noqa: PLC0415 -- a declaration needs no driver
 
@@ -201,7 +202,7 @@ class Upsert(TableSink[V_contra, K_contra]):
         return layout
 
     def _check_codecs(self, codecs: Collection[Codec]) -> None:
-        """Raise ConfigError if a codec decodes changes and the sink takes rows, or the reverse."""
+        """Raise ConfigError if a codec decodes changes and the sink takes rows, or vice versa."""
         for codec in codecs:
             if isinstance(codec, Debezium) is not self.changes:
                 raise ConfigError(f"{self!r}: {_ROWS_ARE_NO_CHANGES if self.changes else _CHANGES_ARE_NO_ROWS}")
@@ -252,7 +253,7 @@ _TRUNCATES = (
     "it takes 'delete', and needs changes=True and offset_column=, so that no replayed truncate deletes newer rows; it "
     "excludes compacted=True, as a compacted topic has no record without a key"
 )
-_MARKS = {Unreadable, type(UNAVAILABLE)}  # types of values that make a row incomplete
+_MARKS = {Unreadable, type(UNAVAILABLE)}  # value types that make a row incomplete
 _CHANGES_ARE_NO_ROWS = (
     "the values are Debezium's changes, and an Upsert of their rows would leave deleted rows in the table: give the "
     "sink changes=True"
@@ -319,7 +320,7 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
 
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
-        """Take rows as they come; they are in the table when the block ends."""
+        """Take rows as they arrive; at the end of the block they are in the table."""
         from seekpoint.sinks.altered_table import rerun_if_changed  # noqa: PLC0415 -- rows are made without a driver
         from seekpoint.sinks.upsert.open_merge import CachedLayout  # noqa: PLC0415
         from seekpoint.sinks.upsert.open_upsert import OpenUpsert  # noqa: PLC0415
@@ -335,7 +336,7 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
         return begin()
 
     def strategy_changed(self) -> WriteStrategyChanged | None:
-        """The event to emit after COMMIT if large transactions have another write strategy than at the last call."""
+        """The event to emit after COMMIT if large transactions use another write strategy than at the last call."""
         current, last, conflicts = self.strategies.current, self.strategies.last, self.strategies.conflicts
         if current is self._announced or current is None or last is None:
             return None
@@ -356,7 +357,7 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
         return self._deleted(record, values)
 
     def _deleted(self, record: AnyRecord, values: tuple[Any, ...]) -> Deleted:
-        """The deletion of the row with these values, and with the record's offset if ``offset_column`` needs it."""
+        """The deletion of the row with these values, with the record's offset if ``offset_column`` is set."""
         if self._sink.offset_column is None:
             return Deleted(values)
         position = (self._position(record),) if self._sink.has_position else ()
@@ -364,7 +365,7 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
         return Deleted((*values, *position, record.offset, *(origin if "partition" in self._sink.provenance else ())))
 
     def _position(self, record: AnyRecord) -> int | None:
-        """The source's position of a change; None for a tombstone, which has none."""
+        """A change's position at the source; None for a tombstone."""
         if record.value is None:
             return None
         try:
@@ -415,7 +416,7 @@ class ChangesWriter(UpsertWriter):
 
     @property
     def written(self) -> tuple[str, ...] | None:
-        """Every column it writes, in the order of its rows."""
+        """Every written column, in the order of the rows."""
         return self._sink.written
 
     def _where(self, record: AnyRecord) -> tuple[Any, ...]:

@@ -81,7 +81,7 @@ class UpsertSql(MergeSql):
 
     @cached_property
     def steps_back(self) -> sql.Composed | None:
-        """SELECT of the first such row of the stage: its number from 1, the position before, and its position."""
+        """SELECT of the stage's first row that is lower than an earlier one: its number from 1, and both positions."""
         if not self.target.has_position:
             return None
         parts = {"line": escaped_name(LINE), "position": escaped_name(self.target.order_by or ""), "stage": self._stage}
@@ -134,7 +134,7 @@ class UpsertSql(MergeSql):
         )
 
     def _set(self, columns: Sequence[str]) -> sql.Composed:
-        """The assignments of an UPDATE; of the key only columns whose equal values may be spelled differently."""
+        """The assignments of an UPDATE; of the key's columns only those whose equal values may have two spellings."""
         layout_columns, key = self.layout.columns, self.target.key
         changing = [name for name in columns if name not in key or layout_columns[name].has_spellings] or key
         return listed(sql.SQL("{0} = {1}.{0}").format(escaped_name(name), NEW) for name in changing)
@@ -189,7 +189,7 @@ class UpsertSql(MergeSql):
     @cached_property
     def _newest(self) -> sql.Composed:
         order = sql.SQL("{} DESC, ").format(escaped_name(self.target.order_by)) if self.target.order_by else sql.SQL("")
-        if self.target.has_position:  # a tombstone has the position of the change before it
+        if self.target.has_position:  # a tombstone gets the position of the change before it
             order = sql.SQL("max({}) OVER (PARTITION BY {} ORDER BY {}) DESC NULLS LAST, ").format(
                 escaped_name(self.target.order_by or ""),
                 listed(map(escaped_name, (*self.target.key, *self.target.origin))),

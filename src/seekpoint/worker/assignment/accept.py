@@ -1,4 +1,4 @@
-"""Accepts the client's messages: those of active partitions, in order, that were not read before (I3)."""
+"""Accepts the client's messages of active partitions, in order, each only once (I3)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from seekpoint.worker.assignment.states import ActivePartition
 
 
 def accept_messages(partitions: AssignedPartitions, messages: Iterable[Message], announce: Announcer) -> Chunk[Message]:
-    """Keep messages of active partitions that were not read before, and move the read positions past them (I3).
+    """Keep new messages of active partitions, and move the read positions past them (I3).
 
     Records that have to wait go into their partition's backlog instead.
     """
@@ -32,9 +32,9 @@ def accept_messages(partitions: AssignedPartitions, messages: Iterable[Message],
 
 
 def _runs(messages: list[Message]) -> Iterator[tuple[tuple[str | None, int | None] | None, list[Message]]]:
-    """Runs of one partition's messages, each with the partition; all messages, with None, if some are not records.
+    """The messages as runs, each of one partition; a single run, with None, if some messages are not records.
 
-    Runs are long: the client returns a broker's answer partition by partition.
+    Runs are long, because the client returns a broker's answer partition by partition.
     """
     if not messages:
         return
@@ -64,7 +64,7 @@ class _Accepted:
         self._waiting: list[tuple[ActivePartition, Message]] = []
 
     def add_run(self, partition: Any, run: list[Message]) -> bool:
-        """Keep a run of one partition's records at once; False if one of them must not be kept."""
+        """Keep one partition's run as a whole; False, and keep none, if one of its records must not be kept."""
         active = self._partitions.active.get(partition)
         if active is None or active.backlog is not None:
             return False
@@ -85,7 +85,7 @@ class _Accepted:
             active = self._partitions.active.get(partition)
             offset: Any = message.offset()
             if active is None or offset < active.read_position:
-                continue  # read before its partition was revoked, stopped or activated again
+                continue  # stale: read before its partition was revoked, stopped or activated again
             if active.backlog is not None:
                 self._waiting.append((active, message))
                 continue
@@ -102,7 +102,7 @@ class _Accepted:
         self._kept += messages
 
     def chunk(self) -> Chunk[Message]:
-        """The messages that may be applied now; the others go into the backlogs."""
+        """The messages that may be applied now; moves the others to the backlogs."""
         if self._waiting:
             self._store()
         now = monotonic()
@@ -127,7 +127,7 @@ class _Accepted:
         self._announce(events.ChunkRead(records=stored))
 
     def _in_stream(self, message: Message) -> None:
-        """Act on an error, or a partition's end, that came in place of a record."""
+        """Act on a message that is not a record: an error, or a partition's end."""
         error: Any = message.error()
         partition = Partition(message.topic() or "", -1 if (n := message.partition()) is None else n)
         active = self._partitions.active.get(partition)
@@ -150,4 +150,4 @@ def _is_of_this_assignment(active: ActivePartition, offset: int | None) -> bool:
     """
     if offset is None:
         return active.claim.leader_epoch is not None or active.read_position > active.claim.next_offset
-    return offset >= active.read_position  # I4; greater if the log has no records in between
+    return offset >= active.read_position  # I4; the offset is greater if the log has no records in between

@@ -73,26 +73,27 @@ class Assignment:
         return self._worker.is_claiming
 
     def lag(self) -> tuple[dict[Partition, int], frozenset[Partition]]:
-        """Each partition's lag in offsets, stopped ones too; and the partitions whose lag is not known.
+        """The lag of each partition, active or stopped, in offsets; and the partitions whose lag is not known.
 
-        A lag is not known if the position is past the log's end, the topic is not the one that was read, or no broker
-        answers for the log. Raises KafkaUnavailable if no broker answers for any active partition.
+        A lag is not known if the position is past the log's end, the topic was recreated, or no broker answers for the
+        log. Raises KafkaUnavailable if no broker answers for any active partition.
         """
         return self._worker.lag()
 
     def read(self, most: int, wait: float) -> list[Message]:
-        """Read up to ``most`` messages: waits ``wait`` seconds for the first, and adds those that have arrived since.
+        """Read up to ``most`` messages: waits up to ``wait`` seconds for the first, and adds all that have arrived by
+        then.
 
-        Pass all of them to :meth:`accept_poll`, also none.
+        Pass the result to :meth:`accept_poll`, even if it is empty.
         """
         return self._worker.client.read(most, wait)
 
     def accept_poll(self, messages: Iterable[Message]) -> Chunk[Message]:
-        """Return which messages of :meth:`read` to apply; call it after each read, and apply no others.
+        """Return those messages of :meth:`read` that are to be applied; call it after each read.
 
-        Drops stale messages; releases, claims and activates the partitions that callbacks recorded; notices resets.
-        Raises ClusterChanged, HandlerOutdated, KafkaUnavailable, and database errors unchanged; after any of them
-        the next call claims everything again.
+        Drops stale messages, releases, claims and activates the partitions that callbacks recorded, and notices resets.
+        Raises ClusterChanged, HandlerOutdated, KafkaUnavailable, and database errors unchanged; after any of them the
+        next call claims everything again.
         """
         chunk = self._worker.accept_messages(messages)
         try:

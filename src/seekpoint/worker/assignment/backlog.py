@@ -1,4 +1,4 @@
-"""One partition's records that were read and may not be applied yet, in order. No I/O; callers pass the time.
+"""The records of one partition that were read and may not be applied yet, in order. No I/O; callers pass the time.
 
 A record waits because it is not old enough (``delay``), is scheduled for retry, or is in a suspect range, which is
 tried in small parts. No record overtakes the head.
@@ -17,10 +17,10 @@ from seekpoint.ledger import Attempt
 from seekpoint.ledger.claim import DELAYED
 from seekpoint.records import Failure, Partition, RawRecord, size_of
 
-SKEW = 1.0  # seconds that a producer's clock may be ahead without a note in the ledger
+SKEW = 1.0  # seconds that a producer's clock may be ahead before the ledger stores when its record is due
 
 PARTS = 100  # parts into which a suspect range is divided
-SINGLE = 200  # offsets: a part of at most this length in which a process crashed is tried record by record
+SINGLE = 200  # if a process crashed in a part of at most this many offsets, its records are tried one by one
 
 _AT_ONCE = float("-inf")
 
@@ -28,7 +28,7 @@ _AT_ONCE = float("-inf")
 class Moment(NamedTuple):
     """A time by two clocks, in seconds: ``steady`` for waits, ``wall`` to compare with a timestamp when it is read.
 
-    So setting the wall clock changes no wait that has begun.
+    So a change of the wall clock does not affect waits that have begun.
     """
 
     steady: float
@@ -42,7 +42,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RetryLater:
-    """A record that failed with this error, to be tried again in ``wait`` seconds; its partition waits before it."""
+    """A record failed with this error. Its partition waits ``wait`` seconds, then the record is tried again."""
 
     partition: Partition
     offset: int
@@ -85,7 +85,7 @@ class SuspectRange:
         return cls(end, step, crashed_end, 1 if width <= SINGLE else -(-width // PARTS))
 
     def step_at(self, offset: int) -> int:
-        """How many offsets, from this one on, are tried at once; 1: record by record."""
+        """How many offsets are tried together from this one on; 1: record by record."""
         return self.inner if offset < self.crashed_end else self.step
 
     def part_end(self, offset: int) -> int:
@@ -122,7 +122,7 @@ class Part(NamedTuple):
 
 
 class Backlog:
-    """The waiting records of an active partition. ``position`` is the position before the next record to be given."""
+    """The waiting records of an active partition. ``position`` is the one before the next record to return."""
 
     def __init__(self, *, delay: float | None = None, suspects: SuspectRange | None = None) -> None:
         self.position = 0
@@ -163,7 +163,7 @@ class Backlog:
         self.bytes += size_of([record])
 
     def put_back(self, records: Sequence[RawRecord], position: int, attempt: Attempt, now: Moment) -> None:
-        """Put back records, the first of which failed; they are given again after ``attempt.wait``."""
+        """Put back records, the first of which failed; they are due again after ``attempt.wait``."""
         self._queue.extendleft((_AT_ONCE, record) for record in reversed(records))
         self.bytes += size_of(records)
         self.position = position
@@ -178,7 +178,7 @@ class Backlog:
         previous = self._due_by
         return due if previous is None or record.offset > previous.offset else min(due, previous.steady)
 
-    # -- giving records -----------------------------------------------------------------------------------
+    # -- returning records --------------------------------------------------------------------------------
 
     def wait(self, now: Moment) -> float | None:
         """Seconds until the first waiting record may be applied, 0 if it may be now; None if no record waits."""
@@ -201,7 +201,7 @@ class Backlog:
         return suspects is not None and suspects.step_at(head.offset) == 1
 
     def _attempt_at(self, head: RawRecord) -> Attempt | None:
-        """The recorded attempt, if it is this record's."""
+        """The recorded attempt, if it was at this record."""
         return self._attempt if self._attempt is not None and self._attempt.offset == head.offset else None
 
     def _suspects_at(self, head: RawRecord) -> SuspectRange | None:
@@ -209,7 +209,7 @@ class Backlog:
         return self.suspects if self.suspects is not None and head.offset < self.suspects.end else None
 
     def expire(self) -> None:
-        """Forget the attempt and the suspect range once the head is past them: their records are gone or applied."""
+        """Forget the attempt and the suspect range once the head is past them."""
         if not self._queue:
             return
         head = self._queue[0][1]
@@ -219,11 +219,11 @@ class Backlog:
             self.suspects = None
 
     def _is_free(self) -> bool:
-        """Whether the head may be given together with any other records."""
+        """Whether the head may be in one batch with any other records."""
         return not self.is_single() and self._suspects_at(self._queue[0][1]) is None
 
     def give(self, most: int, now: Moment) -> list[RawRecord]:
-        """Up to ``most`` records from the head on that are due, and need no single-record attempt."""
+        """Up to ``most`` due records, from the head to the first one that needs a single-record attempt."""
         records: list[RawRecord] = []
         self.expire()
         while self._queue and len(records) < most and self.wait(now) == 0 and self._is_free():
@@ -234,7 +234,7 @@ class Backlog:
         return records
 
     def _give_rest(self, records: list[RawRecord], most: int, steady: float) -> None:
-        """Give further due records, if no attempt and no suspect range is left to check."""
+        """Add further due records, for which no attempt or suspect range needs a check."""
         queue = self._queue
         while queue and len(records) < most and queue[0][0] <= steady:
             records.append(self._pop())
@@ -246,12 +246,12 @@ class Backlog:
             return None
         start, attempt = self.position, self._attempt_at(self._queue[0][1])
         record = self._pop()
-        if attempt is not None:  # otherwise it is a suspect, and the record with the attempt may follow
+        if attempt is not None:  # otherwise the head is a suspect, and the record with the attempt may follow
             self._attempt = None
         return Try(record, start, attempt)
 
     def give_part(self, most: int, now: Moment) -> Part | None:
-        """The next part of a suspect range, as far as it was read and is due; None if there is none."""
+        """The next part of a suspect range, up to the last record that was read and is due; None if there is none."""
         self.expire()
         if not self._queue or self.wait(now) != 0 or self._is_free() or self.is_single():
             return None
@@ -275,9 +275,9 @@ class Backlog:
     # -- what is stored in the ledger ---------------------------------------------------------------------
 
     def due_by(self, now: Moment) -> DueBy | None:
-        """The note to store about a head whose timestamp lies in the future; None if it needs none, or has one.
+        """The note to store about a head whose timestamp lies in the future; None if none is needed, or one is stored.
 
-        Its delay runs from when it was first seen; without a note, a restart would begin the delay again.
+        Its delay counts from when it was first seen; without the note, a restart would begin the delay again.
         """
         if self._delay is None or not self._queue or self._attempt is not None:
             return None

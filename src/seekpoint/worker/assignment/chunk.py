@@ -60,7 +60,7 @@ class Chunk(Sequence[T], Generic[T]):
         return iter(self.messages)
 
     def and_then(self, other: Chunk[T]) -> Chunk[T]:
-        """Join both chunks; in a partition that both have, the second must begin where the first ends."""
+        """Join both chunks; in each partition, the second must begin where the first ends."""
         unreadable, read_by = [*self.unreadable, *other.unreadable], max(self.read_by, other.read_by)
         return Chunk([*self, *other], chain((self, other)), unreadable, read_by=read_by)
 
@@ -75,7 +75,7 @@ class Chunk(Sequence[T], Generic[T]):
 def chain(chunks: Iterable[Chunk[Any]], before: Mapping[Partition, Read] | None = None) -> dict[Partition, Read]:
     """Join chunks that were read one after the other: each must begin where the one before ended (I3).
 
-    ``before`` has the reads that were joined already.
+    ``before`` has the reads joined so far.
     """
     joined: dict[Partition, Read] = {} if before is None else dict(before)
     for chunk in chunks:

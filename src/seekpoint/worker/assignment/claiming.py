@@ -52,7 +52,7 @@ class Claiming:
         self._unknown: dict[str, _Unknown] = {}
         self.tables = TopicTables(resources, pipeline)
         self._pipeline = pipeline
-        self._with_sums: set[str] = set()  # the topics whose sums are stored
+        self._with_sums: set[str] = set()  # the topics whose tables with sums are stored
 
     def release(self, claims: Sequence[Claim]) -> None:
         """Release these claims; if the database does not answer, the next call releases them."""
@@ -104,13 +104,13 @@ class Claiming:
         self._stop_topics(claimed.granted, without_table)
 
     def _stop_topics(self, claims: Mapping[Partition, Claim], reasons: Mapping[str, str]) -> None:
-        """Stop the partitions of topics without a table, under their new claims: nothing of them is read."""
+        """Stop the partitions of topics without a table, under their new claims, before anything of them is read."""
         for partition, claim in claims.items():
             if (reason := reasons.get(partition.topic)) is not None:
                 self._partitions.stop(partition, TableMissing.of(partition, claim.next_offset, reason))
 
     def _declare_sums(self, topics: Collection[str]) -> None:
-        """Store which tables have sums before the first record is added: a reset must know them (I1)."""
+        """Store which tables have sums before the first record is added: a reset needs to know (I1)."""
         sums = {} if self._pipeline is None else declared_sums(self._pipeline)
         if new := {topic: sums[topic] for topic in sorted(topics) if topic in sums and topic not in self._with_sums}:
             with self._ledger.begin() as tx:
@@ -142,10 +142,10 @@ class Claiming:
     def topic_id_mismatches(
         self, answer: Answer, partitions: Iterable[Partition]
     ) -> dict[Partition, PartitionStopped | None]:
-        """The partitions whose topic is not the one that was claimed, each with its stop.
+        """The partitions whose topic was recreated since the claim, each with its stop.
 
-        None instead of a stop if the topic's id is unknown now: its records may not commit until it is known.
-        Raises KafkaUnavailable.
+        None instead of a stop if the topic's id is unknown now: its records must not be committed until the id is
+        known. Raises KafkaUnavailable.
         """
         ids = answer.result()
         mismatches: dict[Partition, PartitionStopped | None] = {}
@@ -197,8 +197,8 @@ class Claiming:
         self._scheduler.begin(claims.values(), suspects)
 
     def rolled_back(self, partition: Partition, expected: int, stored: int) -> None:
-        """Record that a failover lost commits, rows and position together; the records are read again from the log."""
+        """Record that a failover lost commits. Rows and position were lost together, so the records are read again."""
         self._announce(events.Resynced(partition=partition, expected=expected, found=stored, cause="rolled back"))
         self._ledger.record_action(
-            "rolled back", partition, expected, stored, reason="the database lost what was committed here"
+            "rolled back", partition, expected, stored, reason="the database lost commits of this worker"
         )

@@ -1,4 +1,4 @@
-"""Chooses the partitions that a transaction locks: those it is likely to read, because it locks no row later."""
+"""Chooses the partitions that a transaction locks at its start: those it is likely to read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class HeldPartitions:
     """Chooses the partitions to hold: those of a batch's first chunk, and those moved in the last eight transactions.
 
     A chunk of another partition closes the batch and begins the next. If that chunk was full, more partitions have
-    records: the next eight transactions hold every active partition, so that they can reach their full size.
+    records: the next eight transactions hold every active partition, so that batches can reach their full size.
     """
 
     def __init__(self) -> None:
@@ -33,6 +33,6 @@ class HeldPartitions:
         self._all = max(0, self._all - 1)
 
     def closed_by_another(self, *, is_full: bool) -> None:
-        """Note that a chunk of partitions that were not held closed the batch."""
+        """Note that a chunk of a partition that was not held closed the batch."""
         if is_full:
             self._all = LATELY

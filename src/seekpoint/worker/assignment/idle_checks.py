@@ -14,7 +14,7 @@ from seekpoint.worker.assignment.claiming import Claiming
 from seekpoint.worker.assignment.reconcile import Reconciler
 from seekpoint.worker.assignment.resources import Resources
 
-ANSWER = 3.0  # seconds for an answer about topic ids: an outage is reported soon, and the next check asks again
+ANSWER = 3.0  # seconds to wait for topic ids: short, so that an outage is reported soon; the next check asks again
 
 
 class IdleChecks:
@@ -26,7 +26,7 @@ class IdleChecks:
         self._partitions, self._ledger, self._announce = resources.partitions, resources.ledger, resources.announce
         self._identity, self._watermarks = resources.identity, resources.watermarks
         self.topics, self._claiming, self._reconciler = topics, claiming, reconciler
-        self._next = 0.0  # when they run next, by the monotonic clock
+        self._next = 0.0  # when the checks run next, by the monotonic clock
 
     def run_soon(self) -> None:
         """Run the checks at the next call."""
@@ -55,7 +55,7 @@ class IdleChecks:
         self._check_stopped(rows, answer)
 
     def _check_group(self) -> None:
-        """Check version and declaration: claims check them, but a worker without partitions makes no claims."""
+        """Check version and declaration, for a worker without partitions: it makes no claims, which check both."""
         self._ledger.check_version()
         if (differs := self._ledger.differs(self.topics)) is not None:
             raise differs
@@ -69,7 +69,7 @@ class IdleChecks:
             self._announce(events.KafkaTrouble(error=str(error)))
 
     def _pass_log_ends(self, partitions: Sequence[Partition]) -> None:
-        """Advance idle partitions over trailing control records, so that they never look like loss (I3)."""
+        """Advance idle partitions past trailing control records, which must never look like lost records (I3)."""
         if not partitions:
             return
         answer = self._identity.ask({partition.topic for partition in partitions})
@@ -108,7 +108,7 @@ class IdleChecks:
             self._reconciler.reconcile({})
 
     def _check_stopped(self, rows: Mapping[Partition, Position], answer: Answer) -> None:
-        """Claim a stopped partition again after a decision, or if its topic was recreated, which the claim reports."""
+        """Claim a stopped partition again after a decision, or if its topic was recreated: the claim reports that."""
         try:
             ids = answer.result()
         except KafkaUnavailable as error:
@@ -116,7 +116,7 @@ class IdleChecks:
             return
         stopped = list(self._partitions.stopped.items())
         waiting = {partition.topic for partition, state in stopped if isinstance(state.stop, TableMissing)}
-        written = waiting - self._claiming.tables.refusals(waiting).keys()  # they have got a table
+        written = waiting - self._claiming.tables.refusals(waiting).keys()  # an operator has created the table
         for partition, state in stopped:
             row = rows.get(partition)
             token, topic_id = (None, None) if row is None else (row.token, row.topic_id)
@@ -127,7 +127,7 @@ class IdleChecks:
     def check_out_of_range(self) -> None:
         """Stop partitions whose read position is out of range; the stop says why, and who reset it (I4).
 
-        Records that were read already are applied first, because the log may no longer have them.
+        Records that were already read are applied first, because the log may no longer have them.
         """
         active, refused = self._partitions.active, self._partitions.out_of_range
         missing = {

@@ -1,4 +1,4 @@
-"""Chunks that were read and wait for the next batch: left by another batch, or read ahead."""
+"""Chunks that wait for the next batch: the last batch did not take them, or they were read ahead."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class KeptChunks:
 
     @property
     def first(self) -> Chunk[RawRecord]:
-        """The chunk that is taken next."""
+        """The next chunk."""
         return self._chunks[0][0]
 
     def append(self, chunk: Chunk[RawRecord]) -> None:

@@ -1,4 +1,4 @@
-"""The state of every assigned partition: claiming, active or stopped; leaving, after it was revoked.
+"""The state of every assigned partition: claiming, active or stopped; after a revocation, leaving.
 
 All transitions are here::
 
@@ -27,10 +27,10 @@ from seekpoint.worker.assignment.states import ActivePartition, ClaimingPartitio
 
 
 class AssignedPartitions:
-    """The state of every assigned partition, and the client kept in step with it. Does not use the ledger.
+    """The state of every assigned partition; keeps the client in step with it. Does not use the ledger.
 
-    A partition that Kafka revoked while it was active is leaving: it is not read any more, the open batch may have its
-    records, and its claim is released after that batch. If it is assigned again meanwhile, it is claiming, too.
+    A partition that Kafka revoked while it was active is leaving: no more of it is read, and its claim is released
+    after the open batch, which may have its records. If it is assigned again before that, it is also claiming.
 
     ``kept`` has the chunks that wait for the next batch. ``backlogged`` are the active partitions with a backlog, in
     the order in which the scheduler reads them. ``out_of_range`` has the offset of each active partition that the
@@ -54,7 +54,7 @@ class AssignedPartitions:
         self.out_of_range: Mapping[Partition, int | None] = MappingProxyType(self._out_of_range)
 
     def owned(self, partition: Partition) -> ActivePartition | None:
-        """The partition, if it is active or leaving: the open batch may have its records."""
+        """The partition's state, if it is active or leaving: the open batch may have its records."""
         return self._active.get(partition) or self._leaving.get(partition)
 
     def all_owned(self) -> Mapping[Partition, ActivePartition]:
@@ -131,7 +131,7 @@ class AssignedPartitions:
             self._active.pop(partition, None)
 
     def claim_again(self, partition: Partition, claim: Claim | None, not_before: float = 0.0) -> None:
-        """Stop reading, and claim again; a leaving partition is released: claiming it would fence its new owner."""
+        """Stop reading, and claim again; release a leaving partition instead, whose new owner a claim would fence."""
         if self._leaving.pop(partition, None) is not None:
             self._release(claim)
             return
@@ -173,9 +173,9 @@ class AssignedPartitions:
     # -- the client, kept in step ---------------------------------------------------------------------
 
     def continue_reading(self) -> None:
-        """After a rebalance: continue to read the partitions that are still assigned, from their read positions.
+        """Continue to read the partitions that are still assigned after a rebalance, from their read positions.
 
-        Skips those that are out of range: the client stopped fetching them, and refuses to seek.
+        Skips partitions that are out of range: the client stopped fetching them, and refuses to seek.
         """
         positions = self._positions()
         self._client.continue_reading(
@@ -196,7 +196,7 @@ class AssignedPartitions:
             self._active[partition].is_paused = True
 
     def resume(self, partitions: Collection[Partition]) -> None:
-        """Resume reading these partitions; those out of range cannot seek, and are assigned again once decided."""
+        """Resume reading these partitions, except those out of range: the client cannot seek there."""
         readable = [partition for partition in partitions if partition not in self._out_of_range]
         self._client.resume(
             {
@@ -217,7 +217,7 @@ class AssignedPartitions:
             self._out_of_range.pop(partition, None)
 
     def _positions(self) -> dict[Partition, int]:
-        """The read positions of active partitions, without those out of range, which would be refused again."""
+        """The read positions of active partitions; omits those out of range, which the broker would refuse again."""
         return {
             partition: state.read_position
             for partition, state in self._active.items()
@@ -225,7 +225,7 @@ class AssignedPartitions:
         }
 
     def _forget_read(self, partitions: Collection[Partition]) -> None:
-        """Drop unapplied records of these partitions: reading has ended, or begins at another position."""
+        """Drop unapplied records of these partitions, because reading ends, or begins at another position."""
         self.decided(partitions)
         for partition in partitions:
             self._backlogged.pop(partition, None)
@@ -235,7 +235,7 @@ class AssignedPartitions:
     # -- records that were read and wait --------------------------------------------------------------
 
     def set_backlog(self, partition: Partition, backlog: Backlog | None) -> None:
-        """Put an active partition's next records into this backlog; None: into no backlog."""
+        """Use this backlog for an active partition's next records; None: use no backlog."""
         active = self._active[partition]
         active.backlog = backlog
         if backlog is None:
@@ -244,11 +244,11 @@ class AssignedPartitions:
             self._backlogged[partition] = active
 
     def rotate(self, partition: Partition) -> None:
-        """Move a partition to the end of the order, after its records were given."""
+        """Move a partition to the end of the scheduler's order, after some of its records were returned."""
         self._backlogged[partition] = self._backlogged.pop(partition)
 
     def keep(self, chunk: Chunk[RawRecord]) -> None:
-        """Keep a chunk for a later batch, after those that are kept already."""
+        """Keep a chunk for a later batch, after the chunks kept so far."""
         self.kept.append(chunk)
         for partition, read in chunk.reads.items():
             active = self._active[partition]
@@ -264,7 +264,7 @@ class AssignedPartitions:
         return part(chunk, {partition: read for partition, read in chunk.reads.items() if partition in held})
 
     def take_kept(self, most: int | None = None) -> Chunk[RawRecord]:
-        """Take the first kept chunk, ``most`` records of it at most."""
+        """Take the first kept chunk, or its first ``most`` records."""
         if most is not None:
             self.kept.divide_first(most)
         chunk = self.kept.take()

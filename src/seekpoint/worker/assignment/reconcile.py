@@ -23,10 +23,10 @@ from seekpoint.worker.assignment.states import ActivePartition
 class ReconcileCase(Enum):
     """How a partition's stored position compares with the expected one; only LOST means another claim."""
 
-    IN_STEP = auto()  # at the start of the batch, or at the reader's position: the same records may be tried again
+    IN_STEP = auto()  # at the batch's start, or at the reader's position: the same records may be tried again
     COMMITTED_UNSEEN = auto()  # after the expected one: a COMMIT took effect, but its answer was lost
     ROLLED_BACK = auto()  # before a confirmed commit: a failover lost that commit
-    AHEAD = auto()  # unchanged, but the reader is ahead of it: records that it had read were dropped
+    AHEAD = auto()  # unchanged, but the reader is ahead: records that it had read were dropped
     LOST = auto()  # another claim has replaced ours, or the row is gone
 
 
@@ -56,8 +56,8 @@ class Reconciler:
     def reconcile(self, starts: Mapping[Partition, int]) -> set[Partition]:
         """Lock the ledger's rows and compare with them; returns the partitions to drop from the batch.
 
-        The open batch begins at ``starts``. A partition that is in step may be tried again; every other one is read
-        again from the ledger's position, or claimed again.
+        The open batch begins at ``starts``. A partition in step may be tried again. Any other is read again from the
+        ledger's position, or claimed again.
         """
         owned = self._partitions.all_owned()
         rows = self._ledger.positions_of(owned)
@@ -86,7 +86,7 @@ class Reconciler:
         return dropped
 
     def _reread(self, claim: Claim, row: Position) -> Claim | None:
-        """The claim at the ledger's position, to read from there; None if it is claimed again or released instead."""
+        """The claim at the ledger's position, to read from there; None for a partition to claim again or release."""
         current = replace(claim, next_offset=row.next_offset, leader_epoch=row.leader_epoch, epoch=row.epoch)
         # If the row has an attempt, claim again: only a claim returns when it is due, and how often it was tried. A
         # revoked partition must be released: if it stayed in the batch, every commit would be refused, without end.

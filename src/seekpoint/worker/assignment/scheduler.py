@@ -21,7 +21,7 @@ from seekpoint.worker.assignment.states import ActivePartition
 LEAST_RECORDS = 1000
 LEAST_BYTES = 1024 * 1024
 
-EARLY = "its timestamp lies in the future, so its delay counts from when it was first seen"
+EARLY = "its timestamp lies in the future, so its delay counts from the time it was first read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class SuspectPart:
 
 
 class Scheduler:
-    """The backlogs of one assignment, read one after the other; partitions without a backlog are not touched."""
+    """The backlogs of one assignment, served in rotation; ignores partitions without a backlog."""
 
     def __init__(self, resources: Resources, pipeline: Pipeline | None) -> None:
         self._partitions, self._ledger, self._announce = resources.partitions, resources.ledger, resources.announce
@@ -61,7 +61,7 @@ class Scheduler:
     # -- filling backlogs -----------------------------------------------------------------------------
 
     def suspects(self, claims: Iterable[Claim]) -> dict[Partition, SuspectRange]:
-        """The suspect ranges of partitions whose owners crashed, if there were records to read.
+        """The suspect ranges of partitions whose owners crashed, where there were records to read.
 
         A range's end, up to which the crashed owners can have read, is recorded once. Raises KafkaUnavailable.
         """
@@ -93,7 +93,7 @@ class Scheduler:
         }
 
     def _noted(self, notes: Sequence[SuspectNote]) -> Sequence[SuspectNote]:
-        """Record the notes whose claims are still ours, and return them."""
+        """Record the notes whose claims are still ours; returns these notes."""
         try:
             self._ledger.record_suspects_alone(notes)
         except Fenced as error:
@@ -111,7 +111,7 @@ class Scheduler:
         for claim in claims:
             attempt = claim.attempt
             if attempt is not None and attempt.then == DELAYED and self._delay is None:
-                attempt = None  # an earlier process waited; this pipeline has no delay
+                attempt = None  # a note by an earlier process; this pipeline has no delay
             if self._delay is None and attempt is None and claim.partition not in suspects:
                 continue
             backlog = Backlog(delay=self._delay, suspects=suspects.get(claim.partition))
@@ -138,7 +138,7 @@ class Scheduler:
         )
 
     def schedule_retry(self, retry: RetryLater, records: Sequence[RawRecord], position: int) -> None:
-        """Put back a partition's records from ``retry.offset`` on; they come next when the wait is over."""
+        """Put back a partition's records from ``retry.offset`` on; they come first when the wait is over."""
         placed = self._partitions.active.get(retry.partition)
         if placed is None or placed.position != records[-1].offset + 1:
             return  # the partition was activated again since, and reads from the ledger's position
@@ -209,7 +209,7 @@ class Scheduler:
         return None
 
     def note_left(self, partition: Partition, *, is_found: bool = False) -> None:
-        """Announce how many suspects a partition has left: none once its crashing record is found."""
+        """Announce how many suspects a partition still has: none once its crashing record is found."""
         placed = self._partitions.active.get(partition)
         backlog = None if placed is None else placed.backlog
         if placed is None or backlog is None or backlog.suspects is None:
@@ -266,7 +266,7 @@ class Scheduler:
             self._ledger.record_attempts_alone(notes)
 
     def not_due(self) -> frozenset[Partition]:
-        """The partitions whose next record is not due yet, so that their lag is intended."""
+        """The partitions whose next record is not due yet: their lag is intended."""
         now = Moment.now()
         return frozenset(partition for partition, _, backlog in self._open() if backlog.wait(now))
 

@@ -30,11 +30,11 @@ class ActivePartition:
     leader_epoch: int | None = None  # of the last record that went into the backlog
     is_paused: bool = False  # its backlog is full: the client reads no more of it
     unreadable: dict[int, Exception] = field(default_factory=dict)
-    """The client's errors for records that were read, by offset."""
+    """The client's errors for unreadable records, by offset."""
 
     @property
     def position(self) -> int:
-        """The position before the next record to be given: the ledger's position, unless a batch is in hand."""
+        """The position before the next record to apply: the ledger's position, unless a batch is open."""
         if self.kept_from is not None:
             return self.kept_from
         return self.read_position if self.backlog is None or not len(self.backlog) else self.backlog.position
@@ -77,7 +77,7 @@ class ActivePartition:
 
 @dataclass(frozen=True, slots=True)
 class ClaimingPartition:
-    """A partition that is assigned and not claimed yet. ``known``: this worker's previous claim."""
+    """An assigned partition that is not claimed yet. ``known``: this worker's previous claim."""
 
     not_before: float = 0.0
     stalled: bool = False  # another transaction held its row
@@ -91,7 +91,7 @@ class StoppedPartition:
     stop: PartitionStopped
     claim: Claim | None = None
     is_stored: bool = False  # the ledger has the stop
-    store_at: float = 0.0  # when storing it is tried next, by the monotonic clock
+    store_at: float = 0.0  # when to try to store it next, by the monotonic clock
 
     def is_over(self, token: UUID | None, stored_topic_id: UUID | None, topic_id: UUID | None) -> bool:
         """Whether to claim it again: the row has another token, or the topic has another id or is known again.

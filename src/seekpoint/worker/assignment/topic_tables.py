@@ -26,7 +26,7 @@ class TopicTables:
         self._refusals: dict[str, str] = {}
 
     def refusals(self, topics: Collection[str]) -> dict[str, str]:
-        """Why these topics' tables do not take their rows, by topic; the tables of the others are declared."""
+        """Why these topics' tables do not take their rows, by topic; declares the other topics' tables."""
         if self._pipeline is None:
             return {}
         for topic in sorted(set(topics) - self._checked):
@@ -42,8 +42,8 @@ class TopicTables:
     def _refusal(self, pipeline: Pipeline, topic: str) -> str | None:
         """Check in a transaction that is rolled back.
 
-        After a transient error the topic counts as it did before (a lock, or a session that remembers the table from
-        before it was changed); at first as written, because its batches wait for the lock, too.
+        A transient error (a lock, or a session with an outdated definition of the table) does not change the topic's
+        result. Without an earlier result the topic counts as written, because its batches wait for the lock, too.
         """
         wait = f"{max(1, round(self._ledger.limits.claim_wait * 1000))}ms"
         try:

@@ -34,7 +34,7 @@ class WorkerAssignment:
     """One consumer's partitions, in step with Kafka's assignment and with the ledger.
 
     With ``partitions`` there is no group: the ledger alone decides who owns a partition, and the newest claim wins.
-    With a ``pipeline``, ``scheduler`` holds back records that may not be applied yet, and gives them when they are due.
+    With a ``pipeline``, ``scheduler`` holds back records until they are due.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class WorkerAssignment:
         return bool(self.partitions.claiming)
 
     def lag(self) -> tuple[dict[Partition, int], frozenset[Partition]]:
-        """Each partition's lag, and the partitions whose lag is not known: as ``Assignment.lag``."""
+        """Each partition's lag, and the partitions whose lag is not known, as in ``Assignment.lag``."""
         active = {partition: state.position for partition, state in self.active.items()}
         # A partition without a leader must not hide the lag of the others.
         ends = self._watermarks.ends(list(active), skip=True)
@@ -98,7 +98,7 @@ class WorkerAssignment:
         ]
 
     def current_claims(self) -> list[Claim]:
-        """The claims of :attr:`with_known_log`, as of their last COMMIT; without revoked partitions."""
+        """The claims of :attr:`with_known_log`, as of their last COMMIT; omits revoked partitions."""
         active, stopped = self.partitions.active, self.partitions.stopped
         claims = [
             active[partition].claim if partition in active else stopped[partition].claim
@@ -142,7 +142,7 @@ class WorkerAssignment:
     # -- reading --------------------------------------------------------------------------------------
 
     def accept_messages(self, messages: Iterable[Message]) -> Chunk[Message]:
-        """Keep messages of active partitions that were not read before; move the read positions past them."""
+        """Keep new messages of active partitions, and move the read positions past them."""
         chunk = accept_messages(self.partitions, messages, self._announce)
         if self.scheduler:
             self.scheduler.bound()
@@ -151,7 +151,8 @@ class WorkerAssignment:
     def keep_others(self, chunk: Chunk[RawRecord], held: frozenset[Partition], *, is_full: bool) -> Chunk[RawRecord]:
         """Return the records of held partitions; keep the others for the start of the next batch.
 
-        Locking a further row while others are held could deadlock two workers. ``is_full``: the client may have more.
+        A transaction that locked another row later could deadlock with another worker's. ``is_full``: the client may
+        have more.
         """
         if chunk.reads.keys() <= held:
             return chunk
@@ -159,7 +160,7 @@ class WorkerAssignment:
         return self.partitions.keep_others(chunk, held)
 
     def closed_by_another(self, *, is_full: bool) -> None:
-        """Note that a chunk of partitions that the transaction does not hold has closed its batch."""
+        """Note that a chunk of a partition that was not held closed the batch."""
         self._held.closed_by_another(is_full=is_full)
 
     def schedule_retry(self, retry: RetryLater, records: Sequence[RawRecord], position: int) -> None:
@@ -192,10 +193,10 @@ class WorkerAssignment:
             self.reconcile({})
 
     def _store_stops(self, *, is_last: bool = False) -> None:
-        """Store the stops that the ledger does not have yet, for operators.
+        """Store new stops in the ledger, for operators.
 
-        A row that another session has locked must not block the other partitions: it is tried again every
-        ``Limits.idle_check`` seconds, and once more at the end (``is_last``).
+        A row that another session has locked must not block the other partitions. Its stop is stored at a later check,
+        every ``Limits.idle_check`` seconds, or at the end (``is_last``).
         """
         now = monotonic()
         new = [
@@ -212,7 +213,7 @@ class WorkerAssignment:
         except Exception as error:
             if not is_transient(error):
                 raise
-            return  # it is tried again; if the database does not answer, other statements raise the error
+            return  # tried again later; if the database does not answer, other statements raise the error
         for state in new:
             state.is_stored = state.stop.partition not in locked
 
@@ -244,16 +245,16 @@ class WorkerAssignment:
         return self._reconciler.reconcile(starts)
 
     def topic_ids(self, read_by: float, topics: Collection[str]) -> Answer:
-        """An answer about the ids of these topics, asked for after ``read_by``, when their records had been read.
+        """An answer about these topics' ids, requested after ``read_by``, when their records had been read.
 
-        A new question also names the topics of kept records, so that their transactions can use the answer.
+        A new request also names the topics of kept records, so that their transactions can use the answer.
         """
         return self.identity.ask_after(read_by, topics, also=self.partitions.kept.topics)
 
     def topic_id_mismatches(
         self, answer: Answer, partitions: Iterable[Partition]
     ) -> Mapping[Partition, PartitionStopped | None]:
-        """The partitions whose topic is not the one that was claimed; None if its id is unknown now."""
+        """The partitions whose topic was recreated since the claim; None instead of a stop if its id is unknown now."""
         return self._claiming.topic_id_mismatches(answer, partitions)
 
     def stop_or_reclaim(self, stops: Mapping[Partition, PartitionStopped | None]) -> None:

@@ -37,8 +37,8 @@ _BACKOFF = Backoff(initial=0.2, ceiling=5.0)
 def retry_locked(transaction: Callable[[], T], stopping: threading.Event | None = None) -> T:
     """Run one whole transaction, and retry it after a transient error (a deadlock, a lost connection).
 
-    The transaction must find out whether an earlier attempt took effect. It is not retried after a lock timeout,
-    because the limit is the caller's, nor once ``stopping`` is set.
+    The transaction must find out whether an earlier attempt took effect. It is not retried after a lock timeout, which
+    the caller has set, nor once ``stopping`` is set.
     """
     return retried(transaction, _may_pass, tries=TRIES, backoff=_BACKOFF, stopping=stopping)
 
@@ -70,7 +70,7 @@ def chosen_dead_letters(
 
 
 def without_payload(dead_letter: DeadLetter) -> DeadLetter:
-    """The dead letter without value and tracebacks: a hundred thousand of them fit in memory."""
+    """The dead letter without value and tracebacks: a hundred thousand such fit in memory."""
     return replace(dead_letter, value=None, edited_value=None, traceback=None, replay_traceback=None)
 
 
@@ -98,9 +98,9 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """The outcome of an edit or its undo, with the dead letter as it was before; ``refusal`` is None if it was done.
+    """The outcome of an edit or its undo, with the dead letter as before; ``refusal`` is None on success.
 
-    ``value`` is what a replay applies after it.
+    ``value`` is the value that a replay now applies.
     """
 
     dead_letter: DeadLetter
@@ -150,11 +150,11 @@ class GroupDeadLetters:
         return chosen_dead_letters(self._dead_letters, where, limit, after)
 
     def by_cause(self, where: Where = Where()) -> Sequence[DeadLetterCause]:  # noqa: B008
-        """How many dead letters each cause has, most first: by exception, and by line of the user's code."""
+        """The number of dead letters by exception, and by line of the user's code, highest first."""
         return self._dead_letters.by_cause(where)
 
     def get(self, id: int) -> DeadLetter:  # noqa: A002 -- the column's name, which people type
-        """One complete dead letter. Raises ConfigError if the group has none with that id."""
+        """One complete dead letter. Raises ConfigError if the group has no dead letter with that id."""
         return self._dead_letters.get(id)
 
     def first_of_key(self, dead_letter: DeadLetter) -> DeadLetter | None:
@@ -169,7 +169,7 @@ class GroupDeadLetters:
             yield portable(self.get(dead_letter.id), self.ledger.group)
 
     def plan_discard(self, chosen: Chosen) -> tuple[Discarded, ...]:
-        """What :meth:`discard` would do with these dead letters; changes nothing."""
+        """The outcome that :meth:`discard` would have; changes nothing."""
         return tuple(
             Discarded(without_payload(dead_letter), None if dead_letter.is_open else closed(dead_letter).reason)
             for dead_letter in chosen_dead_letters(self._dead_letters, chosen)
@@ -183,18 +183,18 @@ class GroupDeadLetters:
         progress: Callable[[Discarded], None] | None = None,
         as_of: datetime | None = None,
     ) -> tuple[Discarded, ...]:
-        """Close open dead letters without applying their records; each stays, with actor and reason.
+        """Close open dead letters without applying their records; the rows stay, with actor and reason.
 
-        The next record that it blocked is then the first of its key, and can be replayed. Refuses a dead letter that is
-        no longer open and, with ``as_of``, one dead-lettered after that time, by the database's clock. Needs neither a
-        pipeline nor a running group, and works during a pause. Raises ConfigError if no reason is given, and for an id
-        that the group does not have.
+        The next record that each one blocked is then the first of its key, and can be replayed. Refuses dead letters
+        that are no longer open and, with ``as_of``, those dead-lettered after that time, by the database's clock. Needs
+        neither a pipeline nor a running group, and works during a pause. Raises ConfigError without a reason, and for
+        an id that the group does not have.
         """
         if not reason.strip():
             raise ConfigError("a discard needs a reason: pass reason='...'")
         done: list[Discarded] = []
         closing = [without_payload(dead_letter) for dead_letter in chosen_dead_letters(self._dead_letters, chosen)]
-        # The request's dead letters that will not be refused; None once the request is in the history.
+        # The request's dead letters that will not be refused; None once the history has the request.
         among: Sequence[DeadLetter] | None = [
             dead_letter
             for dead_letter in closing
@@ -209,20 +209,20 @@ class GroupDeadLetters:
         return tuple(done)
 
     def plan_edit(self, id: int, value: bytes | None) -> Edited:  # noqa: A002
-        """What :meth:`edit` would do, or :meth:`undo_edit` if ``value`` is None; changes nothing."""
+        """The outcome that :meth:`edit` would have, or :meth:`undo_edit` if ``value`` is None; changes nothing."""
         return _edited(self._dead_letters.get(id), value)
 
     def edit(self, id: int, value: bytes, *, reason: str) -> Edited:  # noqa: A002
         """Give an open dead letter's record another value, which its replay applies; the log's value is kept.
 
         A later edit replaces the value. Reloads, verifications and batches after the replay apply the edited value,
-        too. A dead letter that is not open is refused. Raises ConfigError if no reason is given, or the group has no
+        too. A dead letter that is not open is refused. Raises ConfigError without a reason, or if the group has no
         dead letter with that id.
         """
         return self._edit(id, value, reason)
 
     def undo_edit(self, id: int, *, reason: str) -> Edited:  # noqa: A002
-        """Undo an edit: a replay applies the log's value again. Refused if it is not edited, or not open."""
+        """Undo an edit: a replay then applies the log's value. Refuses a dead letter that is not edited or open."""
         return self._edit(id, None, reason)
 
     def _edit(self, id: int, value: bytes | None, reason: str) -> Edited:  # noqa: A002
@@ -235,7 +235,7 @@ class GroupDeadLetters:
             with self.ledger.begin() as tx:
                 now = self._dead_letters.lock(tx.connection, id)
                 edited = _edited(now, value)
-                # After a COMMIT without an answer, our own edit may be there already.
+                # After a COMMIT without an answer, our own edit may have been stored.
                 is_done = now.edited_value == value and (value is None or now.edited_by == self.actor)
                 if edited.refusal is None and (is_first or not is_done):
                     self._dead_letters.edit(tx.connection, now, value, self.actor, reason)
@@ -279,7 +279,7 @@ def open_at(dead_letters: DeadLetters, dead_letter: DeadLetter, offset: int) -> 
 
 
 def group_of(engine: Engine | URL | str, id: int, *, schema: str = DEFAULT_SCHEMA) -> str:  # noqa: A002
-    """The group that a dead letter belongs to. Raises ConfigError if there is none with that id."""
+    """The group of a dead letter. Raises ConfigError if there is no dead letter with that id."""
     group: str | None = None
     if abs(id) <= LARGEST_BIGINT:
         with postgres_engine(engine).connect() as connection:
@@ -294,7 +294,7 @@ def group_of(engine: Engine | URL | str, id: int, *, schema: str = DEFAULT_SCHEM
 def portable(dead_letter: DeadLetter, group: str) -> dict[str, Any]:
     """Every field of the dead letter, for JSON. Bytes are ``{"base64": …}``, with ``"text"`` if they are UTF-8.
 
-    Headers are pairs of name and value, in order, with duplicates; names are bytes, too (some are not UTF-8).
+    Headers are pairs of name and value, in order, with duplicates; names are bytes, too, because some are not UTF-8.
     Times are ISO 8601.
     """
     return {field.name: portable_value(getattr(dead_letter, field.name)) for field in fields(dead_letter)} | {

@@ -11,14 +11,14 @@ from seekpoint.records import State
 from seekpoint.worker.replay.group_dead_letters import chosen_dead_letters, without_payload
 from seekpoint.worker.replay.preconditions import not_first_of_key
 
-Key = tuple[str, int, UUID, bytes]  # of one partition, under one topic id
+Key = tuple[str, int, UUID, bytes]  # dead letters of one partition, under one topic id
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A planned dead letter, without value and tracebacks; ``refusal``: why it would not be replayed, or None.
+    """A planned dead letter, without value and tracebacks; ``refusal``: why it would be refused, or None.
 
-    ``after``: None if it was chosen; else the id of the first dead letter of its key, which it follows.
+    ``after``: None if it was chosen; otherwise the id of the first dead letter of its key, which it follows.
     """
 
     dead_letter: DeadLetter
@@ -38,7 +38,8 @@ def in_key_order(
 ) -> tuple[Planned, ...]:
     """The plan in key order, sorted by topic, partition and offset.
 
-    Refuses a dead letter if an earlier one of its key is not replayed, and adds those that follow the first of a key.
+    Refuses a dead letter if an earlier one of its key is not replayed. Adds the dead letters that follow the first of a
+    key.
     """
     return tuple(sorted(_in_key_order(dead_letters, planned, keeps_order), key=lambda entry: rank(entry.dead_letter)))
 

@@ -1,4 +1,4 @@
-"""Checks which dead letters may be replayed, by which pipeline, in which order, and says why not. No I/O."""
+"""Checks which dead letters may be replayed, by which pipeline and in which order; explains refusals. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seekpoint.records import Cause, State
 
 
 def keeps_order(pipeline: Pipeline, dead_letter: DeadLetter) -> bool:
-    """Whether records of its key are replayed in order: the pipeline keeps key order, or the record was blocked."""
+    """Whether this key's records are replayed in order: the pipeline keeps key order, or the record was blocked."""
     return dead_letter.key is not None and (pipeline.keep_key_order or dead_letter.state is State.BLOCKED)
 
 
@@ -32,7 +32,7 @@ def check_group(group: Row[Any], pipeline: Pipeline, *, while_paused: bool) -> N
             f"{pipeline.version}: start a worker of version {pipeline.version} first, which raises the group's; two "
             "versions must not write at the same time"
         )
-    if group.paused and not while_paused:  # the operator who paused it relies on its tables being left alone
+    if group.paused and not while_paused:  # the operator who paused the group expects that nothing writes to its tables
         raise GroupPaused(pipeline.group, group.paused_reason, group.paused_by)
 
 
@@ -60,7 +60,7 @@ def replay_refusal(dead_letter: DeadLetter, position: Position | None) -> Fenced
         return Fenced(f"{name}: the position is before it, at {position.next_offset}, so it will be read again")
     if dead_letter.cause is Cause.DECODE and dead_letter.error.startswith(f"{Unreadable.__name__}: "):
         return Fenced(
-            # Without the stored error, which quotes the headers: refusals must not show contents of records.
+            # The stored error quotes the headers, and refusals must not show contents of records.
             f"{name} is incomplete: its headers cannot be read, and were not stored. Produce the record again with "
             "other headers, and discard this one"
         )

@@ -60,20 +60,20 @@ class Summary:
 
 
 class ReplayableDeadLetters(GroupDeadLetters):
-    """Replays the dead letters of a pipeline's group with that pipeline, of :meth:`seekpoint.admin.Admin.dead_letters`.
+    """Replays a group's dead letters with its pipeline; made by :meth:`seekpoint.admin.Admin.dead_letters`.
 
     A dead letter is applied as a worker applies a batch of one record, in one durable transaction that also closes
-    it, with actor and reason. Its partition's row is locked first, so it is applied once: a worker's batch, a rewind
-    and other operators' changes come before or after. If it fails again, the transaction is rolled back, and the
+    it, with actor and reason. Its partition's row is locked first, so that no worker's batch, rewind or other change
+    runs at the same time, and the record is applied once. If it fails again, the transaction is rolled back, and the
     dead letter stays open with both errors.
 
-    With key order, a replay of a key's first dead letter continues with the others in the order of their offsets, one
-    transaction each, until none is open or one fails. If a running worker blocks records of the key faster than they
-    are replayed, the replay does not end: pause the group meanwhile.
+    With key order, a replay of a key's first dead letter continues with the key's other dead letters in offset order,
+    one transaction each, until none is open or one fails. If a running worker blocks records of the key faster than
+    they are replayed, the replay does not end: pause the group meanwhile.
 
-    A paused group is refused (GroupPaused) unless ``while_paused`` says that the pause is yours; dead letters of a
-    topic that was recreated since are always refused (Fenced).
-    The pipeline must be of the group's version: HandlerOutdated if it is older, ConfigError if it is newer.
+    A paused group is refused (GroupPaused) unless ``while_paused`` says that you paused it; dead letters of a topic
+    that was recreated since are always refused (Fenced). The pipeline must be of the group's version: HandlerOutdated
+    if it is older, ConfigError if it is newer.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ReplayableDeadLetters(GroupDeadLetters):
         self.pipeline, self.while_paused = pipeline.taken().require_names("a replay"), while_paused
 
     def plan(self, chosen: Chosen = Where()) -> tuple[Planned, ...]:  # noqa: B008 -- immutable
-        """What a replay of these dead letters would do, in replay order; changes nothing.
+        """The plan of a replay of these dead letters, in replay order; changes nothing.
 
         Includes dead letters that follow the first of their key. Raises errors that would end the whole replay.
         """
@@ -114,9 +114,9 @@ class ReplayableDeadLetters(GroupDeadLetters):
     def replay(self, id: int, *, reason: str = REASON, progress: Progress | None = None) -> Replayed:  # noqa: A002
         """Replay one dead letter, and those blocked after it (``followers``); ``failure`` says if it failed again.
 
-        Raises Fenced if it is no longer open (with who closed it, when and why), or if another dead letter of its key
-        comes first (with the other's id); ConfigError if the group has none with that id; and errors of pipeline, group
-        or database.
+        Raises Fenced if the dead letter is no longer open (with who closed it, when and why), or another one of its key
+        comes first (with its id); ConfigError if the group has no dead letter with that id; and errors of pipeline,
+        group or database.
         """
         with self._replayer() as replayer:
             first, following = replayer.replay(id, storable(reason))
@@ -136,12 +136,12 @@ class ReplayableDeadLetters(GroupDeadLetters):
     ) -> Summary:
         """Replay these dead letters in the order of topic, partition and offset, one transaction each.
 
-        With key order, one that fails again or is refused blocks the later ones of its key, and no others. Dead letters
-        that are added meanwhile are not replayed, except those of a blocked key. ``progress`` is called after each
-        with its outcome, the number done, and the number known.
+        With key order, a dead letter that fails again or is refused blocks only the later ones of its key. Dead letters
+        that are added meanwhile are not replayed, except those of a blocked key. ``progress`` is called after each with
+        its outcome, the number done, and the number known so far.
 
-        Raises errors that end the whole replay (see :class:`ReplayableDeadLetters`); dead letters applied before that
-        stay applied, and a note of the error counts them.
+        Raises errors that end the whole replay (see :class:`ReplayableDeadLetters`). Dead letters applied before stay
+        applied; a note on the error counts them.
         """
         planned = self.plan(chosen)
         refusals = [
@@ -171,7 +171,7 @@ class ReplayableDeadLetters(GroupDeadLetters):
         progress: Progress | None,
         done: int = 0,
     ) -> Iterator[Replayed]:
-        """Replay these dead letters, the lowest offsets first, and those that follow them in blocked keys."""
+        """Replay these dead letters, the lowest offsets first, and those that follow them in their keys."""
         work = [(*rank(dead_letter), dead_letter) for dead_letter in dead_letters]
         heapify(work)
         queued = {(dead_letter.topic_partition, dead_letter.topic_id, dead_letter.offset) for *_, dead_letter in work}
@@ -210,7 +210,7 @@ class ReplayableDeadLetters(GroupDeadLetters):
 
     @contextmanager
     def _replayer(self, among: Sequence[DeadLetter] = ()) -> Iterator[Replayer]:
-        engine = worker_engine(self.ledger.engine)  # a connection that a handler had is closed: not the application's
+        engine = worker_engine(self.ledger.engine)  # a handler's connection gets closed: not one of the application's
         session = Session(engine, lends=self.pipeline.handle is not None)
         try:
             with engine.connect() as connection:

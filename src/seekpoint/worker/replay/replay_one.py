@@ -54,7 +54,8 @@ def session_of(tx: Connection) -> dict[str, str]:
 class Replayed:
     """The outcome for a dead letter: applied and closed, failed again (``failure``) or refused (``refusal``).
 
-    ``dead_letter`` is as it was before, without value and tracebacks. ``followers`` are later outcomes of its key.
+    ``dead_letter`` is as it was before, without value and tracebacks. ``followers`` are the outcomes of its key's later
+    ones.
     """
 
     dead_letter: DeadLetter
@@ -82,7 +83,7 @@ class Replayer:
     """Replays dead letters of one group with one pipeline, one transaction each.
 
     ``handler`` is the pipeline's handler as a plain function (`worker.async_handler`). ``among`` are all dead letters
-    of the request: the history gets one row for them, committed with the first that is applied.
+    of the request: the history gets one row for all of them, committed with the first one applied.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Replayer:
     ) -> None:
         self._pipeline, self._dead_letters, self._session, self._actor = pipeline, dead_letters, session, actor
         self._writers = PipelineWriters(pipeline, handler)
-        self._among = among  # of the request; None once it is in the history
+        self._among = among  # dead letters of the request; None once the history has it
         self._ledger, self._while_paused = dead_letters.ledger, while_paused
         self._stopwatch, self._stopping = stopwatch or Stopwatch(), stopping
 
@@ -109,9 +110,9 @@ class Replayer:
 
         Also returns the offset of the next open dead letter of its key, if it was applied and key order is kept.
 
-        Raises Fenced if it may not be replayed (any more); HandlerOutdated if the group is at a newer handler version;
-        GroupPaused if it is paused, unless ``while_paused``; ConfigError for an unknown id; HandlerMisuse if the
-        handler breaks its transaction; and database errors that are not the record's fault.
+        Raises Fenced if it may not be replayed, or no longer; HandlerOutdated if the group is at a newer handler
+        version; GroupPaused if it is paused, unless ``while_paused``; ConfigError for an unknown id; HandlerMisuse if
+        the handler breaks its transaction; and database errors that are not the record's fault.
         """
         before: list[_Attempt] = []
 
@@ -139,7 +140,7 @@ class Replayer:
         try:
             self._transaction(id, reason, attempt)
         except Failed as failed:
-            # Other faults cannot be blamed on a single record. A worker that was given up stores nothing.
+            # No other fault can be blamed on one record. A worker that was given up stores nothing.
             if failed.fault is not Fault.DATA or self._session.wire.is_cut:
                 raise failed.error from failed
             error, cause = failed.error, failed.cause
@@ -182,7 +183,7 @@ class Replayer:
                 )
             if tx.exec_driver_sql(REPLAY["current_transaction"].text).scalar_one() != attempt.transaction:
                 raise HandlerMisuse(
-                    "the handler ended the transaction it was lent: what it wrote before may be half done, and "
+                    "the handler ended its transaction: what it wrote before may be half done, and "
                     f"dead letter {id} stays open. Remove COMMIT, ROLLBACK and PREPARE TRANSACTION from its SQL"
                 )
             self._dead_letters.close(tx, dead_letter, State.REPLAYED, self._actor, reason, among=self._among)
@@ -209,7 +210,7 @@ class Replayer:
         def once() -> None:
             with self._ledger.begin() as tx:
                 now = self._dead_letters.lock(tx.connection, dead_letter.id)
-                # After a COMMIT without an answer, the error may be there already: the replay counts once.
+                # After a COMMIT without an answer, the error may have been stored: the replay counts once.
                 if transactions and _is_committed(tx, transactions[-1]):
                     return
                 if not now.is_open:  # another session closed it between the two transactions
@@ -222,7 +223,7 @@ class Replayer:
     def _took_effect(self, attempt: _Attempt) -> bool:
         """Whether a COMMIT without an answer took effect. Raises Fenced if another session closed the dead letter.
 
-        The lock waits for a COMMIT that is still under way.
+        The lock makes it wait for a COMMIT that is still running.
         """
         assert attempt.dead_letter is not None
         assert attempt.transaction is not None

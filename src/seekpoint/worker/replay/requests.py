@@ -24,8 +24,8 @@ from seekpoint.worker.replay.replay_one import Replayer
 from seekpoint.worker.waiting import Stopwatch, waiting
 
 MOST, SECONDS = 100, 1.0  # dead letters, and time, between two batches
-LOCK_WAIT = 0.2  # seconds to wait for another worker's batch of the partition; the next try is after the next batch
-REFUSALS = 100  # refusals of a request that are kept; further ones are only counted
+LOCK_WAIT = 0.2  # seconds to wait for another worker's batch of the partition, before trying again after the next batch
+REFUSALS = 100  # most refusals of a request that are stored; further ones are only counted
 STORE_WAIT = 1.0  # seconds to wait for a lock on the request's row
 # A started request is abandoned if its worker was not seen for ABANDONED of our intervals, and LEAST_AGE seconds: the
 # worker's interval may be longer than ours, but it is seen at least every 20 seconds.
@@ -69,11 +69,11 @@ class RequestedReplays:
     # -- the status thread ------------------------------------------------------------------------------
 
     def check(self, ledger: GroupLedger | None = None) -> None:
-        """Look for a request to take, and for a pause; fail requests that are outdated, or whose worker has crashed.
+        """Look for a request and for a pause; fail requests that are outdated, or whose worker has crashed.
 
         ``ledger`` is the status thread's, with a separate connection. With a current request, stores that this worker
-        is alive. Raises the last error of :meth:`work`. Does nothing for a worker that was given up: its thread may
-        never return, so other workers find its request abandoned.
+        is alive. Raises the last error of :meth:`work`. Does nothing once the worker was given up: its thread may never
+        return, and other workers then find its request abandoned.
         """
         if self._wire.is_cut:
             return
@@ -100,7 +100,7 @@ class RequestedReplays:
     # -- the worker's thread ----------------------------------------------------------------------------
 
     def is_due(self, *, is_claiming: bool) -> bool:
-        """Whether there is something to do, without I/O. While the worker claims, nothing is taken or replayed."""
+        """Whether :meth:`work` has something to do, without I/O. While the worker claims, it has nothing to do."""
         if monotonic() < self._again_at:
             return False
         if self._current is None:
@@ -108,7 +108,7 @@ class RequestedReplays:
         return not is_claiming or self._is_paused or self._current.state != "started"
 
     def work(self) -> None:
-        """Take a request, replay the next part of the current request, or hand it back while the group is paused.
+        """Take a request, replay the next part of the current one, or hand that back while the group is paused.
 
         Raises no error: an error that ends a replay fails the request, not the worker.
         """
@@ -156,14 +156,14 @@ class RequestedReplays:
         self._store(request)
 
     def _take(self) -> _Request | None:
-        """Take a request, and commit that first, so that a crashing record is not replayed at each start."""
+        """Take a request and commit that before the replay, so that a crashing record is not replayed at each start."""
         with self._ledger.begin(lock_wait=STORE_WAIT) as tx:
             parameters = {"version": self._ledger.version, "owner": self._ledger.owner}
             row = tx.execute(REPLAY_REQUEST["take_request"], **parameters).one_or_none()
         return None if row is None else _Request(self._ledger, row)
 
     def _store(self, request: _Request) -> None:
-        """Store the request's progress; drop it if it has ended, was handed back, or another worker has taken it."""
+        """Store the request's progress; drop the request if it has ended, was handed back, or has another worker."""
         with self._ledger.begin(lock_wait=STORE_WAIT) as tx:
             done = tx.execute(
                 REPLAY_REQUEST["record_request"],
@@ -190,7 +190,7 @@ class RequestedReplays:
                 session,
                 actor,
                 while_paused=False,
-                among=None,  # the request is in the history already
+                among=None,  # the history has the request
                 stopwatch=self._stopwatch,
                 stopping=self._stopping,
                 handler=self._handler,
@@ -200,7 +200,7 @@ class RequestedReplays:
 
 
 class _Request:
-    """The current request: which of its dead letters are left, and how it ends."""
+    """The current request, its remaining dead letters, and how it ends."""
 
     def __init__(self, ledger: GroupLedger, row: Any) -> None:
         self._dead_letters = DeadLetters(ledger, LOCK_WAIT)
@@ -214,7 +214,7 @@ class _Request:
 
     @property
     def remaining(self) -> list[int]:
-        """The ids that are left, in order."""
+        """The remaining ids, in order."""
         return [
             dead_letter_id
             for dead_letter_id in dict.fromkeys(self._dead_letter_ids)
@@ -247,9 +247,9 @@ class _Request:
         return False
 
     def _replay_first(self, replayer: Replayer) -> None:
-        """Replay the first dead letter left; then the next open one of its key becomes the first."""
+        """Replay the first remaining dead letter; then the next open one of its key becomes the first."""
         first = self._dead_letter_ids[0]
-        if first in self._tried:  # replayed already, after another one of its key
+        if first in self._tried:  # was replayed after another one of its key
             self._dead_letter_ids.popleft()
             return
         try:

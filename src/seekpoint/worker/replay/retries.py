@@ -1,9 +1,10 @@
 """Retries the waiting records of a worker's partitions between its batches, each as a replay under the claim (I2).
 
-A record waits if it failed while ``retry_order`` lets others of its partition continue. Each attempt has two
-transactions under the locks of a replay: one records that it begins, because the record may crash the process; the
-other applies the record and closes its dead letter. After a failure another one stores the time of the next attempt or,
-after the last one, that an operator has to decide; after an error that may not be the record's fault it waits longer.
+A record waits if it failed while ``retry_order`` lets others of its partition continue. An attempt takes the locks of a
+replay, and has two transactions. The first records that the attempt begins, because the record may crash the process.
+The second applies the record and closes its dead letter. After a failure a further transaction stores the time of the
+next attempt or, after the last attempt, that an operator has to decide. After an error that may not be the record's
+fault, the record waits longer.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from seekpoint.worker.replay.preconditions import keeps_order
 from seekpoint.worker.replay.replay_one import Replayer
 from seekpoint.worker.waiting import Stopwatch, waiting
 
-MOST, SECONDS = 100, 1.0  # records of each partition, and time, between two batches
+MOST, SECONDS = 100, 1.0  # between two batches: records of each partition, and seconds
 LOCK_WAIT = 0.2  # seconds to wait for another session's lock on the partition's row
 NEVER = float("inf")
 RECREATED = "it waited for its retry when its topic was deleted and created again"
 
 
 class NotWaiting(Exception):  # noqa: N818 -- control: another session has closed the dead letter
-    """The record waits no longer."""
+    """The record no longer waits for a retry."""
 
 
 class Retrier(Replayer):
@@ -66,25 +67,25 @@ class Retrier(Replayer):
             session,
             f"worker {dead_letters.ledger.owner}",
             while_paused=False,
-            among=None,  # the history has what people do
+            among=None,  # only operators' actions go into the history
             stopwatch=stopwatch,
             stopping=stopping,
             handler=handler,
         )
         self._limits, self._announce = limits, announce
-        self._begun: set[int] = set()  # attempts of this process whose end is not stored
+        self._begun: set[int] = set()  # ids of attempts that this process began and whose result is not stored
         self._claim: Claim
         self._wait: float | None = None
         self._counts: BatchCounts | None = None
 
     def refresh(self) -> None:
-        """Take over topics that the pipeline's pattern has found since."""
+        """Add topics that the pipeline's pattern has matched since."""
         self._writers.refresh()
 
     def retry(self, waiting_record: Waiting, claim: Claim) -> None:
         """Try the record, and store the result. Raises Fenced if the claim is not current.
 
-        Raises TooManyDeadLetters, errors that end a worker, and those of a lost connection.
+        Raises TooManyDeadLetters, errors that end a worker, and errors of a lost connection.
         """
         self._claim = claim
         with suppress(NotWaiting, DeadLetterUnknown):
@@ -149,7 +150,7 @@ class Retrier(Replayer):
             self._announce_end(dead_letter, outcome.failure, self._wait)
 
     def _ends_worker(self, error: Exception) -> bool:
-        """Whether the loop acts on the error: not if it may be about this record alone."""
+        """Whether the loop has to act on the error, because it is not about this record alone."""
         own = (NotWaiting, Fenced, ConfigError, CodecUnavailable, HandlerMisuse, TooManyDeadLetters)
         return isinstance(error, own) or self._session.wire.is_cut or connection_lost(error)
 
@@ -200,7 +201,7 @@ class Retrier(Replayer):
         self._announce(events.WaitingForRetry(wait=wait, failure=failure, **place))
 
     def _postpone(self, dead_letter: DeadLetter, failure: Failure, wait: float) -> None:
-        """Let the record wait longer: the error counts as no attempt."""
+        """Let the record wait longer, without counting an attempt."""
 
         def once() -> None:
             with self._ledger.begin() as tx:
@@ -211,7 +212,8 @@ class Retrier(Replayer):
         self._begun.discard(dead_letter.id)
 
 
-# After these, records may wait that no event has named: of an earlier owner, or of a COMMIT without an answer.
+# After these events, there may be waiting records that no event named: an earlier owner's, or those of a COMMIT without
+# an answer.
 _ASKS = (events.Activated, events.Resynced, events.CommitUnknown)
 
 
@@ -250,7 +252,7 @@ class WaitingRetries:
             handler=handler,
         )
         self._next_at = NEVER
-        self._trying: tuple[float, Waiting] | None = None  # since when
+        self._trying: tuple[float, Waiting] | None = None  # when the current retry began
 
     def note(self, event: events.Event) -> None:
         """Note when the ledger has to be asked."""
@@ -261,7 +263,7 @@ class WaitingRetries:
 
     @property
     def is_due(self) -> bool:
-        """Whether the ledger is to be asked, without I/O."""
+        """Whether it is time to ask the ledger; without I/O."""
         return monotonic() >= self._next_at
 
     def work(self) -> bool:
@@ -283,8 +285,8 @@ class WaitingRetries:
                     if not self._retry(record, state.claim):
                         return True
         finally:
-            self._session.close()  # the pool has one connection for this and for requested replays
-        if due:  # more may be due, or the next ones of these keys
+            self._session.close()  # retries and requested replays share one connection of the pool
+        if due:  # more records may be due, or the next ones of these keys
             self._next_at = 0.0
         return tried > 0
 

@@ -124,7 +124,7 @@ def run(
     dead_letters = f", {done.dead_letters:,} dead letters" if done.dead_letters else ""
     answer(
         asdict(done) | {"group": group},
-        f"{group}: {done.records:,} records applied in {done.micro_batches:,} micro-batches{rows}{dead_letters}",
+        f"{group}: {done.records:,} records applied in {done.micro_batches:,} micro-batch{'' if done.micro_batches == 1 else 'es'}{rows}{dead_letters}",
         *(f"{partition} is at offset {offset}" for partition, offset in done.offsets.items()),
         as_json=as_json,
     )

@@ -120,11 +120,12 @@ def run(
             range_records=session.range_records,
             stop=stop,
         )
+    micro_batches = "1 micro-batch" if done.micro_batches == 1 else f"{done.micro_batches:,} micro-batches"
     rows = "".join(f", {count:,} rows for {name}" for name, count in done.rows.items())
     dead_letters = f", {done.dead_letters:,} dead letters" if done.dead_letters else ""
     answer(
         asdict(done) | {"group": group},
-        f"{group}: {done.records:,} records applied in {done.micro_batches:,} micro-batch{'' if done.micro_batches == 1 else 'es'}{rows}{dead_letters}",
+        f"{group}: {done.records:,} records applied in {micro_batches}{rows}{dead_letters}",
         *(f"{partition} is at offset {offset}" for partition, offset in done.offsets.items()),
         as_json=as_json,
     )

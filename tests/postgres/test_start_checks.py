@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 import msgspec
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import QueuePool, create_engine, text
 
 from seekpoint import Append, Json, Limits, Pipeline, Upsert, events
 from seekpoint.errors import ConfigError
@@ -55,6 +55,17 @@ def test_a_table_that_is_missing(
         start(sink)
     sink_tables.create("id int PRIMARY KEY, v text", "none")
     start(sink).placed()
+
+
+@EITHER
+def test_a_table_that_is_missing_twice(
+    sink_tables: SinkTables, new_engine: NewEngine, kind: Any, more: dict[str, Any]
+) -> None:
+    """Of two topics of a pattern, e.g.: what the session remembers of a missing table is no older definition."""
+    engine = new_engine(sink_tables.engine.url, poolclass=QueuePool)
+    for _ in range(3):
+        with engine.connect() as tx, pytest.raises(ConfigError, match=r"relation .* does not exist"):
+            kind((sink_tables.schema, "none"), columns=["id", "v"], **more).check(tx)
 
 
 @EITHER

@@ -40,9 +40,10 @@ def rerun_if_changed(tx: Connection, path: Sequence[str]) -> Iterator[None]:
     """
     driver, refused = driver_of(tx), _refused.setdefault(tx.engine, set())
     known, refused_before = session_table(driver, path).lookup, frozenset(refused)  # a copy: later ones do not count
-    if known is not None and not known.is_plain:
+    was_known = known is not None and known.is_plain
+    if not was_known:
         forget(driver, path)
-    table, was_known = looked_up(driver, path), known is not None
+    table = looked_up(driver, path)
     if was_known and table in refused_before:  # the table refused rows of another session of the pool: look again
         forget(driver, path)
         table, was_known = looked_up(driver, path), False

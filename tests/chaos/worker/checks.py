@@ -9,10 +9,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 
+from chaos.worker.schedule import PoolPlan
 from support.background import Background
 
 Offsets = Mapping[int, int]  # of each partition
@@ -21,6 +22,8 @@ Check = Callable[[psycopg.Connection[Any], str, Offsets, Offsets], list[str]]
 TABLE = "chaos_results"
 SUMS = "chaos_sums"
 CHANGED = "chaos_changed"  # rows that change events make
+FIRSTS = "chaos_firsts"  # the first row of each key
+FOUND = "chaos_found"  # the rows of topics that were found while running
 ACCOUNTED = "chaos_accounted"  # a view: the table's rows, and the dead letters
 
 # One snapshot: the position of each partition, and what was applied or dead-lettered in it.
@@ -35,13 +38,18 @@ ORDER BY o.partition
 DISORDER = """
 SELECT partition, "offset", before, seq FROM (
   SELECT partition, "offset", seq, lag("offset") OVER (PARTITION BY partition ORDER BY seq) AS before
-  FROM chaos_results WHERE topic = %s) AS rows
+  FROM chaos_results WHERE topic = %s AND worker <> 'edited') AS rows
 WHERE "offset" <= before ORDER BY seq LIMIT 20
 """
 DISORDER_OF_KEY = DISORDER.replace("PARTITION BY partition", "PARTITION BY partition, key").replace(
     "WHERE topic = %s", "WHERE topic = %s AND key IS NOT NULL"
 )
+# What is left to do for a topic's group: records that wait for a retry, and those of found topics before their ends.
 WAITING = "SELECT count(*) FROM seekpoint.dead_letter WHERE topic = %s AND state = 'waiting'"
+NOT_PASSED = """
+SELECT coalesce(sum(high - coalesce(next_offset, 0)), 0) FROM unnest(%s::text[], %s::bigint[]) AS e(topic, high)
+LEFT JOIN seekpoint.partition_offset USING (topic)
+"""
 TWICE = """
 SELECT partition, "offset", count(*), array_agg(worker ORDER BY seq) FROM chaos_accounted WHERE topic = %s
 GROUP BY partition, "offset" HAVING count(*) > 1 ORDER BY partition, "offset"
@@ -90,6 +98,41 @@ WRONG_CHANGES = f"""
 SELECT p, id, stored.v, wanted.v FROM chaos_changed AS stored FULL JOIN ({MADE_BY_CHANGES}) AS wanted USING (p, id)
 WHERE stored.v IS DISTINCT FROM wanted.v OR stored.o IS DISTINCT FROM stored.v ORDER BY p, id LIMIT 20
 """
+
+WRONG_FIRSTS = """
+SELECT p, k, stored.o, wanted.o FROM (SELECT * FROM chaos_firsts WHERE topic = %(topic)s) AS stored
+FULL JOIN (
+  SELECT partition AS p, "offset" / 64 * 8 + mod("offset", 8) AS k, min("offset") AS o
+  FROM chaos_results WHERE topic = %(topic)s GROUP BY 1, 2
+) AS wanted USING (p, k)
+WHERE stored.o IS DISTINCT FROM wanted.o ORDER BY p, k LIMIT 20
+"""
+# The rows' keys are the records' own; an event has its key as its id.
+WRONG_EVENTS = """
+SELECT partition, "offset", key, event FROM chaos_results
+WHERE topic = %(topic)s AND event IS DISTINCT FROM 'made ' || coalesce(key, 'none') || ' {"worker":"any"}'
+ORDER BY partition, "offset" LIMIT 20
+"""
+# The group's other topics: each has all its rows up to its position, once and in order.
+WRONG_FOUND = """
+SELECT o.topic, o.next_offset, count(r.seq) FROM seekpoint.partition_offset AS o
+LEFT JOIN chaos_found AS r ON r.topic = o.topic AND r.partition = o.partition
+WHERE o.consumer_group = %(topic)s AND o.topic <> %(topic)s GROUP BY o.topic, o.next_offset
+HAVING coalesce(array_agg(r."offset" ORDER BY r.seq) FILTER (WHERE r.seq IS NOT NULL), '{}')
+       <> ARRAY(SELECT generate_series(0, o.next_offset - 1))
+"""
+# Edited dead letters: those that were replayed have the edited value's row; all have the value of the log.
+WRONG_EDITS = """
+SELECT coalesce(d.partition, r.partition), coalesce(d.record_offset, r."offset"), d.state, d.value, d.edited_value,
+       r.worker
+FROM (SELECT * FROM chaos_results WHERE topic = %(topic)s AND worker = 'edited') AS r
+FULL JOIN (SELECT * FROM seekpoint.dead_letter WHERE topic = %(topic)s
+  AND (edited_value IS NOT NULL OR state = 'replayed')) AS d
+ON d.partition = r.partition AND d.record_offset = r."offset"
+WHERE (d.state = 'replayed') IS DISTINCT FROM (r.worker IS NOT NULL)
+   OR d.edited_value IS DISTINCT FROM '{"worker":"edited"}' OR d.value = d.edited_value LIMIT 20
+"""
+EDITED = "SELECT id FROM seekpoint.dead_letter WHERE state = 'replayed' AND edited_value IS NOT NULL"
 
 
 class Sampler(Background):
@@ -162,12 +205,12 @@ class Sampler(Background):
                 self.positions[partition] = position
             self.news.notify_all()
 
-    def wait_for_retries(self, seconds: float) -> int:
-        """Wait until no record of the topic waits for its retry; returns how many do at the deadline."""
+    def wait_until_none(self, query: LiteralString, parameters: Sequence[Any], seconds: float) -> int:
+        """Wait until the query counts nothing; returns what it counts at the deadline."""
         deadline = monotonic() + seconds
         with psycopg.connect(self._dsn, connect_timeout=2, autocommit=True) as connection:
             while True:
-                (count,) = connection.execute(WAITING, [self._topic]).fetchone() or (0,)
+                (count,) = connection.execute(query, parameters).fetchone() or (0,)
                 if not count or monotonic() > deadline:
                     return int(count)
                 self._stop.wait(0.05)
@@ -224,9 +267,47 @@ def changes_in(topic: str, low: Offsets, high: Offsets) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def checks_of(*, sums: bool, changes: bool) -> list[Check]:
+def wrong_firsts(connection: psycopg.Connection[Any], topic: str, _low: Offsets, _high: Offsets) -> list[str]:
+    """The keys whose stored row is not that of their first record, as lines."""
+    return [
+        f"key {key} of {topic}/{partition} has the row of offset {stored}, but its first is {first}"
+        for partition, key, stored, first in connection.execute(WRONG_FIRSTS, {"topic": topic})
+    ]
+
+
+def wrong_events(connection: psycopg.Connection[Any], topic: str, _low: Offsets, _high: Offsets) -> list[str]:
+    """The rows whose CloudEvent is not that of their record, as lines."""
+    return [
+        f"{topic}/{partition} offset {offset}, key {key}, is event {event}"
+        for partition, offset, key, event in connection.execute(WRONG_EVENTS, {"topic": topic})
+    ]
+
+
+def wrong_found(connection: psycopg.Connection[Any], topic: str, _low: Offsets, _high: Offsets) -> list[str]:
+    """The group's found topics that do not have each row up to their position, once and in order, as lines."""
+    return [
+        f"{other} stands at {position}, with {rows} rows, not each once and in order"
+        for other, position, rows in connection.execute(WRONG_FOUND, {"topic": topic})
+    ]
+
+
+def wrong_edits(connection: psycopg.Connection[Any], topic: str, _low: Offsets, _high: Offsets) -> list[str]:
+    """The edited dead letters whose row, or stored value, is wrong, as lines."""
+    return [
+        f"dead letter {topic}/{partition} offset {offset} is {state}, with value {value}, edited {edited}; row {row}"
+        for partition, offset, state, value, edited, row in connection.execute(WRONG_EDITS, {"topic": topic})
+    ]
+
+
+_CHECKS: Mapping[str, Check] = {
+    "sums": wrong_sums, "changes": wrong_changes, "firsts": wrong_firsts, "cloud_events": wrong_events,
+    "found": wrong_found, "edits": wrong_edits,
+}  # fmt: skip
+
+
+def checks_of(plan: PoolPlan) -> list[Check]:
     """The checks of a pool's other tables."""
-    return [check for check, is_due in ((wrong_sums, sums), (wrong_changes, changes)) if is_due]
+    return [check for trait, check in _CHECKS.items() if getattr(plan, trait)]
 
 
 def account(

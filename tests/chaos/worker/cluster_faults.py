@@ -7,7 +7,7 @@ from time import monotonic
 
 from sqlalchemy import Connection, text
 
-from chaos.worker.checks import CHANGED, MADE_BY_CHANGES, SUMS, TABLE, changes_in
+from chaos.worker.checks import CHANGED, FIRSTS, MADE_BY_CHANGES, SUMS, TABLE, changes_in
 from chaos.worker.fault_context import EVERY, FaultContext, Injected
 from chaos.worker.schedule import WORKERS, Fault
 from chaos.worker.worker_pool import SESSION_MS
@@ -165,6 +165,8 @@ def _thaw_all(context: FaultContext) -> None:
 def rewind(context: FaultContext, fault: Fault) -> Injected:
     """Rewind a running worker by some records, and delete their rows, in one transaction."""
     log, owner = context.log, context.pool.victim(fault.victim)
+    if min(owner.active) not in EVERY:  # it has found topics alone
+        owner = next(worker for worker in context.pool.workers if min(worker.active) in EVERY)
     number = min(owner.active)
     topic, ledger = context.environment.topic, _ledger(context)
     mark = log.mark()
@@ -174,10 +176,11 @@ def rewind(context: FaultContext, fault: Fault) -> Injected:
         rebuilt = context.pool.plan.sums
         at_number = Partition(topic, number)
         reset_offset(tx, at_number, to, actor="chaos", log=None, reason="rewind under load", rebuilt=rebuilt)
-        tx.connection.execute(
-            text(f'DELETE FROM {TABLE} WHERE topic = :topic AND partition = :partition AND "offset" >= :to'),
-            {"topic": topic, "partition": number, "to": to},
-        )
+        for table, partition, offset in ((TABLE, "partition", '"offset"'), (FIRSTS, "p", "o")):
+            tx.connection.execute(
+                text(f"DELETE FROM {table} WHERE topic = :topic AND {partition} = :partition AND {offset} >= :to"),
+                {"topic": topic, "partition": number, "to": to},
+            )
         if context.pool.plan.sums:
             _rebuild_sums(tx.connection, topic, number)
         if context.pool.plan.changes:

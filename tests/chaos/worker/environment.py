@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import Any, Self
@@ -16,7 +17,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from confluent_kafka.cimpl import NewTopic
 from sqlalchemy import create_engine
 
-from chaos.worker.checks import ACCOUNTED, CHANGED, SUMS, TABLE
+from chaos.worker.checks import ACCOUNTED, CHANGED, FIRSTS, FOUND, SUMS, TABLE
 from chaos.worker.event_log import EventLog
 from chaos.worker.schedule import WORKERS, PoolPlan
 from chaos.worker.worker_pool import BROKER, Standbys, WorkerPool
@@ -32,7 +33,9 @@ POSTGRES = {"wal_writer_delay": "10s"}
 KAFKA: Mapping[str, Any] = {"reconnect.backoff.max.ms": 300, "topic.metadata.refresh.interval.ms": 1000}
 CREATE = f"""
 CREATE TABLE {TABLE} (
-  seq bigserial, topic text, partition int, "offset" bigint, worker text CHECK (worker <> 'refused'), key text);
+  seq bigserial, topic text, partition int, "offset" bigint, worker text CHECK (worker <> 'refused'), key text,
+  event text);
+CREATE TABLE {FOUND} (LIKE {TABLE} INCLUDING ALL);
 CREATE INDEX ON {TABLE} (topic, partition, "offset");
 CREATE VIEW {ACCOUNTED} AS SELECT seq, topic, partition, "offset", worker FROM {TABLE} UNION ALL
   SELECT NULL, topic, partition, record_offset, CASE state WHEN 'waiting' THEN state ELSE 'dead letter' END
@@ -40,6 +43,7 @@ CREATE VIEW {ACCOUNTED} AS SELECT seq, topic, partition, "offset", worker FROM {
 CREATE TABLE {SUMS} (topic text, name text, records bigint CHECK (records >= 0), offsets numeric, lowest bigint,
   highest bigint, PRIMARY KEY (topic, name));
 CREATE TABLE {CHANGED} (p int, id int, v bigint, o bigint, PRIMARY KEY (p, id));
+CREATE TABLE {FIRSTS} (topic text, p int, k bigint, o bigint, PRIMARY KEY (topic, p, k));
 """
 
 
@@ -64,6 +68,8 @@ class Environment:
         self.admin = self._admin()
         self.pool: WorkerPool | None = None
         self.topic = ""
+        self.found: list[str] = []  # topics with a table that have appeared since the pool began
+        self.absent: list[str] = []  # the one that has none
         self.base: dict[int, int] = {}
 
     def __enter__(self) -> Self:
@@ -100,33 +106,48 @@ class Environment:
         return self.pool
 
     def _recruit(self, plan: PoolPlan) -> WorkerPool:
-        self.topic = f"chaos-{plan.protocol}-{secrets.token_hex(3)}"
-        self.admin.create_topics([NewTopic(self.topic, PARTITIONS, 1)], operation_timeout=20)[self.topic].result(30)
-        self.base = dict.fromkeys(range(PARTITIONS), 0)
-        what: Mapping[str, Any] = {
+        self.topic = f"chaos-{plan.protocol}-{secrets.token_hex(3)}.results"
+        self._create(self.topic, PARTITIONS)
+        self.base, self.found, self.absent = dict.fromkeys(range(PARTITIONS), 0), [], []
+        self.what: Mapping[str, Any] = {
             "group": self.topic,
             "topic": self.topic,
-            "table": TABLE,
-            "sums": SUMS if plan.sums else None,
-            "changes": CHANGED if plan.changes else None,
-            "waits": plan.waits,
             "partitions": PARTITIONS,
             "kafka": {"bootstrap.servers": self.kafka_proxy.bootstrap, **KAFKA},
+            **asdict(plan),
         }
-        return WorkerPool(plan, what, self.pair.postgres.url, self._standbys, self.log)
+        return WorkerPool(plan, self.what, self.pair.postgres.url, self._standbys, self.log)
+
+    def _create(self, topic: str, partitions: int) -> None:
+        self.admin.create_topics([NewTopic(topic, partitions, 1)], operation_timeout=20)[topic].result(30)
+
+    def add_topics(self) -> bool:
+        """Create a topic that the pool's pattern gives a table, and once one without; returns whether it did so now."""
+        prefix, is_first = self.topic.rpartition(".")[0], not self.absent
+        for topics, name in [(self.found, "found"), *([(self.absent, "absent")] if is_first else [])]:
+            topics.append(f"{prefix}.{name}{PARTITIONS + len(topics)}")
+            self._create(topics[-1], 1)
+        return is_first
 
     # -- the log and the table ------------------------------------------------------------------------
 
     def ends(self) -> dict[int, int]:
         """The end offsets of the topic's partitions, as the broker has them."""
+        return {number: end for (_, number), end in self._ends([(self.topic, n) for n in range(PARTITIONS)]).items()}
+
+    def found_ends(self) -> dict[str, int]:
+        """The end offsets of the found topics."""
+        return {topic: end for (topic, _), end in self._ends([(topic, 0) for topic in self.found]).items()}
+
+    def _ends(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
         latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        asked = {TopicPartition(self.topic, n): latest for n in range(PARTITIONS)}
+        asked = {TopicPartition(*partition): latest for partition in partitions}
         deadline, pause = monotonic() + 20, threading.Event()
         while True:
             try:
-                self.admin.list_topics(self.topic, timeout=5)  # list_offsets sends the leader epoch that it remembers
+                self.admin.list_topics(timeout=5)  # list_offsets sends the leader epochs that it remembers
                 answers = self.admin.list_offsets(asked, request_timeout=5)
-                return {partition.partition: answer.result(10).offset for partition, answer in answers.items()}
+                return {(key.topic, key.partition): answer.result(10).offset for key, answer in answers.items()}
             except Exception as error:
                 if monotonic() > deadline:
                     raise NotReached(f"the broker does not say where its logs end: {error}") from error
@@ -135,6 +156,6 @@ class Environment:
     def settle(self, ends: Mapping[int, int]) -> None:
         """Empty tables and event log after a round; the next one begins at these offsets."""
         with self.connect() as connection:
-            connection.execute(f"TRUNCATE {TABLE}, {SUMS}, {CHANGED}; DELETE FROM seekpoint.dead_letter")
+            connection.execute(f"TRUNCATE {TABLE}, {SUMS}, {CHANGED}, {FIRSTS}; DELETE FROM seekpoint.dead_letter")
         self.base = dict(ends)
         self.log.clear()

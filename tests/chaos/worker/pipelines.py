@@ -1,7 +1,8 @@
 """The pipeline of a pool's workers: a row per record; some records are poison, refused, or crash their process.
 
 In a pool with ``changes`` each record is also a change of a row, as Debezium writes it: see :class:`_Changes`. In a
-pool with ``waits`` the handler fails on some records, again and again: see :func:`_awaited`.
+pool with ``waits`` the handler fails on some records, again and again: see :func:`_awaited`. In a pool with
+``cloud_events`` the load wraps each value by :func:`as_event`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,23 +19,25 @@ from typing import Any
 from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from seekpoint import Accumulate, Append, Batch, Bytes, Pipeline, Poison, Upsert
-from seekpoint.codecs import Change, Debezium
+from chaos.worker.checks import CHANGED, FIRSTS, SUMS, TABLE
+from seekpoint import Accumulate, Append, Batch, Bytes, Pattern, Pipeline, Poison, Upsert
+from seekpoint.codecs import Change, CloudEvent, Debezium, Event
 from seekpoint.pipeline.policy import DeadLetterLimits, Retry
 from seekpoint.records import RawRecord, Record
 from seekpoint.testing import raw
 from support.debezium import event, field, key_of
 
-GOOD, POISON, REFUSED, CRASHING = (  # as msgspec writes them
+GOOD, POISON, REFUSED, CRASHING, EDITED = (  # as msgspec writes them
     b'{"worker":"any"}',
     b'{"worker":null}',
     b'{"worker":"refused"}',
     b'{"worker":"crashing"}',
+    b'{"worker":"edited"}',
 )
 
 ORIGINS = ("topic", "partition", "offset")
 
-Row = tuple[str, int, int, str]
+Row = tuple[Any, ...]
 SOON = Retry(attempts=1000, wait_initial=0.1, multiplier=1)
 FAILING = 200  # one record in so many
 
@@ -41,17 +45,21 @@ FAILING = 200  # one record in so many
 def pipeline_of(what: Mapping[str, Any]) -> Pipeline[Any, Any]:
     """The pipeline that ``what`` describes."""
     row, kind = _row_by(what["name"]), Append if what["durable"] else _ByCopy
-    sinks: list[Any] = [] if what["awaits"] else [kind(what["table"], columns=[*ORIGINS, "worker"], row=row)]
-    sinks += [_sums(what["sums"])] if what["sums"] else []
-    sinks += [_changes(what["changes"])] if what["changes"] else []
+    table = "chaos_{name}" if what["found"] else TABLE
+    columns = [*ORIGINS, "worker", *(["key", "event"] if what["cloud_events"] else [])]
+    sinks: list[Any] = [] if what["awaits"] else [kind(table, columns=columns, row=row)]
+    sinks += [_sums(SUMS)] if what["sums"] else []
+    sinks += [_changes(CHANGED)] if what["changes"] else []
+    sinks += [_firsts(FIRSTS)] if what["firsts"] else []
     codec: Any = _Changes() if what["changes"] else Bytes()
+    prefix = re.escape(what["topic"].rpartition(".")[0])
     return Pipeline(
         what["group"],
-        topics=what["topic"],
-        value=codec,
+        topics=Pattern(rf"{prefix}\.(?P<name>[a-z]+)\d*") if what["found"] else what["topic"],
+        value=CloudEvent(codec) if what["cloud_events"] else codec,
         key=codec,
         sinks=sinks,
-        handle=_awaited(what["table"], row, random.Random(what["name"])) if what["awaits"] else None,
+        handle=_awaited(TABLE, row, random.Random(what["name"])) if what["awaits"] else None,
         retry=SOON if what["waits"] else Retry(),
         retry_order=what["waits"] or "partition",
         on_poison="dead_letter",
@@ -77,6 +85,24 @@ def _sums(table: str) -> Accumulate[bytes, Any]:
 def _changes(table: str) -> Upsert[Any, Any]:
     """Applies each record's change to a row."""
     return Upsert(table, key=["p", "id"], columns=["p", "id", "v"], changes=True, offset_column="o")
+
+
+def _firsts(table: str) -> Upsert[Any, Any]:
+    """Keeps the first row of each key: 64 offsets have eight keys, and the records of these alternate."""
+
+    def row(record: Record[Any, Any]) -> Row:
+        return record.topic, record.partition, record.offset // 64 * 8 + record.offset % 8, record.offset
+
+    return Upsert(table, key=["topic", "p", "k"], columns=["topic", "p", "k", "o"], on_conflict="keep", row=row)
+
+
+def as_event(key: str | None, value: bytes) -> tuple[dict[str, str | bytes | None], bytes]:
+    """Headers and value of the CloudEvent with this data, and its key as id: structured if the key is even."""
+    if key is not None and int(key) % 2 == 0:
+        attributes = f'"specversion":"1.0","id":"{key}","source":"/chaos","type":"made"'
+        headers: dict[str, str | bytes | None] = {"content-type": "application/cloudevents+json; charset=UTF-8"}
+        return headers, f'{{{attributes},"data":{value.decode()}}}'.encode()
+    return {"ce_specversion": "1.0", "ce_id": key or "none", "ce_source": "/chaos", "ce_type": "made"}, value
 
 
 class _Changes(Debezium):
@@ -111,13 +137,19 @@ class _Changes(Debezium):
         return super().decode(raw(event(fields, op, *rows), topic=record.topic))
 
 
-def _row_by(name: str) -> Callable[[Record[bytes, Any]], Row]:
-    def row(record: Record[bytes, Any]) -> Row:
-        if record.value == POISON:
+def _row_by(name: str) -> Callable[[Record[Any, Any]], Row]:
+    def row(record: Record[Any, Any]) -> Row:
+        event = record.value if isinstance(record.value, Event) else None
+        value = record.value if event is None else event.data
+        if value == POISON:
             raise Poison("broken", record)
-        _crash_at([record.value])
-        is_refused = record.value == REFUSED or (isinstance(record.value, Change) and record.value.op == "r")
-        return record.topic, record.partition, record.offset, "refused" if is_refused else name
+        _crash_at([value])
+        is_refused = value == REFUSED or (isinstance(value, Change) and value.op == "r")
+        worker = "refused" if is_refused else "edited" if value == EDITED else name
+        columns = record.topic, record.partition, record.offset, worker
+        if event is None:
+            return columns
+        return (*columns, record.key and record.key.decode(), f"{event.type} {event.id} {event.data.decode()}")
 
     return row
 

@@ -11,6 +11,8 @@ from typing import Any
 from chaos.worker.checks import Account
 from chaos.worker.event_log import EventLog
 
+TRAITS = ("sums", "changes", "cloud_events", "firsts")  # of pools, whose records are counted
+
 
 @dataclass
 class Report:
@@ -25,8 +27,9 @@ class Report:
     faults: Counter[str] = field(default_factory=Counter)
     missed: Counter[str] = field(default_factory=Counter)
     records: int = 0
-    summed: int = 0
-    changes: int = 0
+    of_trait: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(TRAITS, 0)))
+    found: int = 0
+    edited: int = 0
     waited: int = 0
     retried: int = 0
     lost: int = 0
@@ -68,8 +71,10 @@ class Report:
             "unknown_commits": log.totals["CommitUnknown"],
             "rebalances": log.totals["rebalances"],
             "records": self.records,
-            "summed": self.summed,
-            "changes": self.changes,
+            **self.of_trait,
+            "topics_found": self.found,
+            "topics_stopped": log.totals["TopicStopped"],
+            "edited": self.edited,
             "waited": self.waited,
             "retried": self.retried,
             "dead_lettered": log.totals["DeadLettered"],
@@ -103,7 +108,10 @@ class Report:
         lines += [
             f"{self.records:,} records in {data['transactions']:,} transactions: lost {self.lost}, twice {self.twice}",
             f"{self.small_transactions:,} of them in two round trips",
-            f"{self.summed:,} records in sums, each once; {self.changes:,} changes of rows",
+            f"{self.of_trait['sums']:,} records in sums, each once; {self.of_trait['changes']:,} changes of rows",
+            f"{self.of_trait['cloud_events']:,} CloudEvents, {self.of_trait['firsts']:,} records for rows that stay",
+            f"{self.found} topics found, {data['topics_stopped']} stops of topics without a table",
+            f"{self.edited:,} dead letters edited and replayed",
             f"{self.waited:,} waits for a retry while others continued, {self.retried:,} records applied by one",
             f"{data['fences']} fenced, {data['unknown_commits']} unknown COMMITs, {data['rebalances']} rebalances",
             f"{data['suspect_ranges']} suspect ranges, {data['careful_seconds']} s in small parts, of all partitions",

@@ -1,7 +1,7 @@
 """``make chaos ROUNDS= SEED=``: kill real workers and real servers, and account for every record.
 
 In reading order: ``schedule`` (which faults, and when), ``worker_process``, ``worker_pool``, ``environment``
-(servers and table), ``process_faults``, ``cluster_faults``, ``record_faults``, ``checks``, ``report``.
+(servers and table), ``process_faults``, ``cluster_faults``, ``record_faults``, ``editor``, ``checks``, ``report``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import argparse
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import psycopg
 
@@ -19,7 +21,8 @@ if __name__ == "__main__":  # run by path: the package is the folder around this
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from chaos.worker import cluster_faults, process_faults, record_faults
-from chaos.worker.checks import Sampler, account, checks_of, positions
+from chaos.worker.checks import EDITED, NOT_PASSED, WAITING, Sampler, account, checks_of, positions
+from chaos.worker.editor import Editor
 from chaos.worker.environment import Environment
 from chaos.worker.fault_context import FaultContext, Injected
 from chaos.worker.load import Load
@@ -43,8 +46,8 @@ KEYS = 2000  # of the records of a pool in which records wait: what waits for on
 
 
 def has_small_transactions(pool: PoolPlan) -> bool:
-    """Whether small batches of the pool take two round trips: sinks write them, and not by COPY."""
-    return pool.durable and not pool.awaits
+    """Whether small batches of the pool take two round trips: one Append writes them."""
+    return pool.durable and not (pool.awaits or pool.sums or pool.firsts)
 
 
 class Failed(AssertionError):  # noqa: N818 -- named after what happened
@@ -64,7 +67,7 @@ def play(environment: Environment, round_: Round, report: Report) -> str:
         raise Failed([f"no pool for this round: {stuck}"]) from stuck
     ready = monotonic() - began
     may_fall = any(fault.kind in MAY_FALL for fault in round_.faults)
-    checks = checks_of(sums=round_.pool.sums, changes=round_.pool.changes)
+    checks = checks_of(round_.pool)
     with Sampler(
         environment.dsn,
         environment.topic,
@@ -83,9 +86,10 @@ def play(environment: Environment, round_: Round, report: Report) -> str:
     with environment.connect() as connection:
         order = round_.pool.waits or "partition"
         judged = account(connection, environment.topic, environment.base, ends, checks, order=order)
+        report.edited += len(connection.execute(EDITED).fetchall())
     report.add(judged)
-    report.summed += judged.records if round_.pool.sums else 0
-    report.changes += judged.records if round_.pool.changes else 0
+    for trait in report.of_trait:
+        report.of_trait[trait] += judged.records if getattr(round_.pool, trait) else 0
     if judged.differing:
         raise Failed(judged.differing)
     environment.settle(ends)
@@ -98,21 +102,36 @@ def _under_load(
     """Inject the faults under load, and wait until all records are passed; returns outcomes and end offsets."""
     outcomes = []
     bootstrap, partitions = environment.pair.kafka.bootstrap, len(environment.base)
-    keys = KEYS if pool.plan.waits else 0
-    with Load(bootstrap, environment.topic, partitions, round_.portion, lambda: sampler.applied, keys=keys) as load:
+    log, plan, mark = environment.log, pool.plan, environment.log.mark()
+    has_absent = plan.found and environment.add_topics()
+    options: dict[str, Any] = {
+        "keys": KEYS if plan.waits or plan.cloud_events else 0,
+        "as_events": plan.cloud_events,
+        "also": [*environment.found, *environment.absent],
+    }
+    with (
+        Load(bootstrap, environment.topic, partitions, round_.portion, lambda: sampler.applied, **options) as load,
+        Editor(environment, load, report.seed) if plan.edits else ExitStack(),
+    ):
         context = FaultContext(environment, pool, sampler, load)
         for number, fault in enumerate(round_.faults):
             if number:
                 context.pool.fill()
                 context.pool.ready()
             outcomes.append(_inject(context, fault, report))
+        if has_absent:
+            log.wait("TopicStopped", since=mark)
     ends = environment.ends()
     if forgotten := {p for p, end in load.delivered.items() if end > ends[p]}:
         raise NotReached(f"the broker acknowledged records of partitions {forgotten} that its log does not hold")
     if not sampler.wait_for(ends, seconds=40):
         raise NotReached(f"not caught up within 40 s: the ledger stands at {sampler.positions}, the log ends at {ends}")
-    if waiting := sampler.wait_for_retries(seconds=40):
+    if waiting := sampler.wait_until_none(WAITING, [environment.topic], seconds=40):
         raise NotReached(f"{waiting} records still wait for their retries after 40 s")
+    found = environment.found_ends()
+    if behind := sampler.wait_until_none(NOT_PASSED, [list(found), list(found.values())], seconds=40):
+        raise NotReached(f"{behind} records of found topics {list(found)} are not applied after 40 s")
+    report.found += plan.found
     return outcomes, ends
 
 

@@ -59,7 +59,10 @@ class PoolPlan:
     If commits do not wait, small batches are copied, too, so that chunks come while a COPY is open. With ``sums`` each
     record is also added to two rows of sums, one of which all workers write. With ``changes`` each record is also a
     change of a row, as Debezium writes it. With ``awaits`` an async handler writes the rows instead of a sink; it
-    fails on some records, which wait for their retries while others continue: ``waits`` is its ``retry_order``.
+    fails on some records, which wait for their retries while others continue: ``waits`` is its ``retry_order``. With
+    ``found`` the topics match a pattern, and in each round another one appears; of one of them the table is missing.
+    With ``cloud_events`` the values are such events, binary and structured. With ``firsts`` the first row of each key
+    stays in another table. With ``edits`` an operator edits and replays dead letters all the time.
     """
 
     protocol: str
@@ -68,9 +71,14 @@ class PoolPlan:
     changes: bool = False
     awaits: bool = False
     waits: str = ""
+    found: bool = False
+    cloud_events: bool = False
+    firsts: bool = False
+    edits: bool = False
 
     def __str__(self) -> str:
         traits = {"sums": self.sums, "changes": self.changes, "async handler": self.awaits, "async": not self.durable}
+        traits |= {"found": self.found, "cloud_events": self.cloud_events, "firsts": self.firsts, "edits": self.edits}
         traits[f"retry_order {self.waits}"] = bool(self.waits)
         return ", ".join([self.protocol, *(name for name, is_so in traits.items() if is_so)])
 
@@ -123,7 +131,7 @@ def deal(seed: int, rounds: int, kinds: Sequence[str] = KINDS, pools: str = "") 
     chance = random.Random(seed)
     dealt: list[tuple[PoolPlan, str]] = []
     while len(dealt) < max(rounds, len(kinds)):
-        dealt += _pass(chance, kinds, legs=min(4, rounds, len(kinds)))
+        dealt += _pass(chance, kinds, legs=min(5, rounds, len(kinds)))
     dealt = dealt[: max(rounds, len(kinds))]
     planned: list[Round] = []
     for number, part in enumerate(_split(dealt, rounds), 1):
@@ -137,11 +145,12 @@ def _pass(chance: random.Random, kinds: Sequence[str], legs: int) -> list[tuple[
     """Draw each kind once, in ``legs`` pools: starting a pool takes as long as a round, so it serves several."""
     protocols = ["eager", "cooperative", "consumer"]
     chance.shuffle(protocols)
-    sums = legs > 3  # with fewer, no pool might be left whose small batches take two round trips
-    durable = [PoolPlan(protocol) for protocol in protocols]
-    if sums:
+    durable = [PoolPlan(protocol) for protocol in [*protocols, chance.choice(protocols)]]
+    if legs > 4:  # with fewer, no pool might be left whose small batches take two round trips
         durable[0] = replace(durable[0], sums=True, changes=True)
         durable[1] = replace(durable[1], awaits=True, waits=chance.choice(("key", "none")))
+        durable[2] = replace(durable[2], edits=True)
+        durable[3] = replace(durable[3], found=True, cloud_events=True, firsts=True)
     pools = [*durable, PoolPlan(chance.choice(protocols), durable=False)]
     deck = chance.sample(list(kinds), len(kinds))
     async_only = [kind for kind in deck if kind.endswith("_async") or kind in IN_COPY]

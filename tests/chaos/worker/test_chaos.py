@@ -11,7 +11,7 @@ import pytest
 from chaos.worker import freezes
 from chaos.worker.checks import CHANGED, account, wrong_changes, wrong_sums
 from chaos.worker.event_log import EventLog, WorkerEvent
-from chaos.worker.report import Report
+from chaos.worker.report import TRAITS, Report
 from chaos.worker.run import INJECT, run
 from chaos.worker.schedule import KINDS, deal
 
@@ -46,10 +46,8 @@ def test_a_schedule_holds_every_kind_and_is_the_same_for_the_same_seed(rounds: i
     for round_ in dealt:
         needs_async = any(fault.kind.endswith("_async") or fault.step == "Copying" for fault in round_.faults)
         assert not (needs_async and round_.pool.durable)
-    assert any(round_.pool.sums for round_ in dealt) == (rounds > 3)
-    assert any(round_.pool.awaits for round_ in dealt) == (rounds > 3)
-    assert any(round_.pool.changes for round_ in dealt) == (rounds > 3)
-    assert any(round_.pool.waits for round_ in dealt) == (rounds > 3)
+    for trait in ("sums", "awaits", "changes", "waits", "found", "cloud_events", "firsts", "edits"):
+        assert any(getattr(round_.pool, trait) for round_ in dealt) == (rounds > 4)
 
 
 def test_the_checks_find_lost_repeated_unexpected_and_unordered_rows(seekpoint_dsn: str) -> None:
@@ -172,8 +170,10 @@ def test_a_few_rounds_lose_nothing_and_apply_nothing_twice(tmp_path: Path) -> No
     assert written["records"] > 0
     assert written["transactions"] > written["small_transactions"] > 0
     assert written["dead_lettered"] > 0
-    assert written["summed"] > 0
-    assert written["changes"] > 0
+    assert all(written[trait] > 0 for trait in TRAITS)
+    assert written["topics_found"] > 0
+    assert written["topics_stopped"] > 0
+    assert written["edited"] > 0
     assert written["waited"] >= written["retried"] > 0
 
 

@@ -134,8 +134,6 @@ class WorkerPool:
         self.plan, self.log, self._dsn, self._standbys = plan, log, dsn, standbys
         self._what = {
             **what,
-            "durable": plan.durable,
-            "awaits": plan.awaits,
             "limits": LIMITS,
             "kafka": {**what["kafka"], **KAFKA[plan.protocol], "max.poll.interval.ms": MAX_POLL_MS},
         }
@@ -181,7 +179,8 @@ class WorkerPool:
 
         def settled() -> bool:
             held = [partition for worker in self.workers for partition in worker.active]
-            return sorted(held) == list(range(self._what["partitions"])) and all(m.active for m in self.workers)
+            main = [number for number in held if number < self._what["partitions"]]  # others are of found topics
+            return sorted(main) == list(range(self._what["partitions"])) and all(m.active for m in self.workers)
 
         def has_lost_one() -> bool:
             return not all(worker.is_alive for worker in self.workers)

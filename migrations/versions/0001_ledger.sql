@@ -413,7 +413,7 @@ COMMENT ON COLUMN seekpoint.worker.client_id IS 'of its Kafka client; NULL: the 
 COMMENT ON COLUMN seekpoint.worker.version IS 'handler version';
 COMMENT ON COLUMN seekpoint.worker.library IS 'version of Seekpoint';
 COMMENT ON COLUMN seekpoint.worker.state IS 'running, paused, trouble or ended';
-COMMENT ON COLUMN seekpoint.worker.trouble IS 'what is wrong, or why it waits';
+COMMENT ON COLUMN seekpoint.worker.trouble IS 'what is wrong, why it waits, or the error that ended it';
 
 -- Where a position and its log were: each minute for a day, each hour for a month.
 CREATE TABLE seekpoint.position_sample (

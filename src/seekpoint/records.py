@@ -232,7 +232,7 @@ class Failure:
         )
 
 
-BLOCKED_BY_KEY = Failure(Cause.BLOCKED, "an earlier record of its key is a dead letter", attempts=0)
+BLOCKED_BY_KEY = Failure(Cause.BLOCKED, "an earlier record of its key is not applied yet", attempts=0)
 
 
 @dataclass(frozen=True, slots=True)

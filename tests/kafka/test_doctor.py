@@ -13,8 +13,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     ResourcePatternType,
     ResourceType,
 )
+from sqlalchemy import Connection
+from sqlalchemy.exc import ProgrammingError
 
-from seekpoint import Limits
+from seekpoint import Batch, Bytes, Limits, Pipeline
 from seekpoint.admin import Admin, Finding, Level, check_groups
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.members import members
@@ -91,6 +93,22 @@ def test_a_topic_that_was_created_again_and_another_cluster(worker_group: Worker
     assert "was created again" in failures(worker_group)["topics"]
     worker_group.sql("UPDATE {schema}.consumer_group SET cluster_id = 'another'")
     assert "offsets belong to cluster another" in failures(worker_group)["cluster"]
+
+
+def test_a_group_with_lag_whose_only_worker_was_ended_by_an_error(worker_group: WorkerGroup) -> None:
+    name, _ = worker_group.log(10)
+
+    def post(tx: Connection, _: Batch[bytes, bytes | None]) -> None:
+        tx.exec_driver_sql("SELECT FROM nowhere")
+
+    run = worker_group.worker(Pipeline(worker_group.group, topics=name, value=Bytes(), handle=post), limits=OFTEN)
+    run.ends_with(ProgrammingError)
+    finding = findings(worker_group, Level.WARNING)["workers"]
+    assert finding.message.startswith(f"{worker_group.group}: no worker runs, and 10 records are not applied; the last")
+    assert ' ago: UndefinedTable: relation "nowhere" does not exist' in finding.message
+    assert finding.remedies == ("correct what the error names, and start a worker",)
+    worker_group.worker(name, limits=OFTEN).finish(name, 10)
+    assert findings(worker_group, Level.OK)["workers"].message == "no group has records to apply and no worker"
 
 
 def test_records_that_retention_deleted_before_they_were_applied(worker_group: WorkerGroup) -> None:

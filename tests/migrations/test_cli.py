@@ -71,13 +71,19 @@ def test_json(database_url: str) -> None:
     assert good == {"schema": "other", "library": "0001", "database": "0001", "ok": True}
 
 
-@pytest.mark.parametrize(("revision", "word"), [("0000", "older"), ("9999", "newer")])
-def test_check_exits_with_1(engine: Engine, database_url: str, revision: str, word: str) -> None:
+@pytest.mark.parametrize(
+    ("revision", "problem"),
+    [("0000", "which is not a revision of Seekpoint's (the newest is 0001)"), ("9999", "newer than revision 0001")],
+)
+def test_check_exits_with_1(engine: Engine, database_url: str, revision: str, problem: str) -> None:
     schema.upgrade(engine)
     stamp(engine, revision)
     result = db("check", url=database_url)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert f"at revision {revision}, {word} than revision 0001" in result.stderr
+    assert f"at revision {revision}, {problem}" in result.stderr
+    refused = db("upgrade", url=database_url)
+    assert f"at revision {revision}, {problem}" in refused.stderr
+    assert "db upgrade" not in refused.stderr, "it would not help"
     assert json.loads(db("check", "--json", url=database_url).stdout)["database"] == revision
 
 

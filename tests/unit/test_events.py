@@ -51,7 +51,7 @@ def test_observers_get_every_event_in_order_the_earlier_observer_first() -> None
 
 
 def blocked(offset: int, key: bytes, now: float, state: State = State.BLOCKED) -> Event:
-    failure = Failure(Cause.BLOCKED, "an earlier record of its key is a dead letter", attempts=0)
+    failure = Failure(Cause.BLOCKED, "an earlier record of its key is not applied yet", attempts=0)
     return events.DeadLettered(
         partition=Partition("orders", 0), offset=offset, state=state, failure=failure, key=key, at=now
     )

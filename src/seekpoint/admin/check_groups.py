@@ -13,7 +13,7 @@ from typing import Any
 from seekpoint import remedies
 from seekpoint.admin.findings import Finding, Level, problems_or_ok
 from seekpoint.admin.status import GroupStatus, PartitionStatus
-from seekpoint.durations import format_duration
+from seekpoint.durations import format_ago, format_duration
 from seekpoint.errors import KafkaUnavailable
 from seekpoint.kafka.identity import CHECK_KAFKA, Identity, KafkaRefused
 from seekpoint.kafka.members import Member, members
@@ -31,7 +31,7 @@ RECENT = timedelta(hours=1)  # a worker that was last seen longer ago may have c
 def group_findings(
     groups: Sequence[GroupStatus], declared: Mapping[str, Mapping[str, Mapping[str, Any]]]
 ) -> list[Finding]:
-    """Pauses, stopped partitions, logs that are about to lose records before they are applied, and late retries.
+    """Pauses, stops, groups without workers, logs that are about to lose unapplied records, and late retries.
 
     ``declared`` is what each group's workers have declared, by topic.
     """
@@ -66,9 +66,31 @@ def group_findings(
     return [
         *problems_or_ok("pauses", paused, "no group is paused"),
         *problems_or_ok("stops", stops, "no partition is stopped"),
+        *problems_or_ok("workers", [*_without_workers(groups)], "no group has records to apply and no worker"),
         *problems_or_ok("retention", near, "no record is about to be deleted before it is applied, as far as is known"),
         *problems_or_ok("retries", late, "no record waits longer than for its retry"),
     ]
+
+
+def _without_workers(groups: Sequence[GroupStatus]) -> Iterator[Finding]:
+    """Groups with lag, or whose lag is not known, whose workers have all ended; a paused group says so itself."""
+    for group in groups:
+        last = max(group.workers, key=lambda worker: worker.seen_at, default=None)
+        lags = [partition.lag for partition in group.partitions]
+        if last is None or group.pause is not None or not any(lag != 0 for lag in lags):
+            continue
+        if any(worker.is_live for worker in group.workers):
+            continue
+        lag = "an unknown number of records" if None in lags else numbered(sum(filter(None, lags)), "record")
+        end = "ended" if last.state == "ended" else "was last seen"
+        why = "" if last.trouble is None else f": {last.trouble}"
+        yield Finding.of(
+            "workers",
+            Level.WARNING,
+            f"{group.name}: no worker runs, and {lag} are not applied; the last one ({last.host}, pid {last.pid}) "
+            f"{end} {format_ago(last.seen_at)}{why}",
+            "start a worker" if last.trouble is None else "correct what the error names, and start a worker",
+        )
 
 
 def _first(group: str, findings: Sequence[Finding]) -> Iterator[Finding]:

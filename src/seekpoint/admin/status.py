@@ -44,8 +44,9 @@ class WorkerStatus:
     """A worker process, as it was last seen.
 
     ``is_live``: it has not ended, and was seen in the last minute. ``state`` is running, paused, trouble (``trouble``
-    says which), ended, or gone: it has not ended, and was not seen for a minute. ``activity`` is what it waits for
-    while paused, or what it does in a long transaction: since when, and with how many records.
+    says which), ended (``trouble`` is the error that ended it, if there was one), or gone: it has not ended, and was
+    not seen for a minute. ``activity`` is what it waits for while paused, or what it does in a long transaction: since
+    when, and with how many records.
     """
 
     owner: UUID
@@ -197,7 +198,7 @@ def _partition(row: Row[Any], log: Row[Any] | None) -> PartitionStatus:
 def _worker(row: Row[Any]) -> WorkerStatus:
     identity = (row.owner, row.host, row.pid, row.client_id, row.version, row.library)
     state = row.state if row.is_live or row.state == "ended" else "gone"
-    texts = (row.trouble, None) if row.state == "trouble" else (None, row.trouble)
+    texts = (row.trouble, None) if row.state in {"trouble", "ended"} else (None, row.trouble)
     return WorkerStatus(*identity, row.started_at, row.seen_at, state, row.is_live, *texts)
 
 

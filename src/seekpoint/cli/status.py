@@ -327,10 +327,15 @@ def _worker(worker: WorkerStatus) -> Sequence[object]:
 
 
 def _activity(worker: WorkerStatus) -> str | None:
-    """A sentence on the worker's trouble, or its long transaction; a pause is shown once for the whole group."""
+    """A sentence on the worker's trouble, the error that ended it, or its long transaction.
+
+    A pause is shown once for the whole group.
+    """
     who = f"worker {worker.owner.hex[:8]}"
     if worker.state == "trouble" and worker.trouble is not None:
         return _plain(f"{who} is in trouble: {worker.trouble}")
+    if worker.state == "ended" and worker.trouble is not None:
+        return _plain(f"{who} ended: {worker.trouble}")
     if worker.state == "running" and worker.activity is not None:
         return _plain(f"{who}: {worker.activity}")
     return None

@@ -29,6 +29,7 @@ from seekpoint.ledger.tables import DEFAULT_SCHEMA
 HEAD = "0001"
 """The revision that this library reads and writes. Ids are four digits, so that they sort."""
 
+OLDEST = "0001"  # the first one that there was
 
 VERSION_TABLE = "alembic_version"
 STRANGER = (
@@ -110,7 +111,7 @@ def difference(schema: str, revision: str | None) -> str:
     if revision is None:
         return f"schema {schema!r} has no ledger tables, and this library needs revision {HEAD}: {fix}"
     where = f"the ledger in schema {schema!r} is at revision {revision}"
-    if not re.fullmatch(r"\d{4}", revision):
+    if not re.fullmatch(r"\d{4}", revision) or revision < OLDEST:
         return f"{where}, which is not a revision of Seekpoint's (the newest is {HEAD}): {STRANGER}"
     if revision < HEAD:
         return f"{where}, older than revision {HEAD}, which this library needs: {fix}"

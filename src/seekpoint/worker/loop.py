@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
@@ -155,7 +156,7 @@ class Loop:
             self._requests.cut()
             self._retries.cut()
             self._heartbeat.stop()
-            self._status.end(wait=0.0)  # otherwise its row would show a running worker until the handler returns
+            self._status.end(0.0, self._given_up)  # otherwise its row would show a running worker until the handler ends
         self._announce.end(events.WorkerStopped(error=self._given_up))
         if is_open:
             self._assignment.client.close(LEAVE)
@@ -302,7 +303,8 @@ class Loop:
         """Release the claims and leave the group. An error here does not replace the one that ended the worker."""
         try:
             with ExitStack() as closing:  # each is called even if an earlier one raises
-                closing.callback(self._status.end, END if self._given_up is None else 0.0)
+                error = self._given_up or (sys.exception() if has_failed else None)
+                closing.callback(self._status.end, END if self._given_up is None else 0.0, error)
                 closing.callback(self._leave, leave_within, has_failed=has_failed)
                 closing.callback(self._committer.close)
                 closing.callback(self._heartbeat.stop)

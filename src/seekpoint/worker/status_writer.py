@@ -18,7 +18,7 @@ from seekpoint.events import Announcer
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import GroupLedger
 from seekpoint.ledger.status import StatusTables, WorkerProcess
-from seekpoint.records import Partition
+from seekpoint.records import Partition, one_line
 
 PRUNE = 60  # a partition's samples are pruned on every 60th write
 MINUTE = 60.0  # seconds between two prunings, if no samples are written
@@ -93,10 +93,10 @@ class StatusWriter:
         if error is not None:
             self._announce(events.StatusNotStored(error=error))
 
-    def end(self, wait: float = END) -> None:
-        """Store that the worker has ended, and end the thread; waits for it ``wait`` seconds at most."""
+    def end(self, wait: float = END, error: BaseException | None = None) -> None:
+        """Store that the worker has ended, and by which error, and end the thread; waits for it ``wait`` seconds."""
         with self._changed:
-            self._next, self._has_ended = _Status(ENDED), True
+            self._next, self._has_ended = _Status(ENDED, trouble=None if error is None else one_line(error)), True
             self._changed.notify()
         self._thread.join(wait)
 

@@ -39,7 +39,7 @@ class StatusTables:
         self._ledger, self._process, self._owner = ledger, process, ledger.owner
 
     def seen(self, state: str, trouble: str | None = None) -> None:
-        """Store that the worker runs, and its state; ``trouble`` says what is wrong, or why it waits."""
+        """Store that the worker runs, and its state; ``trouble``: what is wrong, why it waits, or by what it ended."""
         with self._begin() as tx:
             tx.execute(
                 STATUS["worker_seen"],

@@ -406,7 +406,7 @@ worker = Table(
     _now("started_at"),
     _now("seen_at"),
     Column("state", Text, nullable=False, comment="running, paused, trouble or ended"),
-    Column("trouble", Text, comment="what is wrong, or why it waits"),
+    Column("trouble", Text, comment="what is wrong, why it waits, or the error that ended it"),
 )
 
 # Samples of a position and its log: one a minute for a day, one an hour for a month.

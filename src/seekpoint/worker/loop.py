@@ -156,7 +156,7 @@ class Loop:
             self._requests.cut()
             self._retries.cut()
             self._heartbeat.stop()
-            self._status.end(0.0, self._given_up)  # otherwise its row would show a running worker until the handler ends
+            self._status.end(0.0, self._given_up)  # otherwise its row shows a running worker until the handler returns
         self._announce.end(events.WorkerStopped(error=self._given_up))
         if is_open:
             self._assignment.client.close(LEAVE)

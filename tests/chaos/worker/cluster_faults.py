@@ -106,6 +106,7 @@ def join(context: FaultContext, fault: Fault) -> Injected:
 
 def leave(context: FaultContext, fault: Fault) -> Injected:
     """SIGTERM a worker: it drains, and the others take over without waiting for its session to expire."""
+    context.found()
     victim, mark = context.pool.victim(fault.victim), context.log.mark()
     started, held = monotonic(), frozenset(victim.active)
     _drained(context, victim.name)
@@ -164,6 +165,7 @@ def _thaw_all(context: FaultContext) -> None:
 
 def rewind(context: FaultContext, fault: Fault) -> Injected:
     """Rewind a running worker by some records, and delete their rows, in one transaction."""
+    context.found()  # the owner must stay the same
     log, owner = context.log, context.pool.victim(fault.victim)
     if min(owner.active) not in EVERY:  # it has found topics alone
         owner = next(worker for worker in context.pool.workers if min(worker.active) in EVERY)

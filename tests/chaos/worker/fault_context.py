@@ -32,17 +32,29 @@ class Injected:
 
 @dataclass(frozen=True)
 class FaultContext:
-    """One round: its environment and worker pool, under load."""
+    """One round: its environment and worker pool, under load. ``mark`` is of the time before topics appeared."""
 
     environment: Environment
     pool: WorkerPool
     sampler: Sampler
     load: Load
+    mark: int
 
     @property
     def log(self) -> EventLog:
         """The events of all workers."""
         return self.environment.log
+
+    def found(self) -> None:
+        """Wait until each worker has found the topics that have appeared, and no rebalance for them is left."""
+        if self.pool.plan.found:
+            names = {worker.name for worker in self.pool.workers}
+            knowing = ("TopicsFound", "Started")
+            self.log.until(
+                lambda: names <= {event.worker for event in self.log.since(self.mark) if event.name in knowing},
+                "each worker to find the new topics",
+            )
+            self.pool.ready()
 
     def records(self, count: int) -> None:
         """Wait until ``count`` more records were committed."""

@@ -113,7 +113,7 @@ def _under_load(
         Load(bootstrap, environment.topic, partitions, round_.portion, lambda: sampler.applied, **options) as load,
         Editor(environment, load, report.seed) if plan.edits else ExitStack(),
     ):
-        context = FaultContext(environment, pool, sampler, load)
+        context = FaultContext(environment, pool, sampler, load, mark)
         for number, fault in enumerate(round_.faults):
             if number:
                 context.pool.fill()

@@ -107,11 +107,13 @@ FULL JOIN (
 ) AS wanted USING (p, k)
 WHERE stored.o IS DISTINCT FROM wanted.o ORDER BY p, k LIMIT 20
 """
-# The rows' keys are the records' own; an event has its key as its id.
+# The rows' keys are the records' own; an event has its key as its id. None of them is without an event.
 WRONG_EVENTS = """
 SELECT partition, "offset", key, event FROM chaos_results
 WHERE topic = %(topic)s AND event IS DISTINCT FROM 'made ' || coalesce(key, 'none') || ' {"worker":"any"}'
-ORDER BY partition, "offset" LIMIT 20
+UNION ALL SELECT partition, record_offset, convert_from(key, 'UTF8'), error FROM seekpoint.dead_letter
+WHERE topic = %(topic)s AND cause = 'decode'
+ORDER BY 1, 2 LIMIT 20
 """
 # The group's other topics: each has all its rows up to its position, once and in order.
 WRONG_FOUND = """

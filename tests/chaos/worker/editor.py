@@ -6,7 +6,6 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 from sqlalchemy import create_engine
-from sqlalchemy.exc import DBAPIError
 
 from chaos.worker.environment import PARTITIONS, Environment
 from chaos.worker.load import Load
@@ -14,6 +13,7 @@ from chaos.worker.pipelines import EDITED, POISON, REFUSED, pipeline_of
 from seekpoint import Limits
 from seekpoint.admin import Admin, Where
 from seekpoint.errors import Fenced, GroupPaused
+from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import State
 from support.background import Background
 from support.postgres_proxy import PostgresProxy
@@ -56,8 +56,9 @@ class Editor(Background):
             for dead_letter in self._dead_letters.list(Where(states=(State.DEAD_LETTERED,)), limit=OPERATORS):
                 if self._dead_letters.edit(dead_letter.id, EDITED, reason="chaos").refusal is None:
                     self._dead_letters.replay(dead_letter.id)
-        except (DBAPIError, Fenced, GroupPaused):
-            return  # a server is away, a worker has a batch open for long, or another operator or a reset was faster
+        except (Fenced, GroupPaused):
+            return  # another operator or a reset was faster
         except Exception as error:
-            self._log.alarm(f"an operator could not edit or replay: {error!r}")
-            raise
+            if not is_transient(error):  # the server is away, or a worker has a batch open for long
+                self._log.alarm(f"an operator could not edit or replay: {error!r}")
+                raise

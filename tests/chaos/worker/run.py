@@ -45,9 +45,11 @@ MAY_FALL = {"rewind", "postgres_killed", "postgres_killed_async"}  # where a pos
 KEYS = 2000  # of the records of a pool in which records wait: what waits for one of its key is retried alone
 
 
-def has_small_transactions(pool: PoolPlan) -> bool:
-    """Whether small batches of the pool take two round trips: one Append writes them."""
-    return pool.durable and not (pool.awaits or pool.sums or pool.firsts)
+def expected_of(pool: PoolPlan) -> list[str]:
+    """The report's counts that this pool raises; small batches take two round trips if one Append alone writes them."""
+    is_small = pool.durable and not (pool.awaits or pool.sums or pool.firsts)
+    counts = {"small_transactions": is_small, "found": pool.found, "edited": pool.edits, "retried": bool(pool.waits)}
+    return [count for count, is_expected in counts.items() if is_expected]
 
 
 class Failed(AssertionError):  # noqa: N818 -- named after what happened
@@ -171,7 +173,7 @@ def run(
     dealt = deal(seed, rounds, kinds, pools)
     kinds = tuple(kind for kind in kinds if any(fault.kind == kind for round_ in dealt for fault in round_.faults))
     report, began = Report(seed, kinds), monotonic()
-    report.needs_small = any(has_small_transactions(round_.pool) for round_ in dealt)
+    report.expected = sorted({count for round_ in dealt for count in expected_of(round_.pool)})
     with Environment() as environment:
         report.servers = environment.pair.describe()
         show(f"chaos: seed {seed}, {rounds} rounds, {report.servers}")

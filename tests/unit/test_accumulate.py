@@ -65,7 +65,8 @@ def test_it_is_a_sink_whose_records_add_in_any_order() -> None:
 def test_a_row_has_the_columns_in_the_order_of_their_parts() -> None:
     its: dict[str, Any] = {"key": ["day", "shop"], "add": ["cents"]}
     writer = Accumulate("sales", **its).writer()
-    assert writer.value_rows([Sale("mon", "a", 5), Sale("tue", "b", None)]) == [("mon", "a", 5), ("tue", "b", None)]
+    sales = [Sale("mon", "a", 5), Sale("tue", "b", None)]
+    assert writer.value_rows(sales, None, []) == [("mon", "a", 5), ("tue", "b", None)]
     sink = Accumulate("sales", **its, least=["first"], most=["last"], row=lambda r: {**r.value, "first": 1, "last": 2})
     rows = sink.writer().rows(record({"shop": "a", "cents": 5, "day": "mon"}))
     assert list(rows) == [("mon", "a", 5, 1, 2)]
@@ -75,7 +76,7 @@ def test_a_row_has_the_columns_in_the_order_of_their_parts() -> None:
 
 def test_a_key_that_is_null_is_poison() -> None:
     writer = Accumulate("sales", key=["day", "shop"], add=["cents"]).writer()
-    assert writer.value_rows([{"day": "mon", "shop": None, "cents": 1}]) is None
+    assert writer.value_rows([{"day": "mon", "shop": None, "cents": 1}], None, []) is None
     with pytest.raises(Poison, match="column 'shop' is null"):
         list(writer.rows(record({"day": "mon", "shop": None, "cents": 1})))
 

@@ -13,7 +13,7 @@ from seekpoint.codecs import Codec
 from seekpoint.events import WriteStrategyChanged
 from seekpoint.pipeline.batch import Batch
 from seekpoint.pipeline.pattern import Pattern
-from seekpoint.records import Record
+from seekpoint.records import RawRecord, Record
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection  # needs greenlet, which is an extra
@@ -59,8 +59,17 @@ class SinkWriter(Protocol[V_contra, K_contra]):
         """Begin to write; leaving the block without an error means that the database has taken every row."""
         ...
 
-    def value_rows(self, values: Sequence[V_contra]) -> list[Row] | None:  # noqa: ARG002 -- the default
-        """One row for each value, as ``rows`` makes it from the record; None if rows need whole records."""
+    def value_rows(
+        self,
+        values: Sequence[V_contra],  # noqa: ARG002 -- the default
+        keys: Sequence[K_contra] | None,  # noqa: ARG002
+        raw: Sequence[RawRecord],  # noqa: ARG002
+    ) -> list[Row] | None:
+        """One row for each record, as ``rows`` makes it; None if the records must be made into rows one by one.
+
+        ``values`` and ``keys`` are decoded, except that ``keys`` is None if keys are bytes; ``raw`` are the records,
+        whose objects are made when the first is accessed. None for no records means None for all.
+        """
         return None
 
     def count(self, rows: Sequence[Row]) -> int:

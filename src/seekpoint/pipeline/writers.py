@@ -23,8 +23,8 @@ class PipelineWriters(Generic[V, K]):
     """One worker's decoders and writers for a pipeline; only this worker uses their caches.
 
     ``handler`` is called with the transaction and the batch: the pipeline's, or the function that runs an async one.
-    ``by_value`` is the sink's writer if there is no handler and one sink, which takes every topic, and keys are bytes;
-    None for topics by pattern.
+    ``by_value`` is the sink's writer if it makes the rows of a chunk at once (``value_rows``), there is no handler and
+    one sink, which takes every topic; None for topics by pattern.
     """
 
     def __init__(self, pipeline: Pipeline[V, K], handler: Callable[[Any, Batch[V, K]], object] | None = None) -> None:
@@ -51,8 +51,9 @@ class PipelineWriters(Generic[V, K]):
         is_only = (
             pipeline.pattern is None and pipeline.handle is None and len(self.sinks) == 1 and all(self._taking.values())
         )
-        is_bytes = isinstance(pipeline.key, Bytes)  # decoding other keys may fail
-        self.by_value = self.sinks[0] if is_only and is_bytes else None
+        self.by_value = (
+            self.sinks[0] if is_only and self.sinks[0].value_rows([], self._keys([]), []) is not None else None
+        )
 
     def rows(self, record: Record[V, K | None]) -> list[tuple[Row, ...]]:
         """Make the record's rows for each sink; raises what ``row=`` raises."""
@@ -89,6 +90,10 @@ class PipelineWriters(Generic[V, K]):
         decoders = self._values
         return [decoders[record.topic](record) for record in raw]
 
+    def _keys(self, raw: Sequence[RawRecord]) -> list[K | None] | None:
+        """The decoded keys of many records; None if keys are bytes. Raises what the codec raises."""
+        return None if isinstance(self.pipeline.key, Bytes) else list(map(self._key, raw))
+
     def streamed_rows(self, raw: Sequence[RawRecord]) -> Sequence[Row] | None:
         """As ``rows_at_once``, but the first call after ``prepare`` returns the rows that ``prepare`` made."""
         if isinstance(raw, LazyRecords) and raw.rows is not None:
@@ -106,13 +111,12 @@ class PipelineWriters(Generic[V, K]):
                 raw.rows = self.streamed_rows(raw)
 
     def rows_at_once(self, raw: Sequence[RawRecord]) -> list[Row] | None:
-        """One row per record of a chunk, from the values alone; None if records must be decoded one by one."""
+        """One row per record of a chunk, made at once; None if records must be decoded one by one."""
         sink = self.by_value
         if sink is None:
             return None
         try:
-            values = self.values(raw)
-            return sink.value_rows(values)
+            return sink.value_rows(self.values(raw), self._keys(raw), raw)
         except (CodecUnavailable, ConfigError, *PROCESS_EXITS):
             raise
         except BaseException:  # noqa: BLE001 -- raised again, with its record, when they are decoded one by one

@@ -11,7 +11,7 @@ import msgspec
 from seekpoint.codecs.value_types import field_names
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline.sink import Row, SinkWriter
-from seekpoint.records import AnyRecord, Record
+from seekpoint.records import AnyRecord, RawRecord, Record
 from seekpoint.sinks.base import TableSink
 
 S = TypeVar("S", bound=TableSink)
@@ -47,11 +47,22 @@ class TableWriter(SinkWriter[Any, Any], Generic[S]):
             rows = [(*row, *origin) for row in rows]
         return rows
 
-    def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
+    def value_rows(
+        self,
+        values: Sequence[Any],
+        keys: Sequence[Any] | None,  # noqa: ARG002 -- the values are the rows
+        raw: Sequence[RawRecord],
+    ) -> list[Row] | None:
         """The rows of many records in one call, if the value is the row; None if the whole record is needed."""
-        if self._sink.row_of is not None or self._sink.rows_of is not None or self._sink.provenance:
+        if self._sink.row_of is not None or self._sink.rows_of is not None:
             return None
-        return self._shaped(values)
+        return self._with_origins(self._shaped(values), raw)
+
+    def _with_origins(self, rows: list[Row], records: Sequence[AnyRecord]) -> list[Row]:
+        """The rows with the provenance of their records, if the sink stores it."""
+        if not self._sink.provenance:
+            return rows
+        return [(*row, *origin) for row, origin in zip(rows, map(self._where, records), strict=True)]
 
     def _shaped(self, values: Sequence[Any]) -> list[Row]:
         """One row for each value, without provenance."""

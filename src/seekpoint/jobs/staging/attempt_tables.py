@@ -110,13 +110,20 @@ class AttemptSink(Sink, SinkWriter):
         digest = blake2b(raw.key, digest_size=16).hexdigest()
         return [_like(row, (*row, digest)) for row in rows]
 
-    def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
-        rows: list[Row] | None = self._writer.value_rows(values)
+    def value_rows(
+        self, values: Sequence[Any], keys: Sequence[Any] | None, raw: Sequence[RawRecord]
+    ) -> list[Row] | None:
+        if self._keys:  # each row gets a digest of its record's key
+            return None
+        rows: list[Row] | None = self._writer.value_rows(values, keys, raw)
         return rows
 
     def placed(self, rows: Sequence[Row], raw: Sequence[RawRecord]) -> Sequence[Row]:
         """Rows of :meth:`value_rows`, with their offsets if ``places`` is set."""
-        return [(*row, offset, 0) for row, offset in zip(rows, offsets_of(raw), strict=True)] if self._places else rows
+        if not self._places:
+            return rows
+        pairs = zip(rows, offsets_of(raw), strict=True)
+        return [_like(row, (*self._without_missing(row), offset, 0)) for row, offset in pairs]
 
     def finish(self, connection: Connection) -> None:
         """Aggregate the sums, and store the columns that were written; the driver has stored those of a rebuilt table.

@@ -17,7 +17,7 @@ from seekpoint.codecs.json import JsonFloat
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline.sink import K_contra, Row, SinkWriter, V_contra, Writer
 from seekpoint.pipeline.table_path import TableName, TableOfTopic, shown_table
-from seekpoint.records import Record
+from seekpoint.records import RawRecord, Record
 from seekpoint.sinks.accumulate.aggregate import SumTarget
 from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.table_writer import TableWriter
@@ -140,9 +140,11 @@ class AccumulateWriter(TableWriter[Accumulate[Any, Any]]):
         """A record's rows, from ``row=``, ``rows=`` or the value itself."""
         return list(super().rows(record))
 
-    def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
+    def value_rows(
+        self, values: Sequence[Any], keys: Sequence[Any] | None, raw: Sequence[RawRecord]
+    ) -> list[Row] | None:
         """The rows of many values at once; None if a key is null, so that the error names its record."""
-        rows = super().value_rows(values)
+        rows = super().value_rows(values, keys, raw)
         if rows is None or any(None in map(itemgetter(place), rows) for place in range(len(self._sink.key))):
             return None
         return rows

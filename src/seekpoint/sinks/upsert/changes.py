@@ -18,13 +18,20 @@ if TYPE_CHECKING:
     from seekpoint.sinks.upsert.open_upsert import OpenUpsert
 
 
-def key_before(writer: object, key: Sequence[str], record: AnyRecord) -> tuple[Any, ...]:
-    """The row's key before a change. Raises Poison if neither the event nor the record's key has it."""
-    for row in (record.value.before, record.key):
+def key_before(key: Sequence[str], before: Any, record_key: Any) -> tuple[Any, ...] | None:
+    """The row's key before a change, from the event's ``before`` or the record's key; None if neither has it."""
+    for row in (before, record_key):
         if row is not None and isinstance(row, Mapping):
             values = tuple(map(row.get, key))
             if None not in values and UNAVAILABLE not in values:
                 return values
+    return None
+
+
+def require_key_before(writer: object, key: Sequence[str], record: AnyRecord) -> tuple[Any, ...]:
+    """The key of the row before a change. Raises Poison if neither the event nor the record's key has it."""
+    if (values := key_before(key, record.value.before, record.key)) is not None:
+        return values
     if isinstance(record.key, bytes):
         raise ConfigError(f"{writer!r}: no codec decodes the records' keys: give the pipeline key=Debezium()")
     raise Poison(

@@ -7,9 +7,12 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import tzinfo
+from itertools import chain
 from operator import itemgetter
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import msgspec
 from sqlalchemy import Connection
 
 from seekpoint.codecs import UNAVAILABLE, Change, Codec, Debezium, Unreadable
@@ -21,14 +24,14 @@ from seekpoint.events import WriteStrategyChanged
 from seekpoint.pipeline.provenance import provenance_columns
 from seekpoint.pipeline.sink import ONE_PARTITION, K_contra, Row, SinkWriter, V_contra, Writer
 from seekpoint.pipeline.table_path import TableName, TableOfTopic, shown_table
-from seekpoint.records import AnyRecord, Record
+from seekpoint.records import AnyRecord, RawRecord, Record
 from seekpoint.sinks.base import ORIGINS, TableSink
 from seekpoint.sinks.declared_types import check_fields, is_json
 from seekpoint.sinks.dedupe import Deleted, Partial, Target, Truncated
 from seekpoint.sinks.event_values import of_event
 from seekpoint.sinks.names import require_whole_names
 from seekpoint.sinks.table_writer import TableWriter
-from seekpoint.sinks.upsert.changes import OpenChanges, key_before, require_readable
+from seekpoint.sinks.upsert.changes import OpenChanges, key_before, require_key_before, require_readable
 from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
 
 if TYPE_CHECKING:
@@ -253,6 +256,7 @@ _TRUNCATES = (
     "it takes 'delete', and needs changes=True and offset_column=, so that no replayed truncate deletes newer rows; it "
     "excludes compacted=True, as a compacted topic has no record without a key"
 )
+_UPSERTS = {"c", "r", "u"}
 _MARKS = {Unreadable, type(UNAVAILABLE)}  # value types that make a row incomplete
 _CHANGES_ARE_NO_ROWS = (
     "the values are Debezium's changes, and an Upsert of their rows would leave deleted rows in the table: give the "
@@ -289,9 +293,7 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
         """Rows of one record, or its deletion if it is a tombstone. Raises Poison if a key or ``order_by`` is null."""
         if record.value is None and self._sink.deletes:
             return (self._gone(record),)
-        if self._is_first:
-            self._is_first = False
-            self._warn_of_changes(record.value)
+        self._warn_of_changes(record.value)
         rows = list(super().rows(record))
         for row in rows:
             for name, index in self._needed:
@@ -299,15 +301,34 @@ class UpsertWriter(TableWriter[Upsert[Any, Any]]):
                     raise Poison(f"{self!r}: column {name!r} is null: the columns of key= and order_by= need a value")
         return rows
 
-    def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
-        """The rows of many values at once; None if a key is null, so that the error names its record."""
-        rows = super().value_rows(values)
-        if rows is None or any(None in map(itemgetter(index), rows) for _, index in self._needed):
-            return None
-        return rows
+    def value_rows(
+        self, values: Sequence[Any], keys: Sequence[Any] | None, raw: Sequence[RawRecord]
+    ) -> list[Row] | None:
+        """The row of each record, or its deletion; None if a key is null, so that the error names its record."""
+        if self._sink.deletes and NoneType in set(map(type, values)):
+            return self._row_of_each(values, keys, raw)
+        for value in values[:1]:
+            self._warn_of_changes(value)
+        rows = super().value_rows(values, keys, raw)
+        return None if rows is None or self._lacks_key(rows) else rows
+
+    def _row_of_each(
+        self, values: Sequence[Any], keys: Sequence[Any] | None, raw: Sequence[RawRecord]
+    ) -> list[Row] | None:
+        """The row that ``rows`` makes of each record; None if it makes several of one, or none."""
+        decoded = zip(raw, [record.key for record in raw] if keys is None else keys, values, strict=True)
+        each = [[*self.rows(msgspec.structs.replace(record, key=key, value=value))] for record, key, value in decoded]
+        return [row for (row,) in each] if {1}.issuperset(map(len, each)) else None
+
+    def _lacks_key(self, rows: Sequence[Row]) -> bool:
+        """Whether a column that must not be null is null in one of the rows."""
+        return any(None in map(itemgetter(index), rows) for _, index in self._needed)
 
     def _warn_of_changes(self, value: Any) -> None:
-        """Warn if values are Debezium's envelopes, as ``row=`` misses deletes. Raises ConfigError for a Change."""
+        """Warn if the first value is Debezium's envelope: ``row=`` misses deletes. Raises ConfigError for a Change."""
+        if not self._is_first:
+            return
+        self._is_first = False
         if isinstance(value, Change):
             raise ConfigError(f"{self!r}: {_CHANGES_ARE_NO_ROWS}")
         if is_envelope(value):
@@ -433,7 +454,7 @@ class ChangesWriter(UpsertWriter):
         if change.op == "t":
             return (self._truncated(record),)
         if change.op == "d":
-            return (self._deleted(record, key_before(self, self._sink.key, record)),)
+            return (self._deleted(record, require_key_before(self, self._sink.key, record)),)
         assert change.after is not None
         row = self._after(change.after)
         if self._sink.provenance:
@@ -445,7 +466,7 @@ class ChangesWriter(UpsertWriter):
         if None in key or (not is_whole and UNAVAILABLE in key):
             raise Poison(f"{self!r}: the change has no value in a key column ({', '.join(self._sink.key)})", record)
         after = row if is_whole else Partial(row)
-        if change.op == "u" and (before := key_before(self, self._sink.key, record)) != key:
+        if change.op == "u" and (before := require_key_before(self, self._sink.key, record)) != key:
             return (self._deleted(record, before), after)
         return (after,)
 
@@ -460,9 +481,27 @@ class ChangesWriter(UpsertWriter):
             raise ConfigError(f"{self!r}: a truncate came in {record.topic}/{record.partition}: {ONE_PARTITION}")
         return Truncated(self._deleted(record, (None,) * len(self._sink.key)))
 
-    def value_rows(self, values: Sequence[Any]) -> list[Row] | None:  # noqa: ARG002 -- a change needs its record
-        """None: each change is made from its whole record."""
-        return None
+    def value_rows(
+        self, values: Sequence[Any], keys: Sequence[Any] | None, raw: Sequence[RawRecord]
+    ) -> list[Row] | None:
+        """The row of each record, or its deletion; None if a changed key makes two of one."""
+        rows = None if keys is None else self._upserts(values, keys, raw)
+        return self._row_of_each(values, keys, raw) if rows is None else rows
+
+    def _upserts(self, values: Sequence[Any], keys: Sequence[Any], raw: Sequence[RawRecord]) -> list[Row] | None:
+        """The rows of many changes in one call; None unless each stores a complete row and leaves its key unchanged."""
+        if self._sink.has_position or not {Change}.issuperset(map(type, values)):
+            return None
+        if not _UPSERTS.issuperset(change.op for change in values):
+            return None
+        rows = self._with_origins([self._after(change.after) for change in values], raw)
+        if not _MARKS.isdisjoint(map(type, chain.from_iterable(rows))) or self._lacks_key(rows):
+            return None
+        names, places = self._sink.key, [place for _, place in self._needed]
+        for change, key, row in zip(values, keys, rows, strict=True):
+            if change.op == "u" and key_before(names, change.before, key) != tuple([row[n] for n in places]):
+                return None
+        return rows
 
     def _opened(self, begin: Callable[[], OpenUpsert]) -> AbstractContextManager[Writer]:
         assert self.written is not None

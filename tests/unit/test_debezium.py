@@ -136,6 +136,21 @@ def test_an_event_without_a_schema_needs_a_declaration() -> None:
     assert change.after == {"n": Decimal("1.5")}
 
 
+def test_the_source_is_decoded_only_if_it_is_used() -> None:
+    change = Debezium().decode(raw(event([field("id")], "c", None, {"id": "1"}, lsn=7)))
+    assert change is not None
+    assert change.source == {"table": "t", "lsn": 7}
+    codec = Debezium(types={})
+    change = codec.decode(raw(b'{"op": "c", "after": {"id": 1}, "source": null}'))
+    assert change is not None
+    assert change.source == {}
+    change = codec.decode(raw(b'{"op": "c", "after": {"id": 1}, "source": {"n": 1e999}, "ts_ms": 1e999}'))
+    assert change is not None
+    assert change.after == {"id": 1}
+    with pytest.raises(msgspec.ValidationError, match="out of range"):
+        assert change.source
+
+
 def test_flattened_rows() -> None:
     codec = Debezium(flattened=True, types={})
     change = codec.decode(raw(b'{"id": 1, "__deleted": "false", "__lsn": 7}'))

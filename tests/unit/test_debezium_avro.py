@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from fastavro import schemaless_writer
 
-from seekpoint.codecs import UNAVAILABLE, Avro, Debezium, Unreadable
+from seekpoint.codecs import UNAVAILABLE, Avro, Change, Debezium, Unreadable
 from seekpoint.errors import CodecUnavailable, ConfigError, Poison
 from seekpoint.records import RawRecord
 from seekpoint.testing import raw
@@ -34,8 +34,8 @@ def shown(value: Any) -> Any:
         return {name: shown(part) for name, part in value.items()}
     if isinstance(value, list):
         return [shown(part) for part in value]
-    if isinstance(value, msgspec.Struct):
-        return shown(msgspec.structs.asdict(value))
+    if isinstance(value, Change):
+        return shown({"op": value.op, "before": value.before, "after": value.after, "source": value.source})
     return type(value), bytes(value) if isinstance(value, msgspec.Raw) else repr(value)
 
 

@@ -8,14 +8,15 @@ import pytest
 from seekpoint.sinks.column_type import TIMESTAMPTZ, ColumnType
 from seekpoint.sinks.conversions import EXACT
 from seekpoint.sinks.encoders import ColumnEncoder, Unwritable
+from seekpoint.sinks.event_values import of_event
 
 ISO = ["2026-01-02T10:00:00Z", "2026-01-02 10:00:00.5+02:00", None]
 
 
-@pytest.fixture
-def zoned() -> ColumnEncoder:
+@pytest.fixture(params=[None, of_event], ids=["rows", "events"])
+def zoned(request: pytest.FixtureRequest) -> ColumnEncoder:
     column = ColumnType("timestamp with time zone", TIMESTAMPTZ, -1, 0, TIMESTAMPTZ, "D", "b")
-    return ColumnEncoder("placed", column, EXACT, psycopg.adapters, "utf-8")
+    return ColumnEncoder("placed", column, EXACT, psycopg.adapters, "utf-8", event_rules=request.param)
 
 
 def test_iso_texts_are_left_as_they_are(zoned: ColumnEncoder) -> None:

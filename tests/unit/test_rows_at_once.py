@@ -21,8 +21,8 @@ from seekpoint.worker.decode import decoded_chunks, decoded_records
 from seekpoint.worker.open_batch import Buffer, OpenBatch
 from support.debezium import event, field, golden, key_of
 
-DECIMAL = {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal", "parameters": {"scale": "2"}}
-COLUMNS = [field("id", "int32"), field("name"), field("amount", "bytes", DECIMAL["name"], scale="2")]
+AMOUNT = field("amount", "bytes", "org.apache.kafka.connect.data.Decimal", scale="2")
+COLUMNS = [field("id", "int32"), field("name"), AMOUNT]
 LOST = "__debezium_unavailable_value"
 
 
@@ -84,7 +84,7 @@ def change_records(draw: st.DrawFn) -> tuple[bytes | None, bytes | None]:
     """The key and value of a record: usually a change that is an upsert of a complete row, else anything else."""
     kind = draw(st.sampled_from([*["usual"] * 12, "any", "any", "tombstone", "broken"]))
     if kind == "usual":
-        after = draw(usual)
+        after: Any = draw(usual)
         before = draw(st.none() | st.just(after))
         op = draw(st.sampled_from("cru"))
         return key_of(id=after["id"]), event(COLUMNS, op, before, after, lsn=draw(st.integers(1, 99)))
@@ -94,7 +94,7 @@ def change_records(draw: st.DrawFn) -> tuple[bytes | None, bytes | None]:
     if kind == "broken":
         return key, draw(st.sampled_from([b"", b"{", b"[]", b"null", b'{"schema":null,"payload":{}}', b"\0\0\0\0\1"]))
     op = draw(st.sampled_from("crudtm"))
-    source = draw(st.sampled_from([{}, {"connector": "postgresql", "lsn": 5}, {"connector": "mongodb"}]))
+    source: Any = draw(st.sampled_from([{}, {"connector": "postgresql", "lsn": 5}, {"connector": "mongodb"}]))
     return key, event(COLUMNS, op, draw(st.none() | rows), draw(st.none() | rows), **source)
 
 
@@ -116,7 +116,7 @@ def test_changes_become_the_same_rows(
     """Also if a chunk has deletes, changed keys, values that were not sent, or records that fail."""
     if codec == "declared":
         records = [(payload(key), payload(value)) for key, value in records]
-    made = Debezium() if codec == "framed" else Debezium(types={"amount": DECIMAL})
+    made = Debezium() if codec == "framed" else Debezium(types={"amount": AMOUNT})
     declared = changes(made, ["id", "name", "amount"], **options)
     chunk = numbered(records)
     before = outcome(declared, [chunk, chunk], at_once=False)  # the second time, the codec knows the schema

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
@@ -23,6 +23,7 @@ Event = tuple[Schema | None, Any, Convert]  # an event's schema, its payload, an
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _plain = msgspec.json.Decoder(float_hook=json_number)
+_Read = Callable[[bytes], Any]  # reads a payload in JSON
 _DELETED = "__deleted"  # added by ExtractNewRecordState in the mode ``rewrite``
 _ENVELOPE = {"op", "before", "after", "source"}
 
@@ -31,14 +32,46 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One change of a row: ``op`` is c (create), r (read by a snapshot), u (update), d (delete) or t (truncate).
 
     ``before`` and ``after`` are rows, or None if the event has none. A value that the source did not send is
-    ``seekpoint.codecs.UNAVAILABLE``. ``source`` has the origin of the change, with the source's position (the LSN of
-    Postgres). For a flattened row, ``source`` has the fields that were added to it, and ``op`` is u or d.
+    ``seekpoint.codecs.UNAVAILABLE``. For a flattened row ``op`` is u or d. ``origin`` is ``source``, or its JSON.
     """
 
     op: Op
     before: Row | None
     after: Row | None
-    source: Row
+    origin: Row | msgspec.Raw
+
+    @property
+    def source(self) -> Row:
+        """The origin of the change, with the source's position (the LSN of Postgres).
+
+        For a flattened row, the fields that were added to it. It is decoded only here, because few pipelines use it.
+        """
+        return _source(self.origin)
+
+
+class _Envelope(TypedDict, total=False):
+    """The members of an event that a :class:`Change` is made of."""
+
+    op: Any
+    before: Any
+    after: Any
+    source: msgspec.Raw
+
+
+_envelope = msgspec.json.Decoder(_Envelope, float_hook=json_number)
+
+
+def _read_envelope(data: bytes) -> Any:
+    """The members of an envelope; of any other event the whole payload."""
+    try:
+        members = _envelope.decode(data)
+    except msgspec.ValidationError:  # not an object
+        return _plain.decode(data)
+    return members if "op" in members and "source" in members else _plain.decode(data)
+
+
+def _source(origin: Row | msgspec.Raw) -> Row:
+    return (_plain.decode(origin) if isinstance(origin, msgspec.Raw) else origin) or {}
 
 
 class Debezium:
@@ -91,7 +124,8 @@ class Debezium:
         """
         if record.value is None:
             return None
-        schema, payload, convert = self._event(record, record.value, "value")
+        read = _plain.decode if self.flattened else _read_envelope
+        schema, payload, convert = self._event(record, record.value, "value", read)
         if payload is None:  # a tombstone that ExtractNewRecordState made of a delete
             return None
         change = self._flat if self.flattened else self._change
@@ -101,22 +135,22 @@ class Debezium:
         """The columns of a record's key; None if it has no key."""
         if record.key is None:
             return None
-        _, payload, convert = self._event(record, record.key, "key")
+        _, payload, convert = self._event(record, record.key, "key", _plain.decode)
         return convert(payload) if isinstance(payload, dict) else payload
 
-    def _event(self, record: RawRecord, data: bytes, field: str) -> Event:
+    def _event(self, record: RawRecord, data: bytes, field: str, read: _Read) -> Event:
         if self._framed is not None:
             return self._framed.event(record, data, field)
         known = self._known.get((record.topic, field))
         if known is not None and data.startswith(known[0]) and data.endswith(b"}"):  # the schema is that of the last
             begin, schema, convert = known
-            return schema, _plain.decode(data[len(begin) : -1]), convert
+            return schema, read(data[len(begin) : -1]), convert
         if data[:1] in {b"\0", b"\1"}:
             raise ValueError("in a schema registry's wire format, not JSON: give Debezium(registry=...)")
-        payload = _plain.decode(data)
+        payload = read(data)
         if isinstance(payload, dict) and payload.keys() == {"schema", "payload"}:
             if isinstance(payload["schema"], dict):  # otherwise both may be columns of a flattened row
-                return self._with_schema(record, data, field)
+                return self._with_schema(record, data, field, read)
             if payload["schema"] is None:
                 payload = payload["payload"]
         if self._declared is None:
@@ -127,7 +161,7 @@ class Debezium:
             )
         return None, payload, self._declared
 
-    def _with_schema(self, record: RawRecord, data: bytes, field: str) -> Event:
+    def _with_schema(self, record: RawRecord, data: bytes, field: str, read: _Read) -> Event:
         """The event in JSON with its schema; the next one that begins with the same bytes is read without it."""
         members = _members.decode(data)
         framed, raw = bytes(members["schema"]), bytes(members["payload"])
@@ -137,7 +171,7 @@ class Debezium:
         schema, convert = self._compiled[framed]
         if [*members] == ["schema", "payload"] and data.endswith(raw + b"}"):
             self._known[record.topic, field] = data[: -len(raw) - 1], schema, convert
-        return schema, _plain.decode(raw), convert
+        return schema, read(raw), convert
 
     def _change(self, schema: Schema | None, payload: Any, convert: Convert, record: RawRecord) -> Change:
         if not isinstance(payload, dict) or "op" not in payload or "source" not in payload:
@@ -148,11 +182,14 @@ class Debezium:
                 "give value=Debezium(flattened=True)",
                 record,
             )
-        op, source = payload["op"], payload["source"] or {}
+        op, before, after, origin = payload["op"], payload.get("before"), payload.get("after"), payload["source"]
         if op not in {"c", "r", "u", "d", "t"}:
             raise Poison(f"op is {op!r}, which is not a change of a row", record)
-        before, after = payload.get("before"), payload.get("after")
-        if source.get("connector") == "mongodb" or isinstance(before, str) or isinstance(after, str):
+        if (
+            isinstance(before, str)
+            or isinstance(after, str)
+            or (after is None and _source(origin).get("connector") == "mongodb")
+        ):
             raise Poison(
                 "the event is of MongoDB, whose 'after' is a text of JSON: set ExtractNewDocumentState in the "
                 "connector, and give value=Debezium(flattened=True)",
@@ -164,7 +201,7 @@ class Debezium:
             op=op,
             before=None if before is None else convert(before),
             after=None if after is None else convert(after),
-            source=source,
+            origin=origin,
         )
 
     def _flat(self, schema: Schema | None, payload: Any, convert: Convert, record: RawRecord) -> Change:
@@ -182,7 +219,7 @@ class Debezium:
             op="d" if is_deleted else "u",
             before=row if is_deleted else None,
             after=None if is_deleted else row,
-            source=added,
+            origin=added,
         )
 
 

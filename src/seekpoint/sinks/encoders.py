@@ -124,7 +124,8 @@ class ColumnEncoder:
         is_text = column.item in _ZONED or (
             column.category == "S" and column.kind == "b" and column.item not in _MOST_BYTES
         )
-        self._takes_texts = is_text and not column.dimensions and event_rules is None
+        is_event_text = event_rules is not None and event_rules(str, column, allowed) is not None
+        self._takes_texts = is_text and not column.dimensions and not is_event_text
         self._as_is: set[type] = {NoneType}
         self._converts: dict[type, Convert] = {}
 

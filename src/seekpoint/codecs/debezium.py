@@ -224,8 +224,9 @@ class Debezium:
 
 
 _CONVERTERS = (
-    "set AvroConverter or JsonSchemaConverter in the connector, or JsonConverter and Debezium(); Protobuf schemas lose "
-    "the names of Debezium's types"
+    "ProtobufConverter keeps no names of Debezium's types, so a timestamp is a plain number: set "
+    "value.converter=io.confluent.connect.avro.AvroConverter (and key.converter) in the connector, or "
+    "io.confluent.connect.json.JsonSchemaConverter; or org.apache.kafka.connect.json.JsonConverter, and Debezium() here"
 )
 
 

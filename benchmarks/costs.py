@@ -74,7 +74,7 @@ def consume() -> Iterator[Piece]:
 
 
 def rows_of(pieces: Sequence[Piece]) -> list[list[Row]]:
-    """The rows that codec and sink make of the values alone, piece by piece, as in a task."""
+    """The rows that codec and sink make of the values, piece by piece, as in a task."""
     writers, batches = PipelineWriters(rebuild.pipeline()), []
     for piece in pieces:
         rows = writers.sinks[0].value_rows(writers.values(piece.records), None, piece.records)

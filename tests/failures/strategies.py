@@ -34,7 +34,7 @@ def pipeline_on(strategy: str, sink_tables: SinkTables, name: str, **options: An
 
 
 def key_of(kind: Kind) -> dict[str, Any]:
-    """A key's codec where the kind is about keys: with one, no pipeline may write from values alone."""
+    """A key's codec where the kind is about keys."""
     return {"key": Text()} if "key" in kind.name else {}
 
 

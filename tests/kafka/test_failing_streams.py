@@ -127,9 +127,15 @@ def start(
     def run(strategy: str, policy: OnPoison, kinds: Sequence[Kind]) -> tuple[Stream, Pipeline, Run]:
         name = topic(2, config={"max.message.bytes": "20000000"})
         stream = Stream(seekpoint_broker, name, kinds)
-        keys = {} if strategy == "values alone" else {"key": Text()}
         pipeline = pipeline_on(
-            strategy, sink_tables, "t", topics=name, on_poison=policy, retry=RETRY, dead_letter_limits=NO_LIMITS, **keys
+            strategy,
+            sink_tables,
+            "t",
+            topics=name,
+            key=Text(),
+            on_poison=policy,
+            retry=RETRY,
+            dead_letter_limits=NO_LIMITS,
         )
         where = {"partitions": [(name, 0), (name, 1)], "kafka": QUICK, "limits": SOON}
         return stream, pipeline, run_worker(pipeline, observe=[retried_failure], **where)
@@ -140,8 +146,7 @@ def start(
 def failing_on(strategy: str, retried_failure: RetriedFailure) -> list[Kind]:
     """Every kind that is some record's fault, on this path."""
     kinds = [*KINDS, HEADER, retried_failure.kind]
-    kinds = [k for k in kinds if strategy in k.strategies and k.raises is None]
-    return [k for k in kinds if strategy != "values alone" or "key" not in k.name]
+    return [k for k in kinds if strategy in k.strategies and k.raises is None]
 
 
 @pytest.mark.repeats("policy")

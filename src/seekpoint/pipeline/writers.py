@@ -23,8 +23,8 @@ class PipelineWriters(Generic[V, K]):
     """One worker's decoders and writers for a pipeline; only this worker uses their caches.
 
     ``handler`` is called with the transaction and the batch: the pipeline's, or the function that runs an async one.
-    ``by_value`` is the sink's writer if it makes the rows of a chunk at once (``value_rows``), there is no handler and
-    one sink, which takes every topic; None for topics by pattern.
+    ``by_value`` is the sink's writer if it makes the rows of a chunk in one call (``value_rows``), and there is no
+    handler and one sink, which takes every topic; None for topics by pattern.
     """
 
     def __init__(self, pipeline: Pipeline[V, K], handler: Callable[[Any, Batch[V, K]], object] | None = None) -> None:
@@ -111,7 +111,7 @@ class PipelineWriters(Generic[V, K]):
                 raw.rows = self.streamed_rows(raw)
 
     def rows_at_once(self, raw: Sequence[RawRecord]) -> list[Row] | None:
-        """One row per record of a chunk, made at once; None if records must be decoded one by one."""
+        """One row per record of a chunk, made in one call; None if records must be decoded one by one."""
         sink = self.by_value
         if sink is None:
             return None

@@ -75,7 +75,7 @@ def decoded_chunks(
     batch: OpenBatch,
     rows_of: Callable[[Sequence[RawRecord]], Sequence[Row] | None],
 ) -> Iterator[DecodedChunk]:
-    """Decode each chunk: all rows in one call if they need only the values, else record by record."""
+    """Decode each chunk: all rows in one call if the sink can make them so, else record by record."""
     for raw in chunks:
         decoded = decode_each(writers, raw, batch, batch.admitted)  # lazy: begins when the result is iterated
         rows = None if batch.buffer.unreadable else rows_of(raw)

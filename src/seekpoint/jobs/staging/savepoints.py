@@ -74,7 +74,7 @@ class RecordWriter:
                     records, self._waiting = self._waiting, []
                     rows = [row for record in records for row in record.rows[0]]
                     self.result.applied += len(records)
-                else:  # from the values alone
+                else:
                     self.result.applied += len(rows)
                 writer.write(rows)
                 self.result.rows[0] += len(rows)
@@ -122,7 +122,7 @@ class RecordWriter:
         return record._replace(rows=rows_of_sinks)
 
     def _at_once(self, raw: Sequence[RawRecord]) -> Sequence[Row] | None:
-        """A row for each record, from the values alone; None if records must be decoded one by one."""
+        """A row for each record, made in one call; None if records must be decoded one by one."""
         rows, sink = self._writers.rows_at_once(raw), self._writers.by_value
         return sink.placed(rows, raw) if rows is not None and isinstance(sink, AttemptSink) else rows
 

@@ -143,7 +143,7 @@ class AccumulateWriter(TableWriter[Accumulate[Any, Any]]):
     def value_rows(
         self, values: Sequence[Any], keys: Sequence[Any] | None, raw: Sequence[RawRecord]
     ) -> list[Row] | None:
-        """The rows of many values at once; None if a key is null, so that the error names its record."""
+        """The rows of many values in one call; None if a key is null, so that the error names its record."""
         rows = super().value_rows(values, keys, raw)
         if rows is None or any(None in map(itemgetter(place), rows) for place in range(len(self._sink.key))):
             return None

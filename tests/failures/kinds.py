@@ -228,7 +228,7 @@ KINDS = (
          raises=HandlerMisuse),
     Kind("handler rolls back", None, r"called rollback\(\)", strategies=HANDLERS, act=lambda tx, *_: tx.rollback(),
          after=True, raises=HandlerMisuse),
-    Kind("handler rolls back in SQL", None, "ended the transaction", strategies=HANDLERS,
+    Kind("handler rolls back in SQL", None, "ended its transaction", strategies=HANDLERS,
          act=lambda tx, *_: tx.exec_driver_sql("ROLLBACK"), after=True, raises=HandlerMisuse),
     Kind("handler swallows a database error", None, "caught a database error", strategies=HANDLERS, act=swallow,
          after=True, raises=HandlerMisuse),

@@ -1,4 +1,4 @@
-"""Kafka to Postgres, effectively exactly once: for declarations, workers, and loops of your own.
+"""Kafka to Postgres, effectively exactly once: for declarations, for workers, and for your own loop.
 
 Rows and the offsets of their records are committed in one Postgres transaction; when Kafka assigns a partition, the
 consumer seeks to the offset stored in Postgres. Names that need the Kafka client or the database driver are loaded when

@@ -15,7 +15,7 @@ from seekpoint.postgres.sqlstates import is_transient
 T = TypeVar("T")
 
 TRIES = 20
-RANDOM = random.SystemRandom()  # has no state that forked workers would share
+RANDOM = random.SystemRandom()  # without state that forked workers would share
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,15 @@ class Backoff:
     ceiling: float = 30.0
 
     def wait(self, attempt: int, chance: random.Random = RANDOM) -> float:
-        """Seconds to wait after the n-th attempt (from 1); at most ``initial`` after the first."""
+        """Seconds to wait after the n-th attempt (from 1); after the first, at most ``initial``."""
         return min(self.initial * 2.0 ** min(attempt - 1, 100), self.ceiling) * (0.5 + chance.random() / 2)
 
     def waits(self, chance: random.Random = RANDOM) -> Iterator[float]:
-        """The waits after each attempt, without end."""
+        """The waits after each attempt, endlessly."""
         return (self.wait(attempt, chance) for attempt in count(1))
 
 
-SHORT = Backoff(0.2, 2.4)  # TRIES attempts wait half a minute in all
+SHORT = Backoff(0.2, 2.4)  # TRIES attempts wait half a minute in total
 _LONG = Backoff(1.25, 20.0)
 
 
@@ -61,7 +61,7 @@ def retried(
 ) -> T:
     """Call ``step`` and return its result; retry it after transient errors, up to ``tries`` calls.
 
-    Raises the last of these errors, and any other at once. Setting ``stopping`` ends the wait and the retries.
+    Raises the last transient error, and any other error at once. Setting ``stopping`` ends the wait and the retries.
     """
     for attempt in range(1, tries):
         try:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 
 def format_duration(value: float | timedelta) -> str:
-    """A length of time, from seconds, in its two largest units: ``3 min 12 s``; 0 s if it is negative."""
+    """A duration in seconds as text, in its two largest units: ``3 min 12 s``; 0 s if negative."""
     rounded = max(0, round(value.total_seconds() if isinstance(value, timedelta) else value))
     if rounded < 60:
         return f"{rounded} s"

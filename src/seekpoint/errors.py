@@ -87,8 +87,8 @@ __all__ = [
 class SeekpointError(Exception):
     """Base class of every error that Seekpoint itself raises.
 
-    ``code`` names the class's entry on the page *Troubleshooting*, which ``seekpoint explain CODE`` prints. ``str()``
-    has it at the end of its first line; ``text`` is the text without it.
+    ``code`` names the class's entry on the page *Troubleshooting*, which ``seekpoint explain CODE`` prints. The first
+    line of ``str()`` ends with the code; ``text`` is the text without it.
     """
 
     code: ClassVar[str] = "SP1000"
@@ -116,7 +116,7 @@ class ConfigError(SeekpointError):
 def needs_extra(what: str, extra: str, error: BaseException | None = None) -> ConfigError:
     """The error for an optional dependency that is missing.
 
-    Messages name a path: Seekpoint is not on the package index, where another project may have its name.
+    Its message names a path, because Seekpoint is not on the package index, where another project may have its name.
     """
     why = "" if error is None else f" ({error})"
     return ConfigError(f"{what}: {install(extra)}{why}")
@@ -140,7 +140,7 @@ def install(extra: str) -> str:
 
 
 class HandlerMisuse(ConfigError):  # noqa: N818 -- named after what happened, as the public API promises
-    """A handler ended, closed or broke its transaction, or left work unfinished. Nothing is kept unless committed."""
+    """A handler ended, closed or broke its transaction, or left work unfinished. Uncommitted rows are rolled back."""
 
     code = "SP1002"
 
@@ -154,7 +154,7 @@ class SchemaMismatch(SeekpointError):  # noqa: N818
 class Fenced(SeekpointError):  # noqa: N818
     """The ledger refused the write: the claim or the position is not the expected one. Nothing was written.
 
-    ``reason`` is the sentence that the database answered.
+    ``reason`` is the sentence in the database's error.
     """
 
     code = "SP1101"
@@ -165,17 +165,17 @@ class Fenced(SeekpointError):  # noqa: N818
 
 
 class HandlerOutdated(SeekpointError):  # noqa: N818
-    """The group is at a newer handler version than this process runs; it exits as outdated."""
+    """The group is at a newer handler version than this process, which exits as outdated."""
 
     code = "SP1102"
 
 
 class StandbyRequired(SeekpointError):  # noqa: N818
-    """A reload of the group to this handler version is open: the worker claims nothing until it has ended.
+    """A reload of the group to this handler version is open: the worker claims nothing until the reload has ended.
 
-    ``run`` is the reload's id, ``state`` its state, ``version`` the handler version that waits. A claim at this version
-    would mix rows of the new handler with those of the old one; the reload avoids that. ``on_spark``: the run rebuilds
-    the tables of a SparkPipeline, and another command resumes it.
+    ``run`` is the reload's id, ``state`` its state, ``version`` the waiting handler version. A claim at this version
+    would mix rows of the new handler with the old one's, which the reload avoids. ``on_spark``: the run rebuilds the
+    tables of a SparkPipeline, and another command resumes it.
     """
 
     code = "SP1103"
@@ -193,7 +193,7 @@ class StandbyRequired(SeekpointError):  # noqa: N818
 class DeclarationDiffers(SeekpointError):  # noqa: N818
     """The group writes records of a topic to other tables than this process, at the same handler version.
 
-    Two pipelines under one group name would divide the topic between their tables. ``stored`` are the tables of the
+    Two pipelines with one group name would divide the topic between their tables. ``stored`` are the tables of the
     group, ``declared`` those of this process, with their Postgres schemas.
     """
 
@@ -219,7 +219,7 @@ class DeclarationDiffers(SeekpointError):  # noqa: N818
 
 
 class GroupPaused(SeekpointError):  # noqa: N818
-    """The group was paused by an operator; ``reason`` and ``actor`` say why and by whom."""
+    """An operator paused the group; ``actor`` and ``reason`` say who and why."""
 
     code = "SP1105"
 
@@ -232,9 +232,10 @@ class GroupPaused(SeekpointError):  # noqa: N818
 
 
 class GroupForgotten(SeekpointError):  # noqa: N818
-    """An operator removed the group from the ledger: nothing is applied in its name until that is undone or accepted.
+    """An operator removed the group from the ledger: its workers apply nothing until that is undone or accepted.
 
-    ``actor`` and ``reason`` say who did it and why, ``forgotten_at`` when: ``Worker(accept_forgotten=...)`` takes it.
+    ``actor`` and ``reason`` say who removed it and why; ``forgotten_at`` is the time for
+    ``Worker(accept_forgotten=...)``.
     """
 
     code = "SP1106"
@@ -262,7 +263,7 @@ class GroupForgotten(SeekpointError):  # noqa: N818
 
 
 class ClusterChanged(SeekpointError):  # noqa: N818
-    """The brokers' cluster id is not the one the group's offsets belong to; ``choices`` lists the decisions."""
+    """The group's offsets belong to another cluster id than the brokers'; ``choices`` lists the decisions."""
 
     code = "SP1107"
 
@@ -274,7 +275,7 @@ class ClusterChanged(SeekpointError):  # noqa: N818
 class KafkaUnavailable(SeekpointError):  # noqa: N818
     """The brokers did not answer a request in time; the same request may succeed later.
 
-    ``remedy`` is the end of the message, which says what to do; None if there is none.
+    ``remedy``, the end of the message, says what to do; None without a remedy.
     """
 
     code = "SP1301"
@@ -287,8 +288,8 @@ class KafkaUnavailable(SeekpointError):  # noqa: N818
 class CodecUnavailable(SeekpointError):  # noqa: N818
     """A service that a codec needs (a schema registry) does not answer: no record is blamed, and the worker waits.
 
-    ``ask`` sends the request again: it returns if there is any answer, and raises CodecUnavailable if there is none.
-    Without ``ask``, the worker counts as recovered when its loop continues.
+    ``ask`` sends the request again: it returns after any answer, and raises CodecUnavailable without one. Without
+    ``ask``, the worker counts as recovered when its loop continues.
     """
 
     code = "SP1302"
@@ -312,9 +313,9 @@ class StopTimeout(SeekpointError, TimeoutError):  # noqa: N818
 
 
 class NotApplied(SeekpointError, TimeoutError):  # noqa: N818
-    """The partition did not pass ``offset`` in time; it is at ``position``, None if no worker has claimed it.
+    """The partition did not pass ``offset`` in time; it is at ``position``; None if no worker has claimed it.
 
-    The record is not lost: it may still be applied. The message says what the partition waits for, as far as known.
+    The record is not lost: it may still be applied. The message says why the partition waits, as far as known.
     """
 
     code = "SP1304"
@@ -332,13 +333,13 @@ class PartitionStopped(SeekpointError):  # noqa: N818
     def __init__(self, partition: Partition, offset: int, message: str, choices: Sequence[str] = ()) -> None:
         super().__init__(f"{partition} stopped at offset {offset}: {message}{_listed(choices)}")
         self.partition, self.offset, self.message, self.choices = partition, offset, message, tuple(choices)
-        self.token: UUID | None = None  # the claim's token at the stop; a reset draws a new token, which ends the stop
+        self.token: UUID | None = None  # token of the claim at the stop; a reset draws a new token, which ends the stop
 
 
 class OffsetLost(PartitionStopped):
     """The stored position is out of range, or in a part of the log that was truncated and written again.
 
-    ``log_end`` is where the log ended; None if that is unknown because it was written again since.
+    ``log_end`` is where the log ended; None if that is unknown because the log was written again since.
     """
 
     code = "SP1201"
@@ -357,7 +358,7 @@ class OffsetLost(PartitionStopped):
 
 
 class TopicRecreated(PartitionStopped):
-    """The topic was deleted and created again: its id is not the one that the stored position belongs to."""
+    """The topic was deleted and created again: the stored position belongs to another topic id."""
 
     code = "SP1202"
 
@@ -374,7 +375,7 @@ class TopicRecreated(PartitionStopped):
             choices=(
                 f"restart: {beginning} reads the new topic from its beginning",
                 f"continue: {elsewhere} reads the new topic from there",
-                "stop: leave it; nothing is read or written until it is decided",
+                "stop: do nothing; the partition is not read until you decide",
             ),
         )
 
@@ -386,7 +387,7 @@ class TopicUnknown(PartitionStopped):
 
 
 class TableMissing(PartitionStopped):
-    """A topic that the pipeline's pattern matches has no table that takes its rows; over as soon as it has one."""
+    """A topic that the pipeline's pattern matches has no table for its rows; ends as soon as there is one."""
 
     code = "SP1206"
 
@@ -398,10 +399,10 @@ class TableMissing(PartitionStopped):
             offset,
             f"topic {partition.topic!r} matches the pipeline's pattern, but has no table that takes its rows: {reason}",
             choices=(
-                "create or change the table: reading begins by itself",
-                "name it otherwise: deploy the pipeline with another name or function for the table",
-                "leave the topic out: deploy the pipeline with a pattern that does not match it",
-                "stop: leave it; the other topics are read",
+                "create or change the table: reading then begins automatically",
+                "use another table: deploy the pipeline with another name or function for the table",
+                "exclude the topic: deploy the pipeline with a pattern that does not match it",
+                "stop: do nothing; the other topics are read",
             ),
         )
 
@@ -419,7 +420,7 @@ class PoisonStop(PartitionStopped):
 
 
 class TooManyDeadLetters(SeekpointError):  # noqa: N818
-    """More records failed than ``DeadLetterLimits`` allow: nothing of the last batch was written, no record is lost."""
+    """More records failed than ``DeadLetterLimits`` allow: nothing of the batch was written, and no record is lost."""
 
     code = "SP1205"
 
@@ -484,10 +485,10 @@ class BatchRefused(ReloadRefused):
 
 
 class CutOverRefused(SeekpointError):  # noqa: N818
-    """A cut-over would make workers wait longer, or delete or change more, than was allowed.
+    """A cut-over would make workers wait longer, or delete or change more, than its limits allow.
 
     No live table was changed, and the run stays open: resume it with other limits. ``reasons`` lists each reason, with
-    its remedy; ``predicted`` is the predicted wait for a merge, ``waits`` are those of the attempts, in seconds.
+    its remedy; ``predicted`` is the predicted wait for a merge, ``waits`` has the attempts' waits, in seconds.
     """
 
     code = "SP1403"
@@ -506,7 +507,7 @@ class ReloadOver(SeekpointError):  # noqa: N818
 class Poison(Exception):  # noqa: N818 -- a control exception of users' code, like StopIteration
     """Raise this in a handler or in ``row=`` for a record that can never be applied.
 
-    If it names the records, the batch need not be bisected: ``raise Poison("negative amount", record)``.
+    If the error names the records, no bisection is needed: ``raise Poison("negative amount", record)``.
     """
 
     def __init__(self, reason: str, *records: Record[Any, Any]) -> None:

@@ -1,8 +1,8 @@
-"""Every event that a worker announces, as a frozen value: for logs, health, metrics, tests and crash points.
+"""The events that a worker announces, as frozen values: for logs, health, metrics, tests and crash points.
 
 Observers get every event, in order, on the worker's thread: ``Worker(..., observe=[print])``. Two events come from
 other threads: ``MembershipRenewed`` from the heartbeat's; and ``WorkerStopped`` from a timer's if ``stop(grace=)`` gave
-up the worker, perhaps while an observer handles another event. One transaction announces ``ChunkRead`` (its first
+the worker up, perhaps while an observer handles another event. One transaction announces ``ChunkRead`` (its first
 records), then ``BatchOpened, Held, ChunkRead…, Applied, Advanced, Committed``. The chaos suite kills the process inside
 an observer, at one of these steps.
 """
@@ -75,7 +75,7 @@ __all__ = [
 
 logger = logging.getLogger("seekpoint.events")
 
-MOST_KINDS = 10_000  # kinds of log lines whose last time is remembered
+MOST_KINDS = 10_000  # most kinds of log lines whose last time is stored
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
@@ -84,7 +84,7 @@ class Event:
     """One event, a frozen dataclass with keyword arguments. ``at`` is monotonic time in seconds."""
 
     level: ClassVar[int] = logging.DEBUG
-    log_pause: ClassVar[float] = 0.0  # seconds between two log lines of one kind, at least
+    log_pause: ClassVar[float] = 0.0  # least seconds between two log lines of one kind
     text: ClassVar[str] = ""  # the message, with fields in braces ({again}: the next attempt); "": list all fields
     at: float = field(default_factory=monotonic, repr=False, compare=False)
 
@@ -109,7 +109,7 @@ class Event:
         return {attribute.name: _plain(getattr(self, attribute.name)) for attribute in fields(self) if attribute.repr}
 
     def log_kind(self) -> Hashable | None:
-        """The kind of which one event is logged in ``log_pause`` seconds; None if every event is logged."""
+        """The event's kind: of each kind one event is logged in ``log_pause`` seconds; None: log every event."""
         return type(self).__name__ if self.log_pause else None
 
 
@@ -169,7 +169,7 @@ class Started(Event):
     """The worker runs: brokers and database have answered, and the ledger's schema is at the right revision.
 
     ``tables`` are the tables that sinks and handler write, each with its schema, which ``schema_translate_map`` and the
-    search path determine; empty if a lock kept the worker from finding them.
+    search path determine; empty if a lock prevented the lookup.
     """
 
     level = logging.INFO
@@ -185,12 +185,12 @@ class Started(Event):
 class PoolerDetected(Event):
     """The database answers through a connection pooler: the worker prepares no statements and keeps no temporary table.
 
-    Announced once, before ``Started``. ``announced`` is the backend pid that was sent on connecting, ``answering`` that
+    Announced once, before ``Started``. ``announced`` is the backend pid received on connecting, ``answering`` the pid
     of the backend that ran a statement.
     """
 
     level = logging.INFO
-    text = "the database answers through a connection pooler: no prepared statements, no kept temporary tables"
+    text = "the database answers through a connection pooler: no prepared statements, no lasting temporary tables"
     announced: int
     answering: int
 
@@ -198,7 +198,7 @@ class PoolerDetected(Event):
 class OnStandby(Event):
     """A reload to this worker's version is open: the worker waits outside the group until the reload has ended.
 
-    Announced again when its state has changed.
+    Announced again when the reload's state changes.
     """
 
     level = logging.INFO
@@ -209,7 +209,7 @@ class OnStandby(Event):
 
 
 class StandbyEnded(Event):
-    """The reload that the standby waited for has ended in ``state``, and the worker joins the group.
+    """The reload for which the standby waited has ended in ``state``, and the worker joins the group.
 
     ``error`` says why the reload failed or was aborted; the worker's claim then raises the group's version itself.
     """
@@ -226,7 +226,7 @@ class StandbyEnded(Event):
 class DeclarationRefused(Event):
     """The group writes a topic's records to other tables than this worker, which waits outside until they match.
 
-    ``stored`` are the group's tables, ``declared`` this worker's. Announced again when the tables have changed.
+    ``stored`` are the group's tables, ``declared`` this worker's. Announced again when the tables change.
     """
 
     level = logging.WARNING
@@ -238,7 +238,7 @@ class DeclarationRefused(Event):
 
 
 class TopicsFound(Event):
-    """The brokers have topics that the pipeline's pattern matches and the worker did not read; it reads them now."""
+    """The brokers have new topics that the pipeline's pattern matches; the worker now reads them."""
 
     level = logging.INFO
     text = "{topics}"
@@ -265,7 +265,7 @@ class WorkerStopped(Event):
 
     @property
     def is_aborted(self) -> bool:
-        """Whether a signal ended the worker at once (Ctrl-C at the start, or a second signal): no failure."""
+        """Whether a signal ended the worker at once (Ctrl-C at the start, or a second signal), which is no failure."""
         return isinstance(self.error, KeyboardInterrupt)
 
 
@@ -291,7 +291,7 @@ class Activated(Event):
 
 
 class Revoked(Event):
-    """Kafka took partitions away; ``lost`` if another member may already have them."""
+    """Kafka revoked partitions; ``lost`` if another member may already have them."""
 
     level = logging.INFO
     partitions: tuple[Partition, ...]
@@ -343,7 +343,7 @@ class Paused(Event):
 
 
 class BatchOpened(Event):
-    """A transaction's first records were read; no statement was sent yet."""
+    """A transaction's first records were read, before any statement was sent."""
 
     attempt: int
 
@@ -361,19 +361,19 @@ class ChunkRead(Event):
 
 
 class Applied(Event):
-    """Sinks and handler are done; offsets are not yet advanced, and the server's last answers may be outstanding."""
+    """Sinks and handler have finished; offsets are not advanced yet, and the server's last answers may be missing."""
 
     records: int
 
 
 class Advanced(Event):
-    """The offsets are advanced inside the transaction; COMMIT comes next."""
+    """The offsets are advanced inside the transaction; COMMIT is next."""
 
     spans: tuple[Span, ...]
 
 
 class Committed(Event):
-    """Rows and offsets became visible together (I1). ``rows`` counts the rows given to sinks, by table."""
+    """Rows and offsets became visible together (I1). ``rows`` counts the rows passed to sinks, by table."""
 
     spans: tuple[Span, ...]
     records: int
@@ -397,7 +397,8 @@ class SessionReplaced(Event):
 class WriteStrategyChanged(Event):
     """An ``Upsert`` writes large transactions with another write strategy from now on: ``"copy"`` or ``"stage"``.
 
-    ``rows`` is the size of the first of them; ``conflicts`` counts how often COPY into the table met an existing key.
+    ``rows`` is the size of the first such transaction; ``conflicts`` counts how often COPY into the table met an
+    existing key.
     """
 
     sink: str
@@ -407,10 +408,10 @@ class WriteStrategyChanged(Event):
 
 
 class LagSampled(Event):
-    """Each partition's lag, stopped ones too, in offsets up to the last stable offset.
+    """The lag of each partition, active or stopped, in offsets up to the last stable offset.
 
     ``not_due`` are partitions whose next record is delayed or scheduled for retry. ``unknown`` are those whose lag is
-    not known: the position is past the log's end, the topic is another one, or no broker answers for its log.
+    not known: the position is past the log's end, the topic was recreated, or no broker answers for the log.
     """
 
     lag: Mapping[Partition, int]
@@ -422,7 +423,7 @@ class LagSampled(Event):
 
 
 class RetryScheduled(Event):
-    """A record failed, and is tried again in ``wait`` seconds; until then its partition stays at this offset.
+    """A record failed, and is tried again in ``wait`` seconds; its partition waits at this offset until then.
 
     It failed on attempt ``attempt`` of ``attempts``; ``then`` is what happens after the last one.
     """
@@ -444,8 +445,8 @@ class RetryScheduled(Event):
 class WaitingForRetry(Event):
     """A record failed, and waits in the ledger for its retry in ``wait`` seconds; others of its partition continue.
 
-    It failed on attempt ``attempt`` of ``attempts``; on attempt 0 it only waits for an earlier one of its key. Those
-    are logged once a minute for each key.
+    It failed on attempt ``attempt`` of ``attempts``; attempt 0 means that it only waits for an earlier record of its
+    key. Such events are logged once a minute for each key.
     """
 
     level = logging.WARNING
@@ -463,7 +464,7 @@ class WaitingForRetry(Event):
     key: bytes | None = field(default=None, repr=False, compare=False)
 
     def log_kind(self) -> Hashable | None:
-        """The key of a record that waits for an earlier one; None for others: each is logged."""
+        """The key of a record that waits for an earlier one; None for other records: each is logged."""
         return None if self.attempt else (self.partition, self.key)
 
     def _message(self) -> str:
@@ -491,7 +492,7 @@ class Bisecting(Event):
 
 
 class DeadLettered(Event):
-    """The position moved past a record without applying it: it is a dead letter, committed with its batch (I4).
+    """The position moved past a record that was not applied: its dead letter is committed with the batch (I4).
 
     Records that are blocked behind their key are logged once a minute for each key.
     """
@@ -511,7 +512,7 @@ class DeadLettered(Event):
 
 
 class SingleRecordAttempt(Event):
-    """A record is about to be tried in a separate transaction; the ledger has stored this ``attempt`` already."""
+    """A record is about to be tried in a separate transaction; the ledger has already stored this ``attempt``."""
 
     partition: Partition
     offset: int
@@ -532,7 +533,7 @@ class CrashSuspected(Event):
 
 
 class SuspectPartAttempt(Event):
-    """A part of a suspect range is about to be applied in a separate transaction; the ledger has stored its end."""
+    """A part of a suspect range is about to be applied in a separate transaction; the ledger has its end."""
 
     partition: Partition
     start: int
@@ -578,7 +579,7 @@ class Resynced(Event):
 
 
 class CommitUnknown(Event):
-    """COMMIT was sent and no answer came; the ledger will show whether it took effect."""
+    """COMMIT was sent, but not answered; the ledger will show whether it took effect."""
 
     level = logging.WARNING
     text = "COMMIT was not answered; the ledger will show whether it took effect: {error}"
@@ -606,9 +607,9 @@ class StatusNotStored(Event):
 
 
 class OtherCommits(Event):
-    """Kafka has commits of this group that no mirror wrote: another consumer uses, or used, the group's name.
+    """Kafka has commits of this group that no mirror wrote: another consumer uses or has used the group's name.
 
-    Only the ledger's positions count. Announced once for each partition, before a mirror replaces its commit.
+    Only the ledger's positions count. Announced once for each partition, before a mirror replaces the commit.
     """
 
     level = logging.WARNING
@@ -622,7 +623,8 @@ class OtherCommits(Event):
 class MirrorFailed(Event):
     """The positions cannot be committed to Kafka for display; the worker is not affected.
 
-    Announced at the third failure in a row (a rebalance refuses commits, too), and not again until a commit succeeds.
+    Announced at the third consecutive failure (a rebalance refuses commits, too), and not again until a commit
+    succeeds.
     """
 
     level = logging.WARNING
@@ -637,7 +639,7 @@ class Recovered(Event):
 
 
 class KafkaTrouble(Event):
-    """The brokers do not answer; the client reconnects by itself. The next request is in ``wait`` seconds."""
+    """The brokers do not answer; the client reconnects automatically. The next request is in ``wait`` seconds."""
 
     level = logging.WARNING
     text = "{error}{again}"
@@ -677,7 +679,7 @@ def checked(observe: Any) -> tuple[Observer, ...]:
 
 
 class Announcer:
-    """Passes every event to the observers, and logs it to ``seekpoint.events`` as the group's name and a sentence.
+    """Passes every event to the observers, and logs it to ``seekpoint.events``: the group's name and a sentence.
 
     The log record has the event's fields, its name (``event``) and the ``group`` as attributes (``extra``).
 
@@ -687,7 +689,7 @@ class Announcer:
     def __init__(self, observers: Sequence[Observer] = (), *, group: str = "") -> None:
         self._observers, self._group = checked(observers), group
         self._has_ended = False
-        self._logged: dict[Hashable, float] = {}  # by kind: when it was logged last
+        self._logged: dict[Hashable, float] = {}  # by kind: the time of the last log line
 
     def end(self, event: Event) -> None:
         """Announce the last event; later ones, from a thread that was given up, are dropped."""

@@ -23,7 +23,7 @@ def resume(group: str) -> str:
 
 
 def undo_forget(group: str) -> str:
-    """Put the positions of a forgotten group back."""
+    """Restore a forgotten group's positions."""
     return f"seekpoint groups forget {quote(group)} --undo {_DO_IT}"
 
 
@@ -68,7 +68,7 @@ def change_table() -> str:
 
 
 def without_command(message: str) -> str:
-    """Leave out the ``seekpoint db table`` command, for sinks of DataFrames: it takes no SparkPipeline."""
+    """Remove the ``seekpoint db table`` command, which takes no SparkPipeline, for sinks of DataFrames."""
     return _PRINTS.sub("", message)
 
 

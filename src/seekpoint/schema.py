@@ -3,7 +3,7 @@
 The tables are in a separate schema, built by the Alembic scripts in ``migrations/``. There are four ways to install
 them: the command ``seekpoint db upgrade``; a revision in the application's own Alembic tree that calls :func:`upgrade`;
 Seekpoint's scripts as a second version location of the application's Alembic; and plain SQL. In each, every step
-records itself in ``<schema>.alembic_version``; :func:`check` reads only that.
+records its revision in ``<schema>.alembic_version``; :func:`check` reads only that table.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ BASE = "base"
 
 Target: TypeAlias = Engine | Connection | ModuleType
 
-# The schema in which the running steps build. Unset if the host's Alembic runs our scripts (as a version location).
+# The schema in which the running steps build. Unset if the host's Alembic runs our scripts, as a version location.
 _chosen: ContextVar[str | None] = ContextVar("seekpoint_schema", default=None)
 
 # The groups whose rows the running steps may drop.
@@ -105,24 +105,23 @@ _PERMISSION = (
 )
 _plain = postgresql.dialect(paramstyle="named")  # type: ignore[no-untyped-call]  # leaves percent signs in names alone
 
-# `alembic.op` is one module for the whole process: only one thread at a time may use it.
+# `alembic.op` is one module for the whole process, so only one thread at a time may use it.
 _one_thread = threading.Lock()
 
 
 def upgrade(target: Target, *, to: str | None = None, schema: str = DEFAULT_SCHEMA, since: str = BASE) -> None:
-    """Build the ledger's tables, or bring them up to revision ``to``; do nothing if they are at it already.
+    """Build the ledger's tables, or bring them up to revision ``to``; do nothing if they already have it.
 
     ``target`` is one of:
 
     - an ``Engine``: a new transaction, committed at the end;
-    - a ``Connection``: inside the caller's transaction, so committing is up to the caller;
+    - a ``Connection``: inside the caller's transaction, which the caller commits;
     - Alembic's ``op``, in one of the host's revisions: inside the host's migration, online or offline
-      (``--sql``). Name ``to`` there: a revision must do the same thing next year. An offline script
-      cannot ask the database for its revision, so it starts at ``since``, the revision that the host's
-      previous call went to.
+      (``--sql``). Name ``to`` there, because a revision must do the same thing next year. An offline script cannot ask
+      the database for its revision, so it starts at ``since``, the ``to`` of the host's previous call.
 
-    ``schema`` is the name of the Postgres schema; it is created if it is not there. Concurrent calls wait for
-    one another under an advisory lock that lasts as long as the transaction.
+    ``schema`` is the name of the Postgres schema, which is created if it does not exist. Concurrent calls wait for one
+    another under an advisory lock that lasts as long as the transaction.
 
     Raises :class:`ConfigError` for a target, name or revision that cannot work, and :class:`SchemaMismatch`
     if the tables are newer than this library, or the database's encoding is not UTF8.
@@ -145,7 +144,7 @@ def downgrade(
     The SQL itself refuses, online and in offline scripts, while a step would drop rows of ``partition_offset``,
     open dead letters or rows of ``lost_range``: the error names the groups and the consequence. ``drop`` are the
     groups whose rows may be dropped, in addition to those of ``alembic -x seekpoint_drop=GROUP,...`` and of the
-    environment variable ``SEEKPOINT_DROP``. The schema itself stays: it may be another owner's, with grants on it.
+    environment variable ``SEEKPOINT_DROP``. The schema itself stays, because it may have another owner, and grants.
     ``target``, ``schema`` and errors are those of :func:`upgrade`; a refusal is a ConfigError. ``since`` is where an
     offline script starts.
     """
@@ -164,7 +163,7 @@ def sql(*, schema: str = DEFAULT_SCHEMA, to: str | None = None, since: str = BAS
     script = StringIO()
     context = _context(
         dialect_name="postgresql",
-        dialect_opts={"paramstyle": "named"},  # psycopg's own would double each percent sign in a name
+        dialect_opts={"paramstyle": "named"},  # psycopg's own quoting would double each percent sign in a name
         opts={"as_sql": True, "output_buffer": script},
     )
     with _one_thread, Operations.context(context):
@@ -173,10 +172,10 @@ def sql(*, schema: str = DEFAULT_SCHEMA, to: str | None = None, since: str = BAS
 
 
 def not_ours(schema: str = DEFAULT_SCHEMA) -> IncludeNameFn:
-    """Return a hook for the host's ``env.py`` that keeps its autogenerate off the ledger's schema.
+    """Return a hook for the host's ``env.py`` that excludes the ledger's schema from its autogenerate.
 
     Pass it to ``context.configure(include_schemas=True, include_name=not_ours())``: without it, autogenerate
-    would propose to drop our tables. If the host has a hook already, call both from it.
+    would propose to drop our tables. If the host already has a hook, call this one from it.
     """
 
     def include_name(name: str | None, type_: NameFilterType, parent_names: NameFilterParentNames) -> bool:
@@ -192,13 +191,12 @@ def version_location() -> Path:
 
 @contextmanager
 def step(*, to: str | None, since: str | None, compatible_with: str | None = None) -> Iterator[str]:
-    """Wrap one of Seekpoint's revision scripts: yield the schema to build in, and record the step at its end.
+    """Wrap one of Seekpoint's revision scripts: yield the schema in which to build, and record the step at its end.
 
-    Only for the scripts in ``migrations/versions``. ``to`` and ``since`` are revisions, None the state
-    before the first. ``compatible_with`` is the oldest revision whose library works with the tables of ``to``, if an
-    older one does: services that share a ledger can then be upgraded one after the other. Each step records itself
-    because, as a second version location, our scripts are run by the host's Alembic, which does not know our version
-    table.
+    Only for the scripts in ``migrations/versions``. ``to`` and ``since`` are revisions; None is the state before the
+    first. ``compatible_with`` is the oldest revision whose library works with the tables of ``to``, if an older one
+    does: services that share a ledger can then be upgraded one after the other. Each step records its revision because
+    in a second version location the host's Alembic, which does not know our version table, runs our scripts.
     """
     context = op.get_context()
     schema = _chosen.get()
@@ -215,7 +213,7 @@ def step(*, to: str | None, since: str | None, compatible_with: str | None = Non
         refuse_other_encoding(context.connection)
     if since is None:
         _create_schema(context, schema)
-    yield quoted_name(schema, None)  # in a plain str, Alembic's ALTER TABLE takes a dot for the end of a name
+    yield quoted_name(schema, None)  # in a plain str, Alembic's ALTER TABLE would take a dot for the end of a name
     _record(schema, to, since)
     if to is not None and compatible_with is not None:
         op.execute(SetTableComment(_marked(schema, compatibility(to, compatible_with))))
@@ -227,7 +225,7 @@ def refuse_losing(
     """Add SQL that fails if rows of this table would be dropped; only for the scripts in ``migrations/versions``.
 
     ``what`` names the rows and ``then`` the consequence; ``where`` selects the rows that count, ``named`` is the column
-    with the group's name. Groups that may be dropped (see :func:`downgrade`) are left out.
+    with the group's name. Ignores groups whose rows may be dropped (see :func:`downgrade`).
     """
     context = op.get_context()
     name = _plain.identifier_preparer.format_table(Table(table, MetaData(), schema=schema))
@@ -297,7 +295,7 @@ def _message(refusal: Any) -> str:
     """The server's message and hint, from the error of psycopg or of the host's driver (asyncpg)."""
     if isinstance(refusal, psycopg.Error):
         return f"{refusal.diag.message_primary}. {refusal.diag.message_hint}"
-    cause = refusal.__cause__  # asyncpg's own error, which SQLAlchemy has wrapped
+    cause = refusal.__cause__  # asyncpg's own error, inside SQLAlchemy's
     return f"{getattr(cause, 'message', refusal)}. {getattr(cause, 'hint', '')}"
 
 
@@ -319,8 +317,8 @@ def _travel(target: Target, schema: str, to: str, since: str, *, up: bool, drop:
     _refuse_bad_name(schema)
     if isinstance(target, Engine):
         _refuse_other_database(target.dialect)
-        # READ COMMITTED, whatever the engine's default: a snapshot from before the lock would not see the changes that
-        # its last holder has committed.
+        # READ COMMITTED, whatever the engine's default: a snapshot from before the lock would not have the changes that
+        # the lock's previous holder committed.
         with (
             check_connections(target).connect().execution_options(isolation_level="READ COMMITTED") as connection,
             connection.begin(),
@@ -344,7 +342,7 @@ def _travel(target: Target, schema: str, to: str, since: str, *, up: bool, drop:
 
 
 def _context(**options: Any) -> MigrationContext:
-    """Make an Alembic context, without the lines that it logs about itself."""
+    """Make an Alembic context, without Alembic's log lines about the context."""
     thread, log = threading.get_ident(), logging.getLogger(MigrationContext.__module__)
 
     def is_anothers(record: logging.LogRecord) -> bool:
@@ -379,7 +377,7 @@ def _locked_revision(context: MigrationContext, schema: str) -> str:
 
 
 def _steps(here: str, to: str, *, up: bool) -> Sequence[Callable[[], None]]:
-    """The functions of our scripts that lead from one revision to another; none if it is there already."""
+    """The functions of our scripts that lead from one revision to another; none if both are the same."""
     scripts = _scripts()
     line = (BASE, *_known(scripts))
     for revision in (here, to):
@@ -403,7 +401,7 @@ def _run(schema: str, steps: Sequence[Callable[[], None]], drop: Collection[str]
 
 def _create_schema(context: MigrationContext, schema: str) -> None:
     # Postgres checks the privilege before the name: it refuses CREATE SCHEMA IF NOT EXISTS to a role that may not
-    # create schemas, even if the schema exists. So look first, unless this is an offline script.
+    # create schemas, even if the schema exists. So check first, unless this is an offline script.
     if context.as_sql or not inspect(context.connection).has_schema(schema):
         op.execute(CreateSchema(schema, if_not_exists=True))
 
@@ -448,7 +446,7 @@ def _refuse_other_database(dialect: Dialect) -> None:
 
 
 def _refuse_bad_name(schema: str) -> None:
-    """Refuse names that Postgres truncates or reserves, and ``public``, where the application's versions may be."""
+    """Refuse names that Postgres truncates or reserves, and ``public``, which may have the application's versions."""
     if not schema or "\0" in schema or len(schema.encode()) > 63:
         raise ConfigError(f"schema name {schema!r}: must have 1 to 63 bytes and no NUL character")
     if schema in {"public", "information_schema"} or schema.startswith("pg_"):

@@ -16,12 +16,12 @@ from seekpoint.errors import ConfigError, needs_extra
 
 _SECRET = re.compile(r"(?i)(?:password|secret|token|key|sig|credential)[^=&]*=")  # abfss://…?client_secret=…, ?sig=…
 
-_OPAQUE = re.compile(r"(?i)([a-z][a-z0-9+.-]+):(/*)(.*)", re.DOTALL)  # two characters at least: C:/ is a drive
+_OPAQUE = re.compile(r"(?i)([a-z][a-z0-9+.-]+):(/*)(.*)", re.DOTALL)  # at least two characters, because C:/ is a drive
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"} | dict.fromkeys(
     ("abfs", "wasb", "wasbs"), "abfss"
 )  # other names that Spark and Hadoop use for the same storage
 _AZURE = re.compile(r"(?i)([^@/]+)\.(?:dfs|blob)\.core\.windows\.net")
-DBFS = "/dbfs"  # where Databricks shows dbfs:/ as a folder
+DBFS = "/dbfs"  # the folder in which Databricks shows dbfs:/
 
 
 def named(root: str | Path) -> str:
@@ -68,13 +68,13 @@ def place(root: str) -> str:
             container, _, path = path.removeprefix("/").partition("/")
             path = f"/{path}" if path else ""
         bucket = f"{container}@{azure[1].lower()}.dfs.core.windows.net"
-    # Another endpoint has other buckets; a region and connection options do not change the place.
+    # Another endpoint has other buckets; region and connection options do not change the place.
     options = [option for option in url.query.split("&") if option.startswith("endpoint_override=")]
     return f"{scheme}://{bucket}{path}{'?' if options else ''}{'&'.join(options)}"
 
 
 def below(root: str, name: str) -> str:
-    """A file or a folder below a root, as other tools name it; a URL's options stay at its end."""
+    """A file or folder below a root, as other tools name it; a URL's options stay at its end."""
     if "://" not in root:
         return f"{root}/{name}"
     path, mark, options = root.partition("?")
@@ -84,7 +84,7 @@ def below(root: str, name: str) -> str:
 class HashingStream:
     """A stream for pyarrow that writes to another stream, and computes the SHA-256 of the written bytes."""
 
-    closed = False  # read by pyarrow; this stream never closes the other one
+    closed = False  # pyarrow reads this; closing this stream does not close the other one
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._hash = stream, hashlib.sha256()
@@ -98,7 +98,7 @@ class HashingStream:
 
     @property
     def sha256(self) -> str:
-        """The hash of all that was written, as hexadecimal digits."""
+        """The hash of all written bytes, as hexadecimal digits."""
         return self._hash.hexdigest()
 
 
@@ -115,8 +115,10 @@ class Storage:
         if Path(DBFS) in Path(root).parents and not Path(DBFS).is_dir():
             raise ConfigError(f"{root}: dbfs:/ is read through the folder {DBFS}, which does not exist on this machine")
         scheme, mark, rest = root.partition("://")
-        uri = f"{_ALIASES.get(scheme.lower(), scheme)}{mark}{rest}" if mark else root  # pyarrow knows no other names
-        if uri.startswith("abfss://") and "@" in rest:  # with the blob host, pyarrow takes the container for a user
+        # Other names are unknown to pyarrow.
+        uri = f"{_ALIASES.get(scheme.lower(), scheme)}{mark}{rest}" if mark else root
+        # With the blob host, pyarrow would take the container for a user.
+        if uri.startswith("abfss://") and "@" in rest:
             uri = uri.replace(".blob.core.windows.net", ".dfs.core.windows.net", 1)
         try:
             location: tuple[Any, str] = (fs.LocalFileSystem(), root) if self.is_local else fs.FileSystem.from_uri(uri)
@@ -149,16 +151,17 @@ class Storage:
 
     def create(self, file: str) -> Any:
         """Open a stream to a new file, and create its folders."""
-        if self.fs.type_name != "s3":  # no folders there: pyarrow would write empty objects, also above the root
+        # A bucket needs no folders: pyarrow would write empty objects, even above the root.
+        if self.fs.type_name != "s3":
             self.fs.create_dir(self.path(file).rpartition("/")[0], recursive=True)
         return self.fs.open_output_stream(self.path(file))
 
     def keep(self, file: str) -> None:
-        """Flush a file, and its name in the folders above it, to disk; nothing needs to be done in a bucket."""
+        """Flush a file, and its name in the folders above it, to disk; does nothing in a bucket."""
         if not self.is_local:
             return
         path, root = Path(self.path(file)), Path(self.root)
-        for entry in (path, *path.relative_to(root).parents):  # its folders, too: they hold the names
+        for entry in (path, *path.relative_to(root).parents):  # its folders, too, because they hold the names
             _sync(path if entry is path else root / entry)
         device = root.stat().st_dev
         for folder in root.parents:  # the root and folders above it may be new
@@ -174,7 +177,7 @@ class Storage:
             return
 
     def files(self) -> Iterator[tuple[str, datetime | None]]:
-        """Every file below the root, and when it was last written to."""
+        """Every file below the root, with the time of its last write."""
         selector = self._fs.FileSelector(self._base, recursive=True, allow_not_found=True)
         for info in self.fs.get_file_info(selector):
             if info.type == self._fs.FileType.File:
@@ -183,7 +186,7 @@ class Storage:
 
 @contextmanager
 def complete_file(file: Path, *, mode: int = 0o666) -> Iterator[IO[str]]:
-    """Yield an ASCII file to write, which gets its name only once it is complete and synced; until then NAME.part.
+    """Yield an ASCII file to write, which is NAME.part until it is complete and synced.
 
     ``mode`` are its permissions, before the umask. Raises ConfigError if it cannot be written.
     """

@@ -487,14 +487,14 @@ WRONG_USAGE = [
     (["--all-topics", "--to-offset", "3", "--out", "/no/such/folder/plan"], "cannot be written"),
     (["--all-topics", "--by-duration", "long"], "--by-duration takes a length of time"),
     (["--topic", "nowhere", "--to-earliest"], "has no stored offset for topic 'nowhere'; its topics are"),
-    (["--topic", "{topic}:7", "--to-earliest"], "/7; the partitions that it has are 0"),
+    (["--topic", "{topic}:7", "--to-earliest"], "/7; the topic's partitions are 0"),
     (["--topic", "a:b", "--to-earliest"], "--topic takes a topic"),
     (["--to-earliest"], "say which partitions"),
     (["--all-topics"], "give one target"),
     (["--all-topics", "--to-earliest", "--to-latest"], "one target, not --to-earliest and --to-latest"),
     (["--all-topics", "--to-group", "unknown"], "has no group 'unknown'; its groups are"),
     (["--plan", "/nowhere"], "cannot be read"),
-    (["--plan", "/nowhere", "--all-topics"], "leave --topic and --all-topics out"),
+    (["--plan", "/nowhere", "--all-topics"], "omit --topic and --all-topics"),
 ]
 
 

@@ -56,7 +56,7 @@ def test_a_newer_handler_takes_the_groups_place(replacement: Replacement) -> Non
     replacement.wait_for(replacement.new, 3)
     planned = run(replacement, *words).stdout
     for line in (
-        f"would replace {replacement.old} by {replacement.new}:",
+        f"would replace {replacement.old} with {replacement.new}:",
         f"{replacement.next}.entries becomes {replacement.live}.entries",
         "dry run",
     ):

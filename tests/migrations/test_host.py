@@ -261,7 +261,7 @@ class TestOwnRevision:
         path = host.write_ledger_revision()
         again = CliRunner().invoke(app, ["revision", "--config", str(host.folder / "alembic.ini")])
         assert again.exit_code == 2
-        assert "does this already: run `alembic upgrade head`" in again.output
+        assert "is such a revision already: run `alembic upgrade head`" in again.output
         assert str(path) in again.output
 
 

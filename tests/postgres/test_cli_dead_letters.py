@@ -194,7 +194,7 @@ def test_a_list_that_is_cut_says_so(terminal: Terminal) -> None:
         (["replay", "{module}:pipe"], "give ids of dead letters, or --all"),
         (["replay", "{module}:pipe", "1", "--all"], "give either ids, or --all with conditions"),
         (["replay", "{module}:pipe", "1", "--topic", "orders"], "give either ids, or --all with conditions"),
-        (["replay", "{module}:pipe", "--topic", "orders"], "or --all (with conditions, if you like)"),
+        (["replay", "{module}:pipe", "--topic", "orders"], "or --all (with optional conditions)"),
         (["replay", "{module}:pipe", "4711"], "has no dead letter 4711"),
         (["replay", "{module}:newer", "--all"], "start a worker of version 2 first"),
         (["replay", "{module}:none", "--all"], "has no 'none'; it has pipe, newer, others"),
@@ -508,7 +508,7 @@ TRIED = f"{WAITS}ValueError: no price; tried 3 of 5 times, next try"
         ),
         (
             KILLED,
-            f"{WAITS}the process that tried it never came back; tried 1 of 5 times, 1 of which ended with",
+            f"{WAITS}the process that tried it crashed; tried 1 of 5 times, 1 of which ended with",
             "then dead_letter",
         ),
     ],

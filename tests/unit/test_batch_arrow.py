@@ -258,7 +258,7 @@ def test_tables_are_put_one_below_the_other() -> None:
     ]  # fmt: skip
     schema = pa.schema({"id": pa.int32()})
     assert values(*tables).arrow(schema).schema == schema
-    with pytest.raises(Poison, match="does not fit those before it") as caught:
+    with pytest.raises(Poison, match="does not fit the earlier ones") as caught:
         values(tables[0], pa.table({"id": ["x"]}), tables[0]).arrow()
     assert poisoned(caught) == [1]
     with pytest.raises(Poison, match="does not fit the schema") as caught:

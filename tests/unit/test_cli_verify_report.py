@@ -14,7 +14,7 @@ ROWS = Difference("public.orders", 5, 0, 0, 1, (), ())
 SUMS = Difference("public.sales", 8, 1, 1, 0, (), ("customers",))
 EQUAL = Difference("public.sales", 9, 0, 0, 0, (), ("customers",))
 SENTENCE = (
-    "public.sales: rebuilt rows are joined with customers as it is now, live rows with what it held when they were "
+    "public.sales: rebuilt rows are joined with customers as it is now, live rows with its values when they were "
     "applied\n"
 )
 

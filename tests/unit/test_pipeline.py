@@ -255,7 +255,7 @@ def test_a_declaration_that_contradicts_itself_says_what_to_write(options: dict[
     ("options", "message"),
     [
         ({}, r"Pipeline\('g', topics=\['orders'\]\) does nothing: give it sinks=\[\.\.\.\] or handle="),
-        ({"resources": clients, "sinks": [SINK]}, r"resources= are for an async handler, but it has none"),
+        ({"resources": clients, "sinks": [SINK]}, r"resources= are for an async handler, but the pipeline has none"),
         (
             {"topics": ["a", "b", "c"], "sinks": [Append("t", topics="b")]},
             r"no sink takes records of a, c, which would be read and dropped: add a sink",
@@ -275,7 +275,7 @@ def test_a_handler_is_set_by_a_decorator() -> None:
     pipeline = declared(handle=None)
     assert pipeline.handler(handle) is handle
     assert pipeline.handle is handle
-    with pytest.raises(ConfigError, match=r"has the handler \S+\.handle already, and a pipeline has only one"):
+    with pytest.raises(ConfigError, match=r"already has the handler \S+\.handle, and a pipeline has only one"):
         pipeline.handler(handle_later)
     short: Any = len
     with pytest.raises(ConfigError, match=r"the handler is called as handle\(tx, batch\): too many"):
@@ -287,7 +287,7 @@ def test_a_handler_is_set_by_a_decorator() -> None:
 def test_no_handler_is_set_once_a_pipeline_is_in_use(taker: str) -> None:
     pipeline = declared(handle=None, sinks=[SINK])
     TAKERS[taker](pipeline)
-    with pytest.raises(ConfigError, match=r"is in use already, by a worker, a job or a command: decorate its handler"):
+    with pytest.raises(ConfigError, match=r"a worker, a job or a command already uses .*: decorate its handler"):
         pipeline.handler(handle)
 
 

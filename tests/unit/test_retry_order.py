@@ -33,17 +33,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"retry_order": None}, "retry_order must be one of 'partition', 'key', 'none', got None"),
     ({"retry_order": True}, "retry_order must be one of 'partition', 'key', 'none', got True"),
     ({"retry_order": ["key"]}, "retry_order must be one of 'partition', 'key', 'none', got ['key']"),
-    ({"retry_order": "key", "on_poison": "stop"}, "after its last attempt it can only be a dead letter: it needs"),
-    ({"retry_order": "none", "on_poison": "stop"}, "it needs on_poison='dead_letter'"),
-    ({"retry_order": "key", "on_poison": "skip"}, "it needs on_poison='dead_letter'"),
-    ({"retry_order": "none", "on_poison": "skip"}, "it needs on_poison='dead_letter'"),
+    ({"retry_order": "key", "on_poison": "stop"}, "after its last attempt the record can only be a dead letter: add"),
+    ({"retry_order": "none", "on_poison": "stop"}, "add on_poison='dead_letter'"),
+    ({"retry_order": "key", "on_poison": "skip"}, "add on_poison='dead_letter'"),
+    ({"retry_order": "none", "on_poison": "skip"}, "add on_poison='dead_letter'"),
     ({"retry_order": "key", "retry": Retry(attempts=1)}, "with Retry(attempts=1) no record waits for a retry"),
     ({"retry_order": "none", "retry": Retry(attempts=1)}, "with Retry(attempts=1) no record waits for a retry"),
-    ({"retry_order": "key", "keep_key_order": False}, "leave keep_key_order=False out, or give retry_order='none'"),
+    ({"retry_order": "key", "keep_key_order": False}, "omit keep_key_order=False, or give retry_order='none'"),
     ({"retry_order": "none", "keep_key_order": True}, "which keep_key_order=True forbids: give retry_order='key'"),
     (
         {"retry_order": "key", "sinks": [Upsert("rows", key=["id"])]},
-        "in Upsert('rows'): name what orders its rows (order_by= or offset_column=), or leave retry_order= out",
+        "in Upsert('rows'): name the column that orders its rows (order_by= or offset_column=), or omit retry_order=",
     ),
     ({"retry_order": "none", "sinks": [Upsert("rows", key=["id"])]}, "would overwrite a newer row in Upsert('rows'"),
     (
@@ -60,7 +60,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
             "value": Debezium(),
             "sinks": [Upsert("rows", key=["id"], columns=["id"], changes=True)],
         },
-        "applies changes in the order of the log: give retry_order='partition', or leave it out",
+        "applies changes in the order of the log: give retry_order='partition', or omit it",
     ),
     (
         {
@@ -84,7 +84,7 @@ def test_without_a_handler_it_is_refused_when_the_pipeline_is_taken(order: str) 
     """Only then: a decorator may still add one."""
     declaration = pipeline(retry_order=order, handle=None, sinks=[Append("rows")])
     with pytest.raises(
-        ConfigError, match=f"retry_order='{order}' is about records whose handler raises, but it has no"
+        ConfigError, match=f"retry_order='{order}' is for records whose handler raises, but the pipeline has no"
     ):
         declaration.taken()
 

@@ -72,19 +72,19 @@ class Admin:
         self.kafka = dict(kafka or {})
 
     def groups(self) -> tuple[list[GroupSummary], list[str]]:
-        """A summary of each group, sorted by name; and a warning if no broker answers: lag then comes from samples."""
+        """A summary of each group, sorted by name; and a warning if no broker answers, so that lag is from samples."""
         with self.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
             tx = SchemaConnection(connection, self.schema)
             groups = summaries(tx)
             if not self.kafka:
                 return groups, []
             rows, ids = tx.execute(STATUS["lag_of_all"]).all(), tx.execute(STATUS["topic_ids"]).all()
-        names = {group.name for group in groups}  # without groups that were forgotten
+        names = {group.name for group in groups}  # omits groups that were forgotten
         rows, ids = ([row for row in of if row.consumer_group in names] for of in (rows, ids))
         return ask_for_lag(groups, rows, ids, self.kafka, KAFKA_TIMEOUT)
 
     def forgotten(self) -> list[ForgottenGroup]:
-        """The groups that were forgotten, by name, with who did it, when and why."""
+        """The forgotten groups, by name, with who forgot each, when and why."""
         with self.engine.connect() as connection:
             return forgotten_groups(SchemaConnection(connection, self.schema))
 
@@ -103,7 +103,7 @@ class Admin:
     def samples(
         self, group: str, partitions: Collection[Partition], since: timedelta
     ) -> dict[Partition, tuple[Sample, ...]]:
-        """The samples that workers stored of these partitions in the last ``since``, oldest first."""
+        """The samples of these partitions that workers stored in the last ``since``, oldest first."""
         with self._ledger(group).begin() as tx:
             return samples(tx, partitions, since)
 
@@ -113,7 +113,7 @@ class Admin:
             return reloads(SchemaConnection(connection, self.schema), is_open, limit)
 
     def explain(self, group: str) -> Explanation:
-        """A group's guarantee in sentences, with its exceptions, as its workers have declared both.
+        """A group's guarantee in sentences, with its exceptions, from the workers' declarations.
 
         Raises ConfigError for an unknown group, GroupForgotten for one that was forgotten.
         """
@@ -123,8 +123,8 @@ class Admin:
     def doctor(self, role: Role | None = None) -> Diagnosis:
         """Check the ledger, its servers and this login; each problem comes with remedies. Writes nothing.
 
-        ``role`` is the role that the login should have (None: any); only a reader may be read-only. A missing or old
-        ledger is a finding, too.
+        ``role`` is the role that the login should have (None: any); only a reader's session may be read-only. A missing
+        or old ledger is also a finding.
         """
         return diagnose(self.engine, self.schema, self.kafka, KAFKA_TIMEOUT, role)
 
@@ -137,7 +137,8 @@ class Admin:
         return plan_pause(self._ledger(group), False)
 
     def plan_forget(self, group: str, *, export_to: Path | None) -> ForgetPlan:
-        """A plan to forget a group that has ended: its positions, dead letters, lost ranges, samples and workers.
+        """A plan to forget a group that has ended: to delete its positions, dead letters, lost ranges, samples and
+        workers.
 
         ``export_to`` is a file to which dead letters and lost ranges are written first, as JSON lines (None: no file).
         Afterwards the ledger refuses the group's workers (GroupForgotten). Raises ConfigError for an unknown group and
@@ -146,11 +147,11 @@ class Admin:
         return plan_forget(self._ledger(group), export_to)
 
     def plan_undo_forget(self, group: str) -> ForgetPlan:
-        """A plan to put a forgotten group's positions back, paused. Raises ConfigError for an unknown group."""
+        """A plan to restore a forgotten group's positions, paused. Raises ConfigError for an unknown group."""
         return plan_undo(self._ledger(group))
 
     def plan_replace(self, group: str, *, by: str) -> ReplacePlan:
-        """A plan to replace ``group`` by the group ``by``: the two exchange tables and positions.
+        """A plan to replace ``group`` with the group ``by``: the two exchange tables and positions.
 
         Raises ConfigError for an unknown group, GroupForgotten for a forgotten one, and Fenced with every reason why
         the group cannot be replaced.
@@ -167,7 +168,7 @@ class Admin:
         accept_differences: bool = False,
         progress: Progress | None = None,
     ) -> ReplaceResult:
-        """Carry out a plan to replace a group; repeated after a crash, it completes the replacement.
+        """Carry out a plan to replace a group; after a crash, call it again to complete the replacement.
 
         Waits until the new group has passed the old group's positions; raises NotApplied after ``wait`` seconds. Calls
         ``progress`` with the current step, the offsets done and their total. Pauses the old group for the last records,
@@ -187,17 +188,18 @@ class Admin:
     def plan_purge(self, group: str, older_than: timedelta, states: Collection[State] = APPLIED) -> PurgePlan:
         """A plan to delete dead letters that were closed longer ago than ``older_than``; by default only replayed ones.
 
-        ``states`` names other closed states. Raises ConfigError for an unknown group, and an open state. Planning and
-        applying raise Fenced while the group has an open run, which needs dead letters replayed since it began.
+        ``states`` names other closed states. Raises ConfigError for an unknown group, and an open state. This method
+        and :meth:`apply` raise Fenced while the group has an open run, which needs dead letters replayed since its
+        start.
         """
         return plan_purge(self._ledger(group), older_than, states)
 
     def plan_reset(self, group: str, target: ResetTo, topics: Topics | None = None) -> ResetPlan:
-        """A plan to reset positions to absolute offsets: all, or those of ``topics`` (partition numbers; None: all).
+        """A plan to reset positions to absolute offsets: all, or those of ``topics`` (to partition numbers; None: all).
 
         Raises ConfigError for unknown names, a partition without a target, and a target past the end of its log;
-        GroupForgotten if the group was forgotten; ClusterChanged if the brokers belong to another cluster, Fenced if
-        they have another topic; Fenced if the target is a mirror's commits, or those of another group that has members;
+        GroupForgotten if the group was forgotten; ClusterChanged if the brokers belong to another cluster; Fenced if
+        their topic has another id, or if the target is a mirror's commits or those of another group that has members;
         KafkaUnavailable if a target depends on brokers that do not answer.
         """
         return plan_reset(self._ledger(group), target, topics, kafka=self.kafka, timeout=KAFKA_TIMEOUT)
@@ -213,7 +215,7 @@ class Admin:
         return {partition: row.next_offset for partition, row in within(group, ledger.read(), topics).items()}
 
     def record_in_front(self, group: str, partition: Partition) -> RecordInFront:
-        """The record that stopped the partition, or that is retried, read from the log; changes nothing.
+        """The record that stopped the partition or is being retried, read from the log; changes nothing.
 
         Raises ConfigError if there is no such record; RangeLost if the log no longer has it; RangeStuck if the brokers
         do not send it; TopicRecreated if the topic was created again; KafkaUnavailable if no broker answers.
@@ -275,7 +277,7 @@ class Admin:
     def plan_accept_topic(self, group: str, topic: str, *, offset: int | None = None) -> AcceptPlan:
         """A plan to read a recreated topic: from its first offsets, or from ``offset``. Asks the brokers.
 
-        Raises ConfigError for unknown names, and for an offset that is not in a partition's log; GroupForgotten,
+        Raises ConfigError for unknown names, and for an offset outside a partition's log; GroupForgotten,
         ClusterChanged and KafkaUnavailable as :meth:`plan_accept_lost` does.
         """
         return plan_topic(self._ledger(group), topic, offset, self._brokers(), KAFKA_TIMEOUT)
@@ -289,7 +291,7 @@ class Admin:
         from_checkpoint: str | None = None,
         missing: Missing | None = None,
     ) -> ImportPlan:
-        """A plan to start these topics, or all with commits, at the offsets that another consumer has committed.
+        """A plan to start these topics, by default all with commits, at another consumer's committed offsets.
 
         The offsets are those of ``from_group`` in Kafka, or of a Spark query: ``from_checkpoint`` is the folder of its
         checkpoint, or a URL that ``pyarrow.fs`` reads. Partitions without a commit start at ``missing``. Raises Fenced
@@ -351,9 +353,9 @@ class Admin:
         A pause waits for open batches, at most ``Limits.transaction_age`` seconds. A reset is one transaction, or with
         ``each`` one per partition; it takes its locks within a second, or tries again until ``wait`` seconds have
         passed. It needs ``accept_loss`` if retention has deleted a target. A purge returns how many dead letters it has
-        deleted, by state; those that were opened again since the plan was made stay. If two operators apply the same
-        plan, one succeeds: raises Fenced if the group has changed since the plan was made, or stays locked; ConfigError
-        if ``reason`` is blank.
+        deleted, by state; it keeps those that were opened again since the plan was made. If two operators apply the
+        same plan, one succeeds: raises Fenced if the group has changed since the plan was made, or stays locked;
+        ConfigError if ``reason`` is blank.
         """
         ledger = self._ledger(plan.group)
         attribution = Attribution.of(actor, reason)
@@ -380,7 +382,7 @@ class Admin:
     def plan_replay(self, group: str, chosen: Chosen) -> ReplayPlan:
         """A plan to replay these dead letters with :meth:`request_replay`; its ``ids`` are those that can be replayed.
 
-        Raises ConfigError for an unknown group, and for an id that it does not have.
+        Raises ConfigError for an unknown group, and for an id that the group does not have.
         """
         return plan_replay(self._ledger(group), chosen)
 
@@ -399,12 +401,12 @@ class Admin:
         return request_replay(ledger, chosen, attribution, last_request)
 
     def replay_request(self, group: str, id: int) -> ReplayRequest:  # noqa: A002 -- the column's name
-        """A request for a replay as it is now. Raises ConfigError if the group has none with this id."""
+        """The current state of a replay request. Raises ConfigError if the group has no request with this id."""
         return read_request(self._ledger(group), id)
 
     @property
     def runs(self) -> Runs:
-        """The runs of reloads, verifications and batches: abort one, take one over, drop what they left."""
+        """The runs of reloads, verifications and batches: abort one, take one over, drop remaining tables."""
         return Runs(self.engine, self.schema, self.limits)
 
     @overload
@@ -418,8 +420,8 @@ class Admin:
     ) -> GroupDeadLetters:
         """A group's dead letters, with this object's limits; with the group's pipeline they can be replayed, too.
 
-        ``actor`` is who makes changes (by default the operating system's user). ``while_paused`` says that the group's
-        pause is yours: dead letters are replayed meanwhile. Raises ConfigError for the name of an unknown group.
+        ``actor`` is who makes changes (by default the operating system's user). ``while_paused`` says that you paused
+        the group: dead letters are replayed during the pause. Raises ConfigError for the name of an unknown group.
         """
         if not isinstance(group, str):
             return ReplayableDeadLetters(
@@ -430,7 +432,7 @@ class Admin:
         return GroupDeadLetters(self.engine, group, schema=self.schema, actor=actor, limits=self.limits)
 
     def group_of_dead_letter(self, id: int) -> str:  # noqa: A002 -- the column's name
-        """The group that a dead letter belongs to. Raises ConfigError if there is none with that id."""
+        """The group of a dead letter. Raises ConfigError if there is no dead letter with that id."""
         return group_of(self.engine, id, schema=self.schema)
 
     def _ledger(self, group: str) -> GroupLedger:

@@ -24,7 +24,7 @@ Plan = PausePlan | AcceptPlan | ForgetPlan | PurgePlan | ImportPlan | MirrorPlan
 def apply_plan(
     ledger: GroupLedger, plan: Plan, attribution: Attribution, brokers: Callable[[], Mapping[str, Any]], timeout: float
 ) -> ForgetResult | dict[str, int] | None:
-    """Carry out a plan, or do nothing and raise: Fenced if the group has changed since the plan, or stays locked.
+    """Carry out a plan. Raises Fenced, with nothing done, if the group has changed since the plan, or stays locked.
 
     ``brokers`` returns the Kafka configuration, or raises; ``timeout`` is in seconds.
     """

@@ -22,7 +22,7 @@ from seekpoint.ledger.sql import GROUPS, RESETS, asking_for
 from seekpoint.postgres.sqlstates import DEADLOCK_DETECTED, LOCK_NOT_AVAILABLE, QUERY_CANCELED, sqlstate
 from seekpoint.records import Partition, one_line
 
-LOCKS = 1.0  # seconds to take all locks; workers wait for those that are taken already
+LOCKS = 1.0  # seconds to take all locks; meanwhile workers wait for the locks already taken
 _BUSY = {LOCK_NOT_AVAILABLE, QUERY_CANCELED, DEADLOCK_DETECTED}
 _BACKOFF = Backoff(0.2, 5.0)
 
@@ -58,7 +58,7 @@ def apply_resets(
 
 
 def _moved_since(ledger: GroupLedger, plan: ResetPlan) -> Iterator[str]:
-    """A sentence for each partition that was at its target when the plan was made, and no longer is."""
+    """A sentence for each partition that was at its target when the plan was made, but no longer is."""
     unmoved = {reset.topic_partition: reset for reset in plan.resets if reset.direction == "none"}
     rows = ledger.positions_of(unmoved, locked=False) if unmoved else {}
     for partition, reset in sorted(unmoved.items()):
@@ -87,7 +87,7 @@ def _apply(
             within = f"{max(LOCKS, deadline - began):.3g} s"
             raise Fenced(f"{_busy(ledger, moves)}; not all locks could be taken within {within}: nothing was done")
         sleep(pause)
-    raise AssertionError  # the waits are endless
+    raise AssertionError  # without a limit: ``waits`` is endless
 
 
 def reset_rebuilt(tx: GroupConnection, plan: ResetPlan, attribution: Attribution) -> list[ResetDone]:
@@ -145,14 +145,15 @@ def _reset(
     tx: GroupConnection, row: Row[Any], move: Reset, attribution: Attribution, *, rebuilt: bool = False
 ) -> ResetDone:
     from_offset, reason = row.next_offset, attribution.reason
-    if move.gone and move.direction == "backward":  # not lost: records before the position were applied
+    if move.gone and move.direction == "backward":  # not lost ranges: records before the position were applied
         reason = f"{reason} (retention has removed [{move.wanted}, {move.target}): not read again)"
     lost = "operator" if move.target > from_offset else None
-    log = move.log if move.is_past_end else None  # otherwise outdated: log and position have advanced
+    log = move.log if move.is_past_end else None  # otherwise log and position have advanced since
     start = None if move.log is None else move.log[0]
     lost = None if log else lost
     why: dict[str, Any] = {"actor": attribution.actor, "reason": reason, "log": log, "lost": lost, "log_start": start}
-    expected = move.position if move.is_past_end else None  # a commit since shows that the log was not truncated
+    # A commit since the plan shows that the log was not truncated.
+    expected = move.position if move.is_past_end else None
     reset_offset(tx, move.topic_partition, move.target, rebuilt=rebuilt, expected=expected, **why)
     return ResetDone(move.topic_partition, move.topic_id, from_offset, move.target)
 
@@ -161,7 +162,7 @@ def _reset(
 
 
 def _busy(ledger: GroupLedger, moves: Sequence[Reset]) -> str:
-    """Which partition is locked by another session, and since when."""
+    """Which partition another session has locked, and since when."""
     with ledger.begin(lock_wait=LOCKS) as tx:
         parameters = asking_for([move.topic_partition for move in moves])
         free = {Partition(row.topic, row.partition) for row in tx.execute(RESETS["free_rows"], **parameters)}

@@ -1,4 +1,4 @@
-"""Who carries a plan out, and why: both are stored with what was done."""
+"""Who carries a plan out, and why; both are stored with the action."""
 
 from __future__ import annotations
 

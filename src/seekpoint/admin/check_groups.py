@@ -20,20 +20,20 @@ from seekpoint.kafka.members import Member, members
 from seekpoint.records import numbered
 
 HEADROOM = timedelta(hours=6)
-SHOWN = 10  # partitions of a group with the same problem
-DEFAULT_CLIENT = "rdkafka"  # the client id if the configuration names none
-STARTING, PAUSE = 3.0, 0.2  # seconds in which a new member writes its worker's row; seconds between two reads
-LATE = timedelta(minutes=5)  # a retry that is due: an owner that is busy takes it up much sooner
-NEAR = 0.8  # of Limits.waiting
+SHOWN = 10  # most partitions shown of a group with the same problem
+DEFAULT_CLIENT = "rdkafka"  # the client's default id
+STARTING, PAUSE = 3.0, 0.2  # seconds for a new member to write its worker's row; seconds between two reads
+LATE = timedelta(minutes=5)  # seconds after which a due retry is late: even a busy owner begins it much sooner
+NEAR = 0.8  # share of Limits.waiting
 RECENT = timedelta(hours=1)  # a worker that was last seen longer ago may have crashed
 
 
 def group_findings(
     groups: Sequence[GroupStatus], declared: Mapping[str, Mapping[str, Mapping[str, Any]]]
 ) -> list[Finding]:
-    """Pauses, stops, groups without workers, logs that are about to lose unapplied records, and late retries.
+    """Pauses, stops, groups without workers, records soon deleted before they are applied, and late retries.
 
-    ``declared`` is what each group's workers have declared, by topic.
+    ``declared`` has the declarations of each group's workers, by topic.
     """
     paused = [
         Finding.of(
@@ -132,7 +132,7 @@ def _headroom(group: str, partition: PartitionStatus) -> Iterator[Finding]:
 
 
 def _retries(group: GroupStatus, partition: PartitionStatus, limits: Mapping[str, int | None]) -> Iterator[Finding]:
-    """Records that wait and are not retried; not of a paused group or a stopped partition, which say so themselves."""
+    """Late retries, except those of paused groups and stopped partitions, which have other findings."""
     if not partition.waiting or group.pause is not None or partition.position.stop is not None:
         return
     where = f"{group.name}: {partition.position.partition}"
@@ -170,9 +170,9 @@ def kafka_findings(
     timeout: float,
     read_again: Callable[[], Sequence[GroupStatus]],
 ) -> list[Finding]:
-    """Findings on whether cluster, topics and group members are those that the ledger knows.
+    """Findings about whether cluster, topics and group members are those in the ledger.
 
-    ``read_again`` reads the groups again: a worker that has just joined is a member before its row is written.
+    ``read_again`` reads the groups again, because a new worker becomes a member before its row is written.
     """
     try:
         identity = Identity(settings, timeout)

@@ -17,8 +17,8 @@ from seekpoint.postgres import pooler
 from seekpoint.records import numbered
 
 SKEW = 5.0  # seconds between the clocks of this machine and the server's
-DEAD_ROWS = 20_000  # in a table of a few hundred rows; beyond, its indexes grow with every batch
-OLD = 3_600.0  # seconds: a transaction that keeps dead rows from being removed
+DEAD_ROWS = 20_000  # most dead rows in a table of a few hundred rows: with more, its indexes grow with every batch
+OLD = 3_600.0  # seconds after which a transaction keeps too many dead rows from being removed
 
 _FACTS = text(
     """
@@ -43,7 +43,7 @@ SELECT current_setting('server_version') AS version, current_setting('server_ver
        pg_has_role('pg_read_all_stats', 'USAGE') AS sees_all
 """
 )
-# Where a setting comes from: this session or its login, not the server or the database.
+# Sources of a setting that belong to this session or its login, not to the server or the database.
 _OF_THE_LOGIN = {"client", "session", "user", "database user"}
 _RIGHTS = text(
     """
@@ -93,7 +93,7 @@ class Rights:
         return self.on_schema and all((name, "SELECT") in self.tables for name in tables)
 
     def missing(self, role: Role) -> list[str]:
-        """The rights of this role that are missing, in the words of GRANT."""
+        """The missing privileges of this role, in the words of GRANT."""
         grants = [] if self.on_schema else ["USAGE on the schema"]
         for name, privileges in RIGHTS.get(role, {}).items():
             lacking = [privilege for privilege in privileges if (name, privilege) not in self.tables]
@@ -133,7 +133,7 @@ def rights(tx: Connection, login: str, schema: str) -> Rights:
 
 
 def schema_findings(tx: Connection, schema: str, has: Rights) -> list[Finding]:
-    """Whether the ledger's tables are at this library's revision."""
+    """Findings about whether the ledger's tables are at this library's revision."""
     if has.has_ledger and not has.may_read(schema_revision.VERSION_TABLE):
         problem = f"{has.login} may not read {schema}.alembic_version: the schema's revision is not known"
         return [
@@ -147,7 +147,7 @@ def schema_findings(tx: Connection, schema: str, has: Rights) -> list[Finding]:
 
 
 def rights_findings(has: Rights, schema: str, role: Role | None) -> list[Finding]:
-    """Whether this login has the rights of ``role``; None: of at least one role."""
+    """Findings about whether this login has the rights of ``role``; None: of at least one role."""
     remedy = f"run the SQL of seekpoint db roles --schema {schema}, and grant the role to {has.login}"
     lacking = {candidate: has.missing(candidate) for candidate in RIGHTS}
     full = [candidate.value for candidate in RIGHTS if not lacking[candidate]]
@@ -162,7 +162,7 @@ def rights_findings(has: Rights, schema: str, role: Role | None) -> list[Finding
 
 
 def server_findings(tx: Connection, server: Row[Any], before: datetime, role: Role | None) -> Iterator[Finding]:
-    """The server's state and settings. ``before`` is this machine's time before they were read."""
+    """The server's state and settings. ``before`` is this machine's time before the query."""
     yield Finding.of("versions", Level.OK, f"Postgres {server.version}")
     yield from problems_or_ok("server", list(_writable(server, role)), "the server takes writes")
     detected = pooler.detect(tx)
@@ -244,7 +244,7 @@ def _replication(server: Row[Any]) -> Iterator[Finding]:
 
 
 def vacuum_findings(tx: Connection, server: Row[Any], schema: str) -> list[Finding]:
-    """Whether dead rows of the ledger are removed: each batch leaves some."""
+    """Findings about the removal of the ledger's dead rows, which each batch leaves."""
     findings = []
     if not (server.autovacuum and server.track_counts):
         problem = "autovacuum is off: each batch leaves dead rows in the ledger, and nothing removes them"

@@ -1,7 +1,7 @@
-"""Reads the offsets that a Spark query has committed from its checkpoint.
+"""Reads from a Spark query's checkpoint the offsets that the query has committed.
 
-``offsets/N`` has the end of batch N and is written before the batch runs, ``commits/N`` is written after it. Spark's
-formats v1 and v2 have a line of metadata, then a line for each source; in v2 that line begins with its name.
+Before batch N, Spark writes its end to ``offsets/N``; after the batch, it writes ``commits/N``. Spark's formats v1 and
+v2 have a line of metadata, then a line for each source; in v2 that line begins with its name.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from seekpoint.records import Partition
 from seekpoint.storage import Storage
 
 VERSIONS = ("v1", "v2")
-_NO_OFFSET = "-"  # of a source that has read nothing yet
+_NO_OFFSET = "-"  # the line of a source that has read nothing yet
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A query's ``offsets`` after ``batch``, the last batch that it has committed.
 
-    ``begun`` is the last batch that it has begun since (None: none), ``planned`` has the end offsets of that batch;
-    ``others`` is the number of sources that are not Kafka.
+    ``begun`` is the last batch begun since (None: none), ``planned`` has that batch's end offsets; ``others`` is the
+    number of sources that are not Kafka.
     """
 
     batch: int
@@ -105,7 +105,7 @@ def _batches(storage: Storage, folder: str) -> list[int]:
 
 
 def _require_all_sources(storage: Storage, batch: int, earlier: Collection[int]) -> None:
-    """Raise ConfigError if the previous batch has more sources: then the file has lost lines."""
+    """Raise ConfigError if the previous batch has more sources, which shows that the file has lost lines."""
     before = max(earlier, default=batch)
     sources, expected = (len(_sources(storage, number)[1]) for number in (batch, before))
     if sources < expected:
@@ -154,7 +154,7 @@ def _offsets(storage: Storage, batch: int) -> tuple[dict[Partition, int], int]:
 
 
 def _of_kafka(text: str, where: str) -> dict[Partition, int] | None:
-    """A source's offsets if it is Kafka's, else None. Raises ConfigError for a truncated text."""
+    """A source's offsets if it is Kafka's, otherwise None. Raises ConfigError for a truncated text."""
     try:
         json.loads(text)  # the offsets of every source are JSON
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""``doctor``: finds what is wrong, or soon will be, with a ledger, its database, its brokers and this login."""
+"""``doctor``: finds present and future problems of a ledger, its database, its brokers and this login."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seekpoint.ledger.schema_connection import SchemaConnection
 from seekpoint.ledger.sql import STATUS
 from seekpoint.postgres.engine import shown
 
-# Tables and views with the positions, samples and workers of groups.
+# Tables and views with groups' positions, samples and workers.
 _TABLES = ("consumer_group", "partition_offset", "worker", "reload_run", "lag")
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 from seekpoint.admin.table_dependants import Path, dependants, missing_properties
 from seekpoint.sinks.copy import driver_of
 
-TABLE_WAIT = "300ms"  # for the lock of a table: sessions that queue after this one wait as long
+TABLE_WAIT = "300ms"  # to wait for a table's lock: sessions that queue after this one wait just as long
 
 _PATHS = text(
     """
@@ -49,13 +49,13 @@ def pairs(connection: Connection, old: set[str], new: set[str]) -> dict[Path, Pa
 
 
 def obstacles(connection: Connection, tables: Mapping[Path, Path]) -> Iterator[str]:
-    """Why this login cannot exchange the tables, and what the exchange would break."""
+    """Reasons why this login cannot exchange the tables, or what the exchange would break."""
     together = [*tables, *tables.values()]
     for row in connection.execute(_PATHS, {"names": [".".join(path) for path in together]}):
         if row.relkind != "r":
             yield f"{row.name} is not an ordinary table"
         if not row.owned:
-            yield f"{row.name} belongs to a role that this login is not a member of"
+            yield f"{row.name} belongs to a role of which this login is not a member"
         if not row.creates:
             yield f"this login may not create tables in the schema of {row.name}"
     if not connection.execute(_MAY_CREATE).scalar_one():
@@ -69,9 +69,9 @@ def obstacles(connection: Connection, tables: Mapping[Path, Path]) -> Iterator[s
 
 
 def exchange_tables(connection: Connection, tables: Mapping[Path, Path]) -> None:
-    """Exchange the schemas of the two tables of each pair; indexes, constraints and owned sequences move with them.
+    """Exchange the schemas of each pair's two tables; indexes, constraints and owned sequences move with them.
 
-    Goes through a third schema, which is dropped at the end, because indexes of both may have the same name.
+    Uses a third schema, which is dropped at the end, because both tables may have indexes of the same name.
     """
     driver = driver_of(connection)
 

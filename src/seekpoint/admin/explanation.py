@@ -1,4 +1,4 @@
-"""A group's guarantee in words, from what its workers have declared, without their code."""
+"""A group's guarantee in words, from its workers' declarations, without their code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POISON = {
 
 @dataclass(frozen=True, slots=True)
 class TopicGuarantee:
-    """A topic's ``guarantee``, and the exceptions that ``weakens`` it, in sentences; from what workers ``declared``."""
+    """A topic's ``guarantee``, and the exceptions that ``weakens`` it, as sentences; from the workers' declaration."""
 
     topic: str
     guarantee: tuple[str, ...]
@@ -62,7 +62,7 @@ def _topic(
         f"partition {number} is stopped: {kind}" for (name, number), kind in sorted(stops.items()) if name == topic
     ]
     if declared is None:
-        unknown = "no worker of this topic has stored a declaration: how it applies the records is not known"
+        unknown = "no worker of this topic has stored a declaration, so it is not known how records are applied"
         return TopicGuarantee(topic, (), (unknown, *stopped), None)
     weakens = [str(weakness) for weakness in declared.get("weakens", ())]
     if declared.get("version") != version:

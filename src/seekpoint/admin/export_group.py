@@ -22,7 +22,7 @@ AT_ONCE = 20  # dead letters in memory, with their values
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """How many dead letters and lost ranges are in the file."""
+    """The numbers of dead letters and lost ranges in the file."""
 
     dead_letters: int
     lost_ranges: int
@@ -34,10 +34,11 @@ class Exported:
 
 
 def export_group(tx: GroupConnection, file: Path) -> Exported:
-    """Write all dead letters, as ``dead-letters export`` does, and all lost ranges to a file that appears complete.
+    """Write all dead letters, as ``dead-letters export`` does, and all lost ranges to a file, which appears once
+    complete.
 
-    Dead letters of reprocesses are objects ``reprocess_dead_letter``. The file has the records' values, so only its
-    owner may read it. Raises ConfigError if it exists, or cannot be written.
+    Dead letters of reprocesses are written as ``reprocess_dead_letter`` objects. The file has the records' values, so
+    only its owner may read it. Raises ConfigError if it exists, or cannot be written.
     """
     if file.exists():
         raise ConfigError(f"{file} cannot be written: it already exists")

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How bad a finding is. A failure fails the check; a warning may be intended."""
+    """The severity of a finding. A failure fails the check; a warning may be intended."""
 
     OK = "ok"
     WARNING = "warning"

@@ -1,6 +1,6 @@
 """Forgets a group that has ended: plans the deletion, carries it out, and undoes it.
 
-The group's row and history stay. The positions move into that row, from which the undo restores them.
+The group's row and history stay. The row gets the positions, and the undo restores them from there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from seekpoint.records import numbered
 
 @dataclass(frozen=True, slots=True)
 class ForgottenGroup:
-    """A forgotten group, with the number of its partitions; ``run --accept-forgotten`` takes ``forgotten_at``."""
+    """A forgotten group, with its number of partitions; ``run --accept-forgotten`` takes ``forgotten_at``."""
 
     name: str
     by: str
@@ -46,7 +46,7 @@ class ForgetPlan:
 
     ``dead_letters`` counts dead letters by state, ``run_dead_letters`` those of reprocesses, ``requests`` replay
     requests. Dead letters and lost ranges are first written to the file ``export_to``, unless it is None.
-    ``forgotten_at`` is when the group was forgotten, None if it is not.
+    ``forgotten_at`` is when the group was forgotten, if it is.
     """
 
     group: str
@@ -83,7 +83,7 @@ class ForgetResult:
 
 
 def forgotten_groups(tx: SchemaConnection) -> list[ForgottenGroup]:
-    """The groups that are forgotten, by name."""
+    """The forgotten groups, by name."""
     return [_forgotten(row.name, row.forgotten) for row in tx.execute(FORGET["forgotten"])]
 
 
@@ -100,7 +100,7 @@ _COUNTS = {
 
 
 def plan_forget(ledger: GroupLedger, export_to: Path | None) -> ForgetPlan:
-    """A plan to forget the group. Raises ConfigError if it is unknown, Fenced if it is not paused or a run is open."""
+    """A plan to forget the group. Raises ConfigError if it is unknown; Fenced if it is not paused, or a run is open."""
     with ledger.begin() as tx:
         row = known_group(tx)
         if row.forgotten is not None:
@@ -219,16 +219,17 @@ def _require_same(row: Row[Any], plan: ForgetPlan) -> None:
 
 
 def _forget(tx: GroupConnection, plan: ForgetPlan, attribution: Attribution) -> ForgetResult:
-    """Move the positions into the group's row and delete the rest. Raises Fenced if the file lacks one of them (I4)."""
+    """Move the positions into the group's row, and delete the other rows. Raises Fenced if the file lacks one (I4)."""
     positions = [_position(row) for row in tx.execute(FORGET["lock_positions"])]
     topics = [{name: getattr(row, name) for name in _TOPIC} for row in tx.execute(FORGET["topics"])]
     exported = None if plan.export_to is None else export_group(tx, plan.export_to)
     deletes = (FORGET["delete_dead_letters"], FORGET["delete_losses"], FORGET["delete_run_dead_letters"])
     deleted = Exported(*(tx.execute(statement).rowcount for statement in deletes))
     planned = Exported(sum(plan.dead_letters.values()), plan.lost_ranges, plan.run_dead_letters)
-    for source, count in (("the file", exported), ("the plan", planned)):  # a reset since may have added lost ranges
+    # A reset since the plan may have added lost ranges.
+    for source, count in (("the file", exported), ("the plan", planned)):
         if count not in {None, deleted}:
-            if plan.export_to is not None:  # written just now: the next plan may use its name
+            if plan.export_to is not None:  # remove the file: the next plan may use its name
                 plan.export_to.unlink(missing_ok=True)
             raise Fenced(f"{source} has {count}, but {deleted} would be deleted: nothing was done; make another plan")
     other_deletes = (FORGET["delete_requests"], FORGET["delete_samples"], FORGET["delete_workers"])
@@ -258,7 +259,7 @@ def _restore(tx: GroupConnection, row: Row[Any]) -> ForgetResult:
     return ForgetResult(len(positions))
 
 
-# The columns of a row in the JSON, which keeps these names if a migration renames a column.
+# The columns of a row in the JSON, which keeps these names even if a migration renames a column.
 _POSITION = ("topic", "partition", "topic_id", "first_offset", "next_offset", "leader_epoch", "epoch")
 _TIMES = ("committed_at", "record_time")
 _TOPIC = ("topic", "version", "tables", "replaced")
@@ -271,6 +272,6 @@ def _position(row: Row[Any]) -> dict[str, Any]:
 
 def _of_position(stored: Mapping[str, Any]) -> dict[str, Any]:
     columns = {name: stored[name] for name in _POSITION} | {"topic_id": UUID(stored["topic_id"])}
-    columns["epoch"] += 1  # it counts tokens, and the row gets a new one
+    columns["epoch"] += 1  # the epoch counts tokens, and the row gets a new one
     times = {name: None if stored[name] is None else datetime.fromisoformat(stored[name]) for name in _TIMES}
     return columns | times

@@ -1,4 +1,4 @@
-"""Finds a group in the ledger, and the positions of partitions that a caller names."""
+"""Finds a group in the ledger, and positions of named partitions."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ def within(group: str, rows: Any, topics: Topics | None) -> dict[Partition, Posi
         if unknown := sorted(set(by_number if numbers is None else numbers) - by_number.keys()):
             listing = ", ".join(map(str, sorted(by_number)))
             raise ConfigError(
-                f"group {group!r} has no stored offset for {topic}/{unknown[0]}; the partitions that it has are "
-                f"{listing}"
+                f"group {group!r} has no stored offset for {topic}/{unknown[0]}; the topic's partitions are {listing}"
             )
         positions |= {
             by_number[number]: stored[by_number[number]] for number in (by_number if numbers is None else numbers)

@@ -46,7 +46,8 @@ class ActionFilter:
 def history(
     tx: GroupConnection, topics: Collection[str] | None, partition: int | None, limit: int, only: ActionFilter
 ) -> list[Action]:
-    """The actions on these topics, or on one partition number of them; None: on the group and all topics. Newest first.
+    """The actions on these topics, or on one of their partition numbers; None: on the group and all topics. Newest
+    first.
 
     Raises ConfigError for a topic without a position or an action.
     """

@@ -29,7 +29,7 @@ FIRST_VERSION = 1  # a new group's handler version, which its first worker raise
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """One partition's first position. ``committed`` is the other consumer's offset, None if there is none.
+    """One partition's first position. ``committed`` is the other consumer's offset, None without one.
 
     ``log`` is the start and end of the partition's log when the plan was made.
     """
@@ -43,7 +43,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """A plan to start at another consumer's offsets, read when it was made; ``consequences`` in words.
+    """A plan to start at another consumer's offsets, as they were when it was made; ``consequences`` in words.
 
     The consumer is the group ``from_group``, or the Spark query of the checkpoint ``from_checkpoint``.
     """
@@ -57,9 +57,9 @@ class ImportPlan:
 
 
 class _Origin(Protocol):
-    """The other consumer; for messages: its ``name``, the place of its offsets (``kept_in``), a ``word`` for one.
+    """The other consumer. For messages: its ``name``, the place of its offsets (``kept_in``), and a ``word`` for one.
 
-    ``hint`` is what to check if there are none.
+    ``hint`` says what to check if there are no offsets.
     """
 
     name: str
@@ -68,14 +68,14 @@ class _Origin(Protocol):
     hint: str
 
     def read(self, identity: Identity, partitions: Collection[Partition] | None = None) -> dict[Partition, Commit]:
-        """The consumer's current offsets, of these partitions or of all.
+        """The consumer's current offsets in these partitions, or in all.
 
         May include other partitions of the same topics. Raises Fenced if the group has members in Kafka, ConfigError
         for a checkpoint that cannot be used.
         """
 
     def notes(self) -> tuple[str, ...]:
-        """Sentences on consequences for no single position."""
+        """Sentences about consequences that concern no single position."""
 
 
 class _Group:
@@ -126,7 +126,7 @@ def plan_import(
 ) -> ImportPlan:
     """See :meth:`seekpoint.admin.Admin.plan_import`."""
     if (from_group is None) == (from_checkpoint is None):
-        raise ConfigError("name one consumer whose offsets are taken: from_group= or from_checkpoint=")
+        raise ConfigError("name the consumer whose offsets to import: from_group= or from_checkpoint=")
     if topics is not None and not topics:
         raise ConfigError("topics= is empty: name the topics to import, or None for all that have commits")
     checkpoint = None if from_checkpoint is None else named(from_checkpoint)
@@ -178,7 +178,7 @@ def apply_import(
     topics = sorted({position.partition.topic for position in plan.partitions})
     with ledger.begin(lock_wait=max(ledger.limits.claim_wait, timeout)) as tx:
         tx.execute(GROUPS["insert"], version=FIRST_VERSION)
-        group = tx.execute(GROUPS["lock"]).one()  # a worker that starts these topics waits, or has come first
+        group = tx.execute(GROUPS["lock"]).one()  # a worker that starts these topics waits, or has been first
         _require_new(tx, cluster, topics)
         tx.execute(GROUPS["update"], version=group.version, cluster_id=cluster, tables=list(group.tables))
         insert_positions(
@@ -189,7 +189,7 @@ def apply_import(
             record_action(
                 tx, "import", actor=attribution.actor, reason=reason, partition=where, to_offset=position.offset
             )
-        _require_same(identity, origin, plan)  # last, so that little time is left until COMMIT
+        _require_same(identity, origin, plan)  # last, so that little time passes until COMMIT
 
 
 def _require_same(identity: Identity, origin: _Origin, plan: ImportPlan) -> None:
@@ -218,10 +218,10 @@ def _require_same(identity: Identity, origin: _Origin, plan: ImportPlan) -> None
 def _read_commits(
     identity: Identity, group: str, partitions: Collection[Partition] | None = None
 ) -> dict[Partition, Commit]:
-    """The commits of a group without members, of these partitions or of all.
+    """The commits of a group without members, in these partitions or in all.
 
     Raises Fenced if the group has members before or after the read: a member may commit later offsets, and the records
-    before those would be applied again.
+    before them would be applied again.
     """
     require_empty(identity, group)
     commits = read_commits(identity, group, partitions)
@@ -262,12 +262,12 @@ def _require_commits(
     logs: Mapping[Partition, tuple[int, int]],
     missing: Missing | None,
 ) -> None:
-    """Raise Fenced, naming all such partitions, if a commit is missing or cannot be a first position."""
+    """Raise Fenced, which names all such partitions, if a commit is missing or cannot be a first position."""
     absent = [str(partition) for partition in partitions if partition not in commits]
     if absent and missing is None:
         raise Fenced(
-            f"{origin.name} has no commit {origin.kept_in} for {', '.join(absent)}: say where partitions without a "
-            "commit begin (--missing earliest or --missing latest, Admin.plan_import(missing=...))"
+            f"{origin.name} has no commit {origin.kept_in} for {', '.join(absent)}: say where to start partitions "
+            f"without a commit (--missing earliest or --missing latest, Admin.plan_import(missing=...))"
         )
     if mirrored := [str(partition) for partition, commit in sorted(commits.items()) if commit.is_mirror]:
         raise Fenced(

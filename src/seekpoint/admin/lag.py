@@ -1,6 +1,6 @@
 """Lag and headroom of a partition, in records and in time: one calculation for status, console and exporter.
 
-Computed from the log's current bounds if the brokers answer, or else from the worker's recent sample.
+Uses the log's current bounds if the brokers answer, otherwise the worker's last recent sample.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from seekpoint.records import Partition
 
 Log = tuple[int, int]
 Logs = Mapping[tuple[str, Partition], Log | None]
-"""First and end offset by group and partition, as the brokers report now; None: its topic id is not the stored one."""
+"""First and end offset by group and partition, as brokers report them now; None: the topic id is not the stored one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """A partition's lag and headroom; None: not known. ``is_sampled``: they are as of the worker's last sample.
+    """A partition's lag and headroom; None: not known. ``is_sampled``: these are as of the worker's last sample.
 
-    ``lag`` is None if it is not known, or if the position is past ``end``. ``lag_seconds`` is the age of the next
-    record.
+    ``lag`` is also None if the position is past ``end``. ``lag_seconds`` is the age of the next record.
     """
 
     end: int | None = None
@@ -38,7 +37,7 @@ class Lag:
 
 
 def lag_of(row: Row[Any], logs: Logs) -> Lag:
-    """The lag of a row of the view ``lag``: from ``logs`` if its partition is there, else from the sample."""
+    """The lag for a row of the view ``lag``: from ``logs`` if that has the partition, otherwise from the sample."""
     key = row.consumer_group, Partition(row.topic, row.partition)
     if key not in logs:
         is_fresh = row.lag_records is not None
@@ -62,7 +61,7 @@ class BrokersLogs(NamedTuple):
 def ask_logs(
     identity: Identity, topic_ids: Mapping[tuple[str, Partition], UUID], settings: Mapping[str, Any]
 ) -> BrokersLogs:
-    """The topics' current ids, and the logs of these partitions, without those that no broker answers for.
+    """The topics' current ids, and these partitions' logs, without logs for which no broker answers.
 
     ``topic_ids`` are the stored ids; the ``isolation.level`` of ``settings``, librdkafka's configuration, decides where
     a log ends. Raises KafkaUnavailable.
@@ -80,9 +79,9 @@ def ask_logs(
 
 
 def _lag_seconds(row: Row[Any], end: int) -> float | None:
-    """The age of the next record in seconds, computed as in the view, with the log's current end as newest sample.
+    """The next record's age in seconds, computed as in the view, with the log's current end as the newest sample.
 
-    If no sample says when the record came, its time is interpolated between the last sample that the position has
+    If no sample shows when the record arrived, its time is interpolated between the last sample that the position has
     reached and now.
     """
     if row.next_offset >= end:

@@ -16,10 +16,10 @@ from seekpoint.records import Partition
 
 
 class Logs:
-    """Asks brokers about the partitions' logs; without an answer, only targets that need none can be planned.
+    """Asks brokers about the partitions' logs. Without an answer, only targets that do not need the logs can be
+    planned.
 
-    Raises ClusterChanged if the brokers belong to another cluster than the positions, Fenced if they have another
-    topic.
+    Raises ClusterChanged if the positions are of another cluster, Fenced if the brokers' topic has another id.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Logs:
         self.doubt: str | None = None
 
     def ranges(self) -> dict[Partition, tuple[int, int]]:
-        """Start and end of each log; empty if no broker answers, with the reason in ``doubt``.
+        """Start and end of each log; empty if no broker answers: ``doubt`` then has the reason.
 
         The end includes open transactions: a position past the last stable offset is still in the log.
         """
@@ -57,11 +57,11 @@ class Logs:
         return {partition: edge.offset for partition, edge in edges.items()}
 
     def at_time(self, partitions: Collection[Partition], moment: datetime) -> dict[Partition, int]:
-        """The first offset at or after the moment, else the end of the log. Raises KafkaUnavailable."""
+        """The first offset at or after the moment, otherwise the log's end. Raises KafkaUnavailable."""
         return self._watermarks.at_time(partitions, moment)
 
     def commits(self, partitions: Collection[Partition], group: str) -> dict[Partition, Commit]:
-        """Kafka's commits of a group, without the partitions that have none. Raises KafkaUnavailable."""
+        """Kafka's commits of a group; omits partitions without one. Raises KafkaUnavailable."""
         return read_commits(self.identity, group, partitions) if partitions else {}
 
     @cached_property
@@ -70,10 +70,10 @@ class Logs:
 
     @cached_property
     def identity(self) -> Identity:
-        """A client of the brokers, whose cluster and topics are those of the positions.
+        """A client of the brokers, after a check that their cluster and topics are those of the positions.
 
-        Raises ConfigError if no brokers are named, ClusterChanged if they belong to another cluster, Fenced if they
-        have another topic, and KafkaUnavailable if they do not answer.
+        Raises ConfigError if no brokers are named, ClusterChanged if they belong to another cluster, Fenced if their
+        topic has another id, and KafkaUnavailable if they do not answer.
         """
         if not self._settings:
             raise ConfigError(

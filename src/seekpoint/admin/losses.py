@@ -28,7 +28,7 @@ from seekpoint.records import Partition
 class LostRange:
     """Offsets that no worker will apply, from ``from_offset`` to before ``to_offset`` (None: not known).
 
-    ``reason`` says how they were lost, ``operator_reason`` why ``actor`` made the ``decision``.
+    ``reason`` says how the records were lost, ``operator_reason`` why ``actor`` made the ``decision``.
     """
 
     group: str
@@ -48,8 +48,8 @@ class Acceptance:
     """One partition continues at ``to_offset``, of the recreated topic if ``new_topic_id`` is given.
 
     ``log`` is the first offset and the end of the log when the plan was made. ``last_reset`` is the id of the
-    partition's last reset; a later one outdates the plan. ``truncated_at`` is where the truncated log ended, None
-    without truncation.
+    partition's last reset; a later one outdates the plan. ``truncated_at`` is where a truncated log ended, None without
+    a truncation.
     """
 
     partition: Partition
@@ -117,7 +117,7 @@ def plan_lost(
     for position in within(ledger.group, rows, topics).values():
         by_topic.setdefault(position.partition.topic, []).append(position)
     accepted: list[Acceptance] = []
-    reasons: list[str] = []  # why partitions are not in the plan
+    reasons: list[str] = []  # reasons why partitions are not in the plan
     for name, positions in by_topic.items():
         topic_id, logs = _brokers(ledger, positions, settings, timeout)
         if topic_id != positions[0].topic_id:
@@ -149,7 +149,7 @@ def _is_lost(position: Position, log: tuple[int, int]) -> bool:
 
 
 def _not_lost(group: str, position: Position, *, is_alone: bool) -> Iterator[str]:
-    """A sentence if the partition is stopped for another cause; raises Fenced with it if only it was named."""
+    """A sentence if the partition is stopped for another cause; raises Fenced with it if no other was named."""
     if position.stop is not None:
         see = f"seekpoint status {shlex.quote(group)} shows what can be done"
         sentence = (
@@ -179,7 +179,7 @@ def _truncated(
     (start, end), last = log, position.next_offset
     ends = (end, None if position.stop is None else position.stop.log_end)
     truncated = min((offset for offset in ends if offset is not None and offset < last), default=None)
-    if truncated is None:  # the log had grown past the position again before a worker checked it
+    if truncated is None:  # before a worker checked the log, it had grown past the position again
         if to_offset is None:
             raise Fenced(unknown_truncation(group, position))
         truncated, last = to_offset, last - 1
@@ -192,7 +192,7 @@ def _truncated(
 def plan_topic(
     ledger: GroupLedger, topic: str, at_offset: int | None, settings: Mapping[str, Any], timeout: float
 ) -> AcceptPlan:
-    """See :meth:`seekpoint.admin.Admin.plan_accept_topic`; ``at_offset`` None: from the beginning."""
+    """See :meth:`seekpoint.admin.Admin.plan_accept_topic`. ``at_offset`` None: read the new topic from its start."""
     stored, last = _stored(ledger)
     rows = list(within(ledger.group, stored, {topic: None}).values())
     topic_id, logs = _brokers(ledger, rows, settings, timeout)
@@ -250,9 +250,9 @@ def accept(ledger: GroupLedger, plan: AcceptPlan, attribution: Attribution) -> N
 
 
 def _stored(ledger: GroupLedger) -> tuple[list[Position], dict[Partition, int]]:
-    """A group's positions, and the ids of their last resets, read first so that a reset in between outdates the plan.
+    """A group's positions, and the ids of their last resets, read first: a reset in between then outdates the plan.
 
-    Raises ConfigError for an unknown group, GroupForgotten for one that was forgotten.
+    Raises ConfigError for an unknown group, GroupForgotten for a forgotten one.
     """
     with ledger.begin() as tx:
         refuse_forgotten(known_group(tx))
@@ -263,7 +263,7 @@ def _stored(ledger: GroupLedger) -> tuple[list[Position], dict[Partition, int]]:
 def _brokers(
     ledger: GroupLedger, rows: Sequence[Position], settings: Mapping[str, Any], timeout: float
 ) -> tuple[UUID | None, dict[Partition, tuple[int, int]]]:
-    """The brokers' id of the topic, None if it does not exist, and the logs of those partitions that exist."""
+    """The brokers' id of the topic, None if it does not exist, and the logs of existing partitions."""
     topic = rows[0].partition.topic
     with ledger.begin() as tx:
         group = tx.execute(GROUPS["read"]).one()
@@ -304,7 +304,7 @@ def _topic_in_words(acceptance: Acceptance, *, is_there: bool) -> str:
             f"records from {acceptance.from_offset} on are given up (lost_range)"
         )
     left_out = acceptance.to_offset - acceptance.log[0]
-    before = f"{left_out:,} records before it are left out (lost_range); " if left_out else ""
+    before = f"{left_out:,} records before it are skipped (lost_range); " if left_out else ""
     return (
         f"{acceptance.partition} continues at {acceptance.to_offset} of the new topic; {before}the earlier topic's "
         f"records from {acceptance.from_offset} on are given up (lost_range)"

@@ -25,7 +25,7 @@ from seekpoint.ledger.sql import GROUPS, RESETS, asking_for
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from seekpoint.records import Partition
 
-LOCKS = 1.0  # seconds; in a stopped group no worker has locked a row
+LOCKS = 1.0  # seconds; short, because no worker of a stopped group holds locks
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def plan_mirror(ledger: GroupLedger, *, kafka: Mapping[str, Any], timeout: float
 def apply_mirror(
     ledger: GroupLedger, plan: MirrorPlan, attribution: Attribution, *, kafka: Mapping[str, Any], timeout: float
 ) -> None:
-    """Write the commits while the rows are locked: no worker moves a position meanwhile.
+    """Write the commits while the rows are locked, so that no worker moves a position meanwhile.
 
     Raises Fenced if positions or commits have changed since the plan was made, if the group has members in Kafka, or if
     another session has locked a position.
@@ -144,7 +144,7 @@ def _lock(tx: GroupConnection, plan: MirrorPlan) -> dict[Partition, Position]:
 
 
 def _require_same_commits(logs: Logs, plan: MirrorPlan) -> None:
-    """Raise Fenced if a consumer has committed since the plan was made: its offsets may be the newer ones."""
+    """Raise Fenced if a consumer has committed since the plan was made: its offsets may be newer than the ledger's."""
     commits = logs.commits([move.partition for move in plan.moves], plan.group)
     for move in plan.moves:
         committed = commits[move.partition].offset if move.partition in commits else None

@@ -134,7 +134,7 @@ def _asked(
         return _committed(positions, logs, target.group)
     if target.moment is None:
         return logs.edges(positions, target.kind)
-    # At the log's start, retention may have removed records of that time: then the group's first offset is wanted.
+    # If this is the log's start, retention may have removed records of that time: use the group's first offset.
     return {
         partition: min(positions[partition].first_offset, offset)
         if partition in ranges and offset == ranges[partition][0]
@@ -144,9 +144,9 @@ def _asked(
 
 
 def _committed(positions: Mapping[Partition, Position], logs: Logs, group: str) -> Targets:
-    """Kafka's commits. Raises Fenced if another group has members, which may commit before the plan is applied.
+    """Kafka's commits. Raises Fenced if another group has members: they may commit before the plan is applied.
 
-    Also for a mirror's commit that is not the position: it may be outdated, or its rows may be lost.
+    Also raises it for a mirror's commit that is not the position: it may be outdated, or its rows may be lost.
     """
     if positions and group != logs.group:
         require_empty(logs.identity, group)
@@ -182,14 +182,14 @@ _MISSING = {
 
 
 def _require(target: ResetTo, wanted: Targets, positions: Mapping[Partition, Position], *, has_all: bool) -> None:
-    """Raise ConfigError for partitions without a target, unless the others can be reset without them."""
+    """Raise ConfigError for partitions without a target, unless the others can be reset alone."""
     if unknown := sorted(wanted.keys() - positions.keys()):
         raise ConfigError(f"{target}: {unknown[0]} is not among the partitions to reset, or has no stored offset")
     missing = sorted(positions.keys() - wanted.keys())
     if missing and target.kind in _MISSING and not (target.kind == "after-failed" and has_all):
         problem = _MISSING[target.kind].format(target)
         raise ConfigError(
-            f"{problem} {', '.join(map(str, missing))}: leave them out with --topic, or choose another target"
+            f"{problem} {', '.join(map(str, missing))}: select other partitions with --topic, or choose another target"
         )
 
 

@@ -16,7 +16,7 @@ from seekpoint.ledger.sql import GROUPS, PURGE, RESETS
 from seekpoint.records import State, numbered
 
 APPLIED = (State.REPLAYED,)
-"""States of applied records, whose rows are not needed. A superseded dead letter's record may still be unread."""
+"""States of applied records, whose rows are not needed. (A superseded dead letter's record may still be unread.)"""
 CLOSED = (*APPLIED, State.SUPERSEDED, State.DISCARDED, State.SKIPPED)
 
 
@@ -24,7 +24,7 @@ CLOSED = (*APPLIED, State.SUPERSEDED, State.DISCARDED, State.SKIPPED)
 class PurgePlan:
     """A plan to delete a group's dead letters in these ``states`` that were closed before ``before``.
 
-    ``counts`` are their numbers by state; ``kept`` are numbers of dead letters in other closed states, which stay.
+    ``counts`` has their numbers by state; ``kept`` the numbers of dead letters in other closed states, which stay.
     """
 
     group: str
@@ -102,7 +102,7 @@ def apply_purge(ledger: GroupLedger, plan: PurgePlan, attribution: Attribution) 
 
 
 def _require_no_run(tx: GroupConnection) -> None:
-    """Raise Fenced if a run is open: it adds records that were replayed since it began, from their dead letters."""
+    """Raise Fenced if a run is open: from dead letters it adds records that were replayed since it began."""
     if runs := tx.execute(RESETS["open_runs_of_group"]).all():
         raise Fenced(
             f"run {runs[0].id} ({runs[0].strategy}, {runs[0].state}) of group {tx.group!r} is open, and adds records "

@@ -1,4 +1,4 @@
-"""Reads from the log, for operators, the record that stopped a partition or is retried."""
+"""Reads from the log, for operators, the record that stopped a partition or is being retried."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IDLE = 5.0  # seconds to wait for an answer from the brokers: an operator is wai
 
 @dataclass(frozen=True, slots=True)
 class RecordInFront:
-    """The record that stopped a partition or is retried, as the log has it, with its last error.
+    """The record that stopped a partition or is being retried, as in the log, with its last error.
 
     ``error`` is None if the process that tried it crashed, or if no attempt has ended yet; ``attempts`` is how often it
     was tried.
@@ -28,7 +28,7 @@ class RecordInFront:
 
 
 def record_in_front(kafka: Mapping[str, Any], position: Position) -> RecordInFront:
-    """Read from the log the record that stopped the partition or is retried; changes nothing.
+    """Read from the log the record that stopped the partition or is being retried; changes nothing.
 
     Raises ConfigError if there is no such record, or if compaction removed it; RangeLost if the log no longer has it;
     RangeStuck if the brokers do not send it; TopicRecreated if the topic was created again; KafkaUnavailable if no

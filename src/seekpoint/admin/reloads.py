@@ -19,7 +19,7 @@ class TableDifferences:
     """The numbers of rows that a run's comparison found in one table.
 
     ``equal`` rows are the same in the live and the rebuilt table, ``different`` ones have other values; the live table
-    should have the ``missing`` rows, and should not have the ``extra`` ones.
+    lacks the ``missing`` rows, and should not have the ``extra`` ones.
     """
 
     table: str
@@ -60,7 +60,7 @@ class ReloadStatus:
 
     @property
     def rate(self) -> float | None:
-        """Offsets staged per second since the run was opened; None if none were, and once staging has ended."""
+        """Offsets staged per second since the run was opened; None if there were none, or staging has ended."""
         seconds = (self.changed_at - self.opened_at).total_seconds()
         return self.read / seconds if self.state == "staging" and self.read and seconds > 0 else None
 

@@ -1,4 +1,4 @@
-"""Replaces a group by another: waits until the other has caught up, then exchanges tables and positions."""
+"""Replaces a group with another one: waits until that has caught up, then exchanges tables and positions."""
 
 from __future__ import annotations
 
@@ -103,15 +103,15 @@ class _Replacement:
         self.result: ReplaceResult | None = None
 
     def run(self, deadline: float) -> ReplaceResult:
-        """Pause the old group only for the last records, and resume it if it is not replaced."""
+        """Carry out the plan; pauses the old group only for the last records, and resumes it if it is not replaced."""
         self._require_replaceable()
         self._wait(deadline)
-        self._require_replaceable()  # refuse what can be refused before the live group is paused
+        self._require_replaceable()  # refuse before the live group is paused, if possible
         began = monotonic()
         pause = self._pause()
         try:
             self._wait(deadline, pause)
-            # Retries an unknown commit, too: the next attempt sees in the ledger whether it took effect.
+            # Also retries after an unanswered COMMIT: in the ledger, the next attempt sees whether it took effect.
             result = retried(partial(self._exchange, pause))
         except BaseException as error:
             self._resume(pause, error)
@@ -123,7 +123,7 @@ class _Replacement:
     # -- until the new group is there ------------------------------------------------------------------------------
 
     def _wait(self, deadline: float, pause: _Pause | None = None) -> None:
-        """Wait until the new group has passed the old group's positions; with ``pause``, they no longer move."""
+        """Wait until the new group has passed the old group's positions; during ``pause`` these no longer move."""
         goal: dict[Partition, int] | None = None
         first: int | None = None
         step = f"{self.plan.by} catches up" if pause is None else f"{self.plan.by} passes the last records"
@@ -169,7 +169,7 @@ class _Replacement:
                 self._require_as_planned(tx, pair)
 
     def _require_as_planned(self, tx: GroupConnection, pair: Pair) -> None:
-        """Raise Fenced if a position was reset since the plan was made, and for differences not accepted."""
+        """Raise Fenced if a position was reset since the plan was made, or for differences that are not accepted."""
         if last_moves(tx, pair) != self.plan.last_moves:
             raise Fenced(
                 f"{pair.old.name} or {pair.new.name} was reset or forgotten since the plan was made: nothing was "
@@ -181,7 +181,7 @@ class _Replacement:
     # -- the pause ---------------------------------------------------------------------------------------------------
 
     def _pause(self) -> _Pause:
-        """Pause the old group, which fences its workers (I5); an operator's pause is left as it is."""
+        """Pause the old group, which fences its workers (I5); does not change an operator's pause."""
         with self.ledger.begin(lock_wait=self.ledger.limits.transaction_age) as tx:
             row = tx.execute(GROUPS["lock"]).one()
             if row.paused:
@@ -209,7 +209,7 @@ class _Replacement:
                 tx.execute(GROUPS["pause"], paused=False, reason=None, actor=None)
                 tx.execute(GROUPS["redraw"])
                 record_action(
-                    tx, "resume", actor=self.attribution.actor, reason=f"it is not replaced by {self.plan.by} now"
+                    tx, "resume", actor=self.attribution.actor, reason=f"it is not replaced with {self.plan.by} now"
                 )
         except SQLAlchemyError as failure:
             error.add_note(
@@ -222,7 +222,7 @@ class _Replacement:
 
     def _exchange(self, pause: _Pause) -> ReplaceResult:
         with self.ledger.begin(lock_wait=self.ledger.limits.transaction_age) as tx:
-            # Waits for open batches of both groups, and for an earlier attempt whose commit is unknown.
+            # Waits for open batches of both groups, and for an earlier attempt whose COMMIT was not answered.
             pair = read_pair(tx, self.plan.by, locked=True)
             if pair.is_done:
                 return self.result or ReplaceResult((), resumed=not pair.old.paused)
@@ -250,9 +250,9 @@ class _Replacement:
         return self.result
 
     def _record(self, tx: GroupConnection, pair: Pair, tables: Mapping[Path, Path], *, resumed: bool) -> ReplaceResult:
-        """Give the old group the new one's handler version, leave the new one paused, and record both.
+        """Give the old group the new one's handler version, pause the new one, and record both.
 
-        Declarations and resets move with the tables: a reset before the first claim must know the tables' sums (I1).
+        Declarations and resets move with the tables, because a reset before the first claim must know of sums (I1).
         """
         names = {".".join(live): ".".join(successor) for live, successor in tables.items()}
         to_old = _renamed(pair.new.declared, {successor: live for live, successor in names.items()})

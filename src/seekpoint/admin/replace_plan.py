@@ -1,4 +1,4 @@
-"""Plans to replace a group by another: compares the two, and refuses with every reason."""
+"""Plans to replace a group with another one: compares the two, and refuses with every reason."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from seekpoint.ledger.schema_connection import GroupConnection
 from seekpoint.ledger.sql import FORGET, REPLACE, RESETS
 from seekpoint.records import Partition, numbered
 
-MOST = 10  # dead letters that a refusal names
-MOVES = ["reset", "forget", "undo forget"]  # after one of these a position means something else
+MOST = 10  # most dead letters that a refusal names
+MOVES = ["reset", "forget", "undo forget"]  # actions after which a position means something else
 PAUSES = ["pause", "resume"]
 
 
 def pauser_of_old(new: str) -> str:
-    """``paused_by`` of the old group, which waits until the new group replaces it."""
+    """``paused_by`` of the old group while it waits to be replaced."""
     return f"replacement by {new}"
 
 
@@ -37,12 +37,12 @@ def pauser_of_new(old: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReplacePlan:
-    """A plan to replace tables and positions of ``group`` by those of the group ``by``.
+    """A plan to replace the tables and positions of ``group`` with those of the group ``by``.
 
-    ``tables`` are pairs of a live table and the one that replaces it. ``behind`` is how many offsets ``by`` has yet to
-    pass to reach the group's positions, control records included. ``differences`` are open dead letters, stops and
-    retries that only one of the groups has. ``was_paused``: an operator has paused the group, which stays paused.
-    ``is_done``: it was replaced before.
+    ``tables`` are pairs of a live table and its replacement. ``behind`` is how many offsets, including control records,
+    ``by`` still has to pass to reach the group's positions. ``differences`` are open dead letters, stops and retries
+    that only one of the groups has. ``was_paused``: an operator has paused the group, which stays paused. ``is_done``:
+    it was replaced before.
     """
 
     group: str
@@ -69,7 +69,7 @@ class Pair:
 
     @property
     def is_done(self) -> bool:
-        """Whether the new group has taken the old one's place."""
+        """Whether the new group has replaced the old one."""
         return bool(self.new.paused and self.new.paused_by == pauser_of_new(self.old.name))
 
     @property
@@ -78,7 +78,7 @@ class Pair:
         return bool(self.old.paused and self.old.paused_by == pauser_of_old(self.new.name))
 
     def behind(self, goal: Mapping[Partition, int] | None = None) -> dict[Partition, int]:
-        """How many offsets the new group has yet to pass to ``goal`` (None: the old one's positions), by partition."""
+        """The offsets that the new group has yet to pass to ``goal`` (None: the old one's positions), by partition."""
         goal = {partition: row.next_offset for partition, row in self.old_rows.items()} if goal is None else goal
         positions = {partition: row.next_offset for partition, row in self.new_rows.items()}
         missing = {
@@ -155,7 +155,7 @@ def _consequences(pair: Pair, tables: Mapping[Path, Path], behind: int) -> Itera
 
 
 def last_moves(tx: GroupConnection, pair: Pair) -> tuple[int | None, int | None]:
-    """The id of each group's last reset, forget or undo: after a later one its positions mean something else."""
+    """The id of each group's last reset, forget or undo: after a later action its positions mean something else."""
     old, new = (
         _of(tx, row.name).execute(RESETS["last_action"], actions=MOVES).scalar_one() for row in (pair.old, pair.new)
     )
@@ -277,7 +277,7 @@ def differences(tx: GroupConnection, pair: Pair) -> Iterator[str]:
 
 
 def _trouble(row: Row[Any]) -> str:
-    """What is wrong at a position: a stop, or a record that is retried."""
+    """The trouble at a position: a stop, or a record that is being retried."""
     partition = Partition(row.topic, row.partition)
     if row.stop_kind is not None:
         return f"is stopped at {partition}/{row.stop_offset} ({row.stop_kind})"
@@ -289,6 +289,6 @@ def _trouble(row: Row[Any]) -> str:
 def accept_by(plan: ReplacePlan) -> str:
     """The remedies for differences: close the dead letters, or accept the differences."""
     return (
-        f"replay or discard them (seekpoint dead-letters list {quote(plan.group)}), or accept what differs: "
+        f"replay or discard them (seekpoint dead-letters list {quote(plan.group)}), or accept the differences: "
         "--accept-differences (replace_group(plan, accept_differences=True)); dead letters go with their tables"
     )

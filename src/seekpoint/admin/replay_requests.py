@@ -29,12 +29,12 @@ REQUESTED = "request replay"  # in the history
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRequest:
-    """A request as it is now: ``state`` is requested, started, done or failed; ``error`` says why it failed.
+    """A request's current state: ``state`` is requested, started, done or failed; ``error`` says why it failed.
 
     ``replayed`` counts applied dead letters, including later ones of the same keys; ``failed`` those that failed again;
-    ``refused`` those that were no longer open, or that come after another dead letter of their key. ``refusals`` has
-    the reasons, at most 100. ``version`` is the handler version that replays the dead letters, ``worker`` the process
-    that has started the request.
+    ``refused`` those that were no longer open, or come after another dead letter of their key. ``refusals`` has the
+    reasons, at most 100. ``version`` is the handler version that replays the dead letters, ``worker`` the process that
+    has started the request.
     """
 
     id: int
@@ -64,8 +64,8 @@ class ReplayRequest:
 class ReplayPlan:
     """A plan to have a running worker of the group replay these dead letters; ``consequences`` in words.
 
-    ``planned`` has the chosen dead letters, with a ``refusal`` for each that would not be replayed, and, if keys are
-    kept in order, the later ones of their keys. ``last_request`` is the id of the group's last request, or 0.
+    ``planned`` has the chosen dead letters, with a ``refusal`` for each that would not be replayed; with key order,
+    also the later ones of their keys. ``last_request`` is the id of the group's last request, or 0.
     """
 
     group: str
@@ -83,7 +83,7 @@ class ReplayPlan:
 
     @property
     def drawn_along(self) -> int:
-        """How many dead letters are replayed only because they come after a chosen one of their key."""
+        """How many dead letters are replayed only because they follow a chosen one of their key."""
         return sum(replay.after is not None for replay in self.planned)
 
     @property
@@ -98,7 +98,7 @@ class ReplayPlan:
 
 
 def plan_replay(ledger: GroupLedger, chosen: Chosen) -> ReplayPlan:
-    """A plan to request a replay. Raises ConfigError for an unknown group, and for an id that it does not have."""
+    """A plan to request a replay. Raises ConfigError for an unknown group, or an id that the group does not have."""
     with ledger.begin() as tx:
         group = known_group(tx)
         last = _last_request(tx)
@@ -143,16 +143,16 @@ def _last_request(tx: GroupConnection) -> int:
 def request_replay(
     ledger: GroupLedger, chosen: Chosen, attribution: Attribution, last_request: int | None
 ) -> ReplayRequest:
-    """Store the request, and who made it. Raises ConfigError if no dead letter matches, or an id is unknown.
+    """Store the request and its actor. Raises ConfigError if no dead letter matches, or an id is unknown.
 
-    Raises Fenced if the group's last request is not ``last_request``; None: it is not compared.
+    Raises Fenced if the group's last request is not ``last_request``; None: do not compare.
     """
     dead_letters = DeadLetters(ledger)
     ids = [dead_letter.id for dead_letter in chosen_dead_letters(dead_letters, chosen)]
     if not ids:
         raise ConfigError("no open dead letters meet these conditions: there is nothing to request")
     with ledger.begin() as tx:
-        # An advisory lock, because a lock on the group's row would wait for claims.
+        # An advisory lock: a lock on the group's row would wait for claims.
         tx.execute(GROUPS["alone"], name=f"seekpoint {REQUESTED} {ledger.schema} {ledger.group}")
         if last_request not in {None, _last_request(tx)}:
             raise Fenced(
@@ -167,7 +167,7 @@ def request_replay(
 
 
 def read_request(ledger: GroupLedger, id: int) -> ReplayRequest:  # noqa: A002 -- the column's name
-    """The request as it is now. Raises ConfigError if the group has none with this id."""
+    """The request's current state. Raises ConfigError if the group has no request with this id."""
     with ledger.begin() as tx:
         row = tx.execute(REPLAY_REQUEST["get_request"], id=id).one_or_none()
     if row is None:

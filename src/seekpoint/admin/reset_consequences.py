@@ -1,4 +1,4 @@
-"""The consequences of a reset, in words: which offsets are read again or never, and the effect on tables."""
+"""The consequences of a reset, in words: the offsets that are read again or never, and the effect on tables."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def consequences(
 ) -> tuple[str, ...]:
     """The consequences of a reset, one sentence each.
 
-    ``group`` is the group's row, with what its pipeline declares; ``runs`` its open reloads; ``dead`` the numbers of
-    dead letters from the targets on, by state. ``twice`` are tables whose sums would count records twice.
+    ``group`` is the group's row, with its pipeline's declaration; ``runs`` are its open reloads; ``dead`` has the
+    numbers of dead letters from the targets on, by state. ``twice`` are tables whose sums would count records twice.
     """
     moves = [reset for reset in resets if reset.direction != "none"]
     sentences = [sentence for reset in moves for sentence in _of_partition(reset)]

@@ -1,4 +1,4 @@
-"""A reset as a plan of absolute offsets and directions, which can be stored in a file; and its result."""
+"""A reset as a plan of absolute offsets and directions, for a file; and its result."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ Direction = Literal["forward", "backward", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """The reset of one partition: from its position when the plan was made to the absolute offset ``target``.
+    """The reset of one partition, from its position when the plan was made to the absolute offset ``target``.
 
     ``wanted`` is before ``target`` if the log begins later: ``[wanted, target)`` can no longer be read. ``direction``
-    is "none" if the partition is at its target; ``--to-current`` has "backward", because positions advance until it is
-    applied. ``last_reset`` is the id of the partition's last reset; ``log`` the start and end of its log as the brokers
-    reported them, None if they were not asked. ``is_exact``: refused unless the position is still ``position``.
+    is "none" if the partition is at its target; with ``--to-current`` it is "backward", because positions advance until
+    the plan is applied. ``last_reset`` is the id of the partition's last reset; ``log`` has the start and end of its
+    log as the brokers reported them, None if they were not asked. ``is_exact``: the reset is refused unless the
+    position is still ``position``.
     """
 
     topic: str
@@ -60,9 +61,9 @@ class ResetPlan:
     ``counts_twice`` are the tables whose sums would count records twice: :meth:`Admin.apply` refuses the plan, and
     :meth:`seekpoint.jobs.Reload.reset` carries it out, with the tables rebuilt.
 
-    It is valid for the cluster and topics that it was made for, until one of its partitions is reset, or the group is
-    forgotten; ``last_forget`` is the id of the last forgetting. Positions may advance meanwhile, but not past a forward
-    target; a backward target must not be past the position.
+    The plan is valid for its cluster and topics, until one of its partitions is reset or the group is forgotten;
+    ``last_forget`` is the id of the last forget. Positions may advance meanwhile, but not past a forward target; a
+    backward target must not be past the position.
     """
 
     group: str
@@ -118,9 +119,9 @@ class ResetDone:
 
 @dataclass(frozen=True, slots=True)
 class ResetResult:
-    """The result of a plan; ``refused`` has a sentence for each partition that was not reset, if others were.
+    """The result of a plan; ``refused`` has a sentence for each partition that was not reset although others were.
 
-    ``skipped`` has one for each partition that was at its target when the plan was made, and has moved since.
+    ``skipped`` has one for each partition that was at its target when the plan was made, but has moved since.
     """
 
     done: tuple[ResetDone, ...]

@@ -48,12 +48,12 @@ class ResetTo:
 
     @classmethod
     def time(cls, moment: datetime) -> ResetTo:
-        """At the first record with a timestamp at or after ``moment`` (an aware time), else at the end."""
+        """At the first record with a timestamp at or after ``moment`` (an aware time), otherwise at the end."""
         return cls("datetime", moment=_aware("--to-datetime", moment))
 
     @classmethod
     def duration(cls, ago: timedelta) -> ResetTo:
-        """At the first record that is not older than this, else at the end."""
+        """At the first record that is not older than this, otherwise at the end."""
         return cls("datetime", moment=_before_now(ago), ago=ago)
 
     @classmethod
@@ -73,7 +73,7 @@ class ResetTo:
 
     @classmethod
     def kafka(cls, group: str) -> ResetTo:
-        """At the offsets that are committed to Kafka under this group's name."""
+        """At the offsets that this group has committed to Kafka."""
         return cls("kafka", group=group)
 
     @classmethod
@@ -85,7 +85,7 @@ class ResetTo:
 
     @classmethod
     def after_failed(cls) -> ResetTo:
-        """After the failed record that a partition waits at: that record is not applied."""
+        """After the failed record at which a partition waits; that record is not applied."""
         return cls("after-failed")
 
     def __str__(self) -> str:

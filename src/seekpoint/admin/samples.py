@@ -14,7 +14,7 @@ from seekpoint.records import Partition
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A position and its log at one moment; ``log_end`` is after the last record that could be read."""
+    """A position and its log at one moment; ``log_end`` is the offset after the last record that could be read."""
 
     at: datetime
     next_offset: int
@@ -23,7 +23,7 @@ class Sample:
 
     @property
     def lag(self) -> int:
-        """Records that were not applied yet; 0 if the position was past the end."""
+        """The number of records not yet applied; 0 if the position was past the end."""
         return max(0, self.log_end - max(self.next_offset, self.log_start))
 
 
@@ -42,9 +42,9 @@ def samples(
 def positions_at(
     tx: GroupConnection, topic_ids: Mapping[Partition, UUID], moment: datetime | None
 ) -> dict[Partition, int]:
-    """The positions of these partitions in the last sample before a moment; without partitions that have none.
+    """The positions of these partitions in the last sample before a moment; omits partitions without one.
 
-    A sample of another topic id does not count: the topic was recreated since.
+    A sample with another topic id does not count, because the topic was recreated since.
     """
     rows = tx.execute(RESETS["samples_before"], moment=moment, **asking_for(list(topic_ids)))
     before = {Partition(row.topic, row.partition): row for row in rows}

@@ -11,7 +11,7 @@ from seekpoint.errors import ConfigError
 from seekpoint.records import Partition
 
 LATEST, EARLIEST = -1, -2
-"""Spark's numbers in place of an offset, for the end of a log and for its start."""
+"""Spark's numbers for the end of a log and for its start, instead of an offset."""
 
 
 def spark_json(offsets: Mapping[Partition, int]) -> str:
@@ -28,9 +28,9 @@ def by_topic(offsets: Mapping[Partition, int]) -> dict[str, dict[str, int]]:
 
 
 def parse_spark_json(text: str, where: str) -> dict[Partition, int]:
-    """The offsets in Spark's JSON; :data:`LATEST` and :data:`EARLIEST` are left as they are.
+    """The offsets in Spark's JSON; does not resolve :data:`LATEST` and :data:`EARLIEST`.
 
-    Raises ConfigError, beginning with ``where``, for another text and for a partition that is named twice.
+    Raises ConfigError, whose message begins with ``where``, for other texts and for partitions named twice.
     """
     offsets: dict[Partition, int] = {}
     topics = _loaded(text, where, '{"topic": {"0": 23, "1": 7}}')
@@ -71,7 +71,7 @@ def parse_spark_partitions(text: str, where: str) -> set[Partition]:
 def _loaded(text: str, where: str, example: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_Pairs)
-    except (ValueError, RecursionError) as error:  # also for numbers of too many digits
+    except (ValueError, RecursionError) as error:  # also raised for numbers with too many digits
         raise ConfigError(f"{where}: it is not JSON ({error}): write {example}") from None
 
 

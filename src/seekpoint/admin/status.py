@@ -23,8 +23,8 @@ from seekpoint.ledger.sql import STATUS
 from seekpoint.ledger.tables import PUBLISHING, is_of_frames
 from seekpoint.records import Partition
 
-SAMPLE_LIMIT = timedelta(minutes=3)  # as in the view ``lag``
-DRIVER_LIMIT = timedelta(minutes=10)  # as in the alert on a silent driver
+SAMPLE_LIMIT = timedelta(minutes=3)  # the same as in the view ``lag``
+DRIVER_LIMIT = timedelta(minutes=10)  # the same as in the alert on a silent driver
 
 LagRows = Mapping[tuple[str, Partition], Row[Any]]
 """Rows of the view ``lag``, by group and partition."""
@@ -32,7 +32,7 @@ LagRows = Mapping[tuple[str, Partition], Row[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Who paused a group, and why. ``abandoned`` is a remedy if a batch paused it and the batch's driver is silent."""
+    """Who paused a group, and why. ``abandoned`` is a remedy if a batch paused it and its driver is silent."""
 
     by: str | None
     reason: str | None
@@ -44,9 +44,9 @@ class WorkerStatus:
     """A worker process, as it was last seen.
 
     ``is_live``: it has not ended, and was seen in the last minute. ``state`` is running, paused, trouble (``trouble``
-    says which), ended (``trouble`` is the error that ended it, if there was one), or gone: it has not ended, and was
-    not seen for a minute. ``activity`` is what it waits for while paused, or what it does in a long transaction: since
-    when, and with how many records.
+    says which), ended (``trouble`` is the error that ended it, if there was one), or gone: not ended, but not seen for
+    a minute. ``activity`` says why a paused worker waits, or describes a long transaction: since when, and with how
+    many records.
     """
 
     owner: UUID
@@ -65,15 +65,15 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """One partition. ``end`` and ``lag`` (records) are the brokers' answer, or else those of a recent sample.
+    """One partition. ``end`` and ``lag`` (records) come from the brokers' answer, otherwise from a recent sample.
 
     ``lag`` is None if it is not known, or if the position is past ``end``. ``lag_seconds`` is the age of the next
     record, ``headroom`` the records from the log's start to the position; None: not known. ``is_sampled``: these
     numbers are as of ``sampled_at``, because no broker was asked, or none has answered. ``dead_letters`` counts open
     dead letters, which no lag includes; ``blocked`` of them are blocked behind their key. ``waiting`` counts records
-    that wait for their retries while others continue: the lag does not include them, either. The oldest has been
-    waiting for ``oldest_waiting_seconds``; if a retry is due, it is ``overdue_seconds`` late. ``postponed`` of the
-    waiting records met an error that counts as no attempt.
+    that wait for their retries while others continue, which no lag includes, either. The oldest has been waiting for
+    ``oldest_waiting_seconds``; a due retry is ``overdue_seconds`` late. ``postponed`` of the waiting records had an
+    error that does not count as an attempt.
     """
 
     position: Position
@@ -97,20 +97,20 @@ class PartitionStatus:
 
     @property
     def age(self) -> timedelta | None:
-        """The age of the sample that lag and headroom come from; None if they are current, or not known."""
+        """The age of the sample with lag and headroom; None if these are current, or not known."""
         return self.sample_age if self.is_sampled else None
 
     @property
     def is_past_end(self) -> bool:
-        """Whether the position is past the end of the log: then nothing is read."""
+        """Whether the position is past the end of the log, so that nothing is read."""
         return self.end is not None and self.lag is None and self.position.next_offset > self.end
 
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """One group: its partitions and workers. ``reload`` is an open reload that workers of a newer version wait for.
+    """One group: its partitions and workers. ``reload`` is an open reload for which workers of a newer version wait.
 
-    ``rebalance``: while Kafka rebalances the group, a sentence with the members that it waits for.
+    ``rebalance``: while Kafka rebalances the group, a sentence with the members for which it waits.
     """
 
     name: str
@@ -123,7 +123,7 @@ class GroupStatus:
 
     @property
     def live_workers(self) -> tuple[WorkerStatus, ...]:
-        """The workers that have not ended and were seen in the last minute, as in the view ``group_status``."""
+        """The workers that have not ended, and were seen in the last minute, as in the view ``group_status``."""
         return tuple(worker for worker in self.workers if worker.is_live)
 
     def failures(self, *, max_lag: int | None = None, max_age: timedelta | None = None) -> list[str]:
@@ -150,7 +150,7 @@ def names_of_all(tx: SchemaConnection) -> list[str]:
 
 
 def read(tx: SchemaConnection, names: Collection[str]) -> tuple[list[GroupStatus], LagRows]:
-    """These groups with the lag of their samples, and the rows of the view ``lag``. Raises GroupForgotten."""
+    """These groups with lag from samples, and the rows of the view ``lag``. Raises GroupForgotten."""
     group_rows = [row for row in tx.execute(STATUS["groups"]) if row.name in names]
     for row in group_rows:
         refuse_forgotten(row)
@@ -185,7 +185,7 @@ def _by_group(names: Collection[str], rows: Iterable[Row[Any]]) -> dict[str, lis
 
 def _partition(row: Row[Any], log: Row[Any] | None) -> PartitionStatus:
     stored_position = position(row)
-    if log is None:  # stored since the lag was read
+    if log is None:  # this group was stored after the lag was read
         return PartitionStatus(stored_position, None, None, None, None, None, None, None, None, 0)
     sample = (log.sampled_at, log.host, log.pid, log.dead_letters, log.sample_age)
     lag = lag_of(log, {})
@@ -229,7 +229,7 @@ def _standby(run: Row[Any], group: Row[Any]) -> StandbyRequired | None:
 
 
 class BrokersAway(str):
-    """A warning that no broker has answered: ends and lag are as of the last samples."""
+    """A warning that no broker has answered, so that ends and lag are as of the last samples."""
 
     __slots__ = ()
 
@@ -244,9 +244,9 @@ class AnsweredGroups(NamedTuple):
 def ask_brokers(
     groups: Sequence[GroupStatus], rows: LagRows, settings: Mapping[str, Any], timeout: float
 ) -> AnsweredGroups:
-    """The groups with lag by the brokers' answers; and a doubt for each topic or partition without a valid answer.
+    """The groups with lag from the brokers' answers; and a warning for each topic or partition without a valid answer.
 
-    If no broker answers, or not a partition's leader, the samples' numbers stay.
+    If no broker answers, or a partition's leader does not, the samples' numbers stay.
     """
     positions = [partition.position for group in groups for partition in group.partitions]
     stored = {
@@ -290,7 +290,7 @@ def ask_brokers(
 
 
 def _rebalance(group: GroupStatus, waiting: Sequence[Member] | None) -> str | None:
-    """A sentence about a rebalance in progress, with the members that Kafka counts; else None."""
+    """A sentence about a rebalance in progress, with the members that Kafka counts; None without one."""
     if waiting is None:
         return None
     members = ", ".join(f"{member.client_id} on {member.host}" for member in waiting) or "no member"
@@ -338,7 +338,7 @@ def _failures(partition: PartitionStatus, max_lag: int | None, max_age: timedelt
 def _old_sample(partition: PartitionStatus) -> list[str]:
     """A failure if the last sample is old: no worker reports.
 
-    Empty if the lag is unknown, which is a failure already.
+    Empty if the lag is unknown, because that is already a failure.
     """
     if partition.lag is None or partition.sample_age is None or partition.sample_age <= SAMPLE_LIMIT:
         return []

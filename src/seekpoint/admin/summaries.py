@@ -1,4 +1,4 @@
-"""Summarizes each group, with lag from the brokers if they answer, else from the workers' samples."""
+"""Summarizes each group, with lag from the brokers if they answer, otherwise from the workers' samples."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from seekpoint.records import Partition
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """A summary of one group; ``lag`` and ``lag_seconds`` are None if they are not known for every partition.
+    """A summary of one group; ``lag`` and ``lag_seconds`` are None unless they are known for every partition.
 
-    ``age`` is the age of the oldest sample that lag and headroom come from; None if they are current, or not known.
-    ``blocked`` of the open dead letters are blocked behind their key; ``waiting`` records wait for their retries,
-    the oldest for ``oldest_waiting_seconds``.
+    ``age`` is the age of the oldest sample used for lag and headroom; None if these are current, or not known.
+    ``blocked`` of the open dead letters are blocked behind their key; ``waiting`` records wait for their retries, the
+    oldest for ``oldest_waiting_seconds``.
     """
 
     name: str
@@ -47,7 +47,7 @@ class GroupSummary:
 
 
 def summaries(tx: SchemaConnection) -> list[GroupSummary]:
-    """All groups, by name, with the lag of their samples."""
+    """All groups, by name, with lag from samples."""
     return [
         GroupSummary(
             row.consumer_group,
@@ -79,7 +79,7 @@ def ask_for_lag(
     settings: Mapping[str, Any],
     timeout: float,
 ) -> tuple[list[GroupSummary], list[str]]:
-    """The groups with lag by the brokers' answers; unchanged, with a doubt, if no broker answers.
+    """The groups with lag from the brokers' answers; unchanged, with a warning, if no broker answers.
 
     ``rows`` are those of the view ``lag``; ``ids`` have the stored topic ids.
     """
@@ -97,7 +97,7 @@ def ask_for_lag(
 
 
 def _total(lags: Sequence[tuple[Row[Any], Lag]]) -> dict[str, Any]:
-    """Totals of the partitions: lag is None if that of any partition is unknown, headroom is the smallest known one."""
+    """Totals of the partitions: lag is None if any partition's is unknown; headroom is the smallest known one."""
     records = [lag.lag for _, lag in lags if lag.lag is not None]
     seconds = [lag.lag_seconds for _, lag in lags if lag.lag_seconds is not None]
     return {

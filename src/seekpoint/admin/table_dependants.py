@@ -45,7 +45,8 @@ _OUTSIDE = text(
     ORDER BY what
     """  # noqa: S608 -- a constant
 )
-# Properties that a table's successor needs, too. Only names are compared: a trigger of that name may do something else.
+# Properties that a table's successor needs, too. Only names are compared: a trigger with the same name may do something
+# else.
 _PROPERTIES = text(
     """
     SELECT 'owner ' || CAST(CAST(relowner AS regrole) AS text) AS what FROM pg_class WHERE oid = to_regclass(:name)
@@ -73,10 +74,10 @@ Path = tuple[str, str]
 
 
 def dependants(connection: Connection, path: Path, together: Collection[Path]) -> list[str]:
-    """Objects that would follow this table to its new place, except for the tables that are moved together."""
+    """Objects that would follow this table to its new place, except the tables that move with it."""
     parameters = {"name": quoted(*path), "together": [quoted(*moved) for moved in together]}
     descriptions = connection.execute(_OUTSIDE, parameters).scalars()
-    # An object that was dropped since has no description.
+    # An object dropped meanwhile has no description.
     return [description for description in descriptions if description is not None]
 
 

@@ -20,7 +20,7 @@ _ENTRIES = {
         "status:status",
         "Show groups: positions, lag in records and in time, retention headroom, dead letters, workers.",
     ),
-    "doctor": ("doctor:doctor", "Look for what is wrong, or soon will be, and say what to do. Writes nothing."),
+    "doctor": ("doctor:doctor", "Find present and future problems, each with remedies. Writes nothing."),
     "ui": ("ui:ui", "Serve the console of a ledger at http://HOST:PORT until SIGTERM or Ctrl-C."),
     "verify": (
         "verify:verify",
@@ -36,7 +36,7 @@ _ENTRIES = {
     ),
     "export": (
         "export:export",
-        "Archive the records that a group has applied, except those that the archive already has.",
+        "Archive the records that a group has applied and that the archive lacks.",
     ),
     "exporter": (
         "exporter:exporter",
@@ -69,7 +69,7 @@ _ENTRIES = {
 }
 """Each command: its module in ``seekpoint.cli`` with the function or group there, and its line in the help."""
 
-_RUN_WITHOUT_ARGUMENTS = {"status", "doctor", "ui", "exporter"}  # the others print their help
+_RUN_WITHOUT_ARGUMENTS = {"status", "doctor", "ui", "exporter"}  # groups of commands print their help
 
 
 class _Commands(TyperGroup):
@@ -82,7 +82,7 @@ class _Commands(TyperGroup):
             return name, entry, words
         try:
             return name, _command(name), words
-        except KeyboardInterrupt:  # importing takes long enough for a Ctrl-C
+        except KeyboardInterrupt:  # the import may take long enough for a Ctrl-C
             sys.stderr.write("aborted\n")
             raise typer.Exit(130) from None
 
@@ -103,7 +103,7 @@ app = typer.Typer(
 def _command(name: str) -> Any:
     """The command, with its module imported."""
     path, target_name = _ENTRIES[name][0].split(":")
-    module = import_module(f".{path}", __package__)  # what it imports is in the graph that the linter reads
+    module = import_module(f".{path}", __package__)  # a plain import, which the import linter sees
     target = getattr(module, target_name)
     if isinstance(target, typer.Typer):
         return _group(name, target)
@@ -134,7 +134,7 @@ def _group(name: str, commands: typer.Typer) -> Any:
 
 
 def _join_lines(commands: typer.Typer) -> None:
-    """Join the lines of each help text, so that the terminal breaks them, not the docstring."""
+    """Join the lines of each help text, so that the terminal's width breaks them."""
     for command in commands.registered_commands:
         if command.callback is not None and command.help is None:
             command.help = joined(inspect.getdoc(command.callback) or "")

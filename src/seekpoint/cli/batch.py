@@ -97,12 +97,12 @@ def batch(
 ) -> None:
     """Apply the new records of a pipeline's topics as one job: rows, dead letters and offsets in one transaction.
 
-    It reads from the stored offsets to the stable ends of the log, or --max-records offsets; --resume keeps the batch's
-    end offsets. The group's workers wait meanwhile. Ctrl-C leaves the batch open and the group paused, and says how to
-    resume. Exits with 1 if the batch was refused or failed: nothing is written.
+    It reads from the stored offsets to the logs' stable ends, or at most --max-records offsets; --resume keeps the
+    batch's end offsets. The group's workers wait meanwhile. Ctrl-C leaves the batch open and the group paused, and says
+    how to resume. Exits with 1 if the batch was refused or failed: nothing is written.
 
-    --range applies records again that the group has applied, while its workers run; no position changes. Give the same
-    command again to resume an interrupted run.
+    --range applies again records that the group has applied, while its workers run; no position changes. To resume an
+    interrupted run, repeat the command.
     """
     span = again.span(reason, {"--pause": pause, "--resume": resume, "--max-records": max_records})
     with (
@@ -142,7 +142,7 @@ def _left_open(job: BatchJob) -> Iterator[None]:
 
 _UNKNOWN = (
     "the database does not answer; if a batch was opened, it is still open and its group paused: `seekpoint reload "
-    "status` lists it, and says how to resume it"
+    "status` lists the batch, and says how to resume it"
 )
 
 

@@ -2,8 +2,8 @@
 
 Also prints the tables that a pipeline's sinks need, or what a database lacks.
 
-Exit codes: 0 if all is well; 1 if the database is not as this library needs it; 2 if the command is wrong; 3 if the
-database cannot be reached. A password is never printed.
+Exit codes: 0 if all is well; 1 if the database lacks something that this library needs; 2 if the command is wrong; 3 if
+the database cannot be reached. A password is never printed.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def roles(
     schema: Schema = DEFAULT_SCHEMA,
     as_json: AsJson = False,
 ) -> None:
-    """Print SQL that creates the ledger's roles and grants each only what it needs; needs no database.
+    """Print SQL that creates the ledger's roles, and grants to each only the rights that it needs; needs no database.
 
     Run the SQL after every `upgrade`: it can be repeated, and revokes rights that a role should not have. With
     --json, print the rights by role and table.
@@ -137,7 +137,7 @@ def check(database_url: DatabaseUrl, schema: Schema = DEFAULT_SCHEMA, as_json: A
     with explained(report if as_json else None), one_off_engine(database_url).connect() as connection:
         report["database"] = ledger_schema.current(connection, schema)
         ledger_schema.check(connection, schema)
-    answer({**report, "ok": True}, f"{schema}: at {ledger_schema.HEAD}, as this library needs it", as_json=as_json)
+    answer({**report, "ok": True}, f"{schema}: at {ledger_schema.HEAD}, the revision of this library", as_json=as_json)
 
 
 @app.command()
@@ -155,9 +155,10 @@ def table(
     ] = FILLFACTOR,
     as_json: AsJson = False,
 ) -> None:
-    """Print CREATE TABLE for each table that a pipeline's sinks need; with a database, only what its tables lack.
+    """Print CREATE TABLE for each table that a pipeline's sinks need; with a database, only statements for what is
+    missing.
 
-    For your own migration: no statement is run. Exits with 1 if the database's tables lack something.
+    The statements are for your own migration; none is run. Exits with 1 if the database's tables lack something.
     """
     pipeline = _with_topics(target, topic or ())
     sinks, tables = sinks_by_table(pipeline), suggested(pipeline, fillfactor)
@@ -189,7 +190,7 @@ def _with_topics(target: str, topics: Sequence[str]) -> Pipeline:
 
 
 def _lacks(look: Connection, pipeline: Pipeline, sinks: Sequence[Any], of_sinks: Table) -> list[str]:
-    """Statements that add what the table lacks. If none, runs the sinks' checks, which may raise ConfigError."""
+    """Statements that add what the table lacks. If it lacks nothing, run the sinks' checks. Raises ConfigError."""
     statements = table_changes(look, of_sinks)
     if not statements:
         for sink in sinks:
@@ -210,13 +211,14 @@ def revision(
     since: Since = ledger_schema.BASE,
     as_json: AsJson = False,
 ) -> None:
-    """Write a revision that builds the ledger into your own Alembic tree; your `alembic upgrade head` runs it."""
+    """Write into your own Alembic tree a revision that builds the ledger; your `alembic upgrade head` runs it."""
     path = _write_revision(config, message, head, schema, since)
     answer({"path": str(path), "schema": schema, "to": ledger_schema.HEAD}, f"wrote {path}", as_json=as_json)
 
 
 def _write_revision(config: Path, message: str, head: str, schema: str, since: str) -> Path:
-    ledger_schema.sql(schema=schema, since=since)  # refuses a wrong name or revision before a file is written
+    # Raises an error for a wrong name or revision, before a file is written.
+    ledger_schema.sql(schema=schema, since=since)
     ini = None if config.suffix == ".toml" else config
     host = Config(ini, toml_file=config.with_name("pyproject.toml") if ini else config)
     try:
@@ -231,7 +233,7 @@ def _write_revision(config: Path, message: str, head: str, schema: str, since: s
     down = f'seekpoint.schema.downgrade(op, to="{since}"{elsewhere}, since="{ledger_schema.HEAD}")'
     for script in scripts.walk_revisions():
         if up in Path(script.path).read_text(encoding="utf-8"):
-            raise ConfigError(f"{script.path} does this already: run `alembic upgrade head`")
+            raise ConfigError(f"{script.path} is such a revision already: run `alembic upgrade head`")
     written = scripts.generate_revision(
         rev_id(), message, head=head, config=host, imports="import seekpoint.schema", upgrades=up, downgrades=down
     )

@@ -30,7 +30,7 @@ def as_line(dead_letter: DeadLetter, group: str, *leave_out: str) -> dict[str, A
 
 
 def as_cause(cause: DeadLetterCause, group: str) -> dict[str, Any]:
-    """The dead letters of one cause for JSON, without passwords that an error may quote."""
+    """One cause's dead letters for JSON, without passwords that an error may quote."""
     times = {"first_at": cause.first_at.isoformat(), "last_at": cause.last_at.isoformat()}
     return asdict(cause) | times | {"topics": list(cause.topics), "error": masked(cause.error), "group": group}
 
@@ -74,7 +74,7 @@ def print_causes(group: str, causes: Iterable[DeadLetterCause]) -> None:
 
 
 def print_plan(plan: Iterable[Planned]) -> None:
-    """Print what would be done, one dead letter per line."""
+    """Print the plan, one dead letter per line."""
     rows = ((*as_place(entry.dead_letter).values(), _would(entry)) for entry in plan)
     print_table("dry run", (*PLACE, "what would be done"), rows, numeric=NUMERIC)
 

@@ -1,7 +1,7 @@
 """``seekpoint dead-letters``: shows, edits, replays, discards, exports and purges dead letters.
 
-Exit codes: 0 if all chosen dead letters are done (or would be); 1 if some failed again or were refused; 2 if the
-command, its configuration or the pipeline is wrong; 3 if the database cannot be reached.
+Exit codes: 0 if all chosen dead letters are done (or would be); 1 if any failed again or was refused; 2 if the command,
+its configuration or the pipeline is wrong; 3 if the database cannot be reached.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Filters:
                 raise ConfigError("give either ids, or --all with conditions")
             return list(ids)
         if not everything:
-            raise ConfigError("give ids of dead letters, or --all (with conditions, if you like)")
+            raise ConfigError("give ids of dead letters, or --all (with optional conditions)")
         return self.where()
 
 
@@ -220,7 +220,7 @@ def show(
     ledger: LedgerOptions,
     full: Annotated[bool, typer.Option("--full", help="Show the whole value, however long.")] = False,
 ) -> None:
-    """Show one dead letter: the record, why it failed, how often it was tried, and what can be done next."""
+    """Show one dead letter: the record, why it failed, how often it was tried, and the possible next steps."""
     admin = Admin(ledger.engine(), schema=ledger.schema)
     group = admin.group_of_dead_letter(id)
     dead_letters = admin.dead_letters(group)
@@ -249,9 +249,9 @@ def edit(
     actor: Actor = None,
     apply: Apply = False,
 ) -> None:
-    """Give an open dead letter's record another value, which its replay applies; the log's value is kept, too.
+    """Give an open dead letter's record another value, for its replay; the log's value is kept, too.
 
-    Nothing is applied yet. Exits with 1 if it is refused because the dead letter is no longer open.
+    Applies nothing yet. Exits with 1 if the dead letter is no longer open.
     """
     if undo == (value_file is not None):
         raise ConfigError("give --value-file FILE with the new value, or --undo")
@@ -309,14 +309,14 @@ def replay(
 ) -> None:
     """Apply dead letters with their pipeline's codecs, sinks and handler; each is applied once, and closed.
 
-    With --by-worker a running worker of the group does it, so that the pipeline's code is not needed here. At a
-    terminal, --apply with --all shows their number and asks for confirmation. Exits with 1 if some failed again or
-    were refused (they stay open, with the new error and the old one), or if --wait ends before the worker has finished.
+    With --by-worker a running worker of the group replays them, so that the pipeline's code is not needed here. At a
+    terminal, --apply with --all shows their number and asks for confirmation. Exits with 1 if any failed again or was
+    refused (it stays open, with the new error and the old one), or if --wait ends before the worker has finished.
     """
     chosen = filters.chosen(ids, everything)
     seconds = None if wait is None else duration(wait, "--wait").total_seconds()
     if by_worker and while_paused:
-        raise ConfigError("a worker replays nothing while its group is paused: leave --while-paused out")
+        raise ConfigError("a worker replays nothing while its group is paused: omit --while-paused")
     if wait is not None and not by_worker:
         raise ConfigError("--wait works only with --by-worker: otherwise the command itself replays the dead letters")
     is_sure = yes or not everything
@@ -348,7 +348,8 @@ def _replay_of(
         raise ConfigError(
             f"{target!r} is not MODULE:NAME; if it is a group, add --by-worker: one of its workers replays"
         )
-    pipeline = load_pipeline(target, from_here=True)  # of a Worker only its pipeline: the database is an option here
+    # Only a Worker's pipeline: the database is an option of the command.
+    pipeline = load_pipeline(target, from_here=True)
     admin = Admin(ledger.engine(), schema=ledger.schema)
     for dead_letter_id in ids:
         if (group := admin.group_of_dead_letter(dead_letter_id)) != pipeline.group:
@@ -401,7 +402,7 @@ def replay_request(
 def _show_request(
     admin: Admin, request: ReplayRequest, seconds: float | None, *, refused: Sequence[Planned] = (), as_json: bool
 ) -> None:
-    """Print the request, after waiting at most ``seconds`` for its end. ``refused`` were left out of it."""
+    """Print the request, after waiting at most ``seconds`` for its end. ``refused`` are not in the request."""
     if seconds is not None:
         typer.echo(f"waiting for request {request.id}", err=True)  # Ctrl-C ends the wait, not the request
         with _progress() as progress:
@@ -425,8 +426,8 @@ def discard(
 ) -> None:
     """Close dead letters without applying their records: the rows stay, with who discarded them and why.
 
-    At a terminal, --apply with --all shows their number and asks for confirmation. Exits with 1 if some were refused
-    because they were no longer open.
+    At a terminal, --apply with --all shows their number and asks for confirmation. Exits with 1 if any was refused
+    because it was no longer open.
     """
     admin = Admin(ledger.engine(), schema=ledger.schema)
     chosen = filters.chosen(ids, everything)
@@ -461,7 +462,7 @@ def export(
     ] = None,
     filters: StateFilters,
 ) -> None:
-    """Write dead letters as JSON lines, without loss: one object each, bytes as base64, and as text if they are UTF-8.
+    """Write dead letters as JSON lines, without loss: one object each; bytes as base64, and as text if they are UTF-8.
 
     By default the open ones. The file appears once it is complete.
     """
@@ -499,9 +500,9 @@ def purge(
 ) -> None:
     """Delete dead letters that were replayed and closed long ago; never open ones.
 
-    Other closed ones stay, unless --state names them: the row of a discarded or skipped record shows that it was not
-    applied, and the record of a superseded dead letter may not have been read again yet.
-    Without --apply, count them by state and do nothing.
+    Dead letters in other closed states stay, unless --state names the state: the row of a discarded or skipped record
+    shows that it was not applied, and a superseded dead letter's record may not have been read again yet. Without
+    --apply, only count by state.
     """
     require_reason(apply, reason)
     admin = Admin(ledger.engine(), schema=ledger.schema)

@@ -99,7 +99,7 @@ def _console(pair: Pair) -> Iterator[None]:
 
 
 def _open_browser(address: str) -> bool:
-    """Open the address in a desktop browser; not in one that runs in the terminal, which would block."""
+    """Open the address in a desktop browser; not in one inside the terminal, which would block."""
     if sys.platform not in {"darwin", "win32"} and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY"))):
         return False
     try:
@@ -169,7 +169,7 @@ def produce(
     brokers: KafkaOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Append a record to a topic for each line of a file or of stdin: the line is the value, and there is no key.
+    """Append a record to a topic for each line of a file or stdin: the line is the value, and there is no key.
 
     Empty lines are skipped. Stops at the first line that cannot be read, and names it; the records of earlier lines are
     stored. Prints how many records each partition received, and the offset of the last one.
@@ -198,7 +198,7 @@ def sql(
 ) -> None:
     """Run SQL in one transaction in the running pair's Postgres, or in the database that you name; print the rows.
 
-    For a look at a table if psql is not installed.
+    For a look at a table where psql is not installed.
     """
     pair = None if database_url else find_pair()
     url = database_url or (pair and pair.database_url)
@@ -210,7 +210,7 @@ def sql(
     if statements == "-":
         statements = sys.stdin.read()
     with one_off_engine(url).begin() as tx:
-        driver: Any = tx.connection.driver_connection  # not through SQLAlchemy, which takes : and % for parameters
+        driver: Any = tx.connection.driver_connection  # not through SQLAlchemy, in which : and % mean parameters
         _register_loaders(driver.adapters, as_json=as_json)
         try:
             cursor = driver.execute(statements)
@@ -236,7 +236,7 @@ def _exports(pair: RunningPair) -> str:
 
 
 def _settings(brokers: KafkaOptions) -> dict[str, str]:
-    """The brokers that the command or the environment names, else the running pair's. Raises ConfigError."""
+    """The brokers that the command or the environment names, otherwise the running pair's. Raises ConfigError."""
     settings = brokers.settings()
     if names_brokers(settings):
         return settings
@@ -303,8 +303,8 @@ def _print_produced(produced: Produced, *, as_json: bool) -> None:
 
 def _register_loaders(adapters: AdaptersMap, *, as_json: bool) -> None:
     for name in ("date", "interval", "time", "timestamp", "timestamptz"):
-        adapters.register_loader(name, TextLoader)  # as text: Python has no 'infinity' and no year before 1
-    for name in ("json", "jsonb"):  # with the digits that are stored: a float would lose some
+        adapters.register_loader(name, TextLoader)  # loaded as text: Python has no 'infinity' and no year before 1
+    for name in ("json", "jsonb"):  # loaded with all stored digits, some of which a float would lose
         adapters.register_loader(name, _RawJsonLoader if as_json else TextLoader)
     if as_json:
         for name in ("float4", "float8"):

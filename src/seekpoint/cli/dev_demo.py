@@ -29,8 +29,8 @@ TABLES = """
     CREATE TABLE shipments (id bigint, customer text, amount numeric);
     CREATE TABLE payments (id bigint, cents integer CHECK (cents >= 0))
 """
-RATE = 400  # records a second, at most
-LATER = timedelta(seconds=20)  # from an order to its shipment, so that lag rises and falls visibly
+RATE = 400  # most records a second
+LATER = timedelta(seconds=20)  # seconds from an order to its shipment, so that lag rises and falls visibly
 
 
 class Order(msgspec.Struct):
@@ -42,7 +42,7 @@ class Order(msgspec.Struct):
 
 
 class Payment(msgspec.Struct):
-    """A value of the topic of payments; the table's CHECK refuses one in 250."""
+    """A value of the topic of payments, of which the table's CHECK refuses one in 250."""
 
     id: int
     cents: int

@@ -35,14 +35,14 @@ def doctor(
     brokers: KafkaOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Look for what is wrong, or soon will be, and say what to do. Writes nothing.
+    """Find present and future problems, each with remedies. Writes nothing.
 
-    With pipelines, also finds what their tables lack, as `seekpoint db table` prints it, or what a worker's start would
-    refuse: use the workers' login.
+    With pipelines, also finds missing parts of their tables, as `seekpoint db table` does, or problems that a worker's
+    start would refuse: use the workers' login.
 
-    Checks the schema, roles and rights of this login, cluster and topic ids, clocks, a pooler in between,
-    transaction_timeout, durability, replication, other members in the consumer groups, retention headroom, autovacuum
-    and versions. Waits at most two seconds for a lock. Exits with 1 if a check failed; warnings alone do not count.
+    Checks the schema, this login's roles and rights, cluster and topic ids, clocks, poolers, transaction_timeout,
+    durability, replication, other members of the consumer groups, retention headroom, autovacuum and versions. Waits at
+    most two seconds for a lock. Exits with 1 if a check failed; warnings do not count.
     """
     settings = brokers.settings()
     if settings:

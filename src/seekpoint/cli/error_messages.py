@@ -1,4 +1,4 @@
-"""An error in words for the user at the terminal, with the remedy if it is known."""
+"""Error messages for the user at the terminal, with a remedy if it is known."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NO_CONNECTION = "check that the server is running, and check --database-url or S
 
 
 def message_of(error: Exception) -> str:
-    """The error in words for the user at the terminal, with the remedy if it is known."""
+    """The error's message for the user at the terminal, with a remedy if it is known."""
     if (extra := _missing_extra(error)) is not None:
         message = f"{error}: {install(extra)}"
     elif isinstance(error, DBAPIError | psycopg.Error):
@@ -69,7 +69,7 @@ def message_of(error: Exception) -> str:
 
 
 def _database(error: DBAPIError | psycopg.Error) -> str:
-    """The message of server or driver, without the statement and the link that SQLAlchemy adds."""
+    """The server's or driver's message, without the statement and link that SQLAlchemy adds."""
     original: Any = error.orig if isinstance(error, DBAPIError) else error
     diag, state = getattr(original, "diag", None), getattr(original, "sqlstate", None)
     if diag is None or diag.message_primary is None:
@@ -81,7 +81,7 @@ def _database(error: DBAPIError | psycopg.Error) -> str:
 
 
 def connection_remedy(message: str) -> str:
-    """The remedy for a failed connection; only the message says why, because there is no SQLSTATE."""
+    """The remedy for a failed connection, of which only the message gives the cause: there is no SQLSTATE."""
     if "authentication failed" in message or "no password supplied" in message:
         return _REMEDIES[INVALID_PASSWORD]
     if re.search(r'database "[^"]*" does not exist', message):
@@ -90,5 +90,5 @@ def connection_remedy(message: str) -> str:
 
 
 def _missing_extra(error: Exception) -> str | None:
-    """The extra that installs the module that could not be imported; None if no extra does."""
+    """The extra that installs the missing module; None if no extra does."""
     return _EXTRAS.get((error.name or "").split(".")[0]) if isinstance(error, ModuleNotFoundError) else None

@@ -29,7 +29,7 @@ def _print(level: int, text: str) -> None:
     typer.echo(f"error: {text}" if level == logging.ERROR else text, err=True)
 
 
-# Writes a command's own lines, with their log level: to stderr as they are, or into a JSON log.
+# Writes a command's own lines, each with a log level: unchanged to stderr, or into a JSON log.
 say: ContextVar[Callable[[int, str], None]] = ContextVar("say", default=_print)
 
 
@@ -60,7 +60,7 @@ def explained(report: Mapping[str, Any] | None = None) -> Iterator[None]:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C, so that the command says what it leaves open, and how to resume it."""
+    """Treat SIGTERM like Ctrl-C, so that the command says what stays open, and how to resume it."""
 
     def hear(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -55,10 +55,10 @@ def explain(
 ) -> None:
     """Explain what a pipeline does with its records, what a running group guarantees, or what an error means.
 
-    GROUP: prints the guarantee that its workers have stored in the ledger, with its exceptions; needs no code of
-    theirs. MODULE:NAME: prints topics, sinks, handler and write strategies. With a database, it also checks the tables
-    as a worker's start does, in a transaction that is rolled back. CODE: prints the cause of an error, what is safe,
-    and what to do.
+    GROUP: prints the guarantee that its workers have stored in the ledger, with its exceptions; does not need their
+    code. MODULE:NAME: prints topics, sinks, handler and write strategies. With a database, it also checks the tables as
+    a worker's start does, in a transaction that is rolled back. CODE: prints an error's cause, what is safe, and what
+    to do.
     """
     if is_code(target):
         _explain_error(target, as_json=as_json)

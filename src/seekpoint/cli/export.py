@@ -48,10 +48,10 @@ def export(
     actor: Actor = None,
     as_json: AsJson = False,
 ) -> None:
-    """Archive the records that a group has applied, except those that the archive already has.
+    """Archive the records that a group has applied and that the archive lacks.
 
-    Records are raw, as the log has them, up to the stored offsets. Run it as often as you like, also concurrently:
-    after an interruption, the next export continues after the last committed range.
+    Records are raw, as in the log, up to the stored offsets. Exports may be repeated, and may run concurrently; after
+    an interruption, the next one continues after the last committed range.
     """
     if (target is None) == (group is None):
         raise ConfigError("name either a pipeline, MODULE:NAME, or its group with --group")

@@ -28,8 +28,8 @@ def exporter(
 ) -> None:
     """Serve metrics of all groups of a ledger to Prometheus, at http://HOST:PORT/metrics, until SIGTERM or Ctrl-C.
 
-    Reads the ledger's views at each scrape, so that crashed workers are reported, too. Needs no right on keys, values
-    and errors, and writes nothing. Lag comes from the workers' samples, and has no series if the last one is older than
+    Reads the ledger's views at each scrape, so it also reports crashed workers. Needs no right on keys, values and
+    errors, and writes nothing. Lag comes from the workers' samples, and has no series if the last one is older than
     three minutes; with --kafka or --kafka-config, the brokers are asked. If the database does not answer,
     seekpoint_ledger_up is 0.
     """

@@ -1,4 +1,4 @@
-"""``seekpoint groups``: list them, pause one, resume it, replace it, or forget it."""
+"""``seekpoint groups``: lists, pauses, resumes, replaces and forgets groups."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def list_groups(
     """List groups: version, pause, partitions, workers, lag and headroom, stopped partitions, open dead letters.
 
     Without brokers (--kafka, --kafka-config) lag comes from the workers' samples, and "as of" is the age of the oldest
-    sample; lag is empty if the sample of one partition is older than three minutes.
+    sample; lag is empty if any partition's sample is older than three minutes.
     """
     settings = brokers.settings()
     if settings:
@@ -85,7 +85,7 @@ def pause(
 def resume(
     group: Group, *, apply: Apply = False, reason: Reason = None, actor: Actor = None, ledger: LedgerOptions
 ) -> None:
-    """Let the workers of a paused group continue at the stored offsets. Without --apply nothing is done."""
+    """Let a paused group's workers continue at the stored offsets. Without --apply nothing is done."""
     _carry_out(group, ledger, paused=False, apply=apply, reason=reason, actor=actor)
 
 
@@ -107,12 +107,12 @@ def replace(
     actor: Actor = None,
     ledger: LedgerOptions,
 ) -> None:
-    """Replace a group's tables and positions by those of another group, which runs a newer handler in parallel.
+    """Replace a group's tables and positions with those of another group, which runs a newer handler in parallel.
 
     Waits for the other group, pauses GROUP, waits for the last records, and exchanges tables, positions and
-    dead letters in one transaction. Workers of the newer handler continue under the name GROUP; the other group is
-    paused. Without --apply nothing is done. If the command was killed, repeat it, or undo the pause with
-    `groups resume`. Exits with 1 if the groups cannot be exchanged, or if --wait ends first.
+    dead letters in one transaction. Workers of the newer handler continue as GROUP; the other group is paused. Without
+    --apply nothing is done. If the command was killed, repeat it, or undo the pause with `groups resume`. Exits with 1
+    if the groups cannot be exchanged, or if --wait ends first.
     """
     require_reason(apply, reason)
     seconds = duration(wait, "--wait").total_seconds()
@@ -141,7 +141,7 @@ def _replace_lines(plan: ReplacePlan, result: ReplaceResult | None) -> list[str]
     if result is None:
         consequences = [f"  - {consequence}" for consequence in plan.consequences]
         differ = [f"  - only with --accept-differences: {difference}" for difference in plan.differences]
-        return [f"would replace {plan.group} by {plan.by}:", *consequences, *differ, "dry run; --apply does it"]
+        return [f"would replace {plan.group} with {plan.by}:", *consequences, *differ, "dry run; --apply does it"]
     waited = "" if result.seconds is None else f", after a pause of {format_duration(result.seconds)}"
     runs = f"its workers of version {plan.version_to} continue{waited}" if result.resumed else "it stays paused"
     return [
@@ -171,7 +171,7 @@ def forget(
     actor: Actor = None,
     ledger: LedgerOptions,
 ) -> None:
-    """Forget a paused group: delete its positions, dead letters, lost ranges and samples; its name and history stay.
+    """Forget a paused group: delete positions, dead letters, lost ranges and samples; its name and history stay.
 
     Dead letters and lost ranges are written to a file first. Workers that start under the name are refused until
     --undo restores the positions, or `run --accept-forgotten` begins again. Without --apply nothing is done. Exits

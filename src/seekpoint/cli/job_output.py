@@ -19,7 +19,7 @@ from seekpoint.records import numbered
 
 WIDTH = 100  # characters of a line
 _COLUMNS = ("id", "strategy", "state", "opened", "tables")
-QUIET = timedelta(minutes=2)  # a driver without a heartbeat for this long, and in no step, may have ended
+QUIET = timedelta(minutes=2)  # a driver without a heartbeat for this long, and without a running step, may have ended
 _OF_A_RUN = (
     *("id", "strategy", "state", "is_open", "swept", "groups", "pipelines", "tables", "version_from"),
     *("version_to", "driver", "driver_epoch", "opened_at", "actor", "reason"),
@@ -42,7 +42,7 @@ def print_list(runs: Sequence[Run]) -> None:
 
 
 def state(run: Run) -> str:
-    """The state of a run, and whether something is left to sweep."""
+    """The state of a run, and whether a sweep has something to drop."""
     return run.state if run.is_open or run.swept else f"{run.state}, not swept"
 
 
@@ -118,7 +118,7 @@ def _row(place: PartitionProgress, progress: RunProgress) -> Sequence[object]:
 
 
 def choices(progress: RunProgress) -> Iterator[str]:
-    """The next steps for a run, as commands with their reason."""
+    """The next steps for a run: commands, each with its reason."""
     run = progress.run
     if run.is_open:
         if run.strategy != "verify":
@@ -126,7 +126,7 @@ def choices(progress: RunProgress) -> Iterator[str]:
             yield f"resume{alone}: {resume(run)}"
         yield f"abort: {abort(run)}"
     elif not run.swept:
-        yield "drop what it left: seekpoint reload sweep"
+        yield "drop its remaining tables: seekpoint reload sweep"
     elif run.state != "cut_over" and run.strategy != "verify":
         yield f"begin again: {begin(progress)}"
 

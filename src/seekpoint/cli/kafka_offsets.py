@@ -1,4 +1,4 @@
-"""``seekpoint offsets import`` and ``offsets mirror``: take first positions from Kafka, and write positions to it."""
+"""``seekpoint offsets import`` and ``offsets mirror``: import positions from Kafka, and write positions to Kafka."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def import_offsets(
     ] = None,
     missing: Annotated[
         Literal["earliest", "latest"] | None,
-        typer.Option(help="Where partitions without a commit begin.", show_default="refused"),
+        typer.Option(help="Where to start partitions without a commit.", show_default="refused"),
     ] = None,
     apply: Apply = False,
     reason: Reason = None,
@@ -42,7 +42,7 @@ def import_offsets(
     ledger: LedgerOptions,
     brokers: KafkaOptions,
 ) -> None:
-    """Start topics at the offsets that a plain consumer group, or a Spark query in its checkpoint, has committed.
+    """Start topics at the offsets that a plain consumer group or a Spark query has committed.
 
     The consumer group may have the same name. Without --apply nothing is done. Exits with 1 if the old group has
     members, before or after its commits were read; if a partition has no commit, or a mirror's; if the commits have
@@ -71,7 +71,7 @@ def mirror_offsets(
     ledger: LedgerOptions,
     brokers: KafkaOptions,
 ) -> None:
-    """Write a stopped group's positions into Kafka, where a plain consumer of the same name continues. Plan first.
+    """Write a stopped group's positions into Kafka, where a plain consumer of the same name continues.
 
     Without --apply nothing is done. Exits with 1 if the group has members in Kafka, or its positions have changed since
     the plan was made.
@@ -81,7 +81,7 @@ def mirror_offsets(
     if plan.is_done:
         answer(
             asdict(plan) | {"applied": False},
-            f"Kafka has the positions of {group} already; nothing to do",
+            f"Kafka already has the positions of {group}; nothing to do",
             as_json=ledger.as_json,
         )
         return

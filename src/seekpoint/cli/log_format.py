@@ -25,14 +25,14 @@ _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
 
 class LogFormat(StrEnum):
-    """How a line of the log is written."""
+    """The format of the log."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class MaskingFormatter(logging.Formatter):
-    """Masks passwords, also in other libraries' lines, and prints a worker's final error as one sentence."""
+    """Masks passwords, even in other libraries' lines, and prints a worker's final error as one sentence."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line of text, and the traceback."""
@@ -76,19 +76,19 @@ def set_up_logging(form: LogFormat) -> None:
 
 
 def log_own_lines(context: typer.Context, form: LogFormat) -> None:
-    """With JSON, log the command's own lines, too, and the error that ends it."""
+    """With JSON, also log the command's own lines, and the error that ends it."""
     if form is LogFormat.JSON:
         before = say.set(_log)
         context.call_on_close(lambda: say.reset(before))
 
 
 def _log(level: int, text: str) -> None:
-    set_up_logging(LogFormat.JSON)  # early, for errors such as a module that cannot be imported
+    set_up_logging(LogFormat.JSON)  # early, to include errors such as a module that cannot be imported
     logger.log(level, "%s", text)
 
 
 def _explained(record: logging.LogRecord) -> logging.LogRecord:
-    """The log record of a worker's final error, with the command's sentence in place of the traceback."""
+    """The log record of a worker's final error, with the command's sentence instead of the traceback."""
     match record.args:
         case (group, events.WorkerStopped(error=BaseException() as error, is_aborted=False)):
             record = copy(record)
@@ -99,7 +99,7 @@ def _explained(record: logging.LogRecord) -> logging.LogRecord:
 
 
 def _safe(value: Any) -> Any:
-    """The value in a form that JSON has, without passwords in its strings."""
+    """The value in JSON's types, without passwords in its strings."""
     match value:
         case None | bool() | int():
             return value

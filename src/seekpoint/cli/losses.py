@@ -36,7 +36,7 @@ def list_lost(
     *,
     ledger: LedgerOptions,
 ) -> None:
-    """List ranges of offsets that no worker will apply, why, and who decided so; the oldest first."""
+    """List ranges of offsets that no worker will apply, with reasons and who decided; the oldest first."""
     ranges = Admin(ledger.engine(), schema=ledger.schema).lost(groups or ())
     if ledger.as_json:
         answer([asdict(lost_range) for lost_range in ranges], as_json=True)
@@ -74,11 +74,11 @@ def accept_lost(
     ledger: LedgerOptions,
     brokers: KafkaOptions,
 ) -> None:
-    """Give up records that the logs no longer have, and continue at the first offset that is left, or at the end.
+    """Give up records that the logs no longer have, and continue at the log's first offset, or at its end.
 
-    If a log was truncated and written again, the position becomes the offset at which it was truncated; if no worker
-    has seen that offset, give it with --to-offset. Without --apply nothing is done. Exits with 1 if --to-offset is
-    needed and missing, or if the partition has changed since the plan was made.
+    If a log was truncated and written again, the position becomes the offset of the truncation; if no worker has seen
+    that offset, give it with --to-offset. Without --apply nothing is done. Exits with 1 if a required --to-offset is
+    missing, or the partition has changed since the plan was made.
     """
     admin = admin_of(ledger, brokers, apply, reason)
     _carry_out(
@@ -109,7 +109,7 @@ def accept_topic(
     ledger: LedgerOptions,
     brokers: KafkaOptions,
 ) -> None:
-    """Let a group read a topic that was deleted and created again; one transaction for all partitions.
+    """Let a group read a topic that was deleted and created again; all partitions in one transaction.
 
     Without --apply nothing is done. Exits with 1 if a partition has changed since the plan was made.
     """

@@ -18,7 +18,7 @@ def main() -> None:
             "error: the command needs Typer and Rich: pip install '/path/to/seekpoint[cli]' (a checkout or wheel)\n"
         )
         sys.exit(2)
-    except KeyboardInterrupt:  # importing and building the commands takes long enough for a Ctrl-C
+    except KeyboardInterrupt:  # the import of the commands may take long enough for a Ctrl-C
         sys.stderr.write("aborted\n")
         sys.exit(130)
 

@@ -1,4 +1,4 @@
-"""Masks passwords in what a command prints, and writes out control characters."""
+"""Masks passwords in a command's output, and writes out control characters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def keep_secret(url: URL | None = None, kafka: Mapping[str, Any] | None = None) 
 
 
 def masked(text: str) -> str:
-    """The text without passwords: in URLs, in ``password=…``, and those given to :func:`keep_secret`."""
+    """The text without passwords: those in URLs and in ``password=…``, and those given to :func:`keep_secret`."""
     for secret in sorted(_secrets, key=len, reverse=True):
         if len(secret) > 2:
             text = text.replace(secret, "***")
@@ -34,7 +34,7 @@ def masked(text: str) -> str:
 
 
 def plain(text: str, *, keep: str = "") -> str:
-    """The text with control characters written out, except those to keep."""
+    """The text with control characters written out, except those in ``keep``."""
     return "".join(
         char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
     )

@@ -29,7 +29,7 @@ def as_csv(offsets: Mapping[Partition, int]) -> str:
 
 
 def read_offsets(file: Path, group: str) -> dict[Partition, int]:
-    """The offsets in a file. Raises ConfigError that names a line if it is invalid or of another group."""
+    """The offsets in a file. Raises ConfigError, which names the line, if one is invalid or of another group."""
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -47,8 +47,8 @@ def _spark(file: Path, text: str) -> dict[Partition, int]:
     offsets = parse_spark_json(text, str(file))
     if ends := sorted(partition for partition, offset in offsets.items() if offset < 0):
         raise ConfigError(
-            f"{file}: {ends[0]} has {offsets[ends[0]]}, which means an end of the log in Spark: write the offset, "
-            "or leave the partition out and reset it with --to-earliest or --to-latest"
+            f"{file}: {ends[0]} has {offsets[ends[0]]}, which means an end of the log in Spark: write the offset, or "
+            f"omit the partition and reset it with --to-earliest or --to-latest"
         )
     return offsets
 

@@ -81,7 +81,7 @@ class TargetOptions:
     ] = False
 
     def target(self, group: str) -> ResetTo | None:
-        """The given target, None without one. Raises ConfigError for several."""
+        """The given target, None without one. Raises ConfigError for several targets."""
         makers: dict[str, Callable[[Any], ResetTo]] = {
             "to_offset": ResetTo.offset,
             "to_earliest": lambda _: ResetTo.earliest(),
@@ -118,15 +118,15 @@ class RebuildOptions:
     ] = RANGE
 
     def check(self, *, separately: bool) -> None:
-        """Raise ConfigError for what cannot be rebuilt, before any server is asked."""
+        """Raise ConfigError for conflicting options, before any server is asked."""
         if self.rebuild is None:
             return
         if separately:
-            raise ConfigError("--rebuild resets all positions and tables in one transaction: leave --each out")
+            raise ConfigError("--rebuild resets all positions and tables in one transaction: omit --each")
         load_pipeline(self.rebuild, from_here=True)
 
     def reset(self, ledger: LedgerOptions, kafka: dict[str, Any], plan: ResetPlan, **arguments: Any) -> ResetResult:
-        """Carry out the plan with rebuilt tables, which may lose all rows of records past the targets."""
+        """Carry out the plan and rebuild the tables, which may delete all rows of records past the targets."""
         actor, pipeline = arguments.pop("actor"), load_pipeline(self.rebuild or "", from_here=True)
         with Shown(terminal_only=ledger.as_json) as progress:
             reload = Reload(
@@ -166,7 +166,7 @@ def reset(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="After a backward reset, wait at most this long for workers to be back where they were.",
+            help="After a backward reset, wait at most this long until workers reach the old positions again.",
         ),
     ] = None,
     accept_loss: Annotated[
@@ -176,13 +176,12 @@ def reset(
     ledger: LedgerOptions,
     brokers: KafkaOptions,
 ) -> None:
-    """Reset positions of a group; running workers continue at the new positions within a second.
+    """Reset a group's positions; running workers continue at the new positions within a second.
 
-    The plan has absolute offsets, and names the consequences; without --apply nothing is done. A reset that would count
-    records twice in sums is refused, unless --rebuild resets the tables along with the positions. It is one
-    transaction: it takes all locks within a second, or releases them and tries again. Exits with 1 if a partition was
-    reset since the plan was made, has passed a forward target, or is before a backward one, or if its locks cannot be
-    taken.
+    The plan has absolute offsets and the consequences; without --apply nothing is done. A reset that would count
+    records twice in sums is refused, unless --rebuild rebuilds the tables, too. A reset is one transaction, which takes
+    all locks within a second, or releases them and tries again. Exits with 1 if a partition was reset since the plan
+    was made, has passed a forward target, or is before a backward one, or if its locks cannot be taken.
     """
     require_reason(apply, reason)
     seconds = duration(wait, "--wait").total_seconds()
@@ -274,11 +273,11 @@ def show_history(
     *,
     topic: Annotated[list[str] | None, typer.Option("--topic", help="Only this topic (repeatable).")] = None,
     action: Annotated[str | None, typer.Option(help="Only this kind of action, such as reset or pause.")] = None,
-    by: Annotated[str | None, typer.Option("--by", metavar="ACTOR", help="Only what this actor did.")] = None,
+    by: Annotated[str | None, typer.Option("--by", metavar="ACTOR", help="Only this actor's actions.")] = None,
     limit: Annotated[int, typer.Option(help="Show at most this many.", min=1)] = 100,
     ledger: LedgerOptions,
 ) -> None:
-    """Show who did what to a group and its positions, when and why; the newest first.
+    """Show the actions on a group and its positions: who, when and why; the newest first.
 
     A request for a replay is one row, however many dead letters it replays.
     """
@@ -313,7 +312,7 @@ def export_offsets(
     `offsets reset --from-file` reads all three.
     """
     if ledger.as_json and layout == "spark":
-        raise ConfigError("--format spark already prints JSON, in Spark's form: leave --json out")
+        raise ConfigError("--format spark already prints JSON, in Spark's form: omit --json")
     scope = _scope(topic, all_topics=not topic, plan=None)
     positions = Admin(ledger.engine(), schema=ledger.schema).positions(group, scope)
     lines = [
@@ -324,14 +323,14 @@ def export_offsets(
     answer(lines, *text.splitlines(), as_json=ledger.as_json)
 
 
-# -- what options mean -------------------------------------------------------------------------------------------
+# -- parsing of options -------------------------------------------------------------------------------------------
 
 
 def _scope(texts: Sequence[str] | None, *, all_topics: bool, plan: Path | None) -> dict[str, list[int] | None] | None:
     """Partitions by topic; None for all, or if a plan names them. Raises ConfigError if the options are invalid."""
     if plan is not None:
         if texts or all_topics:
-            raise ConfigError("the plan already names its partitions: leave --topic and --all-topics out")
+            raise ConfigError("the plan already names its partitions: omit --topic and --all-topics")
         return None
     if texts and all_topics:
         raise ConfigError("give --topic or --all-topics, not both")

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the engines, settings and jobs made from them."""
+"""Options that several commands share, and functions that make engines, settings and jobs from them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OptionalDatabaseUrl = Annotated[str | None, _DATABASE_URL]
 Schema = Annotated[str, typer.Option(help="Postgres schema of the ledger.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Group = Annotated[str, typer.Argument(help="The group's name, as the pipeline declares it.")]
-Apply = Annotated[bool, typer.Option("--apply", "--execute", help="Do it. Otherwise, only show what would be done.")]
+Apply = Annotated[bool, typer.Option("--apply", "--execute", help="Carry out the plan. Default: only show it.")]
 Reason = Annotated[str | None, typer.Option(help="Why, for the record; needed with --apply.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation at a terminal.")]
 Actor = Annotated[str | None, typer.Option(help="Who, for the record. Default: the user of the operating system.")]
@@ -64,7 +64,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def address_of_worker(address: str, number: int) -> str:
-    """The address of worker ``number``, from 1: the first has the port of ``--listen``, the others the ports after it.
+    """The address of worker ``number``, from 1: the first has the port of ``--listen``, the others the next ports.
 
     Raises ConfigError.
     """
@@ -92,7 +92,7 @@ def one_off_engine(text: str) -> Engine:
 
 
 def kafka_settings(pairs: Iterable[str] | None, file: Path | None) -> dict[str, str]:
-    """librdkafka's configuration from a properties file and from ``key=value`` pairs, which take precedence."""
+    """librdkafka's configuration, from a properties file and from ``key=value`` pairs, which take precedence."""
     settings = {} if file is None else dict(_properties(file))
     for pair in pairs or ():
         name = pair.partition("=")[0]  # the value is not quoted: it may be a password
@@ -103,7 +103,7 @@ def kafka_settings(pairs: Iterable[str] | None, file: Path | None) -> dict[str, 
 
 
 def _properties(file: Path) -> Mapping[str, str]:
-    """The file's lines ``key=value``, without blank lines and comments, which begin with ``#`` or ``!``."""
+    """The file's lines ``key=value``, without blank lines and comments (``#`` or ``!``)."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -127,7 +127,7 @@ def names_brokers(settings: Mapping[str, Any]) -> bool:
 
 
 def require_brokers(settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError if no brokers are named, and for a property that librdkafka does not know."""
+    """Raise ConfigError if no brokers are named, or librdkafka does not know a property."""
     if not names_brokers(settings):
         raise ConfigError(
             "no brokers are named: give --kafka bootstrap.servers=host:9092, or a properties file with --kafka-config "
@@ -137,7 +137,7 @@ def require_brokers(settings: Mapping[str, Any]) -> None:
 
 
 def require_reason(apply: bool, reason: str | None) -> None:
-    """Raise ConfigError if a plan is to be applied and no reason is given."""
+    """Raise ConfigError for ``--apply`` without a reason."""
     if apply and not (reason or "").strip():
         raise ConfigError("--apply needs --reason: say why; the ledger stores it in admin_action")
 
@@ -148,7 +148,7 @@ def at_terminal() -> bool:
 
 
 def confirm(question: str) -> None:
-    """Ask at the terminal; do nothing in a script. Ends the command with 1 if the answer is no."""
+    """Ask at the terminal; do nothing in a script. If the answer is no, end the command with 1."""
     if at_terminal():
         typer.confirm(question, abort=True, err=True)
 
@@ -166,7 +166,7 @@ def since(text: str) -> datetime:
         try:
             return datetime.now(UTC) - duration(text, "--since")
         except OverflowError:
-            raise ConfigError(f"--since {text}: that is before the year 1; leave it out to mean all") from None
+            raise ConfigError(f"--since {text}: that is before the year 1; omit it to mean all") from None
     try:
         time = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -224,14 +224,14 @@ def job_of_workers(names: tuple[str, ...], workers: dict[str, Worker]) -> Job:
         if (other.engine.url, other.schema, other.kafka) != (worker.engine.url, worker.schema, worker.kafka):
             raise ConfigError(
                 f"{first} and {target} are Workers with different databases, schemas or brokers, but a job has one of "
-                "each: name their pipelines instead, and the servers by options"
+                f"each: name their pipelines instead, and the servers with options"
             )
     keep_secret(worker.engine.url, dict(worker.kafka))
     return Job(names, worker.engine, dict(worker.kafka), worker.schema, worker.limits)
 
 
 def refuse_extras(context: typer.Context, target: str) -> None:
-    """Raise ConfigError if the command line has an option that a Worker sets itself, such as its database."""
+    """Raise ConfigError for an option that a Worker sets itself, such as its database."""
     required = {parameter.name for parameter in context.command.params if parameter.required}
     if "database_url" in required:  # a command that requires the ledger needs its schema, too
         required.add("schema")
@@ -273,7 +273,7 @@ def command(function: Command) -> Command:
 
 @contextmanager
 def _naming_pipeline(*targets: str | None) -> Iterator[None]:
-    """Put the only pipeline of the command line into the remedies of a ConfigError."""
+    """Put the command line's only pipeline into the remedies of a ConfigError."""
     names = [target for target in targets if target]
     try:
         yield
@@ -349,10 +349,10 @@ class ServerOptions(KafkaOptions):
 
     @contextmanager
     def job(self, context: typer.Context, *targets: str, topics: Sequence[str] = ()) -> Iterator[Job]:
-        """The job that a command line names, with these pipelines or none; closes its connections at the end.
+        """The command line's job, with these pipelines or none; closes its connections at the end.
 
-        ``topics`` are those of the only pipeline that the job takes, instead of all. A Worker brings its own servers.
-        Raises ConfigError if none are named, or if two Workers have different ones.
+        ``topics`` restrict the job's only pipeline. A Worker brings its own servers. Raises ConfigError if no servers
+        are named, or if two Workers have different ones.
         """
         if topics and len(targets) > 1:
             raise ConfigError("--topic names topics of one pipeline: give one MODULE:NAME")
@@ -402,7 +402,7 @@ MaxRecords = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class StagingOptions(SparkOptions):
-    """How the log is divided among its readers, and how many of Spark's tasks write at a time."""
+    """How the log is divided among readers, and how many of Spark's tasks write at a time."""
 
     range_records: Annotated[
         int | None,
@@ -416,7 +416,7 @@ class StagingOptions(SparkOptions):
     ] = None
 
     def sizes(self) -> dict[str, Any]:
-        """``range_records`` for a job, if it was given."""
+        """The argument ``range_records`` for a job, if it was given."""
         return {} if self.range_records is None else {"range_records": self.range_records}
 
 

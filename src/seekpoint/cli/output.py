@@ -21,7 +21,7 @@ CELL = 100  # characters of an error in a table
 
 
 def answer(report: Any, *lines: str, as_json: bool) -> None:
-    """Print the report as JSON, or else the lines."""
+    """Print the report as JSON, or the lines."""
     if as_json:
         typer.echo(json.dumps(report, indent=2, default=_for_json))
     else:
@@ -47,9 +47,9 @@ def _for_json(value: Any) -> str:
 def print_table(
     title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Collection[str]
 ) -> None:
-    """Print rows with their cells as they are: no markup, no control characters; numbers aligned to the right.
+    """Print rows without interpreting markup, and without control characters; numbers are aligned to the right.
 
-    Lines are never cut: in a pipe or a narrow terminal, offsets and ids must stay complete.
+    Never cuts lines: in a pipe or a narrow terminal, offsets and ids must stay complete.
     """
     heading = None if title is None else Text(plain(title))
     table = Table(title=heading, title_justify="left", box=None, padding=(0, 2, 0, 0))
@@ -64,17 +64,17 @@ def print_table(
 
 
 def moment(time: datetime | None) -> str:
-    """A time in UTC, to the second; empty without one."""
+    """The time in UTC, to the second; empty without a time."""
     return "" if time is None else f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def ago(time: datetime | None) -> str:
-    """How long ago a time was; empty without one."""
+    """How long ago a time was; empty without a time."""
     return "" if time is None else format_ago(time)
 
 
 def headroom(records: int | None, seconds: float | None) -> str:
-    """The time until retention reaches a position; in records if time is not known; empty if neither is."""
+    """The time until retention reaches a position; in records if the time is not known; empty if neither is."""
     if seconds is not None:
         return format_duration(seconds)
     return "" if records is None else f"{records} records"
@@ -86,6 +86,6 @@ def field(name: str, text: str) -> str:
 
 
 def cut(error: str | None, most: int = CELL) -> str:
-    """The beginning of an error, of ``most`` characters at most, without passwords."""
+    """The first ``most`` characters of an error, without passwords."""
     line = masked(error or "").replace("\n", " ")
     return line if len(line) <= most else f"{line[: most - 1]}…"

@@ -13,14 +13,14 @@ from contextlib import contextmanager, suppress
 from seekpoint.cli.workers_of_process import ProcessWorkers
 
 EVERY = 0.5  # seconds between two reports
-GRACE = 25.0  # seconds that the open batch has after the parent has died
+GRACE = 25.0  # seconds for the open batch after the parent has died
 LEAVE = 5.0  # further seconds to leave the group
 
 parent: ParentLink | None = None  # set if `run --workers` has started this process
 
 
 def attach() -> None:
-    """Read socket and worker's number from the command line; the rest is the parent's command line."""
+    """Read the socket and the worker's number from the command line; leaves the parent's command line."""
     global parent  # noqa: PLW0603 -- a process has one
     descriptor, number, *words = sys.argv[1:]
     parent = ParentLink(int(descriptor), int(number))
@@ -33,13 +33,13 @@ class ParentLink:
     def __init__(self, descriptor: int, number: int) -> None:
         self.number = number
         self._socket = socket.socket(fileno=descriptor)
-        self._socket.set_inheritable(False)  # not for processes that users' code starts
+        self._socket.set_inheritable(False)  # not inherited by processes that users' code starts
         self._workers: ProcessWorkers | None = None
         threading.Thread(target=self._await_end_of_parent, name="seekpoint-parent", daemon=True).start()
 
     def _await_end_of_parent(self) -> None:
         with suppress(OSError):  # reset: the parent has died without reading the last reports
-            self._socket.recv(1)  # returns only when the parent ends, because it sends nothing
+            self._socket.recv(1)  # returns only when the parent ends, because the parent sends nothing
         if self._workers is not None:
             self._workers.stop(GRACE)
             threading.Event().wait(GRACE + LEAVE)
@@ -47,14 +47,14 @@ class ParentLink:
 
     @contextmanager
     def reporting(self, workers: ProcessWorkers) -> Iterator[None]:
-        """Within the block, report twice a second as long as the workers are live."""
+        """Within the block, report twice a second while the workers are live."""
         self._workers = workers
         ended = threading.Event()
 
         def report() -> None:
             while not ended.wait(EVERY):
                 if workers.state().live:
-                    with suppress(OSError):  # the parent does not read, or has died, which the other thread notices
+                    with suppress(OSError):  # the parent does not read, or has died; the other thread notices that
                         self._socket.send(b".", socket.MSG_DONTWAIT)
 
         thread = threading.Thread(target=report, name="seekpoint-reports", daemon=True)

@@ -27,7 +27,7 @@ def sinks_by_table(pipeline: Pipeline) -> dict[str, list[Any]]:
 
 
 def suggested(pipeline: Pipeline, fillfactor: int = FILLFACTOR) -> dict[str, Table]:
-    """Each table that the sinks need, by name. Raises ConfigError for an unknown type or contradicting sinks."""
+    """Each table that the sinks need, by name. Raises ConfigError for an unknown type or contradictory sinks."""
     return {
         name: joined_table(
             [suggested_table(sink, pipeline.codecs_of(sink), MetaData(), fillfactor=fillfactor) for sink in sinks]
@@ -37,7 +37,7 @@ def suggested(pipeline: Pipeline, fillfactor: int = FILLFACTOR) -> dict[str, Tab
 
 
 def table_findings(engine: Engine, target: str, pipeline: Pipeline) -> list[Finding]:
-    """Whether the database's tables take this pipeline's rows; if not, missing statements or a start's refusal.
+    """Findings about whether the tables take this pipeline's rows: statements that are missing, or a start's refusal.
 
     Waits at most two seconds for a lock; the transaction is rolled back.
     """

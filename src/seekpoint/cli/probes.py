@@ -23,8 +23,8 @@ from seekpoint.worker.health import Health
 logger = logging.getLogger("seekpoint.cli")
 
 TIMEOUT = 5.0  # seconds that a client may take for each part of its request
-LONGEST = 10.0  # seconds for a connection in all
-MOST = 32  # connections at a time; further ones are closed
+LONGEST = 10.0  # seconds for a whole connection
+MOST = 32  # most connections at a time; further ones are closed
 PATHS = ("/live", "/ready", "/stale")
 METRICS = "/metrics"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus' format
@@ -36,7 +36,7 @@ Exposition = Callable[[], bytes]
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the probes answer; ``details`` are for operators who read the body."""
+    """The probes' answer; ``details`` are for operators who read the body."""
 
     live: bool
     ready: bool
@@ -44,7 +44,7 @@ class State:
     details: Mapping[str, Any]
 
     def answer(self, path: str) -> HTTPStatus:
-        """200 if the path's state is good: live, ready, not stale; else 503. 404 for other paths."""
+        """200 if the path's state is good (live, ready, not stale), otherwise 503; 404 for other paths."""
         if path not in PATHS:
             return HTTPStatus.NOT_FOUND
         well = {"/live": self.live, "/ready": self.ready, "/stale": not self.stale}[path]
@@ -117,7 +117,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _without_texts(state: State) -> Mapping[str, Any]:
-    """The state without texts of servers: other hosts may read it."""
+    """The state without servers' texts, because other hosts may read it."""
     cleaned: Mapping[str, Any] = _cleaned(state.shown())
     return cleaned
 
@@ -155,7 +155,7 @@ class _Server(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer within a time limit, so that a client that sends a byte now and then does not keep its thread."""
+        """Answer within a time limit, so that a slow client does not keep its thread."""
         timer = threading.Timer(LONGEST, _cut, [request])
         timer.daemon = True
         try:
@@ -173,7 +173,7 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a client that has left before its answer."""
+        """Ignore a client that has closed the connection before the answer."""
 
 
 def _cut(request: socket.socket) -> None:

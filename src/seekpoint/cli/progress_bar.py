@@ -1,4 +1,4 @@
-"""The progress of a long command, on stderr: a bar on a terminal, else a line every few seconds."""
+"""The progress of a long command, on stderr: a bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from seekpoint.durations import format_duration
 
 EVERY = 5.0  # seconds between two lines
-UNCOUNTED = {"comparing"}  # one statement for each table: there are no records to count
-SURE = 5.0  # seconds before a step's end is estimated: first Spark starts, and connections are opened
+UNCOUNTED = {"comparing"}  # steps with one statement for each table, and no records to count
+SURE = 5.0  # seconds before a step's end is estimated: Spark has to start, and connections to be opened
 KEYS = {"warming up"}  # steps that count keys
 
 
 class Shown:
     """Shows a job's progress: call it with ``(step, done, total)`` in a ``with``; a ``total`` of 0 is unknown.
 
-    ``unit`` is what its steps count; with ``terminal_only`` nothing is shown unless stderr is a terminal.
+    ``unit`` is the noun for the counted things; with ``terminal_only`` nothing is shown unless stderr is a terminal.
     """
 
     def __init__(self, *, unit: str = "records", terminal_only: bool = False) -> None:
@@ -45,7 +45,7 @@ class Shown:
             return
         now = monotonic()
         is_new = step != self._what
-        if is_new or done < self._done:  # a rate does not include records of another process or table
+        if is_new or done < self._done:  # the rate must not include records of another process or table
             self._what, self._before, self._began = step, done, now
         self._done = done
         unit = "keys" if step in KEYS else self._unit
@@ -58,13 +58,13 @@ class Shown:
             typer.echo(f"{step}: {text}" if text else step, err=True)
 
     def _is_news(self, step: str, text: str, *, is_new: bool, is_last: bool, now: float) -> bool:
-        """Whether to print a line: a step that repeats, such as a cut-over, is reported once, or with its numbers."""
+        """Whether to print a line: a repeated step, such as a cut-over, is printed once, unless its numbers change."""
         if not text:
             return step not in self._heard
         return is_new or is_last or now - self._reported_at >= EVERY
 
     def say(self, sentence: str) -> None:
-        """Print a line that stays."""
+        """Print a line that the bar does not overwrite."""
         if self._bar is not None:
             self._bar.console.print(sentence, markup=False, highlight=False, soft_wrap=True)
         elif not self._quiet:
@@ -81,9 +81,9 @@ class Shown:
 
 
 def progress_text(done: int, total: int, newly_done: int, seconds: float, unit: str = "records") -> str:
-    """The amount done, the rate (``newly_done`` in ``seconds``) and the time left; empty if nothing is known.
+    """The amount done, the rate (``newly_done`` in ``seconds``) and the remaining time; empty if nothing is known.
 
-    In the first seconds the time left is not estimated.
+    In the first seconds the remaining time is not estimated.
     """
     if not done and not total:
         return ""

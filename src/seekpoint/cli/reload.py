@@ -1,6 +1,6 @@
-"""``seekpoint reload``: rebuilds tables from the log and puts them in place of the live ones, while workers continue.
+"""``seekpoint reload``: rebuilds tables from the log and replaces the live ones, while workers continue.
 
-Exit codes: 0 if the rebuilt rows are live, or what was asked for is done; 1 if a run was refused or failed; 2 if the
+Exit codes: 0 if the rebuilt rows are live, or the command did its work; 1 if a run was refused or failed; 2 if the
 command, its configuration or the pipeline is wrong; 130 if Ctrl-C or SIGTERM left a run open.
 """
 
@@ -110,8 +110,8 @@ def run(
 ) -> None:
     """Rebuild the tables of these pipelines from the log and cut over to them, in one transaction; workers continue.
 
-    Ctrl-C leaves the run open, and says how to resume it. Exits with 1 if the run was refused or failed; then
-    nothing live was touched.
+    Ctrl-C leaves the run open, and says how to resume it. Exits with 1, without a change of live tables, if the run was
+    refused or failed.
     """
     with (
         servers.job(context, *targets, topics=topic or ()) as of,
@@ -132,7 +132,7 @@ def resume_(
     cut_over: CutOverOptions,
     brokers: KafkaOptions,
 ) -> None:
-    """Resume an open run at its next step, with the pipelines that it was opened with; workers continue.
+    """Resume an open run at its next step, with the same pipelines; workers continue.
 
     Use it to try a refused cut-over again with other limits. Exits with 1 if the cut-over is refused again, or the run
     fails.
@@ -185,7 +185,7 @@ def abort(
     reason: Annotated[str, typer.Option(help="Why, for the record.")],
     ledger: LedgerOptions,
 ) -> None:
-    """Abort an open run: its driver fails at its next step, its staged rows are dropped, nothing live is touched.
+    """Abort an open run: its driver fails at the next step, staged rows are dropped, live tables do not change.
 
     Waits for the current step. Exits with 1 if the run has already ended.
     """
@@ -211,12 +211,12 @@ def sweep(
 ) -> None:
     """Drop the staging schemas of ended runs, and fail the runs whose driver sent no heartbeat for a day.
 
-    Exits with 1 if something is still in use: it is left for the next sweep.
+    Exits with 1 if a schema is still in use, which the next sweep tries again.
     """
     runs = Admin(ledger.engine(), schema=ledger.schema).runs
     swept = runs.sweep(duration(gone_after, "--gone-after"))
     unswept = [run for run in runs.list() if not run.is_open and not run.swept]
-    lines = [f"{run_id}: nothing is left of it" for run_id in swept]
+    lines = [f"{run_id}: its schema is dropped" for run_id in swept]
     if not swept and not unswept:
         lines = ["there is nothing to sweep"]
     answer({"swept": swept, "left": [shown.as_dict(run) for run in unswept]}, *lines, as_json=ledger.as_json)
@@ -272,7 +272,7 @@ def _driven(
 
 
 def compared_into(reports: list[Report], progress: Shown) -> Callable[[Report], None]:
-    """A callback that shows a comparison before the cut-over changes anything, and appends it to ``reports``."""
+    """A callback that shows a comparison before the cut-over, and appends it to ``reports``."""
 
     def compared(report: Report) -> None:
         reports.append(report)
@@ -290,7 +290,7 @@ def say_begun(driver: Driver, progress: Shown) -> None:
 
 
 def _open_run(runs: Runs, id: UUID | None) -> Run:  # noqa: A002
-    """The run to resume. Raises ConfigError if several are possible, or if its pipelines have no names."""
+    """The run to resume. Raises ConfigError if several are possible, or the run's pipelines have no names."""
     if id is not None:
         run = runs.get(id)
     else:
@@ -328,7 +328,7 @@ def _require_reload(run: Run) -> None:
 
 @contextmanager
 def left_open(driver: Driver) -> Iterator[None]:
-    """Say how to resume a run that its driver leaves open, after Ctrl-C or a transient error."""
+    """After Ctrl-C or a transient error, say how to resume the open run."""
     try:
         yield
     except KeyboardInterrupt:
@@ -342,7 +342,7 @@ def left_open(driver: Driver) -> Iterator[None]:
 
 
 def stays(run: Run) -> Iterator[str]:
-    """Sentences on groups whose version was not raised: their workers may run other code than the rebuild."""
+    """Sentences about groups whose version was not raised: their workers may run other code than the rebuild."""
     for group, old, new in zip(run.groups, run.version_from, run.version_to, strict=True):
         if old == new:
             yield (

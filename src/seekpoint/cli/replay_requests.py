@@ -19,7 +19,7 @@ from seekpoint.cli.output import answer
 from seekpoint.records import numbered
 
 POLL = 0.5  # seconds
-Progress = Callable[[int, int], None]  # how many are done, and their total
+Progress = Callable[[int, int], None]  # dead letters done, and their total
 
 
 def request_by_worker(
@@ -49,18 +49,18 @@ def request_by_worker(
 
 
 def follow(admin: Admin, request: ReplayRequest, seconds: float, progress: Progress) -> ReplayRequest:
-    """Wait for the request's end, at most ``seconds``; returns it as it is then."""
+    """Wait at most ``seconds`` for the request's end; returns its state then."""
     until = monotonic() + seconds
     while not request.has_ended and (remaining := until - monotonic()) > 0:
         sleep(min(POLL, remaining))
         request = admin.replay_request(request.group, request.id)
         done = request.replayed + request.failed + request.refused
-        progress(done, max(done, len(request.dead_letters)))  # later ones of their keys are replayed, too
+        progress(done, max(done, len(request.dead_letters)))  # later dead letters of their keys are replayed, too
     return request
 
 
 def print_request(request: ReplayRequest, refused: Sequence[Planned] = (), *, is_awaited: bool, as_json: bool) -> None:
-    """Print the request. Exits with 1 if ``refused`` is not empty, or if it was awaited and not all are replayed."""
+    """Print the request. Exits with 1 if ``refused`` is not empty, or if a wait has ended before all are replayed."""
     error = None if request.error is None else masked(request.error)
     tried = request.replayed + request.failed + request.refused
     counts = f"{request.replayed} replayed, {request.failed} failed again, {request.refused} refused"

@@ -1,4 +1,4 @@
-"""``seekpoint run``: pipelines as a process, or as several, until SIGTERM or Ctrl-C."""
+"""``seekpoint run``: runs pipelines in one process or several, until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Targets = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class StartOptions:
-    """How workers start and run: what they may replace, what ends them, and how they commit."""
+    """How workers start, run, commit and end."""
 
     accept_declaration: Annotated[
         bool,
@@ -164,7 +164,7 @@ def _each_once(targets: Sequence[str]) -> Sequence[str]:
 
 
 def _worker(runnable: Pipeline | Worker, servers: ServerOptions, arguments: Mapping[str, Any]) -> Worker:
-    """The target if it is a worker, or a worker of this pipeline on the servers that the options name."""
+    """The target if it is a worker, otherwise a worker of this pipeline on the servers that the options name."""
     if isinstance(runnable, Worker):
         return runnable
     url, settings = servers.named()
@@ -180,15 +180,16 @@ def _tracer() -> Tracer:
 def _run_processes(count: int, listen: str | None) -> int:
     """Run this command in ``count`` processes. Returns the exit code. Raises ConfigError for a wrong ``--listen``."""
     if listen is not None:
-        address_of_worker(listen, count)  # refuses a last port that is too high, before a process is started
+        # Raises ConfigError for a last port that is too high, before a process is started.
+        address_of_worker(listen, count)
     return Supervisor(lambda number: WorkerProcess(number, sys.argv[1:]), count).run()
 
 
 @contextmanager
 def rare_collections(*, unless: bool = False) -> Iterator[None]:
-    """Run Python's garbage collector rarely within the block: reference counts free what a batch allocates.
+    """Run Python's garbage collector rarely within the block: reference counts free a batch's objects.
 
-    For a worker's own process; a service keeps its settings. ``unless``: the program has set the collector.
+    For a worker's own process; a service keeps its settings. Does nothing if the program has set the collector.
     """
     if unless or not gc.isenabled():
         yield
@@ -205,10 +206,10 @@ def rare_collections(*, unless: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _first_signal_told(workers: ProcessWorkers) -> Iterator[None]:
-    """Print at once that a signal has arrived, because the open batch may take a while; not before a worker starts."""
-    receiver, sender = socket.socketpair()  # transports the signal's number, because a handler cannot print safely
+    """Print at once that a signal has arrived, because the open batch may take a while; after a worker's start."""
+    receiver, sender = socket.socketpair()  # carries the signal's number, because a handler cannot print safely
     sender.setblocking(False)
-    speak = say.get()  # context variables are not set in the other thread
+    speak = say.get()  # read here, because the other thread has no context variables
 
     def tell() -> None:
         while number := receiver.recv(1):

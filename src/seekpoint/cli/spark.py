@@ -1,4 +1,4 @@
-"""``seekpoint spark``: pipelines of DataFrames as a process with a separate Spark session."""
+"""``seekpoint spark``: runs pipelines of DataFrames in a process with a Spark session."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class BatchingOptions:
     def seconds(self) -> float:
         """The trigger in seconds. Raises ConfigError."""
         if self.available_now and self.trigger is not None:
-            raise ConfigError("--trigger is for a stream, and --available-now ends: leave one of them out")
+            raise ConfigError("--trigger is for a stream, and --available-now ends: omit one of them")
         return duration(self.trigger or "10s", "--trigger").total_seconds()
 
 
@@ -96,8 +96,8 @@ def run(
     """Apply a SparkPipeline's records until SIGTERM or Ctrl-C, finishing the open micro-batch; a second one aborts.
 
     Modules are imported from the current directory first. Executors need SEEKPOINT_DATABASE_URL in their environment
-    and, if the pipeline has a codec, the modules. There is no checkpoint: however a run ended, the
-    next one continues at the ledger's positions. Exits with 1 if a frame fails: nothing of that micro-batch is written.
+    and, if the pipeline has a codec, its modules. There is no checkpoint: however a run ends, the next one continues at
+    the ledger's positions. Exits with 1 if a frame fails: nothing of that micro-batch is written.
     """
     log_own_lines(context, log_format)
     seconds = batching.seconds()
@@ -147,8 +147,8 @@ def verify(
     """Rebuild a SparkPipeline's tables, compare them with the live ones at the same offsets, and drop the rebuild.
 
     Shows how many rows are equal, missing, extra and different, with up to five rows of each kind of difference; DIR
-    may be any path that Spark writes to. Nothing live is changed, and a stream of the group continues. Exits with 1 if
-    one row differs.
+    may be any path to which Spark can write. Live tables do not change, and a stream of the group continues. Exits with
+    1 if one row differs.
     """
     _, kafka, database = _prepared(target, session, servers)
     from seekpoint.spark import verify as verify_frames  # noqa: PLC0415 -- pyspark, an extra
@@ -170,7 +170,7 @@ def verify(
 
 
 def _write_differences(verified: FramesVerified, root: str, progress: Shown) -> dict[str, str]:
-    """Write the rows that differ below this path; returns the path of each table that has some."""
+    """Write the differing rows below this path; returns the path of each table that differs."""
     paths = {table: f"{root.rstrip('/')}/{verified.run.id}/{quote(table)}" for table in verified.differences}
     for table, path in paths.items():
         progress.say(f"writing the rows of {table} that differ to {path}")
@@ -180,7 +180,7 @@ def _write_differences(verified: FramesVerified, root: str, progress: Shown) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class ReloadOptions(BoundsOptions):
-    """Limits of a cut-over, during which a stream of micro-batches waits."""
+    """Limits of a cut-over, for which a stream of micro-batches waits."""
 
     max_wait: Annotated[
         str,
@@ -196,7 +196,7 @@ def reload(
     strategy: Annotated[Strategy, typer.Option(help="How the rebuilt rows become the live ones.")] = "merge",
     reason: Reason = "reload",
     resume: Annotated[UUID | None, typer.Option(metavar="ID", help="Resume this run at its next step.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
     bounds: ReloadOptions,
     session: SessionOptions,
     servers: ServerOptions,
@@ -209,7 +209,7 @@ def reload(
     nothing live was touched.
     """
     if dry_run and resume is not None:
-        raise ConfigError("--dry-run shows what a new run would do, and --resume continues one: leave one of them out")
+        raise ConfigError("--dry-run shows the plan of a new run, and --resume continues one: omit one of them")
     limits = bounds.limits()
     _, kafka, database = _prepared(target, session, servers)
     reports: list[Report] = []
@@ -255,14 +255,15 @@ def _prepared(target: str, session: SessionOptions, servers: ServerOptions) -> t
     with required("Spark needs pyspark", "spark"):
         from seekpoint.jobs.frames.declarations import load_spark_pipeline  # noqa: PLC0415 -- an extra
     group = load_spark_pipeline(target, from_here=True).group
-    return group, *spark_session.for_tasks(*servers.named())  # before the session: its Java inherits what is set here
+    # Set before the session, whose Java inherits the environment.
+    return group, *spark_session.for_tasks(*servers.named())
 
 
 @contextmanager
 def _stopping() -> Iterator[threading.Event]:
     """An event that the first SIGTERM or SIGINT sets; the second one raises KeyboardInterrupt.
 
-    Entered after the Spark session, because pyspark sets a handler for SIGINT when a session starts.
+    Enter it after the Spark session, because pyspark sets a handler for SIGINT when a session starts.
     """
     stop, speak = threading.Event(), say.get()  # context variables are not set in the other thread
 

@@ -60,7 +60,7 @@ def spark_session(master: str, conf: Sequence[str] | None) -> Iterator[SparkSess
 
 
 def stager(stack: ExitStack, of: Job, tasks: StagingOptions, say: Callable[[str], None]) -> dict[str, Any]:
-    """Argument ``stager`` for a job whose log Spark's tasks read; empty if no master is named."""
+    """The argument ``stager`` for a job whose log Spark's tasks read; empty if no master is named."""
     if (started := _started(stack, of, tasks, say)) is None:
         if tasks.copy_sessions is not None:
             raise ConfigError("--copy-sessions limits Spark's tasks: give --spark, too")
@@ -80,7 +80,7 @@ def stager(stack: ExitStack, of: Job, tasks: StagingOptions, say: Callable[[str]
 
 
 def writer(stack: ExitStack, of: Job, tasks: SparkOptions, say: Callable[[str], None]) -> dict[str, Any]:
-    """Argument ``writer`` for an export that Spark's tasks write; empty if no master is named."""
+    """The argument ``writer`` for an export that Spark's tasks write; empty if no master is named."""
     if (started := _started(stack, of, tasks, say)) is None:
         return {}
     from seekpoint.spark import SparkWriter  # noqa: PLC0415 -- pyspark, an extra
@@ -89,7 +89,7 @@ def writer(stack: ExitStack, of: Job, tasks: SparkOptions, say: Callable[[str], 
 
 
 class Started(NamedTuple):
-    """A session, and the brokers and database that its tasks connect to."""
+    """A session, and the brokers and database of its tasks."""
 
     session: SparkSession
     kafka: dict[str, Any]
@@ -117,10 +117,10 @@ def require_master(master: str) -> None:
 
 
 def for_tasks(url: URL, kafka: Mapping[str, Any]) -> tuple[dict[str, Any], Env]:
-    """Brokers and database for a job's plan, which has names of environment variables instead of passwords.
+    """Brokers and database for a job's plan, with names of environment variables instead of passwords.
 
     Sets these variables, which tasks on this machine inherit. On a cluster, set them for the executors; a task without
-    one fails and names it.
+    a variable fails, and names it.
     """
     from seekpoint.jobs.spark.settings import SECRET, Env  # noqa: PLC0415 -- only for Spark
 
@@ -146,6 +146,6 @@ def _java_home(folder: Path) -> Path:
 
 
 _NO_JAVA = (
-    "Spark needs Java 17 or newer, and there is none: install it and set JAVA_HOME. If you gave --spark, leave it out: "
+    "Spark needs Java 17 or newer, and there is none: install it and set JAVA_HOME. If you gave --spark, omit it: "
     "this process then reads the log itself"
 )

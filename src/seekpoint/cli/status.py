@@ -1,4 +1,4 @@
-"""``seekpoint status``: groups with their positions, lag and workers; once, again and again, or as a check."""
+"""``seekpoint status``: groups with their positions, lag and workers; once, repeatedly, or as a check."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from seekpoint.ledger.claim import DELAYED, TRANSIENT
 from seekpoint.records import Partition, numbered
 
 WATCH = 2  # seconds between two reads
-SLOW = 2.0  # seconds after which a line on stderr says what is waited for
+SLOW = 2.0  # seconds after which a line on stderr says that brokers have not answered
 # With usual values a row has at most 100 characters; --json has the rest, e.g. each partition's end and epoch.
 PARTITIONS = ("partition", "next", "lag", "lag time", "headroom", "dead", "owner", "committed")
 WORKERS = ("worker", "host", "pid", "version", "state", "started", "seen")
@@ -69,9 +69,7 @@ def status(
         Literal["name", "lag", "headroom"],
         typer.Option(help="Order of a group's partitions: by name, or the worst first."),
     ] = "name",
-    check: Annotated[
-        bool, typer.Option("--check", help="Print only what is wrong; exit with 1 if anything is.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Print only problems; exit with 1 if there are any.")] = False,
     max_lag: Annotated[
         int | None, typer.Option(min=0, help="With --check: the lag that a partition may have, in records.")
     ] = None,
@@ -84,17 +82,18 @@ def status(
     """Show groups: positions, lag in records and in time, retention headroom, dead letters, workers.
 
     Lines below the table say who paused the group and why; why a partition stopped, with the choices; which partitions
-    wait for a failed record, and until when; and which trouble, rebalance or reload workers have or wait for. Without
-    brokers (--kafka, --kafka-config), or if none answers, lag and headroom come from the workers' samples: a line has
-    their age, and they are empty after three minutes. --json has more of each partition, e.g. the end of its log. Reads
-    only. Exits with 1 if a partition is stopped or past the end of its log, if a topic does not exist or was created
-    again, or if no broker answers for a partition; with 3 if no broker answers at all (--check then uses the samples).
+    wait for a failed record, and until when; and the workers' troubles, rebalances, and reloads for which they wait.
+    Without brokers (--kafka, --kafka-config), or if none answers, lag and headroom come from the workers' samples: a
+    line shows the samples' age, and after three minutes the columns are empty. --json has more of each partition, e.g.
+    the end of its log. Reads only. Exits with 1 if a partition is stopped or past the end of its log, if a topic does
+    not exist or was created again, or if no broker answers for a partition; with 3 if no broker answers at all (--check
+    then uses the samples).
     """
     if not check and (max_lag is not None or max_age is not None):
         typer.echo("error: --max-lag and --max-age work only with --check: add it", err=True)
         raise typer.Exit(USAGE)
     if check and watch is not None:
-        typer.echo("error: --check looks once: leave --watch out", err=True)
+        typer.echo("error: --check looks once: omit --watch", err=True)
         raise typer.Exit(USAGE)
     age = None if max_age is None else duration(max_age, "--max-age")
     settings = brokers.settings()
@@ -122,7 +121,7 @@ def _watch(show: Callable[[], object], seconds: float) -> Never:
 def _check(
     admin: Admin, names: Sequence[str], max_lag: int | None, max_age: timedelta | None, *, as_json: bool
 ) -> None:
-    """Print problems, for probes. A doubt about the brokers' answers is no failure if the lag is known."""
+    """Print problems, for probes. A warning about the brokers' answers is no failure if the lag is known."""
     groups, doubts = _read(admin, names)
     failures = [failure for group in groups for failure in group.failures(max_lag=max_lag, max_age=max_age)]
     if not groups:
@@ -253,7 +252,7 @@ class Line:
 
     @property
     def waits(self) -> Iterator[str]:
-        """Sentences on retries that the partition waits for, and on dead letters that wait for a decision."""
+        """Sentences about retries for which the partition waits, and dead letters that need a decision."""
         partition, stored = self.partition, self.partition.position
         retry = RetryStatus.of(stored)
         if partition.blocked:
@@ -310,7 +309,7 @@ def _row(line: Line) -> Sequence[object]:
 
 
 def _ages(lines: Sequence[Line]) -> Iterator[str]:
-    """A sentence for each age of the samples that numbers come from, with the partitions; none for current numbers."""
+    """A sentence for each age of the samples used, with the partitions; none for current numbers."""
     by_age: dict[str, list[str]] = {}
     for line in lines:
         partition = line.partition
@@ -327,7 +326,7 @@ def _worker(worker: WorkerStatus) -> Sequence[object]:
 
 
 def _activity(worker: WorkerStatus) -> str | None:
-    """A sentence on the worker's trouble, the error that ended it, or its long transaction.
+    """A sentence about the worker's trouble, the error that ended it, or its long transaction.
 
     A pause is shown once for the whole group.
     """
@@ -350,7 +349,7 @@ def _plain(text: str) -> str:
     return plain(masked(text))
 
 
-NEVER_CAME_BACK = "the process that tried it never came back"
+NEVER_CAME_BACK = "the process that tried it crashed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""``run --workers N``: the parent of the worker processes, which starts a child again when it ends and drains all."""
+"""``run --workers N``: the parent of the worker processes, which restarts ended children, and drains all."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from seekpoint.cli.systemd import notify
 logger = logging.getLogger("seekpoint.cli")
 
 TICK = 0.2  # seconds between two checks of the children
-BACKOFF, LONGEST = 0.5, 30.0  # seconds before the first restart, doubled for each further one in a row; at most
+BACKOFF, LONGEST = 0.5, 30.0  # seconds before the first restart, doubled for each consecutive one; and the most
 STEADY = 60.0  # seconds after which a running child counts as steady: its next restart waits the shortest time again
-SILENT = 30.0  # seconds without a child's report that it is live, after which it counts as hanging
-SILENT_AT_START = 300.0  # the same before its first report: users' modules are imported until then
+SILENT = 30.0  # seconds without a report that a child is live, after which the child counts as hanging
+SILENT_AT_START = 300.0  # the same before its first report, because it first imports users' modules
 _CHILD = "from seekpoint.cli import main, parent_link; parent_link.attach(); main.main()"
-_SYSTEMD = {"NOTIFY_SOCKET", "WATCHDOG_USEC"}  # not for children: the parent reports to systemd
+_SYSTEMD = {"NOTIFY_SOCKET", "WATCHDOG_USEC"}  # removed for children: only the parent reports to systemd
 
 
 class WorkerProcess:
@@ -34,7 +34,7 @@ class WorkerProcess:
     def __init__(self, number: int, words: Sequence[str]) -> None:
         self.was_live = self._is_killed = False
         self.started_at = self._live_at = monotonic()
-        self._link, child_end = socket.socketpair()  # the child reports that it is live, and sees its parent's end
+        self._link, child_end = socket.socketpair()  # the child reports that it is live, and notices its parent's end
         self._link.setblocking(False)
         with child_end:
             self._process = subprocess.Popen(  # noqa: S603 -- this program itself
@@ -57,7 +57,7 @@ class WorkerProcess:
         return code
 
     def kill_if_hanging(self) -> bool:
-        """Kill the child if it has not reported in time that it is live. Returns whether it did so now."""
+        """Kill the child if it has not reported in time that it is live. Returns whether it was killed now."""
         allowed = SILENT if self.was_live else SILENT_AT_START
         if self._is_killed or monotonic() - self._live_at <= allowed:
             return False
@@ -107,7 +107,7 @@ class Supervisor:
         return self._code
 
     def end(self) -> None:
-        """The first call drains all, the second aborts their batches, the third ends them at once."""
+        """The first call drains all children, the second aborts their batches, the third ends them at once."""
         self._signals += 1
         if self._signals == 1:
             self._drain()
@@ -115,7 +115,7 @@ class Supervisor:
             self._terminate()
 
     def step(self) -> None:
-        """Check each child once, and start those that are due; report to systemd once all have been live."""
+        """Check each child once, and start those that are due; report to systemd once all children have been live."""
         for slot in self._slots:
             if slot.child is not None:
                 self._look_at(slot, slot.child)
@@ -126,7 +126,7 @@ class Supervisor:
             self._is_ready = True
 
     def _drain(self) -> None:
-        """Ask all to finish their batches and end; only once, because a second signal would abort their batches."""
+        """Ask all children to finish their batches and end; only once, because a second signal would abort batches."""
         if not self._is_draining:
             self._is_draining = True
             notify("STOPPING=1")
@@ -149,7 +149,7 @@ class Supervisor:
             logger.info("worker %d started, pid %d", slot.number, slot.child.pid, extra=extra)
 
     def _postpone(self, slot: _Slot) -> float:
-        """Postpone the next start, longer each time in a row; returns the seconds."""
+        """Postpone the next start, longer each consecutive time; returns the seconds."""
         slot.ends_in_row += 1
         wait: float = min(LONGEST, BACKOFF * 2 ** min(slot.ends_in_row - 1, 10))
         slot.start_at = monotonic() + wait

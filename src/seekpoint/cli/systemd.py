@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-EVERY = 1.0  # seconds between two checks, unless the watchdog needs more
+EVERY = 1.0  # seconds between two checks, unless the watchdog needs shorter intervals
 
 
 def notify(message: str) -> None:
@@ -23,7 +23,7 @@ def notify(message: str) -> None:
 
 @contextmanager
 def notifying(live: Callable[[], bool]) -> Iterator[None]:
-    """Within the block, send READY once ``live()``, then WATCHDOG as long as ``live()``."""
+    """Within the block, send READY once ``live()`` is true, then WATCHDOG as long as it is true."""
     if not os.environ.get("NOTIFY_SOCKET"):
         yield
         return

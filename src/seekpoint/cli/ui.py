@@ -1,4 +1,4 @@
-"""``seekpoint ui``: the console."""
+"""``seekpoint ui``: serves the console."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def ui(
 ) -> None:
     """Serve the console of a ledger at http://HOST:PORT until SIGTERM or Ctrl-C.
 
-    Pages show groups, partitions, dead letters, reloads, history and health, and refresh every two seconds. The
-    console is read-only, for users of this machine. With --allow-actions they may pause, resume, reset, accept losses,
-    replay and discard, after a plan and with a reason. For other users, mount seekpoint.web.create_app with access= in
-    a service. Needs the extra web.
+    Pages show groups, partitions, dead letters, reloads, history and health, and refresh every two seconds. The console
+    is for users of this machine, and read-only. With --allow-actions these users may pause, resume, reset, accept
+    losses, replay and discard, after a plan and with a reason. For other users, mount seekpoint.web.create_app with
+    access= in a service. Needs the extra web.
     """
     from seekpoint.web.access import PROXIED  # noqa: PLC0415 -- an extra
     from seekpoint.web.guard import is_loopback  # noqa: PLC0415 -- an extra

@@ -1,4 +1,4 @@
-"""``seekpoint verify``: compares tables with what the log yields; changes nothing, and workers continue."""
+"""``seekpoint verify``: compares tables with rows rebuilt from the log; changes nothing, and workers continue."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def verify(
 ) -> None:
     """Rebuild pipelines' tables from the log, compare with the live ones at the same offsets, and drop the rebuild.
 
-    Shows how many rows are equal, missing, extra and different, with up to five rows of each kind of difference.
-    Nothing live is touched or locked. Exits with 1 if one row differs.
+    Shows how many rows are equal, missing, extra and different, with up to five rows of each kind of difference. Does
+    not change or lock live tables. Exits with 1 if any row differs.
     """
     with (
         servers.job(context, *targets, topics=topic or ()) as of,
@@ -48,13 +48,13 @@ def verify(
 
 
 def print_report(report: Report, paths: Mapping[str, str] | None = None, *, as_json: bool) -> None:
-    """Print the differences, and the paths of files with all of them, by table. Exits with 1 if there is one."""
+    """Print the differences, and the paths of files with all of them, by table. Exits with 1 if there are any."""
     if as_json:
         answer(report.as_dict() | ({} if paths is None else {"differences": dict(paths)}), as_json=True)
     else:
         _print(report)
         for table, path in (paths or {}).items():
-            typer.echo(f"{plain(table)}: all rows that differ are in {plain(path)}")
+            typer.echo(f"{plain(table)}: all differing rows are in {plain(path)}")
     if not report.is_empty:
         raise typer.Exit(FAILED)
 
@@ -68,7 +68,7 @@ def _print(report: Report) -> None:
         if difference.inputs and not difference.is_empty:
             typer.echo(
                 f"{plain(difference.table)}: rebuilt rows are joined with {', '.join(difference.inputs)} as it is now, "
-                "live rows with what it held when they were applied"
+                "live rows with its values when they were applied"
             )
     offsets = ", ".join(f"{where} at {offset}" for where, offset in report.offsets.items())
     typer.echo(f"compared at {plain(offsets)}")
@@ -86,7 +86,7 @@ def _print_some(of: Difference, kind: str) -> None:
 
 
 def _sides(sample: Sample) -> Iterator[str]:
-    """Both rows; if both exist, only the columns that differ, also those of provenance."""
+    """Both rows; if both exist, only the columns that differ, including those of provenance."""
     live, rebuilt = sample.live, sample.rebuilt
     if live is None or rebuilt is None:
         yield f"{'rebuilt' if live is None else 'live':<8}{_texts(live or rebuilt or {})}"

@@ -20,7 +20,7 @@ logger = logging.getLogger("seekpoint.cli")
 
 
 class ProcessWorkers:
-    """All workers of this process: they start, report and end together; if one ends with an error, all drain."""
+    """All workers of this process, which start, report and end together; if one ends with an error, all drain."""
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self._workers = workers
@@ -28,14 +28,14 @@ class ProcessWorkers:
         self._news = SimpleQueue[_Ended | signal.Signals]()
         self._ended: set[Worker] = set()
 
-    # -- what is known of them ----------------------------------------------------------------------------
+    # -- their state ----------------------------------------------------------------------------
 
     def count(self) -> None:
-        """Count their events, for metrics; before they run."""
+        """Count the workers' events, for metrics; call it before they run."""
         self._tallies = [Tally(worker) for worker in self._workers]
 
     def add_to(self, samples: Samples) -> None:
-        """Add their metrics; may be called from any thread."""
+        """Add the workers' metrics; may be called from any thread."""
         for tally in self._tallies:
             tally.add_to(samples)
 
@@ -50,7 +50,7 @@ class ProcessWorkers:
         return [worker.pipeline.group for worker in self._workers]
 
     def state(self) -> State:
-        """The state for probes: that of the only worker, or of all combined, with each pipeline's in the details.
+        """The state for probes: the only worker's, or all states combined, with each pipeline's in the details.
 
         While some workers finish their batches, only their states decide whether the process is live and stale.
         """
@@ -82,7 +82,7 @@ class ProcessWorkers:
     # -- their life ---------------------------------------------------------------------------------------
 
     def stop(self, grace: float | None = None) -> None:
-        """Ask all to finish their batches and leave, from any thread."""
+        """Ask all workers to finish their batches and leave; may be called from any thread."""
         for worker in self._workers:
             worker.stop(grace)
 
@@ -94,7 +94,7 @@ class ProcessWorkers:
         if len(self._workers) == 1:
             self._workers[0].run()
             return
-        with handled(lambda number, _: self._news.put(signal.Signals(number))):  # a handler may do little more
+        with handled(lambda number, _: self._news.put(signal.Signals(number))):  # a signal handler may do little more
             for worker in self._workers:
                 name = f"seekpoint-{worker.pipeline.group}"
                 threading.Thread(target=self._run_one, args=[worker], name=name, daemon=True).start()

@@ -2,9 +2,9 @@
 
 A codec is a callable ``bytes -> V``, or an object with ``decode(record) -> V`` for formats that need the
 whole record (headers, topic). A callable never gets null: a null key is None; a null value (a tombstone) is None
-if the codec declares ``tombstones=True``, and poison otherwise. Any exception of a codec makes its record a poison
-record, except CodecUnavailable: a service that the codec needs does not answer, so the worker waits.
-Do not use ``pickle.loads``: a producer of the topic could run code.
+if the codec declares ``tombstones=True``, and poison otherwise. Any exception of a codec makes the record a poison
+record, except CodecUnavailable: a service that the codec needs does not answer, so the worker waits. Do not use
+``pickle.loads``: a producer of the topic could run code.
 
 ``Avro``, ``JsonSchema``, ``Protobuf`` and ``Registry`` need the extra ``registry``, ``Arrow`` the extra ``arrow``.
 """
@@ -49,7 +49,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a codec that has an extra, when it is first used."""
+    """Import a codec that needs an extra, when it is first used."""
     if name == "Arrow":
         from seekpoint.codecs.arrow import Arrow  # noqa: PLC0415 -- an extra
 

@@ -17,9 +17,9 @@ FILE = b"ARROW1"  # the first bytes of Arrow's file format
 class Arrow:
     """Decode Arrow's stream format, or its file format, into a ``pyarrow.Table``.
 
-    With ``schema`` the table gets the schema's columns, order and types: other columns are left out, and values are
-    cast if none is changed. Without it, the table is as it was written. With ``tombstones=True`` a null value decodes
-    to None.
+    With ``schema`` the table gets the schema's columns, order and types: it has no other columns, and values are cast
+    if none is changed by that. Without it, the table is as written. With ``tombstones=True`` a null value decodes to
+    None.
 
     A record is poison if it is in neither format, is malformed (offsets, UTF-8 and dictionaries are validated), lacks a
     column or cannot be cast.
@@ -31,7 +31,7 @@ class Arrow:
         self.schema, self.tombstones = schema, tombstones
 
     def __call__(self, data: bytes) -> Any:
-        """Decode bytes to a table. Raises pyarrow's errors, or ValueError for a column that is missing."""
+        """Decode bytes to a table. Raises pyarrow's errors, or ValueError for a missing column."""
         ipc = required().ipc
         table = (ipc.open_file(data) if data.startswith(FILE) else ipc.open_stream(data)).read_all()
         table.validate(full=True)  # offsets in the data are not trusted
@@ -69,6 +69,6 @@ def required() -> Any:
 
 
 class Whole(NamedTuple):
-    """A row that holds a record's whole Arrow table."""
+    """A row that consists of a record's whole Arrow table."""
 
     table: Any

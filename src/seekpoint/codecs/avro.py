@@ -26,16 +26,16 @@ class Avro(RegistryCodec[V_co]):
     ``registry`` is a URL, the configuration of Confluent's ``SchemaRegistryClient``, or a function, called at the first
     record, that returns a URL, a configuration or a client. ``type`` is a msgspec Struct, dataclass, TypedDict or
     builtin type. ``schema`` is the reader's schema (JSON): records written with another schema are resolved to it, as
-    Avro defines; without it, values have the shape they were written with. ``options`` go to ``AvroDeserializer``.
-    With ``record_name="type"``, the outermost record, and each record from a union of several record types, has its
-    full name under ``"type"``, so that msgspec can choose among tagged Structs.
+    Avro defines; without it, values have the writer's shape. ``options`` go to ``AvroDeserializer``. With
+    ``record_name="type"``, the outermost record, and each record in a union of several record types, has its full name
+    under ``"type"``, so that msgspec can choose among tagged Structs.
 
-    decimal is ``Decimal``, timestamps are aware and in UTC, local timestamps naive, both cut to microseconds; date,
-    time and uuid are Python's. Defaults of the reader's schema are converted in the same way.
-    With ``tombstones=True`` a null value decodes to None. As ``key=`` of a pipeline it decodes keys.
+    A decimal is a ``Decimal``; timestamps are aware and in UTC, local timestamps naive, both cut to microseconds; date,
+    time and uuid are Python's. Defaults of the reader's schema are converted in the same way. With ``tombstones=True``
+    a null value decodes to None. As ``key=`` of a pipeline it decodes keys.
 
     A record is poison if it is not in the wire format, does not fit the type, or has a schema that the registry does
-    not know or that is for another codec (JSON Schema, Protobuf). If the registry does not answer, decoding raises
+    not know, or one for another codec (JSON Schema, Protobuf). If the registry does not answer, decoding raises
     CodecUnavailable: the worker waits, and no record fails.
     """
 

@@ -1,7 +1,7 @@
-"""The fast path of Avro: fastavro's reader, which also converts defaults and adds records' names.
+"""Avro's fast path: fastavro's reader, which also converts defaults and adds records' names.
 
-It is used for schemas without rules, once Confluent's deserializer has fetched them. That neither converts defaults nor
-adds names: if rules or options need it, a codec that needs one of the two raises ConfigError.
+It is used for schemas without rules, once Confluent's deserializer has fetched them. That deserializer neither converts
+defaults nor adds names: if rules or options need it, a codec that needs either raises ConfigError.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AvroReader:
                 self._latest.add(schema.schema_str)
 
     def _refuse(self, converted: list[str], why: str) -> None:
-        """Raise ConfigError if the codec needs converted defaults or records' names: Confluent's cannot make them."""
+        """Raise ConfigError if the codec needs converted defaults or records' names, which Confluent's cannot make."""
         if converted:
             raise ConfigError(
                 f"{why} Confluent's deserializer, which returns the default of {converted[0]} as its JSON value, not "
@@ -56,7 +56,7 @@ class AvroReader:
             )
 
     def shorten(self, frame: bytes, data: bytes, value: Any) -> Short | None:
-        """The fast path for data with this frame; None if it is ruled out, or ConfigError if the codec needs it."""
+        """The fast path for data with this frame; None if there is none. Raises ConfigError if the codec needs one."""
         schema = self._client.written_with(schema_id(frame))
         if not self._is_short:
             return None
@@ -65,7 +65,7 @@ class AvroReader:
             self._refuse(self._converted, why)
             return None
         if _is_bytes(schema.schema_str):
-            return None  # at the top level bytes have no length before them: only Confluent's deserializer reads them
+            return None  # bytes at the top level have no length prefix: only Confluent's deserializer reads them
         others = self._others(schema)
         if repr(self._plain(schema.schema_str, others)(data, len(frame))) != repr(value):
             self._refuse(self._converted, "the record's schema needs")
@@ -73,7 +73,7 @@ class AvroReader:
         return self._reader(schema.schema_str, others)
 
     def _others(self, schema: Any) -> list[str]:
-        """The schemas that ``schema`` needs, each after those that it needs itself."""
+        """The schemas that ``schema`` needs, each after its own dependencies."""
         schemas: dict[tuple[str, int], str] = {}
 
         def add(referring: Any) -> None:
@@ -88,7 +88,7 @@ class AvroReader:
         return list(schemas.values())
 
     def _plain(self, written: str, others: list[str]) -> Read:
-        """A reader that does what Confluent's deserializer does."""
+        """A reader with the results of Confluent's deserializer."""
         wrap = not self._are_records(written)
         reader = None if self._schema is None else parsed(self._schema, in_a_record=wrap)
         return partial(_read, parsed(written, others, in_a_record=wrap), reader, wrap)

@@ -19,7 +19,7 @@ from seekpoint.records import EPOCH
 
 Named = dict[str, Any]
 LOCAL_EPOCH = EPOCH.replace(tzinfo=None)
-FLOATS = {"NaN", "Infinity", "-Infinity"}  # JSON has no numbers for them
+FLOATS = {"NaN", "Infinity", "-Infinity"}  # floats for which JSON has no numbers
 INTEGERS = {"int": 31, "long": 63}  # bits without the sign
 SIMPLE = {"null": type(None), "boolean": bool, "string": str}
 
@@ -47,10 +47,11 @@ for (_kind, _logical), _read in OURS.items():
 
 
 def parsed(schema: str, others: Sequence[str] = (), *, ours: bool = False, in_a_record: bool = False) -> Any:
-    """Parse the schema with fastavro; ``others`` are schemas that it refers to, each after the schemas that it needs.
+    """Parse the schema with fastavro; ``others`` are the schemas that it needs, each after its own dependencies.
 
     ``ours``: logical types in ``OURS`` get our names. ``in_a_record``: the schema becomes the only field of a record,
-    whose bytes are the same; fastavro parses a schema that is no record for each value, and a union without references.
+    whose bytes are the same. Otherwise fastavro would parse a schema that is not a record for each value, and a union
+    without references.
     """
     prepare: Callable[[Any], Any] = _with_our_names if ours else lambda loaded: loaded
     named: Named = {}
@@ -63,7 +64,7 @@ def parsed(schema: str, others: Sequence[str] = (), *, ours: bool = False, in_a_
 
 
 class ReaderSchema:
-    """A reader's schema whose defaults are Python values (Decimal, bytes, date), as if they had been decoded.
+    """A reader's schema whose defaults are Python values (Decimal, bytes, date), as after decoding.
 
     Raises ValueError if a default does not fit its type. ``converted`` names the fields whose default differs from its
     JSON value; ``shared``: a default is a list or dict, one object that fastavro gives to all records.
@@ -153,7 +154,7 @@ def _value(schema: Any, default: Any, named: Named) -> Any:
 
 def _value_of_union(branches: list[Any], default: Any, named: Named) -> Any:
     refused = ValueError(f"{default!r}: the union has no types")
-    for branch in branches:  # the first that the default fits, as the specification says
+    for branch in branches:  # the first type that the default fits, as the specification says
         try:
             return _value(branch, default, named)
         except (ValueError, OverflowError) as error:
@@ -172,7 +173,7 @@ def _value_of_record(schema: dict[str, Any], default: dict[str, Any], named: Nam
 
 
 def _simple(kind: str, schema: Any, default: Any) -> Any:
-    """The value of a default that has no parts."""
+    """The value of a default without parts."""
     if kind == "bytes" and isinstance(default, str):
         return default.encode("latin-1")  # each character is a byte
     if kind == "fixed" and isinstance(default, str) and len(default) == schema["size"]:
@@ -191,7 +192,7 @@ def _simple(kind: str, schema: Any, default: Any) -> Any:
 
 
 def copied(value: Any) -> Any:
-    """Copy the value's lists and dicts: those of a default are shared by all records."""
+    """Copy the value's lists and dicts, because all records share those of a default."""
     if isinstance(value, dict):
         return {key: copied(part) for key, part in value.items()}
     return [copied(part) for part in value] if isinstance(value, list) else value
@@ -200,7 +201,7 @@ def copied(value: Any) -> Any:
 def with_names(value: Any, key: str, name: str | None) -> Any:
     """The value with records' names under ``key``; fastavro returns a union's records as tuples (name, record).
 
-    ``name`` is that of ``value`` itself, if it is a record. Raises ValueError if a record has a field ``key``.
+    ``name`` is the name of ``value``, if that is a record. Raises ValueError if a record has a field ``key``.
     """
     if isinstance(value, tuple):
         name, value = value

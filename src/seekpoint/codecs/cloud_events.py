@@ -25,9 +25,9 @@ _time = msgspec.json.Decoder(datetime)
 
 
 class Event(msgspec.Struct, Generic[D], frozen=True, kw_only=True):
-    """A CloudEvent: its attributes, and its data as the inner codec decodes it. ``time`` is aware.
+    """A CloudEvent: its attributes, and its data as decoded by the inner codec. ``time`` is aware.
 
-    ``extensions`` has all other attributes as text; numbers and booleans of a structured event are JSON.
+    ``extensions`` has all other attributes as text; a structured event's numbers and booleans as JSON.
     """
 
     id: str
@@ -45,12 +45,12 @@ class CloudEvent(Generic[E_co]):
     """Decode a CloudEvent 1.0 into an :class:`Event`, whose data ``inner`` decodes.
 
     Each record may be in either of Kafka's content modes: binary (attributes in headers ``ce_…``, the value is the
-    data) or structured (the value is the whole event in JSON). The data of an event without data is None if ``inner``
+    data) or structured (the value is the whole event in JSON). An event without data has the data None if ``inner``
     declares ``tombstones=True``; otherwise the record is poison. A record with neither value nor attributes is a
     tombstone: None with ``tombstones=True``, otherwise poison. Specification: CloudEvents 1.0.2, Kafka Protocol Binding
     and JSON Event Format.
 
-    A record is poison if it is no CloudEvent, lacks a required attribute, has another version, or is structured in a
+    A record is poison if it is not a CloudEvent, lacks a required attribute, has another version, or is structured in a
     format other than JSON.
     """
 
@@ -69,7 +69,7 @@ class CloudEvent(Generic[E_co]):
         return f"CloudEvent({self.inner!r})"
 
     def decode(self, record: RawRecord, /) -> E_co:
-        """Decode a record's value and headers. Raises Poison, ValueError, and what ``inner`` raises."""
+        """Decode a record's value and headers. Raises Poison, ValueError, and the errors of ``inner``."""
         headers = {name: value for name, value in record.headers if value is not None}
         content = headers.get("content-type", b"").decode()
         if content.lower().startswith(_STRUCTURED):

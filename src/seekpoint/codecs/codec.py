@@ -1,4 +1,4 @@
-"""The protocols of codecs, and the functions that decode a pipeline's values and keys with them."""
+"""The protocols of codecs, and functions that decode a pipeline's values and keys with codecs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class BytesDecoder(Protocol[V_co]):
 
 @runtime_checkable
 class RecordCodec(Protocol[V_co]):
-    """A codec that gets whole records, also those with a null value.
+    """A codec that gets whole records, including those with a null value.
 
-    Keys are decoded by ``decode_key(record)``, if it has that, else by ``decode``.
+    Keys are decoded by ``decode_key(record)`` if the codec has that method, otherwise by ``decode``.
     """
 
     def decode(self, record: RawRecord, /) -> V_co:
@@ -45,7 +45,7 @@ Codec = BytesDecoder[V] | RecordCodec[V]
 
 
 def _check(codec: Any) -> None:
-    """Raise ConfigError for likely mistakes with which every record would fail."""
+    """Raise ConfigError for likely mistakes because of which every record would fail."""
     if isinstance(codec, type) and (hasattr(codec, "decode") or issubclass(codec, Json | Text | Bytes | str)):
         examples: dict[type, str] = {str: "Text()", bytes: "Bytes()"}
         example = examples.get(codec, f"{codec.__name__}(...)")
@@ -68,7 +68,7 @@ def decode_null(record: RawRecord, tombstones: bool) -> Any:
 
 
 def value_decoder(codec: Codec) -> Callable[[RawRecord], Any]:
-    """A function from a raw record to its decoded value; it raises what the codec raises."""
+    """A function from a raw record to its decoded value, which raises the codec's errors."""
     _check(codec)
     if isinstance(codec, RecordCodec):
         return codec.decode

@@ -1,4 +1,4 @@
-"""Reads Kafka Connect's data in Avro, as AvroConverter writes it, with the schema as JsonConverter would write it.
+"""Reads Kafka Connect's data in Avro, as AvroConverter writes it, with the schema that JsonConverter would write.
 
 AvroConverter stores a Connect type's name and parameters as properties of the Avro type. Avro's logical types, which it
 adds to some of them, are ignored: `connect_values` converts values by the Connect type's name, as it does for JSON.
@@ -16,23 +16,24 @@ from fastavro import parse_schema, schemaless_reader
 from seekpoint.codecs.avro_reader import Read
 from seekpoint.codecs.connect_values import Schema
 
-# AvroConverter's names of structs that have no name (the second one gets a number, too) and of entries of maps.
+# AvroConverter's names for structs without a name (from the second on with a number) and for entries of maps.
 _DEFAULT = "io.confluent.connect.avro.ConnectDefault"
 _ENTRY = "io.confluent.connect.avro.MapEntry"
-# JsonConverter says "float", not "float32": in JSON such numbers have the fewest digits already, and stay as they are.
+# JsonConverter says "float", not "float32": in JSON such numbers already have the fewest digits, and need no
+# conversion.
 _KINDS = {"record": "struct", "fixed": "bytes", "float": "float32"}
 Named = dict[str, Any]
 
 
 def connect_reader(written: str) -> tuple[Schema, Read]:
-    """The schema as JsonConverter would write it, and a function that reads values.
+    """The schema that JsonConverter would write, and a function that reads values.
 
     Raises ValueError if the schema lacks the names of Connect's types.
     """
     named: Named = {}
     field = {"name": "value", "type": json.loads(written, object_hook=_without_logical_type)}
-    # A record around the value lets it be of any type; the bytes are the same. The record has no namespace, because
-    # types without one would inherit it.
+    # Inside a record the value may be of any type; the bytes are the same. The record has no namespace, because types
+    # without one would inherit it.
     schema = parse_schema({"type": "record", "name": "seekpoint_value", "fields": [field]}, named)
     connect = _connect(schema["fields"][0]["type"], named)  # type: ignore[call-overload,index]
     return connect, partial(_read, schema)
@@ -70,7 +71,7 @@ def _connect(schema: Any, named: Named) -> Schema:
         connect |= {"keys": {"type": "string"}, "values": _connect(schema["values"], named)}
     elif kind == "array":
         items = _connect(schema["items"], named)
-        if items["type"] == "entry":  # of a map whose keys are not strings
+        if items["type"] == "entry":  # entries of a map whose keys are not strings
             connect |= {"type": "map", "keys": items["fields"][0], "values": items["fields"][1]}
         else:
             connect["items"] = items

@@ -1,4 +1,4 @@
-"""Reads Kafka Connect's data as JsonSchemaConverter writes it, with the schema as JsonConverter would write it.
+"""Reads Kafka Connect's data as JsonSchemaConverter writes it, with the schema that JsonConverter would write.
 
 JsonSchemaConverter writes plain JSON. A Connect type's name is the JSON Schema's title, its parameters are a property.
 """
@@ -14,13 +14,13 @@ import msgspec
 from seekpoint.codecs.connect_values import Schema
 from seekpoint.codecs.json import json_number
 
-# JsonConverter's names of types; in JSON, numbers of 32 bits have the fewest digits already.
+# JsonConverter's names of types; in JSON, numbers of 32 bits already have the fewest digits.
 _KINDS = {"float32": "float", "float64": "double"}
 _plain = msgspec.json.Decoder(float_hook=json_number)
 
 
 def connect_json_reader(written: str) -> tuple[Schema, Callable[[bytes, int], Any]]:
-    """The schema as JsonConverter would write it, and a function that reads values.
+    """The schema that JsonConverter would write, and a function that reads values.
 
     Raises ValueError if the schema lacks the names of Connect's types.
     """
@@ -32,7 +32,7 @@ def _read(data: bytes, begin: int) -> Any:
 
 
 def _connect(schema: Mapping[str, Any]) -> Schema:
-    """The Connect schema of a JSON Schema; one of null and another type has that type's schema."""
+    """The Connect schema of a JSON Schema; a union of null and one type has that type's schema."""
     if "oneOf" in schema:
         kinds = [branch for branch in schema["oneOf"] if branch != {"type": "null"}]
         return _connect(kinds[0]) if len(kinds) == 1 else {"type": "union"}

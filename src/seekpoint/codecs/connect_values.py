@@ -1,4 +1,4 @@
-"""Converts values that JsonConverter or AvroConverter wrote, by their field's schema: exactly, or not at all.
+"""Converts values that JsonConverter or AvroConverter wrote, by the field's schema: exactly, or not at all.
 
 Names of types are Connect's (``org.apache.kafka.connect.data.…``) and Debezium's (``io.debezium.…``). If a type has no
 name, its plain type decides. Bytes are base64 texts in JSON, and bytes in Avro.
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-Schema = Mapping[str, Any]  # a field's schema as JsonConverter writes it; `connect_avro` makes it from Avro's
+Schema = Mapping[str, Any]  # a field's schema as JsonConverter writes it; `connect_avro` makes it from Avro's schema
 Convert = Callable[[Any], Any]
 
 
@@ -28,7 +28,7 @@ class Unavailable:
 
 
 class Unreadable:
-    """A value that cannot be converted exactly, and why. Its record fails only if a sink writes it."""
+    """A value that cannot be converted exactly, with the reason. Its record fails only if a sink writes the value."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -49,11 +49,11 @@ _OTHERS: list[Any] = [[_PLACEHOLDER], [*_PLACEHOLDER.encode()], {_PLACEHOLDER: _
 _EPOCH, _DAY = date(1970, 1, 1), 86_400_000_000  # _DAY in microseconds
 _MOMENT = datetime(1970, 1, 1)  # the epoch of times without a zone
 _in_32_bits = Struct("f").pack
-_WIDE = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)  # exact: no rounding
+_WIDE = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)  # a decimal context without rounding
 
 
 def row_converter(schema: Schema) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """A function that converts a row by this schema; fields that are not in the schema are not converted.
+    """A function that converts a row by this schema; it does not convert fields outside the schema.
 
     A value that cannot be converted becomes an :class:`Unreadable`.
     """
@@ -75,7 +75,7 @@ def row_converter(schema: Schema) -> Callable[[Mapping[str, Any]], dict[str, Any
 
 
 def schema_named(field: str, kind: str | Schema) -> Schema:
-    """A field's schema, from the name of its type, or from a schema with parameters."""
+    """A field's schema, from its type's name, or from a schema with parameters."""
     return {"field": field, "type": "", "name": kind} if isinstance(kind, str) else {**kind, "field": field}
 
 
@@ -96,7 +96,7 @@ def converter(schema: Schema) -> Convert | None:
 
 
 def _unavailable(values: Mapping[str, Any]) -> Collection[str]:
-    """The fields whose value is a placeholder."""
+    """The fields whose value is a placeholder for one that was not sent."""
     try:
         if _TEXTS.isdisjoint(values.values()):  # fast path
             return ()
@@ -155,7 +155,7 @@ def _float32(value: float) -> float:
 
 
 def connect_decimal(unscaled: str | bytes, scale: int) -> Decimal:
-    """A Decimal with all digits of Connect's bytes, which are a big-endian whole number, whatever the context is."""
+    """A Decimal with all digits of Connect's bytes (a big-endian whole number), whatever the decimal context."""
     return Decimal(int.from_bytes(_bytes(unscaled), "big", signed=True)).scaleb(-scale, _WIDE)
 
 

@@ -85,7 +85,7 @@ class Debezium:
     Values are converted by the event's schema (``schemas.enable``): times, decimals, bits, JSON, arrays. A value that
     cannot be converted exactly is an ``Unreadable``, which no sink writes. For JSON without schemas, ``types`` maps
     columns to names of Debezium's or Connect's types, as in ``{"at": "io.debezium.time.MicroTimestamp"}``, or to a
-    field's schema with its parameters; other columns stay as JSON has them.
+    field's schema with its parameters; other columns stay as in JSON.
 
     ``flattened=True``: the value is the row itself, as ``ExtractNewRecordState`` makes it. Schema changes, heartbeats
     and other events that change no row are poison; the error names them.
@@ -119,14 +119,13 @@ class Debezium:
     def decode(self, record: RawRecord, /) -> Change | None:
         """Decode a change; None for a tombstone.
 
-        Raises CodecUnavailable if the schema registry does not answer, Poison or ValueError for a record that is
-        neither.
+        Raises CodecUnavailable if the schema registry does not answer, Poison or ValueError for any other record.
         """
         if record.value is None:
             return None
         read = _plain.decode if self.flattened else _read_envelope
         schema, payload, convert = self._event(record, record.value, "value", read)
-        if payload is None:  # a tombstone that ExtractNewRecordState made of a delete
+        if payload is None:  # a tombstone that ExtractNewRecordState made from a delete
             return None
         change = self._flat if self.flattened else self._change
         return change(schema, payload, convert, record)
@@ -149,7 +148,7 @@ class Debezium:
             raise ValueError("in a schema registry's wire format, not JSON: give Debezium(registry=...)")
         payload = read(data)
         if isinstance(payload, dict) and payload.keys() == {"schema", "payload"}:
-            if isinstance(payload["schema"], dict):  # otherwise both may be columns of a flattened row
+            if isinstance(payload["schema"], dict):  # otherwise both names may be columns of a flattened row
                 return self._with_schema(record, data, field, read)
             if payload["schema"] is None:
                 payload = payload["payload"]
@@ -162,7 +161,7 @@ class Debezium:
         return None, payload, self._declared
 
     def _with_schema(self, record: RawRecord, data: bytes, field: str, read: _Read) -> Event:
-        """The event in JSON with its schema; the next one that begins with the same bytes is read without it."""
+        """The event in JSON with its schema; the next event that begins with the same bytes is read without it."""
         members = _members.decode(data)
         framed, raw = bytes(members["schema"]), bytes(members["payload"])
         if framed not in self._compiled:
@@ -276,7 +275,7 @@ class _RegistryEvents(RegistryCodec[Event]):
 
 
 def _row_of(schema: Schema) -> Schema:
-    """The schema of the event's rows: that of ``after`` in an envelope, else the event's schema."""
+    """The schema of the event's rows: that of ``after`` in an envelope, otherwise the event's own."""
     fields: Sequence[Schema] = schema.get("fields") or ()
     return next((field for field in fields if field.get("field") == "after" and field.get("type") == "struct"), schema)
 
@@ -284,7 +283,7 @@ def _row_of(schema: Schema) -> Schema:
 def _require_change_of_a_row(schema: Schema | None, payload: Any, record: RawRecord) -> None:
     """Raise Poison for schema changes, transaction metadata and heartbeats; the message names the event."""
     name = str((schema or {}).get("name") or "")
-    kind = name.rpartition(".")[2] if name.startswith("io.debezium.") else ""  # other names are made of a table's
+    kind = name.rpartition(".")[2] if name.startswith("io.debezium.") else ""  # other names are made from a table's
     is_dict = isinstance(payload, dict)
     if kind.startswith("SchemaChange") or (is_dict and payload.keys() >= {"source", "tableChanges"}):
         raise Poison(

@@ -12,7 +12,7 @@ import msgspec
 from seekpoint.codecs.pydantic_models import model_decoder
 from seekpoint.codecs.value_types import check_type, has_models
 
-_TEXT = 17  # characters: a shorter number has at most 15 digits and a point, and a float keeps 15 digits
+_TEXT = 17  # characters: a number of this length has at most 15 digits and a point, and a float keeps 15 digits
 
 T = TypeVar("T")
 V_co = TypeVar("V_co", covariant=True)
@@ -28,7 +28,7 @@ class JsonFloat(float):
     text: str
 
     def __new__(cls, text: str) -> Self:
-        """Make the float of a JSON number. Raises ValueError for a number beyond a float's range."""
+        """Make the float from a JSON number. Raises ValueError for a number beyond a float's range."""
         number = super().__new__(cls, text)
         if isinf(number):
             raise ValueError("Number out of range")
@@ -36,14 +36,14 @@ class JsonFloat(float):
         return number
 
     def __str__(self) -> str:
-        return self.text  # from which Pydantic makes a Decimal
+        return self.text  # the text from which Pydantic makes a Decimal
 
     def __reduce__(self) -> tuple[type[JsonFloat], tuple[str]]:
         return type(self), (self.text,)
 
 
 def json_number(text: str) -> float:
-    """The number as a float if that has the same digits, else as a JsonFloat."""
+    """The number as a float if that has the same digits, otherwise as a JsonFloat."""
     if len(text) < _TEXT and (text[-1] != "0" or text[-2] == ".") and "e" not in text and "E" not in text:
         return float(text)
     return JsonFloat(text)
@@ -59,10 +59,10 @@ class Json(Generic[V_co]):
     Raises ``msgspec.ValidationError`` (a poison record) if the bytes do not fit the type. With ``tombstones=True`` a
     null value decodes to None. A fraction without a declared type is a float that keeps its digits for the sinks
     (``JsonFloat``); a field of type ``Decimal``, also of a model, has all digits. Raises ConfigError for a type that no
-    record becomes.
+    record can become.
     """
 
-    is_json = True  # a float field keeps about 15 digits of the record's number: sinks check where these go
+    is_json = True  # a float field keeps about 15 digits of the record's number: sinks check the columns
 
     @overload
     def __init__(self: Json[T], type: type[T], *, tombstones: Literal[False] = False) -> None: ...
@@ -73,7 +73,7 @@ class Json(Generic[V_co]):
     def __init__(self, type: Any = Any, *, tombstones: bool = False) -> None:  # noqa: A002
         self.type = type
         self.tombstones = tombstones
-        self.plain: Callable[[bytes], V_co]  # as __call__(), without the cost of a Python call
+        self.plain: Callable[[bytes], V_co]  # the same as __call__(), without the cost of a Python call
         if has_models(type):
             self.plain = model_decoder(type, _parse)
         else:
@@ -87,14 +87,14 @@ class Json(Generic[V_co]):
         return f"Json({getattr(self.type, '__name__', self.type)})"
 
 
-_TRUNCATED = "Input data was truncated"  # msgspec's message also for a surrogate at the end of a text
+_TRUNCATED = "Input data was truncated"  # msgspec also raises this for a surrogate at the end of a text
 _LONE = re.compile(
     rb"\\u(?:[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u)[dD][c-fC-F][0-9a-fA-F]{2})"
 )
 
 
 def explained(error: BaseException, data: bytes | None) -> BaseException:
-    """The error that decoding ``data`` raised; a clearer one if a lone surrogate is the cause."""
+    """The error of decoding ``data``, or a clearer one if a lone surrogate is the cause."""
     if not isinstance(error, msgspec.DecodeError) or str(error) != _TRUNCATED:
         return error
     if data is None or (surrogate := _LONE.search(data)) is None:
@@ -102,7 +102,8 @@ def explained(error: BaseException, data: bytes | None) -> BaseException:
     try:
         msgspec.json.decode(data[: surrogate.start()] + b"?" + data[surrogate.end() :])
     except msgspec.DecodeError as other:
-        if str(other) == _TRUNCATED:  # without this surrogate the error is the same: another cause, or more of them
+        # Without this surrogate the error is the same: it has another cause, or there are more surrogates.
+        if str(other) == _TRUNCATED:
             return error
     text = surrogate[0].decode("ascii")
     return msgspec.DecodeError(f"a lone surrogate {text} at byte {surrogate.start()}: UTF-8 has no code for it")

@@ -24,14 +24,14 @@ class JsonSchema(RegistryCodec[V_co]):
     """Decode JSON in a schema registry's wire format into ``type``, or into dicts, after a check against its schema.
 
     ``registry``, ``options`` (for ``JSONDeserializer``), ``tombstones`` and errors are as in
-    :class:`seekpoint.codecs.Avro`. A record is checked against ``schema``, by default the schema that it was written
-    with. A record that does not fit is poison, and the error names the field. ``options={"validate": False}`` leaves
-    the check out. Numbers keep their digits, as in :class:`seekpoint.Json`.
+    :class:`seekpoint.codecs.Avro`. A record is checked against ``schema``, by default the writer's schema. A record
+    that does not fit is poison, and the error names the field. ``options={"validate": False}`` disables the check.
+    Numbers keep their digits, as in :class:`seekpoint.Json`.
 
     Schemas with rules, and options that migrate, always give dicts; with ``type`` they raise ConfigError.
     """
 
-    is_json = True  # as of Json
+    is_json = True  # the same as in Json
 
     @overload
     def __init__(
@@ -109,7 +109,7 @@ class JsonSchema(RegistryCodec[V_co]):
 
 
 def _say_where(read: Decode, data: bytes, record: RawRecord, field: str) -> Any:
-    """Call ``read``; if a value does not fit its schema, the error names the field, which Confluent's does not."""
+    """Call ``read``; if a value does not fit its schema, the error names the field, unlike Confluent's."""
     try:
         return read(data, record, field)
     except Exception as error:

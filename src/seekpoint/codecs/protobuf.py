@@ -29,9 +29,9 @@ class Protobuf(RegistryCodec[V_co]):
     """Decode Protobuf in a schema registry's wire format into ``message``, a generated class, or into ``type``.
 
     ``registry``, ``options`` (for ``ProtobufDeserializer``), ``tombstones`` and errors are as in
-    :class:`seekpoint.codecs.Avro`. A record is poison if its message's full name (package, enclosing messages, name) is
-    another one: its bytes might be read as this message. With ``registry=None`` no request is sent, and the name is
-    not checked.
+    :class:`seekpoint.codecs.Avro`. A record is poison if its message has another full name (package, enclosing
+    messages, name), because its bytes might be read as this message. With ``registry=None`` no request is sent, and the
+    name is not checked.
 
     ``type`` is ``dict``, or a type to which msgspec converts a dict of the message's fields. In this dict a field with
     presence is None if it was not set; enums are names; ``Timestamp`` is aware and in UTC, cut to microseconds;
@@ -74,7 +74,7 @@ class Protobuf(RegistryCodec[V_co]):
         return self._show(self.message.DESCRIPTOR.name)
 
     def _ours(self) -> tuple[str, ...]:
-        return ("subject.name.strategy.type",)  # the codec sets a function, which takes precedence over it
+        return ("subject.name.strategy.type",)  # the codec sets a function, which takes precedence
 
     def _open(self) -> Decode:
         from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer  # noqa: PLC0415 -- see the module
@@ -94,7 +94,7 @@ class Protobuf(RegistryCodec[V_co]):
         return Frames(long, protobuf_frame, shorten)
 
     def _checked(self, subject: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """Add a check of the message's name to the subject strategy: a message's bytes may be read as another one."""
+        """Add a check of the message's name to the subject strategy: its bytes might be read as another message."""
         descriptor = self.message.DESCRIPTOR
 
         def named(context: Any, written: str | None) -> Any:

@@ -64,8 +64,8 @@ def _reader(field: FieldDescriptor) -> Reader | None:
 
 def _one(field: FieldDescriptor) -> Reader | None:
     if field.message_type is not None:
-        # plain(), which looks up the reader for each value, because a message may contain itself: making its reader
-        # here would not end.
+        # plain(), which looks up the reader for each value: a message may contain itself, so making its reader here
+        # would not end.
         return WELL_KNOWN.get(field.message_type.full_name) or plain
     if field.enum_type is not None:
         names = {number: value.name for number, value in field.enum_type.values_by_number.items()}

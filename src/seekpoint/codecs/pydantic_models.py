@@ -9,13 +9,13 @@ import msgspec
 
 from seekpoint.errors import ConfigError
 
-#: How many of a value's errors a message names.
+#: The most errors of a value that a message names.
 _NAMED = 5
-# Types in Pydantic's schemas that could keep all digits of a number; but Pydantic makes a float of JSON's number first.
+# Types in Pydantic's schemas that could keep all digits of a number, if Pydantic did not first make a float of it.
 _OF_DIGITS = frozenset({"decimal", "any", "json"})
 # Types for which strict=True accepts the same values from JSON and from Python.
 _STRICT_ALIKE = frozenset({"int", "str", "float", "bool"})
-# Types that are text in JSON: in a union with one of them, Pydantic treats a Python str differently than text in JSON.
+# Types that are text in JSON. In a union with one of them, Pydantic treats a Python str differently from text in JSON.
 _OF_TEXT = frozenset({
     "bytes", "date", "datetime", "time", "timedelta", "uuid", "decimal", "enum", "url",
     "multi-host-url", "complex", "json-or-python", "lax-or-strict",
@@ -25,7 +25,7 @@ _ASIDE = frozenset({"metadata", "serialization", "computed_fields", "default", "
 
 
 def model_decoder(kind: Any, parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """A function from the bytes of JSON to a value of the type, which raises ``msgspec.ValidationError``.
+    """A function from JSON's bytes to a value of the type; its errors are ``msgspec.ValidationError``.
 
     Pydantic reads a JSON number into a Decimal, or into Any, through a float: 20.50 becomes 20.5. If the type has such
     fields, ``parse`` decodes the JSON and keeps the digits, and Pydantic validates the Python values. Raises
@@ -38,8 +38,8 @@ def model_decoder(kind: Any, parse: Callable[[bytes], Any]) -> Callable[[bytes],
     if (reason := next(filter(None, map(_of_json_alone, parts)), None)) is not None:
         raise ConfigError(
             f"Json({_name(kind)}): it has a Decimal, Any or extra fields, whose digits Pydantic keeps only in Python "
-            f"values, and {reason}, which it validates differently in Python values and in JSON. Leave one of the two "
-            "out; or give value= your own function from bytes to the model, which decides which digits to keep"
+            f"values, and {reason}, which it validates differently in Python values and in JSON. Remove one of the "
+            f"two; or give value= your own function from bytes to the model, which decides which digits to keep"
         )
     of_python = adapter.validate_python
     return _explained(lambda data: of_python(parse(data)))
@@ -71,7 +71,8 @@ def _explained(validate: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             return validate(data)
         except ValidationError as error:
-            raise msgspec.ValidationError(_message(error)) from None  # the chain would show the record's values
+            # A chained exception would show the record's values.
+            raise msgspec.ValidationError(_message(error)) from None
 
     return validated
 
@@ -106,7 +107,7 @@ def _extra(part: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _of_json_alone(part: Mapping[str, Any]) -> str | None:
-    """Name what Pydantic validates differently in JSON and in Python values; None if there is no difference."""
+    """Name a part that Pydantic validates differently in JSON and in Python values; None if there is none."""
     if part.get("strict") is True and part.get("type") not in _STRICT_ALIKE:
         return "strict=True"
     if part.get("val_json_bytes") not in (None, "utf8"):
@@ -117,7 +118,7 @@ def _of_json_alone(part: Mapping[str, Any]) -> str | None:
 
 
 def _of_text(choice: Any) -> str | None:
-    """The type of a union's choice if it is text in JSON, else None. A choice may be a tuple with a label."""
+    """The type of a union's choice if it is text in JSON, otherwise None. A choice may be a tuple with a label."""
     schema = choice[0] if isinstance(choice, tuple) else choice
     while "function" in schema and "schema" in schema:
         schema = schema["schema"]

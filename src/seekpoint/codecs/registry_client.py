@@ -1,7 +1,7 @@
 """The client of a schema registry: classifies its errors, and keeps credentials out of messages.
 
 Confluent's deserializers ask for schemas while they decode. The answer that a schema does not exist is an error of the
-record. No answer raises CodecUnavailable: the record is not the cause, and the worker repeats the request.
+record. Without an answer they raise CodecUnavailable: the record is not the cause, and the worker repeats the request.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from seekpoint.errors import CodecUnavailable, ConfigError, needs_extra
 
 Registry = str | Mapping[str, Any] | Callable[[], Any]
 
-# The client's default is no timeout. One retry: the client waits for it inside the open transaction, a worker outside.
+# The client's default is no timeout. Only one retry, because the client waits for it inside the open transaction, a
+# worker outside.
 DEFAULTS = {"timeout": 10, "max.retries": 1, "retries.wait.ms": 100}
 _OF_A_SCHEMA = frozenset({"get_schema", "get_schema_by_guid"})
 _CODECS = {"AVRO": "Avro", "JSON": "JsonSchema", "PROTOBUF": "Protobuf"}  # classes, by kind
-LARGEST_ID = 2**31 - 1  # ids have 32 bits in the registry, which answers "page not found" for a larger number
+LARGEST_ID = 2**31 - 1  # ids have 32 bits; for a larger number the registry answers "page not found"
 SCHEMES = ("http://", "https://", "mock://")
 
 _SECRET = re.compile(r"password|secret|token|user\.info|credential", re.IGNORECASE)
@@ -62,7 +63,7 @@ def check(registry: Registry) -> None:
 def connect(registry: Registry, *kinds: str, otherwise: str | None = None) -> RegistryClient:
     """Make a client in this process, for schemas of these kinds (AVRO, JSON, PROTOBUF).
 
-    ``otherwise`` is the advice in errors of records of another kind; by default, to use that kind's codec.
+    ``otherwise`` is the advice in errors of records of another kind; the default is to use that kind's codec.
 
     Raises ConfigError if the client cannot be made.
     """
@@ -97,11 +98,11 @@ class RegistryClient:
     ) -> None:
         self._client, self._where, self._secrets, self._kinds = client, where, secrets, kinds
         self._otherwise = otherwise
-        self._schemas: dict[int | str, Any] = {}  # by id and by GUID; None: it differs between subjects
-        self.latest: list[Any] = []  # subjects' latest schemas that were asked for, each once
+        self._schemas: dict[int | str, Any] = {}  # schemas by id and by GUID; None: it differs between subjects
+        self.latest: list[Any] = []  # latest schemas by subject, each requested once
 
     def written_with(self, schema_id: int | str) -> Any:
-        """The schema with this id or GUID; None if it was not fetched yet, or differs between subjects."""
+        """The schema with this id or GUID; None if it was not fetched, or differs between subjects."""
         return self._schemas.get(schema_id)
 
     def __getattr__(self, name: str) -> Any:
@@ -111,9 +112,9 @@ class RegistryClient:
         return partial(self._schema if name in _OF_A_SCHEMA else self._ask, name, attribute)
 
     def _schema(self, name: str, call: Callable[..., Any], number: int | str, *args: Any, **options: Any) -> Any:
-        """The schema that a record was written with.
+        """The writer's schema of a record.
 
-        Raises LookupError if it is of another kind than the codec's: the bytes might be decoded to a wrong value.
+        Raises LookupError if its kind is not the codec's: the bytes might be decoded to a wrong value.
         """
         if isinstance(number, int) and number > LARGEST_ID:
             raise LookupError(f"{number} is not a schema id: the record was not written by a registry's serializer")
@@ -160,7 +161,7 @@ class RegistryClient:
     def _classified(self, name: str, args: tuple[Any, ...], error: Any) -> Exception | None:
         """Classify an error answer: an error of the record, of the configuration, or (None) of the service.
 
-        A status without one of the registry's codes, such as 40403, comes from a gateway, and is not about a schema.
+        A status without one of the registry's codes, such as 40403, is from a gateway, and does not concern a schema.
         """
         status, code = error.http_status_code, error.error_code
         message = _without(self._secrets, str(error))

@@ -28,11 +28,12 @@ from seekpoint.errors import CodecUnavailable, ConfigError
 from seekpoint.records import RawRecord
 
 V_co = TypeVar("V_co", covariant=True)
-Decode = Callable[[bytes, RawRecord, str], Any]  # from the wire format, its record, and "key" or "value", to a value
+# A function from the wire format, its record, and "key" or "value" to a value.
+Decode = Callable[[bytes, RawRecord, str], Any]
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 OURS = ("schema.id.deserializer",)
-SHORTEST = {0: ID, 1: GUID}  # by its first byte, the length of a header with a schema's id or GUID
+SHORTEST = {0: ID, 1: GUID}  # the length of a header with a schema's id or GUID, by its first byte
 
 
 class SchemaOptions(TypedDict):
@@ -84,7 +85,7 @@ class RegistryCodec(ABC, Generic[V_co]):
         if self.type is None:
             return value  # type: ignore[no-any-return]
         value = self._plain(value)
-        if self.type is dict and type(value) is dict:  # converting would only copy it
+        if self.type is dict and type(value) is dict:  # a conversion would only copy the dict
             return value  # type: ignore[return-value]
         return self._convert(value)  # type: ignore[no-any-return]
 
@@ -100,10 +101,10 @@ class RegistryCodec(ABC, Generic[V_co]):
 
     @abstractmethod
     def _open(self) -> Decode:
-        """Make Confluent's deserializer in this process, with the fast path around it."""
+        """Make Confluent's deserializer in this process, inside the fast path."""
 
     def _plain(self, value: Any) -> Any:
-        """The decoded value in the form that is then converted to ``type``."""
+        """The decoded value, before its conversion to ``type``."""
         return value
 
     def _ours(self) -> tuple[str, ...]:
@@ -116,7 +117,7 @@ class RegistryCodec(ABC, Generic[V_co]):
             topic_subject_name_strategy,
         )
 
-        # The client's default strategy asks the registry for each topic's associations; few registries support them.
+        # The client's default strategy asks the registry for each topic's associations, which few registries support.
         named = "subject.name.strategy" in self.options or "subject.name.strategy.type" in self.options
         subject = {} if named else {"subject.name.strategy": topic_subject_name_strategy}
         return {**subject, **self.options, "schema.id.deserializer": prefix_schema_id_deserializer}
@@ -132,7 +133,7 @@ class RegistryCodec(ABC, Generic[V_co]):
 
 
 def _framed(record: RawRecord, data: bytes, field: str) -> bytes:
-    """Put the schema's id before the data if it is in a header, as in the wire format without headers."""
+    """If the schema's id is in a header, put it before the data, as in the wire format without headers."""
     name = f"__{field}_schema_id"
     for header, value in reversed(record.headers):  # the last header counts, as in Confluent's Java client
         if header == name and value is not None:

@@ -1,4 +1,4 @@
-"""The source's position of a change event as one number, which grows with each change of a row."""
+"""A change event's position at the source as one number, which grows with each change of a row."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 def source_position(source: Mapping[str, Any]) -> int:
     """The position in an envelope's ``source``: Postgres' LSN, Oracle's SCN, or a number made of several fields.
 
-    For MySQL and MariaDB these are the binlog file's number, the position in it and the row in the event, for SQL
-    Server the commit's LSN, the change's LSN and the event's number. Raises ValueError if the source has none.
+    For MySQL and MariaDB these are the binlog file's number, the position in the file and the row in the event; for SQL
+    Server the commit's LSN, the change's LSN and the event's number. Raises ValueError if the source has no position.
     """
     connector = source.get("connector")
     if not isinstance(connector, str) or connector not in _POSITIONS:

@@ -29,7 +29,7 @@ class Text(Generic[S_co]):
 
 
 class Bytes(Generic[B_co]):
-    """Leave the bytes as they are."""
+    """Return the bytes unchanged."""
 
     @overload
     def __init__(self: Bytes[bytes], *, tombstones: Literal[False] = False) -> None: ...

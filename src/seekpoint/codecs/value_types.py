@@ -22,7 +22,7 @@ from seekpoint.errors import ConfigError
 #: Descriptions of types whose values have named fields.
 WITH_FIELDS = (inspect.StructType, inspect.DataclassType, inspect.TypedDictType)
 
-# The attribute that Pydantic documents for models, and gives its dataclasses too.
+# The attribute that Pydantic documents for models, and also gives to its dataclasses.
 _PYDANTIC = "__pydantic_fields__"
 # Pydantic's types that restrict a type of the standard library, and their description here.
 _PLAIN: Mapping[str, Any] = {
@@ -64,7 +64,7 @@ def has_models(kind: Any) -> bool:
 
 
 def _has_models(kind: Any, visited: set[int]) -> bool:
-    kind = getattr(kind, "__value__", kind)  # of a type alias
+    kind = getattr(kind, "__value__", kind)  # the value of a type alias
     if isinstance(kind, type) and hasattr(kind, _PYDANTIC):
         return True
     if id(kind) in visited:
@@ -74,7 +74,7 @@ def _has_models(kind: Any, visited: set[int]) -> bool:
 
 
 def _hints(kind: Any) -> Mapping[str, Any]:
-    """The annotations of a class whose fields msgspec fills; empty for other types, or if they cannot be resolved."""
+    """The annotations of a class that msgspec fills; empty for other types, or if they cannot be resolved."""
     origin = get_origin(kind) or kind
     if not isinstance(origin, type) or not (
         is_typeddict(origin) or dataclasses.is_dataclass(origin) or issubclass(origin, msgspec.Struct)
@@ -95,7 +95,7 @@ def type_info(kind: Any) -> inspect.Type:
 
 
 def check_type(kind: Any) -> None:
-    """Raise ConfigError for a type to which msgspec converts no record: each one would be a poison record.
+    """Raise ConfigError for a type to which msgspec can convert no record: each would be a poison record.
 
     A field of such a type passes if it has a default, which a record without the field gets.
     """
@@ -137,7 +137,7 @@ def type_with_fields(kind: Any) -> inspect.StructType | inspect.DataclassType | 
 
 
 def _described(kind: Any, within: frozenset[Any]) -> inspect.Type:
-    """Describe a type. ``within`` are the classes around it, each of which is described as Any inside itself."""
+    """Describe a type. ``within`` are the enclosing classes; inside itself a class is described as Any."""
     kind = getattr(kind, "__value__", kind)
     origin = get_origin(kind)
     if origin is Annotated:

@@ -1,8 +1,9 @@
-"""The registry's wire format, and a fast path for records whose frame (the schema's id) was seen before.
+"""The registry's wire format, and a fast path for records with a known frame (the schema's id).
 
 The first record with a topic, field and frame goes through Confluent's deserializer, which asks the registry. If the
-result depends only on bytes and schema (no rules, no migrations), the format's parser reads later ones directly, in a
-quarter of the time. A record that fails there is decoded again by Confluent's deserializer, to raise its error.
+result depends only on bytes and schema (no rules, no migrations), the format's parser decodes later records directly,
+in a quarter of the time. A record that fails there is decoded again by Confluent's deserializer, to raise that one's
+error.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from uuid import UUID
 from seekpoint.errors import CodecUnavailable, ConfigError
 from seekpoint.records import RawRecord, numbered
 
-Long = Callable[[bytes, RawRecord, str], Any]  # framed data, its record, "key" or "value"; through Confluent's
+# Framed data, its record, "key" or "value"; uses Confluent's deserializer.
+Long = Callable[[bytes, RawRecord, str], Any]
 Short = Callable[[bytes, int], Any]  # framed data, and the index at which the payload begins
 Frame = Callable[[bytes], int]  # the length of the data's frame in bytes; 0: not in the wire format
 
@@ -30,7 +32,7 @@ class Frames:
         self._short: dict[tuple[str, str, bytes], Short | None] = {}
 
     def __call__(self, data: bytes, record: RawRecord, field: str) -> Any:
-        """The value; raises what Confluent's deserializer raises, and ValueError for data that is too short."""
+        """The value. Raises the errors of Confluent's deserializer, and ValueError for data that is too short."""
         begin = self._frame(data)
         if not begin:
             _require_frame(data, field)
@@ -41,7 +43,7 @@ class Frames:
                 return short(data, begin)
             except Exception:
                 self._long(data, record, field)  # raises Confluent's error, which users can look up
-                raise  # it would return a value that lacks the fast path's conversions
+                raise  # it would return a value without the fast path's conversions
         value = self._long(data, record, field)
         if begin and key not in self._short:
             try:
@@ -74,7 +76,7 @@ def protobuf_frame(data: bytes) -> int:
     begin = avro_frame(data)
     if not begin or begin == len(data):
         return 0
-    if data[begin] == 0:  # the short form for the first message
+    if data[begin] == 0:  # the short form of the path to the first message
         return begin + 1
     count, index = _varint(data, begin)
     for _ in range(count):

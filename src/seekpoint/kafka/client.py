@@ -33,18 +33,18 @@ END_OF_PARTITION = KafkaError._PARTITION_EOF  # noqa: SLF001 -- librdkafka's own
 OUT_OF_RANGE = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
 ENDED = KafkaError._DESTROY  # noqa: SLF001
 FATAL = KafkaError._FATAL  # noqa: SLF001 -- delivered in place of a record; its fatal() returns False
-_IN_USE = KafkaError(KafkaError.UNRELEASED_INSTANCE_ID).str()  # a fatal error names its cause only in its text
+_IN_USE = KafkaError(KafkaError.UNRELEASED_INSTANCE_ID).str()  # only the text of a fatal error has its cause
 _REFUSED_HEARTBEAT = f"ConsumerGroupHeartbeat fatal error: {KafkaError(KafkaError.INVALID_REQUEST).str()}"
 _NOT_YET = {KafkaError._STATE, KafkaError._PREV_IN_PROGRESS}  # noqa: SLF001
 SEEK_TIMEOUT = 5.0  # seconds; a seek takes milliseconds
-SLICE = 0.01  # seconds: how long a rebalance may go unnoticed while the loop waits for a record
+SLICE = 0.01  # seconds for which a rebalance may go unnoticed while the loop waits for a record
 
-RARE = 10_000  # allocations: from this gc threshold on, collections count as rare
+RARE = 10_000  # gc threshold (allocations) from which on collections count as rare
 
-# The client may set an exception and still return a result. A call from C raises it at once; optimized bytecode does
-# not, and an unrelated later call would raise it.
+# The client may set an exception and still return a result. A call from C raises the exception at once; optimized
+# bytecode does not, so that a later, unrelated call would raise it.
 _HEADERS = methodcaller("headers")
-UNREADABLE = (SystemError, UnicodeError)  # raised if headers cannot be read
+UNREADABLE = (SystemError, UnicodeError)  # errors raised if headers cannot be read
 
 _Callback = Callable[[Consumer, list[_TopicPartition]], None]
 OnAssigned = Callable[[list[Partition]], None]
@@ -52,7 +52,7 @@ OnRevoked = Callable[[list[Partition], bool], None]
 
 
 class Client:
-    """The operations on a consumer that a worker needs; they behave alike under every group protocol."""
+    """A worker's operations on a consumer, which behave alike under every group protocol."""
 
     def __init__(self, consumer: Consumer, config: Mapping[str, Any]) -> None:
         self._consumer = consumer
@@ -60,10 +60,10 @@ class Client:
         self._asking = threading.Lock()  # held during another thread's request: the client must not be freed then
         self._eager = is_eager(config)
         self._paused: set[Partition] = set()
-        self.contact = monotonic()  # when the group last saw us poll
+        self.contact = monotonic()  # time of the last poll that the group has noticed
         self.heard = monotonic()  # when the client last returned a message or an event
         self._is_closed = False
-        self.rebalanced = False  # a rebalance's callback ran: see continue_reading()
+        self.rebalanced = False  # a rebalance callback has run: see continue_reading()
 
     # -- membership -----------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class Client:
         )
 
     def _acknowledge(self) -> None:
-        """Accept the assignment and read nothing yet: offsets come from the ledger, outside the callback."""
+        """Accept the assignment without reading: the offsets come from the ledger, outside the callback."""
         if self._eager:
             self._consumer.assign([])
         else:
@@ -102,8 +102,8 @@ class Client:
                 assigned = self._assigned(_named(partitions))
                 self._consumer.incremental_unassign([_TopicPartition(*partition) for partition in assigned])
         except KafkaException as error:
-            # If max.poll.interval.ms was exceeded after a revocation, close() runs the revocation's callback only when
-            # the client has ended: nothing is assigned then.
+            # If max.poll.interval.ms was exceeded after a revocation, close() runs the revocation's callback only after
+            # the client has ended, when nothing is assigned.
             if error.args[0].code() != ENDED:
                 raise
 
@@ -118,8 +118,8 @@ class Client:
             self._paused.difference_update(fresh)
             tps = [_topic_partition(partition, offset) for partition, (offset, _) in fresh.items()]
             # Only a seek makes the broker check the epoch and report a truncated log. The partitions are paused until
-            # then: if a broker refuses the position before the seek, the client ends the partition, and seeks fail
-            # until it is assigned again.
+            # the seek: if a broker refused the position before, the client would end the partition, and seeks would
+            # fail until it is assigned again.
             sought = {
                 partition: _topic_partition(partition, offset, epoch)
                 for partition, (offset, epoch) in fresh.items()
@@ -136,13 +136,14 @@ class Client:
             for partition in fresh:
                 if partition in sought:
                     self._seek(sought[partition])
-                # Right after the seek: if the broker answered before the resume, reading would begin up to 1 s late.
+                # Resume right after the seek: if the broker answered before the resume, reading would begin up to 1 s
+                # late.
                 self._consumer.resume([_TopicPartition(*partition)])  # a pause outlives revocation and re-assignment
 
     def _pause_unassigned(self, partitions: list[_TopicPartition]) -> None:
         """Pause partitions that may never have been assigned; the client pauses only partitions that it knows."""
         if partitions:
-            self._consumer.position(partitions)  # makes them known
+            self._consumer.position(partitions)  # makes the partitions known
             self._consumer.pause(partitions)
 
     def _assign(self, fresh: list[_TopicPartition], others: Mapping[Partition, int]) -> None:
@@ -152,7 +153,7 @@ class Client:
             self._consumer.pause(paused)
 
     def _seek(self, position: _TopicPartition) -> None:
-        """Seek, and retry while the client ends the previous fetch, which takes a few milliseconds.
+        """Seek, and retry while the client ends its previous fetch, for a few milliseconds.
 
         Until then the client raises _STATE, mostly if the partition was being read.
         """
@@ -168,7 +169,7 @@ class Client:
                 return
 
     def unassign(self, partitions: Collection[Partition], others: Mapping[Partition, int]) -> None:
-        """Stop reading these partitions and throw their buffers away; the group membership stays."""
+        """Stop reading these partitions, and discard their buffers; the group membership stays."""
         with self._in_use:
             if self._eager:
                 self._assign(
@@ -182,12 +183,12 @@ class Client:
             self._consumer.incremental_unassign([_TopicPartition(*partition) for partition in assigned])
 
     def _assigned(self, partitions: Collection[Partition]) -> list[Partition]:
-        """Those ``partitions`` that are assigned to the client now."""
+        """Those ``partitions`` that are now assigned to the client."""
         assigned = set(_named(self._consumer.assignment()))
         return [partition for partition in partitions if partition in assigned]
 
     def pause(self, partitions: Collection[Partition]) -> None:
-        """Stop reading these partitions until :meth:`resume`, and drop records that are buffered for them."""
+        """Stop reading these partitions until :meth:`resume`, and drop their buffered records."""
         with self._in_use:
             self._paused.update(partitions)
             self._consumer.pause([_TopicPartition(*partition) for partition in partitions])
@@ -197,7 +198,7 @@ class Client:
         with self._in_use:
             self._paused.difference_update(read_positions)
             self._consumer.resume([_TopicPartition(*partition) for partition in read_positions])
-            for partition in self._assigned(read_positions):  # without a seek it may take a second to begin
+            for partition in self._assigned(read_positions):  # without a seek, reading may begin a second later
                 self._seek(_topic_partition(partition, *read_positions[partition]))
 
     def continue_reading(self, read_positions: Mapping[Partition, tuple[int, int | None]]) -> None:
@@ -208,7 +209,7 @@ class Client:
         """
         with self._in_use:
             self.rebalanced = False
-            if self._eager:  # this protocol assigns all of them again
+            if self._eager:  # this protocol assigns all partitions again
                 return
             for partition in self._assigned(read_positions):
                 if partition not in self._paused:
@@ -217,7 +218,7 @@ class Client:
     # -- reading --------------------------------------------------------------------------------------
 
     def read(self, most: int, wait: float) -> list[Message]:
-        """Up to ``most`` messages: waits for the first one, then takes those that are already there."""
+        """Up to ``most`` messages: waits for the first one, then adds those that have already arrived."""
         with self._in_use:
             self.contact = monotonic()
             messages = self._read(most, wait)
@@ -234,7 +235,7 @@ class Client:
         return [first, *(self._consumer.consume(most - 1, 0) if most > 1 else ())]
 
     def _first(self, wait: float) -> Message | None:
-        """The first message; None after ``wait`` seconds, or once a rebalance callback has run: the loop acts on it."""
+        """The first message; None after ``wait`` seconds, or after a rebalance callback, on which the loop acts."""
         until = monotonic() + wait
         while True:
             remaining = until - monotonic()
@@ -243,7 +244,7 @@ class Client:
                 return first
 
     def commit(self, commits: Mapping[Partition, Commit]) -> KafkaError | None:
-        """Send these commits to Kafka, for display; the answer comes to the client's ``on_commit``.
+        """Send these commits to Kafka, for display; the client's ``on_commit`` gets the answer.
 
         Returns the client's error if they cannot be sent.
         """
@@ -259,8 +260,8 @@ class Client:
     def committed(self, partitions: Collection[Partition], timeout: float) -> dict[Partition, Commit] | None:
         """The group's commits in Kafka, for display; None if Kafka does not answer within ``timeout`` seconds.
 
-        It may run during a read, and does not delay it. It does not use an admin client: after an admin client has
-        asked for commits, librdkafka 2.16 aborts the process if the broker goes away and comes back.
+        May run during a read, which it does not delay. Uses no admin client: after an admin client's request for
+        commits, librdkafka 2.16 aborts the process when the broker restarts.
         """
         with self._asking:
             if self._is_closed:
@@ -295,10 +296,10 @@ class Client:
 
     def close(self, deadline: float = 10.0) -> None:
         """Leave the group. After ``deadline`` seconds the call returns, and closing continues on its own thread."""
-        if self._is_closed:  # by the thread that gave up the worker
+        if self._is_closed:  # closed by the thread that gave up the worker
             return
         self._is_closed = True
-        if sys.is_finalizing():  # no thread can start any more: start() would wait forever
+        if sys.is_finalizing():  # the interpreter shuts down, and start() of a thread would wait forever
             return
         closer = threading.Thread(target=self._close, name="seekpoint-close", daemon=True)
         closer.start()
@@ -320,7 +321,7 @@ class InstanceInUse(Exception):  # noqa: N818 -- control: the consumer is closed
 
 
 class HeartbeatRefused(KafkaException):
-    """The brokers refused a heartbeat as an invalid request, and the client has given up.
+    """The brokers refused a heartbeat as an invalid request, which is fatal for the client.
 
     Under KIP-848, librdkafka up to 2.16 may send such a heartbeat when it rejoins after exceeding max.poll.interval.ms
     (its issue 5541).
@@ -328,7 +329,7 @@ class HeartbeatRefused(KafkaException):
 
 
 def raise_if_fatal(error: KafkaError) -> None:
-    """Raise errors that the client cannot recover from: fatal errors and missing rights.
+    """Raise errors from which the client cannot recover: fatal errors and missing rights.
 
     Raises HeartbeatRefused if a new client may recover. Under KIP-848, raises InstanceInUse until a killed member's
     session has ended; the classic protocol gives its partitions to the new member at once.
@@ -345,7 +346,7 @@ def raise_if_fatal(error: KafkaError) -> None:
 
 
 def leader_epoch_and_time(message: Any) -> tuple[int | None, int | None]:
-    """A message's leader epoch and its timestamp in milliseconds; None if it has none."""
+    """A message's leader epoch and timestamp in milliseconds; None for a missing one."""
     kind, milliseconds = message.timestamp()
     return message.leader_epoch(), None if kind == TIMESTAMP_NOT_AVAILABLE else milliseconds
 
@@ -361,12 +362,12 @@ class Unreadable(Exception):  # noqa: N818 -- passes on the client's error
 def raw_record(message: Any) -> RawRecord:
     """Convert a message of the client (not an error) to a plain value. Raises Unreadable.
 
-    Untyped on purpose: the client's stubs allow None and str in places where a consumer never returns them.
+    Untyped on purpose: the client's stubs allow None and str where a consumer never returns them.
     """
     failure: BaseException | None = None
     headers: Any = None
     try:
-        headers = _HEADERS(message)  # once: after a failure, a second call returns an incomplete list
+        headers = _HEADERS(message)  # call it only once: after a failure, a second call returns an incomplete list
     except UNREADABLE as error:
         failure = error
     epoch, milliseconds = leader_epoch_and_time(message)
@@ -386,7 +387,7 @@ def raw_record(message: Any) -> RawRecord:
 
 
 def readable(message: Any) -> tuple[RawRecord, Unreadable | None]:
-    """Convert a message to a plain value; if its headers cannot be read, it has none, and the error is returned."""
+    """Convert a message to a plain value; if its headers cannot be read, return it without headers, and the error."""
     try:
         return raw_record(message), None
     except Unreadable as error:
@@ -398,8 +399,8 @@ def lazy_records(
 ) -> tuple[LazyRecords, list[tuple[RawRecord, Unreadable]]]:
     """Convert messages (no errors) to lazy records; also returns the records with unreadable headers, and the errors.
 
-    Headers are read now, before any record is applied. ``partition`` is the partition of all messages, None if they
-    have several. Messages are kept only if Python's garbage collector runs rarely, because it visits each of them.
+    Reads headers at once, before any record is applied. ``partition`` is the partition of all messages, None if they
+    have several. Keeps messages only if Python's garbage collector runs rarely, because it visits each of them.
     """
     many: Any = messages
     count, headers, failures = len(many), *_headers(many)
@@ -463,7 +464,7 @@ def _offsets(kind: Any, messages: list[Any]) -> list[int]:
 
 
 def _times_and_epochs(kind: Any, messages: list[Any]) -> tuple[list[int | None], list[int | None]]:
-    """Each message's timestamp in milliseconds, and its leader epoch; None if it has none."""
+    """Each message's timestamp in milliseconds, and its leader epoch; None for a missing one."""
     times = [None if of == TIMESTAMP_NOT_AVAILABLE else ms for of, ms in map(kind.timestamp, messages)]
     return times, list(map(kind.leader_epoch, messages))
 
@@ -477,7 +478,7 @@ def _headers(messages: list[Any]) -> tuple[list[Any], dict[int, BaseException]]:
     unread = map(type(messages[0]).headers, messages)  # called from C, for the same reason as _HEADERS
     while True:
         try:
-            headers.extend(unread)  # a failure leaves the headers before it in the list
+            headers.extend(unread)  # after a failure the list has the earlier messages' headers
         except UNREADABLE as error:
             failures[len(headers)] = error
             headers.append(None)

@@ -1,7 +1,7 @@
-"""Reads the offsets that groups have committed in Kafka, and commits the ledger's positions there for display.
+"""Reads the offsets that groups have committed to Kafka, and commits the ledger's positions to Kafka for display.
 
-A mirror's commit is never read back as a position: it may be older than the ledger's, or belong to transactions that a
-failover lost.
+A mirror's commit is never read back as a position: it may be older than the ledger's position, or belong to
+transactions that a failover lost.
 """
 
 from __future__ import annotations
@@ -59,11 +59,10 @@ def shown_offset(committed: int | None) -> str:
 def read_commits(
     identity: Identity, group: str, partitions: Collection[Partition] | None = None
 ) -> dict[Partition, Commit]:
-    """A group's commits, for these partitions or for all; partitions without a commit are left out.
+    """A group's commits, for these partitions or for all; omits partitions without a commit.
 
-    Raises KafkaUnavailable if the brokers do not answer, or if an open transaction is about to replace a commit. With
-    ``partitions=None``, a partition whose first commit is in an open transaction is left out: name the partitions that
-    count.
+    Raises KafkaUnavailable if the brokers do not answer, or if an open transaction is about to replace a commit.
+    ``partitions=None`` omits a partition whose first commit is in an open transaction: name the partitions that matter.
 
     For commands and a worker's start; a running worker uses :meth:`seekpoint.kafka.client.Client.committed`.
     """
@@ -75,7 +74,7 @@ def read_commits(
     requests = [ConsumerGroupTopicPartitions(group, named)]
 
     def send(client: AskingClient, timeout: float) -> Wait[ConsumerGroupTopicPartitions]:
-        # require_stable: records that an open transaction has applied must not be read again after its end.
+        # require_stable: after its end, records that a now open transaction has applied must not be read again.
         futures = client.admin.list_consumer_group_offsets(requests, require_stable=True, request_timeout=timeout)
         return futures[group].result
 
@@ -102,7 +101,7 @@ def read_commits(
 
 
 def commits_of(answers: Iterable[TopicPartition]) -> dict[Partition, Commit]:
-    """The client's answers as commits, without partitions that have none."""
+    """The client's answers as commits; omits partitions without one."""
     return {
         Partition(answer.topic, answer.partition): _commit(answer)
         for answer in answers
@@ -111,7 +110,7 @@ def commits_of(answers: Iterable[TopicPartition]) -> dict[Partition, Commit]:
 
 
 def write_commits(identity: Identity, group: str, commits: Mapping[Partition, Commit]) -> None:
-    """Write commits of a group without members. Raises Fenced if it has members, and KafkaUnavailable."""
+    """Write commits of a group without members. Raises Fenced if the group has members, and KafkaUnavailable."""
     requests = [ConsumerGroupTopicPartitions(group, [commit.of(partition) for partition, commit in commits.items()])]
 
     def send(client: AskingClient, timeout: float) -> Wait[None]:
@@ -127,7 +126,7 @@ def write_commits(identity: Identity, group: str, commits: Mapping[Partition, Co
 
 
 def _raise_first(written: ConsumerGroupTopicPartitions) -> None:
-    """Raise the first partition's error: the call itself raises none for a group that has members."""
+    """Raise the first partition's error, because the call itself raises none for a group with members."""
     for partition in written.topic_partitions or []:
         if partition.error is not None:
             raise KafkaException(partition.error)

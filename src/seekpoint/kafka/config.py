@@ -1,4 +1,4 @@
-"""Kafka's configuration: keys that exactly once depends on are forced; other values for them are refused."""
+"""Kafka's configuration: sets the keys on which exactly once depends, and refuses other values for them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ OWNED: Mapping[str, tuple[Any, str]] = {
     "enable.auto.commit": (False, "offsets are committed in Postgres, with the rows (I1)"),
     "enable.auto.offset.store": (False, "nothing is read from Kafka's own commits (I6)"),
     "auto.offset.reset": ("error", "an operator decides about offsets that Kafka no longer has; none is skipped (I4)"),
-    "enable.partition.eof": (True, "the end of a partition moves the offset over trailing control records (I3)"),
+    "enable.partition.eof": (True, "the end of a partition moves the offset past trailing control records (I3)"),
 }
-"""The keys that we force: key -> (value, reason)."""
+"""The keys that Seekpoint sets: key -> (value, reason)."""
 
 DEFAULTS: Mapping[str, Any] = {
-    # By default librdkafka waits 1000 ms after its queue was full before it fetches again; the worker would be idle.
+    # After its queue was full, librdkafka by default waits 1000 ms before it fetches again: the worker would be idle.
     "fetch.queue.backoff.ms": 10,
     "isolation.level": "read_committed",
     # As in the Java client. By default librdkafka waits up to ten seconds after an outage before it reconnects.
     "reconnect.backoff.max.ms": 1000,
 }
 
-# The keys of a consumer's configuration that an admin client needs; it warns about others.
+# The keys of a consumer's configuration that an admin client needs; it would warn about others.
 _ADMIN_PREFIXES = (
     "bootstrap.servers",
     "metadata.broker.list",
@@ -68,7 +68,7 @@ def require_mapping(kafka: Any) -> None:
 def consumer_config(config: Mapping[str, Any], *, group: str) -> dict[str, Any]:
     """The configuration for a ``confluent_kafka.Consumer`` whose positions are in the ledger.
 
-    Takes librdkafka's keys. Forces the keys that exactly once depends on, and raises ConfigError with the reason if
+    Takes librdkafka's keys. Sets the keys on which exactly once depends, and raises ConfigError with the reason if
     ``config`` has another value. Sets defaults for ``client.id`` and the keys of ``DEFAULTS``.
     """
     require_mapping(config)
@@ -100,7 +100,7 @@ def consumer_config(config: Mapping[str, Any], *, group: str) -> dict[str, Any]:
 
 
 def is_eager(config: Mapping[str, Any]) -> bool:
-    """Whether each rebalance revokes all partitions (eager protocol); else assignments change incrementally.
+    """Whether each rebalance revokes all partitions (eager protocol); otherwise assignments change incrementally.
 
     The client does not report its protocol, and refuses the other protocol's calls.
     """
@@ -119,13 +119,14 @@ def admin_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Sparing(logging.Filter):
-    """Passes one log line of a kind every ten seconds, with the number left out: an outage repeats lines for hours."""
+    """Passes one log line of a kind every ten seconds, with the number dropped: an outage repeats lines for hours."""
 
     PAUSE = 10.0  # seconds
 
     def __init__(self) -> None:
         super().__init__()
-        self._logged: dict[tuple[int, object], tuple[float, int]] = {}  # kind -> (when one passed, left out since)
+        # Kind -> (time of the last passed line, number dropped since)
+        self._logged: dict[tuple[int, object], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the line passes; its kind is librdkafka's facility (FAIL, ERROR, CONFWARN ...) and level."""
@@ -147,8 +148,8 @@ _SPARING = Sparing()
 def make_consumer(config: Mapping[str, Any], **callbacks: Any) -> Consumer:
     """Make a consumer. Raises ConfigError, with librdkafka's message, for a key or value that librdkafka refuses.
 
-    librdkafka's log lines go to the logger ``seekpoint.kafka.client``, a few of each kind (:class:`Sparing`), unless
-    the configuration has a ``logger``.
+    The logger ``seekpoint.kafka.client`` gets librdkafka's log lines, a few of each kind (:class:`Sparing`), unless the
+    configuration has a ``logger``.
     """
     logger = logging.getLogger("seekpoint.kafka.client")
     logger.addFilter(_SPARING)
@@ -169,7 +170,7 @@ def make_admin(config: Mapping[str, Any], **callbacks: Any) -> AdminClient:
 def require_properties(config: Mapping[str, Any]) -> None:
     """Raise ConfigError for a key or value that librdkafka does not know; waits for no broker.
 
-    An admin client would not notice a misspelled key, because :func:`admin_config` leaves it out.
+    An admin client would not notice a misspelled key, because :func:`admin_config` omits it.
     """
     make_consumer({"log_level": 0, "group.id": "seekpoint", **config}).close()
 
@@ -178,7 +179,7 @@ _FILES = tuple(f"ssl.{of}.location" for of in ("ca", "certificate", "key", "keys
 
 
 def _refused(config: Mapping[str, Any], error: Exception) -> ConfigError:
-    """ConfigError with the client's message and the files that cannot be read, which the client does not name."""
+    """ConfigError with the client's message, and unreadable files, which the client does not name."""
     message = error.args[0].str() if isinstance(error, KafkaException) else str(error)
     named = {key: str(config[key]) for key in _FILES if config.get(key) and config[key] != "probe"}
     lost = [f"{key}: {path} {why}" for key, path in named.items() if (why := _unreadable(Path(path)))]

@@ -1,4 +1,4 @@
-"""Shortens a job's ranges to a limit of records or bytes; partitions get equal shares, and short ones are read whole.
+"""Shortens a job's ranges to a limit of records or bytes; partitions get equal shares, and short ones stay whole.
 
 Bytes are estimated from a sample of each topic's next records.
 """
@@ -26,8 +26,8 @@ def require_max_records(max_records: int | None) -> None:
 def first_records(ranges: Sequence[Range], max_records: int | None) -> list[Range]:
     """The first offsets of the ranges, ``max_records`` in total; None: the whole ranges.
 
-    Partitions get equal shares, so that a long partition delays no other; if a short partition needs less, the others
-    share the rest. A partition's ranges must be in the order of their offsets.
+    Partitions get equal shares, so that a long one delays no other; if a short one needs less, the others share the
+    remainder. A partition's ranges must be in the order of their offsets.
     """
     widths: dict[Partition, int] = {}
     for range_ in ranges:
@@ -71,7 +71,8 @@ def sampled_sizes(kafka: Mapping[str, Any], ranges: Sequence[Range]) -> dict[str
 def first_bytes(ranges: Sequence[Range], sizes: Mapping[str, float], max_bytes: int) -> list[Range]:
     """The first offsets of the ranges (one per partition), about ``max_bytes`` in total by these mean ``sizes``.
 
-    Shares are those of :func:`first_records`. If no share has room for a record, the longest range gets one offset.
+    Partitions get shares as in :func:`first_records`. If no share has room for a record, the longest range gets one
+    offset.
     """
     widths = {range_: range_.records_at_most * sizes[range_.partition.topic] for range_ in ranges}
     if sum(widths.values()) <= max_bytes:

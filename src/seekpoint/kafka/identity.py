@@ -1,8 +1,8 @@
-"""Asks for the ids of topics and cluster. A topic id that is asked for after a read proves which topic was read (I4).
+"""Asks for the ids of topics and cluster. A topic id requested after a read proves which topic was read (I4).
 
 Under every protocol, a topic that was deleted and created again is read at the old offset without an error; only its id
-differs. Ids are never used twice, so an id that the brokers report after a read is the id under which all records up to
-that read were read.
+differs. Ids are never used twice, so if the brokers report an id after a read, all records up to that read have that
+id.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from seekpoint.kafka.questions import (
 T = TypeVar("T")
 Described = dict[str, Any]  # the brokers' answer about each topic, or their error
 NO_ID = UUID(int=0)  # the answer of brokers that know the topic, but not (yet) its id
-_REFUSALS = {*NO_RIGHT, KafkaError.TOPIC_EXCEPTION}  # the last: no topic can have this name
+_REFUSALS = {*NO_RIGHT, KafkaError.TOPIC_EXCEPTION}  # the last one: no topic can have this name
 CHECK_KAFKA = "check that the brokers run, and check bootstrap.servers and the security settings"
 
 
 class KafkaRefused(KafkaUnavailable):
-    """The brokers have answered, and refuse this client: waiting does not help."""
+    """The brokers have answered, but refuse this client, so waiting does not help."""
 
 
 class Answer:
-    """A request for topics' ids (by default none) that was sent; ``result()`` waits for the answer.
+    """A sent request for topics' ids (by default none); ``result()`` waits for the answer.
 
     ``asked_at`` is a time (``time.monotonic``) before the request was sent.
     """
@@ -55,12 +55,12 @@ class Answer:
     def result(self) -> dict[str, UUID | None]:
         """The id of each topic, None for one that the broker does not know. Raises KafkaUnavailable.
 
-        None is not final: a broker that has just started, or whose metadata lags, answers it for a topic that exists.
+        None is not final: a broker that has just started, or whose metadata lags, does not know existing topics.
         """
         try:
             return {} if self._question is None else _existing(sorted(self.topics), self._question)
         except KafkaUnavailable:
-            self.asked_at = -math.inf  # no other transaction may use this answer
+            self.asked_at = -math.inf  # so that no other transaction uses this answer
             raise
 
     def known(self) -> dict[str, UUID | None]:
@@ -72,10 +72,10 @@ class Answer:
 
 
 class _Reason:
-    """The last error that the client reported: refused, not resolved, no handshake ...
+    """The last error that the client reported: refused, name not resolved, no handshake ...
 
-    It has no reference to the client: a reference cycle would leave the client to the garbage collector, which may run
-    on one of the client's threads. A client that is freed there ends the process.
+    It has no reference to the client: in a reference cycle, the garbage collector would free the client, perhaps on one
+    of the client's own threads, and that ends the process.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class _Reason:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 -- its own name; the other errors say more
             return
         self.text = error.str()
-        # A token that could not be fetched has the same code: its issuer may be unreachable.
+        # A failure to fetch a token has the same code, but may be temporary: its issuer may be unreachable.
         refuses = error.code() == KafkaError._AUTHENTICATION and "acquire" not in self.text.lower()  # noqa: SLF001
         self.is_refusal = refuses or "certificate verify failed" in self.text
 
@@ -99,7 +99,7 @@ class Identity:
     def __init__(self, config: Mapping[str, Any], timeout: float) -> None:
         self._why = _Reason()
         self._questions = Questions(config, self._why.note)
-        self._last = Answer()  # the last answer of ask_after()
+        self._last = Answer()  # the last result of ask_after()
         self.timeout = timeout
         self._servers = config.get("bootstrap.servers") or config.get("metadata.broker.list")
 
@@ -113,9 +113,9 @@ class Identity:
         return self._questions.ask(send, self.timeout if timeout is None else timeout)
 
     def question_to_leaders(self, topics: Collection[str], send: Send[T]) -> Question[T]:
-        """Send a question that goes to the leaders of these topics' partitions.
+        """Send a question to the leaders of these topics' partitions.
 
-        A client that no broker has answered yet describes the topics first: if it looked for leaders while connecting,
+        A client that no broker has answered yet first describes the topics: if it looked for leaders while connecting,
         it would look again only after 3 s.
         """
         names = sorted(topics)
@@ -136,7 +136,7 @@ class Identity:
         return self.question(send_when_connected)
 
     def ask(self, topics: Collection[str], timeout: float | None = None) -> Answer:
-        """Send the question for the topics' ids without waiting for the answer, which takes about 1 ms."""
+        """Send the request for the topics' ids; does not wait for the answer, which takes about 1 ms."""
         names, asked_at = sorted(topics), monotonic()
 
         def send(client: AskingClient, timeout: float) -> Wait[Described]:
@@ -146,9 +146,10 @@ class Identity:
         return Answer(names, self.question(send, timeout), asked_at)
 
     def ask_after(self, read_by: float, topics: Collection[str], also: Collection[str] = ()) -> Answer:
-        """An answer about these topics, asked for after ``read_by``, when their records had been read.
+        """An answer about these topics, requested after ``read_by``, when their records had been read.
 
-        Reuses the last answer if it is late enough and covers the topics; otherwise asks again, also about ``also``.
+        Reuses the last answer if it was requested late enough and has the topics; otherwise asks again, also about
+        ``also``.
         """
         if self._last.asked_at <= read_by or not self._last.topics.issuperset(topics):
             self._last = self.ask({*topics, *also})
@@ -177,7 +178,7 @@ class Identity:
             why = self._why.text or (error.args[0].str() if isinstance(error, KafkaException) else "no answer")
             kind = KafkaRefused if self._why.is_refusal else KafkaUnavailable
             raise kind(f"no broker answered at {self._servers} within {self.timeout:g} s: {why}") from error
-        self.admin.poll(0)  # runs error_cb now: errors before this answer must not explain a later failure
+        self.admin.poll(0)  # runs error_cb: errors before this answer must not explain a later failure
         return listed
 
     def partitions(self, topics: Collection[str]) -> dict[str, int]:
@@ -193,7 +194,7 @@ class Identity:
         return counts
 
     def known(self, topics: Collection[str]) -> dict[str, int]:
-        """How many partitions each topic has, without those that the broker does not know. Raises KafkaUnavailable."""
+        """How many partitions each topic has; omits topics that the broker does not know. Raises KafkaUnavailable."""
         names = sorted(topics)
         question = self.question(lambda client, timeout: _describe(client, names, timeout))
         return {

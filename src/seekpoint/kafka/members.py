@@ -1,4 +1,4 @@
-"""The members of consumer groups, as the brokers know them."""
+"""The members of consumer groups, according to the brokers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from seekpoint.errors import KafkaUnavailable
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.questions import NO_RIGHT, AskingClient, Wait, answers, each_answer
 
-# States of the classic protocol. KIP-848 gives partitions to members one by one, and waits for none of them.
+# States of the classic protocol. KIP-848 assigns partitions to members one by one, and waits for none of them.
 _REBALANCING = {ConsumerGroupState.PREPARING_REBALANCING, ConsumerGroupState.COMPLETING_REBALANCING}
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member of a consumer group: its ``client.id``, and its host as the broker sees it."""
+    """One member of a consumer group: its ``client.id``, and its host according to the broker."""
 
     client_id: str
     host: str
@@ -60,7 +60,7 @@ def _known(group: str, answer: Any) -> tuple[ConsumerGroupState | None, list[Mem
     if not isinstance(answer, KafkaException):
         return answer.state, [Member(str(member.client_id), str(member.host)) for member in answer.members]
     code = answer.args[0].code()
-    if code in NO_RIGHT:  # on the group, or on a topic of its members, which the answer under KIP-848 would name
+    if code in NO_RIGHT:  # no right on the group, or on a topic of its members, which KIP-848's answer would name
         return None
     if code == KafkaError.GROUP_ID_NOT_FOUND:
         return None, []

@@ -1,6 +1,6 @@
 """Finds out why a stored position is out of range: retention, truncation or other brokers.
 
-The ends of the log decide, never the text of the client's message.
+It decides by the log's ends, never by the text of the client's message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from seekpoint.records import Partition
 def classify(
     group: str, positions: Mapping[Partition, int], watermarks: Watermarks, moves: Mapping[Partition, str]
 ) -> dict[Partition, OffsetLost]:
-    """The error of each refused position of the group; ``moves`` describe resets to it. Raises KafkaUnavailable."""
+    """The error for each refused position of the group; ``moves`` describe resets to them. Raises KafkaUnavailable."""
     starts, ends = watermarks.starts(list(positions)), watermarks.ends(list(positions))
     return {
         partition: lost(group, partition, offset, (starts[partition], ends[partition]), moves.get(partition))
@@ -27,13 +27,13 @@ def classify(
 def lost(
     group: str, partition: Partition, offset: int, edges: tuple[Edge, Edge], move: str | None = None
 ) -> OffsetLost:
-    """The error that says what happened to ``offset``, with the choices; ``move`` says who reset the position to it."""
+    """The error for ``offset``, with the reason and the choices; ``move`` says who reset the position to it."""
     start, end = edges
     choices: tuple[str, ...]
     log_end: int | None = end.offset
     other = remedies.reset_to_offset(group, partition)
     elsewhere = f"elsewhere: {other} continues at that offset"
-    stop = "stop: leave it; nothing is read or written until it is decided"
+    stop = "stop: do nothing; the partition is not read until you decide"
     if offset < start.offset:
         why = f"{'retention has passed it' if move is None else move}: the first offset left is {start.offset}, up to "
         why += f"{start.offset - offset} records are lost"
@@ -52,9 +52,9 @@ def lost(
     else:
         why = (
             "the log was truncated before it and written again (the leader epoch stored with it is unknown or older): "
-            "the records that were applied may not be those that the log has now"
+            "the applied records may not be those that the log now has"
         )
-        log_end = None  # the log has grown since it was truncated: where it ended then is not known
+        log_end = None  # the log has grown since its truncation: where it ended then is not known
         accept = remedies.accept_truncated(group, partition)
         choices = (f"accept: {accept} continues where the log was truncated, and records the range up to here",)
         elsewhere = f"read again: {other}, with an offset before the truncation"
@@ -68,5 +68,5 @@ def unknown(partition: Partition, offset: int) -> TopicUnknown:
         offset,
         f"topic {partition.topic!r} does not exist any more, or the brokers that answer do not know it; the worker "
         "resumes reading when they know it again",
-        choices=("create it again and decide then", "remove it from the pipeline's topics", "stop: leave it"),
+        choices=("create it again, then decide", "remove it from the pipeline's topics", "stop: do nothing"),
     )

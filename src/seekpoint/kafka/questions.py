@@ -1,8 +1,8 @@
 """Sends questions to the brokers with an admin client; a new client repeats a question that is not answered soon.
 
 A broker that was away for longer than ``broker.session.timeout.ms`` answers that there are no brokers, until it has
-rejoined. librdkafka (2.10 and later) then forgets all brokers, and may never connect to one again (its issue 5301).
-A client does not show that it is in this state: only a new client helps.
+rejoined. librdkafka (2.10 and later) then forgets all brokers, and may never connect to one again (its issue 5301). A
+client does not report this state, and only a new client helps.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from seekpoint.kafka.config import make_admin
 
 K = TypeVar("K")
 T = TypeVar("T")
-Wait = Callable[[float], T]  # waits at most these seconds; raises KafkaException, or TimeoutError
+Wait = Callable[[float], T]  # waits at most so many seconds; raises KafkaException, or TimeoutError
 
 PATIENCE = 2.0  # seconds for a client that was answered before; a broker's answer takes milliseconds
 GRACE = 1.0  # further seconds for the client to report that no broker answered
-NO_RIGHT = {  # answers to a client whose user lacks a right
+NO_RIGHT = {  # errors for a client whose user lacks a right
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -34,23 +34,23 @@ _LOADING = {
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.NOT_COORDINATOR,
 }
-PAUSE = 0.2  # seconds before a coordinator that loads its groups is asked again
+PAUSE = 0.2  # seconds before the next question to a coordinator that loads its groups
 
 
 def is_answer(error: KafkaException | TimeoutError) -> bool:
-    """Whether a broker returned this error; if not, it is the client's own error: no broker answered."""
+    """Whether a broker returned this error; otherwise it is the client's own: no broker answered."""
     return isinstance(error, KafkaException) and error.args[0].code() >= KafkaError.NO_ERROR
 
 
 def in_background(call: Callable[..., T], *arguments: Any, **options: Any) -> Future[T]:
-    """Run the call on a new thread: on this thread, a call into the client would delay signals until it returns."""
+    """Run the call on a new thread, because on this one a call into the client would delay signals until it returns."""
     answer: Future[T] = Future()
 
     def run() -> None:
         try:
             answer.set_result(call(*arguments, **options))
         except Exception as error:  # noqa: BLE001 -- raised where the answer is asked for
-            answer.set_exception(error.with_traceback(None))  # its frames would keep the client alive
+            answer.set_exception(error.with_traceback(None))  # frames in the traceback would keep the client alive
 
     threading.Thread(target=run, name="seekpoint-metadata", daemon=True).start()
     return answer
@@ -85,7 +85,7 @@ def each_answer(question: Question[dict[K, Any]], keys: Iterable[K]) -> dict[K, 
 
 
 def _is_loading(error: KafkaException | TimeoutError) -> bool:
-    """Whether a coordinator answered that it is not ready: it loads its groups, or they move to another broker."""
+    """Whether a coordinator answered that it is not ready: its groups are loading, or move to another broker."""
     return isinstance(error, KafkaException) and error.args[0].code() in _LOADING
 
 
@@ -104,8 +104,8 @@ Send = Callable[[AskingClient, float], Wait[T]]  # sends a question, and gives t
 class Question(Generic[T]):
     """A question that was sent to the brokers, which have ``timeout`` seconds from the call of :meth:`answer`.
 
-    A client that was answered before gets ``PATIENCE`` seconds, because it may have forgotten its brokers. Then a new
-    client gets the rest of the time: it may have to resolve names, and to authenticate.
+    A client that was answered before gets ``PATIENCE`` seconds, because it may have forgotten its brokers. After that,
+    a new client gets the remaining time, in which it may have to resolve names and to authenticate.
     """
 
     def __init__(self, questions: Questions, send: Send[T], timeout: float) -> None:
@@ -142,8 +142,8 @@ class Question(Generic[T]):
 class Questions:
     """Sends questions. ``on_error`` gets the errors that the client reports, and must not refer to this object.
 
-    A client that is freed on one of its own threads ends the process. The last reference to it may be in a traceback,
-    which the garbage collector may free on any thread, so a replaced client is kept until the next one is replaced.
+    A client that is freed on one of its own threads ends the process. Its last reference may be in a traceback, which
+    the garbage collector may free on any thread. So a replaced client is kept until the next one is replaced.
     """
 
     def __init__(self, config: Mapping[str, Any], on_error: Callable[[KafkaError], None]) -> None:
@@ -161,6 +161,6 @@ class Questions:
         with self._replacing:
             if client is self.client:
                 with suppress(RuntimeError):  # it was closed
-                    client.admin.poll(0)  # calls on_error for errors that the client has reported meanwhile
+                    client.admin.poll(0)  # calls on_error for errors that the client has queued
                 self._replaced = client
                 self.client = AskingClient(self._config, self._on_error)

@@ -1,4 +1,4 @@
-"""Checks a range against the brokers (topic id, ends of the log); raises the error that explains missing records."""
+"""Checks a range against the brokers (topic id, ends of the log); raises errors that explain missing records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GONE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaE
 def bounded_config(kafka: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of a consumer that reads ranges: a worker's, without its group.
 
-    Raises ConfigError as ``consumer_config`` does. An end of the log is reported at once (``fetch.wait.max.ms`` 10)
+    Raises ConfigError as ``consumer_config`` does. The client reports the log's end at once (``fetch.wait.max.ms`` 10)
     unless the mapping says otherwise.
     """
     require_mapping(kafka)
@@ -31,14 +31,14 @@ def bounded_config(kafka: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in kafka.items()
         if not key.startswith("group.") and key != "partition.assignment.strategy"
     }
-    # librdkafka requires a group name. The group is never joined, but the client looks up its coordinator.
+    # librdkafka requires a group name. It never joins the group, but looks up its coordinator.
     return consumer_config({"fetch.wait.max.ms": 10, **settings}, group="seekpoint-ranges")
 
 
 def require_known(kafka: Mapping[str, Any]) -> None:
     """Raise ConfigError for a configuration that a consumer of ranges would refuse; waits for no broker.
 
-    That includes a key or a value that librdkafka does not know. Call it before anything is stored.
+    This includes keys and values that librdkafka does not know. Call it before anything is stored.
     """
     make_consumer({"log_level": 0, **bounded_config(kafka)}).close()
 
@@ -46,8 +46,8 @@ def require_known(kafka: Mapping[str, Any]) -> None:
 def end_epochs(kafka: Mapping[str, Any], partitions: Collection[Partition]) -> dict[Partition, int | None]:
     """The leader epochs at the ends of the logs, None if the brokers report none. Raises KafkaUnavailable.
 
-    No record before these ends has a later epoch. Stored with an earlier position, the epoch shows later whether the
-    log was truncated and written again.
+    No record before these ends has a later epoch. If an earlier position is stored with such an epoch, a later reader
+    detects whether the log was truncated and written again.
     """
     return {partition: edge.leader_epoch for partition, edge in RangeChecks(kafka).readable.ends(partitions).items()}
 
@@ -62,11 +62,11 @@ class RangeChecks:
         self._written = Watermarks(self._identity, committed=False)
 
     def wait_at_most(self, seconds: float) -> None:
-        """Wait ``seconds`` for each answer, ``ASK`` at most."""
+        """Wait ``seconds`` for each answer, but at most ``ASK``."""
         self._identity.timeout = min(ASK, seconds)
 
     def counts(self, topics: Collection[str]) -> dict[str, int]:
-        """How many partitions each topic has, without topics that do not exist. Raises KafkaUnavailable."""
+        """How many partitions each topic has; omits missing topics. Raises KafkaUnavailable."""
         return self._identity.known(topics)
 
     def ask(self, topics: Collection[str]) -> Answer:
@@ -97,7 +97,7 @@ class RangeChecks:
         )
 
     def raise_for(self, error: KafkaError, partition: Partition, topic_id: UUID, position: int, end: int) -> None:
-        """Raise for an error that came in place of a record; errors that the client recovers from are ignored."""
+        """Raise an error for a message that is an error; ignore errors from which the client recovers."""
         raise_if_fatal(error)
         if error.code() == OUT_OF_RANGE or error.code() in _GONE:
             self._refused(partition, topic_id, position, end)
@@ -109,7 +109,7 @@ class RangeChecks:
         raise self._lost(partition, position, end) or RangeLost(
             partition,
             position,
-            "the brokers refused this offset, although the log has it now, so the log has changed: read the range "
+            "the brokers refused this offset, although the log now has it, so the log has changed: read the range "
             f"again, up to {end}; if that fails too, start another run",
         )
 
@@ -133,7 +133,9 @@ class RangeChecks:
         return None
 
     def stuck(self, partition: Partition, topic_id: UUID, position: int, end: int) -> SeekpointError:
-        """The error that says why nothing of ``[position, end)`` arrives. Raises TopicRecreated, KafkaUnavailable."""
+        """The error if nothing of ``[position, end)`` arrives, with the reason. Raises TopicRecreated,
+        KafkaUnavailable.
+        """
         self.check(self.ask([partition.topic]), partition, topic_id, position)
         if lost := self._lost(partition, position, end):
             return lost

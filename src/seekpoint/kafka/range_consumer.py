@@ -28,13 +28,14 @@ class RangeConsumer:
     def replace_if_unanswered(self, topic: str, positions: Mapping[Partition, int]) -> bool:
         """Replace the client if brokers answer another client but not this one; returns whether it did.
 
-        The new one continues at these positions. See :mod:`seekpoint.kafka.questions`. Raises KafkaUnavailable if
+        The new client continues at these positions. See :mod:`seekpoint.kafka.questions`. Raises KafkaUnavailable if
         brokers answer neither.
         """
         self._checks.ask([topic]).result()
         if self.client.is_answered(topic, ASK):
             return False
-        self.client.close(deadline=0.0)  # without a broker, librdkafka closes it only when the session times out
+        # Without a broker, librdkafka closes the client only when the session times out.
+        self.client.close(deadline=0.0)
         self._open(positions)
         return True
 

@@ -1,7 +1,7 @@
 """Bounded ranges of a log, from one offset to another, as jobs read them: check, split among tasks, read.
 
-No group is joined, nothing is committed, and both ends are numbers from the ledger. A range is read until a record or
-the log's end is at or past ``end``, not by a count, so gaps left by compaction, aborted transactions and control
+No group is joined, nothing is committed, and both ends are numbers from the ledger. Reading a range ends when a record
+or the log's end is at or past ``end``, not after a count, so gaps by compaction, aborted transactions and control
 records do no harm. Records count only once the iteration has ended without an error: only its last check shows that the
 topic was recreated (see ``identity``).
 """
@@ -29,8 +29,8 @@ from seekpoint.records import Partition, RawRecord
 
 CHUNK = 500  # records at a time: more is slower
 IDLE = 30.0  # seconds without a message after which a range is given up
-AT_END = 3.0  # the same once brokers report that the log ends before the range; their report may be outdated
-KEPT = 10_000  # records past the end that a RangeFollower holds for later, per partition
+AT_END = 3.0  # the same after brokers reported that the log ends before the range, which may be outdated
+KEPT = 10_000  # most records past the end that a RangeFollower keeps per partition
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,11 +50,11 @@ class Range:
 
     @property
     def records_at_most(self) -> int:
-        """Its number of offsets; compaction, aborted transactions and control records leave fewer records."""
+        """The number of offsets; with compaction, aborted transactions or control records there are fewer records."""
         return self.end - self.start
 
     def cut(self, width: int) -> Iterator[Range]:
-        """Divide it into ranges of this width (the last may be narrower); none if it is empty."""
+        """Divide the range into ranges of this width (the last may be narrower); returns none for an empty range."""
         for start in range(self.start, self.end, width):
             yield replace(self, start=start, end=min(start + width, self.end))
 
@@ -83,8 +83,8 @@ def read_range(kafka: Mapping[str, Any], range_: Range, *, chunk: int = CHUNK, i
     """Every record of the range that a worker with the same ``kafka`` mapping would see, in pieces.
 
     **Records count only once the iteration has ended without an error**: the topic's id is checked before the first
-    record and after the last. An empty range opens no connection. After ``idle`` seconds without a message the range is
-    given up; after 3 s at most if the brokers report that the log ends before the range.
+    record and after the last. An empty range opens no connection. After ``idle`` seconds without a message, reading
+    ends with an error; after at most 3 s if the brokers report that the log ends before the range.
 
     Raises RangeLost (removed by retention or a truncation, or the topic was deleted), RangeStuck (an open transaction
     is in it, or nothing arrives), TopicRecreated, KafkaUnavailable (no broker answers), ConfigError (settings that no
@@ -135,12 +135,12 @@ def _read(
             if (error := message.error()) is None:
                 limit.renew()
                 position = _offset(message) + 1
-                if position > end:  # a gap spans the end: this record is after it
+                if position > end:  # a gap spans the end, so this record is after the end
                     break
                 taken.append(message)
             elif error.code() == END_OF_PARTITION:
                 limit.shorten()
-                position = max(position, _offset(message))  # no records up to the log's end
+                position = max(position, _offset(message))  # there are no records up to the log's end
             else:
                 checks.raise_for(error, range_.partition, range_.topic_id, position, end)
         if taken:
@@ -172,7 +172,7 @@ class RangeFollower:
         if unknown := sorted({partition.topic for partition in positions} - self._ids.keys()):
             raise ConfigError(f"the ids of the topics {', '.join(unknown)} are missing: name them in topic_ids=")
         self._positions = dict(positions)
-        self._known = dict(positions)  # the client's next offset: everything before it is returned or kept
+        self._known = dict(positions)  # the client's next offset: all records before it are returned or kept
         self._kept: dict[Partition, deque[Message]] = {partition: deque() for partition in positions}
         self._resting: set[Partition] = set()
         self._consumer.assign(positions)
@@ -183,7 +183,7 @@ class RangeFollower:
         return dict(self._positions)
 
     def read_to(self, ends: Mapping[Partition, int], *, chunk: int = CHUNK, idle: float = IDLE) -> Iterator[Piece]:
-        """The records from the positions to ``ends``, in pieces of several partitions; other partitions do not move.
+        """The records from the positions to ``ends``, in pieces of several partitions; does not move other partitions.
 
         ``idle`` limits, in seconds, the wait for a message and for each answer about the topics. As with
         :func:`read_range`, records count only once the iteration has ended without an error, and it raises the same
@@ -228,7 +228,7 @@ class RangeFollower:
         for message in messages:
             partition = Partition(message.topic() or "", message.partition() or 0)
             if partition not in self._known:
-                continue  # of an earlier assignment
+                continue  # a message of an earlier assignment
             if (error := message.error()) is None:
                 if (offset := _offset(message)) < self._known[partition]:
                     continue  # kept or returned before the client got its new position
@@ -255,7 +255,7 @@ class RangeFollower:
         return taken
 
     def _rest(self) -> None:
-        """Pause partitions with many kept messages: memory stays bounded while others lag."""
+        """Pause partitions with many kept messages, so that memory stays bounded while others lag."""
         if full := [
             partition
             for partition, messages in self._kept.items()
@@ -292,28 +292,28 @@ class RangeFollower:
 
 
 class _IdleLimit:
-    """Limits the time without a record: ``idle`` seconds, less once the brokers report that the log ends here."""
+    """Limits the time without a record: ``idle`` seconds, or less once the brokers report that the log ends here."""
 
     def __init__(self, idle: float) -> None:
         self._idle = self._seconds = idle
         self._until = monotonic() + idle
 
     def renew(self) -> None:
-        """Wait the whole time again, because a record has arrived."""
+        """Restart with the whole time, because a record has arrived."""
         self._seconds = self._idle
         self.restart()
 
     def shorten(self) -> None:
-        """Wait less: the log ends here. The client reports this once, maybe together with the last records."""
+        """Wait less, because the log ends here. The client reports this once, maybe together with the last records."""
         self._seconds = min(self._idle, AT_END)
         self._until = min(self._until, monotonic() + self._seconds)
 
     def restart(self) -> None:
-        """Wait as long as before, from now on."""
+        """Restart with the same time."""
         self._until = monotonic() + self._seconds
 
     def wait(self) -> float:
-        """Seconds to wait for the next message; never 0, which would not wait for any."""
+        """Seconds to wait for the next message; never 0, because that would not wait."""
         return min(1.0, max(self._until - monotonic(), 0.001))
 
     @property
@@ -322,7 +322,8 @@ class _IdleLimit:
 
 
 def stable_ends(kafka: Mapping[str, Any], partitions: Collection[Partition]) -> dict[Partition, int]:
-    """The highest end of a range of each partition: after the last record that a worker with this mapping can read now.
+    """The highest end of a range in each partition: the offset after the last record that a worker with this mapping
+    can read.
 
     That is the last stable offset, unless the mapping says ``read_uncommitted``. Raises KafkaUnavailable.
     """
@@ -336,7 +337,7 @@ def log_starts(kafka: Mapping[str, Any], partitions: Collection[Partition]) -> d
 
 def topic_ids(kafka: Mapping[str, Any], topics: Collection[str]) -> dict[str, UUID | None]:
     """The id of each topic now; None for one that does not exist. Raises KafkaUnavailable."""
-    checks = RangeChecks(kafka)  # a variable: the answer alone would not keep the client alive
+    checks = RangeChecks(kafka)  # in a variable, because the answer alone would not keep the client alive
     return checks.ask(topics).result() if topics else {}
 
 
@@ -352,14 +353,14 @@ def _piece(messages: list[Message], partition: Partition | None = None) -> Piece
     return Piece(*lazy_records(messages, partition))
 
 
-# Offsets of a task: the most by default, about half a second of reading, because a task costs 0.1 s before its first
-# record; and the least, because with fewer a task's fixed cost exceeds what an idle slot loses.
+# Offsets of a task. The most by default: about half a second of reading, because a task costs 0.1 s before its first
+# record. The least: with fewer, a task's fixed cost exceeds the loss by an idle slot.
 MOST_OFFSETS, LEAST_OFFSETS = 300_000, 20_000
-MOST_TASKS = 1_000  # more would make the schedule, and the number of staged parts, large
+MOST_TASKS = 1_000  # most tasks: more would make the schedule, and the number of staged parts, large
 
 
 def check_ranges(kafka: Mapping[str, Any], ranges: Collection[Range]) -> None:
-    """Check with the brokers, before the first range is read, that all can be read; empty ranges always can.
+    """Check with the brokers, before the first range is read, that all ranges can be read; empty ranges always can.
 
     Raises RangeLost (the log begins later), RangeStuck (its readable part ends earlier), TopicRecreated (the topic has
     another id), and KafkaUnavailable (no broker answers).
@@ -379,8 +380,8 @@ def check_ranges(kafka: Mapping[str, Any], ranges: Collection[Range]) -> None:
             raise RangeLost(
                 partition,
                 range_.start,
-                f"retention has passed it: the first offset left is {start}. Begin there, which leaves "
-                f"{start - range_.start} records out, or read them from an archive",
+                f"retention has passed it: the first offset left is {start}. Begin there, which omits "
+                f"{start - range_.start} records, or read them from an archive",
             )
         if end < range_.end:
             raise RangeStuck(
@@ -393,7 +394,7 @@ def check_ranges(kafka: Mapping[str, Any], ranges: Collection[Range]) -> None:
 
 
 def task_size(width: int, *, range_records: int = MOST_OFFSETS, slots: int = 1, most: int = MOST_TASKS) -> int:
-    """The most offsets of one task, if ``width`` offsets are divided: ``range_records``.
+    """The most offsets of one task, if ``width`` offsets are divided: usually ``range_records``.
 
     Fewer, down to :data:`LEAST_OFFSETS`, if there would be fewer tasks than ``slots``; more if they would exceed
     ``most``.

@@ -1,4 +1,4 @@
-"""Asks for start and end offsets of logs, and resolves StartAt. By default, a log's end is its last stable offset."""
+"""Asks for logs' start and end offsets, and resolves StartAt. By default, a log's end is its last stable offset."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Edge(NamedTuple):
 
 
 class Watermarks:
-    """Asks for starts and ends of logs with an admin client, so that no pending fetch delays the answer."""
+    """Asks for logs' starts and ends with an admin client, so that no pending fetch delays the answer."""
 
     def __init__(self, identity: Identity, *, committed: bool = True) -> None:
         self._identity = identity
@@ -46,17 +46,17 @@ class Watermarks:
         return self._ask(dict.fromkeys(partitions, _EARLIEST))
 
     def ends(self, partitions: Collection[Partition], *, skip: bool = False) -> dict[Partition, Edge]:
-        """The offset after each log's last readable record. ``skip``: leave out logs for which no broker answers."""
+        """The offset after each log's last readable record. ``skip``: omit logs for which no broker answers."""
         return self._ask(dict.fromkeys(partitions, _LATEST), skip=skip)
 
     def logs(self, partitions: Collection[Partition]) -> dict[Partition, tuple[int, int]]:
-        """First and end offset of each log, without logs for which no broker answers."""
+        """First and end offset of each log; omits logs for which no broker answers."""
         starts = self._ask(dict.fromkeys(partitions, _EARLIEST), skip=True)
         ends = self._ask(dict.fromkeys(starts, _LATEST), skip=True)
         return {partition: (starts[partition].offset, end.offset) for partition, end in ends.items()}
 
     def _ask(self, specs: Mapping[Partition, Any], *, skip: bool = False) -> dict[Partition, Edge]:
-        """The answers. Raises KafkaUnavailable if one is missing; with ``skip`` leaves that partition out."""
+        """The answers. Raises KafkaUnavailable if one is missing; with ``skip``, omits that partition instead."""
         if not specs:
             return {}
         logs = {TopicPartition(partition.topic, partition.number): spec for partition, spec in specs.items()}
@@ -80,7 +80,7 @@ class Watermarks:
         Raises KafkaUnavailable if the brokers do not answer, ConfigError if ``start`` has no position for a partition.
         """
         count = self._identity.known([topic]).get(topic)
-        if count is None:  # it existed a moment ago, when its id was answered
+        if count is None:  # the topic existed a moment ago, when brokers reported its id
             raise KafkaUnavailable(f"topic {topic!r} is unknown to the broker that was asked")
         partitions = [Partition(topic, n) for n in range(count)]
         match start.kind:
@@ -110,7 +110,7 @@ class Watermarks:
         """The first offset whose record has a timestamp at or after ``time``; the end of the log if none has."""
         milliseconds = -(
             (_EPOCH - time.astimezone(UTC)) // timedelta(milliseconds=1)
-        )  # rounded up, or a record before the time could be the first
+        )  # rounded up: otherwise the first record could be one before the time
         offsets = self.at_times(dict.fromkeys(partitions, milliseconds))
         late = [partition for partition, offset in offsets.items() if offset is None]
         return {partition: offset for partition, offset in offsets.items() if offset is not None} | _offsets(
@@ -124,7 +124,7 @@ class Watermarks:
         return {partition: None if edge.offset < 0 else edge.offset for partition, edge in edges.items()}
 
     def _committed(self, partitions: Collection[Partition], group: str) -> dict[Partition, int]:
-        """Kafka's committed offsets of the group, imported once (I6). Raises ConfigError if one is a mirror's."""
+        """The group's committed offsets in Kafka, imported once (I6). Raises ConfigError if one is a mirror's."""
         commits = read_commits(self._identity, group, partitions)
         if mirrored := sorted(partition for partition, commit in commits.items() if commit.is_mirror):
             raise ConfigError(

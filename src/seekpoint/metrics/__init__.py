@@ -1,7 +1,7 @@
 """Metrics and traces, for programs that are monitored: of workers (``Tally``) and of ledgers (``LedgerGauges``).
 
-One catalogue of metrics, for Prometheus (``Collector``, ``exposition``, ``serving``; extra ``prometheus``) and for
-OpenTelemetry (``instrument``; extra ``otel``). ``Tracing`` creates spans of a worker's transactions (extra ``otel``).
+The same metrics for Prometheus (``Collector``, ``exposition``, ``serving``; extra ``prometheus``) and for OpenTelemetry
+(``instrument``; extra ``otel``). ``Tracing`` creates spans of a worker's transactions (extra ``otel``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs an extra, when it is first used."""
+    """Import a name that needs an extra, when it is first used."""
     if name in {"Collector", "exposition", "serving"}:
         from seekpoint.metrics import prometheus  # noqa: PLC0415 -- an extra
 

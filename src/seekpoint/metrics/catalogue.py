@@ -1,4 +1,4 @@
-"""Every metric: its name, kind, labels and meaning. For Prometheus, ``seekpoint_`` is put before each name."""
+"""Every metric: name, kind, labels and meaning. For Prometheus, names begin with ``seekpoint_``."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Literal
 class Kind(StrEnum):
     """How the values of a metric behave over time."""
 
-    COUNTER = "counter"  # only rises, until the process ends
+    COUNTER = "counter"  # only rises during a process's life
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metric:
-    """One metric. ``combine`` says how values with equal labels become one: of two workers, or of all partitions.
+    """One metric. ``combine`` says how values with equal labels, of two workers or of all partitions, become one.
 
-    Gauges of one partition from several workers are never added: the greatest counts (:class:`Samples`).
-    ``sources`` are "worker" (a :class:`Tally` has it) and "ledger" (a :class:`LedgerGauges` has it).
+    Several workers' gauges of one partition are never added: the greatest counts (:class:`Samples`). ``sources`` are
+    "worker" (a :class:`Tally` has it) and "ledger" (a :class:`LedgerGauges` has it).
     """
 
     name: str
@@ -58,7 +58,7 @@ RECORDS = _counter("records", _GROUP, "Records of committed transactions.")
 SINK_ROWS = _counter(
     "sink_rows",
     (*_GROUP, "table"),
-    "Rows given to sinks in committed transactions, including tombstones, without rows that handlers write.",
+    "Rows passed to sinks in committed transactions, including tombstones, without rows that handlers write.",
 )
 TRANSACTIONS = _counter(
     "transactions",
@@ -117,7 +117,7 @@ LAST_COMMIT = _gauge(
 LEDGER_UP = _gauge("ledger_up", (), "1: the ledger was read for this scrape.", _LEDGER, "min")
 KAFKA_UP = _gauge("kafka_up", (), "1: the brokers answered when asked for the ends of the logs.", _LEDGER, "min")
 LAG_SECONDS = _gauge(
-    "lag_seconds", _PARTITION, "For how long the next record has been in its log.", _LEDGER, "max", "seconds"
+    "lag_seconds", _PARTITION, "How long the next record has been in its log.", _LEDGER, "max", "seconds"
 )
 HEADROOM = _gauge(
     "retention_headroom_records", _PARTITION, "Offsets from the start of the log to the position.", _LEDGER, "min"
@@ -152,7 +152,7 @@ RECORDS_WAITING = _gauge(
 OLDEST_WAITING = _gauge(
     "oldest_waiting_record_seconds",
     _PARTITION,
-    "For how long the oldest of these records has been waiting.",
+    "How long the oldest of these records has been waiting.",
     _LEDGER,
     "max",
     "seconds",

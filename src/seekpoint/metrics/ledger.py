@@ -1,4 +1,4 @@
-"""Gauges of all groups of a ledger, also of those whose workers have crashed, read by SQL from views."""
+"""Gauges of all groups of a ledger, even of those whose workers have crashed; read from views with SQL."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from seekpoint.records import Partition
 logger = logging.getLogger("seekpoint.metrics")
 
 # In seconds. Prometheus waits ten seconds for a scrape, in which brokers may have to answer three questions.
-TIMEOUT = 5.0  # for each statement
+TIMEOUT = 5.0  # seconds for each statement
 KAFKA_TIMEOUT = 2.0
 
 
 class LedgerGauges:
-    """Reads the gauges of all groups of one ledger; each reading is one transaction that writes nothing.
+    """Reads the gauges of all groups of one ledger, in one read-only transaction each time.
 
     With ``kafka``, librdkafka's configuration, the brokers are asked where the logs begin and end. Then lag and
-    headroom are known even if no worker runs; in seconds, they also need the workers' last samples. Without brokers, or
-    if none answers, both come from those samples, and have no series if the last one is older than three minutes.
-    If the database does not answer, the gauge "ledger_up" is 0, and nothing else has a series.
+    headroom are known even if no worker runs, although in seconds they also need the workers' last samples. Without
+    brokers, or if none answers, both come from those samples, and have no series if the last one is older than three
+    minutes. If the database does not answer, the gauge "ledger_up" is 0, and nothing else has a series.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LedgerGauges:
             self._reading.release()
 
     def _note(self, error: Exception | None, problem: str = "") -> None:
-        if error is not None and self.error is None:  # once, until a reading succeeds
+        if error is not None and self.error is None:  # logged once, until a reading succeeds
             logger.warning("%s: %s", problem, getattr(error, "orig", None) or error)
         self.error = error
 
@@ -86,12 +86,12 @@ class LedgerGauges:
         self._note(error, "the brokers do not answer; lag comes from the workers' samples")
 
     def _ask_brokers(self, rows: Sequence[Row[Any]]) -> tuple[Exception | None, Logs]:
-        """The logs of these partitions, after the error if no broker answers."""
+        """These partitions' logs, or the error if no broker answers."""
         ids = {(row.consumer_group, Partition(row.topic, row.partition)): row.topic_id for row in rows}
         try:
             if self._identity is None:
                 self._identity = Identity(self._kafka, KAFKA_TIMEOUT)
-            if not ids:  # without positions nothing else is asked, and brokers that are away would count as up
+            if not ids:  # without positions there is no other request, and brokers that are away would count as up
                 self._identity.cluster_id()
                 return None, {}
             logs = ask_logs(self._identity, ids, self._kafka).logs

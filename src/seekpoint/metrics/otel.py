@@ -21,9 +21,9 @@ _ATTRIBUTES = {
 def instrument(*tallies: Tally, meter_provider: MeterProvider | None = None, per_partition: bool = True) -> None:
     """Register the metrics of these workers with OpenTelemetry; call it once, before the workers run.
 
-    Names begin with ``seekpoint.``; attributes follow the semantic conventions for messaging where these define one.
-    ``meter_provider`` is the global one by default. With ``per_partition=False``, values of a group's partitions are
-    combined. Only the histogram of transactions is recorded on the worker's thread.
+    Names begin with ``seekpoint.``; attributes follow the semantic conventions for messaging, if these define them.
+    ``meter_provider`` is the global one by default. ``per_partition=False`` combines the values of a group's
+    partitions. Only the histogram of transactions is recorded on the worker's thread.
     """
     meter = (meter_provider or get_meter_provider()).get_meter("seekpoint")
     histogram = meter.create_histogram(

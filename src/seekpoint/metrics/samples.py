@@ -29,7 +29,7 @@ _COMBINE = {"max": max, "min": min}
 class Samples:
     """Collects values. ``per_partition=False`` combines the values of a group's partitions as the metric defines.
 
-    If several workers have a gauge of one partition, during a rebalance or because one hangs, the greatest value
+    If several workers have a gauge of one partition, during a rebalance or because a worker hangs, the greatest value
     counts: a sum would be twice the position.
     """
 
@@ -39,7 +39,7 @@ class Samples:
         self._buckets: dict[Metric, dict[Labels, Buckets]] = {}
 
     def add(self, metric: Metric, value: float | None, *labels: object) -> None:
-        """Add one value with the metric's labels in order; None means unknown, and makes no series."""
+        """Add one value with the metric's labels in order; None means unknown, and adds no series."""
         if value is None:
             return
         assert len(labels) == len(metric.labels), metric.name

@@ -79,7 +79,7 @@ class Tally:
             self._last_commit[span.partition] = event.at
 
     def _waiting(self, event: events.WaitingForRetry) -> None:
-        if event.attempt:  # otherwise it did not fail
+        if event.attempt:  # otherwise the batch did not fail
             self._count(of.RETRIES)
 
     def _dead_lettered(self, event: events.DeadLettered) -> None:
@@ -119,5 +119,5 @@ class Tally:
             samples.add_at(of.WAITING, 1, group, partition, "delay")
         since_epoch = time.time() - monotonic()
         for partition, last in self._last_commit.copy().items():
-            if partition in health.positions:  # else another worker has it
+            if partition in health.positions:  # otherwise another worker has it
                 samples.add_at(of.LAST_COMMIT, round(last + since_epoch, 3), group, partition)

@@ -22,8 +22,8 @@ Chunks = Callable[[], Iterable[Iterable[RawRecord]]]
 
 logger = logging.getLogger("seekpoint.metrics.tracing")
 
-LINKS = 32  # links of one span, at most
-LOOKED_AT = 1000  # records of one transaction whose headers are searched for links
+LINKS = 32  # most links of one span
+LOOKED_AT = 1000  # most records of one transaction whose headers are searched for links
 
 
 class Tracing:
@@ -31,7 +31,7 @@ class Tracing:
 
     ``tracer_provider`` is the global one by default. The span is current inside handlers, so spans of SQLAlchemy's and
     of HTTP clients' instrumentation become its children. It links to the spans that produced its records: up to 32,
-    which the global propagator finds in the headers of the first 1,000 records. Names follow OpenTelemetry's semantic
+    found by the global propagator in the headers of the first 1,000 records. Names follow OpenTelemetry's semantic
     conventions for messaging. A transaction that was rolled back has the status ERROR and the error's class as
     ``error.type``. Spans contain no key, value, header or error text. An exception of the tracer is logged and ignored.
     """
@@ -41,7 +41,7 @@ class Tracing:
 
     @contextmanager
     def transaction(self, pipeline: Pipeline[Any, Any], records: Chunks, attempt: int) -> Iterator[None]:
-        """Trace the block in which one attempt applies and commits a batch, whose ``records`` may grow meanwhile."""
+        """Trace the block that applies and commits a batch once, whose ``records`` may grow meanwhile."""
         links = _Links()
         if (span := self._begin(pipeline, records, attempt, links)) is None:
             yield

@@ -1,4 +1,4 @@
-"""The records of one transaction, as a handler gets them."""
+"""The records of one transaction, as passed to a handler."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Batch(Sequence[Record[V_co, K_co]]):
         """The batch as a ``pyarrow.Table``: a row for each record, a column for each field of the values.
 
         ``schema`` is a ``pyarrow.Schema``, or a Struct, dataclass or TypedDict; by default the annotations of the
-        values' type decide the columns' types, or else the values. Values without fields become one column, ``value``;
-        values that are Arrow tables are concatenated. ``provenance`` adds columns for the records' topic, partition and
-        offset: three names, or a mapping, which may also name ``timestamp`` and ``key``.
+        values' type decide the columns' types, or without these the values. Values without fields become one column,
+        ``value``; values that are Arrow tables are concatenated. ``provenance`` adds columns for the records' topic,
+        partition and offset: three names, or a mapping, which may also name ``timestamp`` and ``key``.
 
         Raises Poison, which names the records, for values that a column cannot hold, and ConfigError for arguments that
         contradict the values. Needs the extra ``arrow``; raises ConfigError without it.

@@ -1,4 +1,4 @@
-"""A pipeline's declaration as plain values, which its workers store for operators who do not have its code."""
+"""A pipeline's declaration as plain values, which its workers store for operators who do not have the code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def declared(
 ) -> dict[str, dict[str, Any]]:
     """Describe each topic: sinks and their kind, handler, version, policies, and sentences on weaker guarantees.
 
-    ``read_uncommitted``: the Kafka client reads records of aborted transactions, too. Without ``synchronous_commit`` a
+    ``read_uncommitted``: the Kafka client also reads records of aborted transactions. Without ``synchronous_commit`` a
     worker's COMMIT does not wait for the disk. ``most_waiting`` is its ``Limits.waiting``.
     """
     weakens = [*_weakens_all(pipeline, read_uncommitted, synchronous_commit)]

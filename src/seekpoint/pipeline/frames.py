@@ -32,17 +32,16 @@ class Frame:
     """Declares one table's rows: ``function`` makes them from the records' DataFrame, ``sink`` writes them.
 
     ``function(records)`` returns a DataFrame; its other parameters are inputs of the pipeline, by name. It runs in the
-    driver for each micro-batch, and only builds Spark's plan. **It must merge**: writing its rows for two ranges of
-    records must have the same result as writing its rows for both ranges together.
-    So ``Append`` and ``Upsert`` take plans that work row by row and keep the columns "partition" and "offset" (with
-    several topics "topic", too): filters, expressions, explode, unions, joins with other data. ``Accumulate`` also
-    takes one ``groupBy`` over such a plan, with sum, count, min and max. A plan that does not merge is refused before
-    anything is read.
+    driver for each micro-batch, and only builds Spark's plan. **It must merge**: to write its rows for two ranges of
+    records separately must have the same result as for both ranges together. So ``Append`` and ``Upsert`` take plans
+    that work row by row and keep the columns "partition" and "offset" (with several topics "topic", too): filters,
+    expressions, explode, unions, joins with other data. ``Accumulate`` also takes one ``groupBy`` over such a plan,
+    with sum, count, min and max. A plan that does not merge is refused before anything is read.
 
     Kafka's columns identify a row's record, and are not written unless ``columns=`` of the sink names them;
     ``provenance=`` writes them under other names. All other columns are written, or only those in ``columns=``.
 
-    Raises ConfigError for a function with other parameters, and for a sink that makes rows from records (``row=``).
+    Raises ConfigError for a function with other parameters, or a sink that makes rows from records (``row=``).
     """
 
     function: FrameFunction
@@ -62,7 +61,7 @@ class Frame:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The function's other parameters, its inputs. Raises ConfigError if one cannot be passed by name."""
+        """The function's other parameters, which are inputs. Raises ConfigError if one cannot be passed by name."""
         try:
             parameters = [*inspect.signature(self.function).parameters.values()]
         except (TypeError, ValueError) as error:
@@ -158,7 +157,7 @@ class SparkPipeline:
 
     @property
     def is_raw(self) -> bool:
-        """Whether the records' DataFrame has Kafka's columns as they are."""
+        """Whether the records' DataFrame has only Kafka's columns, undecoded."""
         return self.value is None
 
     def __repr__(self) -> str:
@@ -189,7 +188,7 @@ def _frames(me: str, frames: Mapping[str, Frame]) -> dict[str, Frame]:
 
 
 def _inputs(me: str, inputs: Mapping[str, TableName], frames: Mapping[str, Frame]) -> dict[str, tuple[str, ...]]:
-    """The path of each input's table. Raises ConfigError for an input that is missing or not used."""
+    """The path of each input's table. Raises ConfigError for a missing or unused input."""
     used = {name for frame in frames.values() for name in frame.inputs}
     for frame in frames.values():
         if missing := [name for name in frame.inputs if name not in inputs]:
@@ -203,7 +202,7 @@ def _inputs(me: str, inputs: Mapping[str, TableName], frames: Mapping[str, Frame
 
 
 def _check_codec(me: str, codec: Codec) -> None:
-    """Raise ConfigError for a codec whose values have no known columns, or columns of Kafka's names."""
+    """Raise ConfigError for a codec whose values have no known columns, or columns with names of Kafka's."""
     kind = getattr(codec, "type", None)
     info = type_with_fields(kind)
     if info is None:

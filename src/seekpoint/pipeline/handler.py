@@ -22,7 +22,7 @@ def is_async(handle: object) -> bool:
 
 
 def check_handler(pipeline: str, handle: object, resources: object) -> None:
-    """Raise ConfigError unless the handler can be called with a connection, a batch and, if given, resources."""
+    """Raise ConfigError unless the handler can be called with a connection, a batch and, if declared, resources."""
     if not callable(handle):
         raise ConfigError(f"{pipeline}: the handler must be a function handle(tx, batch), got {handle!r}")
     for function in (handle, getattr(handle, "__call__", None)):  # noqa: B004

@@ -9,7 +9,7 @@ from string import Formatter
 from seekpoint.errors import ConfigError
 
 _MOST = 63  # bytes of a table's name; the server cuts a longer one
-_INTERNAL = "__"  # Kafka's own topics, and those of its tools, begin with it
+_INTERNAL = "__"  # the prefix of Kafka's own topics, and of its tools' topics
 
 
 class Pattern:
@@ -20,7 +20,7 @@ class Pattern:
     are written by ``Append("landing.{name}")`` to ``landing.orders``. Names that begin with two underscores,
     which are Kafka's own, never match.
 
-    Raises ConfigError if the expression is none, or can match only such names.
+    Raises ConfigError for an invalid expression, or one that can match only such names.
     """
 
     def __init__(self, expression: str) -> None:
@@ -34,7 +34,7 @@ class Pattern:
         except (re.error, OverflowError, RecursionError) as error:
             raise ConfigError(f"{self!r} is not a regular expression of Python's re: {error}") from None
         if expression.lstrip("^").startswith(_INTERNAL):
-            raise ConfigError(f"{self!r}: names that begin with '__' are Kafka's own: give such a topic by its name")
+            raise ConfigError(f"{self!r}: names that begin with '__' are Kafka's own: declare such a topic by its name")
 
     def __repr__(self) -> str:
         return f"Pattern({self.expression!r})"
@@ -44,9 +44,9 @@ class Pattern:
         return sorted(name for name in names if not name.startswith(_INTERNAL) and self._regex.fullmatch(name))
 
     def table_of(self, owner: str, path: Sequence[str]) -> Callable[[str], tuple[str, ...]] | None:
-        """The function from a topic to its table, if the path names groups in braces; None if it names none.
+        """The function from a topic to its table, if the path names groups in braces; otherwise None.
 
-        The function raises ConfigError for a topic whose name has nothing for a group, or a dot. Messages begin with
+        That function raises ConfigError for a topic in whose name a group is empty, or has a dot. Messages begin with
         ``owner``. Raises ConfigError for a group that the pattern does not have.
         """
         groups = self._groups(owner, path)
@@ -82,7 +82,7 @@ class Pattern:
 
 
 def require_short_names(owner: str, topic: str, path: Sequence[str]) -> None:
-    """Raise ConfigError if Postgres would cut a name of the topic's table: it could be another topic's."""
+    """Raise ConfigError if Postgres would cut the name of a topic's table: it could become another topic's."""
     for name in path:
         if (length := len(name.encode(errors="surrogatepass"))) > _MOST:
             raise ConfigError(

@@ -29,11 +29,11 @@ from seekpoint.pipeline.written_tables import Translation, translated, with_sche
 
 T = TypeVar("T")
 
-# No argument has this type. It makes mypy check sinks after other arguments, as it does for types with a callable: V is
-# inferred from ``value=``, and each sink, and each lambda in it, is checked against V.
+# No argument has this type. Because of it mypy checks sinks after other arguments, as it does for types with a
+# callable: it infers V from ``value=``, and checks each sink, and each lambda in it, against V.
 _CheckedLast = Callable[[V], Never]
 
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")  # what a broker accepts as a topic's name
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")  # topic names that a broker accepts
 
 
 class _Options(TypedDict, total=False):
@@ -55,27 +55,26 @@ class Pipeline(Generic[V, K]):
     """Declares what a group of workers does with some topics' records.
 
     ``Pipeline[V, K]``: values are decoded into V and keys into K; a record without a key has None. Type checkers infer
-    both from the codecs, and check handlers, ``row=`` and sinks against them; V is Any if each topic has its codec.
+    both from the codecs, and check handlers, ``row=`` and sinks against them; V is Any if each topic has its own codec.
 
     ``group`` names the offsets in the ledger and the consumer group in Kafka. ``topics`` is a name, several
     names, ``{name: value codec}`` (then without ``value``), or a :class:`Pattern`, whose topics a worker finds as they
     are created. ``value`` and ``key`` are codecs. At least one of ``sinks`` and ``handle`` (or the decorator
-    :meth:`handler`) is required: sinks write in their order, then
-    ``handle(tx, batch)`` runs with the transaction's SQLAlchemy connection, everything in one transaction with the
-    offset (I1).
-    ``writes`` are the tables that the handler writes, by name or mapped class. ``version`` is the handler's version:
-    once a worker of a higher version has claimed, workers of lower versions exit as outdated. ``start`` is the first
-    position of a topic that the group has not read.
+    :meth:`handler`) is required: sinks write in their order, then ``handle(tx, batch)`` runs with the transaction's
+    SQLAlchemy connection, all in one transaction with the offset (I1). ``writes`` are the tables that the handler
+    writes, by name or mapped class. ``version`` is the handler's version: once a worker of a higher version has
+    claimed, workers of lower versions exit as outdated. ``start`` is the first position of a topic that the group has
+    not read.
 
     A record whose handler raises is retried as ``retry`` says; a record that can never be applied is poison.
-    ``retry_order``: what waits with it: the rest of its ``"partition"``, later records of its ``"key"``, or
-    ``"none"``; with the last two the record waits in the ledger, and at most ``Limits.waiting`` do.
-    ``on_poison="stop"``: its partition stops before it, earlier records are committed, other partitions continue.
-    ``"dead_letter"``: the transaction that passes its offset stores it in the ledger's table ``dead_letter``;
-    ``"skip"``: it is stored there without its value. Beyond ``dead_letter_limits`` the worker stops.
+    ``retry_order`` says which records wait meanwhile: all of its ``"partition"``, those of its ``"key"``, or
+    ``"none"``; with the last two the record waits in the ledger, with at most ``Limits.waiting`` others.
+    ``on_poison="stop"``: the partition stops before a poison record, earlier records are committed, other partitions
+    continue. ``"dead_letter"``: the transaction that passes the record's offset stores the record in the ledger's table
+    ``dead_letter``; ``"skip"``: it is stored there without its value. Beyond ``dead_letter_limits`` the worker stops.
     ``keep_key_order=True``: later records of a dead letter's key are dead-lettered, too, to be replayed in order
-    (always on with an ``Upsert`` that cannot decide which row is newer).
-    ``delay``: a record is handled no earlier than its timestamp plus ``delay``.
+    (always on with an ``Upsert`` that cannot decide which row is newer). ``delay``: a record is handled no earlier than
+    its timestamp plus ``delay``.
 
     Raises ConfigError if the declaration contradicts itself.
     """
@@ -160,8 +159,8 @@ class Pipeline(Generic[V, K]):
         self._is_taken = False
         self._check()
         self._declared = tuple((sink, sink.by_topic(self.pattern)) for sink in self.sinks)
-        self._own: dict[str, dict[int, Sink[V, K | None]]] = {}  # the sinks of a pattern's topics, by index
-        self.without_table: dict[str, str] = {}  # why a pattern's topic has no table
+        self._own: dict[str, dict[int, Sink[V, K | None]]] = {}  # indexes of the sinks that take a pattern's topics
+        self.without_table: dict[str, str] = {}  # reasons why topics of a pattern have no table
         self._check_retry_order(keep_key_order)
         self._require_key_order(keep_key_order)
 
@@ -173,19 +172,19 @@ class Pipeline(Generic[V, K]):
     @overload
     def handler(self, function: Handler[V, K | None]) -> Handler[V, K | None]: ...
     def handler(self, function: Any) -> Any:
-        """Decorate the function that is the handler, instead of ``handle=``. Returns it unchanged.
+        """Decorate the handler function, instead of ``handle=``. Returns the function unchanged.
 
         Raises ConfigError if the pipeline has a handler or is in use, or if the function cannot be a handler.
         """
         if self.handle is not None:
             raise ConfigError(
-                f"{self!r} has {shown_handler(self.handle)} already, and a pipeline has only one: call the second "
-                "function from it"
+                f"{self!r} already has {shown_handler(self.handle)}, and a pipeline has only one: call the second "
+                f"function from it"
             )
         if self._is_taken:
             raise ConfigError(
-                f"{self!r} is in use already, by a worker, a job or a command: decorate its handler before that, in "
-                "the module that declares it"
+                f"a worker, a job or a command already uses {self!r}: decorate its handler before that, in the module "
+                f"that declares it"
             )
         check_handler(repr(self), function, self.resources)
         self.handle = function
@@ -203,16 +202,16 @@ class Pipeline(Generic[V, K]):
                     "@pipeline.handler"
                 )
             if self.resources is not None:
-                raise ConfigError(f"{self!r}: resources= are for an async handler, but it has none")
+                raise ConfigError(f"{self!r}: resources= are for an async handler, but the pipeline has none")
             if self.retry_order != "partition":
                 raise ConfigError(
-                    f"{self!r}: retry_order={self.retry_order!r} is about records whose handler raises, but it has no "
-                    "handler: leave retry_order= out"
+                    f"{self!r}: retry_order={self.retry_order!r} is for records whose handler raises, but the "
+                    f"pipeline has no handler: omit retry_order="
                 )
             if unhandled := [topic for topic in self.topics if not any(sink.takes(topic) for sink in self.sinks)]:
                 raise ConfigError(
                     f"{self!r}: no sink takes records of {', '.join(unhandled)}, which would be read and dropped: add "
-                    "a sink, or leave the topic out of topics="
+                    f"a sink, or remove the topic from topics="
                 )
         self._is_taken = True
         return self
@@ -224,11 +223,11 @@ class Pipeline(Generic[V, K]):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Every table that the pipeline declares to write."""
+        """Every table in the pipeline's declaration."""
         return tuple(sorted({*self.writes, *(table for sink in self.sinks for table in sink.tables)}))
 
     def tables_by_topic(self, translate: Translation | None = None) -> dict[str, tuple[str, ...]]:
-        """The tables that sinks and handler declare to write, by the topics whose records they take.
+        """The declared tables of sinks and handler, by the topics whose records they take.
 
         ``translate`` is the engine's ``schema_translate_map``, which applies to the handler's statements; sinks write
         the table that they name.
@@ -245,11 +244,11 @@ class Pipeline(Generic[V, K]):
         return [sink for sink in self.sinks if sink.takes(topic)]
 
     def check_tables(self, tx: Connection) -> tuple[str, ...]:
-        """Check that the sinks' tables take their rows; returns all tables that are written, each with its schema.
+        """Check that the sinks' tables take their rows; returns all written tables, each with its schema.
 
         Raises ConfigError if a table, column or privilege is missing. The columns of rows that ``row=`` makes are not
-        known before the first record. Tables in ``writes`` must exist, but which columns and privileges the handler
-        needs is not known. The tables of a pattern's topics are left to :meth:`check_topic`.
+        known before the first record. Tables in ``writes`` must exist, but the columns and privileges that the handler
+        needs are not known. :meth:`check_topic` checks the tables of a pattern's topics.
         """
         own = {id(sink) for sinks in self._own.values() for sink in sinks.values()}
         for sink in self.sinks:
@@ -267,9 +266,10 @@ class Pipeline(Generic[V, K]):
         return self
 
     def with_topics(self, *topics: str) -> Self:
-        """The pipeline of some of its topics alone, for jobs, replays and tests; a pattern's are then named.
+        """The pipeline restricted to some of its topics, for jobs, replays and tests; with a pattern, this names
+        topics.
 
-        Raises ConfigError for a topic that it does not read, or for which no table can be named.
+        Raises ConfigError for a topic that the pipeline does not read, or for which no table can be named.
         """
         if self.pattern is None:
             if not topics or {*topics} - {*self.codecs}:
@@ -298,7 +298,7 @@ class Pipeline(Generic[V, K]):
             sink.check(tx, [self.codecs[topic]], self.key)
 
     def for_worker(self) -> Self:
-        """The pipeline itself; with a pattern a copy without topics, to which one worker adds those that match."""
+        """The pipeline itself; with a pattern, a copy without topics, to which one worker adds matching ones."""
         if self.pattern is None:
             return self
         other = copy.copy(self)
@@ -308,7 +308,7 @@ class Pipeline(Generic[V, K]):
         return other
 
     def add_topic(self, topic: str) -> None:
-        """Add a topic that the pattern matches, with its sinks. ``without_table`` says why, if it has no table."""
+        """Add a topic that the pattern matches, with its sinks. ``without_table`` is the reason if it has no table."""
         assert self._value is not None
         self.codecs[topic] = self._value
         self._own[topic] = {}
@@ -321,16 +321,16 @@ class Pipeline(Generic[V, K]):
             self.without_table.setdefault(topic, f"{self!r}: no sink takes records of {topic}: add one")
 
     def _expand(self) -> None:
-        """Put the sinks of each topic where its sink was declared."""
+        """Replace each declared sink with the sinks of its topics."""
         expanded: list[Sink[V, K | None]] = []
         for n, (declared, make) in enumerate(self._declared):
             expanded += [declared] if make is None else [own[n] for own in self._own.values() if n in own]
         self.sinks = tuple(expanded)
 
     def sinks_tables(self, tx: Connection) -> dict[str, str]:
-        """The tables that sinks write on this connection, each with its schema, by the sink's name for it.
+        """The tables that sinks write on this connection, each with its schema, by the sink's name for the table.
 
-        A name that is no table on this connection stays as it is: users' sinks may name other things.
+        A name that is not a table on this connection stays unchanged, because users' sinks may name other things.
         """
         names = [name for sink in self.sinks for name in sink.tables]
         return {**dict(zip(names, names, strict=True)), **with_schemas(tx, names)}
@@ -386,17 +386,17 @@ class Pipeline(Generic[V, K]):
         if len(self.codecs_of(sink)) > 1:
             raise ConfigError(
                 f"{self!r}: {sink!r} takes several topics, and a truncate in one would delete the rows of all: narrow "
-                "it with topics=, or leave out truncate="
+                f"it with topics=, or omit truncate="
             )
         if len([other for other in self.sinks if {*other.tables} & {*sink.tables}]) > 1:
             raise ConfigError(
-                f"{self!r}: another sink writes the table of {sink!r}, and a truncate would delete its rows: leave out "
-                "truncate="
+                f"{self!r}: another sink writes the table of {sink!r}, and a truncate would delete its rows: omit "
+                f"truncate="
             )
 
     def _check_failing(self) -> None:
         """Check the codecs, the parameters for records that fail, and ``delay``."""
-        key_decoder(self.key)  # raises ConfigError for anything that is not a codec
+        key_decoder(self.key)  # raises ConfigError for an invalid codec
         for codec in self.codecs.values() if self._value is None else (self._value,):
             value_decoder(codec)
         for name, kind in (("retry", Retry), ("dead_letter_limits", DeadLetterLimits)):
@@ -413,7 +413,7 @@ class Pipeline(Generic[V, K]):
             )
 
     def _check_retry_order(self, keep_key_order: bool | None) -> None:
-        """Check what continues while a record waits for its retry; ``"key"`` turns ``keep_key_order`` on."""
+        """Check which records continue during a retry's wait; ``"key"`` turns ``keep_key_order`` on."""
         order, choices = self.retry_order, get_args(RetryOrder)
         if order not in choices:
             raise ConfigError(f"{self!r}: retry_order must be one of {', '.join(map(repr, choices))}, got {order!r}")
@@ -422,15 +422,15 @@ class Pipeline(Generic[V, K]):
         me = f"{self!r}: retry_order={order!r}"
         if self.on_poison is not OnPoison.DEAD_LETTER:
             raise ConfigError(
-                f"{me}: the position passes a record that waits for its retry, so that after its last attempt it can "
-                "only be a dead letter: it needs on_poison='dead_letter'"
+                f"{me}: the position passes a record that waits for its retry, so after its last attempt the record "
+                f"can only be a dead letter: add on_poison='dead_letter'"
             )
         if self.retry.attempts == 1:
-            raise ConfigError(f"{me}: with Retry(attempts=1) no record waits for a retry: leave retry_order= out")
+            raise ConfigError(f"{me}: with Retry(attempts=1) no record waits for a retry: omit retry_order=")
         if order == "key" and keep_key_order is False:
             raise ConfigError(
-                f"{me} keeps the order of each key, also after a dead letter: leave keep_key_order=False out, or give "
-                "retry_order='none'"
+                f"{me} keeps the order of each key, also after a dead letter: omit keep_key_order=False, or give "
+                f"retry_order='none'"
             )
         if order == "none" and keep_key_order:
             raise ConfigError(
@@ -442,20 +442,20 @@ class Pipeline(Generic[V, K]):
         self.keep_key_order = order == "key"
 
     def _require_any_order(self, me: str, sink: Sink) -> None:
-        """Raise ConfigError if rows depend on the order in which the sink gets the records of a partition."""
+        """Raise ConfigError if the sink's rows depend on the order of a partition's records."""
         if sink.empties or sink.needs_order:
             raise ConfigError(
-                f"{me}: {sink!r} applies changes in the order of the log: give retry_order='partition', or leave it out"
+                f"{me}: {sink!r} applies changes in the order of the log: give retry_order='partition', or omit it"
             )
         if sink.keeps_first:
             raise ConfigError(
                 f"{me}: {sink!r} keeps the first row of a key, and a retried record's row would come too late: give "
-                "retry_order='partition', or leave it out"
+                f"retry_order='partition', or omit it"
             )
         if sink.guarded is False:
             raise ConfigError(
-                f"{me}: a retried record would overwrite a newer row in {sink!r}: name what orders its rows "
-                "(order_by= or offset_column=), or leave retry_order= out"
+                f"{me}: a retried record would overwrite a newer row in {sink!r}: name the column that orders its "
+                f"rows (order_by= or offset_column=), or omit retry_order="
             )
 
     def _require_key_order(self, declared: bool | None) -> None:
@@ -469,8 +469,8 @@ class Pipeline(Generic[V, K]):
         if declared is False:
             raise ConfigError(
                 f"{self!r}: keep_key_order=False: a replayed dead letter would overwrite its key's newer row in "
-                f"{unguarded[0]!r}: name what orders its rows (order_by= or offset_column=), or leave keep_key_order= "
-                "out"
+                f"{unguarded[0]!r}: name the column that orders its rows (order_by= or offset_column=), or omit "
+                f"keep_key_order="
             )
         self.keep_key_order = True
 

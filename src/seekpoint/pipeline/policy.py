@@ -15,30 +15,28 @@ from seekpoint.errors import ConfigError
 from seekpoint.records import Partition
 
 RetryOrder = Literal["partition", "key", "none"]
-"""What waits with a record for its retry: the rest of its partition, of its key, or nothing."""
+"""Which records wait during a record's retry: all of its partition, those of its key, or none."""
 
-LONGEST_SAMPLING = 120  # seconds: a sample that is older than three minutes says nothing about the lag
+LONGEST_SAMPLING = 120  # seconds: a sample older than three minutes says nothing about the lag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much one transaction may hold, and how long things may take.
+    """Limits of a transaction's size, and of times.
 
     A batch is committed at ``batch_records``, at ``batch_bytes`` of keys and values, after ``batch_age`` seconds, or
     as soon as no more records are ready; bytes and age are checked between chunks, so one chunk may exceed them. Up to
     one more batch is read ahead while the server works.
-    With a handler, a batch has 500 records at first, then as many as take about ``transaction_target`` seconds by the
-    measured time per record, but at most ``batch_records``.
-    ``claim_wait`` (seconds) bounds the wait for another owner's transaction. A transaction older than
-    ``transaction_age`` (seconds) is ended: by the server (``transaction_timeout``, Postgres 17 and later), else by the
-    next owner's claim. Up to that age a worker keeps its partitions while a handler runs.
-    ``start_wait`` (seconds) is how long a worker that starts waits for brokers and a database that do not answer; None
-    sets no limit. ``kafka_timeout`` (seconds) bounds every request to brokers. ``idle_check`` (seconds) is how
-    often an idle worker checks whether its positions were reset, ``lag_check`` (seconds) how often it samples its lag.
-    ``waiting`` is how many records of one partition may wait for their retries while others continue
-    (``Pipeline(retry_order=)``); then the partition waits.
-    ``sample_positions`` (seconds, 120 at most) is how often it stores its positions and the ends of their logs, for the
-    ledger's views; 0: never.
+    With a handler, the first batch has at most 500 records; later ones as many as take about ``transaction_target``
+    seconds by the measured time per record, but at most ``batch_records``. ``claim_wait`` (seconds) bounds the wait for
+    another owner's transaction. A transaction older than ``transaction_age`` (seconds) is ended by the server
+    (``transaction_timeout``, Postgres 17 and later), otherwise by the next owner's claim. Up to that age a worker keeps
+    its partitions while a handler runs. ``start_wait`` (seconds) is how long a starting worker waits for brokers and a
+    database that do not answer; None sets no limit. ``kafka_timeout`` (seconds) bounds every request to brokers.
+    ``idle_check`` (seconds) is how often an idle worker checks whether its positions were reset, ``lag_check``
+    (seconds) how often it samples its lag. ``waiting`` is how many records of one partition may wait for their retries
+    while others continue (``Pipeline(retry_order=)``); then the partition waits. ``sample_positions`` (seconds, 120 at
+    most) is how often it stores its positions and the ends of their logs, for the ledger's views; 0: never.
     """
 
     batch_records: int = 10_000
@@ -96,7 +94,7 @@ class StartAt:
 
     @classmethod
     def time(cls, moment: datetime) -> StartAt:
-        """At the first record with a timestamp at or after ``moment`` (an aware time), else at the end."""
+        """At the first record with a timestamp at or after ``moment`` (an aware time), otherwise at the end."""
         if moment.tzinfo is None:
             raise ConfigError(f"StartAt.time({moment!r}): give an aware time, e.g. datetime(..., tzinfo=UTC)")
         return cls("time", moment=moment)
@@ -105,7 +103,7 @@ class StartAt:
     def offsets(cls, positions: Mapping[tuple[str, int], int]) -> StartAt:
         """At the given offset of each ``(topic, partition)``; every partition must be named."""
         try:
-            # index() refuses floats: Postgres would round them, and records would be lost or repeated.
+            # index() refuses floats, which Postgres would round: records would be lost or repeated.
             pairs = sorted((Partition(topic, index(n)), index(value)) for (topic, n), value in positions.items())
             invalid = [f"{partition}: {value}" for partition, value in pairs if value < 0]
         except (TypeError, ValueError, AttributeError):
@@ -116,35 +114,34 @@ class StartAt:
 
     @classmethod
     def committed(cls) -> StartAt:
-        """At Kafka's committed offsets of this group, imported once (I6); every partition must have one."""
+        """At this group's committed offsets in Kafka, imported once (I6); every partition must have one."""
         return cls("committed")
 
 
 class OnPoison(StrEnum):
-    """The failure policy: what happens to a poison record."""
+    """The failure policy for poison records."""
 
-    STOP = "stop"  # its partition stops before it until an operator decides; the others continue
-    DEAD_LETTER = "dead_letter"  # the whole record is stored in the transaction that passes its offset
-    SKIP = "skip"  # the position moves past it; it is recorded without its value (I4)
+    STOP = "stop"  # the partition stops before the record until an operator decides; the others continue
+    DEAD_LETTER = "dead_letter"  # the transaction that passes its offset stores the whole record
+    SKIP = "skip"  # the position moves past the record, which is stored without its value (I4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
     """How often, and when, a record is tried again after its handler raised.
 
-    A record is tried ``attempts`` times in all; then it is a poison record. The wait after the n-th failure is
-    ``wait_initial * multiplier ** (n - 1)`` seconds, at most ``wait_max``; the share ``jitter`` of each wait is
-    random, so that records that failed together are not retried together. Meanwhile its partition waits before it,
-    with no transaction open (``Pipeline(retry_order=)`` lets other records continue); other partitions continue. ``on``
-    names the exceptions that are retried
-    (``asyncio.CancelledError`` counts as a TimeoutError); others are poison at once, as data errors
-    (a codec's, ``Poison``, a value or constraint that the database refuses) always are. Transient errors of the
-    database (a deadlock, a lost connection) do not count: the whole transaction is run again, without limit, while the
-    claim is held. They count as an attempt only if a single record raises them while others are applied; after its
-    last attempt its partition stops.
+    A record is tried ``attempts`` times in total; then it is poison. The wait after the n-th failure is ``wait_initial
+    * multiplier ** (n - 1)`` seconds, at most ``wait_max``; the share ``jitter`` of each wait is random, so that
+    records that failed together are not retried together. During the wait its partition waits, without an open
+    transaction (``Pipeline(retry_order=)`` lets other records continue); other partitions continue. ``on`` names the
+    exceptions that are retried (``asyncio.CancelledError`` counts as a TimeoutError). Others are poison at once, as are
+    all data errors (a codec's, ``Poison``, a row that the database refuses). Transient errors of the database (a
+    deadlock, a lost connection) do not count: the whole transaction is run again, without limit, while the claim is
+    held. They count as an attempt only if a single record raises them while others are applied; after the last attempt
+    its partition stops.
 
-    ``crashes``: after this many owners in a row have crashed without progress, the next owner applies their records in
-    small parts. A record whose single-record attempts have crashed the process this many times is poison.
+    ``crashes``: after this many consecutive owners have crashed without progress, the next owner applies their records
+    in small parts. A record whose single-record attempts have crashed the process this many times is poison.
     """
 
     attempts: int = 5
@@ -186,8 +183,8 @@ class Retry:
 class DeadLetterLimits:
     """Stops a worker before it turns a whole topic into dead letters; None sets no limit.
 
-    The limits are ``consecutive`` dead-lettered or skipped records in a row of one partition, and the share ``ratio``
-    of the last ``window`` records that are done. Records that are blocked behind their key are not counted.
+    The limits are ``consecutive`` dead-lettered or skipped records of one partition in a row, and the share ``ratio``
+    of the last ``window`` passed records. Records that are blocked behind their key are not counted.
     """
 
     consecutive: int | None = 100
@@ -204,7 +201,7 @@ class DeadLetterLimits:
 
 
 def _is_number(number: object) -> TypeGuard[int | float]:
-    """Whether it is an int or float, but no bool, which is an int in Python."""
+    """Whether the value is an int or float, but not a bool, which is an int in Python."""
     return isinstance(number, int | float) and not isinstance(number, bool)
 
 

@@ -10,7 +10,7 @@ from seekpoint.errors import ConfigError
 def provenance_columns(
     me: str, columns: Mapping[str, str] | Sequence[str] | None, attributes: Sequence[str]
 ) -> dict[str, str]:
-    """The column for each attribute of a record that is stored, in the order of ``attributes``. Raises ConfigError."""
+    """The column for each stored attribute of a record, in the order of ``attributes``. Raises ConfigError."""
     if columns is None:
         return {}
     if not isinstance(columns, Mapping):

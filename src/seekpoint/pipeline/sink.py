@@ -16,7 +16,7 @@ from seekpoint.pipeline.pattern import Pattern
 from seekpoint.records import RawRecord, Record
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection  # needs greenlet, which is an extra
+    from sqlalchemy.ext.asyncio import AsyncConnection  # importing it needs greenlet, which is an extra
 
 V = TypeVar("V", default=Any)
 K = TypeVar("K", default=Any)
@@ -24,14 +24,14 @@ V_contra = TypeVar("V_contra", contravariant=True, default=Any)
 K_contra = TypeVar("K_contra", contravariant=True, default=Any)
 
 Handler = Callable[[Connection, Batch[V, K]], None]
-# With the value of ``resources=`` as its third argument, if that is given.
+# The third argument is the value of ``resources=``, if declared.
 AsyncHandler = Callable[Concatenate["AsyncConnection", Batch[V, K], ...], Awaitable[None]]
 
 Row = tuple[Any, ...]
 
 ONE_PARTITION = (
-    "records of several partitions have no common order, so it is not known which rows were there before the truncate: "
-    "use a topic with one partition, or leave out truncate="
+    "records of several partitions have no common order, so it is not known which rows were there before the "
+    "truncate: use a topic with one partition, or omit truncate="
 )
 
 
@@ -43,7 +43,7 @@ class Writer(Protocol):
 
 
 class SinkWriter(Protocol[V_contra, K_contra]):
-    """Writes a sink's rows in all transactions of one worker; it may cache facts about rows and table.
+    """Writes a sink's rows in all transactions of one worker; may cache facts about rows and table.
 
     Inherit from this class to write your own; optional methods have a default. ``keeps_locks``: no statement of the
     writer releases a lock of the transaction, as ROLLBACK TO does.
@@ -56,7 +56,7 @@ class SinkWriter(Protocol[V_contra, K_contra]):
         ...
 
     def open(self, tx: Connection) -> AbstractContextManager[Writer]:
-        """Begin to write; leaving the block without an error means that the database has taken every row."""
+        """Begin to write; if the block ends without an error, the database has taken every row."""
         ...
 
     def value_rows(
@@ -73,24 +73,24 @@ class SinkWriter(Protocol[V_contra, K_contra]):
         return None
 
     def count(self, rows: Sequence[Row]) -> int:
-        """How many rows of the table ``rows`` are."""
+        """The number of rows in the table that ``rows`` make."""
         return len(rows)
 
     def statements(self, tx: Connection) -> Callable[[Sequence[Row]], Sequence[Any] | None] | None:  # noqa: ARG002 -- the default
-        """A function from a few rows to statements, which are sent with the ledger's; None if ``open`` must write.
+        """A function from a few rows to statements that are sent with the ledger's; None if ``open`` has to write them.
 
-        Called only with ``keeps_locks``; sends nothing. The function may return None: ``open`` writes then, too.
+        Called only with ``keeps_locks``; sends nothing. If the function returns None, ``open`` writes the rows.
         """
         return None
 
     def strategy_changed(self) -> WriteStrategyChanged | None:
-        """Called after COMMIT: the event if the write strategy has changed since the last call, else None."""
+        """Called after COMMIT: the event if the write strategy has changed since the last call, otherwise None."""
         return None
 
 
 @runtime_checkable
 class Sink(Protocol[V_contra, K_contra]):
-    """Declares a table that records are written to, inside the transaction that moves the offset.
+    """Declares a table to which records are written, inside the transaction that moves the offset.
 
     It holds no state of a worker, so workers of one process may share it. Inherit from this class to write your own;
     optional methods have a default.
@@ -98,7 +98,7 @@ class Sink(Protocol[V_contra, K_contra]):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The tables it writes, as ``schema.table`` or ``table``."""
+        """The written tables, as ``schema.table`` or ``table``."""
         ...
 
     def takes(self, topic: str) -> bool:
@@ -131,7 +131,7 @@ class Sink(Protocol[V_contra, K_contra]):
 
     @property
     def empties(self) -> bool:
-        """Whether a record may delete all rows of the table, so that its records must be of one partition."""
+        """Whether a record may delete all rows of the table, so that all records must be of one partition."""
         return False
 
     @property
@@ -140,7 +140,7 @@ class Sink(Protocol[V_contra, K_contra]):
         return False
 
     def by_topic(self, pattern: Pattern | None) -> Callable[[str], Any] | None:  # noqa: ARG002 -- the default
-        """The function that makes the sink of each topic that the pattern matches; None if this sink takes them all.
+        """The function that makes the sink of each topic that the pattern matches; None if this sink takes all topics.
 
         ``pattern`` is the pipeline's, None if it names its topics.
         """
@@ -160,9 +160,9 @@ class Sink(Protocol[V_contra, K_contra]):
 
 
 class WentBack(Exception):  # noqa: N818 -- the cause of a RowRefused
-    """A change's source position is lower than that of the stored row, which an earlier record of its partition made.
+    """A change's source position is lower than the stored row's, which an earlier record of its partition wrote.
 
-    Its record is not passed, whatever the failure policy, because later ones may be refused, too.
+    Whatever the failure policy, the position does not pass its record, because later ones may be refused, too.
     """
 
     def __init__(self, column: str, before: object, position: object) -> None:

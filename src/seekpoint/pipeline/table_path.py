@@ -1,4 +1,4 @@
-"""Tables as users name them: a string, a tuple of its parts, a SQLAlchemy Table or a mapped class."""
+"""Tables as users name them: a string, a tuple of the parts, a SQLAlchemy Table or a mapped class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TableOfTopic: TypeAlias = Callable[[str], TableName]
 
 
 def table_path(owner: str, table: TableName) -> tuple[str, ...]:
-    """The table's name, with its schema before it if one is given.
+    """The table's name, qualified if a schema is given.
 
     ``table`` is ``"table"`` or ``"schema.table"``, a tuple of the parts, a SQLAlchemy ``Table`` or a mapped class.
     Anything else raises ConfigError; its message begins with ``owner``.
@@ -37,7 +37,7 @@ def table_path(owner: str, table: TableName) -> tuple[str, ...]:
 
 
 def names_tables(table: object) -> TypeIs[TableOfTopic]:
-    """Whether it is a function from a topic to a table; a mapped class is a table."""
+    """Whether ``table`` is a function from a topic to a table; a mapped class is a table."""
     return callable(table) and not isinstance(table, type)
 
 

@@ -14,15 +14,15 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import K, Row, SinkWriter, V
 from seekpoint.records import LazyRecords, RawRecord, Record
 
-# Exceptions that end the process. Any other is a record's error, even a BaseException: a panic in Rust, a cancelled
-# task.
+# Exceptions that end the process. Any other is a record's error, even a BaseException such as a panic in Rust or a
+# cancelled task.
 PROCESS_EXITS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 class PipelineWriters(Generic[V, K]):
     """One worker's decoders and writers for a pipeline; only this worker uses their caches.
 
-    ``handler`` is called with the transaction and the batch: the pipeline's, or the function that runs an async one.
+    ``handler``, called with the transaction and the batch, is the pipeline's, or a function that runs an async one.
     ``by_value`` is the sink's writer if it makes the rows of a chunk in one call (``value_rows``), and there is no
     handler and one sink, which takes every topic; None for topics by pattern.
     """
@@ -35,7 +35,7 @@ class PipelineWriters(Generic[V, K]):
         self.refresh()
 
     def refresh(self) -> None:
-        """Make decoders and writers for the pipeline's topics and sinks; writers that were made before stay."""
+        """Make decoders and writers for the pipeline's topics and sinks; keeps existing writers."""
         pipeline = self.pipeline
         self.sinks: tuple[SinkWriter[V, K | None], ...] = tuple(
             self._writers.get(id(sink)) or sink.writer() for sink in pipeline.sinks
@@ -47,7 +47,7 @@ class PipelineWriters(Generic[V, K]):
         }
         self._values = {topic: value_decoder(codec) for topic, codec in pipeline.codecs.items()}
         self._plain: dict[str, Any] = {topic: plain_decoder(codec) for topic, codec in pipeline.codecs.items()}
-        # Rows that were made ahead for the only sink would not fit, once the pattern has matched another topic.
+        # Once the pattern has matched another topic, rows made ahead for a single sink would not fit.
         is_only = (
             pipeline.pattern is None and pipeline.handle is None and len(self.sinks) == 1 and all(self._taking.values())
         )
@@ -56,20 +56,22 @@ class PipelineWriters(Generic[V, K]):
         )
 
     def rows(self, record: Record[V, K | None]) -> list[tuple[Row, ...]]:
-        """Make the record's rows for each sink; raises what ``row=`` raises."""
+        """Make the record's rows for each sink. Raises the errors of ``row=``."""
         rows: list[tuple[Row, ...]] = [()] * len(self.sinks)
         for n, writer in self._taking[record.topic].items():
             rows[n] = tuple(writer.rows(record))
         return rows
 
     def taking(self, topics: Collection[str]) -> Collection[int]:
-        """The indexes of the sinks to open for records of these topics: with a pattern, only those that take one."""
+        """The indexes of the sinks to open for records of these topics; with a pattern, only sinks that take one of
+        them.
+        """
         if self.pipeline.pattern is None:
             return range(len(self.sinks))
         return sorted({n for topic in topics for n in self._taking[topic]})
 
     def decode(self, raw: RawRecord) -> Record[V, K | None]:
-        """Decode a record's key and value; raises what the codecs raise."""
+        """Decode a record's key and value. Raises the codecs' errors."""
         return Record(
             raw.topic,
             raw.partition,
@@ -82,10 +84,10 @@ class PipelineWriters(Generic[V, K]):
         )
 
     def values(self, raw: Sequence[RawRecord]) -> list[V]:
-        """The decoded values of many records; raises what a codec raises."""
+        """The decoded values of many records. Raises the codecs' errors."""
         if isinstance(raw, LazyRecords) and raw.topic is not None:
             plain, values = self._plain[raw.topic], raw.values
-            if plain is not None and all(values):  # no nulls; an empty value, which is rare, takes the slower way, too
+            if plain is not None and all(values):  # no nulls; an empty value, which is rare, also takes the slower path
                 return list(map(plain, values))
         decoders = self._values
         return [decoders[record.topic](record) for record in raw]
@@ -97,14 +99,14 @@ class PipelineWriters(Generic[V, K]):
     def streamed_rows(self, raw: Sequence[RawRecord]) -> Sequence[Row] | None:
         """As ``rows_at_once``, but the first call after ``prepare`` returns the rows that ``prepare`` made."""
         if isinstance(raw, LazyRecords) and raw.rows is not None:
-            prepared, raw.rows = raw.rows, None  # frees them when they are written
+            prepared, raw.rows = raw.rows, None  # frees the rows once they are written
             return prepared
         return self.rows_at_once(raw)
 
     def prepare(self, raw: Sequence[RawRecord]) -> None:
         """Make the rows that ``streamed_rows`` will return. Errors are ignored: they recur in ``streamed_rows``.
 
-        Exceptions that end the process are raised: a signal handler may raise one here, and only once.
+        Raises exceptions that end the process: a signal handler may raise one here, and only once.
         """
         if isinstance(raw, LazyRecords):
             with suppress(Exception):

@@ -1,4 +1,4 @@
-"""Resolves a pipeline's table names on a connection, by the ``schema_translate_map`` and the search path."""
+"""Resolves a pipeline's table names on a connection, with the ``schema_translate_map`` and the search path."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relpersistence <> 't'
 
 
 def translated(name: str, translation: Translation) -> str:
-    """The table that a handler's statement writes if it names ``name``."""
+    """The table to which a handler's statement with the name ``name`` writes."""
     schema, dot, table = name.rpartition(".")
     schema_now = translation.get(schema if dot else None)
     return name if schema_now is None else f"{schema_now}.{table}"
 
 
 def with_schemas(tx: Connection, names: Sequence[str]) -> dict[str, str]:
-    """Each table's name with its schema, by ``names``; names that are no tables on this connection are left out."""
+    """Each table's name with its schema, by ``names``; omits names that are not tables on this connection."""
     if not names:
         return {}
     schemas, _, tables = zip(*(name.rpartition(".") for name in names), strict=True)

@@ -1,1 +1,1 @@
-"""A run of a reload, verification or batch as a row of the ledger: its steps, and its administration."""
+"""Runs of reloads, verifications and batches, each a row of the ledger: their steps and administration."""

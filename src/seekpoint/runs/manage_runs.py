@@ -37,7 +37,7 @@ from seekpoint.sinks.copy import driver_of
 
 
 class Runs:
-    """The runs of one ledger, of :attr:`seekpoint.admin.Admin.runs`: list them, take one over, abort, and sweep."""
+    """The runs of one ledger, from :attr:`seekpoint.admin.Admin.runs`: list them, take one over, abort, and sweep."""
 
     def __init__(self, engine: Engine | URL | str, schema: str = DEFAULT_SCHEMA, limits: Limits | None = None) -> None:
         self.engine, self.schema, self.limits = postgres_engine(engine), schema, limits or Limits()
@@ -70,10 +70,11 @@ class Runs:
             return Driver(self.engine, self.schema, run_of(row), self.limits)
 
     def abort(self, id: UUID, reason: str) -> Run:  # noqa: A002
-        """End an open run and drop its staged tables; live tables and positions stay. Waits for a running step.
+        """End an open run and drop its staged tables; does not change live tables and positions. Waits for a running
+        step.
 
-        Raises ReloadOver if the run has already ended, ConfigError if it does not exist. A table that a task is still
-        writing to is dropped by a later :meth:`sweep`.
+        Raises ReloadOver if the run has already ended, ConfigError if it does not exist. A later :meth:`sweep` drops
+        tables to which tasks still write.
         """
         with self._begin(self.limits.transaction_age) as tx:
             closed = tx.execute(RELOAD_RUN["close"], run=id, state="aborted", error=storable(reason)).one_or_none()
@@ -94,7 +95,7 @@ class Runs:
     def sweep(self, gone_after: timedelta = timedelta(days=1)) -> Sequence[UUID]:
         """Mark runs without a heartbeat for ``gone_after`` as failed, and drop the staged tables of ended runs.
 
-        Returns the runs that have no tables left; tables in use are dropped by a later sweep.
+        Returns the runs without tables; a later sweep drops tables that are in use now.
         """
         with self._begin() as tx:
             for row in tx.execute(RELOAD_RUN["gone"], age=gone_after).all():
@@ -136,11 +137,11 @@ def _drop_table(run: Run, table: str) -> ident.Composed:
 
 
 def sweep(engine: Engine, schema: str, run: Run) -> bool:
-    """Drop a run's staging schema; returns whether nothing of it remains.
+    """Drop a run's staging schema; returns whether all of it is dropped.
 
-    Each table is dropped in a separate transaction: one transaction for thousands would need all their locks at once.
-    A table that a task writes to, or that a user's view or function depends on (as on the old table after a swap),
-    remains, and so does the schema. Such objects are never dropped.
+    Drops each table in a separate transaction, because one for thousands of tables would need all their locks at once.
+    A table remains, and with it the schema, if a task writes to it, or if a user's view or function depends on it (as
+    on the old table after a swap). Users' objects are never dropped.
     """
     with transaction(engine, schema) as tx:
         tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()

@@ -1,4 +1,4 @@
-"""A run in the database: its driver, state and positions. Each step is one transaction that locks the run's row."""
+"""A run in the database: driver, state and positions. Each step is one transaction that locks the run's row."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from seekpoint.records import Partition, storable
 from seekpoint.sinks.copy import driver_of
 
 REPEATABLE_READ = "REPEATABLE READ"  # one snapshot for all reads of a transaction
-SHORT_LOCK_WAIT = 0.3  # seconds to wait for a lock; sessions that queue for the same lock wait as long
+SHORT_LOCK_WAIT = 0.3  # seconds to wait for a lock; sessions that queue for the same lock wait just as long
 
-CRASH_CHECK = "crash_check"  # an unlogged table with one row; a crash of Postgres empties it, like all unlogged tables
+CRASH_CHECK = "crash_check"  # an unlogged table with one row, which a crash of Postgres deletes
 _STAGED = text(
     """
     SELECT to_regclass(format('%I.crash_check', CAST(:schema AS text))) IS NOT NULL AS is_unlogged,
@@ -172,7 +172,7 @@ class Step(Tx):
 def transaction(
     engine: Engine, schema: str, *, lock_wait: float = 30.0, isolation: str = "READ COMMITTED"
 ) -> Iterator[Tx]:
-    """A durable transaction that waits at most ``lock_wait`` seconds for each lock; an error closes its connection."""
+    """A durable transaction with a wait of at most ``lock_wait`` seconds for a lock; an error closes its connection."""
     connection = HandlerConnection(engine)
     try:
         connection.execution_options(isolation_level=isolation)
@@ -197,7 +197,7 @@ def transaction(
 def release_groups(connection: Connection, schema: str, run: UUID, groups: Sequence[str], reason: str) -> None:
     """Resume the groups of a batch job and release its claims, in the transaction that ends the job.
 
-    A group that another actor has paused stays paused. Does nothing for runs of other kinds.
+    Groups that another actor has paused stay paused. Does nothing for runs of other kinds.
     """
     for group in sorted(groups):
         scope = GroupConnection(connection, schema, group)
@@ -213,7 +213,7 @@ def release_groups(connection: Connection, schema: str, run: UUID, groups: Seque
 class Driver:
     """Carries out the steps of a run, until another driver takes it over.
 
-    ``run`` is the run's row as of the last step. ``plan`` says of a new run how each table is rebuilt, and ``notes``
+    ``run`` is the run's row as of the last step. For a new run, ``plan`` says how each table is rebuilt, and ``notes``
     what a merge may change in other tables.
     """
 
@@ -228,9 +228,9 @@ class Driver:
     def step(
         self, *states: str, isolation: str = "READ COMMITTED", before: Callable[[Tx], object] | None = None
     ) -> Iterator[Step]:
-        """One step: a transaction of the newest driver that locks the run's row, in one of these ``states``.
+        """One step: a transaction that locks the run's row, and requires the newest driver and one of these ``states``.
 
-        ``before`` is called in the transaction before the row is locked, so that it blocks no other step.
+        ``before`` is called in the transaction before it locks the row, so that other steps are not blocked meanwhile.
         Raises ReloadOver, with nothing written, if the run is in another state or another driver took it over. Raises
         ReloadRefused, which ends the run, if a crash emptied the staged tables or a publication has them.
         """
@@ -269,7 +269,7 @@ class Driver:
         except DBAPIError as error:
             if sqlstate(error) != SERIALIZATION_FAILURE:
                 raise
-            # Another transaction wrote the row while this one waited for it: read it in a newer snapshot.
+            # Another transaction wrote the row while this one waited for the lock: read it in a newer snapshot.
             with transaction(self.engine, self.schema) as newer:
                 self._admit(newer.execute(RELOAD_RUN["get_run"], run=self.run.id).one_or_none(), _OPEN)
             raise
@@ -302,9 +302,9 @@ class Driver:
     def ending(
         self, ends: tuple[type[Exception], ...], refusal: Callable[[Exception], Exception | None]
     ) -> Iterator[None]:
-        """End the run and store the reason, if the block raises an error that would recur under every driver.
+        """End the run and store the reason, if the block raises an error that every driver would get.
 
-        Those are the classes ``ends``, and errors that ``refusal`` translates: the returned error is raised instead.
+        These are the classes ``ends``, and errors that ``refusal`` translates: its result is raised instead.
         """
         try:
             yield

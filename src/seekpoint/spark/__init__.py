@@ -1,21 +1,21 @@
-"""Spark at the ledger's offsets, for Spark jobs.
+"""The ledger's offsets in Spark, for Spark jobs.
 
 ``spark.read.format("seekpoint")`` needs no import: Spark finds it by name. This module adds:
 
 - :func:`read`: a group's records as a DataFrame; only this process needs the database.
 - :func:`ledger`, :func:`dead_letters`, :func:`runs`: the ledger's tables as DataFrames.
-- :func:`bounds`: options that pin the offsets which a DataFrame of the source reads.
+- :func:`bounds`: options that read again exactly the offsets of a DataFrame of the source.
 - :class:`SparkStager`: the ranges of a reload or a batch, staged by Spark's tasks instead of one process.
 - :class:`SparkWriter`: the files of an export, written by Spark's tasks.
 - :class:`SparkPipeline`, :class:`Frame`, :func:`run`: a pipeline of DataFrames between topics and tables, exactly once.
-- :func:`verify`: compares the tables of such a pipeline with the rows that its frames make from the log; the
-  rows that differ are DataFrames.
+- :func:`verify`: compares such a pipeline's tables with the rows that its frames make from the log; differing rows are
+  DataFrames.
 - :func:`reload`: rebuilds these tables from the log and publishes them at the stored offsets; :func:`plan_reload`
-  shows what it would do.
+  returns its plan.
 - :func:`foreach_batch`: runs such a pipeline in an existing query, as the function of its ``foreachBatch``.
 
 Needs the extra ``spark``, and Java 17 or newer. Tasks read Kafka in Python, without a jar. The workers' Python must
-have this package: set ``PYSPARK_PYTHON`` to the driver's interpreter, or one like it.
+have this package: set ``PYSPARK_PYTHON`` to the driver's interpreter, or an equivalent one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The test kit, for users' tests: records made by hand, and the real unit of work without a broker.
+"""The test kit, for users' tests: hand-made records, and the real unit of work without a broker.
 
-- ``process``, ``check_exactly_once``, ``assert_frames_merge`` apply records that ``record``, ``raw``, ``batch`` make.
+- ``process``, ``check_exactly_once``, ``assert_frames_merge`` apply records made by ``record``, ``raw``, ``batch``.
 - ``ChildProcess`` runs a worker in a separate process, which a test can kill or stop at one of the worker's events.
 - ``start_pair``, ``start_postgres``, ``start_kafka``, ``start_spark`` start throwaway servers (extra ``dev``), which
   end with the process that started them, and leave no folder.
@@ -65,7 +65,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a server with what starts it, when it is first used."""
+    """Import a server's module when it is first used."""
     if name in {"KafkaServer", "start_kafka"}:
         from seekpoint.testing.servers import kafka  # noqa: PLC0415 -- an extra
 

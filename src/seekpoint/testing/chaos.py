@@ -1,4 +1,4 @@
-"""Runs a pipeline under faults, and checks that its tables get the rows of a run without faults."""
+"""Runs a pipeline under faults, and checks that its tables have the rows of a run without faults."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from seekpoint.worker.waiting import Work
 
 ANSWER = 10.0  # seconds to wait until COMMIT has taken effect; if it has not, its answer is awaited as usual
 _LOCK_WAIT = 10  # seconds to wait for locks on the tables before they are emptied
-_MOST = 5  # at most this many records of one partition per transaction, so that a short test has several
-_SHOWN = 5  # rows in a message
+_MOST = 5  # most records of one partition per transaction, so that a short test has several transactions
+_SHOWN = 5  # most rows in a message
 
 _CRASHES = {
     "crash before the handler": events.BatchOpened,
@@ -49,7 +49,7 @@ FAULTS = (*_CRASHES, _REBALANCE, _LOST, _UNANSWERED)
 
 @dataclass(frozen=True, slots=True)
 class Survived:
-    """How often each of ``FAULTS`` happened, in how many transactions, and the seed that repeats them."""
+    """How often each of ``FAULTS`` happened, the number of transactions, and the seed that repeats them."""
 
     faults: Mapping[str, int]
     transactions: int
@@ -70,19 +70,19 @@ def check_exactly_once(
     """Check that a pipeline writes each record exactly once, in ``runs`` runs with random faults.
 
     First the records, made by :func:`raw`, are applied in one transaction. Each run then applies them in small
-    transactions of random sizes, with faults: crashes before and after COMMIT, connections that are lost before COMMIT
-    is sent or after it took effect, and partitions that another worker claims after they were read. At the end of a
-    run, rows of the tables and dead letters must be those of the first transaction. The check finds writes by another
-    connection, state that survives a rollback, and rows that depend on the batch.
+    transactions of random sizes, with faults: crashes before and after COMMIT, connections lost before COMMIT is sent
+    or after it took effect, and partitions claimed by another worker after they were read. At the end of a run, tables
+    and dead letters must be as after the first transaction. The check finds writes by another connection, state that
+    survives a rollback, and rows that depend on the batch.
 
     ``tables`` are by default those of the sinks and of ``writes=``. They must be empty, and are emptied before each run
-    (``TRUNCATE … RESTART IDENTITY``) and at the end: use tables of this test only. ``prepare`` is called with the
+    (``TRUNCATE … RESTART IDENTITY``) and at the end: use tables for this test only. ``prepare`` is called with the
     connection that has emptied them, to insert rows that the handler needs. Columns in ``ignore`` may differ, such as a
     ``serial`` or a time. If ``pipeline`` is a function, it is called again after each crash, for handlers that keep
     state. The ledger gets a separate schema, which is dropped at the end.
 
     Raises AssertionError, which names the difference, the faults before it, and the ``seed`` that repeats them;
-    ConfigError for tables that are not known, do not exist or are not empty; what the handler raises.
+    ConfigError for tables that are not known, do not exist or are not empty; and the handler's errors.
     """
     if isinstance(tables, str) or isinstance(ignore, str):
         raise ConfigError(f"tables= and ignore= take several names, got {tables!r} and {ignore!r}: write ['name']")
@@ -93,14 +93,14 @@ def check_exactly_once(
     database = postgres_engine(engine)
     try:
         rows = _Tables(database, make().require_names("the test kit"), tables, ignore, prepare=prepare)
-        rows.reset()  # first: if the server refuses TRUNCATE, nothing was written yet
+        rows.reset()  # first, so that nothing was written if the server refuses TRUNCATE
         try:
             counts = _checked(make, list(records), rows, runs, seed)
         finally:
             rows.reset(lambda _: None)
     finally:
         if not isinstance(engine, Engine):
-            database.dispose()  # it was made here
+            database.dispose()  # the engine was made here
     faults = MappingProxyType({fault: counts[fault] for fault in FAULTS})
     return Survived(faults, counts["transactions"], seed)
 
@@ -242,7 +242,7 @@ class _State(NamedTuple):
 
 
 class _Crash(BaseException):
-    """Ends a transaction as a crash of its process does: no ``except Exception`` catches it."""
+    """Ends a transaction like a crash of its process: no ``except Exception`` catches it."""
 
 
 class _Faults:
@@ -251,7 +251,7 @@ class _Faults:
     def __init__(self, watcher: GroupLedger) -> None:
         self._watcher = watcher
         self._planned = ""
-        self._committing: Mapping[Partition, int] = {}  # the starts of the spans that are being committed
+        self._committing: Mapping[Partition, int] = {}  # the starts of the spans in the open COMMIT
         self.happened = ""
         self.work = Work(self._is_unanswered, self._at_commit)
 
@@ -262,7 +262,7 @@ class _Faults:
     def __call__(self, event: events.Event) -> None:
         """Observe the transaction's events."""
         if isinstance(event, events.BatchOpened):
-            self._committing = {}  # spans may be left of an attempt whose COMMIT was refused
+            self._committing = {}  # an attempt whose COMMIT was refused may have left spans
         if isinstance(event, events.Advanced):
             self._committing = {span.partition: span.start for span in event.spans}
         if isinstance(event, events.Refused):
@@ -281,11 +281,11 @@ class _Faults:
             raise psycopg.OperationalError("the connection was lost before COMMIT was sent")
 
     def _is_unanswered(self) -> bool:
-        """Called after a statement was sent: whether it is the COMMIT whose answer is to be lost."""
+        """Called after a statement was sent: whether it is the COMMIT whose answer gets lost."""
         return bool(self._committing) and self._planned == _UNANSWERED
 
     def _at_commit(self) -> bool:
-        """Called while COMMIT's answer is awaited. Raises OperationalError once COMMIT has taken effect."""
+        """Called during the wait for COMMIT's answer. Raises OperationalError once COMMIT has taken effect."""
         deadline = monotonic() + ANSWER
         while monotonic() < deadline:
             rows = self._watcher.positions_of(self._committing, locked=False)
@@ -303,7 +303,7 @@ class _Process:
         self.ledger = ledger_of(pipeline, engine, name)
 
     def commit(self, records: Sequence[RawRecord], claims: Mapping[Partition, Claim], faults: _Faults) -> None:
-        """Apply the records in one transaction. Raises what a worker would raise or retry later, and _Crash."""
+        """Apply the records in one transaction. Raises a worker's errors, even those it would retry, and _Crash."""
         held = FixedClaims(self.ledger, claims)
         apply_chunk(self._pipeline, held, chunk_of(records, claims), [faults], faults.work)
         for stop in held.stopped.values():
@@ -337,13 +337,13 @@ class _Run:
         self.counts: Counter[str] = Counter()
 
     def apply_all(self) -> None:
-        """Work until each partition's position is after its last record."""
+        """Apply records until each partition's position is after its last record."""
         while left := self._left():
             partitions = self._chance.sample(left, self._chance.randint(1, len(left)))
             self._transaction(partitions, self._next_fault())
 
     def _next_fault(self) -> str:
-        """Draw a fault or none: each once, in a random order, before any comes again, also across runs."""
+        """Draw a fault or none: each once in random order, also across runs, before any is repeated."""
         if not self._planned:
             self._planned += ["", *FAULTS]
             self._chance.shuffle(self._planned)

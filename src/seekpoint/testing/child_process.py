@@ -24,41 +24,41 @@ from seekpoint.records import Failure, Partition, Span
 T = TypeVar("T")
 
 Report = Mapping[str, Any]
-"""One line that a process has written: ``event`` and its fields."""
+"""A line of a process's output: ``event`` and its fields."""
 
 Break = Literal["kill", "stop", "wait"]
 
 
 class NotReached(AssertionError):  # noqa: N818 -- named after what happened, like the rest of the tree
-    """An event or a state was not reached in time, or its process ended first; the message has its last reports."""
+    """A process did not reach an event or state in time, or ended first; the message has its last reports."""
 
 
 class Started(Protocol):
-    """The part of ``subprocess.Popen``, with pipes of text, that a ``ChildProcess`` uses."""
+    """The part of ``subprocess.Popen``, with text pipes, that a ``ChildProcess`` uses."""
 
     pid: int
 
     @property
     def stdin(self) -> IO[str] | None:
-        """The pipe to its standard input."""
+        """The pipe to the process's standard input."""
 
     @property
     def stdout(self) -> IO[str] | None:
-        """The pipe from its standard output."""
+        """The pipe from the process's standard output."""
 
     @property
     def stderr(self) -> IO[str] | None:
-        """The pipe from its standard error, or None."""
+        """The pipe from the process's standard error, or None."""
 
     def poll(self) -> int | None:
-        """The exit code; None while it runs."""
+        """The exit code; None while the process runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended; returns the exit code."""
+        """Wait until the process has ended; returns the exit code."""
         ...
 
     def send_signal(self, sig: int, /) -> None:
-        """Send it a signal."""
+        """Send the process a signal."""
 
 
 def start_python(
@@ -66,8 +66,8 @@ def start_python(
 ) -> subprocess.Popen[str]:
     """Start this Python with these arguments, and pipes; ``stderr`` is a file to append to, ``env`` is added to ours.
 
-    The child has a separate process group in our session, so that Ctrl-C reaches only us. It ends with us: if we are
-    killed, its input ends, and a stopped child gets SIGHUP and SIGCONT from the system.
+    The child has a separate process group in our session, so that Ctrl-C reaches only us. The child ends with us: if we
+    are killed, its input ends, and a stopped child gets SIGHUP and SIGCONT from the system.
     """
     errors: Any = subprocess.PIPE if stderr is None else stderr.open("ab")
     try:
@@ -92,7 +92,7 @@ class ChildProcess:
     :meth:`reported` and :meth:`on_end`, which run on a reader thread that holds ``changed``.
     """
 
-    failure: type[NotReached] = NotReached  # what its methods raise; a subclass may raise its own kind
+    failure: type[NotReached] = NotReached  # the error of its methods; a subclass may replace it
 
     def __init__(
         self, process: Started, order: Mapping[str, Any] | None = None, *, changed: threading.Condition | None = None
@@ -119,7 +119,7 @@ class ChildProcess:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if not line.endswith("\n"):
-                break  # it was killed while it wrote
+                break  # the process was killed while it wrote
             values = _report_in(line)
             if values is None:  # the program's own print(), or the newline before a report
                 self._errors += [line] if line.strip() else []
@@ -135,7 +135,7 @@ class ChildProcess:
         self._process.wait()
         self._process.stdout.close()
         if self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # the rest of an order that it has not read
+            with suppress(BrokenPipeError):  # the remainder of an order that the process has not read
                 self._process.stdin.close()
         self._set_ended()
 
@@ -182,18 +182,18 @@ class ChildProcess:
         return "".join(self._errors)
 
     def tail(self) -> str:
-        """The process's exit code, last reports and errors, to look for a cause."""
+        """The process's exit code, last reports and errors, for messages."""
         return "\n  ".join([f"exit code {self.exit_code}", *map(str, self.reports[-20:]), self.errors[-5000:]])
 
     def all(self, event: str) -> list[Report]:
-        """Its reports of this event so far."""
+        """All reports of this event so far."""
         with self.changed:
             return [report for report in self.reports if report["event"] == event]
 
     def wait_until(self, reached: Callable[[], T], what: str, timeout: float = 60.0) -> T:
         """Wait until ``reached()`` is true, and return it.
 
-        Raises NotReached after ``timeout`` seconds, and at once if the process ends before.
+        Raises NotReached after ``timeout`` seconds, or as soon as the process ends.
         """
         deadline = monotonic() + timeout
         with self.changed:
@@ -238,11 +238,11 @@ class ChildProcess:
         try:
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
-        except (BrokenPipeError, ValueError):  # ended; or ended and closed
+        except (BrokenPipeError, ValueError):  # the process has ended, or its pipe is closed
             raise self.failure(f"process {self.pid} has ended\n  {self.tail()}") from None
 
     def break_at(self, step: str, nth: int = 1, do: Break = "wait") -> None:
-        """Make the process kill itself, stop or wait at the ``nth`` event ``step`` from now; returns when it is set."""
+        """Make the process kill itself, stop or wait at the ``nth`` event ``step`` from now; waits for its answer."""
         self.break_set = self.at_break = None
         self.order(**{"break": {"step": step, "nth": nth, "do": do}})
         self.wait_until(lambda: self.break_set == step, f"a break at {step}")
@@ -265,11 +265,11 @@ class ChildProcess:
         self.signal(signal.SIGCONT)
 
     def terminate(self) -> None:
-        """SIGTERM: a worker finishes its batch, releases its partitions and ends. Returns at once."""
+        """Send SIGTERM: a worker finishes its batch, releases its partitions and ends. Returns at once."""
         self.signal(signal.SIGTERM)
 
     def kill(self) -> int:
-        """SIGKILL, and wait for its end; returns the exit code."""
+        """Send SIGKILL, and wait for the process's end; returns the exit code."""
         self.signal(signal.SIGKILL)
         return self.ended()
 
@@ -289,18 +289,20 @@ class ChildProcess:
             pause.wait(0.005)
 
     def ended(self, timeout: float = 60.0) -> int:
-        """Wait for its end and its last report; returns its exit code. Raises NotReached after ``timeout`` seconds."""
+        """Wait for the process's end and last report; returns the exit code. Raises NotReached after ``timeout``
+        seconds.
+        """
         try:
             code = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise self.failure(f"process {self.pid} has not ended after {timeout:.0f} s\n  {self.tail()}") from None
         for reader in self._readers:
-            reader.join(2)  # processes that it has started may keep its pipes open
+            reader.join(2)  # processes started by it may keep its pipes open
         self._set_ended()
         return code
 
     def close(self) -> None:
-        """Kill the process if it runs; its end closes the pipes."""
+        """Kill the process if it runs, which closes the pipes."""
         self.kill()
 
 
@@ -319,7 +321,7 @@ _writing = threading.RLock()  # a signal's handler may report, too
 
 
 def report(event: str, **values: Any) -> None:
-    """Write one report in one piece and at once, so that it arrives even if the process is killed next."""
+    """Write one report in one piece and at once, so that it arrives even if the process is killed right after."""
     with _writing:
         # After a newline, because print() may have flushed the beginning of a line.
         os.write(1, ("\n" + json.dumps({**values, "event": event}, default=str) + "\n").encode())
@@ -334,7 +336,7 @@ def receive() -> dict[str, Any]:
 
 
 def obey(carry_out: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
-    """Carry out orders on a separate thread, and end this process when its parent has ended."""
+    """Carry out orders on a separate thread, and end this process when the parent has ended."""
 
     def listen() -> None:
         while True:
@@ -362,7 +364,7 @@ class Reporter:
             self._come_to(step)
 
     def step(self, event: Event) -> str | None:
-        """The name under which an event is reported; None for one that is not. A subclass may override this."""
+        """The name under which an event is reported; None: do not report it. A subclass may override this."""
         return type(event).__name__
 
     def report(self, step: str, event: Event) -> None:
@@ -370,7 +372,7 @@ class Reporter:
         report(step, **plain_event(event))
 
     def obey(self) -> None:
-        """Carry out the parent's orders, and end with it."""
+        """Carry out the parent's orders, and end when it ends."""
         obey(self._carry_out)
 
     def break_at(self, step: str, nth: int = 1, do: Break = "wait") -> None:
@@ -380,7 +382,7 @@ class Reporter:
 
     def _carry_out(self, order: Mapping[str, Any]) -> None:
         if "break" in order:
-            report("BreakSet", step=order["break"]["step"])  # reported first: the event may come at once
+            report("BreakSet", step=order["break"]["step"])  # reports first, because the event may come at once
             self.break_at(**order["break"])
         else:
             self._go.set()

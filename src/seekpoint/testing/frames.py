@@ -1,4 +1,4 @@
-"""Checks that frames merge: their rows do not depend on where records are cut into micro-batches."""
+"""Checks that frames merge: their rows do not depend on how records are divided into micro-batches."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def assert_frames_merge(
     cuts: int = 5,
     seed: int | None = None,
 ) -> None:
-    """Check ``cuts`` times that frames make the same rows from all records and from pieces cut at random places.
+    """Check ``cuts`` times that frames make the same rows from all records together and from random pieces.
 
-    ``records`` are made by :func:`raw`, each with another offset; those that cannot be decoded are left out. A plan
-    that a run refuses at its start is refused here, too (ConfigError). The check finds what no plan shows: a Python
-    function that depends on other rows, or on their number. ``inputs`` has a DataFrame for each input of the pipeline.
-    Needs neither database nor brokers.
+    ``records`` are made by :func:`raw`, each with another offset; omits those that cannot be decoded. Refuses a plan
+    that a run would refuse at its start (ConfigError). The check finds faults that no plan shows: a Python function
+    that depends on other rows, or on their number. ``inputs`` has a DataFrame for each input of the pipeline. Needs
+    neither database nor brokers.
 
-    Raises AssertionError, which names the frame, the cut, the rows that differ, and the ``seed`` that repeats it.
+    Raises AssertionError, which names the frame, the pieces, the differing rows, and the ``seed`` that repeats them.
     """
     with required("Spark needs pyspark", "spark"):
         from seekpoint.jobs.frames.binding import bind  # noqa: PLC0415 -- pyspark
@@ -87,7 +87,7 @@ def _cut(records: Sequence[RawRecord], chance: random.Random) -> Iterator[list[R
 
 
 def _merged(frame: BoundFrame, rows: Sequence[Any]) -> Counter[Any]:
-    """Count each row; sums are merged to one row for each key. Rows may hold lists and dicts."""
+    """Count each row, after merging sums to one row for each key. Rows may hold lists and dicts."""
     sink = frame.sink
     if not isinstance(sink, Accumulate):
         return Counter(map(repr, rows))

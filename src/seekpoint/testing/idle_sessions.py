@@ -1,4 +1,4 @@
-"""Keeps sessions that tests have closed for later tests: a new one costs the server several milliseconds."""
+"""Keeps sessions that tests have closed for later tests, because a new one costs the server several milliseconds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from psycopg.pq import ConnStatus, ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn
 from sqlalchemy import Engine, event
 
-_MOST_IDLE = 12  # per process, plus as many that the current test has closed; the server allows 300
+_MOST_IDLE = 12  # sessions per process, plus as many closed by the current test; the server allows 300
 
 
 class IdleSessions:
     """Lends sessions that earlier tests have closed, reset by ``DISCARD ALL``, each in a new connection.
 
     A session that a test closes is lent only to later tests, so a test never gets a session twice. A session that is
-    closed within a transaction ends on the server, too, as does each after the first twelve that a test closes.
+    closed within a transaction also ends on the server, and so do all but the first twelve that a test closes.
     """
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class IdleSessions:
         self._parameters: Mapping[str, Any] | None = None
 
     def lend_to(self, engine: Engine) -> None:
-        """Take all connections of this engine, and of engines with its dialect, from here; for one database only."""
+        """Provide all connections of this engine, and of engines with its dialect; for one database only."""
         event.listen(engine, "do_connect", self._connect)
 
     def next_test(self) -> None:
-        """Lend the sessions that were closed so far from now on."""
+        """From now on, also lend the sessions that were closed so far."""
         while self._closed and len(self._idle) < _MOST_IDLE:
             self._idle.append(self._closed.pop())
         _finish(self._closed)
@@ -44,7 +44,7 @@ class IdleSessions:
         _finish(self._closed)
 
     def keep(self, session: PGconn) -> bool:
-        """Keep the session for the next test. False if its state cannot be reset, or if enough are kept."""
+        """Keep the session for the next test. False if its state cannot be reset, or enough sessions are kept."""
         if len(self._closed) >= _MOST_IDLE:
             return False
         if session.transaction_status != TransactionStatus.IDLE or session.pipeline_status != PipelineStatus.OFF:
@@ -76,7 +76,7 @@ class _Connection(psycopg.Connection[Any]):
     _own_adapters: adapt.AdaptersMap
 
     def lent(self, sessions: IdleSessions, context: AdaptContext | None) -> _Connection:
-        """Give the session back to ``sessions`` when the connection is closed."""
+        """Return the session to ``sessions`` when the connection is closed."""
         self._idle_sessions = sessions
         self._own_adapters = adapt.AdaptersMap(postgres.adapters if context is None else context.adapters)
         return self
@@ -94,7 +94,7 @@ class _Connection(psycopg.Connection[Any]):
 
 
 def _is_quiet(session: PGconn) -> bool:
-    """Whether the server has not ended the session: it would have sent the reason."""
+    """Whether the session is alive: a server that had ended it would have sent the reason."""
     poll = select.poll()
     poll.register(session.socket, select.POLLIN)
     return session.status == ConnStatus.OK and not poll.poll(0)

@@ -1,4 +1,4 @@
-"""Records made by hand, and the real unit of work without a broker. There is no fake ledger: the fence is real SQL."""
+"""Hand-made records, and the real unit of work without a broker. There is no fake ledger: the fence is real SQL."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def raw(
     timestamp: datetime | None = None,
     leader_epoch: int | None = None,
 ) -> RawRecord:
-    """A record as Kafka holds it: key and value are bytes or None."""
+    """A record as in Kafka's log: key and value are bytes or None."""
     return RawRecord(topic, partition, offset, _milliseconds(timestamp), key, value, tuple(headers), leader_epoch)
 
 
@@ -63,12 +63,12 @@ def record(
     timestamp: datetime | None = None,
     leader_epoch: int | None = None,
 ) -> Record[V, Any]:
-    """A decoded record, as handlers and ``row=`` get it."""
+    """A decoded record, as passed to handlers and ``row=``."""
     return Record(topic, partition, offset, _milliseconds(timestamp), key, value, tuple(headers), leader_epoch)
 
 
 def batch(*records: Record[Any, Any]) -> Batch[Any, Any]:
-    """A batch as handlers get it; its spans reach from each partition's first record to after its last."""
+    """A batch as passed to handlers; spans reach from each partition's first record to the offset after its last."""
     spans: dict[Partition, Span] = {}
     for entry in records:
         partition = Partition(entry.topic, entry.partition)
@@ -92,7 +92,7 @@ def topic_id(topic: str) -> UUID:
 
 @dataclass(frozen=True, slots=True)
 class Processed:
-    """The result of one transaction: the spans it advanced, and how many records it applied.
+    """The result of one transaction: the passed spans, and how many records it applied.
 
     ``stopped`` are partitions that stopped before a poison record, by ``process(..., collect=True)``; ``dead_letters``
     the records that were dead-lettered, with their state and failure; ``waiting`` those that wait for their retries.
@@ -116,14 +116,14 @@ def process(
 ) -> Processed:
     """Apply raw records through the real unit of work: claim, hold, sinks and handler, advance, COMMIT.
 
-    Offsets of one partition must rise. The first call stores each partition's first position; records below the stored
-    position are left out, as after a restart: a second call with the same records applies none. The pipeline's policy
+    Offsets of one partition must rise. The first call stores each partition's first position. Records below the stored
+    position are omitted, as after a restart: a second call with the same records applies none. The pipeline's policy
     decides about a poison record: it is in ``dead_letters``, or it stops its partition, and the records before it are
     applied. The first such stop is raised, or with ``collect=True`` all are in ``stopped``. If a record fails with an
     error after which a worker would wait and retry, the records before it are applied, and the handler's exception is
-    raised; with ``retry_order="key"`` or ``"none"`` it is in ``waiting``. Raises what a worker that has started would
-    raise (what it checks at its start, ``pipeline.check_tables`` checks), and ConfigError for records that no log could
-    hold, or of topics that the pipeline does not read.
+    raised; with ``retry_order="key"`` or ``"none"`` the record is in ``waiting``. Raises the errors of a running worker
+    (for the checks at its start, call ``pipeline.check_tables``), and ConfigError for records that no log could hold,
+    or of topics that the pipeline does not read.
     """
     raw_records = list(records)
     logs = grouped(pipeline.taken().require_names("the test kit"), raw_records)
@@ -139,14 +139,14 @@ def process(
             ledger.release(claims.values())
     finally:
         if not isinstance(engine, Engine):
-            ledger.engine.dispose()  # it was made here
+            ledger.engine.dispose()  # the engine was made here
     for stop in () if collect else processed.stopped.values():
         raise stop
     return processed
 
 
 def ledger_of(pipeline: Pipeline, engine: Engine | URL | str, schema: str) -> GroupLedger:
-    """The ledger as a worker of the pipeline uses it. Raises ConfigError for an engine that a worker would refuse."""
+    """The ledger of a worker of the pipeline. Raises ConfigError for an engine that a worker would refuse."""
     require_engine(pipeline, engine)
     return GroupLedger(
         engine,
@@ -160,7 +160,7 @@ def ledger_of(pipeline: Pipeline, engine: Engine | URL | str, schema: str) -> Gr
 def claimed(
     ledger: GroupLedger, partitions: Collection[Partition], firsts: Mapping[Partition, int]
 ) -> Mapping[Partition, Claim]:
-    """Claim the partitions, which begin at ``firsts`` if they have no position.
+    """Claim the partitions, which begin at ``firsts`` if they have no stored position.
 
     Raises the refusal of a partition, or Fenced if one is locked; no partition stays claimed then.
     """
@@ -186,7 +186,7 @@ def apply_chunk(
     observe: Iterable[Observer],
     meanwhile: Work | None = None,
 ) -> None:
-    """Apply the chunk in one transaction under these claims; ``meanwhile`` is called while the server is awaited."""
+    """Apply the chunk in one transaction under these claims; calls ``meanwhile`` during waits for the server."""
     with callable_handler(pipeline) as handler:
         writers = PipelineWriters(pipeline, handler)
         committer = Committer(held.ledger, writers, held, Announcer(tuple(observe)), meanwhile=meanwhile)
@@ -246,7 +246,7 @@ def _commit(
 
 
 def chunk_of(records: Sequence[RawRecord], claims: Mapping[Partition, Claim]) -> Chunk[RawRecord]:
-    """The records that are not applied yet, in the order in which they were given."""
+    """The records that are not applied yet, in the given order."""
     unapplied: list[RawRecord] = []
     reads: dict[Partition, Read] = {}
     for raw_record in records:
@@ -269,7 +269,7 @@ def _lazy(records: list[RawRecord]) -> LazyRecords:
 
 
 def same_topics(_read_by: float, _topics: set[str]) -> Answer:
-    """Answers without a broker that the topics are the claimed ones."""
+    """Answers, without a broker, that the topics are the claimed ones."""
     return Answer()
 
 
@@ -292,7 +292,7 @@ class _Seen:
 
 
 class FixedClaims:
-    """Uses these claims in place of a consumer's assignment."""
+    """Uses these claims instead of a consumer's assignment."""
 
     def __init__(self, ledger: GroupLedger, claims: Mapping[Partition, Claim]) -> None:
         self.ledger, self.claims = ledger, dict(claims)

@@ -14,8 +14,8 @@ from seekpoint import schema
 from seekpoint.ledger.schema_revision import HEAD
 from seekpoint.ledger.tables import metadata
 
-_ANY_SCHEMA = "ANY SCHEMA"  # a name that must be quoted, so that each occurrence in the script can be replaced
-_MOST_BYTES = 4_000_000  # of all tables: beyond that, deleted rows would slow down the tests that follow
+_ANY_SCHEMA = "ANY SCHEMA"  # a name that must be quoted, so that each use in the script can be replaced
+_MOST_BYTES = 4_000_000  # most pages of all tables: with more, deleted rows would slow down later tests
 _LOCK_TIMEOUT = "10s"
 
 # Oids of the schema and of all its relations, by which catalog rows are looked up through an index.
@@ -24,8 +24,8 @@ SELECT n.oid::text AS namespace, array_agg(c.oid)::text AS relations
 FROM pg_namespace AS n JOIN pg_class AS c ON c.relnamespace = n.oid WHERE nspname = {schema} GROUP BY n.oid
 """
 
-# Number of the catalog rows of the ledger's own tables, and the sum of their versions: a row that DDL changes gets a
-# higher xmin, and rows that it adds or removes are counted.
+# Number of the catalog rows of the ledger's own tables, and the sum of their versions: DDL gives a changed row a higher
+# xmin, and the count shows added and removed rows.
 _SIGNATURE: LiteralString = """
 SELECT count(*) || ' ' || coalesce(sum(version), 0) FROM (
     SELECT xmin::text::int8 FROM pg_namespace WHERE oid = {namespace} AND nspname = {schema}
@@ -40,8 +40,8 @@ SELECT count(*) || ' ' || coalesce(sum(version), 0) FROM (
 ) AS versions (version)
 """
 
-# Statements that drop what a test made. IF EXISTS, because an earlier CASCADE may have dropped it. Left out: members of
-# an extension, sequences of a table's columns, and functions of a range type, which are dropped with those.
+# Statements that drop a test's objects. IF EXISTS, because an earlier CASCADE may have dropped one. They omit members
+# of an extension, sequences of a table's columns, and functions of a range type, which are dropped with those.
 _ADDED: LiteralString = """
 WITH added AS (
     SELECT classid, objid FROM pg_depend AS made WHERE refclassid = 'pg_namespace'::regclass AND refobjid = {namespace}
@@ -77,7 +77,7 @@ SELECT ({signature}), ARRAY({drops}), (SELECT coalesce(sum(bytes), 0) FROM sized
 
 
 class _State(NamedTuple):
-    """The schema as a test has left it."""
+    """The schema's state after a test."""
 
     signature: str
     drops: list[str]
@@ -88,11 +88,11 @@ class _State(NamedTuple):
 
 
 class LedgerSchema:
-    """Lends the ledger's tables to one test after another, without rows and with nothing else in their schema.
+    """Lends the ledger's tables to one test after another, without rows or other objects in the schema.
 
-    Emptying them is much faster than creating them. If a test changes the tables themselves (columns, grants, triggers,
-    policies), they are created again for the next test, under another name. One connection serves all tests; if it is
-    cut, the next test gets another.
+    To empty tables is much faster than to create them. If a test changes the tables themselves (columns, grants,
+    triggers, policies), they are created again for the next test, with another name. One connection serves all tests;
+    if it is cut, the next test gets another.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class LedgerSchema:
         self._is_checked = True
 
     def empty(self) -> None:
-        """Remove the rows and objects of a test; also the ledger's own tables, if the test altered them.
+        """Remove a test's rows and objects; also the ledger's own tables, if the test altered them.
 
         Raises LockNotAvailable if the test left a transaction open, which is a mistake in the test. The next test has
         tables under another name, so that only one test fails.
@@ -182,7 +182,7 @@ class LedgerSchema:
                 return self._connection.execute(script)
             except LockNotAvailable:
                 raise
-            except OperationalError:  # a test, its server or its pooler has ended the session
+            except OperationalError:  # a test, a server or a pooler has ended the session
                 self._close()
         self._connection = connect(self._dsn, autocommit=True, prepare_threshold=None)
         return self._connection.execute(script)

@@ -2,11 +2,11 @@
 
 - ``seekpoint_dsn``: the URL of a Postgres, for SQLAlchemy (``postgresql+psycopg://…``).
 - ``seekpoint_broker``: the ``bootstrap.servers`` of a Kafka broker.
-- ``seekpoint_schema``: the name of a schema that only this test uses now.
+- ``seekpoint_schema``: the name of a schema for this test alone.
 - ``seekpoint_engine``: an engine, with the ledger's tables in that schema, without rows. After the test the schema is
   emptied, and objects that the test made in it are dropped; each process of the run creates the tables once.
-- ``seekpoint_url``: the database's URL with that schema first in the search path: tables without a schema's name, of
-  the test, of sinks and of handlers, are the test's.
+- ``seekpoint_url``: the database's URL with that schema first in the search path: unqualified tables of the test, of
+  sinks and of handlers are then in that schema.
 
 Each server is started once for the run, also under pytest-xdist, when a test first asks for it; servers that are given
 (``SEEKPOINT_TEST_DSN``, ``SEEKPOINT_TEST_BROKERS``) are used instead. If a server cannot be started, its tests are
@@ -38,12 +38,12 @@ from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
 from seekpoint.testing.servers.process import ServerFailed
 
 REQUIRE_VARIABLE = "SEEKPOINT_REQUIRE_SERVERS"
-_MOST_CALLERS = 128  # at once: processes of pytest-xdist
-_MOST_COMPILED = 1_000  # statements: the library's, and those of the last tests
+_MOST_CALLERS = 128  # most connections at once, one for each process of pytest-xdist
+_MOST_COMPILED = 1_000  # compiled statements: the library's, and those of the last tests
 
 
 class _Servers:
-    """The run's servers, in the process that outlives all its workers; each is started when first asked for."""
+    """The run's servers, in the process that outlives all its workers; each is started on first use."""
 
     def __init__(self, progress: Callable[[str], None]) -> None:
         self._pool = ThreadPoolExecutor(max_workers=2)
@@ -80,11 +80,11 @@ class _Servers:
         return server.url if isinstance(server, PostgresServer) else server.bootstrap
 
     def serve(self) -> tuple[str, int, str]:
-        """Host, port and key with which workers ask for addresses (see :class:`_Elsewhere`)."""
+        """Host, port and key for workers that ask for addresses (see :class:`_Elsewhere`)."""
         if self._listener is None:
             self._key = secrets.token_hex(16)
-            # All workers ask at once. Beyond the backlog, which is 1 by default, the kernel drops a connection that the
-            # caller takes for established: it would wait for ever.
+            # All workers ask at once. Beyond the backlog, by default 1, the kernel drops a connection that the caller
+            # takes for established, so that it would wait forever.
             self._listener = Listener(("127.0.0.1", 0), backlog=_MOST_CALLERS, authkey=self._key.encode())
             threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
         host, port = self._listener.address
@@ -117,7 +117,7 @@ class _Servers:
 
 
 class _Elsewhere:
-    """The servers as a worker of pytest-xdist sees them: they belong to the controller."""
+    """The servers in a worker of pytest-xdist: they belong to the controller."""
 
     def __init__(self, host: str, port: int, key: str) -> None:
         self._address, self._key = (host, port), key.encode()
@@ -222,13 +222,13 @@ def seekpoint_broker(pytestconfig: pytest.Config) -> str:
 def _ledger_schema(pytestconfig: pytest.Config) -> Iterator[LedgerSchema]:
     ledger_schema = LedgerSchema()
     yield ledger_schema
-    if ledger_schema.is_made:  # by the server's address, because a fixture's proxy in front of it may have ended
+    if ledger_schema.is_made:  # the server's own address, because a fixture's proxy in front of it may have ended
         ledger_schema.remove(_libpq(_address(pytestconfig, "postgres")))
 
 
 @pytest.fixture
 def seekpoint_schema(_ledger_schema: LedgerSchema) -> str:
-    """The name of a schema that only this test uses now; it is emptied after the test."""
+    """The name of a schema for this test alone, which is emptied after the test."""
     return _ledger_schema.lend()
 
 

@@ -1,4 +1,4 @@
-"""The users of the console, and what each may do."""
+"""The users of the console, and their rights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seekpoint.ledger.admin_actions import operator
 
 
 class Right(IntEnum):
-    """What a user may do. ``OPERATE`` includes ``READ``."""
+    """A user's right. ``OPERATE`` includes ``READ``."""
 
     NONE = 0
     READ = 1
@@ -30,18 +30,18 @@ class Access:
 
 
 AccessOf = Callable[[HTTPConnection], Access | Awaitable[Access]]
-"""The access of a request; may be async. If it raises, the answer is 500, and nothing is shown or done."""
+"""Returns a request's access; may be async. If it raises, the answer is 500, and nothing is shown or done."""
 
 
 PROXIED = (
     "browsers would reach the console through a proxy, and all of them could act as the user of this machine; mount "
     "seekpoint.web.create_app with access= in a service"
 )
-"""Why an ``access`` is needed for actions under other names than localhost."""
+"""Why actions under other names than localhost need an ``access``."""
 
 
 def local(right: Right) -> AccessOf:
-    """Access for requests from this machine, as its user; none for others, or for requests through a proxy."""
+    """Access for requests from this machine, as its user; none for other requests, or through a proxy."""
 
     def access(request: HTTPConnection) -> Access:
         return Access(operator(), right if _is_of_this_machine(request) else Right.NONE)
@@ -59,7 +59,7 @@ _OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 
 
 def _is_of_this_machine(request: HTTPConnection) -> bool:
-    if any(name in request.headers for name in _OF_PROXIES):  # the proxy is on this machine, its users may not be
+    if any(name in request.headers for name in _OF_PROXIES):  # the proxy is on this machine, but its users may not be
         return False
     try:
         return request.client is not None and ipaddress.ip_address(request.client.host).is_loopback

@@ -25,7 +25,7 @@ from seekpoint.web.reading import Reads, check_revision
 from seekpoint.web.site import Page, PageRequest, Site, error_page
 
 FORM = "apply"
-MOST = 5_000  # dead letters in a plan
+MOST = 5_000  # most dead letters in a plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Actions:
         }
 
     async def plan(self, request: PageRequest) -> Page:
-        """The plan for these parameters, with a form to apply it; for an invalid reset, its form again."""
+        """The plan's page for these parameters, with a form to apply it; for an invalid reset, the reset's form."""
         try:
             plan = await self._make(request)
         except Exception as error:
@@ -101,7 +101,7 @@ class Actions:
         return await self._reads.ask(lambda admin: make(admin, request))
 
     def _page(self, plan: Plan, request: PageRequest, refusal: Page | None = None, reason: str = "") -> Page:
-        """This plan, with a new token; its form keeps ``request``, to plan again after a refusal."""
+        """The plan's page, with a new token; its form keeps ``request``, to plan again after a refusal."""
         action, packed = request["action"], urlsafe_b64encode(msgspec.json.encode(plan))
         token = self._site.tokens.issue(request.access.user, f"{FORM} {action}", packed)
         title = f"{action.replace('-', ' ').capitalize()}: {plan.group}"
@@ -114,7 +114,7 @@ class Actions:
         return replace(page, shown={**shown, "refusal": refusal.shown["said"]}, status=refusal.status)
 
     async def apply(self, request: PageRequest) -> str | Page:
-        """Carry out the plan of a form; after a refusal, show the plan as it is now, with the reason."""
+        """Carry out the plan of a form; after a refusal, show a new plan, with the reason."""
         plan: Plan | None = None
         try:
             action, packed, reason = request["action"], request["plan"].encode(), request["reason"].strip()
@@ -131,7 +131,7 @@ class Actions:
         return await self._again(plan, request, refusal)
 
     async def _again(self, plan: Plan | None, request: PageRequest, refusal: Page) -> Page:
-        """A new plan with the refusal; if a server is away, the plan that was sent; else only the refusal."""
+        """A new plan with the refusal; the sent plan if a server is away; otherwise only the refusal."""
         reason = request.parameters.get("reason", "")
         again = PageRequest(
             request.access, dict(parse_qsl(request.parameters.get("asked", ""), keep_blank_values=True))
@@ -184,7 +184,7 @@ def _button_of(plan: Plan) -> tuple[str, bool]:
 
 
 def _reset_again(request: PageRequest, refusal: Page) -> Page:
-    """The form of a reset with the typed values, and the reason why they are refused."""
+    """The form of a reset with the typed values, and the reason for their refusal."""
     group, topic, partition = (request.get(name) for name in ("group", *_PLACE))
     if group is None:
         return refusal
@@ -237,7 +237,7 @@ def _accept_topic(admin: Admin, request: PageRequest) -> AcceptPlan:
 
 
 def _chosen(admin: Admin, request: PageRequest, site: Site) -> tuple[dict[int, datetime], list[str]]:
-    """The dead letters that ids or filter select, with their times; and sentences on those that are left out."""
+    """The dead letters that ids or filter select, with their times; and sentences about omitted ones."""
     of = admin.dead_letters(request["group"])
     if request.get("ids"):
         named = request["ids"].split(",")

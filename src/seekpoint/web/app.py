@@ -40,14 +40,14 @@ def create_app(
 ) -> ASGIApp:
     """The console of one ledger, as an ASGI application that can be mounted below any path.
 
-    ``access`` returns the user of a request and the right; without it, requests from this machine may read, or with
+    ``access`` returns a request's user and right; without it, requests from this machine may read, or with
     ``allow_actions`` operate, and others see nothing. With ``access``, ``allow_actions=False`` lets all users only
-    read. ``payloads="full"`` shows keys, values, headers and error texts. Pages are read again every ``refresh``
+    read. ``payloads="full"`` shows keys, values, headers and error texts. Browsers load pages again every ``refresh``
     seconds. ``hosts`` are the names that browsers may use besides localhost. ``secret`` signs forms: give the same
-    bytes to all processes that serve the same users. ``admin`` carries out actions. Pages are read in read-only
-    transactions, on a separate pool made from the URL of the admin's engine, or by ``reader``: give one if the engine
-    needs more than its URL. Connects at the first request. Raises ConfigError for ``allow_actions`` with ``hosts`` and
-    without ``access``: all who reach this machine's proxy would act as its user.
+    bytes to all processes that serve the same users. ``admin`` carries out actions. Pages use read-only transactions,
+    on a separate pool made from the URL of the admin's engine, or on ``reader``: give one if the engine needs more than
+    its URL. Connects at the first request. Raises ConfigError for ``allow_actions`` with ``hosts`` and without
+    ``access``: everyone who can reach this machine's proxy would act as its user.
     """
     if allow_actions and hosts and access is None:
         raise ConfigError(f"allow_actions=True with hosts= and without access=: {PROXIED}")

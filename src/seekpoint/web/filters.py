@@ -11,11 +11,11 @@ from seekpoint.records import Cause
 from seekpoint.web.site import PageRequest
 
 FILTER = ("topic", "partition", "cause", "exception", "error_line", "key", "error")
-OF_RECORDS = ("key", "error")  # a match reveals what is in a record
+OF_RECORDS = ("key", "error")  # fields whose matches reveal a record's contents
 
 
 def where_of(request: PageRequest, *, shows_payloads: bool) -> Where:
-    """The open dead letters that meet every parameter of the filter that has a value."""
+    """A condition: the open dead letters that meet every non-empty parameter of the filter."""
     parameters = {name: value for name in FILTER if (value := request.get(name))}
     if not shows_payloads and (hidden := [name for name in OF_RECORDS if name in parameters]):
         raise HTTPException(HTTPStatus.FORBIDDEN, f"{hidden[0]} is not shown here, and cannot be searched for")

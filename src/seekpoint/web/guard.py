@@ -24,10 +24,10 @@ HEADERS = {
 
 
 class Guard:
-    """ASGI middleware. ``hosts`` are names that the ``Host`` header may have besides those of the loopback.
+    """ASGI middleware. ``hosts`` are names that the ``Host`` header may have in addition to the loopback's.
 
-    Against DNS rebinding: a site can have its name resolved to 127.0.0.1 to read what is served there, but the ``Host``
-    header then has that name.
+    This prevents DNS rebinding: a site can have its name resolved to 127.0.0.1 to read answers from there, but the
+    ``Host`` header then has that name.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""The pages of the console: what each reads and shows."""
+"""The pages of the console: the data that each reads and shows."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from seekpoint.worker.replay.group_dead_letters import portable, portable_value
 T = TypeVar("T")
 
 PARTITIONS, DEAD_LETTERS, ACTIONS, LOST = 100, 100, 200, 100  # on a page
-BROKERS_AWAY = 30.0  # seconds for which brokers that did not answer are not asked
+BROKERS_AWAY = 30.0  # seconds for which brokers that did not answer are not asked again
 DIAGNOSED = 30.0  # seconds for which a diagnosis is shown
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 HIDDEN = ("key", "value", "edited_value", "headers", "error", "traceback", "replay_error", "replay_traceback")
-TEXTS = frozenset({"message", "attempt_error", "error", "trouble"})  # of errors, which may quote a record
+TEXTS = frozenset({"message", "attempt_error", "error", "trouble"})  # keys of errors, which may quote a record
 
 
 class Pages:
@@ -48,7 +48,7 @@ class Pages:
     def __init__(self, site: Site, reads: Reads) -> None:
         self._site, self._reads = site, reads
         self._reads_log = site.shows_payloads and bool(reads.admin.kafka)
-        self._brokers_away = 0.0, ""  # the time until which they are not asked, and why
+        self._brokers_away = 0.0, ""  # until when the brokers are not asked, and why
 
     async def groups(self, request: PageRequest) -> Page:
         """All groups, one per line, the worst first."""
@@ -127,7 +127,7 @@ class Pages:
         return _page(answer, "partition", f"{partition} of {name}", self._public(data), **shown)
 
     async def record(self, request: PageRequest) -> Page:
-        """The record that stopped a partition, or that is retried, as the log has it, with its error."""
+        """The record that stopped a partition or is being retried, as in the log, with its error."""
         request.only("group", "topic", "partition")
         name, partition = request["group"], Partition(request["topic"], request.integer("partition"))
         if not self._site.shows_payloads:
@@ -175,7 +175,7 @@ class Pages:
         return _page(answer, "dead_letters", f"Dead letters of {name}", data, **shown)
 
     async def dead_letter(self, request: PageRequest) -> Page:
-        """One dead letter, with its record as far as it may be shown."""
+        """One dead letter, with the parts of its record that may be shown."""
         request.only("group", "id")
         name, number = request["group"], request.integer("id")
 
@@ -248,7 +248,7 @@ class Pages:
     def _ask_brokers(
         self, admin: Admin, question: Callable[[Admin], tuple[list[T], list[str]]]
     ) -> tuple[list[T], list[str]]:
-        """Ask with brokers; for a while after they did not answer, without, because each page would wait."""
+        """Ask with brokers; for a while after they did not answer, without them, because each page would wait."""
         until, away = self._brokers_away
         if monotonic() < until:
             groups, doubts = question(Admin(admin.engine, schema=admin.schema, limits=admin.limits))
@@ -260,7 +260,7 @@ class Pages:
         return groups, doubts
 
     def _public(self, data: Any) -> Any:
-        """Data for JSON, without the texts of errors if these may not be shown."""
+        """Data for JSON, without errors' texts if these may not be shown."""
         plain = msgspec.to_builtins(data, enc_hook=str)
         return plain if self._site.shows_payloads else _without_texts(plain)
 
@@ -283,7 +283,7 @@ def _without_texts(data: Any) -> Any:
 
 
 def _totals(group: GroupStatus) -> SimpleNamespace:
-    """Totals of the group's partitions; None if one of them is not known."""
+    """Totals of the group's partitions; None if any partition's number is not known."""
 
     def total(of: Callable[[PartitionStatus], float | None], join: Callable[[Sequence[float]], float]) -> float | None:
         values = [of(partition) for partition in group.partitions]

@@ -23,14 +23,14 @@ from seekpoint.ledger.dead_letters import name_bytes
 from seekpoint.ledger.positions import Stop
 from seekpoint.records import readable
 
-LONGEST = 65_536  # bytes that are shown of a key, a value or a header
+LONGEST = 65_536  # most bytes shown of a key, a value or a header
 SPARKLINE, CHART = (120, 24), (720, 160)  # width and height, in pixels
 NOT_KNOWN = "\N{EN DASH}"
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A state: a word, the sign next to it, and the ``rank`` by which the worst comes first."""
+    """A state: a word, the sign next to it, and the ``rank`` that sorts the worst first."""
 
     word: str
     sign: str
@@ -57,7 +57,7 @@ CAUGHT_UP = State("caught up", "●", "ok", 6)
 
 
 def state_of_group(group: GroupSummary) -> State:
-    """The state to show; a pause comes before the states that it causes, although they would be worse."""
+    """The state to show; a pause precedes the worse states that it causes."""
     if group.stopped:
         return STOPPED
     if group.pause is not None:
@@ -66,7 +66,7 @@ def state_of_group(group: GroupSummary) -> State:
 
 
 def state_of_partition(partition: PartitionStatus, group: GroupStatus) -> State:
-    """The state to show, as for the group; or that a record is retried."""
+    """The state to show, as for the group; or that a record is being retried."""
     if partition.position.stop is not None:
         return STOPPED
     if group.pause is not None:
@@ -89,7 +89,7 @@ def _running(lag: int | None, dead_letters: int, *, has_worker: bool, is_tried: 
 
 
 def choices_of(group: str, line: PartitionStatus, stop: Stop) -> list[Choice]:
-    """The plans that resolve a stop of this kind; none if it ends by itself, or if no plan can resolve it."""
+    """The plans that resolve a stop of this kind; none if it ends without one, or no plan can resolve it."""
     partition = line.position.partition
     where: dict[str, str | int] = {"group": group, "topic": partition.topic, "partition": partition.number}
     match stop.kind:
@@ -180,7 +180,9 @@ def headroom(line: PartitionStatus | GroupSummary | SimpleNamespace) -> str:
 
 
 def dead_letters(line: PartitionStatus | GroupSummary | SimpleNamespace) -> str:
-    """The number of open dead letters, of those blocked behind their key, and of records that wait, and how long."""
+    """The numbers of open dead letters, of those blocked behind their key, and of waiting records, and how long these
+    wait.
+    """
     parts = [f"{line.blocked:,} blocked"] if line.blocked else []
     if line.waiting:
         parts.append(f"{line.waiting:,} waiting, the oldest for {age(line.oldest_waiting_seconds)}")
@@ -193,7 +195,7 @@ def number(value: float | None) -> str:
 
 
 def age(value: float | timedelta | None) -> str:
-    """A length of time, from seconds; a dash if it is not known."""
+    """A duration in seconds as text; a dash if it is not known."""
     return NOT_KNOWN if value is None else format_duration(value)
 
 
@@ -208,7 +210,7 @@ def moment(value: datetime | None) -> str:
 
 
 def octets(value: bytes | None) -> str:
-    """Bytes as text if they are UTF-8 without control characters, else in hexadecimal; at most ``LONGEST``."""
+    """Bytes as text if they are UTF-8 without control characters, otherwise in hexadecimal; at most ``LONGEST``."""
     if value is None:
         return "null"
     part = value[:LONGEST]
@@ -217,7 +219,7 @@ def octets(value: bytes | None) -> str:
 
 
 def cut(value: bytes | None) -> str:
-    """A sentence on what :func:`octets` leaves out; empty if it shows all."""
+    """A sentence about the bytes that :func:`octets` omits; empty if it shows all."""
     is_long = value is not None and len(value) > LONGEST
     return f"The first {LONGEST:,} of {len(value or b''):,} bytes are shown." if is_long else ""
 
@@ -230,7 +232,7 @@ def header_name(name: str) -> str:
 def sparkline(samples: Sequence[Sample], level: str = "") -> Markup:
     """The lag over time, as a line from 0 to its maximum, which is shown next to it; a dash without two samples.
 
-    ``level`` is that of the state, and decides the line's colour.
+    ``level`` is the state's, and decides the line's colour.
     """
     if len(samples) < 2:
         return Markup('<span class="faint">{}</span>').format(NOT_KNOWN)

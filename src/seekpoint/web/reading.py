@@ -1,4 +1,4 @@
-"""Reads for pages: read-only, on a separate pool, with a timeout; the last answer if the database is away."""
+"""Reads for pages: read-only, on a separate pool, with a timeout; returns the last answer if the database is away."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ READ_ONLY = (
     f"set_config('statement_timeout', '{TIMEOUT * 1000:.0f}ms', true), set_config('lock_timeout', '500ms', true)"
 )
 CHECKED = 10.0  # seconds until the ledger's revision is checked again
-KEPT = 20  # answers; one of a group with 10,000 partitions takes 12 MB
+KEPT = 20  # most answers kept; the answer about a group with 10,000 partitions takes 12 MB
 
 
 class Unavailable(SeekpointError):  # noqa: N818 -- as the library's others
@@ -37,7 +37,7 @@ class Unavailable(SeekpointError):  # noqa: N818 -- as the library's others
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """A value read ``age`` seconds ago; ``error`` says why it is not current, None if it is."""
+    """A value read ``age`` seconds ago; ``error`` says why it is not current."""
 
     value: T
     age: float = 0.0
@@ -58,12 +58,12 @@ def reader_of(admin: Admin) -> Admin:
 
 
 def reading(admin: Admin) -> Admin:
-    """An Admin on this one's pool, with transactions that write nothing and end a statement after two seconds.
+    """An Admin on this one's pool, with read-only transactions that end a statement after two seconds.
 
-    Each transaction sets both when it begins, not by startup options: a pooler refuses or ignores those, and under
+    Each transaction sets both at its start, not by startup options: a pooler refuses or ignores those, and with
     ``target_session_attrs=read-write`` libpq accepts no session that is read-only by default.
     """
-    engine = admin.engine.execution_options()  # a copy with separate events: the engine itself may write
+    engine = admin.engine.execution_options()  # a copy with separate events, because the engine itself may write
     event.listen(engine, "begin", _read_only)
     return Admin(engine, admin.kafka, schema=admin.schema, limits=admin.limits)
 
@@ -97,10 +97,9 @@ class Reads:
     async def read(
         self, key: Hashable, question: Callable[[Admin], T], *, keep: float = 0.0, any_revision: bool = False
     ) -> Answer[T]:
-        """The current answer; or the last one, if it is younger than ``keep`` seconds or the database is away.
+        """The current answer, or the last one if it is younger than ``keep`` seconds or the database is away.
 
-        Raises Unavailable if there is no last one; SchemaMismatch for a missing or old ledger, unless
-        ``any_revision``.
+        Raises Unavailable if there is neither; SchemaMismatch for a missing or old ledger, unless ``any_revision``.
         """
         last = self._last.get(key)
         if last is not None and (age := monotonic() - last[0]) < keep:
@@ -127,7 +126,7 @@ class Reads:
 
         try:
             return await run_in_threadpool(answer)
-        except ProgrammingError:  # no table, or none of these columns
+        except ProgrammingError:  # no such table or column
             await run_in_threadpool(check_revision, self.admin)
             raise
 

@@ -17,7 +17,7 @@ from seekpoint.web.app import create_app
 
 class _Server(uvicorn.Server):
     def install_signal_handlers(self) -> None:
-        """Leave the handlers of the program in place."""
+        """Keep the program's handlers."""
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def serving(admin: Admin, host: str, port: int, **options: Any) -> Iterator[str]
     """
     family, shown = (socket.AF_INET6, f"[{host}]") if ":" in host else (socket.AF_INET, host)
     try:
-        listening = socket.create_server((host, port), family=family)  # connections wait from now on
+        listening = socket.create_server((host, port), family=family)  # from now on connections wait until served
     except OSError as error:
         why = (error.strerror or str(error)).partition(" (while")[0]  # Python's own addition repeats the address
         raise ConfigError(f"the address {shown}:{port} is not free: {why}; choose another address or port") from None

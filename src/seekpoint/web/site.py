@@ -22,7 +22,7 @@ from seekpoint.web.access import Access, AccessOf, Right, access_of
 from seekpoint.web.reading import Unavailable, said_by
 from seekpoint.web.tokens import Tokens
 
-LARGEST_FORM = 16_000_000  # bytes: a reset of some 35,000 partitions
+LARGEST_FORM = 16_000_000  # bytes; enough for a reset of some 35,000 partitions
 
 _templates = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined
@@ -38,14 +38,14 @@ _templates.filters.update(headroom=present.headroom, dead_letters=present.dead_l
 
 @dataclass(frozen=True)
 class Page:
-    """A page: its template, the values that it shows, and ``data`` for the page in JSON."""
+    """A page: its template, the shown values, and ``data`` for JSON."""
 
     template: str
     title: str
     data: Any
     shown: Mapping[str, Any] = field(default_factory=dict)
     age: float = 0.0
-    error: str | None = None  # why it is ``age`` seconds old
+    error: str | None = None  # why the data is ``age`` seconds old
     is_live: bool = True
     status: int = HTTPStatus.OK
 
@@ -64,7 +64,7 @@ class PageRequest:
         return text
 
     def only(self, *names: str) -> None:
-        """Raise HTTPException for any other parameter: if a misspelled filter were ignored, more would be selected."""
+        """Raise HTTPException for any other parameter, because an ignored misspelled filter would select more."""
         if unknown := sorted(self.parameters.keys() - set(names)):
             listing = ", ".join(names) or "none"
             raise HTTPException(
@@ -91,7 +91,7 @@ class PageRequest:
 
 AskFor = Callable[[PageRequest], Awaitable[Page]]
 Post = Callable[[PageRequest], Awaitable[str | Page]]
-"""Returns the page that follows, as a path relative to the application; or one that shows a refusal."""
+"""Returns the next page, as a path relative to the application; or a page that shows a refusal."""
 
 
 class Site:
@@ -189,7 +189,7 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 def error_page(error: Exception) -> Page:
-    """The page of an error that has a message for users; raises every other error."""
+    """The page for an error that has a message for users; raises every other error."""
     match error:
         case HTTPException():
             status, message = error.status_code, error.detail
@@ -201,7 +201,7 @@ def error_page(error: Exception) -> Page:
             status, message = HTTPStatus.UNPROCESSABLE_ENTITY, str(error)
         case SeekpointError():
             status, message = HTTPStatus.SERVICE_UNAVAILABLE, str(error)
-        case DataError():  # a number beyond its column's type
+        case DataError():  # a number too large for its column's type
             status, message = HTTPStatus.UNPROCESSABLE_ENTITY, said_by(error)
         case SQLAlchemyError():
             status, message = HTTPStatus.SERVICE_UNAVAILABLE, said_by(error)

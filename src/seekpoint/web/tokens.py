@@ -1,4 +1,4 @@
-"""Tokens of forms: bound to user, form and plan, and valid once."""
+"""Tokens of forms, each bound to user, form and plan, and valid once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LIFETIME = 3600.0  # seconds
 class Tokens:
     """Issues tokens and redeems each once. ``secret`` is shared by processes that serve the same users.
 
-    Only this process remembers which tokens it has redeemed. Another process refuses the plan instead: it
-    compares, under a lock, the group's last action of its kind, or the dead letters, with those of the plan.
+    Only this process remembers its redeemed tokens. Another process refuses the plan instead: under a lock, it compares
+    the group's last action of that kind, or the dead letters, with the plan's.
     """
 
     def __init__(self, secret: bytes | None = None, clock: Callable[[], float] = time) -> None:
         self._secret = secret or secrets.token_bytes(32)
         self._clock = clock
-        self._redeemed: dict[str, float] = {}  # until when each is remembered
+        self._redeemed: dict[str, float] = {}  # until when each redeemed token is remembered
         self._lock = threading.Lock()
 
     def issue(self, user: str, form: str, plan: bytes) -> str:

@@ -343,7 +343,7 @@ def test_sweep_leaves_what_is_in_use(terminal: Terminal, orders_group: OrdersGro
         assert "drop it later with `seekpoint reload sweep`" in result.stderr
         kept = terminal.run("reload", "sweep", *orders_group.database_options, exits=1)
         assert f"{run}: schema {schema} is still in use" in kept.stderr
-    assert terminal.run("reload", "sweep", *orders_group.database_options).stdout == f"{run}: nothing is left of it\n"
+    assert terminal.run("reload", "sweep", *orders_group.database_options).stdout == f"{run}: its schema is dropped\n"
 
 
 def test_no_password_comes_out(terminal: Terminal) -> None:

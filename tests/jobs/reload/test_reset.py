@@ -314,7 +314,7 @@ def test_the_command(summed_group: OrdersGroup, tmp_path: Path, monkeypatch: pyt
     refused = seekpoint(*words, "--apply", "--reason", "ticket 7", exits=2).stderr
     assert "would count records twice" in refused
     rebuild = ["--rebuild", "sums_of_the_command:orders"]
-    assert "leave --each out" in seekpoint(*words, *rebuild, "--each", exits=2).stderr, "also of a plan"
+    assert "omit --each" in seekpoint(*words, *rebuild, "--each", exits=2).stderr, "also of a plan"
     rebuild += ["--apply", "--reason", "ticket 7"]
     done = seekpoint(*words, *rebuild).stdout
     assert done == f"{orders_group.topic}/0 is reset from 201 to 100\n"

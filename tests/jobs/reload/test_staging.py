@@ -108,7 +108,7 @@ def test_the_end_of_a_task_waits_for_the_drivers_step(orders_group: OrdersGroup)
             driver.transition(tx, "staged")
             late = pool.submit(stage, reload, driver, task.range)
             wait_until_blocked(orders_group.engine, by=backend(tx.connection))
-        with pytest.raises(ReloadOver, match="and does not keep them"):
+        with pytest.raises(ReloadOver, match="so they are dropped"):
             late.result(60)
 
 
@@ -140,7 +140,7 @@ def test_the_run_is_asked_again_at_the_end_of_a_task(
         return decode(writers, raw)
 
     monkeypatch.setattr(PipelineWriters, "decode", slow)
-    with pytest.raises(ReloadOver, match="continued while these rows were staged, and does not keep them"):
+    with pytest.raises(ReloadOver, match="continued while these rows were staged, so they are dropped"):
         stage(reload, driver, task.range)
     assert orders_group.execute("SELECT count(*) FROM {schema}.reload_staged") == [(0,)]
     named = "SELECT count(*) FROM pg_tables WHERE schemaname = :schema_ AND tablename LIKE 'r%'"

@@ -107,5 +107,5 @@ def test_a_group_begins_where_a_query_has_committed(
     }
     (first, _) = admin.history(archived_group.group, [topic])
     assert first.reason == f"the query of checkpoint {checkpoint}: a test"
-    with pytest.raises(ConfigError, match="name one consumer whose offsets are taken"):
+    with pytest.raises(ConfigError, match="name the consumer whose offsets to import"):
         admin.plan_import(archived_group.group, "old", from_checkpoint=str(checkpoint))

@@ -188,7 +188,7 @@ def test_retention_is_a_loss_before_and_while_it_is_read(spark: SparkSession, ar
     archived_group.trim(name, 30)
     with pytest.raises(PySparkException, match=r"RangeLost: .*the first offset left is 30"):
         frame.collect()
-    with pytest.raises(RangeLost, match="Begin there, which leaves 30 records out"):
+    with pytest.raises(RangeLost, match="Begin there, which omits 30 records"):
         rows_of(archived_group, spark)
     assert offsets(rows_of(archived_group, spark, start={(name, 0): 30})) == [(0, n) for n in range(30, 50)]
 

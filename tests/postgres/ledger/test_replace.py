@@ -271,7 +271,7 @@ def test_what_only_one_group_has_open_is_named_and_accepted_by_name_alone(groups
     assert new_ones.startswith("new has open dead letters that old does not have: t/0/4")
     assert old_ones.startswith("old has open dead letters that new does not have: t/0/2")
     assert stop == "old is stopped at t/1/3 (PoisonStop), and new does not"
-    with pytest.raises(Fenced, match="accept what differs: --accept-differences"):
+    with pytest.raises(Fenced, match="accept the differences: --accept-differences"):
         groups.admin.replace_group(plan, reason="a test")
     assert groups.origins() == ("_live", "_next")
     groups.admin.replace_group(plan, reason="a test", accept_differences=True)

@@ -1,4 +1,4 @@
-"""The tables of one attempt at a range: every row of its sinks, with its offset if the order of rows matters."""
+"""The tables of one attempt at a range: all rows of its sinks, with their offsets if the order of rows matters."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from seekpoint.sinks.upsert.upsert import Upsert
 
 
 class AttemptSink(Sink, SinkWriter):
-    """Stages every row of an attempt, as both sink and writer. The original sink would write one row per key.
+    """Stages every row of an attempt, as both sink and writer; the original sink might write one row per key.
 
-    With ``places`` each row also gets its offset and line; tombstones of an Upsert go to a separate table, and its rows
-    with missing values to another. Without ``places``, the rows of an Accumulate are aggregated by key. With ``keys``
-    each row gets a digest of its record's key. ``is_direct``: the first table is the rebuilt one.
+    With ``places`` each row also gets its offset and line; an Upsert's tombstones and its rows with missing values go
+    to two separate tables. Without ``places``, the rows of an Accumulate are aggregated by key. With ``keys`` each row
+    gets a digest of its record's key. ``is_direct``: the first table is the rebuilt one.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class AttemptSink(Sink, SinkWriter):
         return bool(self._sink.takes(topic))
 
     def writer(self) -> AttemptSink:
-        """Return itself: it is made for one attempt."""
+        """Return the object itself, which is made for one attempt."""
         return self
 
     def rows(self, record: AnyRecord) -> Iterable[Row]:
@@ -83,7 +83,7 @@ class AttemptSink(Sink, SinkWriter):
         return [_like(row, (*self._without_missing(row), record.offset, line)) for line, row in enumerate(rows)]
 
     def _without_missing(self, row: Row) -> Row:
-        """The row; if it lacks values, with None in their place and the names of their columns at the end."""
+        """The row; for values that it lacks it has None, and at its end the names of their columns."""
         if type(row) is not Partial:
             return row
         assert self.columns is not None
@@ -126,9 +126,9 @@ class AttemptSink(Sink, SinkWriter):
         return [_like(row, (*self._without_missing(row), offset, 0)) for row, offset in pairs]
 
     def finish(self, connection: Connection) -> None:
-        """Aggregate the sums, and store the columns that were written; the driver has stored those of a rebuilt table.
+        """Aggregate the sums, and store the written columns; the driver has stored those of a rebuilt table.
 
-        Raises ReloadRefused if they are others, because the code has changed since.
+        Raises ReloadRefused if those are others, because the code has changed since.
         """
         if self._target.sums is not None and not self._places:
             self._aggregate(connection)
@@ -140,7 +140,7 @@ class AttemptSink(Sink, SinkWriter):
                 raise different_columns(self._target, [known, self.columns])
 
     def _aggregate(self, connection: Connection) -> None:
-        """Aggregate the written rows by key: in the tasks, because they run in parallel."""
+        """Aggregate the written rows by key; tasks do this because they run in parallel."""
         aggregated = (self._raw[0], f"{self._raw[1]}_sums")
         run(
             connection,
@@ -157,7 +157,7 @@ class AttemptSink(Sink, SinkWriter):
 
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
-        """Stream rows into the open COPY; tombstones and rows with missing values are written after it has ended."""
+        """Stream rows into the open COPY; after its end, write tombstones and rows with missing values."""
         split = _Split()
         rules = {"allowed": self._sink.conversions, "event_rules": self._sink.event_rules}
         try:
@@ -194,7 +194,7 @@ class AttemptSink(Sink, SinkWriter):
 
 
 def different_columns(target: Target, variants: Iterable[Sequence[str]]) -> ReloadRefused:
-    """The error that ends a run whose tasks wrote different columns of one table."""
+    """The error for a run whose tasks wrote different columns of one table."""
     which = " and ".join(", ".join(columns) for columns in variants)
     return ReloadRefused(
         [f"{target.name}: tasks or sinks wrote different columns, {which}: name them with columns=[...]"]
@@ -245,10 +245,10 @@ def attempt_sinks(
     rebuilds: bool,
     direct: Mapping[str, Path],
 ) -> list[AttemptSink]:
-    """Create the tables of this attempt, and aim the pipeline's sinks at them; ``targets`` are its live tables.
+    """Create the tables of this attempt, and redirect the pipeline's sinks to them; ``targets`` are the live tables.
 
     ``rebuilds``: the run rebuilds whole tables, so sinks with ``compacted=True`` need the records' keys. ``direct`` are
-    rebuilt tables, by the live one's name, that their sinks write instead.
+    rebuilt tables, by the live one's name, that sinks write instead.
     """
     live = {feed.number: target for target in targets for feed in target.feeds}
     sinks = []
@@ -285,7 +285,7 @@ def _make_raw(connection: Connection, target: Target, raw: Path, *, places: bool
 
 
 def _make_added(connection: Connection, target: Target, raw: Path, *, places: bool) -> None:
-    """Create a table for addends: the live columns' types without constraints, which hold for sums only."""
+    """Create a table for amounts, with the live columns' types but without constraints, which hold only for sums."""
     run(
         connection,
         "CREATE {unlogged} TABLE {raw} AS SELECT {columns}{places}, 1 AS {rows} FROM {live} WITH NO DATA",
@@ -300,7 +300,7 @@ def _make_added(connection: Connection, target: Target, raw: Path, *, places: bo
 
 
 def _make_tombstones(connection: Connection, target: Target, sink: Upsert, path: Path, *, keys: bool) -> None:
-    """Create the table of an Upsert's tombstones: their columns, without NOT NULL."""
+    """Create the table of an Upsert's tombstones, with their columns but without NOT NULL."""
     run(
         connection,
         "CREATE {unlogged} TABLE {path} AS SELECT {columns}, 0::bigint AS {offset}, 0 AS {line}{key} FROM {live} "
@@ -316,7 +316,7 @@ def _make_tombstones(connection: Connection, target: Target, sink: Upsert, path:
 
 
 def _make_partials(connection: Connection, target: Target, sink: Upsert, path: Path) -> None:
-    """Create the table of an Upsert's rows with missing values: without NOT NULL, which is checked of complete rows."""
+    """Create the table of an Upsert's rows with missing values, without NOT NULL: only complete rows are checked."""
     run(
         connection,
         "CREATE {unlogged} TABLE {path} AS SELECT {columns}, NULL::text[] AS {missing}, 0::bigint AS {offset}, "

@@ -1,4 +1,4 @@
-"""Compacted topics: checks whether the newest record of each key is enough to rebuild a table."""
+"""Checks, for compacted topics, whether each key's newest record is enough to rebuild a table."""
 
 from __future__ import annotations
 

@@ -30,11 +30,11 @@ from seekpoint.ledger.tables import dead_letter
 from seekpoint.records import Partition
 from seekpoint.runs.run import Driver, Progress, Run, StagedPosition, Step, Tx
 
-RANGE = 300_000  # records per task: with fewer, connections cost more than the better balance gains
+RANGE = 300_000  # records per task: with fewer, connections would cost more than the better balance gains
 
 
 def require_width(range_records: int) -> None:
-    """Raise ConfigError for a width that no task could stage, before a run is opened."""
+    """Raise ConfigError, before a run is opened, for a width that no task could stage."""
     if range_records < 1:
         raise ConfigError(f"range_records must be a number of offsets per task, at least 1, got {range_records}")
 
@@ -71,7 +71,8 @@ def _tiling(first: int, end: int, attempts: Sequence[Staged]) -> list[Staged]:
     """The fewest attempts within ``[first, end)`` that do not overlap and miss the fewest offsets."""
     within = [attempt for attempt in attempts if first <= attempt.start < attempt.end <= end]
     ends = sorted({first, end, *(offset for attempt in within for offset in (attempt.start, attempt.end))})
-    best: dict[int, tuple[int, int]] = {first: (0, 0)}  # by offset: the offsets missed before it, and the attempts used
+    # By offset: the number of offsets missed before it, and the attempts used.
+    best: dict[int, tuple[int, int]] = {first: (0, 0)}
     previous: dict[int, tuple[int, Staged | None]] = {}
     for here, there in pairwise([*ends, end]):
         missed, count = best[here]
@@ -96,7 +97,7 @@ def _tasks(position: StagedPosition, start: int, end: int, width: int) -> Iterab
 def stage_missing(driver: Driver, stager: Stager, width: int, progress: Progress, *, run: Run | None = None) -> None:
     """Stage the missing ranges, with a heartbeat after each; ``run`` is passed to the stager.
 
-    Ranges are planned again if an attempt of another width, of a driver before this one, was recorded meanwhile.
+    Plans ranges again if an attempt of another width, by an earlier driver, was recorded meanwhile.
     """
     before: tuple[Task, ...] | None = None
     while True:
@@ -118,7 +119,7 @@ def consolidate(driver: Driver, sources: Sequence[PipelineSource]) -> None:
     """Insert the staged rows into one table per target and advance the run's positions, in one transaction.
 
     Tables that tasks have written directly are only checked. Raises ReloadRefused if a range is missing, or a table
-    does not have the rows that tasks reported.
+    lacks rows that tasks reported.
     """
     with driver.step("staging") as tx:
         staging = Staging(tx.run.staging_schema)
@@ -143,9 +144,9 @@ def consolidate(driver: Driver, sources: Sequence[PipelineSource]) -> None:
 
 
 def check_dead_letters(tx: Tx, staging: Staging, done: Coverage) -> None:
-    """Raise ReloadRefused if a record failed in another attempt and not in the chosen one.
+    """Raise ReloadRefused if a record failed in another attempt, but not in the chosen one.
 
-    The record would be both a row and a dead letter.
+    Such a record would have both a row and a dead letter.
     """
     counted = rows(tx.connection, "SELECT count(*) FROM {t}", t=(staging.schema, dead_letter.name))[0][0]
     reported = sum(row.dead_letters for row in done.chosen)
@@ -190,7 +191,7 @@ def _take_out(
     staged: StagedRows,
     records: Collection[tuple[tuple[str, Partition], int]],
 ) -> None:
-    """Rebuild the tables without the rows of these records: each key gets its previous row back."""
+    """Rebuild the tables without these records' rows: each key gets its previous row back."""
     if not records:
         return
     staged.remove(records)
@@ -202,7 +203,7 @@ def _take_out(
 def _refused(
     tx: Step, staging: Staging, tables: Sequence[Target], staged: StagedRows
 ) -> dict[tuple[tuple[str, Partition], int], psycopg.Error]:
-    """The records whose rows a constraint refuses, in all tables; if there are none, the tables keep the indexes."""
+    """The records whose rows a constraint refuses, in all tables; if there are none, the tables get the indexes."""
     bad: dict[tuple[tuple[str, Partition], int], psycopg.Error] = {}
     with tx.connection.begin_nested() as savepoint:
         for target in tables:
@@ -217,10 +218,10 @@ def _refused(
 
 
 def make_all_indexes(connection: Connection, staging: Staging, target: Target) -> None:
-    """Create the live table's indexes and their constraints on the rebuilt one, under names of the run."""
+    """Create the live table's indexes and their constraints on the rebuilt one, with names of the run."""
     for n, index in enumerate(indexes(connection, target.path)):
         if index.is_unique and not index.is_enforced:
-            continue  # rows may be equal in it; it was created since the opening, so the cut-over is refused
+            continue  # rows may be equal in the index; it was created since the opening, so the cut-over is refused
         statements = Statements(connection, name=name(staging.index(target, n)), table=staging.table(target))
         unique, using = ident.SQL("UNIQUE" if index.is_unique else ""), ident.SQL(index.using)
         statements.run("CREATE {unique} INDEX {name} ON {table} {using}", unique=unique, using=using)

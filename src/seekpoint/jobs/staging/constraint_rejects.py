@@ -24,7 +24,7 @@ from seekpoint.runs.run import StagedPosition, Step, Tx
 from seekpoint.worker.failed import Failed
 
 BLOCKED_AT_ONCE = 1_000  # records inserted at a time
-MOST = 1_000  # rejects per run: more mean a mistake in the pipeline or the table
+MOST = 1_000  # most rejects per run: more mean a mistake in the pipeline or the table
 
 Place = tuple[str, Partition]  # group and partition
 _Key = tuple[int, int]  # index into StagedRows.places, and offset
@@ -66,7 +66,7 @@ def refused_records(
 
 
 def _made(tx: Tx, make: Callable[[], None]) -> bool:
-    """Create the indexes; returns whether that succeeded."""
+    """Create the indexes; returns False if rows violate them."""
     try:
         with tx.connection.begin_nested():
             make()
@@ -76,13 +76,13 @@ def _made(tx: Tx, make: Callable[[], None]) -> bool:
 
 
 def _unique(tx: Tx, target: Target) -> list[Composable]:
-    """The definitions of the rebuilt table's unique indexes: the key of its rows, and those of the live table."""
+    """The definitions of the rebuilt table's unique indexes: one on the rows' key, and the live table's."""
     keys = [ident.SQL("({})").format(names(target.key))] if target.key else []
     return [*keys, *uniques(tx.connection, target)]
 
 
 def make_unique_indexes(tx: Tx, staging: Staging, target: Target) -> None:
-    """Create the rebuilt table's index on its key, and the unique indexes of the live table."""
+    """Create the rebuilt table's index on its key, and the live table's unique indexes."""
     table = staging.table(target)
     for n, rest in enumerate(_unique(tx, target)):
         index = name(f"{target.staged}_{'key' if target.key and not n else f'u{n}'}")
@@ -103,7 +103,7 @@ def _dangling(tx: Tx, known: Path, key: ForeignKey) -> dict[_Key, psycopg.Error]
 
 
 def _repeated(tx: Tx, target: Target, known: Path, unique: Sequence[Composable]) -> dict[_Key, psycopg.Error]:
-    """The records with a key that an earlier row has.
+    """The records whose key an earlier row has.
 
     Rows are inserted in log order into a table with these indexes, so that Postgres decides which keys are equal.
     """
@@ -142,7 +142,7 @@ class Rejects:
     def put(self, tx: Step, staging: Staging, bad: Mapping[tuple[Place, int], psycopg.Error]) -> set[tuple[Place, int]]:
         """Store these records as the run's dead letters; returns them and the records that they block.
 
-        Raises ReloadRefused if there are too many, or the policy is to stop.
+        Raises ReloadRefused for too many records, or if the policy is to stop.
         """
         self._dead_letters |= bad.keys()
         if len(self._dead_letters) > MOST:

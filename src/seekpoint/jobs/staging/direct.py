@@ -1,4 +1,4 @@
-"""Decides which rebuilt tables the tasks write directly, and which get copies of attempts' rows."""
+"""Decides which rebuilt tables tasks write directly, and which get copies of attempts' rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def why_copied(
 ) -> str | None:
     """Return why tasks cannot write the target's rebuilt table; None if they can.
 
-    They can if no row is ever taken out again, and if no value depends on the order in which tasks write.
+    They can if no row is ever removed again, and no value depends on the order in which tasks write.
     """
     return next(_reasons(connection, target, targets, sources), None)
 
@@ -61,6 +61,6 @@ def ways(connection: Connection, targets: Sequence[Target], sources: Sequence[Pi
 
 
 def end_writers(connection: Connection, tables: Sequence[Path]) -> None:
-    """End the sessions that write these tables: of tasks that came too late, whose locks the indexes would wait for."""
+    """End the sessions that write these tables: late tasks, for whose locks the indexes would wait."""
     for table in tables:
         connection.execute(_END_WRITERS, {"name": quoted(*table)})

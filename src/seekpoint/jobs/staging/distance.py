@@ -1,4 +1,4 @@
-"""Compares a run's positions with those of its groups: how far the rebuild lags, and why it cannot catch up."""
+"""Compares a run's positions with its groups': how far the rebuild lags, and why it cannot catch up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Key = tuple[str, Partition]
 
 
 class CatchUpProgress:
-    """Checks that catch-up passes get smaller."""
+    """Checks that catch-up passes become smaller."""
 
     def __init__(self) -> None:
         self._last, self._stuck = -1, 0
@@ -33,7 +33,7 @@ class CatchUpProgress:
         if self._stuck >= STUCK:
             why = f"{STUCK} passes in a row did not shrink, and the last one read {records} records"
             raise ReloadRefused(
-                [f"the workers write faster than the rebuild catches up: {why}; reload when less is written"]
+                [f"the workers write faster than the rebuild catches up: {why}; reload when they write less"]
             )
 
 
@@ -78,7 +78,8 @@ def distance(positions: Mapping[Key, StagedPosition], offsets: Sequence[Row[Any]
 def add_positions(tx: Step, rows: Sequence[Row[Any]]) -> None:
     """Add partitions that are new to the groups: their rebuild starts at the first applied offset.
 
-    Raises ReloadRefused if an operator has already reset one: the run has not stored which offsets that reset skipped.
+    Raises ReloadRefused if an operator has already reset a new partition: the run has not stored which offsets the
+    reset skipped.
     """
     if reset := [row for row in rows if row.resets]:
         reasons = [
@@ -96,7 +97,7 @@ def positions_up_to(
 ) -> dict[Key, StagedPosition]:
     """The run's positions; raises ReloadRefused if the rebuilt tables cannot catch up to these offsets."""
     positions = {(position.group, position.partition): position for position in tx.positions()}
-    # Partitions that were added since the run was opened.
+    # Include partitions that were added since the run was opened.
     if new := [row for row in offsets if key_of(row) not in positions]:
         add_positions(tx, new)
         positions = {(position.group, position.partition): position for position in tx.positions()}
@@ -118,7 +119,7 @@ def require_topics(kafka: Mapping[str, Any], wanted: AbstractSet[tuple[str, UUID
 
 
 def beyond(offsets: Sequence[Row[Any]], ends: Mapping[Partition, int]) -> list[str]:
-    """Return why these positions cannot be rebuilt: the readable log ends before them. Empty if it does not."""
+    """Return why the rebuild cannot reach these positions: the readable log ends before them. Empty if it can."""
     return [
         f"{partition}: group {group!r} is at {row.next_offset}, but the readable log ends at {ends[partition]}: a "
         "producer's transaction is still open before that, or these are other brokers"

@@ -46,10 +46,10 @@ class LocalStager:
         self._sources, self._processes = {source.group: source for source in sources}, processes
 
     def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
-        """Stage each task and yield it once it is committed: in order, or with processes as each one finishes.
+        """Stage each task and yield it once committed: in order, or with processes as each one finishes.
 
         A killed process is replaced, and its range is staged again; raises ChildProcessError if processes crash
-        repeatedly. When the caller stops iterating, the processes are ended and unfinished ranges are rolled back.
+        repeatedly. If the caller stops iterating, the processes are ended and unfinished ranges are rolled back.
         """
         if self._processes:
             yield from _in_processes(self._plan(run, tasks), tasks, self._processes)
@@ -85,13 +85,13 @@ _SPAWN = multiprocessing.get_context("spawn")  # fork would share connections, a
 def _in_processes(plan: bytes, tasks: Sequence[Task], most: int) -> Iterator[Staged]:
     """Stage each task and yield it when it is done; unfinished ranges are rolled back when the iteration ends.
 
-    A killed process is replaced, and its range is staged again. Raises what the processes raise, and
-    ChildProcessError if they crash repeatedly.
+    A killed process is replaced, and its range is staged again. Raises the processes' errors, and ChildProcessError if
+    they crash repeatedly.
     """
     left, crashes = deque(tasks), 0
     members: list[_WorkerProcess] = []
     try:
-        while len(members) < min(most, len(tasks)):  # if one cannot be started, those before it are ended below
+        while len(members) < min(most, len(tasks)):  # if one cannot be started, the earlier ones are ended below
             members.append(_WorkerProcess(plan))
         while left or any(member.task for member in members):
             for member in members:
@@ -127,7 +127,7 @@ class _WorkerProcess:
         self._tell(plan)
 
     def _tell(self, what: object) -> None:
-        with suppress(OSError):  # the process has died: answer() then reads the end of the pipe
+        with suppress(OSError):  # the process has crashed: answer() will read the end of the pipe
             self.pipe.send(what)
 
     def give(self, task: Task) -> None:
@@ -161,7 +161,7 @@ class _WorkerProcess:
 
 def _why(member: _WorkerProcess, task: Task | None, crashes: int) -> str:
     code = member.process.exitcode
-    if code is None:  # it has closed the pipe, and was still running seconds later
+    if code is None:  # the process has closed the pipe, but was still running seconds later
         how = "stopped answering, and has not exited,"
     else:
         how = f"{'exited' if code >= 0 else f'was killed by {signal.Signals(-code).name}'} (exit code {code})"
@@ -191,7 +191,7 @@ def _serve(pipe: Connection) -> None:
     while True:
         try:
             pipe.send(answer(pipe.recv()))
-        except (EOFError, OSError):  # the parent process has closed the pipe or died
+        except (EOFError, OSError):  # the parent process has closed the pipe, or has ended
             return
 
 

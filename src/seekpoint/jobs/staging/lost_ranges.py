@@ -1,4 +1,4 @@
-"""Finds the offsets of lost ranges that no worker has applied, neither before nor after the range was recorded."""
+"""Finds the offsets of lost ranges that no worker has applied, either before or after the range was recorded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seekpoint.records import Partition
 
 Span = tuple[int, int]
 GONE = {"retention", "rewritten", "recreated"}
-"""Reasons of ranges whose records may no longer be in the log. Any other reason is an operator's text for a reset."""
+"""Reasons of ranges whose records the log may no longer have. Any other reason is an operator's text for a reset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Lost:
 class Reset:
     """An operator's change of a position from ``start`` to ``to``.
 
-    ``takes_back``: the rows of the records from ``to`` on were removed together with the previous reset.
+    ``takes_back``: the records from ``to`` on lost their rows, together with the previous reset.
     """
 
     partition: Partition
@@ -44,7 +44,7 @@ class Reset:
 def not_applied(
     lost: Sequence[Lost], resets: Sequence[Reset], ids: Mapping[Partition, UUID], firsts: Mapping[Partition, int]
 ) -> Iterator[tuple[Partition, Span]]:
-    """The parts of the lost ranges that no worker has applied, of topics with these ``ids``.
+    """The parts of lost ranges that no worker has applied; only of topics with these ``ids``.
 
     ``resets`` are in order of time; ``firsts`` are the first applied offsets before any reset.
     """
@@ -59,7 +59,7 @@ def not_applied(
                 other.time for other in lost if other.partition == partition and other.topic_id != lost_range.topic_id
             ]
             applied = list(_applied(partition_resets, firsts[partition], max(earlier, default=None)))
-        else:  # the log may begin later: only offsets read again after a later reset are applied
+        else:  # the log may begin after them: only those read again after a later reset are applied
             applied = [
                 (reset.to, LARGEST_BIGINT)
                 for reset in partition_resets
@@ -88,7 +88,7 @@ def _applied(resets: Iterable[Reset], first: int, since: datetime | None) -> Ite
 
 
 def without(span: Span, others: Iterable[Span]) -> Iterator[Span]:
-    """The parts of a span that are in none of the others."""
+    """The parts of a span that none of the others has."""
     start, end = span
     for begin, until in sorted(other for other in others if other[0] < other[1]):
         if begin > start:

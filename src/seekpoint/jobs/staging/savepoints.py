@@ -27,7 +27,7 @@ LeftOut = Callable[[RawRecord], bool]
 
 
 def nothing_left_out(_: RawRecord) -> bool:
-    """Leave out no record."""
+    """Omit no record."""
     return False
 
 
@@ -41,10 +41,10 @@ class WriteResult:
 
 
 class RecordWriter:
-    """Writes one pipeline's records to the tables that its sinks are aimed at.
+    """Writes one pipeline's records to the tables to which its sinks are redirected.
 
     ``seen`` is called after each savepoint with the written records and their rows. ``held`` maps a topic and key to
-    the offset of the key's first dead letter, and later records of the key are blocked; records must be in log order.
+    the offset of the key's first dead letter, after which the key's records are blocked; records must be in log order.
     ``blocks_later``: such records are blocked after all ranges are staged.
     """
 
@@ -95,7 +95,7 @@ class RecordWriter:
             self._flush()
 
     def _decode(self, piece: Piece, left_out: LeftOut) -> tuple[Sequence[RawRecord], Sequence[Row] | None]:
-        """The records to apply and a row for each; no rows (None) if the records were added to the waiting ones."""
+        """The records to apply and a row for each; None for the rows if the records were added to the waiting ones."""
         wanted = piece.records if left_out is nothing_left_out else [raw for raw in piece.records if not left_out(raw)]
         if self._held:
             wanted = [raw for raw in wanted if not self._holds(raw)]
@@ -167,7 +167,7 @@ class RecordWriter:
             self._held.setdefault((raw.topic, raw.key), raw.offset)
 
     def _holds(self, raw: RawRecord) -> bool:
-        """Whether the record is blocked behind its key; if so, it is added to the dead letters."""
+        """Whether the record is blocked behind its key; if so, adds it to the dead letters."""
         assert self._held is not None
         if raw.key is None or self._held.get((raw.topic, raw.key), raw.offset) >= raw.offset:
             return False
@@ -176,9 +176,9 @@ class RecordWriter:
 
 
 def dead_letter_of(pipeline: Pipeline, raw: RawRecord, failed: Failed, *, is_ordered: bool = False) -> NewDeadLetter:
-    """The failed record as a dead letter, without retries. Raises ReloadRefused if the policy is to stop.
+    """A dead letter of the failed record, without retries. Raises ReloadRefused if the policy is to stop.
 
-    ``is_ordered``: later records of its key are not applied. Otherwise a record with a key is refused if order matters.
+    ``is_ordered``: later records of its key are not applied. Otherwise refuses a record with a key if order matters.
     """
     failure = Failure.of(failed.error, failed.cause)
     if failed.cause is Cause.ORDER:
@@ -191,7 +191,7 @@ def dead_letter_of(pipeline: Pipeline, raw: RawRecord, failed: Failed, *, is_ord
     elif pipeline.keep_key_order and raw.key is not None and not is_ordered:
         why = (
             "and later records of its key would have to be blocked behind it, which a batch does not do. "
-            f"on_poison={pipeline.on_poison.value!r} is set already; give offset_column= or order_by= to the Upsert, "
+            "on_poison={pipeline.on_poison.value!r} is set already; give offset_column= or order_by= to the Upsert, "
             "so that rows need no order of records, or let a worker apply these records; and start another run"
         )
     else:

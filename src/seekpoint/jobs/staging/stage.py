@@ -44,10 +44,11 @@ from seekpoint.runs.run import CRASH_CHECK, Driver, Run, Step, Tx, run_of, trans
 Ranges = Mapping[Partition, tuple[UUID, int, int]]
 """Topic id, first offset, and the offset after the last."""
 Edits = Mapping[tuple[str, int, int], bytes]
-"""By topic, partition and offset."""
+"""Values by topic, partition and offset."""
 
 STAGING = ("staging",)  # the states in which tasks stage
-#: For runs of frames, whose tasks run until the cut-over: the driver counts only ranges that tasks returned to it.
+
+#: For runs of frames, whose tasks run until the cut-over; the driver counts only ranges that tasks returned to it.
 FRAMES_STAGING = ("staging", "catching_up", "compared")
 
 
@@ -96,7 +97,7 @@ class Stager(Protocol):
 
 
 def begin_staging(driver: Driver, sources: Sequence[PipelineSource]) -> None:
-    """Create the run's schema and store which records to leave out of the staged rows: the first step of a run."""
+    """Create the run's schema and store which records to omit from the staged rows: the first step of a run."""
     with driver.step("opened") as tx:
         staging = Staging(tx.run.staging_schema)
         run(tx.connection, "CREATE SCHEMA {schema}", schema=(staging.schema,))
@@ -127,7 +128,7 @@ def begin_staging(driver: Driver, sources: Sequence[PipelineSource]) -> None:
 
 
 def _make_direct(tx: Step, staging: Staging, sources: Sequence[PipelineSource]) -> dict[str, str]:
-    """Create the rebuilt tables that tasks write directly; returns their names, by the live table's."""
+    """Create the rebuilt tables that tasks write directly; returns their names by live table's name."""
     if tx.run.strategy in BATCHES or tx.run.is_of_frames:
         return {}
     tables = targets(tx.connection, sources)
@@ -147,7 +148,7 @@ def make_rebuilt(tx: Step, staging: Staging, target: Target) -> None:
 
 
 def _make_dead_letters(tx: Tx, staging: Staging) -> None:
-    """Create the run's table of dead letters, like the ledger's: the cut-over moves the rows there."""
+    """Create the run's table of dead letters, like the ledger's, to which the cut-over moves the rows."""
     run(
         tx.connection,
         "CREATE {unlogged} TABLE {table} (LIKE {live} INCLUDING DEFAULTS INCLUDING IDENTITY INCLUDING CONSTRAINTS, "
@@ -176,21 +177,21 @@ def _within(ranges: Ranges) -> dict[str, Any]:
 
 
 def edits_within(tx: Tx, group: str, ranges: Ranges) -> Edits:
-    """The edited values that replays have applied in these ranges instead of the log's.
+    """The edited values in these ranges that replays have applied instead of the log's.
 
-    Call it after :func:`leave_out`: a record that is replayed between the two calls is still left out.
+    Call it after :func:`leave_out`: a record that is replayed between the two calls is still omitted.
     """
     edits = tx.execute(RELOAD_RUN["edits"], group=group, **_within(ranges))
     return {(row.topic, row.partition, row.record_offset): bytes(row.edited_value) for row in edits}
 
 
 def with_edits(pieces: Iterable[Piece], edits: Edits) -> Iterable[Piece]:
-    """The pieces, with edited values in place of the log's."""
+    """The pieces, with edited values instead of the log's."""
     return (replace(piece, records=edited(piece.records, edits)) for piece in pieces) if edits else pieces
 
 
 def edited(records: Sequence[RawRecord], edits: Edits) -> Sequence[RawRecord]:
-    """The records, with edited values in place of the log's."""
+    """The records, with edited values instead of the log's."""
     if not edits:
         return records
     values = [edits.get((record.topic, record.partition, record.offset)) for record in records]
@@ -201,16 +202,16 @@ def edited(records: Sequence[RawRecord], edits: Edits) -> Sequence[RawRecord]:
 
 
 def leave_out(tx: Tx, staging: Staging, group: str, ranges: Ranges) -> None:
-    """Store which records of these ranges are dead letters now, so that they make no rows."""
+    """Store which records of these ranges are now dead letters, so that they make no rows."""
     dead_letters = dead_letters_within(tx, group, ranges)
     if dead_letters:
         parameters = [row._asdict() | {"consumer_group": group} for row in dead_letters]
-        # If the driver crashed before it merged a pass of frames, the pass is repeated and its rows are stored already.
+        # If the driver crashed before it merged a pass of frames, that pass is repeated, and its rows exist already.
         tx.connection.execute(postgresql.insert(staging.left_out).on_conflict_do_nothing(), parameters)
 
 
 def lost_within(tx: Tx, group: str, ranges: Ranges) -> Iterator[tuple[Partition, Span]]:
-    """The lost ranges, without the offsets that workers have applied nevertheless.
+    """The lost ranges, without offsets that workers have nevertheless applied.
 
     ``ranges`` have the topic's id, the first offset that the group has applied, and the end.
     """
@@ -234,8 +235,8 @@ def stage_range(
 ) -> Staged:
     """Stage one range of the pipeline's group: decode its records and write their rows to tables of this attempt.
 
-    One transaction writes the rows and stores the returned value in ``reload_staged``. It may be repeated, also
-    concurrently: of a group with a table that tasks write directly, only the first attempt is stored, and the others
+    One transaction writes the rows and stores the returned value in ``reload_staged``. The call may be repeated, even
+    concurrently. For a group with a table that tasks write directly, only the first attempt is stored, and the others
     return it. A single sink's rows go through one COPY; if the database refuses a row, the range is read again and
     written in parts to find it. Raises ReloadOver if the run is not staging, ReloadRefused for a record that ends the
     run, and the errors of reading the range.
@@ -282,7 +283,7 @@ def _attempt(
     sinks = attempt_sinks(tx.connection, staging, attempt, pipeline, tables, rebuilds=rebuilds, direct=direct)
     left_out = left_out_of(tx.connection, staging, pipeline.group, range_)
     writing = aimed_pipeline(pipeline, sinks)
-    if now.strategy == "reprocess":  # the group's position is past a failing record, so a worker would not stop
+    if now.strategy == "reprocess":  # the group's position is past a failing record, where no worker would stop
         writing.on_poison = OnPoison.DEAD_LETTER
     writer = RecordWriter(tx.connection, PipelineWriters(writing), blocks_later=rebuilds)
     edits = edits_within(tx, pipeline.group, {range_.partition: (range_.topic_id, range_.start, range_.end)})
@@ -298,7 +299,7 @@ def _attempt(
 
 
 class _AlreadyStaged(Exception):  # noqa: N818 -- no error: the other attempt counts
-    """Another attempt at offsets of the range is recorded: the rows of this one are rolled back."""
+    """Another attempt at offsets of the range is recorded, so this one's rows are rolled back."""
 
     def __init__(self, staged: Staged) -> None:
         super().__init__(staged)
@@ -306,9 +307,9 @@ class _AlreadyStaged(Exception):  # noqa: N818 -- no error: the other attempt co
 
 
 def _begin_direct(tx: Tx, run_id: UUID, group: str, range_: Range, tables: Collection[Path]) -> None:
-    """Lock the rebuilt tables, and check the run after that.
+    """Lock the rebuilt tables, then check the run.
 
-    A task whose lock the driver does not find after the staging thus ends here, before it writes.
+    So a task whose lock the driver has not found after the staging ends here, before it writes.
     """
     for table in sorted(tables):
         run(tx.connection, "LOCK TABLE {table} IN ROW EXCLUSIVE MODE", table=table)
@@ -347,8 +348,8 @@ def store_attempt(
 ) -> None:
     """Record an attempt at a range, at the end of the transaction that wrote its rows. Raises ReloadOver.
 
-    ``is_alone``: raises _AlreadyStaged if it overlaps an attempt that is recorded. The run's row is locked before the
-    position, as by the driver.
+    ``is_alone``: raises _AlreadyStaged if it overlaps a recorded attempt. The run's row is locked before the position,
+    as by the driver.
     """
     require_staging(tx, run_id, states)
     if is_alone:
@@ -366,13 +367,13 @@ def store_attempt(
 def require_staging(tx: Tx, run_id: UUID, states: Sequence[str] = STAGING) -> None:
     """Keep the run's state until a staging transaction ends. Raises ReloadOver if the run no longer accepts rows."""
     if tx.execute(RELOAD_RUN["guard"], run=run_id, states=list(states)).one_or_none() is None:
-        raise ReloadOver(f"run {run_id} continued while these rows were staged, and does not keep them")
+        raise ReloadOver(f"run {run_id} continued while these rows were staged, so they are dropped")
 
 
 def require_code(tx: Tx, run_: Run, sources: Sequence[PipelineSource]) -> None:
     """Raise ConfigError if this code is not the run's: other groups, handler versions or tables.
 
-    Called by each task, which knows one group; and before a take-over, which would fence a driver with the right code.
+    Called by each task, for its one group; and before a take-over, which would fence a driver with the right code.
     """
     wanted, kind = dict(zip(run_.groups, run_.version_to, strict=True)), run_.kind
     for source in sources:
@@ -402,7 +403,7 @@ def keep_dead_letters(
 
 
 def left_out_of(connection: Connection, staging: Staging, group: str, range_: Range) -> LeftOut:
-    """A predicate: whether a record of the range must not be applied."""
+    """A predicate that is true for records of the range that must not be applied."""
     table, lost = staging.left_out, staging.lost
     within = table.c.record_offset.between(range_.start, range_.end)
     left_out = select(table.c.record_offset).where(*of_partition(table.c, group, range_.partition), within)
@@ -419,7 +420,7 @@ _WRITES = "writes"  # a table that lists each group's tables: a task knows only 
 
 
 def _remember_writes(tx: Tx, staging: Staging, sources: Sequence[PipelineSource], rebuilt: Mapping[str, str]) -> None:
-    """Store which tables the driver's code writes, by group, with the ``rebuilt`` ones that tasks write directly."""
+    """Store which tables the driver's code writes, by group, and the ``rebuilt`` ones that tasks write directly."""
     table = (staging.schema, _WRITES)
     run(
         tx.connection,
@@ -435,7 +436,7 @@ def _remember_writes(tx: Tx, staging: Staging, sources: Sequence[PipelineSource]
 
 
 def _writes_of(tx: Tx, staging_schema: str, group: str) -> set[str]:
-    """The tables that this group writes in the run; empty if they are not stored because the run has not begun."""
+    """The tables that this group writes in the run; empty if none are stored, because the run has not begun."""
     table = (staging_schema, _WRITES)
     if not is_there(tx.connection, table):
         return set()

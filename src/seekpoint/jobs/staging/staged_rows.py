@@ -30,9 +30,9 @@ from seekpoint.sinks.catalog import DELETED
 from seekpoint.sinks.upsert.upsert import Upsert
 
 _UNION = ident.SQL(" UNION ALL ")
-AFTER_DELETE = "seekpoint after delete"  # the row lacks values, and its key's row before was deleted
+AFTER_DELETE = "seekpoint after delete"  # the row lacks values, and the previous row of its key was deleted
 NO_VALUES = (
-    "has no values for columns that it did not change, and {} has no row of its key to take them from: give the "
+    "has no values for columns that it did not change, and {} has no row of its key with these values: give the "
     "source's table REPLICA IDENTITY FULL, and rebuild from a Debezium snapshot that is made after that"
 )
 
@@ -84,7 +84,7 @@ class StagedRows:
         return _UNION.join(branches)
 
     def aggregated(self, target: Target) -> tuple[tuple[str, ...], Composable] | None:
-        """The columns of an Accumulate, and a query of the addends by key; None if there are none."""
+        """The columns of an Accumulate, and a query of the amounts by key; None if there are none."""
         columns = self.columns(target) or target.all_columns
         branches = self._branches(target, columns, placed=False)
         return (columns, aggregated(target, _UNION.join(branches))) if branches else None
@@ -92,7 +92,7 @@ class StagedRows:
     def newest(self, target: Target) -> tuple[tuple[str, ...], Composable]:
         """The columns of an Upsert's rows, and a query of each key's newest row or tombstone (``DELETED``).
 
-        ``MISSING`` has the names of the columns whose values no row of the key has.
+        ``MISSING`` names the columns whose values no row of the key has.
         """
         columns = self.columns(target) or target.all_columns
         if branches := self._branches(target, columns, placed=True):
@@ -101,7 +101,7 @@ class StagedRows:
         return columns, nothing.format(names(columns), name(DELETED), name(MISSING), name(*target.path))
 
     def truncated(self, target: Target) -> tuple[int, Sequence[str | None]] | None:
-        """The offset of the last truncate, and its values (of the sink's ``target.deletes``) as text; None if none."""
+        """The last truncate's offset, and its values (of the sink's ``target.deletes``) as text; None without one."""
         if not any(feed.sink.empties for feed in target.feeds):
             return None
         truncates = [
@@ -124,7 +124,7 @@ class StagedRows:
     def check_missing(self, target: Target, *, is_rebuilt: bool = True) -> None:
         """Raise ReloadRefused if a key's newest row lacks values, and no earlier row of the key has them.
 
-        Unless ``is_rebuilt``, the live table may have the row, if no tombstone has deleted it.
+        Unless ``is_rebuilt``, the live table may have those values, if no tombstone has deleted the row.
         """
         columns = self.columns(target) or target.all_columns
         if not self._missing(target):
@@ -144,7 +144,7 @@ class StagedRows:
             raise ReloadRefused([f"{self.places[place][1]} offset {offset} {NO_VALUES.format(target.name)}"])
 
     def check(self, target: Target) -> None:
-        """Raise ReloadRefused if an attempt's tables do not have the rows that it reported."""
+        """Raise ReloadRefused if an attempt's tables do not have the reported rows."""
         for attempt, feed, tables in self._of(target):
             count = ident.SQL("count(*)" if target.sums is None else "coalesce(sum({}), 0)").format(name(ROWS))
             counted = sum(
@@ -157,7 +157,7 @@ class StagedRows:
                 )
 
     def check_direct(self, target: Target, table: Path) -> None:
-        """Raise ReloadRefused if a table that tasks have written directly does not have the rows that they reported."""
+        """Raise ReloadRefused if a table that tasks have written directly does not have the reported rows."""
         reported = sum(attempt.rows[feed.number] for attempt, feed, _ in self._of(target))
         [(counted,)] = rows(self._connection, "SELECT count(*) FROM {table}", table=table)
         if counted != reported:
@@ -172,7 +172,7 @@ class StagedRows:
         return sum(attempt.rows[target.feeds[0].number] for attempt in self._chosen)
 
     def check_keys(self, target: Target) -> None:
-        """Raise ReloadRefused if records' keys and rows' keys do not match one to one, in a compacted topic."""
+        """Raise ReloadRefused if the keys of a compacted topic's records and of the rows do not match one to one."""
         branches = [
             ident.SQL("SELECT {}, {}, {}, {} AS {} FROM {}").format(
                 names(target.key),
@@ -203,7 +203,7 @@ class StagedRows:
     def _first_pair(
         self, branches: Sequence[Composable], these: Composable, others: Composable
     ) -> tuple[tuple[int, int], tuple[int, int]] | None:
-        """Places and offsets of two records that agree in ``these`` columns and differ in the ``others``."""
+        """Places and offsets of two records that are equal in ``these`` columns and different in the ``others``."""
         pairs = rows(
             self._connection,
             "SELECT first_place, first_offset, {place}, {offset} FROM "
@@ -242,7 +242,7 @@ class StagedRows:
                     )
 
     def _require_own(self, sink: object, table: Path) -> None:
-        """Raise ReloadRefused if an attempt has no table of this sink, because it has written the rebuilt one."""
+        """Raise ReloadRefused if an attempt has no table of this sink, because it wrote to the rebuilt one."""
         if not is_there(self._connection, table):
             why = (
                 f"{sink!r}: a unique index, a foreign key or keep_key_order that came since the staging began refuses "
@@ -252,7 +252,7 @@ class StagedRows:
             raise ReloadRefused([why])
 
     def _of(self, target: Target) -> Iterator[tuple[Staged, Feed, Sequence[Path]]]:
-        """The attempts that have rows of the target, with the sink and its tables: rows, tombstones, rows in part."""
+        """The attempts that have rows of the target, with sink and tables: of rows, tombstones and partial rows."""
         for attempt in self._chosen:
             for feed in target.feeds:
                 if self._sources[feed.source].group == attempt.group and feed.sink.takes(attempt.partition.topic):
@@ -308,7 +308,7 @@ class StagedRows:
         return branches
 
     def _merged(self, target: Target, columns: Sequence[str], branches: Sequence[Composable]) -> Composable:
-        """A query of the rows to insert: the newest of each key, the sums of each key, or all of them."""
+        """A query of the rows to insert: each key's newest row, each key's sums, or all rows."""
         if target.dedupes:
             return self._kept(target, columns, branches)
         return _UNION.join(branches) if target.sums is None else aggregated(target, _UNION.join(branches))
@@ -316,7 +316,7 @@ class StagedRows:
     def _kept(
         self, target: Target, columns: Sequence[str], branches: Sequence[Composable], also: Sequence[str] = ()
     ) -> Composable:
-        """A query of each key's newest row, without keys whose newest row is a tombstone; with the columns ``also``."""
+        """A query of each key's newest row, unless that is a tombstone; with the columns ``also``."""
         return ident.SQL("SELECT {} FROM ({}) AS newest WHERE NOT {}").format(
             names([*columns, *also]), self._newest(target, columns, branches), name(DELETED)
         )
@@ -326,7 +326,7 @@ class StagedRows:
 
 
 class RowsOf(Protocol):
-    """Makes the StagedRows of the attempts that were chosen for a run."""
+    """Makes the StagedRows of a run's chosen attempts."""
 
     def __call__(
         self, connection: Connection, staging: Staging, sources: Sequence[PipelineSource], chosen: Sequence[Staged], /
@@ -340,8 +340,8 @@ def _newest(
 
     The newest row has the highest ``order_by=`` value, or else the highest offset. Offsets of different partitions are
     not comparable: without ``order_by=``, a key in several partitions has no defined newest row, neither here nor in
-    the live table. The order's columns are never NULL: an Upsert dead-letters a record whose order is null; only of
-    changes, tombstones have no ``order_by``, and get that of their partition's rows before them.
+    the live table. Columns that order rows are never NULL, because an Upsert dead-letters a record whose order is null.
+    The exception are tombstones of changes, which have no ``order_by`` and get that of earlier rows in their partition.
     """
     has_position = target.changes and target.order_by is not None
     order = [*([target.order_by] if target.order_by and not has_position else []), OFFSET, PLACE, LINE]
@@ -368,10 +368,10 @@ def _newest(
 def _filled(
     target: Target, columns: Sequence[str], staged: Composable, missing: Sequence[str], order: Composable
 ) -> Composable:
-    """The staged rows, in which ``missing`` columns have the value of the last row of the key that has it.
+    """The staged rows; ``missing`` columns get the value of the key's last row that has one.
 
-    ``MISSING`` is NULL where an earlier row is complete, else the columns that no row before has. AFTER_DELETE says
-    whether a tombstone is the last row before that is not partial.
+    ``MISSING`` is NULL if an earlier row is complete; otherwise it has the columns that no earlier row has.
+    AFTER_DELETE says whether the last earlier row that is not partial is a tombstone.
     """
     key = names(target.key)
     has = "count(*) FILTER (WHERE {missing} IS NULL OR {column} <> ALL ({missing})) OVER rows_so_far AS {count}"

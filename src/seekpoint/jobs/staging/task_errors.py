@@ -72,7 +72,7 @@ def make_task_errors(tx: Tx, staging_schema: str) -> None:
 
 
 def report_task_error(engine: Engine, schema: str, run_id: UUID, job: str, error: SeekpointError) -> None:
-    """Report an error to the driver of this job, which polls each second; does nothing if the run is gone."""
+    """Report an error to this job's driver, which polls every second; does nothing if the run no longer exists."""
     with transaction(engine, schema) as tx:
         row = tx.execute(RELOAD_RUN["get_run"], run=run_id).one_or_none()
         if row is not None and is_there(tx.connection, table := (row.staging_schema, _TABLE)):
@@ -83,7 +83,7 @@ def report_task_error(engine: Engine, schema: str, run_id: UUID, job: str, error
 def task_errors(tx: Tx, staging_schema: str, job: str) -> list[SeekpointError]:
     """The errors that tasks of this job have reported, in order.
 
-    Errors of other jobs are left out: a task of a cancelled job may report one while the run's next job is staging.
+    Omits errors of other jobs, because a cancelled job's task may report one while the run's next job stages.
     """
     if not is_there(tx.connection, table := (staging_schema, _TABLE)):
         return []
@@ -92,7 +92,7 @@ def task_errors(tx: Tx, staging_schema: str, job: str) -> list[SeekpointError]:
 
 
 def missing_module(error: BaseException) -> ConfigError | None:
-    """A ConfigError with the remedy if Spark's Python workers could not import a module; else None."""
+    """A ConfigError with the remedy if Spark's Python workers could not import a module; otherwise None."""
     if (match := _NO_MODULE.search(str(error))) is None:
         return None
     host = _HOST.search(str(error))

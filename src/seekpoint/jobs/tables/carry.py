@@ -1,8 +1,8 @@
-"""Carries owner, grants, triggers, policies, views and so on from a live table to the rebuilt one that replaces it.
+"""Carries owner, grants, triggers, policies, views etc. from a live table to the rebuilt table that replaces it.
 
-The catalogs are queried for statements with schema-qualified names. Settings that must precede the rows (storage
-parameters, statistics targets) are applied when the rebuilt table is created, the rest after the rename, when the live
-table's name means the rebuilt one.
+Queries of the catalogs return statements with schema-qualified names. Settings that must precede the rows (storage
+parameters, statistics targets) are applied when the rebuilt table is created, all others after the rename, when the
+live table's name means the rebuilt one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from seekpoint.jobs.tables.targets import Path
 from seekpoint.sinks.catalog import quoted
 
 _NAME = bindparam("name", type_=Text)
-# How rows are stored and sampled. If the live table's settings change later, the swap is refused as an altered table.
+# How rows are stored and sampled. If these settings of the live table change later, the swap is refused: the table was
+# altered.
 _STORAGE = text(
     """
     SELECT format('ALTER TABLE %s SET (%s)', :onto, string_agg(format('%s%I = %L', o.prefix, o.name, o.value), ', '))
@@ -50,7 +51,7 @@ _DETACHED = text(
     """
 )
 # The owner comes first, because grants depend on it. Default privileges may have given the rebuilt table (:built)
-# grants that the live one does not have.
+# grants that the live one lacks.
 _ATTACHED = text(
     """
     WITH live AS (SELECT * FROM pg_class WHERE oid = to_regclass(:name)),
@@ -155,7 +156,7 @@ def give_storage(connection: Connection, live: Path, built: Path) -> None:
 def lock_views(connection: Connection, live: Path) -> None:
     """Lock the views on the table before the table itself, in the order of readers, to avoid a deadlock.
 
-    Setting the owner that a view already has locks only the view; ``LOCK TABLE`` would also lock its other tables.
+    To set the owner that a view already has locks only the view; ``LOCK TABLE`` would also lock its other tables.
     """
     with _whole_names(connection):
         _run_each(connection, _printed(connection, _VIEWS, name=quoted(*live)))

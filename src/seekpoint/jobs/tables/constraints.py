@@ -1,4 +1,4 @@
-"""Foreign keys and unique indexes of live tables, enforced on the rebuilt ones by triggers and by equal indexes."""
+"""Foreign keys and unique indexes of live tables, enforced on the rebuilt ones by triggers and equal indexes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from seekpoint.sinks.base import ORIGINS, TableSink
 from seekpoint.sinks.catalog import quoted
 
 # Foreign keys from and to the tables, their partitions, and the tables that inherit from them. A key of a partitioned
-# table also has a row per partition, with conparentid set. conenforced is read through to_jsonb: older servers do not
-# have that column and enforce every key.
+# table also has a row per partition, with conparentid set. conenforced is read through to_jsonb, because older servers,
+# which enforce every key, lack that column.
 _FOREIGN_KEYS = text(
     """
     WITH RECURSIVE own (name, oid) AS (
@@ -48,10 +48,10 @@ _ACTIONS = {"c": "CASCADE", "n": "SET NULL", "d": "SET DEFAULT"}
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """A foreign key from ``child`` to ``parent``; ``of`` and ``to`` are the run's targets for them, or None.
+    """A foreign key from ``child`` to ``parent``; ``of`` and ``to`` are the run's targets of these names, or None.
 
-    ``on_delete`` and ``on_update`` are actions that change rows. ``is_whole``: not a partition's part of another key;
-    ``is_checked``: Postgres enforces it on the table ``of`` itself.
+    ``on_delete`` and ``on_update`` are actions that change rows. ``is_whole``: it is not a partition's part of another
+    foreign key. ``is_checked``: Postgres enforces it on the table ``of`` itself.
     """
 
     name: str
@@ -104,7 +104,7 @@ def foreign_keys(connection: Connection, targets: Sequence[Target]) -> list[Fore
 
 
 def references(connection: Connection, staging: Staging, target: Target, targets: Sequence[Target]) -> list[ForeignKey]:
-    """A target's foreign keys; those that reference one of the run's ``targets`` reference its rebuilt table."""
+    """A target's foreign keys; instead of one of the run's ``targets``, they reference its rebuilt table."""
     built = {table.path: staging.table(table) for table in targets}
     return [replace(key, parent=built.get(key.parent, key.parent)) for key in _checked(connection, target)]
 
@@ -124,7 +124,7 @@ def _others(connection: Connection, target: Target) -> list[Index]:
 
 
 def may_be_refused(connection: Connection, pipeline: Pipeline, targets: Sequence[Target]) -> bool:
-    """Whether a constraint may refuse a row because of other rows, so that each row must be traced to its record."""
+    """Whether a constraint may refuse a row because of other rows, so that each row must lead to its record."""
     return any(_checked(connection, target) or _may_repeat(connection, target, pipeline) for target in targets)
 
 
@@ -156,7 +156,7 @@ def _distinct(target: Target, pipeline: Pipeline) -> list[set[str]]:
 
 
 def expected_columns(sink: TableSink, pipeline: Pipeline) -> tuple[str, ...] | None:
-    """The columns that the sink will write; None if the first row decides."""
+    """The columns that the sink will write; None if the first row decides that."""
     return sink.expected([codec for topic, codec in pipeline.codecs.items() if sink.takes(topic)])
 
 

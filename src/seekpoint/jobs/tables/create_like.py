@@ -1,4 +1,4 @@
-"""Creates tables like a live one, with new sequences: no default draws from a live table's sequence."""
+"""Creates tables like a live one, with new sequences, so that no default draws from a live table's sequence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seekpoint.jobs.tables.staging_schema import Staging, is_there, unlogged
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.sinks.catalog import quoted
 
-# ``sequences``: those that the default draws from; ``calls``: the default depends on users' functions.
+# ``sequences``: those from which the default draws; ``calls``: the default depends on users' functions.
 _DEFAULTS = text(
     """
     SELECT a.attname AS column, pg_get_expr(d.adbin, d.adrelid) AS expression,
@@ -67,9 +67,9 @@ def make_like(
     """Create an empty table like ``live``, without indexes; ``also`` are further columns.
 
     Its sequences are new, and their names begin with ``prefix``. If the table ``replaces`` the live one, they start at
-    the live sequences' next numbers; otherwise their numbers are not used, and defaults that call users' functions are
-    left out. ``before_triggers``: the live table's BEFORE triggers complete the rows later, so rows are not checked
-    here.
+    the live sequences' next numbers. Otherwise their numbers are not used, and the table has no defaults that call
+    users' functions. ``before_triggers``: the live table's BEFORE triggers complete the rows later, so rows are not
+    checked here.
     """
     completed = before_triggers and connection.execute(_IS_COMPLETED, {"name": quoted(*live)}).scalar_one()
     run(
@@ -109,7 +109,7 @@ def _set_identities(connection: Connection, path: Path, live: Path, *, replaces:
         settings = _settings(connection, sequence)
         run(
             connection,
-            "ALTER SEQUENCE {own} AS {type} RESTART WITH {start}",  # LIKE creates every one as bigint
+            "ALTER SEQUENCE {own} AS {type} RESTART WITH {start}",  # LIKE creates every sequence as bigint
             own=ident.SQL(sequences[column]),
             type=ident.SQL(settings.type),
             start=_next(connection, sequence, settings),
@@ -117,9 +117,9 @@ def _set_identities(connection: Connection, path: Path, live: Path, *, replaces:
 
 
 def draw_from_live(connection: Connection, staging: Staging, target: Target) -> None:
-    """Make the rebuilt table draw from the live sequences, past its own numbers, before it replaces the live table.
+    """Before the swap, make the rebuilt table draw from the live sequences, moved past its own numbers.
 
-    An identity column keeps the rebuilt table's sequence, moved past the numbers of the live one.
+    An identity column keeps the rebuilt table's sequence, moved past the live sequence's numbers.
     """
     built = staging.table(target)
     for n, row in enumerate(_defaults(connection, target.path)):
@@ -150,9 +150,9 @@ def _defaults(connection: Connection, table: Path) -> Sequence[Row[Any]]:
 
 
 def drawn_columns(connection: Connection, table: Path) -> list[str]:
-    """The columns whose values depend on the order of the rows: identities, and defaults that draw numbers.
+    """The columns whose values depend on the order of rows: identities, and defaults that draw numbers.
 
-    A default that calls a user's function may draw some.
+    A default that calls a user's function may draw numbers.
     """
     drawn = [row.column for row in _defaults(connection, table) if _is_stateful(row)]
     return [*drawn, *_identities(connection, table)]
@@ -205,7 +205,7 @@ def _settings(connection: Connection, sequence: str) -> Row[Any]:
 def _next(connection: Connection, sequence: str, settings: Row[Any]) -> int:
     """The next number of a sequence, or the start of an exhausted one.
 
-    A cycling sequence continues there; any other raises an error after the swap.
+    A cycling sequence continues at its start; any other raises an error after the swap.
     """
     last, called = position(connection, ident.SQL(sequence))
     start: int = last + settings.seqincrement if called else last
@@ -224,7 +224,7 @@ def _continue(connection: Connection, sequence: str, *, after: Part) -> None:
     step = _settings(connection, sequence).seqincrement
     if not called or (position(connection, ident.SQL(sequence))[0] - last) * step >= 0:
         return
-    # Locks the sequence until COMMIT: setval() could otherwise reset it below a number that was drawn meanwhile.
+    # Locks the sequence until COMMIT: otherwise setval() could reset it below a number that was drawn meanwhile.
     run(connection, "ALTER SEQUENCE {it} INCREMENT {step}", it=ident.SQL(sequence), step=step)
     if (position(connection, ident.SQL(sequence))[0] - last) * step < 0:
         run(connection, "SELECT setval({it}::regclass, {last})", it=sequence, last=last)

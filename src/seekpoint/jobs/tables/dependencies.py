@@ -1,4 +1,4 @@
-"""Objects that depend on live tables (views, foreign keys, publications, children) and rule out a strategy."""
+"""Objects that depend on live tables (views, foreign keys, publications, children) and prevent a strategy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from seekpoint.jobs.tables.staging_schema import UNLOGGED
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.sinks.catalog import quoted
 
-# Objects and properties that a swap does not carry over (see carry.py). A BEFORE trigger is one of them, because it may
-# change rows and did not run for the rebuilt ones.
+# Objects and properties that a swap does not carry over (see carry.py). BEFORE triggers are among them, because they
+# may change rows and did not run for the rebuilt ones.
 _TIES = text(
     f"""
     {DEPENDANTS}
@@ -67,7 +67,7 @@ MERGE = "use strategy 'merge', the default"
 
 
 def ties(connection: Connection, target: Target) -> list[str]:
-    """Return why the table cannot be swapped: objects depend on it, not on its name. Empty if it can be."""
+    """Return why the table cannot be swapped: objects depend on the table itself, not on its name. Empty if it can."""
     objects = connection.execute(_TIES, {"name": quoted(*target.path)}).scalars()
     obstacles = [what for what in objects if what is not None]  # an object dropped meanwhile has no description
     remedy = MERGE if target.key else "drop that, or give the table a unique key and use strategy 'merge'"
@@ -97,7 +97,7 @@ def inheriting(connection: Connection, target: Target) -> list[str]:
 
 
 def of_inheritance(connection: Connection, target: Target) -> list[str]:
-    """Return why a merge is refused: it would delete rows of inheriting tables. Empty if it would not."""
+    """Return why a merge is refused: it would delete inheriting tables' rows. Empty if it would not."""
     if not (children := inheriting(connection, target)):
         return []
     why = f"{target.name}: {', '.join(children)} inherit from it, and a merge would also delete their rows"
@@ -116,7 +116,7 @@ def notes(connection: Connection, targets: Sequence[Target]) -> Iterator[str]:
 # -- publications --------------------------------------------------------------------------------------------------
 
 _FOR_ALL = text("SELECT EXISTS (SELECT FROM pg_publication WHERE puballtables)")
-# The table and its partitions that are published with updates or deletes and have no replica identity.
+# The table and its partitions that are published with updates or deletes, but have no replica identity.
 _UNIDENTIFIED = text(
     """
     WITH own (oid) AS (SELECT to_regclass(:name) UNION SELECT relid FROM pg_partition_tree(to_regclass(:name))),
@@ -145,7 +145,7 @@ def prefix_of(connection: Connection, otherwise: str) -> str:
 
 
 def unidentified(connection: Connection, target: Target) -> list[str]:
-    """Return why Postgres would refuse a merge: the table is published without a replica identity; else empty."""
+    """Return why Postgres would refuse a merge: the table is published without a replica identity. Empty if not."""
     publications = connection.execute(_UNIDENTIFIED, {"name": quoted(*target.path)}).scalar()
     if publications is None:
         return []

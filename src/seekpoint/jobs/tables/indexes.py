@@ -1,4 +1,4 @@
-"""The indexes of a table, in the fixed order in which rebuilt indexes are created and compared with live ones."""
+"""A table's indexes, in the fixed order in which rebuilt indexes are created and compared with live ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _INDEXES = text(
 
 
 class Index(NamedTuple):
-    """An index as the catalog prints it. ``columns`` are its key columns, all of them if it ``is_plain``.
+    """An index as the catalog prints it. ``columns`` are its key's columns, without expressions.
 
     ``is_enforced``: unique, valid and not deferrable. ``is_plain``: without expressions and condition. ``constraint``:
     PRIMARY KEY, UNIQUE or None. ``head``: the definition up to the table's name.
@@ -65,5 +65,5 @@ class Index(NamedTuple):
 
 
 def indexes(connection: Connection, table: tuple[str, str]) -> list[Index]:
-    """The indexes of a table: its primary key's first, then by name."""
+    """The indexes of a table: the primary key's first, then by name."""
     return [Index(*row) for row in connection.execute(_INDEXES, {"name": quoted(*table)})]

@@ -1,4 +1,4 @@
-"""SQL templates with names, values and other SQL in their braces, run on the psycopg connection."""
+"""SQL templates whose braces take names, values and other SQL, run on the psycopg connection."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def regclass(path: tuple[str, ...]) -> ident.Composed:
 
 
 def composed(statement: str, **parts: Part) -> ident.Composed:
-    """SQL with these parts in its braces: a tuple is a name, anything else that is not SQL is a value."""
+    """SQL with these parts for its braces: a tuple is a name, anything else that is not SQL is a value."""
     return ident.SQL(statement).format(**{key: _sql(part) for key, part in parts.items()})
 
 
@@ -43,7 +43,7 @@ def _sql(part: Part) -> Composable:
 
 
 def run(connection: Connection, statement: str, **parts: Part) -> int:
-    """Execute a statement with these parts in its braces; returns the number of affected rows."""
+    """Execute a statement with these parts for its braces; returns the number of affected rows."""
     return driver_of(connection).execute(composed(statement, **parts)).rowcount
 
 

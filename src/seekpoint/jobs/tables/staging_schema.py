@@ -19,7 +19,7 @@ from seekpoint.sinks.catalog import quoted
 OFFSET, LINE = "seekpoint offset", "seekpoint line"  # the record's offset, and the row's index among its rows
 PLACE = "seekpoint place"  # the row's partition, as an index into StagedRows.places
 MISSING = "seekpoint missing"  # the names of the columns of a row that the source did not send
-ROWS = "seekpoint rows"  # the number of rows that were added up in this row
+ROWS = "seekpoint rows"  # the number of rows whose sum this row is
 KIND = "seekpoint kind"  # the kind of a difference
 KEY = "seekpoint key"  # a digest of the record's key, for sinks with compacted=True
 
@@ -56,7 +56,7 @@ class Staging:
         return self.schema, target.staged
 
     def index(self, target: Target, number: int) -> str:
-        """The name of the rebuilt table's index with this number, for strategy ``swap``."""
+        """The name of the rebuilt table's index number ``number``, for strategy ``swap``."""
         return f"{target.staged}_i{number}"
 
     def attempt_rows(self, attempt: str, number: int) -> Path:
@@ -76,8 +76,8 @@ class StagingTables(Statements):
     """Statements on a target's live table, its rebuilt table, and the tables that their comparison creates.
 
     ``diff`` has the keys of rows that differ or may differ by now; ``touched`` the keys that catch-up passes have
-    written since; ``seen`` the transactions whose rows the comparison saw, from its oldest open transaction on;
-    ``shown`` the rows that differ, as text.
+    written since. ``seen`` has the transactions whose rows the comparison saw, from its oldest open transaction on;
+    ``shown`` the differing rows, as text.
     """
 
     def __init__(self, connection: Connection, staging: Staging, target: Target) -> None:
@@ -120,7 +120,7 @@ def of_partition(columns: Any, group: str, partition: Partition) -> tuple[Column
 
 
 def remember_columns(connection: Connection, path: Path, columns: Sequence[str] | None) -> None:
-    """Store the written columns as the table's comment: sinks know them only after the first row."""
+    """Store the written columns as the table's comment, because sinks know them only after the first row."""
     # Only if they change: in a cut-over the statement would wait for a session that analyzes the table.
     if columns is not None and remembered_columns(connection, path) != tuple(columns):
         run(connection, "COMMENT ON TABLE {table} IS {columns}", table=path, columns=json.dumps(list(columns)))

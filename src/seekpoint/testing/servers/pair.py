@@ -69,7 +69,7 @@ def start_pair(
             raise
 
 
-_FILE = "pair.json"  # in a temporary folder of the process that runs the pair, which is removed at its end
+_FILE = "pair.json"  # file in a temporary folder of the process that runs the pair, removed at its end
 PAIR_FOLDER = "dev"  # the folder's name, for `seekpoint.testing.servers.process.Folder`
 
 

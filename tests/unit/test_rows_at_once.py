@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from seekpoint import Append, Json, Limits, Pipeline, Retry, Text, Upsert
 from seekpoint.codecs import Debezium
 from seekpoint.kafka.identity import Answer
-from seekpoint.pipeline.writers import PipelineWriters
+from seekpoint.pipeline.writers import ONE_BY_ONE, PipelineWriters
 from seekpoint.records import LazyRecords, RawRecord
 from seekpoint.testing import raw
 from seekpoint.worker.assignment.chunk import Chunk
@@ -158,6 +158,14 @@ def test_a_chunk_of_changes_is_made_into_rows_at_once(odd: tuple[bytes, bytes | 
     assert (made, failures) == outcome(declared, [chunk], at_once=False)[:2]
     assert chunks == is_at_once
     assert [id_ for id_, *_ in failures] == ([] if len(made) >= 4 else ["t/0/12"])
+
+
+def test_after_a_chunk_that_was_decoded_twice_some_are_decoded_record_by_record() -> None:
+    declared = changes(Debezium(), ["id", "name", "amount"])
+    good, moved = numbered([of("c", 1)]), numbered([of("u", 5, before={"id": 6, "name": "n", "amount": None})])
+    for more in range(3):
+        made, failures, chunks = outcome(declared, [moved, *[good] * (ONE_BY_ONE + more)], at_once=True)
+        assert (len(made), failures, chunks) == (2 + ONE_BY_ONE + more, [], more)
 
 
 @pytest.mark.parametrize(

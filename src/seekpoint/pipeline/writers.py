@@ -17,6 +17,7 @@ from seekpoint.records import LazyRecords, RawRecord, Record
 # Exceptions that end the process. Any other is a record's error, even a BaseException such as a panic in Rust or a
 # cancelled task.
 PROCESS_EXITS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+ONE_BY_ONE = 10  # chunks after one that was decoded twice, because others like it may follow
 
 
 class PipelineWriters(Generic[V, K]):
@@ -32,6 +33,7 @@ class PipelineWriters(Generic[V, K]):
         self.handler: Callable[[Any, Batch[V, K]], object] | None = handler or pipeline.handle
         self._key = key_decoder(pipeline.key)
         self._writers: dict[int, SinkWriter[V, K | None]] = {}  # by the sink's id
+        self._one_by_one = 0  # how many more chunks are decoded record by record
         self.refresh()
 
     def refresh(self) -> None:
@@ -115,11 +117,15 @@ class PipelineWriters(Generic[V, K]):
     def rows_at_once(self, raw: Sequence[RawRecord]) -> list[Row] | None:
         """One row per record of a chunk, made in one call; None if records must be decoded one by one."""
         sink = self.by_value
-        if sink is None:
+        if sink is None or self._one_by_one:
+            self._one_by_one = max(self._one_by_one - 1, 0)
             return None
         try:
-            return sink.value_rows(self.values(raw), self._keys(raw), raw)
+            rows = sink.value_rows(self.values(raw), self._keys(raw), raw)
         except (CodecUnavailable, ConfigError, *PROCESS_EXITS):
             raise
         except BaseException:  # noqa: BLE001 -- raised again, with its record, when they are decoded one by one
-            return None
+            rows = None
+        if rows is None:
+            self._one_by_one = ONE_BY_ONE
+        return rows
